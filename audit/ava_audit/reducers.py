@@ -250,9 +250,10 @@ def _decided(state: State, header: Header, fact: SpawnDecided) -> None:
         raise Contradiction(f"{fact.pending_id} was approved, and there is no such proposal")
     run.state = QUEUED
     run.queued_us = header.ts_us
-    run.plan_id, run.step = fact.group_id, fact.step
-    if fact.group_id is not None and state.runs.get(fact.group_id) is None:
-        raise Contradiction(f"{run.id} was approved as a step of {fact.group_id}, and there is no such plan")
+    if fact.step is not None:  # development versions wrote a group without a plan: such a run counts as one of its own
+        run.plan_id, run.step = fact.group_id, fact.step
+        if state.runs.get(fact.group_id) is None:
+            raise Contradiction(f"{run.id} was approved as a step of {fact.group_id}, and there is no such plan")
     _change_config(run, fact.changes)
     if run.is_plan:
         config = json.loads(run.config)

@@ -219,10 +219,15 @@ class NewCounts:
     counts: tuple[tuple[str, Labels, int, int], ...]
 
 
+NO_PLAN = "substr(id, 1, 2) <> 'G-'"
+"""The runs without plans, which cost what their runs do."""
+
+
 def run_sums(view: View) -> list[RunSums]:
     sums = ", ".join(f"sum({each.name})" for each in fields(RunSums)[5:])
     rows = view.select(
-        f"SELECT role, model, state, count(*), min(created_us), {sums} FROM runs GROUP BY role, model, state"  # noqa: S608
+        f"SELECT role, model, state, count(*), min(created_us), {sums} FROM runs WHERE {NO_PLAN}"  # noqa: S608
+        " GROUP BY role, model, state"
     )
     return [RunSums(*row) for row in rows]
 
@@ -260,7 +265,8 @@ class UserSums:
 
 
 def user_sums(view: View) -> list[UserSums]:
-    sql = "SELECT user_id, state, count(*), min(created_us), sum(cost_micros) FROM runs GROUP BY user_id, state"
+    sums = "user_id, state, count(*), min(created_us), sum(cost_micros)"
+    sql = f"SELECT {sums} FROM runs WHERE {NO_PLAN} GROUP BY user_id, state"  # noqa: S608
     return [UserSums(*row) for row in view.select(sql)]
 
 
@@ -319,11 +325,20 @@ _ANY = "+events.type IN ('SpawnDecided', 'Answered', 'RunResumed')"
 _DECISION = "trim(CAST(json_extract(events.content, '$.decision') AS TEXT), '\"')"
 _KIND = "trim(CAST(json_extract(events.content, '$.kind') AS TEXT), '\"')"
 _MORE = ", ".join(f"'{kind}'" for kind in CAP_OF_KIND)
+_OF_PROPOSALS = (
+    "EXISTS (SELECT 1 FROM runs AS own JOIN proposals ON proposals.pending_id = own.pending_id"
+    " AND proposals.run_id = own.id WHERE own.plan_id = runs.id)"
+)
+"""A plan whose runs were proposed by themselves, and approved together."""
 _ON_MONEY = (
     f"CASE events.type WHEN 'SpawnDecided' THEN {_DECISION} IN ('approved', 'rejected')"
+    f" AND NOT (substr(runs.id, 1, 2) = 'G-' AND {_OF_PROPOSALS})"
     f" WHEN 'Answered' THEN {_KIND} IN ({_MORE}) ELSE true END"
 )
-"""Which of them are decisions about money: neither a proposal without an answer, nor the answer to a question."""
+"""Which of them are decisions about money: neither a proposal without an answer, nor the answer to a question.
+
+Of several proposals that were approved together each counts, and their plan does not.
+"""
 _OWN = f"{_ANY} AND events.user_id = :user AND runs.user_id = :user"
 _BY_OTHERS = "events.type = 'RunResumed' AND events.user_id <> :user AND runs.user_id = :user"
 """Others can only resume a user's run: an administrator, or the data root's owner."""

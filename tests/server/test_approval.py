@@ -653,7 +653,7 @@ async def test_one_member_that_cannot_start_stops_the_whole_group(tmp_path: Path
         answer = await lab.approve(first, second, last="2 subagents together, at most $1.00")
         assert answer.status == "refused"
         reasons = [decision.refused_because for decision in answer.decisions]
-        assert "another of them" in reasons[0] and "rejected" in reasons[1]
+        assert "another one cannot start" in reasons[0] and "rejected" in reasons[1]
         assert await runs(lab) == ["awaiting_approval", "rejected"]
 
 

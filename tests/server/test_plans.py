@@ -349,7 +349,7 @@ async def test_a_plan_is_approved_alone(tmp_path: Path) -> None:
             run = await lab.propose()
             refused = await lab.approve(plan, run, group_max_cost_cents=10)
             assert refused.status == "refused"
-            assert "approved alone" in str(refused.decisions)
+            assert "approve a plan by itself" in str(refused.decisions)
 
 
 async def test_proposals_approved_together_are_a_plan_that_goes_on_where_one_failed(tmp_path: Path) -> None:

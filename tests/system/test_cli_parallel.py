@@ -150,6 +150,8 @@ def test_ctrl_c_cancels_all_runs(root: Path, workspace: Path) -> None:
         screen.interrupt()
         assert screen.ended() == 15
     assert screen.text.count("Ended as cancelled") == 2
+    plans = [json.loads(line) for line in ava(root, "logs", "--json", "--type", "RunEnded").stdout.splitlines()]
+    assert {entry["content"]["status"] for entry in plans} == {"cancelled"} and len(plans) == 3, "the plan too"
     assert "Traceback" not in screen.text
 
 

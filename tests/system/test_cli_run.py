@@ -136,7 +136,7 @@ def test_tasks_come_from_files(root: Path, workspace: Path, tmp_path: Path) -> N
     done = ava(root, *common, "--parallel", "-f", "one.md", "--file", "two.md", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said = [event["content"]["text"] for event in events(root, "--type", "UserMessage")]
-    assert sorted(said) == ["2 subagents that were approved together.", "And\nOtter?", TASK], "the plan and its steps"
+    assert sorted(said) == ["2 subagents, approved together.", "And\nOtter?", TASK], "the plan and its steps"
     for file, says in (("empty.md", "is empty"), ("binary", "is not UTF-8 text"), ("none.md", "No such file")):
         wrong = ava(root, *common, "-f", file, cwd=tmp_path)
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1), wrong.stderr

@@ -15,7 +15,7 @@ from ava_server.core.errors import Refused
 if TYPE_CHECKING:
     from ava_server.config.settings import Policy
 
-OTHER_REFUSED = "another of them cannot start, so none does"
+OTHER_REFUSED = "none was started, because another one cannot start"
 Kind = Literal["start", "extend", "answer", "resume", "cancel", "send"]
 """What a yes does; `start`, `extend`, `resume` and a yes to a call (`answer`) are approvals."""
 

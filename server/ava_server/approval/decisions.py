@@ -30,8 +30,7 @@ from ava_server.budget.run_config import (
     StepConfig,
     Texts,
     config_of,
-    is_free,
-    most_runs,
+    paid_runs,
 )
 
 MINUTE_US = 60_000_000
@@ -121,6 +120,8 @@ class ProposalChange:
     @cached_property
     def changed(self) -> RunConfig:
         changes = dict(self.changes)
+        if "tools" in changes:
+            changes["tools"] = tuple(changes["tools"])
         if "steps" in changes:
             changes["steps"] = tuple(StepConfig.model_validate(step) for step in changes["steps"])
         return self.config.model_copy(update=changes) if changes else self.config
@@ -162,8 +163,8 @@ def check_approval(
         return Outcome(ConfirmOutcome(decisions, approval_lines=lines))
 
     if len(members) > 1 and any(member.config.steps for member in members):
-        return refused("a plan is approved alone: it has its own caps; give only its id")
-    starts = sum(member.config.most_runs for member in members if not member.config.free)
+        return refused("approve a plan by itself, giving only its id: it has its own caps")
+    starts = sum(member.config.paid_runs for member in members)
     paid = starts if channel not in PERSON_CHANNELS else 0
     if why_not := hourly_refusal(view, who.user_id, asked.pending_ids, paid, limits, now_us):
         return refused(why_not)
@@ -323,8 +324,8 @@ def hourly_shortage(view: View, user: str, paid: int, limits: SpawnLimits, now_u
     started: list[int] = []
     for channel in COUNTED_CHANNELS:
         for run in view.approved_over(channel, user, now_us - HOUR_US):
-            if run.step is None and not is_free(run):  # a plan counts once, with all the runs that it may have
-                started += [run.queued_us or 0] * most_runs(run)
+            if run.step is None:  # a plan counts once, with all the paid runs that it may have
+                started += [run.queued_us or 0] * paid_runs(run)
     started.sort()
     if len(started) + paid <= most:
         return None

@@ -86,7 +86,7 @@ def plan_of(
     """
     names = _step_ids([member.config.name or member.config.role for member in members])
     steps = tuple(
-        StepConfig(id=name, config=member.config, run=member.run_id)
+        StepConfig(id=name, config=_without_texts(member.config), run=member.run_id)
         for name, member in zip(names, members, strict=True)
     )
     asked: dict[str, object] = {"max_cost_cents": cap_micros / MICROS_PER_CENT}
@@ -102,12 +102,17 @@ def plan_of(
         asked=asked,
     )
     texts = Texts(
-        task=f"{len(members)} subagents that were approved together.",
+        task=f"{len(members)} subagents, approved together.",
         steps=tuple(
             member.texts.model_copy(update={"step": name}) for name, member in zip(names, members, strict=True)
         ),
     )
     return Together(*ids, config, texts, tuple(names))
+
+
+def _without_texts(config: RunConfig) -> RunConfig:
+    """Return a configuration without its long texts: all of it is with the run that was proposed."""
+    return config.model_copy(update={"role_text": "", "foreign": {}})
 
 
 def _step_ids(names: Sequence[str]) -> list[str]:

@@ -389,6 +389,13 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
         """The greatest number of runs that it can become."""
         return sum(step.new_runs for step in self.steps) if self.steps else 1
 
+    @property
+    def paid_runs(self) -> int:
+        """The greatest number of runs that are not free."""
+        if self.steps:
+            return sum(step.new_runs for step in self.steps if not step.config.free)
+        return 0 if self.free else 1
+
     def cost_cap(self, spent_micros: int = 0) -> int | None:
         """Return the most that it may cost; None for a free run, unless something was billed all the same."""
         return None if self.free and not spent_micros else self.max_cost_micros
@@ -426,9 +433,12 @@ def is_free(run: "RunRow") -> bool:
         return False
 
 
-def most_runs(run: "RunRow") -> int:
-    """Return the greatest number of runs that a run can become: 1, if it is not a plan."""
-    return config_of(run.config).most_runs if run.is_plan else 1
+def paid_runs(run: "RunRow") -> int:
+    """Return how many runs that are not free a run is, or a plan can become at most."""
+    try:
+        return config_of(run.config).paid_runs
+    except ValueError:  # a newer Ava wrote it
+        return 1
 
 
 def spent_text(run: "RunRow") -> str:

@@ -448,13 +448,30 @@ class FollowedRuns:
             except (AvaError, RolesError, AuditError) as error:
                 failed.append(f"The end of {run_id} is not on the record: {error}")
 
+        try:
+            targets = await self._runtime.store.read(self._to_cancel)
+        except AuditError:  # each cancel says so
+            targets = list(self._run_ids)
         async with anyio.create_task_group() as cancelling:
-            for run_id in self._run_ids:
+            for run_id in targets:
                 cancelling.start_soon(cancel, run_id)
         if failed:  # they were stopped; the log will say so when it can be written
             tell("\n".join(failed))
             self._left = INTERRUPTED
             tasks.cancel_scope.cancel()
+
+    def _to_cancel(self, view: View) -> list[str]:
+        """Return these runs, and in place of all that a plan still has the plan: it then ends as cancelled too."""
+        own = set(self._run_ids)
+        targets: dict[str, None] = {}
+        for run_id in self._run_ids:
+            run = view.run(run_id)
+            plan_id = run.plan_id if run is not None else None
+            if plan_id is not None and all(row.ended or row.id in own for row in view.step_runs(plan_id)):
+                targets[plan_id] = None
+            else:
+                targets[run_id] = None
+        return list(targets)
 
 
 # -- handing over -----------------------------------------------------------------------------------------------------

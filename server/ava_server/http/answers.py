@@ -71,10 +71,10 @@ _FIELDS = ("status", "decisions", "group_id", "approval_lines")
 
 
 class ProposalsBody(BaseModel, extra="forbid", strict=True):
-    """The body of a decision; two or more proposals are approved as one group, whose cap of time is in seconds.
+    """The body of a decision; two or more proposals are approved as one plan, whose cap of time is in seconds.
 
-    `approving` has their approval lines letter for letter, and the group's line if there are several; `digests` has the
-    digest of each proposal as GET /approvals showed it.
+    `approving` has their approval lines letter for letter, and the line of all of them if there are several; `digests`
+    has the digest of each proposal as GET /approvals showed it.
     """
 
     decision: Literal["approve", "reject"]

@@ -282,7 +282,11 @@ def waits_for_resume(view: View, run: RunRow, now_us: int) -> bool:
     It was interrupted too long ago, lost calls have used too much of its cost cap, or its owners end at the same step
     again and again. A call is lost when its owner ends; such owners would use up the rest of the cap.
     """
+    if run.cancel_seq is not None:  # whoever takes it over only ends it
+        return False
     if run.is_plan:
+        if all(step.get("run") for step in loads(run.config).get("steps", ())):  # it starts nothing any more
+            return False
         steps = view.step_runs(run.id)
         unended = [row for row in steps if not row.ended]
         if unended and all(row.state != RUNNING for row in unended):  # they wait: to look after them costs nothing

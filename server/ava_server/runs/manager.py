@@ -773,7 +773,8 @@ class Manager:
         if self._unended is not None:
             _share_texts(run, self._unended.runs.get(run_id))
         if run.is_plan:
-            return PlanRun(self._store, run, self._plan_inputs, self._board.change), run, _close_nothing
+            plan = PlanRun(self._store, run, self._plan_inputs, self._board.change, self._cancel_step)
+            return plan, run, _close_nothing
         history = History(run.id)
         history.add_all(entries)
         try:
@@ -785,6 +786,10 @@ class Manager:
             self._store, run, agent_of(run), history, context, tasks, self._board.change, self._gone_owners.now
         )
         return owned, run, context.close
+
+    async def _cancel_step(self, run_id: str, who: Who, reason: str) -> None:
+        """Cancel a run of a plan of this process."""
+        await self.cancel(run_id, who, reason, "system")
 
     async def _drive(self, owned: AgentRun | PlanRun, run: RunRow, close: Callable[[bool], None]) -> None:
         try:

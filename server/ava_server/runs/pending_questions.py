@@ -32,7 +32,7 @@ from ava_server.approval.proposals import texts_of
 from ava_server.approval.questions import CHOICE, LimitField, Question, Reply, TextField, limit_field, number_in
 from ava_server.approval.shown import approval_line
 from ava_server.budget.run_config import CAP_OF_ARGUMENT, config_of, digest
-from ava_server.core.errors import BadInput
+from ava_server.core.errors import BadInput, with_advice
 from ava_server.core.ids import label
 from ava_server.runs.extension import (
     UNITS,
@@ -58,7 +58,7 @@ _ONLY_A_PERSON = "only a person's own answer counts: in a terminal, over HTTP, o
 # -- what waits -------------------------------------------------------------------------------------------------------
 
 
-_Same = tuple[AskedKind, str, tuple[str, ...]]
+_Same = tuple[AskedKind, str, tuple[str, ...], str]
 MOST_NAMED = 10
 """Most runs that are named beside a question which they ask too."""
 
@@ -105,7 +105,7 @@ class PendingQuestion:
     @property
     def same(self) -> _Same:
         """What is equal of questions that a person would read as one."""
-        return self.asked.kind, self.text, self.options
+        return self.asked.kind, self.text, self.options, self.run.model  # the answer goes to that model
 
     @property
     def also(self) -> str:
@@ -649,8 +649,8 @@ class _InWords:
         if self.is_approval:
             how = f"only the person answers it, in Ava's form or pages, or with {one.in_a_terminal}"
         until = local_second(one.asked.expires_us)
-        also = f" {one.also}" if one.also else ""
-        return f"an answer to its question (untrusted_question): {how}.{also} Without one, it continues at {until}"
+        told = with_advice(f"an answer to its question (untrusted_question): {how}", one.also)
+        return with_advice(told, f"Without one, it continues at {until}")
 
     def for_people(self, one: PendingQuestion, /) -> str:
         until = local_second(one.asked.expires_us)

@@ -34,7 +34,6 @@ from ava_server.budget.user_limits import DayCaps, installation_scope, user_scop
 from ava_server.core.ids import AGENT
 from ava_server.models.base import Bound
 from ava_server.models.prices import reserve_micros
-from ava_server.runs.lifecycle import agent_of, cancel
 from ava_server.runs.plan_moves import (
     Cancel,
     Change,
@@ -85,6 +84,7 @@ class Advanced:
 
     Attributes:
         moved: It wrote something: there may be more to do at once.
+        cancels: The runs that are to end, each with the reason.
         doing: What it is doing, in a few words.
         finish: How the plan ends; None while it goes on.
     """
@@ -92,6 +92,7 @@ class Advanced:
     moved: bool
     finish: Finish | None = None
     doing: str = ""
+    cancels: tuple[Cancel, ...] = ()
 
 
 class PlanLog:
@@ -124,7 +125,7 @@ class PlanLog:
         self._now_us = now_us
         self._new_id = new_id
         self._taken: set[str] = set()
-        self._texts = texts_of(view, plan)
+        self._texts: Texts | None = None  # read when a run starts
         self._lists: dict[str, list[Any] | str] = {}
         self._results: dict[str, dict[str, Any] | None] = {}
         self._progress = step_progress(view, plan.id)
@@ -281,7 +282,9 @@ class PlanLog:
                 return run_id
 
     def _texts_of(self, step: StepConfig) -> Texts:
-        assert self._texts is not None, "a plan without its texts is not advanced"
+        if self._texts is None:
+            self._texts = texts_of(self.view, self.plan)
+        assert self._texts is not None, "the texts of a plan are kept until it has ended"
         return self._texts.of_step(step.id)
 
     def given(self, step: StepConfig, item: int | None) -> Given:
@@ -411,6 +414,7 @@ def advance(fence: Fence, who: Who, inputs: PlanInputs, stopped: str, new_id: Ca
         log = PlanLog(view, plan, inputs, now_us, new_id)
         moves = next_moves(log.state(stopped), log, MOST_WAITING)
         events: list[Event] = []
+        cancels: list[Cancel] = []
         started = 0
         for move in moves:
             match move:
@@ -423,8 +427,9 @@ def advance(fence: Fence, who: Who, inputs: PlanInputs, stopped: str, new_id: Ca
                     if started <= MOST_STARTED:
                         events += log.start(move)
                 case Cancel():
-                    events += cancel(move.run_id, agent_of(plan), move.why, "system")(view, now_us).events
-        return Outcome(Advanced(moved=bool(events), doing=log.doing), tuple(events))
+                    cancels.append(move)
+        moved = bool(events or cancels)
+        return Outcome(Advanced(moved=moved, doing=log.doing, cancels=tuple(cancels)), tuple(events))
 
     return command
 

@@ -289,8 +289,8 @@ def _finish(plan: PlanState, stopped: str) -> Finish:
         return Finish("success", "every step is done")
     status: PlanEnding = "partial" if done else "error"
     parts = [stopped] if stopped else []
-    parts.append(f"{len(done)} of {len(progress)} steps are done")
+    parts.append(f"{len(done)} of {len(progress)} steps {'is' if len(done) == 1 else 'are'} done")
     shown = ", ".join(missing[:MOST_NAMED])
     more = f" and {len(missing) - MOST_NAMED:,} more" if len(missing) > MOST_NAMED else ""
-    parts.append(f"something is missing of {shown}{more}")
+    parts.append(f"incomplete: {shown}{more}")
     return Finish(status, "; ".join(parts))

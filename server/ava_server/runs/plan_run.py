@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
 
 from ava_audit.errors import OutcomeUnknown, StaleOwner
+from ava_audit.events import Who
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_audit.view import Outcome, View
 from ava_server.core.ids import new_id
+from ava_server.core.threads import each_at_once
 from ava_server.runs.clock import RunClock
 from ava_server.runs.context import RunLeft
 from ava_server.runs.history import History
@@ -46,7 +48,15 @@ class PlanRun:
         done: Its ending is on the record.
     """
 
-    def __init__(self, store: Store, run: RunRow, inputs: PlanInputs, on_activity: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run: RunRow,
+        inputs: PlanInputs,
+        on_activity: Callable[[], None],
+        cancel_run: Callable[[str, Who, str], Awaitable[object]],
+    ) -> None:
+        """`cancel_run` ends a run for somebody, with a reason, and keeps what it has done."""
         self.id = run.id
         self.user = run.user_id
         self.activity = "Starting its steps"
@@ -57,6 +67,7 @@ class PlanRun:
         self._log = RunLog(store, run, self._who, History(run.id))
         self._log.on_hold = self.say
         self._on_activity = on_activity
+        self._cancel_run = cancel_run
         self._clock = RunClock(run.active_us / 1e6)
         self._scope = anyio.CancelScope()
         self._leaves = False
@@ -121,19 +132,34 @@ class PlanRun:
             if answer.finish is not None:
                 return RunResult(answer.finish.status, answer.finish.why)
             self.say(answer.doing)
+            await self._cancel_each({cancel.run_id: cancel.why for cancel in answer.cancels})
             if answer.moved:
                 await anyio.sleep(PAUSE_S)
             else:
                 await self._log.wait_for(PLAN_NEWS, seen, LOOK_EVERY_S if left_s is None else min(left_s, LOOK_EVERY_S))
 
+    async def _cancel_each(self, reasons: Mapping[str, str]) -> None:
+        """End these runs at once, each for its reason."""
+
+        async def cancel(run_id: str) -> None:
+            await self._cancel_run(run_id, self._who, reasons[run_id])
+
+        await each_at_once(cancel, reasons)
+
     async def _cancel_runs(self) -> None:
-        """Ask for the end of all runs, and wait for it a moment: what they cost is then in the result."""
+        """End all runs, and wait for that a moment: what they cost and have done is then in the results.
+
+        Runs that have begun come first, because their work is kept; the others only leave the queue.
+        """
         reason = self._cancel_reason or ON_REQUEST
 
         def command(view: View, at_us: int) -> Outcome[None]:
             plan = view.run(self.id)
             return Outcome(None, () if plan is None else cancel_steps(view, plan, self._who, reason, at_us))
 
+        with anyio.CancelScope(shield=True), anyio.move_on_after(RUNS_END_S):
+            rows = await self._log.read(lambda view: view.step_runs(self.id))
+            await self._cancel_each({row.id: reason for row in rows if not row.ended and row.started_us is not None})
         with anyio.CancelScope(shield=True), anyio.move_on_after(RUNS_END_S):
             await self._log.do(command)
             while True:

@@ -118,8 +118,7 @@ class RunChecks(Operations):
             unended = view.runs(
                 user=whose, states=UNENDED, expired_before_us=at_us - HOUR_US, listed=True, limit=LISTED
             )
-            complete = whose == user and len(unended) < LISTED
-            news = self._access.news(view, processes, unended if complete else None)
+            news = self._access.news(view, processes)
             caller.news[:] = [news]
             rows = unended[::-1]  # the newest first: an answer may not carry them all
             rows += view.runs(user=whose, ended_since_us=at_us - HOUR_US, listed=True)[::-1]
@@ -210,7 +209,7 @@ class RunChecks(Operations):
             seen, doing = self._store.head, self._runtime.activities.now
             rows = await self._access.rows(run_ids)
             now = anyio.current_time()
-            if now >= deadline or self._runtime.closing.begun or _nothing_to_wait_for(rows):
+            if now >= deadline or self._runtime.closing.begun or await self._is_nothing_awaited(rows):
                 return rows
             line = await self._store.look(partial(self._line, rows=rows))
             due = told_s + (PROGRESS_EVERY_S if line == told else CHANGES_EVERY_S)
@@ -241,15 +240,23 @@ class RunChecks(Operations):
         """Return when there is nothing more to wait for; looks at intervals, not at every commit."""
         while True:
             seen = await self._store.wait_for_entry_after(seen)
-            if _nothing_to_wait_for(await self._access.rows(run_ids)):
+            if await self._is_nothing_awaited(await self._access.rows(run_ids)):
                 return
             await anyio.sleep(LOOK_EVERY_S)
 
+    async def _is_nothing_awaited(self, rows: list[RunRow]) -> bool:
+        """Tell whether each of these runs has ended or is paused, or is a plan of which all that is left is."""
+        at_us = now_us()
+        left = [row for row in rows if not (row.ended or paused(row, at_us))]
+        if not all(row.is_plan for row in left):
+            return False
+        return await self._store.look(lambda view: all(_stands_still(view, row) for row in left))
 
-def _nothing_to_wait_for(rows: list[RunRow]) -> bool:
-    """Tell whether each of these runs has ended or is paused."""
-    at_us = now_us()
-    return all(row.ended or paused(row, at_us) for row in rows)
+
+def _stands_still(view: View, plan: RunRow) -> bool:
+    """Tell whether a plan can go on only when a person answers."""
+    caps = view.plan_caps(plan.id)
+    return caps is not None and caps.stopped_since_us is not None
 
 
 def fit_runs(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
@@ -316,7 +323,7 @@ class RunSteering(Operations):
             subagent_id=run.id,
             name=run.name,
             task_id=run.task_id,
-            message=f"{told} It may steer the work; limits and tools stay.",
+            message=with_advice(told, "It may steer the work; limits and tools stay."),
         )
 
     async def cancel(self, given: dict[str, Any], _caller: CallContext) -> Answer:

@@ -69,7 +69,7 @@ class Confirmations(Operations):
     async def _interrupted(self, args: ConfirmArgs) -> RunRow | None:
         """Return the interrupted or held run that the ids name, or None where they name proposals."""
         for given in args.pending_ids:
-            if not given.strip().lower().startswith("s-"):
+            if not given.strip().lower().startswith(("s-", "g-")):
                 continue
             run = await self._access.run(given, "pending_ids", steering=True)
             gone = self._runtime.manager.control.gone

@@ -1,11 +1,13 @@
 """Finds the orchestrator's entries that quote a run without naming it in their header, for erasing the run.
 
-A call of `spawn_subagent` has the task before the run exists, and one answer may carry several runs. An entry that only
-names a run (a notice that it ended, a list of ids) stays.
+A call of `spawn_subagent` has the task before the run exists, and one answer may carry several runs. What a plan's run
+handed over is in the plan's result too, and in the tasks of later steps. An entry that only names a run (a notice that
+it ended, a list of ids) stays.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,7 +44,24 @@ def quoting_entries(view: View, run: RunRow) -> tuple[int, ...]:
     wanted = _Wanted(ids, re.compile(rf"(?<!\w)(?:{own})(?!\w)"), texts.task if texts else None)
     mine = _call_that_made(view, run)
     found = [entry.seq for entry in _own_entries(view, run) if entry.seq == mine or _quotes(view, entry, run, wanted)]
-    return tuple(found)
+    return tuple(dict.fromkeys([*found, *_entries_of_plan(view, run)]))
+
+
+def _entries_of_plan(view: View, run: RunRow) -> Iterator[int]:
+    """Yield the `seq` of what carries the result of a plan's run: the plan's result, and the tasks of later steps."""
+    if run.step is None or run.plan_id is None:
+        return
+    result = view.last_entry(run.plan_id, "SubagentComplete")
+    if result is not None and result.content is not None:
+        yield result.seq
+    for row in view.step_runs(run.plan_id):
+        other = view.run(row.id)
+        if other is None or other.task_seq is None:
+            continue
+        earlier = json.loads(other.config).get("context_from") or ()
+        task = view.entry(other.task_seq)
+        if task is not None and task.content is not None and any(one.get("id") == run.id for one in earlier):
+            yield task.seq
 
 
 def _own_entries(view: View, run: RunRow) -> Iterator[Entry]:

@@ -94,6 +94,12 @@ class PlanResolver(Operations):
         if texts is None:
             raise BadInput(f"retry_of: the texts of {label(run)} were erased; propose the steps again")
         config = config_of(run.config)
+        for step in config.steps:  # the task of a proposal is no template
+            if step.run and "{{" in texts.of_step(step.id).task:
+                raise BadInput(
+                    f"retry_of: the task of {step.run} has {{{{, which would name another step of a plan; propose that"
+                    f' run again by itself, with retry_of "{step.run}"'
+                )
         steps = [_arguments_of(step, texts.of_step(step.id)) for step in config.steps]
         given = {name: value for name, value in config.asked.items() if name not in ("task_id", "reuse_s")}
         return {**given, "steps": steps}
@@ -216,7 +222,7 @@ def _mark_of(view: View, row: StepRunRow) -> str | None:
 
 def _arguments_of(step: StepConfig, texts: Texts) -> dict[str, Any]:
     """Return the arguments of a step as a call gives them."""
-    given = {name: value for name, value in step.config.asked.items() if name != "name"}
+    given = {name: value for name, value in step.config.asked.items() if name not in ("name", "task_id")}
     given |= texts.model_dump(exclude_none=True, include={"task", "context", "system_prompt"})
     given |= {"id": step.id, "if_fails": step.if_fails}
     if step.needs:

@@ -17,6 +17,7 @@ from ava_server.approval.decide import ONLY_PERSON
 from ava_server.approval.questions import PageOpener, PageQuestion, Person, Question, Reply
 from ava_server.approval.requests import MessageArgs, parse
 from ava_server.core.errors import Refused
+from ava_server.core.ids import label
 from ava_server.runs.extension import extension_limits
 from ava_server.runs.pending_questions import (
     Decider,
@@ -92,7 +93,12 @@ class PersonQuestions(Operations):
         return Decider(self._session.who, self._access.agent_of(run), channel, limits)
 
     async def message(self, run: RunRow, text: str) -> str | PendingQuestion | QuestionDecision:
-        """Deliver a message to a run, which may be the answer to its question; see `deliver`."""
+        """Deliver a message to a run, which may be the answer to its question; see `deliver`.
+
+        Raises Refused: it is a plan.
+        """
+        if run.is_plan and not run.ended:
+            raise Refused(f"{label(run)} is a plan, and reads no messages; give the subagent_id of one of its runs")
         return await self._store.do(deliver(run.id, text, self._decider(run, self._session.channel)))
 
     async def ask(self, rows: Sequence[RunRow], person: Person | None) -> str | None:

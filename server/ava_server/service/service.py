@@ -277,7 +277,7 @@ class Service:
 async def decide(service: Service, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
     """Carry out a decision.
 
-    `shown`: what they were shown: one, or several proposals, which are approved as one group.
+    `shown`: what they were shown: one, or several proposals, which are approved as one plan.
 
     Raises:
         AvaError: It was not accepted, or is about something else than what was shown.

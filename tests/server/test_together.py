@@ -1,0 +1,166 @@
+"""Proposals that are approved together: a plan without edges, looked after, counted, erased and repeated as one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+from support.log import Life, plan_events, write
+from support.model_server import Say, Step
+from support.runtime import PRICED, Lab, hand_over, open_lab
+
+from ava_audit.events import SpawnDecided
+from ava_audit.retention import erase_run
+from ava_audit.store.store import Store
+from ava_audit.totals import Period, decision_sums, run_sums, user_sums
+from ava_audit.view import View
+from ava_server.approval.decisions import hourly_shortage
+from ava_server.approval.proposals import texts_of
+from ava_server.approval.together import StartedTogether, plan_of
+from ava_server.budget.run_config import config_of
+from ava_server.render.host_text import text_of
+from ava_server.runs.lifecycle import TAKEOVER_WITHIN_US, waits_for_resume
+from ava_server.service.erase import quoting_entries
+
+SECRET = "the otter sleeps at noon"
+
+
+def asks_and_saves(request: dict[str, Any]) -> Step:
+    """Save a file, then ask; hand over what was answered."""
+    told = [each["content"] for each in request["messages"] if each["role"] == "tool"]
+    if not told:
+        return Say(calls=[("save_artifact", {"name": "notes.txt", "content": "noted"})])
+    if len(told) == 1:
+        return Say(calls=[("ask", {"question": "Which year?"})])
+    return hand_over(output=told[-1])
+
+
+async def approved(lab: Lab, *made: Any, last: str) -> str:
+    answer = await lab.approve(*made, last=last)
+    assert answer.status == "approved", answer
+    return str(answer.group_id)
+
+
+async def until(lab: Lab, query: Callable[[View], bool]) -> None:
+    with anyio.fail_after(30):
+        while not await lab.store.read(query):
+            await lab.store.wait_for_entry_after(lab.store.head)
+
+
+async def two(lab: Lab, **more: Any) -> list[Any]:
+    return [await lab.propose(task=f"Part {name}", **more) for name in ("one", "two")]
+
+
+async def test_what_a_run_handed_over_is_erased_with_it_in_the_plan_too(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over(output=SECRET), hand_over(output="nothing")], config=PRICED) as lab:
+        made = await two(lab)
+        plan_id = await approved(lab, *made, last="2 subagents together, at most $1.00")
+        await lab.ended(plan_id)
+        for proposal in made:
+            run = await lab.run(proposal.subagent_id)
+            also = await lab.store.read(lambda view, run=run: quoting_entries(view, run))  # type: ignore[misc]
+            await erase_run(lab.store, run.id, also, lab.session.who, "no longer needed")
+        kept = await lab.store.read(lambda view: list(view.select("SELECT content FROM events")))
+        assert not any(SECRET in str(content) for (content,) in kept)
+        assert SECRET not in text_of(await lab.call("check_subagent", group_id=plan_id))
+
+
+async def test_a_wait_ends_when_all_that_is_left_waits_for_the_person(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, asks_and_saves, config=PRICED) as lab:
+        made = await two(lab)
+        plan_id = await approved(lab, *made, last="2 subagents together, at most $1.00")
+        await until(lab, lambda view: len(view.asking_runs(plan_id)) == 2)
+        began = time.monotonic()
+        checked = await lab.call("check_subagent", group_id=plan_id, wait_seconds=20)
+        assert time.monotonic() - began < 10, "the plan itself says nothing until it ends"
+        assert checked.runs[0].plan["runs"] == {"waiting for a person": 2}
+        refused = await lab.call("message_subagent", subagent_id=plan_id, message="Go on.")
+        assert refused.status == "failed" and "reads no messages" in refused.message
+
+        await lab.call("cancel_subagent", group_id=plan_id)
+        for proposal in made:
+            result = await lab.result(proposal.subagent_id)
+            assert result["status"] == "cancelled"
+            assert [one["name"] for one in result["untrusted_result"]["artifacts"]] == ["notes.txt"], "work is kept"
+
+
+async def test_money_and_starts_are_counted_once(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()] * 3, config=PRICED) as lab:
+        made = [*await two(lab), await lab.propose(task="Part three", model="offline")]
+        plan_id = await approved(lab, *made, last="3 subagents together, at most $1.50")
+        await lab.ended(plan_id)
+        limits = lab.runtime.spawn_limits_of(lab.runtime.user)
+        user = lab.session.user
+
+        def counted(view: View) -> tuple[int, int, int, int, int]:
+            own = sum(row.cost_micros for row in view.step_runs(plan_id))
+            period = Period(0, 2**60)
+            return (
+                own,
+                sum(one.cost_micros for one in run_sums(view)),
+                sum(one.cost_micros for one in user_sums(view)),
+                decision_sums(view, period).cost_micros,
+                decision_sums(view, period).counts["approved"],
+            )
+
+        own, of_runs, of_users, approved_cost, approvals = await lab.store.read(counted)
+        assert own == of_runs == of_users == approved_cost > 0
+        assert approvals == 3
+
+        now_us = (await lab.run(plan_id)).queued_us or 0
+        short = await lab.store.read(
+            lambda view: hourly_shortage(view, user, 1, replace(limits, spawns_per_hour=2), now_us)
+        )
+        assert short is not None and short.left == 0, "two paid starts, and the free one does not count"
+
+
+async def test_a_plan_of_proposals_is_repeated_unless_a_task_would_become_a_reference(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()] * 4, config=PRICED) as lab:
+        named = [await lab.propose(task=f"Part {name}", task_id=name) for name in ("one", "two")]
+        first = await approved(lab, *named, last="2 subagents together, at most $1.00")
+        await lab.ended(first)
+        again = await lab.call("spawn_subagent", retry_of=first, again=["researcher"])
+        assert again.status == "awaiting_approval", again.message
+
+        odd = [await lab.propose(task="What does {{researcher_2}} mean?"), await lab.propose(task="Plain")]
+        second = await approved(lab, *odd, last="2 subagents together, at most $1.00")
+        await lab.ended(second)
+        refused = await lab.call("spawn_subagent", retry_of=second, again=["researcher"])
+        assert refused.status == "failed" and odd[0].subagent_id in refused.message, refused.message
+
+
+async def test_many_large_proposals_fit_into_one_plan(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [], config=PRICED) as lab:
+        made = await lab.propose()
+        run = await lab.run(made.subagent_id)
+        config = config_of(run.config).model_copy(update={"role_text": "x" * 22_000})
+        texts = await lab.store.read(lambda view: texts_of(view, run))
+        assert texts is not None
+        members = [StartedTogether(f"S-{number:06x}", config, texts) for number in range(200)]
+        plan = plan_of(members, ("G-0000001", "P-00000001"), 1_000_000, None)
+    assert len(json.dumps(plan.config.model_dump(mode="json"))) < 1_000_000, "an entry may have 2,000,000 bytes"
+
+
+async def test_a_plan_that_starts_nothing_more_needs_no_person_to_end(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()] * 2, config=PRICED) as lab:
+        made = await two(lab)
+        plan = await lab.ended(await approved(lab, *made, last="2 subagents together, at most $1.00"))
+        lost = replace(plan, state="running", ended_us=None)
+        later_us = (plan.last_us or 0) + 2 * TAKEOVER_WITHIN_US
+        assert not await lab.store.read(lambda view: waits_for_resume(view, lost, later_us))
+
+
+async def test_a_group_of_a_development_version_is_read_as_runs_of_their_own(tmp_path: Path) -> None:
+    life = Life("S-aaaaaa")
+    decided = life.decided()
+    assert isinstance(decided.fact, SpawnDecided)
+    old = decided._replace(fact=decided.fact.model_copy(update={"group_id": "G-0000009"}))
+    async with Store.open(tmp_path) as log:
+        await write(log, *plan_events("G-0000001"), life.proposed(), life.task(), old, life.claimed())
+        run = await log.read(lambda view: view.run("S-aaaaaa"))
+    assert run is not None and (run.state, run.plan_id, run.step) == ("running", None, None)
