@@ -21,6 +21,7 @@ from ava_audit.events import Usage
 from ava_audit.redaction import Redactor
 from ava_server.agents import gateway as gateways
 from ava_server.agents.bodies import Bodies
+from ava_server.agents.forms import FORMS
 from ava_server.agents.gateway import BODY_BYTES, MOST_CALLS, Gateway, serving
 from ava_server.agents.metering import CountedBounds
 from ava_server.agents.seam import Admitted, AgentCall, CallRefused
@@ -655,6 +656,20 @@ def test_a_mark_in_a_tools_input_is_text_and_counts_as_it_is_sent() -> None:
     assert bounds.bound(marked, 1).prompt_tokens >= len(bodies.limited(marked, 1)) - 200
     bounds.report(plain, Usage(input_tokens=10_000))
     assert bounds.bound(marked, 1).prompt_tokens >= 10_000 * len('{"cache_control":0}')
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_conversation_that_is_one_object_counts_and_is_recorded_as_a_list_of_one(wire: str) -> None:
+    long = "word " * 1_000
+    body = request(wire, long)
+    name = FORMS[wire].items
+    bodies = Bodies(wire, {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
+    one, listed = (
+        bodies.read(json.dumps({**body, "model": "sonnet", name: items}).encode())
+        for items in (body[name][-1], [body[name][-1]])
+    )
+    assert one.body == listed.body and one.items == listed.items and one.chain == listed.chain
+    assert CountedBounds().bound(one, 1).prompt_tokens > len(long)
 
 
 @pytest.mark.parametrize("more", [{PLANTED: 1}, {"tools": [{"name": PLANTED, "type": "web_search_20250305"}]}])

@@ -106,6 +106,8 @@ class Bodies:
         items = given.get(form.items)
         if isinstance(items, str):  # the short form of responses
             given = {**given, form.items: [{"type": "message", "role": "user", "content": items}]}
+        elif isinstance(items, dict):  # some servers take one alone; what counts and records a call reads a list
+            given = {**given, form.items: [items]}
         body: dict[str, Any] = {"model": self._models[model]}
         fresh = _Fresh()
         for name in (*form.head, form.items, *sorted(form.fields.keys() - {*form.head, form.items})):
