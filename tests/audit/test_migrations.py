@@ -265,7 +265,7 @@ async def test_an_older_running_program_stops_writing_after_a_migration_and_says
 
 SCHEMA = "557b4847"
 """Of `schema.sql`, which is version 1 and stays as it was released: what comes later is a migration."""
-REDUCERS = ("7873662e",)
+REDUCERS = ("f573ca1e",)
 """Of the reducers, first as they were released, then after each `reducers_changed`."""
 
 
