@@ -298,6 +298,7 @@ async def test_the_command_gets_home_and_path_and_no_other_variable(
     await KeyCommand("own", tuple(minter.argv), 60).key()
     [run] = minter.runs
     assert {name for name in run["env"] if name not in ("LC_CTYPE", "__CF_USER_TEXT_ENCODING")} <= {"HOME", "PATH"}
+    assert all(Path(folder).is_absolute() for folder in run["env"]["PATH"].split(os.pathsep))
     assert run["cwd"] == str(Path.home())
 
 
@@ -409,18 +410,56 @@ def attacked_owner(tmp_path: Path) -> list[str]:
     return [str(file)]
 
 
+def attacked_link_between(tmp_path: Path) -> list[str]:
+    own = program(tmp_path / "own")
+    between = tmp_path / "open" / "between"
+    between.parent.mkdir()
+    between.symlink_to(own)
+    between.parent.chmod(0o777)
+    (tmp_path / "first").symlink_to(between)
+    return [str(tmp_path / "first")]
+
+
+def attacked_link_of_another_in_a_sticky_folder(tmp_path: Path) -> list[str]:
+    own = program(tmp_path / "own")
+    link = tmp_path / "tmp" / "link"
+    link.parent.mkdir()
+    link.symlink_to(own)
+    os.lchown(link, 4_242, 4_242)
+    link.parent.chmod(0o777 | stat.S_ISVTX)
+    return [str(link)]
+
+
+def attacked_group(tmp_path: Path) -> list[str]:
+    file = program(tmp_path / "own")
+    os.chown(file.parent, -1, 4_242)
+    file.parent.chmod(0o775)
+    return [str(file)]
+
+
+def attacked_after_equals(tmp_path: Path) -> list[str]:
+    return ["/bin/echo", f"--file={program(tmp_path / 'own', 0o777)}"]
+
+
+def attacked_in_a_shell(tmp_path: Path) -> list[str]:
+    return ["/bin/sh", "-c", f". {program(tmp_path / 'own', 0o777)}; echo token-of-a-shell"]
+
+
 ATTACKS: tuple[Callable[[Path], list[str]], ...] = (
     attacked_file, attacked_folder, attacked_folder_above, attacked_target, attacked_script, attacked_owner,
+    attacked_link_between, attacked_link_of_another_in_a_sticky_folder, attacked_group, attacked_after_equals,
+    attacked_in_a_shell,
 )  # fmt: skip
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes of files are POSIX")
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 async def test_a_program_that_others_can_change_is_not_run(tmp_path: Path, attack: Callable[[Path], list[str]]) -> None:
-    if attack is attacked_owner and os.geteuid() != 0:
+    gives = (attacked_owner, attacked_group, attacked_link_of_another_in_a_sticky_folder)
+    if attack in gives and os.geteuid() != 0:
         pytest.skip("only root gives files away")
     key = KeyCommand("own", tuple(attack(tmp_path)), 60)
-    with pytest.raises(KeyCommandFailed, match=r"every user can write to|belongs to another user"):
+    with pytest.raises(KeyCommandFailed, match=r"every user can write to|belongs to another user|of its group"):
         await key.key()
     assert key.runs == 0
 
@@ -428,7 +467,7 @@ async def test_a_program_that_others_can_change_is_not_run(tmp_path: Path, attac
 def test_a_sticky_folder_above_a_program_is_like_tmp(tmp_path: Path) -> None:
     file = program(tmp_path / "open" / "own")
     file.parent.parent.chmod(0o777 | stat.S_ISVTX)
-    assert checked_command([str(file)]) == (str(file),)
+    assert checked_command([str(file)]).argv == (str(file),)
 
 
 def test_a_relative_path_and_an_unknown_program_are_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,6 +477,133 @@ def test_a_relative_path_and_an_unknown_program_are_not_found(tmp_path: Path, mo
     for name in ("token-helper", "no-such-program-anywhere"):
         with pytest.raises(ConfigError, match="not found on the PATH"):
             checked_command([name])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script of a shell")
+@pytest.mark.parametrize("words", [["token-helper"], ["env", "PROFILE=work", "token-helper"]], ids=["itself", "by env"])
+async def test_no_program_of_a_project_on_the_path_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    project, own = tmp_path / "project", tmp_path / "own"
+    evil = program(project / "bin")
+    evil.write_text(f"#!/bin/sh\ntouch {tmp_path}/stolen\necho ya29.minted-by-the-project\n")
+    program(own)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(evil.parent), ".", str(own), os.environ["PATH"]]))
+    key = KeyCommand("own", tuple(words), 60)
+    approved = key.checked(project, tmp_path / "data")
+    assert Path(approved[0]).is_absolute() and not Path(approved[0]).is_relative_to(project)
+    assert await key.key() == "ya29.minted-by-a-helper"
+    assert not (tmp_path / "stolen").exists()
+    monkeypatch.chdir(project)  # a host starts Ava in the project, and a run may have no workspace
+    assert await KeyCommand("own", tuple(words), 60).key() == "ya29.minted-by-a-helper"
+    assert not (tmp_path / "stolen").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sessions are POSIX")
+async def test_a_key_counts_though_the_command_left_a_process_behind(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    code = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+open({str(noted)!r}, "w").write(str(child.pid))
+print("ya29.minted-and-left")
+"""
+    with anyio.fail_after(5):
+        assert await command(code).key() == "ya29.minted-and-left"
+        while lives(int(noted.read_text())):  # noqa: ASYNC110 - another process
+            await anyio.sleep(0.05)
+
+
+async def test_a_failed_command_pauses_and_an_old_key_counts_until_it_is_refused(tmp_path: Path) -> None:
+    noted = tmp_path / "ran"
+    key = command(
+        f"import os, sys; first = not os.path.exists({str(noted)!r}); open({str(noted)!r}, 'a').write('x');"
+        "print('ya29.minted-once') if first else sys.exit(3)",
+        ttl_s=0,
+    )
+    assert await key.key() == await key.key() == await key.key() == "ya29.minted-once"
+    assert noted.read_text() == "xx", "the command that failed is not run for each call"
+    assert not await key.renew("ya29.minted-once")
+    with pytest.raises(KeyCommandFailed):
+        await key.key()
+
+
+async def test_a_key_that_is_printed_again_after_its_refusal_is_forgotten(minter: Minter) -> None:
+    key = KeyCommand("own", tuple(minter.argv), 60)
+    old = await key.key()
+    assert not await key.renew(old)
+    with pytest.raises(KeyCommandFailed, match="refused"):
+        await key.key()
+    assert len(minter.runs) == 2
+    key._failed_s -= module.PAUSE_S  # the pause is over
+    minter.epoch = 2
+    assert await key.key() == TOKEN.format(2)
+
+
+async def test_a_403_that_says_expired_renews_the_key(tmp_path: Path, minter: Minter) -> None:
+    servers: list[ModelServer] = []
+
+    def script(_body: dict[str, Any]) -> Step:
+        if minter.epoch == 1:
+            minter.epoch = 2
+            return Fail(403, {"error": {"message": "The security token has Expired"}})
+        return submits()
+
+    with running_model_server(script) as server:
+        servers.append(server)
+        async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
+            run = await lab.ended(await lab.start(model="own:test"))
+        assert minter.accepts(server)
+    assert run.state == "success"
+
+
+def test_no_error_and_no_repr_has_a_part_of_a_key_of_a_command() -> None:
+    from ava_server.core.own_program import ProgramEnd
+    from ava_server.models.errors import Endpoint
+
+    endpoint = Endpoint("https://own.example/v1", "test", SECRET, minted=True)
+    shown = endpoint.key + repr(endpoint) + repr(ProgramEnd(0, SECRET.encode())) + repr(module._Key(SECRET, 0.0))
+    assert "ya29" not in shown
+
+
+def test_a_variable_sends_no_stored_key_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ava_server.config.keys import Key
+
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("AVA_KEY_OPENAI", raising=False)
+    stored = {"openai": Key("openai", "keys.toml", SECRET)}
+    for address, sent in (
+        ("https://api.openai.com.evil.example/v1", False),
+        ("http://api.openai.com/v1", False),
+        ("https://api.openai.com/v1", True),
+    ):
+        settings = load_settings(tmp_path, env={"AVA_PROVIDERS__OPENAI__BASE_URL": address})
+        found = model_settings(settings, stored).providers["openai"]
+        assert (found.api_key == SECRET) is sent, address
+    (tmp_path / "config.toml").write_text('[providers.openai]\nbase_url = "https://own.example/v1"\n')
+    assert model_settings(load_settings(tmp_path, env={}), stored).providers["openai"].api_key == SECRET
+
+
+@pytest.mark.parametrize(
+    ("address", "known"),
+    [
+        ("https://api.openai.com/v1", True),
+        ("https://api.openai.com.evil.example/v1", False),
+        ("https://api.openai.com@evil.example/v1", False),
+        ("https://evil.example/x.googleapis.com/v1", False),
+        ("https://eu-aiplatform.googleapis.com/v1", True),
+        ("https://api.moonshot.ai/v1", True),
+        ("https://api.moonshot.ai.evil.example/v1", False),
+        ("https://router.huggingface.co/groq/v1", True),
+        ("https://our.openai.azure.com/openai/v1", True),
+        ("https://our.openai.azure.com.evil.example/v1", False),
+        ("https://bedrock-runtime.eu-west-1.amazonaws.com/openai/v1", True),
+    ],
+)
+def test_prices_are_those_of_the_host(address: str, known: bool) -> None:
+    from ava_server.models.prices import known_ids
+
+    assert bool(known_ids("own", address)) is known
 
 
 async def test_a_program_of_the_project_is_refused_before_the_proposal(tmp_path: Path) -> None:
@@ -532,6 +698,10 @@ def test_a_backup_with_a_command_is_shown_before_it_is_used(tmp_path: Path, mint
     file = tmp_path / "config.toml"
     file.write_text(f"[providers.openai]\nkey_command = {json.dumps(minter.argv)}\n")
     assert any("providers.openai.key_command" in text for text in _loosened(file))
+    others = "".join(f'[providers.a{n}]\nbase_url = "https://a{n}.example/v1"\n' for n in range(20))
+    argv = json.dumps([*minter.argv, "w" * 300, "end"])
+    file.write_text(f'{others}[providers.z]\nbase_url = "https://z.example/v1"\nkey_command = {argv}\n')
+    assert "end" in next(_loosened(file)), "a program is first, on a line of its own, and uncut"
 
 
 async def test_listing_models_asks_the_command(tmp_path: Path, minter: Minter) -> None:
@@ -549,3 +719,24 @@ async def test_listing_models_asks_the_command(tmp_path: Path, minter: Minter) -
             with pytest.raises(ModelError, match="is not a key") as failed:
                 await ask_endpoint(model_catalogs(model_settings(settings))["own"], clients)
     assert SECRET not in str(failed.value)
+
+
+def test_a_paid_endpoint_is_not_priced_as_a_free_model() -> None:
+    from ava_server.models.prices import Unpriced
+    from ava_server.models.selection import price_over
+
+    as_free = {"ours": "openrouter:x/y:free"}
+    with pytest.raises(Unpriced, match="which is free"):
+        price_over("chat_completions", "azure", "ours", "https://our.openai.azure.com/openai/v1", {}, as_free)
+    assert price_over("chat_completions", "own", "ours", "http://127.0.0.1:8000/v1", {}, as_free).free
+
+
+async def test_a_key_of_an_address_with_its_own_header_is_sent_once() -> None:
+    from ava_server.models.errors import Endpoint
+    from ava_server.models.http_model import key_headers
+    from ava_server.models.wires.chat import ChatWire
+
+    azure = Endpoint("https://our.openai.azure.com/openai/v1/chat/completions", "x", SECRET)
+    assert key_headers(ChatWire(), azure) == {"api-key": SECRET}
+    minted = Endpoint(azure.url, "x", SECRET, minted=True)
+    assert key_headers(ChatWire(), minted) == {"authorization": f"Bearer {SECRET}"}

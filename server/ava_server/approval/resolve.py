@@ -249,15 +249,20 @@ class _Resolution:
         if args.output_schema is not None and (fault := check_schema(args.output_schema)):
             raise BadInput(f"output_schema: {fault}")
         choice = choose(args.model, role.model, self._context.models)
-        if choice.key_command is not None:
-            choice.key_command.refuse_in(self._workspace.path, self._context.settings.data_root)
+        key_command = self._checked_key_command(choice)
         if self._agent is not None:
             self._check_agent(self._agent, choice, found)
             found = replace(found, names=self._besides_its_own(found.names))
         if choice.wire == "offline":  # it uses no memory
             found = replace(found, names=tuple(name for name in found.names if name not in self._memory))
             self._refuse_offline(found)
-        return self._assemble(choice, found, tuple(lacks)), texts
+        return self._assemble(choice, key_command, found, tuple(lacks)), texts
+
+    def _checked_key_command(self, choice: Choice) -> tuple[str, ...]:
+        """Return the command that prints the key of a model, with the full path of its program. Raises ConfigError."""
+        if choice.key_command is None:
+            return ()
+        return choice.key_command.checked(self._workspace.path, self._context.settings.data_root)
 
     def _find_workspace(self) -> Workspace:
         given, context, settings = self._args.workspace, self._context, self._context.settings
@@ -473,7 +478,9 @@ class _Resolution:
         if self._args.plan:
             raise BadInput(f"plan: {title} plans by itself; leave it out")
 
-    def _assemble(self, choice: Choice, found: _FoundTools, lacks: tuple[str, ...]) -> RunConfig:
+    def _assemble(
+        self, choice: Choice, key_command: tuple[str, ...], found: _FoundTools, lacks: tuple[str, ...]
+    ) -> RunConfig:
         args, role, context = self._args, self._role, self._context
         caps, clamped = caps_of(args, role, choice, context.settings.limits)
         how = how_it_thinks(choice)
@@ -489,7 +496,7 @@ class _Resolution:
             tier=choice.tier,
             base_url=choice.base_url,
             keyed=choice.has_key,
-            key_command=() if choice.key_command is None else choice.key_command.command,
+            key_command=key_command,
             price=choice.price,
             max_output=LONG_OUTPUT if thinking or found.coding else OUTPUT,
             wrap_output=WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,
@@ -566,7 +573,9 @@ class _Resolution:
     def _search_fields(self) -> dict[str, Any]:
         if (search := self._search) is None:
             return {}
-        call = SearchCall.of(search) if isinstance(search, ProviderSearch) else None
+        call = None
+        if isinstance(search, ProviderSearch):
+            call = SearchCall.of(search, self._checked_key_command(search.choice))
         return {"search": search.name, "search_micros": search.cost_micros, "search_call": call}
 
 

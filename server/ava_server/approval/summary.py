@@ -474,6 +474,9 @@ def _model_lines(config: RunConfig) -> list[str]:
         if config.key_command:
             command = quoted(" ".join(config.key_command), COMMAND_CHARS)
             model.append(f"Its key comes from a command, which Ava runs outside the sandbox: {command}.")
+    if config.search_call is not None and config.search_call.key_command:
+        command = quoted(" ".join(config.search_call.key_command), COMMAND_CHARS)
+        model.append(f"The key of its web search comes from a command, which Ava runs outside the sandbox: {command}.")
     model += _runner_lines(config)
     if config.thinking_note:
         model.append(f"It does not think first: {config.thinking_note}.")

@@ -197,9 +197,10 @@ class SearchCall(BaseModel, frozen=True, extra="ignore"):
     prompt_tokens: int  # what is reserved for the request and its results
     output_tokens: int  # the limit of the answer
     results: int  # the most results of one search
+    key_command: tuple[str, ...] = ()  # the command that prints the key; empty where none does
 
     @staticmethod
-    def of(search: "ProviderSearch") -> "SearchCall":
+    def of(search: "ProviderSearch", key_command: tuple[str, ...]) -> "SearchCall":
         terms = search.terms
         return SearchCall(
             model=search.choice.name,
@@ -209,6 +210,7 @@ class SearchCall(BaseModel, frozen=True, extra="ignore"):
             prompt_tokens=terms.prompt_tokens,
             output_tokens=terms.output_tokens,
             results=terms.results,
+            key_command=key_command,
         )
 
 
@@ -466,6 +468,8 @@ def _covered(config: RunConfig) -> dict[str, Any]:
     before = (("runner", IN_PROCESS), ("agent", None), ("keyed", False), ("key_command", ()), ("steps", ()))
     own = {name for name, without in before if getattr(config, name) == without}
     covered = config.model_dump(mode="json", exclude=_ESTIMATES | own)
+    if config.search_call is not None and not config.search_call.key_command:
+        del covered["search_call"]["key_command"]
     if config.steps:
         covered["steps"] = [
             {**step.model_dump(mode="json", exclude={"config"}), "config": _covered(step.config)}

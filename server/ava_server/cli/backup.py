@@ -6,6 +6,7 @@ would loosen is asked about; `service/backup.py` copies and checks.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import tomllib
@@ -26,7 +27,7 @@ from ava_server.cli.terminal import agrees, heading, progress_on_terminal, say, 
 from ava_server.config import checks
 from ava_server.config.settings import Configured
 from ava_server.core.data_root import DataRoot
-from ava_server.core.errors import BadInput
+from ava_server.core.errors import BadInput, key_shapes
 from ava_server.core.ids import label
 from ava_server.core.threads import run_async
 from ava_server.service import backup
@@ -107,12 +108,26 @@ def _loosened(config: Path) -> Iterator[str]:
     except (OSError, ValueError, ValidationError):
         yield "settings that cannot be read"
         return
+    programs = list[str]()
     found: dict[str, list[str]] = {}
     for path in dict.fromkeys(path for path, _value in checks.leaves(values)):
         if path[0] not in _HARMLESS and checks.may_loosen(path, usual, given):
-            found.setdefault(path[0], []).append(_setting(path, values))
+            if path[0] in checks.PROGRAMS or path[-1] in checks.PROGRAMS:
+                programs.append(_program(path, values))
+            else:
+                found.setdefault(path[0], []).append(_setting(path, values))
+    yield from programs
     for settings in found.values():
         yield _some(settings)
+
+
+def _program(path: tuple[str, ...], values: Mapping[str, Any]) -> str:
+    """Return a program of the settings, uncut: what is left out would run as well."""
+    value: Any = values
+    for name in path:
+        value = cast("Mapping[str, Any]", value)[name]
+    text, _ = key_shapes().redact(json.dumps(value, ensure_ascii=False, default=str))
+    return terminal.one_line(f"{checks.setting_name(path)} = {text}")
 
 
 def _setting(path: tuple[str, ...], values: Mapping[str, Any]) -> str:

@@ -102,7 +102,7 @@ def _change(name: str, value: Any) -> None:
     was = "not set" if before is None else json.dumps(before, ensure_ascii=False)
     say(f"{name} is now {now} in {root.config}; before, it was {was}.")
     if value and place[-1] in PROGRAMS:
-        say(f"{name} loosens what Ava does: it runs this program outside the sandbox, with all that you may do.")
+        say("Ava now runs this program outside the sandbox, with all your rights.")
     if (origin := _origin(read_settings(), place)).startswith("AVA_"):
         say(f"In this shell {origin} overrides it.")
     if LockedInstances(root.instances).live():

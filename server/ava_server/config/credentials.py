@@ -13,7 +13,7 @@ from ava_server.config.keys import OWN_PREFIX, Key, is_placeholder, key_among, k
 from ava_server.config.secrets import Secret, read_secrets
 from ava_server.core.files import WatchedFile
 from ava_server.models.prices import UserPrice
-from ava_server.models.providers import PROVIDERS
+from ava_server.models.providers import PROVIDERS, is_own_host
 from ava_server.models.selection import KNOWN_URLS, ModelSettings, Provider
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Credentials:
         """
         stored, models = self._keys.current()
         addresses = provider_addresses(self._settings)
-        keys = {name: key_among(stored, name, addresses.get(name)) for name in (*PROVIDERS, *self._settings.providers)}
+        keys = {name: _key_of(name, self._settings, stored) for name in (*PROVIDERS, *self._settings.providers)}
         given = {
             "endpoint": [models.base_url, models.model, models.api_key is not None],
             "addresses": addresses,
@@ -128,8 +128,8 @@ def model_settings(
     providers = {
         name: Provider(
             base_url=_address(name, own) if (own := settings.providers.get(name)) else None,
-            api_key=key.value if (key := key_among(stored, name, addresses.get(name))) else None,
-            unused_key=why_unused(name, os.environ, addresses.get(name)),
+            api_key=key.value if (key := _key_of(name, settings, stored)) else None,
+            unused_key=why_unused(name, os.environ, addresses.get(name)) or _why_not_stored(name, settings, stored),
             wire=own.wire if own else None,
             streaming=own.stream if own else True,
             key_command=commands.get(name),
@@ -145,6 +145,20 @@ def model_settings(
         providers=providers,
         prices={name: UserPrice(**price.model_dump()) for name, price in settings.prices.items()},
     )
+
+
+def _key_of(name: str, settings: Settings, stored: Mapping[str, Key]) -> Key | None:
+    kept: Mapping[str, Key] = stored if _why_not_stored(name, settings, stored) is None else {}
+    return key_among(kept, name, provider_addresses(settings).get(name))
+
+
+def _why_not_stored(name: str, settings: Settings, stored: Mapping[str, Key]) -> str | None:
+    """Return why a stored key is not sent: a variable, which a project's files may set, names another address."""
+    variable = settings.from_environment.get(("providers", name, "base_url"))
+    address = provider_addresses(settings).get(name, "")
+    if name not in stored or variable is None or is_own_host(name, address):
+        return None
+    return f"the stored key is not sent to the address that {variable} names: set base_url in config.toml instead"
 
 
 def _address(name: str, own: ProviderSettings) -> str | None:

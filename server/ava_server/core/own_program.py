@@ -6,14 +6,16 @@ It is named in `config.toml` alone, started without a shell, and only if nobody 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import shutil
 import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +30,15 @@ if TYPE_CHECKING:
 
 END_S = 1.0
 """Seconds that the end of a killed program is awaited."""
+REST_S = 0.2
+"""Seconds for which the output of a program is read after its end: what it left behind may hold the pipe open."""
+_LOOK_S = 0.02
 _PIECE = 16 * 1024
+_MOST_LINKS = 40
+"""As in Linux."""
+_ADMIN = 80
+"""The group of macOS whose members may become root; Homebrew's folders belong to it."""
+_BETWEEN = re.compile(r"[\s=;&|<>()'\"`:,]+")
 
 
 @dataclass(frozen=True)
@@ -36,56 +46,136 @@ class ProgramEnd:
     """How a program ended: its exit code (None: it took too long, or wrote too much), and what it wrote."""
 
     code: int | None
-    output: bytes
+    output: bytes = field(repr=False)  # may be a key
     too_much: bool = False
 
 
-def checked_command(command: Sequence[str], project: Path | None = None) -> tuple[str, ...]:
-    """Return a command with the full path of its program. Blocking.
+@dataclass(frozen=True)
+class OwnCommand:
+    """A command that was checked: with the full path of its program, and the PATH for what that starts."""
 
-    Raises ConfigError: the program is not found outside `project`; or it, a file among its arguments or a folder above
-    one of them belongs to somebody else, can be changed by everybody, or lies in `project`.
+    argv: tuple[str, ...]
+    path: str
+
+
+def checked_command(command: Sequence[str], projects: Iterable[Path] = ()) -> OwnCommand:
+    """Find the program of a command, and check it and the files that its arguments name. Blocking.
+
+    `projects`: folders whose files others write. They, this process's folder and AVA_WORKSPACE are left out of the
+    PATH, as is each folder that somebody else can change.
+
+    Raises ConfigError: the program is not found; or it, a link to it, a file that an argument names or a folder above
+    one of them belongs to somebody else, can be changed by others, or lies in one of `projects`; OSError: a file
+    cannot be looked at.
     """
-    name = command[0]
-    found = Path(shutil.which(name, path=path_outside(os.environ.get("PATH", os.defpath), project)) or "")
+    projects = tuple(projects)
+    path = _safe_path(projects)
+    found = Path(shutil.which(command[0], path=path) or "")
     if not found.is_absolute():
-        raise ConfigError(f"the program {name} is not found on the PATH: install it, or give its full path")
-    home = home_folder()
-    named = (home / word for word in command[1:] if word and "\0" not in word)
-    for path in (found, *(each for each in named if _is_file(each))):
-        fault = _fault(path, project)
+        raise ConfigError(
+            f"the program {command[0]} is not found on the PATH, outside the project and where nobody else can write:"
+            " install it, or give its full path"
+        )
+    for each in (found, *(file for word in command[1:] for file in _named_files(word))):
+        fault = _fault(each, projects)
         if fault is not None:
             raise ConfigError(fault)
-    return str(found), *command[1:]
+    return OwnCommand((str(found), *command[1:]), path)
 
 
-def _is_file(path: Path) -> bool:
+def _safe_path(projects: Sequence[Path]) -> str:
+    """Return the folders of the PATH from which nobody else's programs come."""
+    path = os.environ.get("PATH", os.defpath)
+    home = home_folder().resolve()
+    for here in (Path.cwd(), Path(os.environ.get("AVA_WORKSPACE") or Path.cwd())):
+        if not home.is_relative_to(here.resolve()):  # a person's own programs are often in the home
+            path = path_outside(path, here)
+    for project in projects:
+        path = path_outside(path, project)
+    return os.pathsep.join(folder for folder in path_outside(path, None).split(os.pathsep) if _is_safe(folder))
+
+
+def _is_safe(folder: str) -> bool:
     try:
-        return path.is_file()
-    except OSError:  # a name too long for a file is an argument like any other
+        return bool(folder) and _fault(Path(folder), ()) is None
+    except OSError:
         return False
 
 
-def _fault(path: Path, project: Path | None) -> str | None:
+def _named_files(word: str) -> Iterator[Path]:
+    """Yield what an argument may name: `x`, `--file=x`, `-f/x`, and each word of a shell's `-c`."""
+    pieces = {word, *_BETWEEN.split(word)}
+    pieces |= {piece[piece.index("/") :] for piece in pieces if "/" in piece}
+    for piece in sorted(pieces):
+        if not piece or "\0" in piece:
+            continue
+        path = home_folder() / piece
+        try:
+            named = path.is_file() or (Path(piece).is_absolute() and path.exists())
+        except OSError:  # a name too long for a file is an argument like any other
+            continue
+        if named:
+            yield path
+
+
+def _fault(path: Path, projects: Iterable[Path]) -> str | None:
     """Say why a file may be somebody else's work; None where nobody else can have written it."""
-    target = path.resolve()
-    if project is not None:
-        inside = project.resolve()
-        if path.is_relative_to(inside) or target.is_relative_to(inside):
+    chain = list(_chain(path))
+    for project in projects:
+        if any(each.is_relative_to(project.resolve()) or each.is_relative_to(project) for each in chain):
             return f"{path} lies in the project {project}, whose files others write; install it elsewhere"
     user = getattr(os, "geteuid", None)  # Windows has none, and no such modes
     if user is None:
         return None
-    for each in (path, *path.parents, target, *target.parents):
+    for each in chain:
         found = each.lstat()
-        if stat.S_ISLNK(found.st_mode):
-            continue  # where it leads is checked as well
         if found.st_uid not in (0, user()):
             return f"{each} belongs to another user, who could put another program there"
         sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-        if found.st_mode & stat.S_IWOTH and not sticky:
+        if stat.S_ISLNK(found.st_mode) or sticky:
+            continue  # a link has no mode of its own; in a sticky folder, others change only what is theirs
+        if found.st_mode & stat.S_IWOTH:
             return f"every user can write to {each}: take that away with `chmod o-w {each}`"
+        if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
+            return f"other users of its group can write to {each}: take that away with `chmod g-w {each}`"
     return None
+
+
+def _chain(path: Path) -> Iterator[Path]:
+    """Yield a file, each link that leads to it, and all folders above them. Raises OSError: the links have no end."""
+    seen = set[Path]()
+    waiting = [path.resolve(), Path(os.path.abspath(path))]  # noqa: PTH100 - `resolve` would follow the links
+    links = 0
+    while waiting:
+        each = waiting.pop()
+        for part in (*reversed(each.parents), each):
+            if part in seen:
+                continue
+            seen.add(part)
+            yield part
+            if part.is_symlink():
+                links += 1
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, "too many links", str(path))
+                target = part.parent.resolve() / part.readlink() / each.relative_to(part)
+                waiting.append(Path(os.path.abspath(target)))  # noqa: PTH100
+
+
+def _is_own_group(group: int) -> bool:
+    """Tell whether only this user and root can be in a group: root's, or the user's private one."""
+    if sys.platform == "win32" or group == 0:
+        return True
+    if sys.platform == "darwin" and group == _ADMIN:
+        return True
+    import grp
+    import pwd
+
+    try:
+        name = pwd.getpwuid(os.geteuid()).pw_name
+        found = grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == name and set(found.gr_mem) <= {name}
 
 
 async def run_program(
@@ -99,8 +189,8 @@ async def run_program(
     """Run a command in the person's home until it ends, with `given` on its standard input; without a shell.
 
     `most_output`: the bytes of its standard output that are read; None discards them. Its errors are discarded. It is
-    killed with all that it started once it takes more than `within_s` seconds or writes more. Raises OSError,
-    ValueError: it cannot be started.
+    killed once it takes more than `within_s` seconds or writes more, and what it started is killed with its end. Raises
+    OSError, ValueError: it cannot be started.
     """
     # A session of its own: Ctrl-C here does not reach it, and everything that it starts can be killed with it.
     process = await anyio.open_process(
@@ -118,14 +208,13 @@ async def run_program(
             if given is not None:
                 await _write(process, given)
             if most_output is not None:
-                await _read(process, output, most_output)
+                await _read_until_end(process, output, most_output)
                 if len(output) > most_output:
                     return ProgramEnd(None, b"", too_much=True)
-            return ProgramEnd(await process.wait(), bytes(output))
+            return ProgramEnd(await _end(process), bytes(output))
         return ProgramEnd(None, b"")
     finally:
-        if process.returncode is None:  # a program that ended by itself may leave others running
-            _kill_session(process)
+        _kill_session(process)  # also what a program that ended by itself has left running
         with anyio.CancelScope(shield=True), anyio.move_on_after(END_S):
             await process.aclose()
 
@@ -136,6 +225,27 @@ async def _write(process: Process, given: bytes) -> None:
         await process.stdin.send(given)
     with contextlib.suppress(OSError, anyio.BrokenResourceError):
         await process.stdin.aclose()
+
+
+async def _end(process: Process) -> int:
+    """Wait for a program alone: `Process.wait` may also wait for those that hold its pipes open."""
+    while process.returncode is None:  # noqa: ASYNC110 - another process
+        await anyio.sleep(_LOOK_S)
+    return process.returncode
+
+
+async def _read_until_end(process: Process, output: bytearray, most: int) -> None:
+    """Read what a program writes until it has ended or has written more than `most` bytes."""
+    async with anyio.create_task_group() as tasks:
+
+        async def stop_at_end() -> None:
+            await _end(process)
+            await anyio.sleep(REST_S)
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(stop_at_end)
+        await _read(process, output, most)
+        tasks.cancel_scope.cancel()
 
 
 async def _read(process: Process, output: bytearray, most: int) -> None:

@@ -358,8 +358,9 @@ class Endpoint:
 
     url: str
     model: str
-    api_key: str | None
+    api_key: str | None = field(repr=False)
     speaks: str = "chat completions"
+    minted: bool = False  # a command printed the key
 
     @property
     def place(self) -> str:
@@ -370,6 +371,8 @@ class Endpoint:
     def key(self) -> str:
         if not self.api_key:
             return "no key"
+        if self.minted:  # a key of a command is shown nowhere
+            return "the key"
         return f"the key {self.api_key[:3]}…" if len(self.api_key) >= 20 else "the key …"
 
     def clean(self, text: str) -> str:

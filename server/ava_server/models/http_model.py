@@ -124,7 +124,9 @@ class HttpModel:
         end = anyio.current_time() + self.deadlines.total_s
         api_key = await self._key()
         wire = self.wire if streaming is None else replace(self.wire, streaming=streaming)
-        endpoint = Endpoint(wire.url(self.base_url, self.model_id), self.model_id, api_key, wire.speaks)
+        endpoint = Endpoint(
+            wire.url(self.base_url, self.model_id), self.model_id, api_key, wire.speaks, self.key_command is not None
+        )
         sending = False
         body, size = list[bytes](), 0
         lent: LentClient | None = None
@@ -140,7 +142,7 @@ class HttpModel:
                 if response.status_code != 200:
                     content = await _error_body(response, end)
                     error = endpoint.status_error(response, content)
-                    if response.status_code == 401:
+                    if _says_expired(response.status_code, content):
                         error = await self._renewed(endpoint, error)
                     raise self._with_usage(error, content, size, seen, most_output)
                 if self.key_command is not None and api_key is not None:
@@ -180,6 +182,10 @@ class HttpModel:
             place = Endpoint(self.wire.url(self.base_url, self.model_id), self.model_id, None, self.wire.speaks)
             name = "key command, again" if failed.again else "key command"
             raise place.error(name, command=self.key_command.command[0], cause=str(failed)) from None
+        except Exception as error:  # a thread that does not start: an error of the call like any other
+            log.exception("the key_command of %s failed", self.provider)
+            place = Endpoint(self.wire.url(self.base_url, self.model_id), self.model_id, None, self.wire.speaks)
+            raise place.fault(error, "Calling", sent=False, answered=False) from error
         except anyio.get_cancelled_exc_class() as cancelled:
             cancelled.add_note(NOT_SENT)
             raise
@@ -188,7 +194,12 @@ class HttpModel:
         """Return the error of a call whose key was refused: one to repeat at once where the command has another key."""
         if self.key_command is None or endpoint.api_key is None:
             return error
-        if not await self.key_command.renew(endpoint.api_key):
+        try:
+            renewed_key = await self.key_command.renew(endpoint.api_key)
+        except anyio.get_cancelled_exc_class() as cancelled:
+            cancelled.add_note(NOT_SENT)  # it was refused, so it costs nothing either
+            raise
+        if not renewed_key:
             return error
         renewed = endpoint.error("key expired", command=self.key_command.command[0])
         renewed.again_after_s = 0.0
@@ -227,10 +238,8 @@ class HttpModel:
             "content-length": str(len(body[0])),
             "accept": "text/event-stream, application/json",
             "accept-encoding": "identity",  # so that pieces arrive when they are sent
-            **self.wire.headers(endpoint.api_key),
+            **key_headers(self.wire, endpoint),
         }
-        if endpoint.api_key and self.key_command is None:
-            headers |= key_header(self.base_url, endpoint.api_key)
         connect_s = self.deadlines.connect_s
         wait_s = max(min(self.deadlines.first_byte_s, end - anyio.current_time()), 0.0)
         try:
@@ -252,6 +261,19 @@ class HttpModel:
             raise endpoint.error("unsendable", cause=endpoint.clean(str(error))) from None
         except httpx2.HTTPError as error:
             raise endpoint.error("hung up", cause=endpoint.cause(error)) from None
+
+
+def _says_expired(status: int, content: bytes) -> bool:
+    """Tell whether another key may help: some providers answer 403 where a token has expired."""
+    return status == 401 or (status == 403 and b"expired" in content.lower())
+
+
+def key_headers(wire: Wire, endpoint: Endpoint) -> dict[str, str]:
+    """Return a wire's headers with the key once: in the header of the address, where it has one of its own."""
+    own = {}
+    if endpoint.api_key and not endpoint.minted:
+        own = key_header(endpoint.url, endpoint.api_key)
+    return {**wire.headers(None), **own} if own else wire.headers(endpoint.api_key)
 
 
 @lru_cache(maxsize=64)

@@ -12,23 +12,25 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
 from ava_server.core.errors import ConfigError
-from ava_server.core.own_program import checked_command, run_program
+from ava_server.core.own_program import OwnCommand, checked_command, run_program
 
 log = logging.getLogger("ava.models")
 
 COMMAND_S = 10.0
 """Seconds that the command may take."""
+PAUSE_S = 5.0
+"""Seconds after a failure in which the command is not run again."""
 SHORTEST, LONGEST = 8, 16 * 1024
 """Characters of a key; tokens of Entra and Google have up to a few thousand."""
 _KEY = re.compile(rf"[!-~]{{{SHORTEST},{LONGEST}}}")
-_FROM_PERSON = ("HOME", "PATH")
+_FROM_PERSON = ("HOME",)
 _WINDOWS = ("USERPROFILE", "SYSTEMROOT", "APPDATA", "LOCALAPPDATA", "COMSPEC", "PATHEXT", "TEMP")
 """What programs there do not start without."""
 
@@ -43,7 +45,7 @@ class KeyCommandFailed(Exception):
 
 @dataclass(frozen=True)
 class _Key:
-    text: str
+    text: str = field(repr=False)
     read_s: float
 
 
@@ -62,9 +64,12 @@ class KeyCommand:
         self._ttl_s = ttl_s
         self._learn = learn
         self._one = anyio.Lock()
-        self._ended = 0  # runs that have ended: who waited for one takes its outcome
+        self._ended: int = 0  # runs that have ended: who waited for one takes its outcome
         self._failed: KeyCommandFailed | None = None
+        self._failed_s = 0.0
         self._key: _Key | None = None
+        self._projects: frozenset[Path] = frozenset()  # those of all runs that use it
+        self._program: str | None = None  # the full path that was checked first: no other one is run
         self._renewed = ""  # the key that replaced a refused one, until a call was accepted with it
 
     @property
@@ -75,7 +80,19 @@ class KeyCommand:
         """Return the key that counts now. Raises KeyCommandFailed: the command gave none."""
         if self._key is not None and time.monotonic() - self._key.read_s < self._ttl_s:
             return self._key.text
-        return await self._read()
+        if self._failed is not None and time.monotonic() - self._failed_s < PAUSE_S:
+            return self._old_key(self._failed)
+        try:
+            return await self._read()
+        except KeyCommandFailed as failed:
+            return self._old_key(failed)
+
+    def _old_key(self, failed: KeyCommandFailed) -> str:
+        """Return the key whose time is over, which may still count: only a provider refuses it."""
+        if self._key is None:
+            raise KeyCommandFailed(str(failed), again=failed.again)
+        log.warning("key_command of %s: %s; the key before is used", self._provider, failed)
+        return self._key.text
 
     async def renew(self, refused: str) -> bool:
         """Run the command because a provider refused this key; return whether there is another one to try.
@@ -92,27 +109,45 @@ class KeyCommand:
             self._renewed = await self._read()
         except KeyCommandFailed as failed:
             log.warning("key_command of %s: %s", self._provider, failed)
+            self._forget(refused, failed)
             return False
-        return self._renewed != refused
+        if self._renewed != refused:
+            return True
+        self._renewed = ""
+        self._forget(refused, KeyCommandFailed("it printed a key again that was refused", again=True))
+        return False
+
+    def _forget(self, refused: str, failed: KeyCommandFailed) -> None:
+        if self._key is not None and self._key.text == refused:
+            self._key = None
+        self._failed, self._failed_s = failed, time.monotonic()
 
     def accepted(self, key: str) -> None:
         if key == self._renewed:
             self._renewed = ""
 
-    def refuse_in(self, project: Path | None, data_root: Path) -> None:
-        """Check the command for a run on `project`. Blocking.
+    def checked(self, project: Path | None, data_root: Path) -> tuple[str, ...]:
+        """Return the command with the full path of its program, checked for a run on `project`. Blocking.
 
         Raises ConfigError: it cannot be used, or others write it or the settings that name it: both lie in `project`.
         """
+        projects = self._projects if project is None else self._projects | {project}
         try:
-            checked_command(self.command, project)
-        except ConfigError as error:
+            found = self._check(projects)
+        except (ConfigError, OSError) as error:
             raise ConfigError(f"key_command of {self._provider}: {error}.") from None
         if project is not None and data_root.resolve().is_relative_to(project.resolve()):
             raise ConfigError(
                 f"key_command of {self._provider}: it is named in {data_root}, which lies in the project {project},"
                 " whose files others write. Move the data root, or give another workspace."
             )
+        self._projects = projects
+        return found.argv
+
+    def _check(self, projects: frozenset[Path]) -> OwnCommand:
+        found = checked_command((self._program or self.command[0], *self.command[1:]), projects)
+        self._program = found.argv[0]
+        return found
 
     async def _read(self) -> str:
         """Run the command, or take what a run brought that ended while this call waited."""
@@ -123,7 +158,7 @@ class KeyCommand:
                 try:
                     self._key = await self._run()
                 except KeyCommandFailed as failed:
-                    self._failed = failed
+                    self._failed, self._failed_s = failed, time.monotonic()
                 self._ended += 1
             if self._failed is not None:
                 raise KeyCommandFailed(str(self._failed), again=self._failed.again)
@@ -133,12 +168,18 @@ class KeyCommand:
     async def _run(self) -> _Key:
         began = time.monotonic()
         try:
-            command = await anyio.to_thread.run_sync(checked_command, self.command)
+            with anyio.fail_after(COMMAND_S):
+                command = await anyio.to_thread.run_sync(self._check, self._projects, abandon_on_cancel=True)
         except ConfigError as error:
             raise KeyCommandFailed(str(error), again=False) from None
+        except TimeoutError:
+            raise KeyCommandFailed(f"its folders did not answer within {COMMAND_S:.0f} s", again=True) from None
+        except (OSError, RuntimeError) as error:
+            raise KeyCommandFailed(f"it cannot be checked: {type(error).__name__}", again=True) from None
         self.runs += 1
+        environment = {**_environment(os.environ), "PATH": command.path}
         try:
-            end = await run_program(command, _environment(os.environ), COMMAND_S, most_output=LONGEST + 2)
+            end = await run_program(command.argv, environment, COMMAND_S, most_output=LONGEST + 2)
         except (OSError, ValueError) as error:
             raise KeyCommandFailed(f"it cannot be run: {type(error).__name__}", again=False) from None
         if end.too_much:
@@ -166,6 +207,6 @@ def _key_in(output: bytes) -> str:
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the command: the person's HOME and PATH, so none with a key."""
+    """Return the variables of the command: the person's HOME, so none with a key."""
     names = (*_FROM_PERSON, *_WINDOWS) if sys.platform == "win32" else _FROM_PERSON
     return {name: env[name] for name in names if name in env}

@@ -14,8 +14,9 @@ import anyio
 
 from ava_server.core.errors import AvaError, ModelError, ModelErrorKind
 from ava_server.models.errors import Endpoint
+from ava_server.models.http_model import key_headers
 from ava_server.models.prices import Price, Unpriced, known_ids, price_json
-from ava_server.models.providers import PROVIDERS, is_local, key_header
+from ava_server.models.providers import PROVIDERS, is_local
 from ava_server.models.selection import (
     CUSTOM,
     KNOWN_URLS,
@@ -211,13 +212,13 @@ async def ask_endpoint(catalog: ModelCatalog, clients: ClientPool) -> list[str]:
 
     check_address(catalog.name, catalog.base_url, catalog.api_key, has_key=catalog.has_key)
     wire = wire_to_list(catalog)
-    endpoint = Endpoint(wire.models_url(catalog.base_url), "", await _key_of(catalog))
+    endpoint = Endpoint(
+        wire.models_url(catalog.base_url), "", await _key_of(catalog), minted=catalog.key_command is not None
+    )
     with anyio.move_on_after(DEADLINE_S):
         try:
             async with clients.client() as client:
-                return _ids(
-                    await _fetch(client, endpoint, wire, stored_key=catalog.key_command is None), endpoint, wire
-                )
+                return _ids(await _fetch(client, endpoint, wire), endpoint, wire)
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
             why = f"cannot be asked for its models: {endpoint.cause(error)}"
             raise _failure(endpoint, why, "connection") from error
@@ -261,12 +262,11 @@ async def _look(url: str, catalog: ModelCatalog, clients: ClientPool) -> Any:
     """Return the JSON at an address of a server. Raises AvaError, ValueError: there is none within a second."""
     import httpx2
 
-    endpoint = Endpoint(url, "", await _key_of(catalog))
+    endpoint = Endpoint(url, "", await _key_of(catalog), minted=catalog.key_command is not None)
     with anyio.move_on_after(LOOK_S):
         try:
             async with clients.client() as client:
-                stored = catalog.key_command is None
-                return json.loads(await _fetch(client, endpoint, wire_to_list(catalog), stored_key=stored))
+                return json.loads(await _fetch(client, endpoint, wire_to_list(catalog)))
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
             raise _failure(endpoint, f"cannot be asked: {endpoint.cause(error)}", "connection") from error
     raise _failure(endpoint, f"did not answer within {LOOK_S:g} s", "timeout")
@@ -314,10 +314,8 @@ async def _key_of(catalog: ModelCatalog) -> str | None:
         ) from None
 
 
-async def _fetch(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire, *, stored_key: bool) -> bytes:
-    headers = {"accept": "application/json", **wire.headers(endpoint.api_key)}
-    if endpoint.api_key and stored_key:
-        headers |= key_header(endpoint.url, endpoint.api_key)
+async def _fetch(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire) -> bytes:
+    headers = {"accept": "application/json", **key_headers(wire, endpoint)}
     content = bytearray()
     async with client.stream("GET", endpoint.url, headers=headers) as response:
         status = response.status_code

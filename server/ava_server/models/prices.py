@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ava_audit.events import Usage
 from ava_audit.units import format_usd
@@ -71,10 +72,25 @@ def known_ids(provider: str, base_url: str | None = None) -> frozenset[str]:
     return frozenset(model.id for known in found for model in known.models)
 
 
+_ANY_PATH = re.compile(r"\A(?:\(https\?://\)\?|https://)|\((?:\?:)?/\|\$\)|\[\^/\]\+")
+"""What of a pattern says nothing of a path."""
+
+
 def _has(known: Provider, provider: str, base_url: str | None) -> bool:
     if base_url is None:
         return known.id == provider
-    return re.match(known.api_pattern, base_url) is not None
+    try:
+        parts = urlsplit(base_url)
+    except ValueError:
+        return False
+    origin = f"{parts.scheme}://{parts.hostname}/"
+    pattern = known.api_pattern
+    if pattern.endswith(r"\."):  # Moonshot's, which leaves the end of the host open
+        pattern += "[a-z]+"
+    if re.fullmatch(f"(?:{pattern})/?", origin):  # the table's patterns match a prefix: also `openai.com.evil.example`
+        return True
+    of_path = _ANY_PATH.sub("", pattern)
+    return "/" in of_path and re.match(pattern, origin.removesuffix("/") + parts.path) is not None
 
 
 def _names(clause: Any, wanted: str) -> bool:

@@ -128,6 +128,16 @@ def key_header(base_url: str, api_key: str) -> dict[str, str]:
     return {header: api_key} if header else {}
 
 
+def is_own_host(provider: str, base_url: str) -> bool:
+    """Tell whether an address is a known provider's own one, over https."""
+    known = PROVIDERS.get(provider)
+    try:
+        given = urlsplit(base_url)
+        return known is not None and given.scheme == "https" and given.hostname == urlsplit(known.base_url).hostname
+    except ValueError:
+        return False
+
+
 @lru_cache(maxsize=256)
 def is_local(base_url: str) -> bool:
     """Tell whether an endpoint is localhost or a private address; other names may lead anywhere."""

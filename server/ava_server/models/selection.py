@@ -20,6 +20,7 @@ from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.ids import nearest
 from ava_server.models.prices import (
     Price,
+    Unpriced,
     UserPrice,
     find_price,
     known_ids,
@@ -237,7 +238,8 @@ def price_over(
     `price_as`: the models as which names are priced, where the settings have no price of their own for them.
     """
     own = {f"{provider}:{model_id}", model_id} & overrides.keys()
-    if model_id in price_as and not own:
+    renamed = model_id in price_as and not own
+    if renamed:
         seller, colon, priced_id = price_as[model_id].partition(":")
         if colon and seller in PROVIDERS:
             table = PROVIDERS[seller].price_name or seller
@@ -246,6 +248,11 @@ def price_over(
             price = find_price(provider, price_as[model_id], base_url=base_url, overrides=overrides)
     else:
         price = find_price(provider, model_id, base_url=base_url, overrides=overrides)
+    if renamed and price.free and not is_local(base_url):
+        raise Unpriced(
+            f"price_as prices {provider}:{model_id} as {price_as[model_id]}, which is free, and its endpoint is not on"
+            " this machine. Name a model that costs what this one does."
+        )
     return marked_price(price) if marks_cache(wire, base_url, model_id) else price
 
 

@@ -335,18 +335,22 @@ class RunSetup:
         choice = self.choice_at(config.model, config.tier or "balanced", config.base_url)
         if config.keyed and not choice.has_key:
             raise ConfigNotSupported(f"it was approved with a key for {choice.provider}, and there is none here")
-        command = () if choice.key_command is None else choice.key_command.command
-        if command != config.key_command:
-            words = " ".join(config.key_command)
+        self._check_key_command(choice, config.key_command, config.workspace)
+        return choice
+
+    def _check_key_command(self, choice: Choice, approved: tuple[str, ...], workspace: str | None) -> None:
+        """Raise ConfigNotSupported unless the key comes from the command that was approved, and it may be run."""
+        command: tuple[str, ...] = ()
+        if choice.key_command is not None:
+            project = None if workspace is None else Path(workspace)
+            try:
+                command = choice.key_command.checked(project, self._resources.settings.data_root)
+            except AvaError as error:
+                raise ConfigNotSupported(str(error)) from error
+        if command != approved:
+            words = " ".join(approved)
             was = f"the command `{words}`" if words else "no command"
             raise ConfigNotSupported(f"the key of {choice.provider} was to come from {was}; propose it again")
-        try:
-            if choice.key_command is not None:
-                project = None if config.workspace is None else Path(config.workspace)
-                choice.key_command.refuse_in(project, self._resources.settings.data_root)
-        except AvaError as error:
-            raise ConfigNotSupported(str(error)) from error
-        return choice
 
     def choice_at(self, model: str, tier: str, base_url: str | None) -> Choice:
         """Return a model that was approved at this address. Blocks. Raises ConfigNotSupported: it is not here."""
@@ -512,6 +516,7 @@ class RunSetup:
         if self._resources.settings.search.engine not in ("auto", config.search):
             raise ConfigNotSupported(f"its web search ({config.search}) is switched off here")
         choice = await anyio.to_thread.run_sync(self.choice_at, call.model, "fast", call.base_url)
+        await anyio.to_thread.run_sync(self._check_key_command, choice, call.key_command, config.workspace)
         return SearchModel(
             config.search, call, search_model(config.search, choice, call.results, self._resources.clients)
         )

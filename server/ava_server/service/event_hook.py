@@ -200,7 +200,7 @@ async def _run(program: Sequence[str], event: dict[str, Any]) -> None:
     line = json.dumps(event, ensure_ascii=False) + "\n"
     try:
         command = await anyio.to_thread.run_sync(checked_command, program)
-        end = await run_program(command, env, PROGRAM_S, given=line.encode())
+        end = await run_program(command.argv, {**env, "PATH": command.path}, PROGRAM_S, given=line.encode())
     except Exception as error:  # nothing may end the runtime: an argument with a NUL, a broken pipe in a group
         log.warning("on_event: %s cannot be run: %s", program[0], error)
         return

@@ -144,7 +144,7 @@ def programs(setup: Setup) -> Iterator[CheckFinding]:
             continue
         try:
             checked_command(command)
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
             step = f"Until then Ava does not run it. Correct {setting} in {settings.paths.config}."
             yield from_error("programs", f"{setting}: {error}", step)
         else:
