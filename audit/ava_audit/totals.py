@@ -21,7 +21,7 @@ from pydantic import Field
 from ava_audit.entries import Entry
 from ava_audit.events import CAP_OF_KIND, SessionStart
 from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, PlanCaps, RunFacts, RunRow
-from ava_audit.view import FOREVER_US, View
+from ava_audit.view import FOREVER_US, NO_PLAN, View
 
 
 @dataclass(frozen=True)
@@ -217,10 +217,6 @@ class NewCounts:
     after: int
     upto: int
     counts: tuple[tuple[str, Labels, int, int], ...]
-
-
-NO_PLAN = "substr(id, 1, 2) <> 'G-'"
-"""The runs without plans, which cost what their runs do."""
 
 
 def run_sums(view: View) -> list[RunSums]:

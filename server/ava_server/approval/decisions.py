@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from ava_audit.events import Channel, Event, SpawnDecided, SubagentSpawn, UserMessage, Who
+from ava_audit.events import Channel, Event, SpawnDecided, UserMessage, Who
 from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd, iso_second
 from ava_audit.view import Command, Outcome, View
@@ -17,7 +17,15 @@ from ava_server.approval.channels import COUNTED_CHANNELS, PERSON_CHANNELS
 from ava_server.approval.decide import OTHER_REFUSED
 from ava_server.approval.outcomes import closed_proposal, run_now
 from ava_server.approval.plans import change_plan
-from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, day_unspent, texts_of
+from ava_server.approval.proposals import (
+    SpawnLimits,
+    close_proposal,
+    day_left,
+    day_refusal,
+    day_unspent,
+    spawn_fact,
+    texts_of,
+)
 from ava_server.approval.shown import approval_line
 from ava_server.approval.summary import DayLeft, normalize_typography, several_line
 from ava_server.approval.together import StartedTogether, Together, plan_of
@@ -538,17 +546,7 @@ def _approval_events(
         group_id=plan_id,
         step=step_id,
     )
-    spawn = SubagentSpawn(
-        role=member.config.role,
-        task=member.texts.task,
-        subagent_id=member.run.id,
-        pending_id=member.row.pending_id,
-        name=member.config.name,
-        task_id=member.config.task_id,
-        max_cost_cents=member.changed.max_cost_micros / 10_000,
-        model=member.config.model,
-        group_id=plan_id,
-    )
+    spawn = spawn_fact(member.changed, member.texts.task, member.run.id, member.row.pending_id, plan_id=plan_id)
     said: tuple[Event, ...] = ()
     run_id = member.run.id
     if channel in PERSON_CHANNELS:  # only where it is certain that a person decided

@@ -17,11 +17,12 @@ from ava_audit.events import (
     SessionStart,
     SpawnDecided,
     SpawnProposed,
+    SubagentSpawn,
     UserMessage,
     Who,
 )
 from ava_audit.rows import WAITING, ProposalRow, RunRow
-from ava_audit.units import cap_micros, day_of, format_usd, minutes
+from ava_audit.units import MICROS_PER_CENT, cap_micros, day_of, format_usd, minutes
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.approval.outcomes import closed_proposal
@@ -263,6 +264,23 @@ def _texts_of_runs(view: View, plan: RunConfig) -> tuple[Texts, ...] | None:
             return None
         texts.append(own.model_copy(update={"step": step.id}))
     return tuple(texts)
+
+
+def spawn_fact(
+    config: RunConfig, task: str, run_id: str, pending_id: str, *, name: str | None = None, plan_id: str | None = None
+) -> SubagentSpawn:
+    """Return the fact that a run starts with this configuration; `name` in place of the configuration's."""
+    return SubagentSpawn(
+        role=config.role,
+        task=task,
+        subagent_id=run_id,
+        pending_id=pending_id,
+        name=name or config.name,
+        task_id=config.task_id,
+        max_cost_cents=config.max_cost_micros / MICROS_PER_CENT,
+        model=config.model,
+        group_id=plan_id,
+    )
 
 
 def close_proposal(

@@ -10,9 +10,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ava_audit.events import Channel, Event, SpawnDecided, SpawnProposed, SubagentSpawn, UserMessage, Who
+from ava_audit.events import Channel, Event, SpawnDecided, SpawnProposed, UserMessage, Who
 from ava_audit.units import MICROS_PER_CENT
 from ava_server.approval.plans import LONGEST_S, plan_config
+from ava_server.approval.proposals import spawn_fact
 from ava_server.approval.steps import ITEM
 from ava_server.budget.run_config import RunConfig, StepConfig, Texts, digest
 from ava_server.core.ids import AGENT
@@ -58,14 +59,7 @@ class Together:
         decided = SpawnDecided(
             pending_id=self.pending_id, decision="approved", channel=channel, digest=sha, decision_digest=sha
         )
-        spawn = SubagentSpawn(
-            role=self.config.role,
-            task=self.texts.task,
-            subagent_id=self.plan_id,
-            pending_id=self.pending_id,
-            max_cost_cents=self.config.max_cost_micros / MICROS_PER_CENT,
-            model=self.config.model,
-        )
+        spawn = spawn_fact(self.config, self.texts.task, self.plan_id, self.pending_id)
         agent = Who(who.session_id, self.plan_id, who.user_id, parent_agent_id=AGENT)
         # The texts of its steps are with their own runs.
         task = UserMessage(text=self.texts.task, kind="task")

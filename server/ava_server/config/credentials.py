@@ -70,7 +70,9 @@ class Credentials:
         """
         stored, models = self._keys.current()
         addresses = provider_addresses(self._settings)
-        keys = {name: _key_of(name, self._settings, stored) for name in (*PROVIDERS, *self._settings.providers)}
+        keys = {
+            name: _key_of(name, self._settings, stored, addresses) for name in (*PROVIDERS, *self._settings.providers)
+        }
         given = {
             "endpoint": [models.base_url, models.model, models.api_key is not None],
             "addresses": addresses,
@@ -128,8 +130,9 @@ def model_settings(
     providers = {
         name: Provider(
             base_url=_address(name, own) if (own := settings.providers.get(name)) else None,
-            api_key=key.value if (key := _key_of(name, settings, stored)) else None,
-            unused_key=why_unused(name, os.environ, addresses.get(name)) or _why_not_stored(name, settings, stored),
+            api_key=key.value if (key := _key_of(name, settings, stored, addresses)) else None,
+            unused_key=why_unused(name, os.environ, addresses.get(name))
+            or _why_not_stored(name, settings, stored, addresses),
             wire=own.wire if own else None,
             streaming=own.stream if own else True,
             key_command=commands.get(name),
@@ -147,16 +150,17 @@ def model_settings(
     )
 
 
-def _key_of(name: str, settings: Settings, stored: Mapping[str, Key]) -> Key | None:
-    kept: Mapping[str, Key] = stored if _why_not_stored(name, settings, stored) is None else {}
-    return key_among(kept, name, provider_addresses(settings).get(name))
+def _key_of(name: str, settings: Settings, stored: Mapping[str, Key], addresses: Mapping[str, str]) -> Key | None:
+    kept: Mapping[str, Key] = stored if _why_not_stored(name, settings, stored, addresses) is None else {}
+    return key_among(kept, name, addresses.get(name))
 
 
-def _why_not_stored(name: str, settings: Settings, stored: Mapping[str, Key]) -> str | None:
+def _why_not_stored(
+    name: str, settings: Settings, stored: Mapping[str, Key], addresses: Mapping[str, str]
+) -> str | None:
     """Return why a stored key is not sent: a variable, which a project's files may set, names another address."""
     variable = settings.from_environment.get(("providers", name, "base_url"))
-    address = provider_addresses(settings).get(name, "")
-    if name not in stored or variable is None or is_own_host(name, address):
+    if name not in stored or variable is None or is_own_host(name, addresses.get(name, "")):
         return None
     return f"the stored key is not sent to the address that {variable} names: set base_url in config.toml instead"
 

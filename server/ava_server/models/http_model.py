@@ -179,16 +179,20 @@ class HttpModel:
         try:
             return await self.key_command.key()
         except KeyCommandFailed as failed:
-            place = Endpoint(self.wire.url(self.base_url, self.model_id), self.model_id, None, self.wire.speaks)
             name = "key command, again" if failed.again else "key command"
-            raise place.error(name, command=self.key_command.command[0], cause=str(failed)) from None
+            raise self._endpoint_without_key.error(
+                name, command=self.key_command.command[0], cause=str(failed)
+            ) from None
         except Exception as error:  # a thread that does not start: an error of the call like any other
             log.exception("the key_command of %s failed", self.provider)
-            place = Endpoint(self.wire.url(self.base_url, self.model_id), self.model_id, None, self.wire.speaks)
-            raise place.fault(error, "Calling", sent=False, answered=False) from error
+            raise self._endpoint_without_key.fault(error, "Calling", sent=False, answered=False) from error
         except anyio.get_cancelled_exc_class() as cancelled:
             cancelled.add_note(NOT_SENT)
             raise
+
+    @property
+    def _endpoint_without_key(self) -> Endpoint:
+        return Endpoint(self.wire.url(self.base_url, self.model_id), self.model_id, None, self.wire.speaks)
 
     async def _renewed(self, endpoint: Endpoint, error: ModelError) -> ModelError:
         """Return the error of a call whose key was refused: one to repeat at once where the command has another key."""

@@ -195,7 +195,7 @@ class KeyCommand:
 
 
 def _key_in(output: bytes) -> str:
-    """Return the one line that a command printed. Raises KeyCommandFailed: it is no key."""
+    """Return the one line that a command printed. Raises KeyCommandFailed: it is not a key."""
     text = output.decode("ascii", "replace").strip("\r\n")
     if not text.strip():
         raise KeyCommandFailed("it printed nothing", again=False)

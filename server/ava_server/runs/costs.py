@@ -26,7 +26,6 @@ from ava_audit.events import (
 )
 from ava_audit.rows import PlanCaps, RunRow
 from ava_audit.units import micros_from_cents
-from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_roles.role import parse_role
 from ava_server.budget.run_config import CAPS, COST, TIME, RunConfig, config_of
@@ -222,11 +221,6 @@ def costs_of(
         cache=Cache(round(saved / 1000), round(premium / 1000)),
         caps=tuple(cap_notes(run, config, entries, changed, plan)),
     )
-
-
-def plan_caps(view: View, run: RunRow) -> PlanCaps | None:
-    """Return what the plan of a run may cost and take; None for a run of no plan."""
-    return None if run.plan_id is None else view.plan_caps(run.plan_id)
 
 
 @dataclass

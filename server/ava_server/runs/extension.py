@@ -172,7 +172,7 @@ def most_now(
     if cap == "max_tokens":
         return hard
     if cap == "timeout":
-        left_s = plan_time(view.plan_caps(run.plan_id) if run.plan_id else None, now_us)
+        left_s = plan_time(view.plan_caps(run.plan_id), now_us)
         return min(hard, (math.inf if left_s is None else active_s + left_s, "the plan's time"))
     names = {
         "group_max_cost": "the plan's cost cap",

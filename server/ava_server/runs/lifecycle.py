@@ -642,7 +642,7 @@ PLAN_RESERVE_S = 60
 
 def wait_for_person(view: View, run: RunRow | None, wait_s: float, now_us: int) -> float:
     """Return how many seconds a run may wait for a person: at most `wait_s`, and what its plan's time leaves."""
-    left_s = plan_time(view.plan_caps(run.plan_id) if run is not None and run.plan_id else None, now_us)
+    left_s = plan_time(view.plan_caps(run.plan_id if run is not None else None), now_us)
     return wait_s if left_s is None else min(wait_s, left_s - PLAN_RESERVE_S)
 
 
@@ -677,7 +677,7 @@ def end_overdue(
 
     def command(view: View, now_us: int) -> Outcome[bool]:
         run = view.run(run_id)
-        caps = view.plan_caps(run.plan_id) if run is not None and run.plan_id else None
+        caps = view.plan_caps(run.plan_id if run is not None else None)
         ended = overdue(run, caps, gone, now_us, plan_busy_us(view, run)) if run is not None else None
         if run is None or ended is None:
             return Outcome(False)

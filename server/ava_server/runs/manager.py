@@ -168,10 +168,6 @@ def _caps_of_plans(view: View, rows: list[RunRow]) -> dict[str, PlanCaps]:
     return {name: caps for name, caps in found.items() if caps is not None}
 
 
-def _caps_of_plan(view: View, run: RunRow) -> PlanCaps | None:
-    return None if run.plan_id is None else view.plan_caps(run.plan_id)
-
-
 @dataclass
 class _RunNotes:
     """What a manager has noted about a run.
@@ -799,7 +795,7 @@ class Manager:
             elif run.cancel_seq is not None:
                 owned.cancel(await self._store.look(lambda view: cancel_reason(view, run.id)))
             with telemetry.invoke_agent(run):
-                caps = await self._store.look(partial(_caps_of_plan, run=run))
+                caps = await self._store.look(lambda view: view.plan_caps(run.plan_id))
                 await owned.drive(plan_time(caps, now_us()))
         except StoreUnavailable as error:  # the log is out of reach: the run stays for the next look or another owner
             log.error("%s: %s", run.id, error)

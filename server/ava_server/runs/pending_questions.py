@@ -69,7 +69,6 @@ class Asker(NamedTuple):
     run_id: str
     ask_id: str
     name: str
-    model: str
 
 
 @dataclass(frozen=True)
@@ -304,9 +303,7 @@ class OpenQuestions:
         if one is None:
             return None
         alike = self.alike(one)
-        others = tuple(
-            Asker(each.run.id, each.id, label(each.run), each.run.model) for each in alike if each.run.id != run.id
-        )
+        others = tuple(Asker(each.run.id, each.id, label(each.run)) for each in alike if each.run.id != run.id)
         return replace(one, others=others, first=alike[0].run.id == run.id)
 
     def once(self, rows: Iterable[RunRow]) -> list[PendingQuestion]:
@@ -631,7 +628,7 @@ class _InWords:
     def message(self, one: PendingQuestion, /) -> str:
         return (
             f"{label(one.run)} asks you, in its own words:\n{one.drawn}\n"
-            f"Your answer goes to the model {_models(one)}: give no passwords or keys. It changes no limit. Without"
+            f"Your answer goes to the model {one.run.model}: give no passwords or keys. It changes no limit. Without"
             f" an answer, the subagent continues at {local_second(one.asked.expires_us)}."
         )
 
@@ -754,10 +751,6 @@ KINDS: Mapping[AskedKind, QuestionKind] = {
 def activity_when_asked(asked: Asked) -> str:
     """Return what a run does when it asks this, for a line of its progress."""
     return KINDS[asked.kind].activity(asked)
-
-
-def _models(one: PendingQuestion) -> str:
-    return " and ".join(dict.fromkeys((one.run.model, *(other.model for other in one.others))))
 
 
 def _brought(source: str) -> str:

@@ -19,7 +19,6 @@ from ava_audit.events import (
     Fence,
     StepChanged,
     StepRunQueued,
-    SubagentSpawn,
     UserMessage,
     Who,
 )
@@ -27,7 +26,7 @@ from ava_audit.rows import RunRow, StepRunRow
 from ava_audit.units import day_of, format_usd
 from ava_audit.view import Command, Outcome, View
 from ava_roles.wrap import clean, one_line
-from ava_server.approval.proposals import texts_of
+from ava_server.approval.proposals import spawn_fact, texts_of
 from ava_server.approval.steps import ITEM, replace_references
 from ava_server.budget.run_config import CAP_OF_ENDING, RunConfig, Source, StepConfig, Texts, config_of
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
@@ -258,16 +257,7 @@ class PlanLog:
             system_prompt=texts.system_prompt,
             inputs=tuple(given.texts) or None,
         )
-        spawn = SubagentSpawn(
-            role=step.config.role,
-            task=task,
-            subagent_id=run_id,
-            pending_id=self.plan.pending_id,
-            name=name,
-            max_cost_cents=step.config.max_cost_micros / 10_000,
-            model=step.config.model,
-            group_id=self.plan.id,
-        )
+        spawn = spawn_fact(step.config, task, run_id, self.plan.pending_id, name=name, plan_id=self.plan.id)
         return (
             Event(ava, queued, run_id=run_id, model=step.config.model),
             Event(agent, said, run_id=run_id),

@@ -246,16 +246,12 @@ class Access:
             )
         return plan
 
-    def news(self, view: View, processes: Processes | None = None, unended: list[RunRow] | None = None) -> News:
-        """Return which of the user's runs each answer mentions. Blocking.
-
-        `unended`: the user's runs that have not ended, where the caller has read them.
-        """
+    def news(self, view: View, processes: Processes | None = None) -> News:
+        """Return which of the user's runs each answer mentions. Blocking."""
         user, at_us, alive = self.session.user, now_us(), (processes or self.runtime.processes_now()).alive
-        if unended is None:  # few of them are news
-            unended = view.runs(user=user, states=(QUEUED,), paused_at_us=at_us)
-            if not all(map(alive, view.owners(user))):
-                unended += view.runs(user=user, states=(RUNNING,))
+        unended = view.runs(user=user, states=(QUEUED,), paused_at_us=at_us)
+        if not all(map(alive, view.owners(user))):
+            unended += view.runs(user=user, states=(RUNNING,))
         lost = [row for row in unended if row.state == RUNNING and row.instance and not alive(row.instance)]
         return News(
             at_us=at_us,

@@ -121,6 +121,6 @@ def lowered_limits(view: View, rows: Sequence[ProposalRow]) -> Iterator[str]:
                 yield lowered_words("The person", cap, cap.of(before), value, of=of)
         together += decided.changes.get(COST.field, before.max_cost_micros)
         plan_id = decided.group_id
-    plan = view.plan_caps(plan_id) if plan_id is not None else None
+    plan = view.plan_caps(plan_id)
     if plan is not None and 0 < plan.cap_micros < together:
         yield lowered_words("The person", COST, together, plan.cap_micros, of=" of the plan")

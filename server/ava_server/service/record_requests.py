@@ -256,11 +256,12 @@ class RecordsHandler:
         return await self.store.read(query)
 
     async def costs(self, run_id: str) -> "Costs":
-        from ava_server.runs.costs import costs_of, plan_caps  # loads the settings and all roles' tools
+        from ava_server.runs.costs import costs_of  # loads the settings and all roles' tools
 
         def query(view: View) -> "Costs":
             run = self.run_in(view, run_id)
-            return costs_of(run, view.entries(run.id), view.of_type("SettingsChanged"), plan_caps(view, run))
+            changed, plan = view.of_type("SettingsChanged"), view.plan_caps(run.plan_id)
+            return costs_of(run, view.entries(run.id), changed, plan)
 
         return await self.store.read(query)
 

@@ -30,7 +30,7 @@ from ava_server.render.approvals import decisions_in
 from ava_server.render.responses import RunAnswer
 from ava_server.render.result import cost_notes, result_of, verdict_words
 from ava_server.render.run_view import RunView, run_answer, view_run
-from ava_server.runs.costs import Costs, costs_of, plan_caps
+from ava_server.runs.costs import Costs, costs_of
 from ava_server.service.records import DeliveredFiles, diff_of, run_record, shown_changes
 from ava_server.service.sources import open_source
 from ava_server.web.context import NotFound, PagePart, found_or_404, go_to, page, reader_of
@@ -309,7 +309,7 @@ def _costs(view: View, run: RunRow) -> tuple[Costs, bool]:
         first = [entry for entry in view.newer_entries(run.id, 0, FIRST_ENTRIES) if entry.type in _OF_CAPS]
         entries = [*first, *view.rare_entries(run.id, ("Answered",)), *last]
     try:
-        return costs_of(run, entries, view.of_type("SettingsChanged"), plan_caps(view, run)), whole
+        return costs_of(run, entries, view.of_type("SettingsChanged"), view.plan_caps(run.plan_id)), whole
     except ValueError:
         raise Refused(f"a newer Ava has proposed {run.id}, and this one cannot read what was approved") from None
 

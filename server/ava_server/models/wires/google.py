@@ -212,7 +212,7 @@ class _Part:
         if self.pieces is not None:
             part["text"] = "".join(self.pieces)
         call = as_object(part.get("functionCall"))
-        if call is not None:  # what is no object would not be taken back
+        if call is not None:  # Google takes back only an object
             part["functionCall"] = {**call, "args": fields_of(call.get("args"))}
         return part
 
@@ -335,7 +335,7 @@ def _raw_args(part: _Part) -> str:
 
 
 def _sum(usage: Mapping[str, Any], first: str, more: str) -> Any:
-    """Return two counts together; the first that is none comes back as it is."""
+    """Return the sum of two counts, or the first of them that is not a whole number."""
     counts: list[Any] = [usage.get(first), usage.get(more) or 0]
     wrong = [count for count in counts if isinstance(count, bool) or not isinstance(count, int)]
     return wrong[0] if wrong else sum(counts)
