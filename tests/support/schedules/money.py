@@ -238,7 +238,8 @@ class MoneySchedule:
         self.write(
             run, SpawnProposed(pending_id=pending, subagent_id=run.id, digest="d", expires_us=2**60, config=made)
         )
-        decided = SpawnDecided(pending_id=pending, decision="approved", digest="d", group_id=run.group)
+        step = None if run.group is None else "a_step"
+        decided = SpawnDecided(pending_id=pending, decision="approved", digest="d", group_id=run.group, step=step)
         self.write(run, decided)
         self.write(run, RunClaimed(instance=run.id, generation=1, reason="start"))
 

@@ -687,7 +687,8 @@ class Processes(RuleBasedStateMachine):
         for was, written in self.acts:
             compare(was, written, seen.runs[was.run.id])
         self.acts.clear()
-        assert set(seen.runs) == set(self.ledger.runs)
+        assert {run.id for run in seen.runs.values() if run.is_plan} == set(self.ledger.plans)
+        assert {run.id for run in seen.runs.values() if not run.is_plan} == set(self.ledger.runs)
         for run_id, run in self.ledger.runs.items():
             row = seen.runs[run_id]
             assert (row.state, row.generation, row.instance) == (run.state, run.generation, run.instance)
