@@ -13,5 +13,8 @@ def unseen_addresses(html: bytes) -> set[bytes]:
 
 
 def count_of_addresses(addresses: set[bytes]) -> list[str]:
-    """Return a sentence on addresses that nobody sees, if there are any."""
-    return [f"{len(addresses):,} address{'es' * (len(addresses) > 1)} of links"] if addresses else []
+    """Return a phrase on addresses that nobody sees, if there are any."""
+    count = len(addresses)
+    if not count:
+        return []
+    return ["1 address of links"] if count == 1 else [f"{count:,} addresses of links"]

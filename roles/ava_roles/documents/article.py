@@ -15,15 +15,17 @@ _META_CHARS = 2_000  # of a title or a date
 def read_article(html: str, url: str) -> WebPage:
     import trafilatura
 
-    found: Document | None = None
+    metadata: Document | None = None
     try:
         text = trafilatura.extract(html, url=url, output_format="markdown", include_links=True, include_comments=False)
-        found = trafilatura.extract_metadata(html, default_url=url)
+        metadata = trafilatura.extract_metadata(html, default_url=url)
     except Exception:  # the extractor has no list of its exceptions; the page's words remain
         text = None
-    return WebPage((text or "").strip(), _text(found, "title"), _text(found, "date"))
+    return WebPage((text or "").strip(), _text(metadata, "title"), _text(metadata, "date"))
 
 
-def _text(found: object, name: str) -> str | None:
-    value = getattr(found, name, None)
-    return " ".join(value.split())[:_META_CHARS] if isinstance(value, str) and value.strip() else None
+def _text(metadata: object, name: str) -> str | None:
+    value = getattr(metadata, name, None)
+    if not isinstance(value, str):
+        return None
+    return " ".join(value.split())[:_META_CHARS] or None

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from ava_roles.documents.addresses import count_of_addresses, unseen_addresses
 from ava_roles.documents.office import open_archive, own_document_type
+from ava_roles.documents.phrases import count_phrase
 from ava_roles.encodings import decode
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
@@ -29,7 +30,8 @@ _NAME_CHARS = 200
 _ABOUT_CHARS = 10_000
 _ABOUT = ("creator", "contributor", "publisher", "date", "subject", "description", "rights")
 _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml", "image/svg+xml", "text/x-oeb1-document")
-_CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
+_CONTAINER = "META-INF/container.xml"
+_ENCRYPTION = "META-INF/encryption.xml"
 
 
 @parsing("EPUB book")
@@ -52,16 +54,16 @@ class _Book:
 
     def extracted(self) -> Extracted:
         items = {item.get("id"): item for item in _below(self._root, "manifest")}
-        listed = [item.get("idref") for item in _below(self._root, "spine")]
+        spine = [item.get("idref") for item in _below(self._root, "spine")]
         parts: list[Part] = []
         unread = False
         size = 0
-        for number, idref in enumerate(listed, 1):
+        for number, item_id in enumerate(spine, 1):
             if number > _MOST_SECTIONS or size >= _TEXT_CHARS or time.monotonic() > self._until:
-                self._named.append(f"sections {number:,} to {len(listed):,}, which are too much to read")
+                self._named.append(f"sections {number:,} to {len(spine):,}, which are too much to read")
                 unread = True
                 break
-            text = self._section(number, items.get(idref))[: _TEXT_CHARS - size]
+            text = self._section(number, items.get(item_id))[: _TEXT_CHARS - size]
             size += len(text)
             if text:
                 parts.append(Part(f"section {number}", text))
@@ -70,26 +72,29 @@ class _Book:
         title, about = self._about()
         if about:
             parts.insert(0, Part("about this book", about))
-        beside = sum(_is_page(item) and item.get("properties") != "nav" for item in items.values())
-        beside -= len({idref for idref in listed if idref in items and _is_page(items[idref])})
-        if beside > 0:
-            self._named.append(f"{beside:,} page{'s' * (beside > 1)} outside the order of reading")
-        return Extracted(tuple(parts), title, max(len(listed), 1), self._missing(), unread)
+        page_ids = {item_id for item_id, item in items.items() if _is_page(item)}
+        pages = [item_id for item_id in page_ids if items[item_id].get("properties") != "nav"]
+        outside = len(pages) - len(page_ids.intersection(spine))
+        if outside > 0:
+            self._named.append(f"{count_phrase(outside, 'page')} outside the order of reading")
+        return Extracted(tuple(parts), title, max(len(spine), 1), self._missing(), unread)
 
     def _missing(self) -> tuple[str, ...]:
+        phrases = self._named[:_MOST_NAMED]
         more = len(self._named) - _MOST_NAMED
-        said = [*self._named[:_MOST_NAMED], *([f"{more:,} more notes on sections"] if more > 0 else [])]
-        return (*said, *count_of_addresses(self._addresses))
+        if more > 0:
+            phrases.append(f"{more:,} more notes on sections")
+        return (*phrases, *count_of_addresses(self._addresses))
 
     # -- the package ------------------------------------------------------------------------------------------
 
     def _package_part(self) -> str:
         """Return the name of the part that lists the others."""
-        root = self._xml(_CONTAINER) if _CONTAINER in self._names else None
-        for each in () if root is None else root.iter():
-            path = each.get("full-path") or ""
-            if _local(each) == "rootfile" and path in self._names:
-                return path
+        if _CONTAINER in self._names:
+            for each in self._xml(_CONTAINER).iter():
+                path = each.get("full-path") or ""
+                if _local(each) == "rootfile" and path in self._names:
+                    return path
         raise _no_text()
 
     def _xml(self, part: str) -> Any:
@@ -102,14 +107,15 @@ class _Book:
             root = etree.fromstring(self._archive.read(part), parser)
         except (etree.XMLSyntaxError, ValueError):
             raise _no_text() from None
-        about = root.getroottree().docinfo
-        if about.doctype and any(about.internalDTD.iterentities()):
+        document = root.getroottree().docinfo
+        if document.doctype and any(document.internalDTD.iterentities()):
             raise own_document_type()
         return root
 
     def _encrypted_parts(self) -> set[str]:
-        root = self._xml(_ENCRYPTION) if _ENCRYPTION in self._names else None
-        references = () if root is None else (each for each in root.iter() if _local(each) == "CipherReference")
+        if _ENCRYPTION not in self._names:
+            return set()
+        references = [each for each in self._xml(_ENCRYPTION).iter() if _local(each) == "CipherReference"]
         return {unquote(each.get("URI") or "") for each in references}
 
     def _about(self) -> tuple[str | None, str]:
@@ -117,11 +123,14 @@ class _Book:
         title: str | None = None
         lines: list[str] = []
         for each in _below(self._root, "metadata"):
+            name = _local(each)
             words = " ".join("".join(each.itertext()).split())[:_ABOUT_CHARS]
-            if words and _local(each) == "title" and title is None:
+            if not words:
+                continue
+            if name == "title" and title is None:
                 title = words[:2_000]
-            elif words and _local(each) in _ABOUT:
-                lines.append(f"{_local(each).capitalize()}: {words}")
+            elif name in _ABOUT:
+                lines.append(f"{name.capitalize()}: {words}")
         return title, "\n".join(lines)[:_ABOUT_CHARS]
 
     # -- sections ---------------------------------------------------------------------------------------------
@@ -130,14 +139,16 @@ class _Book:
         """Return the text of a section; note what it lacks."""
         place = f"section {number}"
         address = "" if item is None else item.get("href") or ""
-        part = posixpath.normpath(posixpath.join(posixpath.dirname(self._package), unquote(address.partition("#")[0])))
+        path = unquote(address.partition("#")[0])
+        part = posixpath.normpath(posixpath.join(posixpath.dirname(self._package), path))
         if part in self._encrypted:
             raise ToolFailed("this EPUB book cannot be read: it is encrypted; ask for a copy without protection")
         if item is None or part not in self._names:
             self._named.append(f"{place}, which is not in the file ({address[:_NAME_CHARS]})")
             return ""
         if not _is_page(item):
-            self._named.append(f"{place}, which is no page ({(item.get('media-type') or '')[:_NAME_CHARS]})")
+            media_type = item.get("media-type") or ""
+            self._named.append(f"{place}, which is no page ({media_type[:_NAME_CHARS]})")
             return ""
         try:
             data = self._archive.read(part)
@@ -168,7 +179,11 @@ def _local(element: Any) -> str:
 
 def _below(root: Any, name: str) -> list[Any]:
     """Return the elements inside those of a name that the root has."""
-    return [each for holder in root if _local(holder) == name for each in holder if isinstance(each.tag, str)]
+    elements: list[Any] = []
+    for holder in root:
+        if _local(holder) == name:
+            elements += [each for each in holder if isinstance(each.tag, str)]
+    return elements
 
 
 def _is_page(item: Any) -> bool:

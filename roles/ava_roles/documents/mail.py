@@ -25,8 +25,9 @@ _MAX_PARTS = 1_000
 _MAX_DEPTH = 50
 _MOST_NAMED = 50
 _NAME_CHARS = 200
-_NEW_WORDS, _NEW_SHARE = 5, 0.1
-"""A page with more words that its plain form lacks is read too."""
+_NEW_WORDS = 5
+_NEW_SHARE = 0.1
+"""A page with more words that its plain form lacks, in number and as a share of its words, is read too."""
 _WORD = re.compile(r"\w+")
 _BOUNDARY = re.compile(rb"boundary\s{0,20}=", re.IGNORECASE)
 
@@ -69,14 +70,16 @@ class _Reader:
         self._message(message, 0)
         parts: list[Part] = []
         for number, blocks in enumerate(self._messages):
-            parts.append(Part(f"forwarded message {number}" if number else "", "\n\n".join(blocks)))
+            place = f"forwarded message {number}" if number else ""
+            parts.append(Part(place, "\n\n".join(blocks)))
         return parts
 
     def missing(self) -> tuple[str, ...]:
-        """Return sentences on what is in the email and not in its text."""
-        if len(self._named) <= _MOST_NAMED:
+        """Return phrases on what is in the email and not in its text."""
+        more = len(self._named) - _MOST_NAMED
+        if more <= 0:
             return tuple(self._named)
-        return (*self._named[:_MOST_NAMED], f"{len(self._named) - _MOST_NAMED:,} more parts")
+        return (*self._named[:_MOST_NAMED], f"{more:,} more parts")
 
     def _message(self, message: Message, depth: int) -> None:
         blocks: list[str] = []
@@ -98,9 +101,10 @@ class _Reader:
             return
         if len(text) > self._room:
             self._named.append(f"the text after the first {_TEXT_CHARS:,} characters")
-        if text[: self._room].strip():
-            blocks.append(text[: self._room].strip())
-            self._room -= len(blocks[-1])
+        block = text[: self._room].strip()
+        if block:
+            blocks.append(block)
+            self._room -= len(block)
 
     def _part(self, part: Message, blocks: list[str] | None, depth: int) -> None:
         """Read a part of a message; without `blocks`, only name what it has beside its text."""
@@ -117,7 +121,10 @@ class _Reader:
         elif kind == "message/rfc822" and part.is_multipart():
             self._message(payload[0], depth + 1)
         elif kind == "message/delivery-status" and part.is_multipart():
-            self._say(blocks, "\n".join(f"{name}: {value}" for each in payload for name, value in each.items()))
+            lines: list[str] = []
+            for each in payload:
+                lines += [f"{name}: {value}" for name, value in each.items()]
+            self._say(blocks, "\n".join(lines))
         elif kind == "multipart/alternative" and part.is_multipart():
             self._alternatives(payload, blocks, depth)
         elif part.is_multipart():
@@ -128,18 +135,20 @@ class _Reader:
 
     def _alternatives(self, parts: list[Message], blocks: list[str] | None, depth: int) -> None:
         """Read the plain form of a body, and those beside it that are no form of it or say more."""
-        plain = [each for each in parts if each.get_content_type() == "text/plain" and _words(each).strip()]
-        known = set(_different_words("\n".join(map(_words, plain))))
+        plain_parts = [each for each in parts if each.get_content_type() == "text/plain" and _words(each).strip()]
+        plain_words = set(_different_words("\n".join(map(_words, plain_parts))))
         for each in parts:
             pages = _pages_of(each)
-            is_same = bool(plain and pages) and all(self._adds_little(page, known) for page in pages)
-            if each in plain or each.get_content_type() != "text/plain":
-                self._part(each, None if is_same else blocks, depth + 1)
+            is_repeated = False
+            if plain_parts and pages:
+                is_repeated = all(self._adds_little(page, plain_words) for page in pages)
+            if each in plain_parts or each.get_content_type() != "text/plain":
+                self._part(each, None if is_repeated else blocks, depth + 1)
 
-    def _adds_little(self, page: Message, known: set[str]) -> bool:
-        """Tell whether nearly all words of a page are known from its plain form; name the others."""
+    def _adds_little(self, page: Message, plain_words: set[str]) -> bool:
+        """Tell whether nearly all words of a page are in its plain form; name the others."""
         words = _different_words(_words(page))
-        new = [word for word in words if word not in known]
+        new = [word for word in words if word not in plain_words]
         if len(new) > max(_NEW_WORDS, len(words) * _NEW_SHARE):
             return False
         if new:
@@ -171,9 +180,10 @@ class _Reader:
 
 def _pages_of(part: Message) -> list[Message]:
     """Return a part that is a page, or the pages of one that has a page with its pictures."""
-    payload: Any = part.get_payload()
-    is_related = part.get_content_type() == "multipart/related" and part.is_multipart()
-    return [each for each in (payload if is_related else [part]) if each.get_content_type() == "text/html"]
+    parts: Any = [part]
+    if part.get_content_type() == "multipart/related" and part.is_multipart():
+        parts = part.get_payload()
+    return [each for each in parts if each.get_content_type() == "text/html"]
 
 
 def _different_words(text: str) -> list[str]:
@@ -185,7 +195,8 @@ def _words(part: Message, named: list[str] | None = None) -> str:
     data = part.get_payload(decode=True)
     if not isinstance(data, bytes):
         return ""
-    text = _decoded(data, part.get_content_charset() or "")
+    decoded = decode(data, part.get_content_charset() or "")
+    text = data.decode("utf-8", "replace") if decoded is None else decoded.text
     if named is not None and part.defects:
         named.append("what is damaged in a body")
     if part.get_content_type() != "text/html":
@@ -196,8 +207,3 @@ def _words(part: Message, named: list[str] | None = None) -> str:
     if named is not None:
         named.extend(page.missing)
     return page.text
-
-
-def _decoded(data: bytes, charset: str) -> str:
-    decoded = decode(data, charset)
-    return data.decode("utf-8", "replace") if decoded is None else decoded.text

@@ -18,16 +18,18 @@ _MAX_CELLS = 10_000
 _MOST_NAMED = 50
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _AS_TEXT = ("text/plain", "text/markdown", "text/latex")
+# What notebooks before version 4 call the kinds of an output.
+_OLD_KINDS = {"png": "image/png", "jpeg": "image/jpeg", "svg": "image/svg+xml", "html": "text/html"}
 
 
 @parsing("notebook")
 def read_notebook(data: bytes, _wanted: Wanted = ALL) -> Extracted:
     """Return a notebook as text, a part for each cell. Raises ToolFailed."""
-    found: Any = json.loads(data.decode("utf-8-sig"), parse_int=str, parse_float=str)
-    cells = _cells(found)
+    notebook: Any = json.loads(data.decode("utf-8-sig"), parse_int=str, parse_float=str)
+    cells = _cells(notebook)
     if cells is None:
         raise ToolFailed("this file has no cells of a notebook; it is damaged, or has the name of another kind")
-    language = _language(found)
+    language = _language(notebook)
     named: list[str] = []
     parts: list[Part] = []
     room = _TEXT_CHARS
@@ -45,18 +47,21 @@ def read_notebook(data: bytes, _wanted: Wanted = ALL) -> Extracted:
     return Extracted(tuple(parts), None, len(cells), tuple(named))
 
 
-def _cells(found: Any) -> list[Any] | None:
+def _cells(notebook: Any) -> list[Any] | None:
     """Return the cells; those of a notebook before version 4 are in worksheets."""
-    fields = _dict(found)
+    fields = _dict(notebook)
     if isinstance(fields.get("cells"), list):
         return _list(fields["cells"])
     if not isinstance(fields.get("worksheets"), list):
         return None
-    return [cell for sheet in _list(fields["worksheets"]) for cell in _list(_dict(sheet).get("cells"))]
+    cells: list[Any] = []
+    for sheet in _list(fields["worksheets"]):
+        cells += _list(_dict(sheet).get("cells"))
+    return cells
 
 
-def _language(found: Any) -> str:
-    metadata = _dict(found.get("metadata"))
+def _language(notebook: Any) -> str:
+    metadata = _dict(notebook.get("metadata"))
     for key, name in (("language_info", "name"), ("kernelspec", "language")):
         language = _dict(metadata.get(key)).get(name)
         if isinstance(language, str) and re.fullmatch(r"[\w+#.-]{1,30}", language):
@@ -97,25 +102,32 @@ def _cell_text(cell: Any, number: int, language: str, named: list[str]) -> str:
 
 
 def _output_text(output: dict[str, Any], number: int, named: list[str]) -> str:
-    if output.get("output_type") == "error" or output.get("output_type") == "pyerr":
-        trace = "\n".join(each for each in _list(output.get("traceback")) if isinstance(each, str))
-        return _COLOURS.sub("", trace) or f"{_text(output.get('ename'))}: {_text(output.get('evalue'))}"
-    data = _dict(output.get("data")) or {_OLD_KINDS.get(key, ""): value for key, value in output.items()}
+    if output.get("output_type") in ("error", "pyerr"):
+        return _error_text(output)
+    data = _dict(output.get("data"))
+    if not data:
+        data = {_OLD_KINDS.get(key, ""): value for key, value in output.items()}
+    has_text = "text/html" in data or any(kind in data for kind in _AS_TEXT)
     for kind in data:
         if kind.startswith("image/"):
             named.append(f"a picture among the outputs of cell {number:,}")
-        elif kind.startswith("application/") and not any(each in data for each in (*_AS_TEXT, "text/html")):
+        elif kind.startswith("application/") and not has_text:
             named.append(f"an output of cell {number:,} ({kind[:100]})")
+
     text = _COLOURS.sub("", _text(output.get("text")))
     for kind in _AS_TEXT:
         if kind in data and not text.strip():
             text = _COLOURS.sub("", _text(data[kind]))
-    if "text/html" in data and (not text.strip() or text.startswith("<")):  # a text such as <IPython.core.HTML object>
+    is_placeholder = text.startswith("<")  # such as <IPython.core.display.HTML object>
+    if "text/html" in data and (is_placeholder or not text.strip()):
         html = _text(data["text/html"])
         if len(html) > _HTML_CHARS:
             named.append(f"the rest of a page among the outputs of cell {number:,}")
-        text = read_page_text(html[:_HTML_CHARS]).text or text
+        return read_page_text(html[:_HTML_CHARS]).text or text
     return text
 
 
-_OLD_KINDS = {"png": "image/png", "jpeg": "image/jpeg", "svg": "image/svg+xml", "html": "text/html"}
+def _error_text(output: dict[str, Any]) -> str:
+    lines = [line for line in _list(output.get("traceback")) if isinstance(line, str)]
+    trace = _COLOURS.sub("", "\n".join(lines))
+    return trace or f"{_text(output.get('ename'))}: {_text(output.get('evalue'))}"

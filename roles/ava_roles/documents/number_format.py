@@ -50,17 +50,27 @@ _DAY_S = 86_400
 
 
 class _Token(NamedTuple):
+    """A piece of a format code. Its kind is the name of the group in `_TOKEN` that matched."""
+
     kind: str
     text: str
 
 
+_POINT = _Token("sign", ".")
+_COMMA = _Token("sign", ",")
+_PERCENT = _Token("sign", "%")
+_SLASH = _Token("sign", "/")
+_AT = _Token("sign", "@")  # the text of the cell
+
+
 def show_number(value: float, code: str, epoch_1904: bool = False) -> str:
     """Return a number as its format code shows it; as it is stored, if the code shows nothing or is not understood."""
+    code = _SHORT_DATES.get(code, code)[:_CODE_CHARS]
     try:
-        shown = _show(value, _SHORT_DATES.get(code, code)[:_CODE_CHARS], epoch_1904)
+        text = _show(value, code, epoch_1904)
     except (ArithmeticError, ValueError, IndexError):
-        shown = ""
-    return shown.strip() or plain_number(value)
+        text = ""
+    return text.strip() or plain_number(value)
 
 
 def plain_number(value: float) -> str:
@@ -71,24 +81,38 @@ def plain_number(value: float) -> str:
 
 
 def _show(value: float, code: str, epoch_1904: bool) -> str:
-    section, signed = _section(value, code)
-    tokens = [_Token(found.lastgroup or "", found[found.lastgroup or 0]) for found in _TOKEN.finditer(section)]
+    section, needs_sign = _section(value, code)
+    tokens = _tokens(section)
     kinds = {token.kind for token in tokens}
-    if kinds & {"elapsed"} or ("date" in kinds and "digit" not in kinds - {"fraction"}):
+    is_date = "date" in kinds and "digit" not in kinds
+    if is_date or "elapsed" in kinds:
         return _show_date(value, tokens, epoch_1904)
-    if not kinds & {"digit", "general"} and not any(token == _Token("sign", "@") for token in tokens):
-        return _literals(tokens)
-    sign = "-" if value < 0 and signed else ""
-    return sign + _show_digits(Decimal(repr(abs(value))), tokens)
+    if not _has_number(tokens):
+        return "".join(map(_literal, tokens))
+    text = _show_digits(Decimal(repr(abs(value))), tokens)
+    return f"-{text}" if value < 0 and needs_sign else text
+
+
+def _tokens(code: str) -> list[_Token]:
+    tokens = []
+    for match in _TOKEN.finditer(code):
+        kind = match.lastgroup or ""
+        tokens.append(_Token(kind, match[kind]))
+    return tokens
+
+
+def _has_number(tokens: Sequence[_Token]) -> bool:
+    """Tell whether a code shows the number at all, and not only words."""
+    return _AT in tokens or any(token.kind in ("digit", "general") for token in tokens)
 
 
 def _section(value: float, code: str) -> tuple[str, bool]:
     """Return the part of a code that is for this number, and whether a minus is to be added."""
-    sections = [found[0] for found in _SECTION.finditer(code) if found[0]] or [GENERAL]
-    for each in sections[:2]:
-        condition = _CONDITION.search(each)
+    sections = [match[0] for match in _SECTION.finditer(code) if match[0]] or [GENERAL]
+    for section in sections[:2]:
+        condition = _CONDITION.search(section)
         if condition and _holds(value, condition[1], float(condition[2])):
-            return each, True
+            return section, True
     if _CONDITION.search(sections[0]):
         return sections[-1], True
     if value < 0 and len(sections) > 1:
@@ -109,10 +133,6 @@ def _holds(value: float, comparison: str, limit: float) -> bool:
     }[comparison]
 
 
-def _literals(tokens: Sequence[_Token]) -> str:
-    return "".join(_literal(token) for token in tokens)
-
-
 def _literal(token: _Token) -> str:
     if token.kind in ("quoted", "escaped", "literal", "currency"):
         return token.text
@@ -120,72 +140,104 @@ def _literal(token: _Token) -> str:
 
 
 def _show_digits(value: Decimal, tokens: Sequence[_Token]) -> str:
-    if any(token.kind == "general" or token == _Token("sign", "@") for token in tokens):
-        number = plain_number(float(value) if value % 1 else int(value))
-        return "".join(
-            number if token.kind == "general" or token == _Token("sign", "@") else _literal(token) for token in tokens
-        )
-    if any(token == _Token("sign", "/") for token in tokens):
+    kinds = [token.kind for token in tokens]
+    if _AT in tokens or "general" in kinds:
+        return _show_general(value, tokens)
+    if _SLASH in tokens:
         return _show_fraction(value, tokens)
-    power = next((at for at, token in enumerate(tokens) if token.kind == "power"), None)
-    if power is not None:
+    if "power" in kinds:
+        power = kinds.index("power")
         return _show_power(value, tokens[:power], tokens[power:])
     return _show_decimal(value, tokens)
 
 
+def _show_general(value: Decimal, tokens: Sequence[_Token]) -> str:
+    is_integer = value % 1 == 0
+    number = plain_number(int(value) if is_integer else float(value))
+    shown: list[str] = []
+    for token in tokens:
+        if token == _AT or token.kind == "general":
+            shown.append(number)
+        else:
+            shown.append(_literal(token))
+    return "".join(shown)
+
+
 def _show_decimal(value: Decimal, tokens: Sequence[_Token]) -> str:
-    digits = [at for at, token in enumerate(tokens) if token.kind == "digit"]
-    point = next((at for at, token in enumerate(tokens) if token == _Token("sign", ".")), len(tokens))
-    fraction_token = next((at for at, token in enumerate(tokens) if token.kind == "fraction"), None)
-    if fraction_token is not None:
-        point = fraction_token
-    whole = [at for at in digits if at < point]
-    behind = "".join(tokens[at].text for at in digits if at > point)
-    if fraction_token is not None:
-        behind = tokens[fraction_token].text[1:] + behind
-    commas = [at for at, token in enumerate(tokens) if token == _Token("sign", ",")]
-    grouped = any(whole and whole[0] < at < whole[-1] for at in commas)
-    last = max((*whole, -1))
-    scale = sum(last < at <= point and at < point for at in commas) if whole else 0
-    percent = sum(token == _Token("sign", "%") for token in tokens)
-    value = value * 100**percent / 1000**scale
-    places = min(len(behind), _MOST_DIGITS)
+    point = _point_index(tokens)
+    digits = [index for index, token in enumerate(tokens) if token.kind == "digit"]
+    integer = [index for index in digits if index < point]
+    decimals = "".join(tokens[index].text for index in digits if index > point)
+    if point < len(tokens) and tokens[point].kind == "fraction":
+        decimals = tokens[point].text[1:] + decimals
+
+    # A comma between the digits groups thousands; each one behind the last digit divides by a thousand.
+    thousands = 0
+    has_groups = False
+    for index, token in enumerate(tokens[:point]):
+        if token != _COMMA or not integer:
+            continue
+        if index > integer[-1]:
+            thousands += 1
+        elif index > integer[0]:
+            has_groups = True
+    percents = tokens.count(_PERCENT)
+    value = value * 100**percents / 1000**thousands
+
+    places = min(len(decimals), _MOST_DIGITS)
     rounded = value.quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
     before, _, after = f"{rounded:f}".partition(".")
-    least = sum(tokens[at].text == "0" for at in whole)
-    before = before.lstrip("0").rjust(least, "0")
-    while after and behind[len(after) - 1] != "0" and after.endswith("0"):
+    least_digits = sum(tokens[index].text == "0" for index in integer)
+    before = before.lstrip("0").rjust(least_digits, "0")
+    if has_groups:
+        before = _group(before or "0")
+    while after.endswith("0") and decimals[len(after) - 1] != "0":
         after = after[:-1]
-    if grouped:
-        before = f"{int(before or 0):,}" if least <= len(before.lstrip("0")) or not before else _group(before)
-    return _lay_out(tokens, whole, before, point, after)
+    return _lay_out(tokens, integer, before, point, after)
+
+
+def _point_index(tokens: Sequence[_Token]) -> int:
+    """Return where the decimals of a code begin; behind its end if it has none."""
+    kinds = [token.kind for token in tokens]
+    if "fraction" in kinds:
+        return kinds.index("fraction")
+    return tokens.index(_POINT) if _POINT in tokens else len(tokens)
 
 
 def _group(digits: str) -> str:
     first = len(digits) % 3
     groups = [digits[:first]] if first else []
-    groups += [digits[at : at + 3] for at in range(first, len(digits), 3)]
+    groups += [digits[start : start + 3] for start in range(first, len(digits), 3)]
     return ",".join(groups)
 
 
-def _lay_out(tokens: Sequence[_Token], whole: Sequence[int], before: str, point: int, after: str) -> str:
-    """Return the literals of a code with the digits between them, e.g. a telephone number for `000-0000`."""
-    parts: dict[int, str] = {}
-    if "," in before or len(whole) < 2:
-        if whole:
-            parts[whole[0]] = before
-    else:
-        left = before
-        for at in reversed(whole[1:]):
-            left, parts[at] = left[:-1], left[-1:]
-        parts[whole[0]] = left
+def _lay_out(tokens: Sequence[_Token], integer: Sequence[int], before: str, point: int, after: str) -> str:
+    """Return the literals of a code with the digits between them, e.g. a telephone number for `000-0000`.
+
+    Args:
+        tokens: The code.
+        integer: Where its digits before the point are.
+        before: The number's digits before the point, perhaps in groups.
+        point: Where its decimals begin.
+        after: The number's decimals.
+    """
+    digits: dict[int, str] = {}
+    if "," not in before:
+        for index in reversed(integer[1:]):
+            before, digits[index] = before[:-1], before[-1:]
+    if integer:
+        digits[integer[0]] = before
+
     shown: list[str] = []
-    for at, token in enumerate(tokens):
-        if at == point:
-            shown.append((before if not whole else "") + (f".{after}" if after else ""))
-        elif at in parts:
-            shown.append(parts[at])
-        elif token == _Token("sign", "%"):
+    for index, token in enumerate(tokens):
+        if index == point:
+            if not integer:
+                shown.append(before)
+            if after:
+                shown.append(f".{after}")
+        elif index in digits:
+            shown.append(digits[index])
+        elif token == _PERCENT:
             shown.append("%")
         else:
             shown.append(_literal(token))
@@ -193,49 +245,56 @@ def _lay_out(tokens: Sequence[_Token], whole: Sequence[int], before: str, point:
 
 
 def _show_power(value: Decimal, mantissa: Sequence[_Token], power: Sequence[_Token]) -> str:
-    places = sum(token.kind == "digit" for token in mantissa)
-    text = "".join(token.text for token in mantissa)
-    places = len(text.partition(".")[2]) if "." in text else 0
-    width = sum(token.kind == "digit" for token in power)
+    mantissa_code = "".join(token.text for token in mantissa)
+    places = len(mantissa_code.partition(".")[2])
     digits, _, exponent = f"{value:.{min(places, _MOST_DIGITS)}E}".partition("E")
-    number = int(exponent)
-    sign = "-" if number < 0 else "+" if power[0].text.endswith("+") else ""
-    return f"{digits}E{sign}{abs(number):0{max(width, 1)}d}"
+    sign = ""
+    if int(exponent) < 0:
+        sign = "-"
+    elif power[0].text.endswith("+"):
+        sign = "+"
+    width = sum(token.kind == "digit" for token in power)
+    return f"{digits}E{sign}{abs(int(exponent)):0{max(width, 1)}d}"
 
 
 def _show_fraction(value: Decimal, tokens: Sequence[_Token]) -> str:
     code = "".join(token.text for token in tokens)
-    _, _, below = code.partition("/")
-    fixed = re.match(r"\s*(\d+)", below)
-    width = sum(char in "?#0" for char in below)
-    has_whole = re.search(r"[#0?]\s+[#0?]", code.partition("/")[0]) is not None
-    whole, rest = divmod(Fraction(value), 1) if has_whole else (0, Fraction(value))
-    if fixed and int(fixed[1]) > 0:
-        bottom = int(fixed[1])
+    above, _, below = code.partition("/")
+    has_integer = re.search(r"[#0?]\s+[#0?]", above) is not None
+    integer, rest = divmod(Fraction(value), 1) if has_integer else (0, Fraction(value))
+
+    denominator = re.match(r"\s*(\d+)", below)
+    if denominator and int(denominator[1]) > 0:
+        bottom = int(denominator[1])
         top = round(rest * bottom)
     else:
-        near = rest.limit_denominator(10 ** min(max(width, 1), 6) - 1)
-        top, bottom = near.numerator, near.denominator
-    if has_whole and top == bottom:
-        whole, top = whole + 1, 0
-    if has_whole and not top:
-        return str(whole)
-    return f"{whole} {top}/{bottom}" if has_whole and whole else f"{top}/{bottom}"
+        width = sum(char in "?#0" for char in below)
+        width = min(max(width, 1), 6)
+        nearest = rest.limit_denominator(10**width - 1)
+        top, bottom = nearest.numerator, nearest.denominator
+
+    if not has_integer:
+        return f"{top}/{bottom}"
+    if top == bottom:
+        integer, top = integer + 1, 0
+    if not top:
+        return str(integer)
+    return f"{integer} {top}/{bottom}" if integer else f"{top}/{bottom}"
 
 
 # -- dates and durations ----------------------------------------------------------------------------------------------
 
 
 def _show_date(value: float, tokens: Sequence[_Token], epoch_1904: bool) -> str:
-    places = max((len(token.text) - 1 for token in tokens if token.kind == "fraction"), default=0)
+    fractions = [token.text for token in tokens if token.kind == "fraction"]
+    places = max(map(len, fractions)) - 1 if fractions else 0
     seconds = round(value * _DAY_S, min(places, 3))
     if any(token.kind == "elapsed" for token in tokens):
         return _show_duration(seconds, tokens, places)
     if value < 0:
         raise ValueError("dates begin at 0")
     moment = _moment(seconds, epoch_1904)
-    has_noon = any(token.kind == "noon" for token in tokens)
-    return "".join(_show_part(token, at, tokens, moment, has_noon, places) for at, token in enumerate(tokens))
+    return "".join(_show_part(tokens, index, moment, places) for index in range(len(tokens)))
 
 
 def _moment(seconds: float, epoch_1904: bool) -> datetime:
@@ -246,15 +305,16 @@ def _moment(seconds: float, epoch_1904: bool) -> datetime:
     return start + timedelta(seconds=seconds)
 
 
-def _show_part(token: _Token, at: int, tokens: Sequence[_Token], moment: datetime, has_noon: bool, places: int) -> str:
+def _show_part(tokens: Sequence[_Token], index: int, moment: datetime, places: int) -> str:
+    token = tokens[index]
     if token.kind == "noon":
         return "AM" if moment.hour < 12 else "PM"
     if token.kind == "fraction":
         return f"{moment.microsecond / 1_000_000:.{places}f}"[1:]
-    if token.kind == "sign":
-        return token.text if token.text in "./," else ""
+    if token.kind == "sign" and token.text in "./,":
+        return token.text
     if token.kind != "date":
-        return _literal(token) if token.kind != "digit" else ""
+        return _literal(token)
     letter, width = token.text[0].lower(), len(token.text)
     if letter == "y":
         return f"{moment.year:04d}" if width > 2 else f"{moment.year % 100:02d}"
@@ -262,21 +322,25 @@ def _show_part(token: _Token, at: int, tokens: Sequence[_Token], moment: datetim
         name = _DAYS[moment.weekday()]
         return {1: str(moment.day), 2: f"{moment.day:02d}", 3: name[:3]}.get(width, name)
     if letter == "h":
-        hour = (moment.hour % 12 or 12) if has_noon else moment.hour
+        hour = moment.hour
+        if any(each.kind == "noon" for each in tokens):
+            hour = hour % 12 or 12
         return f"{hour:0{min(width, 2)}d}"
     if letter == "s":
         return f"{moment.second:0{min(width, 2)}d}"
-    if _is_minute(at, tokens):
+    if _is_minute(tokens, index):
         return f"{moment.minute:0{min(width, 2)}d}"
     name = _MONTHS[moment.month - 1]
     return {1: str(moment.month), 2: f"{moment.month:02d}", 3: name[:3], 5: name[0]}.get(width, name)
 
 
-def _is_minute(at: int, tokens: Sequence[_Token]) -> bool:
+def _is_minute(tokens: Sequence[_Token], index: int) -> bool:
     """Tell whether an `m` means minutes: it follows hours, or comes before seconds."""
-    before = next((token.text[0].lower() for token in reversed(tokens[:at]) if token.kind in ("date", "elapsed")), "")
-    after = next((token.text[0].lower() for token in tokens[at + 1 :] if token.kind == "date"), "")
-    return len(tokens[at].text) <= 2 and (before == "h" or after == "s")
+    if len(tokens[index].text) > 2:
+        return False
+    before = [token.text[0].lower() for token in tokens[:index] if token.kind in ("date", "elapsed")]
+    after = [token.text[0].lower() for token in tokens[index + 1 :] if token.kind == "date"]
+    return before[-1:] == ["h"] or after[:1] == ["s"]
 
 
 def _show_duration(seconds: float, tokens: Sequence[_Token], places: int) -> str:

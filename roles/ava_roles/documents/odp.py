@@ -6,7 +6,8 @@ from typing import Any
 
 from ava_roles.documents.opendocument import OpenPackage, OpenReader
 from ava_roles.documents.opendocument_lists import style_elements
-from ava_roles.documents.package import child, name_of, value_of
+from ava_roles.documents.package import child, children, name_of, value_of
+from ava_roles.documents.phrases import comment_text
 from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.tools.pages import parsing
 
@@ -30,13 +31,13 @@ class _Reader(OpenReader):
     def read(self) -> list[Part]:
         parts: list[Part] = []
         hidden = self._hidden_pages()
-        slides = [each for each in self._body if name_of(each) == "draw:page"]
+        slides = children(self._body, "draw:page")
         for number, slide in enumerate(slides, 1):
             if self._full() or number > _MAX_SLIDES:
                 parts.append(Part("", f"({len(slides) - number + 1:,} more slides are not shown)"))
                 break
-            is_hidden = " (hidden)" if value_of(slide, "style-name") in hidden else ""
-            parts.append(Part(f"slide {number}{is_hidden}", self._slide(slide)))
+            suffix = " (hidden)" if value_of(slide, "style-name") in hidden else ""
+            parts.append(Part(f"slide {number}{suffix}", self._slide(slide)))
         shared = self._shared_text()
         if shared:
             parts.append(Part("on several slides", shared))
@@ -44,20 +45,19 @@ class _Reader(OpenReader):
 
     def _hidden_pages(self) -> set[str | None]:
         """Return the names of the styles of pages that are not shown."""
-        found: set[str | None] = set()
+        names: set[str | None] = set()
         for each in style_elements([self._styles_root, self._root]):
             if value_of(child(each, "style:drawing-page-properties"), "visibility") == "hidden":
-                found.add(value_of(each, "name"))
-        return found
+                names.add(value_of(each, "name"))
+        return names
 
     def _slide(self, slide: Any) -> str:
         blocks = self._apart(slide)
         notes: list[str] = []
-        for each in slide:
-            if name_of(each) == "presentation:notes":
-                for frame in each:
-                    if value_of(frame, "class") in ("notes", None):
-                        notes += self._apart(frame)
+        for page in children(slide, "presentation:notes"):
+            for frame in page:
+                if value_of(frame, "class") in ("notes", None):
+                    notes += self._apart(frame)
         if notes:
             blocks.append("Notes:\n" + "\n\n".join(notes))
         return "\n\n".join(blocks)
@@ -70,22 +70,21 @@ class _Reader(OpenReader):
             super()._element(element)
 
     def _slide_comment(self, element: Any) -> None:
-        author, text = self._said_in(element)
+        author, text = self._read_comment(element)
         self._emitted += 1
-        self._add(f"[comment] {author}{': ' * bool(author)}{text}")
+        self._add(f"[comment] {comment_text(author, text)}")
 
     def _shared_text(self) -> str:
         """Return the text that the master pages and footers show on each slide, such as a company's name."""
-        found: dict[str, None] = {}
+        blocks: dict[str, None] = {}
         for page in self.master_pages():
             for shape in page:
                 is_place = value_of(shape, "class") is not None or value_of(shape, "placeholder") == "true"
                 if not is_place and name_of(shape) != "presentation:notes":
-                    found.update(dict.fromkeys(self._shape_blocks(shape)))
-        for each in self._body:
-            if name_of(each) in _DECLARED:
-                found.update(dict.fromkeys(self._apart(each)))
-        return "\n\n".join(found)
+                    blocks.update(dict.fromkeys(self._shape_blocks(shape)))
+        for each in children(self._body, *_DECLARED):
+            blocks.update(dict.fromkeys(self._apart(each)))
+        return "\n\n".join(blocks)
 
     def _shape_blocks(self, shape: Any) -> list[str]:
         outer, self._blocks = self._blocks, []

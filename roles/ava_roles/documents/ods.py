@@ -8,7 +8,7 @@ from typing import Any
 
 from ava_roles.documents.opendocument import OpenPackage, OpenReader, count_of, rows_of
 from ava_roles.documents.opendocument_lists import style_elements
-from ava_roles.documents.package import child, name_of, value_of
+from ava_roles.documents.package import child, children, descendants, name_of, value_of
 from ava_roles.documents.sheet_table import (
     CELL_CHARS,
     MAX_COLUMNS,
@@ -24,6 +24,7 @@ from ava_roles.tools.pages import parsing
 
 _MOST_REPEATS = 100
 """A row that is the same as the next ones is shown so often; then it is said how many follow."""
+_LAST_COLUMN = 16_384
 _VALUES = ("string-value", "date-value", "time-value", "boolean-value", "value")
 _SHOWN = ("text:p", "text:h", "text:list", "table:table")
 _HIDDEN = ("collapse", "filter")
@@ -61,7 +62,7 @@ class _Reader(OpenReader):
     def extracted(self) -> Extracted:
         parts: list[Part] = []
         hidden = self._hidden_sheets()
-        tables = [each for each in self._body if name_of(each) == "table:table"]
+        tables = children(self._body, "table:table")
         for number, each in enumerate(tables):
             title = one_line(value_of(each, "name") or "", NAME_CHARS)
             source = child(each, "table:table-source")
@@ -69,36 +70,36 @@ class _Reader(OpenReader):
                 address = one_line(value_of(source, "href") or "")
                 self._room.missing.append(f"sheet {title} has cells of another file, which is not opened ({address})")
             if self._room.spent:
-                left = ", ".join(one_line(value_of(other, "name") or "") for other in tables[number : number + 20])
-                self._room.missing.append(f"{len(tables) - number:,} more sheets, which are not read: {left}")
+                titles = [one_line(value_of(other, "name") or "") for other in tables[number : number + 20]]
+                more = f"{len(tables) - number:,} more sheets, which are not read"
+                self._room.missing.append(f"{more}: {', '.join(titles)}")
                 self._unread = True
                 break
-            is_hidden = " (hidden)" if value_of(each, "style-name") in hidden else ""
-            place = f"sheet {title}{is_hidden}"
+            suffix = " (hidden)" if value_of(each, "style-name") in hidden else ""
+            place = f"sheet {title}{suffix}"
             parts.append(Part(place, self._sheet_text(title, each)))
             self._room.tables -= len(place) + len("[]\n\n\n")
         names = self._defined_names()
         if names:
             parts.append(Part("", names))
-        for each in self._body:
-            if name_of(each) == "table:tracked-changes":
-                self._changes(each)
+        for each in children(self._body, "table:tracked-changes"):
+            self._changes(each)
         missing = (*self._room.missing, *self.missing())
         return Extracted(tuple(parts), self._package.title(), max(len(tables), 1), missing, self._unread)
 
     def _hidden_sheets(self) -> set[str | None]:
-        found: set[str | None] = set()
+        names: set[str | None] = set()
         for each in style_elements([self._root]):
             if value_of(child(each, "style:table-properties"), "display") == "false":
-                found.add(value_of(each, "name"))
-        return found
+                names.add(value_of(each, "name"))
+        return names
 
     def _defined_names(self) -> str:
         lines: list[str] = []
-        for each in self._body.iter():
-            if name_of(each) in ("table:named-range", "table:named-expression"):
-                meaning = value_of(each, "cell-range-address") or value_of(each, "expression") or ""
-                lines.append(f"[name {one_line(value_of(each, 'name') or '')}] {one_line(meaning)}")
+        for each in descendants(self._body, "table:named-range", "table:named-expression"):
+            name = value_of(each, "name") or ""
+            meaning = value_of(each, "cell-range-address") or value_of(each, "expression") or ""
+            lines.append(f"[name {one_line(name)}] {one_line(meaning)}")
         return self._room.defined_names(lines)
 
     # -- one sheet --------------------------------------------------------------------------------------------
@@ -123,13 +124,14 @@ class _Reader(OpenReader):
         return "\n".join([*sheet.table.lines(), *self._room.fitting(below, f"notes and text boxes of sheet {title}")])
 
     def _note_hidden_columns(self, sheet: _Sheet, element: Any) -> None:
-        at = 1
+        column = 1
         for each in _columns(element):
             count = count_of(each, "number-columns-repeated")
-            if value_of(each, "visibility") in _HIDDEN and at <= 16_384:
-                first, last = column_letters(at), column_letters(min(at + count - 1, 16_384))
+            if value_of(each, "visibility") in _HIDDEN and column <= _LAST_COLUMN:
+                first = column_letters(column)
+                last = column_letters(min(column + count - 1, _LAST_COLUMN))
                 sheet.hidden_columns.append(first if first == last else f"{first} to {last}")
-            at += count
+            column += count
 
     def _read_rows(self, sheet: _Sheet, element: Any) -> None:
         number = 1
@@ -137,11 +139,10 @@ class _Reader(OpenReader):
             count = count_of(row, "number-rows-repeated")
             cells = self._cells(sheet, number, row)
             shown = min(count, _MOST_REPEATS) if cells else 0
-            for at in range(number, number + shown):
-                if not self._put_row(sheet, at, cells):
-                    self._room.missing.append(
-                        f"what comes from row {at:,} on in sheet {sheet.title} is too long to read"
-                    )
+            for index in range(number, number + shown):
+                if not self._put_row(sheet, index, cells):
+                    rest = f"what comes from row {index:,} on in sheet {sheet.title}"
+                    self._room.missing.append(f"{rest} is too long to read")
                     self._unread = True
                     return
             if value_of(row, "visibility") in _HIDDEN:
@@ -151,17 +152,17 @@ class _Reader(OpenReader):
                 sheet.notes.append(f"[rows {first:,} to {last:,} are the same as row {number:,}]")
             number += count
 
-    def _put_row(self, sheet: _Sheet, at: int, cells: list[tuple[int, str]]) -> bool:
+    def _put_row(self, sheet: _Sheet, row: int, cells: list[tuple[int, str]]) -> bool:
         """Add the cells of a row; return False if there was no room for all of them."""
         for column, text in cells:
             if self._room.spent:
                 return False
-            self._room.tables -= sheet.table.put(at, column, text)
+            self._room.tables -= sheet.table.put(row, column, text)
         return True
 
     def _cells(self, sheet: _Sheet, number: int, row: Any) -> list[tuple[int, str]]:
         """Return the cells of a row that have text, by their columns."""
-        found: list[tuple[int, str]] = []
+        texts: list[tuple[int, str]] = []
         column = 1
         for cell in row:
             name = name_of(cell)
@@ -170,14 +171,16 @@ class _Reader(OpenReader):
             count = count_of(cell, "number-columns-repeated")
             text = self._cell_text(sheet, cell)
             if text:
-                last = min(column + count - 1, MAX_COLUMNS)
-                found += [(at, text) for at in range(column, last + 1)]
-                sheet.table.is_cut = sheet.table.is_cut or column + count - 1 > MAX_COLUMNS
-            down, right = count_of(cell, "number-rows-spanned"), count_of(cell, "number-columns-spanned")
-            if down > 1 and len(sheet.merged) < MOST_NOTES * 10:
-                sheet.merged.append((column, number, column + right - 1, number + down - 1))
+                last = column + count - 1
+                texts += [(index, text) for index in range(column, min(last, MAX_COLUMNS) + 1)]
+                if last > MAX_COLUMNS:
+                    sheet.table.is_cut = True
+            rows = count_of(cell, "number-rows-spanned")
+            columns = count_of(cell, "number-columns-spanned")
+            if rows > 1 and len(sheet.merged) < MOST_NOTES * 10:
+                sheet.merged.append((column, number, column + columns - 1, number + rows - 1))
             column += count
-        return found
+        return texts
 
     def _cell_text(self, sheet: _Sheet, cell: Any) -> str:
         blocks: list[str] = []
@@ -187,8 +190,9 @@ class _Reader(OpenReader):
             if name_of(each) in _SHOWN:
                 blocks += self._blocks_from(each)
             elif name_of(each) in ("office:annotation", "officeooo:annotation"):
-                by, said = self._said_in(each)
-                comments.append(f"[comment by {by}: {one_line(said)}]" if by else f"[comment: {one_line(said)}]")
+                author, text = self._read_comment(each)
+                heading = f"comment by {author}" if author else "comment"
+                comments.append(f"[{heading}: {one_line(text)}]")
             else:
                 drawn += self._blocks_from(each)
         sheet.notes += [f"[text box] {one_line(text)}" for text in drawn]
@@ -207,19 +211,20 @@ class _Reader(OpenReader):
 
     def _printed(self, element: Any) -> Iterator[str]:
         """Yield the headers and footers of the printed pages of a sheet."""
-        wanted = self._master_of(value_of(element, "style-name"))
-        seen: set[str] = set()
+        master = self._master_of(value_of(element, "style-name"))
+        lines: dict[str, None] = {}
         for page in self.master_pages():
-            if value_of(page, "name") != wanted:
+            if value_of(page, "name") != master:
                 continue
             for each in page:
                 name = name_of(each).removeprefix("style:")
-                if name.startswith(("header", "footer")) and value_of(each, "display") != "false":
-                    what = "header" if name.startswith("header") else "footer"
-                    line = f"[{what} of the printed page] {one_line(' '.join(self._apart(each)))}"
-                    if not line.endswith("] ") and line not in seen:
-                        seen.add(line)
-                        yield line
+                if not name.startswith(("header", "footer")) or value_of(each, "display") == "false":
+                    continue
+                margin = "header" if name.startswith("header") else "footer"
+                text = one_line(" ".join(self._apart(each)))
+                if text:
+                    lines[f"[{margin} of the printed page] {text}"] = None
+        yield from lines
 
     def _master_of(self, style: str | None) -> str:
         for each in style_elements([self._root]):
@@ -239,6 +244,10 @@ def _columns(element: Any) -> Iterator[Any]:
 
 def _value(cell: Any) -> str:
     """Return the value of a cell whose text the file leaves out, or else its formula."""
-    value = next(filter(None, (value_of(cell, name) for name in _VALUES)), "")
+    for name in _VALUES:
+        value = value_of(cell, name)
+        if value:
+            return one_line(value, CELL_CHARS)
     formula = value_of(cell, "formula") or ""
-    return one_line(value or formula.partition(":")[2] or formula, CELL_CHARS)
+    without_prefix = formula.partition(":")[2]
+    return one_line(without_prefix or formula, CELL_CHARS)

@@ -14,8 +14,9 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from ava_roles.documents.opendocument_lists import OpenLists, OpenStyles, outline_level
-from ava_roles.documents.package import OfficePackage, child, name_of, value_of
+from ava_roles.documents.package import OfficePackage, child, children, descendants, name_of, value_of
 from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, NAME_CHARS, TEXT_CHARS, FlowReader
+from ava_roles.documents.phrases import comment_text, count_phrase
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.extracted import Part
 from ava_roles.tools.pages import MAX_COLUMNS, render_table
@@ -63,28 +64,29 @@ class OpenPackage(OfficePackage):
         """Raises ToolFailed: it is encrypted, no such file, or would take too much to read."""
         super().__init__(data, kind, suffix, has_doctypes=True)
         manifest = self.root(_MANIFEST) if _MANIFEST in self.names else None
-        entries = () if manifest is None else manifest.iter()
-        if "encrypted-package" in self.names or any(name_of(each) == "manifest:encryption-data" for each in entries):
+        if "encrypted-package" in self.names or descendants(manifest, "manifest:encryption-data"):
             raise ToolFailed(f"this {kind} cannot be read: it is encrypted; ask for a copy without a password")
 
     def main(self, *names: str) -> tuple[str, Any]:
         """Return the content of the file, which must be of one of these kinds. Raises ToolFailed."""
         root = self.root("content.xml") if "content.xml" in self.names else None
-        body = child(root, "office:body")
-        for each in () if body is None else body:
-            if name_of(each) in names:
-                return "content.xml", root
+        if children(child(root, "office:body"), *names):
+            return "content.xml", root
         raise ToolFailed("this file has no text of its kind: it is damaged, or has the name of another kind")
 
     def title(self) -> str | None:
         """Return the title that the file's properties name."""
-        found = child(self.root("meta.xml"), "office:meta", "dc:title") if "meta.xml" in self.names else None
-        return " ".join((found.text or "").split())[:2_000] or None if found is not None else None
+        if "meta.xml" not in self.names:
+            return None
+        title = child(self.root("meta.xml"), "office:meta", "dc:title")
+        if title is None:
+            return None
+        return " ".join((title.text or "").split())[:2_000] or None
 
 
 @dataclass
 class _Note:
-    """A footnote, an endnote or a comment: its text, and for a comment who wrote it."""
+    """A footnote, an endnote or a comment. Only a comment has an author."""
 
     author: str = ""
     text: str = ""
@@ -100,8 +102,8 @@ class OpenReader(FlowReader):
         self._styles = OpenStyles([self._styles_root, self._root])
         self._lists = OpenLists([self._styles_root, self._root])
         self._notes: dict[str, list[_Note]] = {word: [] for word in _NOTES}
-        self._controls = dict(_controls(self._root))
-        self._paragraphs = 0  # that are open
+        self._controls = _controls(self._root)
+        self._paragraphs = 0  # how many are open
         self._hidden = self._is_title = False
         self._tables = 0
         self._counts: Counter[str] = Counter()
@@ -110,41 +112,41 @@ class OpenReader(FlowReader):
 
     def margins(self) -> str:
         """Return the headers and footers of the pages, each once."""
-        found: dict[str, None] = {}
+        texts: dict[str, None] = {}
         for page in self.master_pages():
             for each in page:
-                name = name_of(each)
-                if name.startswith(("style:header", "style:footer")) and value_of(each, "display") != "false":
-                    found["\n\n".join(self._apart(each))] = None
-        return "\n\n".join(filter(None, found))
+                is_margin = name_of(each).startswith(("style:header", "style:footer"))
+                if is_margin and value_of(each, "display") != "false":
+                    texts["\n\n".join(self._apart(each))] = None
+        return "\n\n".join(filter(None, texts))
 
     def master_pages(self) -> list[Any]:
-        masters = child(self._styles_root, "office:master-styles")
-        return [each for each in (() if masters is None else masters) if name_of(each) == "style:master-page"]
+        return children(child(self._styles_root, "office:master-styles"), "style:master-page")
 
     def note_parts(self) -> Iterator[Part]:
         """Yield a part for each kind of note that the text has."""
         for word, notes in self._notes.items():
-            texts = [
-                f"[{word} {number}] {note.author}{': ' * bool(note.author)}{note.text}".rstrip()
-                for number, note in enumerate(notes, 1)
-            ]
+            texts: list[str] = []
+            for number, note in enumerate(notes, 1):
+                texts.append(f"[{word} {number}] {comment_text(note.author, note.text)}".rstrip())
             if texts:
                 yield Part(f"{word}s", "\n\n".join(texts))
 
     def with_cut(self, parts: list[Part]) -> list[Part]:
-        """Return the parts with a line at their end if not all of them was read."""
+        """Return the parts, and a line at their end if the text was cut."""
         return [*parts, Part("", CUT)] if self._cut else parts
 
     def missing(self) -> tuple[str, ...]:
         """Return sentences on what is in the file and not in its text."""
-        said = [f"{count:,} {what}{'s' * (count > 1)}" for what, count in self._counts.items()]
-        return (*said, *self._hidden_text("text"), *self._named_objects(), *self._unread_parts())
+        counts = [count_phrase(count, noun) for noun, count in self._counts.items()]
+        return (*counts, *self._hidden_text("text"), *self._named_objects(), *self._unread_parts())
 
     def _unread_parts(self) -> list[str]:
-        names = [name for name in self._package.names if name.startswith(("Basic/", "Scripts/"))]
-        has_macros = any(not name.endswith(("/", *_EMPTY_LIBRARIES)) for name in names)
-        return ["macros"] * has_macros + super()._unread_parts()
+        unread = super()._unread_parts()
+        for name in self._package.names:
+            if name.startswith(("Basic/", "Scripts/")) and not name.endswith(("/", *_EMPTY_LIBRARIES)):
+                return ["macros", *unread]
+        return unread
 
     # -- the walk ---------------------------------------------------------------------------------------------
 
@@ -168,10 +170,15 @@ class OpenReader(FlowReader):
 
     def _say(self, written: str | None) -> None:
         """Add text as it stands in the XML: blanks count once, and between paragraphs not at all."""
-        if written and (self._paragraphs or not written.isspace()):
-            text = _WHITE.sub(" ", written)
-            last = self._line[-1][-1:] if self._line else " "
-            self._put(text[1:] if text[0] == " " and last in " \t\n" else text)
+        if not written:
+            return
+        if written.isspace() and not self._paragraphs:
+            return
+        text = _WHITE.sub(" ", written)
+        last = self._line[-1][-1:] if self._line else " "
+        if last in " \t\n":
+            text = text.removeprefix(" ")
+        self._put(text)
 
     def _put(self, text: str) -> None:
         if not text:
@@ -208,16 +215,21 @@ class OpenReader(FlowReader):
         style = self._styles.style(value_of(element, "style-name"))
         is_heading = name_of(element) == "text:h"
         level = outline_level(element) if is_heading else style.heading
-        outer = self._hidden
-        hidden = value_of(element, "is-hidden") == "true"
-        self._hidden = outer or style.hidden or hidden
-        label = self._lists.label_of_heading(level) if is_heading and not self._lists.open else self._lists.label()
+        is_in_list = bool(self._lists.open)
+        label = self._lists.label_of_heading(level) if is_heading and not is_in_list else self._lists.label()
+
         self._paragraphs += 1
-        self._inside(element)
+        self._inside_hidden(element, style.hidden or value_of(element, "is-hidden") == "true")
         self._paragraphs -= 1
-        self._hidden = outer
         if not self._paragraphs:
             self._end_paragraph(label, 1 if self._is_title else min(level, 6))
+
+    def _inside_hidden(self, element: Any, is_hidden: bool) -> None:
+        """Read what is inside an element, which may be hidden or stand in something hidden."""
+        outer = self._hidden
+        self._hidden = outer or is_hidden
+        self._inside(element)
+        self._hidden = outer
 
     def _list(self, element: Any) -> None:
         with self._lists.within(element):
@@ -228,19 +240,15 @@ class OpenReader(FlowReader):
         self._inside(element)
 
     def _section(self, element: Any) -> None:
-        outer = self._hidden
-        self._hidden = outer or value_of(element, "display") == "none" or value_of(element, "is-hidden") == "true"
         source = child(element, "text:section-source")
         if source is not None and value_of(source, "href"):
             self._name("a section that comes from another file", self._target(source, "href"))
-        self._inside(element)
-        self._hidden = outer
+        is_hidden = value_of(element, "display") == "none" or value_of(element, "is-hidden") == "true"
+        self._inside_hidden(element, is_hidden)
 
     def _span(self, element: Any) -> None:
-        outer = self._hidden
-        self._hidden = outer or self._styles.style(value_of(element, "style-name")).hidden
-        self._inside(element)
-        self._hidden = outer
+        style = self._styles.style(value_of(element, "style-name"))
+        self._inside_hidden(element, style.hidden)
 
     def _spaces(self, element: Any) -> None:
         self._put(" " * min(count_of(element, "c"), _MOST_SPACES))
@@ -254,21 +262,21 @@ class OpenReader(FlowReader):
             self._inside(element)
 
     def _ruby_text(self, element: Any) -> None:
-        at = len(self._line)
+        start = len(self._line)
         self._inside(element)
-        if len(self._line) > at:
-            self._line.insert(at, "(")
+        if len(self._line) > start:
+            self._line.insert(start, "(")
             self._line.append(")")
 
     def _link(self, element: Any) -> None:
-        at = len(self._line)
+        start = len(self._line)
         self._inside(element)
+        words = "".join(self._line[start : start + 100]).strip()
         address = self._target(element, "href")
-        shown = "".join(self._line[at : at + 100]).strip()
-        if not address or address.startswith("#") or shown in (address, address.removeprefix("mailto:")):
+        if not address or address.startswith("#"):
             return
-        if shown != address.rstrip("/"):
-            self._put(f" ({address})" if shown else address)
+        if words not in (address, address.removeprefix("mailto:"), address.rstrip("/")):
+            self._put(f" ({address})" if words else address)
 
     def _changes(self, element: Any) -> None:
         """Leave out what is deleted, and say so; what is inserted stands in the text."""
@@ -299,13 +307,14 @@ class OpenReader(FlowReader):
         note = _Note()
         self._notes["comment"].append(note)
         self._put(f"[comment {len(self._notes['comment'])}]")
-        note.author, note.text = self._said_in(element)
+        note.author, note.text = self._read_comment(element)
 
-    def _said_in(self, comment: Any) -> tuple[str, str]:
+    def _read_comment(self, comment: Any) -> tuple[str, str]:
         """Return who wrote a comment, and its text."""
-        author = child(comment, "dc:creator")
-        name = " ".join((author.text or "").split()) if author is not None else ""
-        return name[:NAME_CHARS], "\n\n".join(self._apart(comment))
+        creator = child(comment, "dc:creator")
+        written = "" if creator is None else creator.text or ""
+        author = " ".join(written.split())[:NAME_CHARS]
+        return author, "\n\n".join(self._apart(comment))
 
     # -- drawings ---------------------------------------------------------------------------------------------
 
@@ -326,10 +335,14 @@ class OpenReader(FlowReader):
         self._box(element)
 
     def _describe(self, element: Any, what: str) -> None:
-        said = [child(element, "svg:title"), child(element, "svg:desc")]
-        words = ": ".join(dict.fromkeys(" ".join((each.text or "").split()) for each in said if each is not None))
-        if words.strip(": "):
-            self._add_beside([f"[{what}: {words.strip(': ')}]"])
+        texts: dict[str, None] = {}
+        for name in ("svg:title", "svg:desc"):
+            found = child(element, name)
+            if found is not None:
+                texts[" ".join((found.text or "").split())] = None
+        words = ": ".join(texts).strip(": ")
+        if words:
+            self._add_beside([f"[{what}: {words}]"])
 
     def _box(self, element: Any) -> None:
         outer = self._size
@@ -360,29 +373,36 @@ class OpenReader(FlowReader):
 
     def _object(self, element: Any) -> None:
         """Read an embedded formula; name another object."""
-        inner = next((each for each in element if name_of(each) in ("math:math", "office:document")), None)
         part = self._target(element, "href").removeprefix("./").rstrip("/")
-        if inner is None and f"{part}/content.xml" in self._package.names:
-            inner = self._package.root(f"{part}/content.xml")
-        if inner is not None and name_of(inner) == "math:math":
-            self._formula(inner)
+        inner = children(element, "math:math", "office:document")
+        if inner:
+            root = inner[0]
+        elif f"{part}/content.xml" in self._package.names:
+            root = self._package.root(f"{part}/content.xml")
+        else:
+            root = None
+        if root is not None and name_of(root) == "math:math":
+            self._formula(root)
             return
-        body = child(inner, "office:body")
+
+        body = child(root, "office:body")
         content = body[0] if body is not None and len(body) else None
         kind = "" if content is None else name_of(content)
-        if content is not None and kind == "office:chart":
-            title = next((each for each in content.iter() if name_of(each) == "chart:title"), None)
-            self._name("a chart", "".join(title.itertext()) if title is not None else "")
+        if kind == "office:chart":
+            titles = descendants(content, "chart:title")
+            self._name("a chart", "".join(titles[0].itertext()) if titles else "")
         else:
             self._name("an embedded object", _OBJECTS.get(kind, part))
 
     def _formula(self, element: Any) -> None:
-        note = next((each for each in element.iter() if name_of(each) == "math:annotation"), None)
-        text = " ".join("".join(note.itertext()).split()) if note is not None else ""
+        annotations = descendants(element, "math:annotation")
+        text = " ".join("".join(annotations[0].itertext()).split()) if annotations else ""
         text = text or " ".join(_formula_text(element).split())
-        if text and self._paragraphs:
+        if not text:
+            return
+        if self._paragraphs:
             self._put(text)
-        elif text:
+        else:
             self._emitted += 1
             self._add(text)
 
@@ -408,8 +428,11 @@ class OpenReader(FlowReader):
         if self._tables == 1:
             text = render_table(map(self._cell_texts, self._rows(element)), self._budget)
         else:
-            rows = (map(" ".join, map(str.split, self._cell_texts(row))) for row in self._rows(element))
-            text = " / ".join("; ".join(cells) for cells in rows)
+            lines: list[str] = []
+            for row in self._rows(element):
+                cells = [" ".join(cell.split()) for cell in self._cell_texts(row)]
+                lines.append("; ".join(cells))
+            text = " / ".join(lines)
         self._tables -= 1
         self._paragraphs, self._lists.open = outer
         self._add_beside([text])
@@ -482,7 +505,8 @@ def rows_of(table: Any) -> Iterator[Any]:
             yield from rows_of(each)
 
 
-_AROUND = {
+# What stands before, between and after the parts of an element of a formula.
+_MATH_SIGNS = {
     "math:mfrac": ("(", ")/(", ")"),
     "math:msup": ("", "^(", ")"),
     "math:msub": ("", "_(", ")"),
@@ -491,6 +515,7 @@ _AROUND = {
     "math:mover": ("", "^(", ")"),
     "math:msqrt": ("√(", " ", ")"),
     "math:mroot": ("root(", ";", ")"),
+    "math:mtr": ("", "; ", ""),
 }
 
 
@@ -499,29 +524,44 @@ def _formula_text(element: Any) -> str:
     name = name_of(element)
     if name.startswith("math:annotation") or not name:
         return ""
-    before, between, after = _AROUND.get(name, ("", "; " if name == "math:mtr" else "", ""))
+    before, between, after = _MATH_SIGNS.get(name, ("", "", ""))
     inner = between.join(_formula_text(each) for each in element)
     return f"{before}{(element.text or '').strip()}{inner}{after}"
 
 
-def _controls(root: Any) -> Iterator[tuple[str, str]]:
-    """Yield the controls of forms by their ids, with what they show."""
-    forms = [each for each in root.iter() if name_of(each) == "office:forms"]
-    for control in (each for form in forms for each in form.iter()):
-        identity = value_of(control, "id")
-        if not identity:
-            continue
-        kind = name_of(control).removeprefix("form:")
-        label = value_of(control, "label") or value_of(control, "name") or ""
-        state = value_of(control, "current-state") or value_of(control, "state") or ""
-        value = value_of(control, "current-value") or value_of(control, "value") or ""
-        options = [each for each in control if name_of(each) in ("form:option", "form:item")]
-        chosen = [value_of(each, "label") or "" for each in options if value_of(each, "current-selected") == "true"]
-        text = "\n".join("".join(each.itertext()) for each in control if name_of(each) == "text:p")
-        if kind in ("checkbox", "radio"):
-            is_on = state == "checked" or value_of(control, "current-selected") == "true"
-            yield identity, f"{'☒' if is_on else '☐'} {label}"
-        elif kind in ("button", "fixed-text", "image", "frame"):
-            yield identity, label
-        elif kind != "hidden":
-            yield identity, f"[field {label}] {', '.join(chosen) or value or text or '(empty)'}"
+def _controls(root: Any) -> dict[str, str]:
+    """Return what each control of the forms shows, by its id."""
+    texts: dict[str, str] = {}
+    for form in descendants(root, "office:forms"):
+        for control in form.iter():
+            control_id = value_of(control, "id")
+            text = _control_text(control) if control_id else None
+            if control_id and text is not None:
+                texts[control_id] = text
+    return texts
+
+
+def _control_text(control: Any) -> str | None:
+    """Return what a control shows; None for one that is hidden."""
+    kind = name_of(control).removeprefix("form:")
+    label = value_of(control, "label") or value_of(control, "name") or ""
+    if kind == "hidden":
+        return None
+    if kind in ("button", "fixed-text", "image", "frame"):
+        return label
+    if kind in ("checkbox", "radio"):
+        state = value_of(control, "current-state") or value_of(control, "state")
+        is_on = state == "checked" or value_of(control, "current-selected") == "true"
+        return f"☒ {label}" if is_on else f"☐ {label}"
+    return f"[field {label}] {_field_value(control)}"
+
+
+def _field_value(control: Any) -> str:
+    """Return the chosen options of a control, or its value, or the paragraphs in it."""
+    chosen: list[str] = []
+    for option in children(control, "form:option", "form:item"):
+        if value_of(option, "current-selected") == "true":
+            chosen.append(value_of(option, "label") or "")
+    value = value_of(control, "current-value") or value_of(control, "value")
+    paragraphs = ["".join(each.itertext()) for each in children(control, "text:p")]
+    return ", ".join(chosen) or value or "\n".join(paragraphs) or "(empty)"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from ava_roles.documents.package import child, name_of, number_of, value_of
+from ava_roles.documents.package import child, children, name_of, number_of, value_of
 from ava_roles.numerals import NUMERALS
 
 _LEVELS = 10
@@ -30,21 +30,19 @@ def outline_level(element: Any) -> int:
 
 def style_elements(roots: list[Any]) -> Iterator[Any]:
     for root in roots:
-        for holder in () if root is None else root:
-            if name_of(holder) in _HOLDERS:
-                yield from holder
+        for holder in children(root, *_HOLDERS):
+            yield from holder
 
 
 class OpenStyles:
     """The styles of paragraphs and runs, each with what it has from those that it is based on."""
 
     def __init__(self, roots: list[Any]) -> None:
-        self._elements = {
-            value_of(each, "name") or "": each
-            for each in style_elements(roots)
-            if name_of(each) == "style:style" and value_of(each, "family") in ("paragraph", "text")
-        }
         self._styles: dict[str, OpenStyle] = {}
+        self._elements: dict[str, Any] = {}
+        for each in style_elements(roots):
+            if name_of(each) == "style:style" and value_of(each, "family") in ("paragraph", "text"):
+                self._elements[value_of(each, "name") or ""] = each
 
     def style(self, name: str | None) -> OpenStyle:
         if not name:
@@ -55,15 +53,20 @@ class OpenStyles:
 
     def _read(self, name: str) -> OpenStyle:
         chain: list[str] = []
-        at = name
-        while at in self._elements and at not in chain and len(chain) < _MAX_BASES:
-            chain.append(at)
-            at = value_of(self._elements[at], "parent-style-name") or ""
-        style = OpenStyle(heading=1 if "Title" in (name, at, *chain) else 0)
-        for each in reversed(chain):  # each after the one that it is based on
-            display = value_of(child(self._elements[each], "style:text-properties"), "display")
-            style = replace(style, hidden=style.hidden if display is None else display == "none")
-        return style
+        parent = name
+        while parent in self._elements and parent not in chain and len(chain) < _MAX_BASES:
+            chain.append(parent)
+            parent = value_of(self._elements[parent], "parent-style-name") or ""
+        is_title = "Title" in (name, parent, *chain)
+        return OpenStyle(heading=1 if is_title else 0, hidden=self._is_hidden(chain))
+
+    def _is_hidden(self, chain: list[str]) -> bool:
+        """Tell whether the first style that says so, of one and those that it is based on, hides its text."""
+        for name in chain:
+            display = value_of(child(self._elements[name], "style:text-properties"), "display")
+            if display is not None:
+                return display == "none"
+        return False
 
 
 @dataclass
@@ -110,7 +113,9 @@ class OpenLists:
     def within(self, element: Any) -> Generator[None]:
         """Open a list."""
         outer = self.open[-1] if self.open else None
-        style = value_of(element, "style-name") or (outer.style if outer else "")
+        style = value_of(element, "style-name") or ""
+        if outer and not style:
+            style = outer.style
         if outer is None:
             earlier = self._last.get(f"list {value_of(element, 'continue-list')}")
             if earlier is None and value_of(element, "continue-numbering") == "true":
@@ -121,8 +126,9 @@ class OpenLists:
             if value_of(element, "continue-numbering") != "true":
                 opened.counts[opened.level] = 0
         self._last[f"style {style}"] = opened.counts
-        if value_of(element, "id"):
-            self._last[f"list {value_of(element, 'id')}"] = opened.counts
+        list_id = value_of(element, "id")
+        if list_id:
+            self._last[f"list {list_id}"] = opened.counts
         self.open.append(opened)
         yield
         self.open.pop()
@@ -143,55 +149,56 @@ class OpenLists:
             return indent
         innermost.is_waiting = False
         levels = self._styles.get(innermost.style, {})
-        level = levels.get(innermost.level, _Level())
-        counts = innermost.counts
-        if innermost.start is not None:
-            counts[innermost.level] = innermost.start
-        else:
-            counts[innermost.level] = counts[innermost.level] + 1 if counts[innermost.level] else level.start
-        counts[innermost.level + 1 :] = [0] * (_LEVELS - innermost.level - 1)
-        text = _label(levels, counts, innermost.level)
+        text = _count_item(levels, innermost.counts, innermost.level, innermost.start)
         return f"{indent}{text} " if text else indent
 
     def label_of_heading(self, outline: int) -> str:
         """Count a heading, and return its number."""
-        at = max(0, outline - 1)
-        level = self._outline.get(at, _Level())
-        self._headings[at] = self._headings[at] + 1 if self._headings[at] else level.start
-        self._headings[at + 1 :] = [0] * (_LEVELS - at - 1)
-        text = _label(self._outline, self._headings, at)
+        text = _count_item(self._outline, self._headings, max(0, outline - 1))
         return f"{text} " if text else ""
 
 
-def _label(levels: dict[int, _Level], counts: list[int], at: int) -> str:
-    level = levels.get(at, _Level())
+def _count_item(levels: dict[int, _Level], counts: list[int], number: int, start: int | None = None) -> str:
+    """Count an item of the level `number`, from `start` if it is given, and return its number or bullet."""
+    level = levels.get(number, _Level())
+    if start is not None:
+        counts[number] = start
+    elif counts[number]:
+        counts[number] += 1
+    else:
+        counts[number] = level.start
+    counts[number + 1 :] = [0] * (_LEVELS - number - 1)
+
     if level.bullet:
         return level.bullet
     if not level.numeral:
         return ""
-    numbers = [
-        NUMERALS[_NUMERALS.get(levels[each].numeral, "decimal")](max(counts[each], 1))
-        for each in range(max(0, at - level.shown + 1), at + 1)
-        if each in levels and levels[each].numeral
-    ]
+    numbers: list[str] = []
+    for each in range(max(0, number - level.shown + 1), number + 1):
+        numeral = levels.get(each, _Level()).numeral
+        if numeral:
+            format_number = NUMERALS[_NUMERALS.get(numeral, "decimal")]
+            numbers.append(format_number(max(counts[each], 1)))
     return f"{level.before}{'.'.join(numbers)}{level.after}".strip()
 
 
 def _read_levels(element: Any) -> dict[int, _Level]:
-    found: dict[int, _Level] = {}
+    levels: dict[int, _Level] = {}
     for each in element:
-        at = number_of(each, "level") - 1
-        if not 0 <= at < _LEVELS:
+        number = number_of(each, "level") - 1
+        if not 0 <= number < _LEVELS:
             continue
         if name_of(each) in ("text:list-level-style-bullet", "text:list-level-style-image"):
-            sign = (value_of(each, "bullet-char") or "•").strip()[:5]
-            found[at] = _Level(bullet=sign if sign.isprintable() and not sign.isalnum() else "•")
+            bullet = (value_of(each, "bullet-char") or "•").strip()[:5]
+            if bullet.isalnum() or not bullet.isprintable():  # a sign of some font
+                bullet = "•"
+            levels[number] = _Level(bullet=bullet)
         else:
-            found[at] = _Level(
+            levels[number] = _Level(
                 start=number_of(each, "start-value", 1),
                 numeral=(value_of(each, "num-format") or "")[:20],
                 before=(value_of(each, "num-prefix") or "")[:50],
                 after=(value_of(each, "num-suffix") or "")[:50],
                 shown=number_of(each, "display-levels", 1),
             )
-    return found
+    return levels

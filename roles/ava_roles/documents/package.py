@@ -71,8 +71,31 @@ def name_of(element: Any) -> str:
 def child(element: Any, *path: str) -> Any:
     """Return the first child of this name, and so on down the path; None if there is none."""
     for name in path:
-        element = None if element is None else next((each for each in element if name_of(each) == name), None)
+        if element is None:
+            return None
+        element = _first_child(element, name)
     return element
+
+
+def _first_child(element: Any, name: str) -> Any:
+    for each in element:
+        if name_of(each) == name:
+            return each
+    return None
+
+
+def children(element: Any, *names: str) -> list[Any]:
+    """Return the children of these names, in their order; none of an element that is None."""
+    if element is None:
+        return []
+    return [each for each in element if name_of(each) in names]
+
+
+def descendants(element: Any, *names: str) -> list[Any]:
+    """Return the element and what is in it, at any depth, of these names; nothing for an element that is None."""
+    if element is None:
+        return []
+    return [each for each in element.iter() if name_of(each) in names]
 
 
 def value_of(element: Any, name: str = "val") -> str | None:
@@ -92,7 +115,8 @@ def number_of(element: Any, name: str = "val", default: int = 0) -> int:
 
 def drawn_text(element: Any) -> str:
     """Return the text inside an element of a drawing, on one line."""
-    return " ".join("".join(each.text or "" for each in element.iter() if name_of(each) == "a:t").split())
+    texts = [each.text or "" for each in descendants(element, "a:t")]
+    return " ".join("".join(texts).split())
 
 
 class Relation(NamedTuple):
@@ -121,8 +145,9 @@ class OfficePackage:
 
     def main(self, *names: str) -> tuple[str, Any]:
         """Return the main part, the name of which must be one of these. Raises ToolFailed."""
-        related = [each.target for each in self.relations("").values() if each.kind == "officeDocument"]
-        for part in (*related, "word/document.xml", "ppt/presentation.xml"):
+        parts = [each.target for each in self.relations("").values() if each.kind == "officeDocument"]
+        parts += ["word/document.xml", "ppt/presentation.xml"]
+        for part in parts:
             root = self.root(part) if part.lower() in self._by_lower else None
             if root is not None and name_of(root) in names:
                 return part, root
@@ -138,9 +163,11 @@ class OfficePackage:
         except (KeyError, etree.XMLSyntaxError, zipfile.BadZipFile, ValueError):
             self.broken.append(part)
             return None
-        about = root.getroottree().docinfo
-        if about.doctype and (not self._has_doctypes or any(about.internalDTD.iterentities())):
-            raise own_document_type()
+        document = root.getroottree().docinfo
+        if document.doctype:
+            has_entities = any(document.internalDTD.iterentities())
+            if has_entities or not self._has_doctypes:
+                raise own_document_type()
         return root
 
     def relations(self, part: str) -> dict[str, Relation]:
@@ -151,19 +178,21 @@ class OfficePackage:
 
     def _read_relations(self, part: str) -> dict[str, Relation]:
         folder, name = posixpath.split(part)
-        listed = posixpath.join(folder, "_rels", f"{name}.rels")
-        found: dict[str, Relation] = {}
-        if listed.lower() not in self._by_lower:
-            return found
-        root = self.root(listed)
-        for each in () if root is None else root:
+        relations_part = posixpath.join(folder, "_rels", f"{name}.rels")
+        if relations_part.lower() not in self._by_lower:
+            return {}
+        root = self.root(relations_part)
+        if root is None:
+            return {}
+        relations: dict[str, Relation] = {}
+        for each in root:
             target = value_of(each, "Target") or ""
             outside = value_of(each, "TargetMode") == "External"
             if not outside:
                 target = posixpath.normpath(posixpath.join("/", folder, unquote(target))).lstrip("/")
             kind = (value_of(each, "Type") or "").rpartition("/")[2]
-            found[value_of(each, "Id") or ""] = Relation(kind, target, outside)
-        return found
+            relations[value_of(each, "Id") or ""] = Relation(kind, target, outside)
+        return relations
 
     def related(self, part: str, kind: str) -> list[str]:
         """Return the parts of a kind that a part refers to."""
@@ -173,8 +202,8 @@ class OfficePackage:
         """Return the texts of all elements of a name in a chart or diagram."""
         if part not in self._drawn:
             root = self.root(part) if part else None
-            found = [] if root is None else [each for each in root.iter() if name_of(each) == name]
-            self._drawn[part] = [text for text in map(drawn_text, found) if text]
+            texts = map(drawn_text, descendants(root, name))
+            self._drawn[part] = [text for text in texts if text]
         return self._drawn[part]
 
     def title(self) -> str | None:

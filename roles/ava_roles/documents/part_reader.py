@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from itertools import islice
 from typing import Any
 
 from ava_roles.documents.package import OfficePackage
+from ava_roles.documents.phrases import count_phrase, object_phrases
 from ava_roles.tools.pages import TableBudget
 
 TEXT_CHARS = 5_000_000
@@ -63,25 +63,21 @@ class PartReader(ABC):
         self._name("a chart", lines[0] if lines else "")
 
     def _hidden_text(self, of: str) -> list[str]:
-        """Return a sentence on words that are hidden, if there are any."""
+        """Return a phrase on hidden words, if there are any."""
         count = self._hidden_words
-        return [f"{count:,} word{'s' * (count > 1)} of hidden {of}"] if count else []
+        return [f"{count_phrase(count, 'word')} of hidden {of}"] if count else []
 
     def _named_objects(self) -> list[str]:
-        """Return sentences on what cannot be text."""
-        said = [
-            what if count == 1 else f"{what}, {count:,} times"
-            for what, count in islice(self._named.items(), MOST_NAMED)
-        ]
-        if len(self._named) > MOST_NAMED:
-            said.append(f"{len(self._named) - MOST_NAMED:,} more objects")
-        return said
+        """Return phrases on what cannot be text."""
+        return object_phrases(self._named, MOST_NAMED)
 
     def _unread_parts(self) -> list[str]:
-        """Return sentences on parts of the file that are not read: macros, and what is damaged or absent."""
+        """Return phrases on parts of the file that are not read: macros, and what is damaged or absent."""
         has_macros = any(name.lower().endswith("vbaproject.bin") for name in self._package.names)
-        broken = dict.fromkeys(self._package.broken)
-        return ["macros"] * has_macros + [f"a damaged or absent part ({part[:NAME_CHARS]})" for part in broken]
+        phrases = ["macros"] if has_macros else []
+        for part in dict.fromkeys(self._package.broken):
+            phrases.append(f"a damaged or absent part ({part[:NAME_CHARS]})")
+        return phrases
 
 
 class FlowReader(PartReader):

@@ -10,10 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
 
 from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS, TEXT_CHARS
-from ava_roles.documents.symbols import symbol_of
+from ava_roles.documents.phrases import comment_text, count_phrase, object_phrases
+from ava_roles.documents.symbols import symbol_of, with_symbols
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.extracted import ALL, OLE_MAGIC, Extracted, Part, Wanted
 from ava_roles.tools.pages import MAX_COLUMNS, TableBudget, parsing, render_table
@@ -22,7 +22,7 @@ _TOKEN = re.compile(
     rb"\\([a-zA-Z]{1,40})(-?[0-9]{1,9})?+[0-9]*+ ?|\\'([0-9a-fA-F]{2})|\\([^a-zA-Z])|([{}])|[\r\n]++|([^\\{}\r\n]++)|\\"
 )
 _MAX_DEPTH = 5_000
-_TOKENS_BETWEEN_LOOKS = 4_096
+_TOKENS_BETWEEN_CHECKS = 4_096
 _MOST_ROWS = 20_000
 _CAPTURED_CHARS = 10_000
 
@@ -63,6 +63,7 @@ _CHARSETS = {
 }  # fmt: skip
 _PAGES = {"mac": "mac_roman", "pc": "cp437", "pca": "cp850", "ansi": "cp1252"}
 _SYMBOLS = "symbols"
+_FORM_DEFAULT = 25  # a check box has its default state
 
 
 @parsing("RTF file")
@@ -177,56 +178,52 @@ class _Reader:
             lines = [f"[{word} {number}] {text}".rstrip() for number, text in enumerate(texts, 1)]
             if lines:
                 parts.append(Part(f"{word}s", "\n\n".join(lines)))
-        return [*parts, Part("", CUT)] if self._cut else parts
+        if self._cut:
+            parts.append(Part("", CUT))
+        return parts
 
     def missing(self) -> tuple[str, ...]:
-        """Return sentences on what is in the file and not in its text."""
-        said = [f"{count:,} {what}{'s' * (count > 1)}" for what, count in self._counts.items()]
+        """Return phrases on what is in the file and not in its text."""
+        phrases = [count_phrase(count, noun) for noun, count in self._counts.items()]
         if self._hidden_words:
-            said.append(f"{self._hidden_words:,} word{'s' * (self._hidden_words > 1)} of hidden text")
-        said += [
-            what if count == 1 else f"{what}, {count:,} times"
-            for what, count in islice(self._named.items(), MOST_NAMED)
-        ]
-        if len(self._named) > MOST_NAMED:
-            said.append(f"{len(self._named) - MOST_NAMED:,} more objects")
-        return tuple(said)
+            phrases.append(f"{count_phrase(self._hidden_words, 'word')} of hidden text")
+        return (*phrases, *object_phrases(self._named, MOST_NAMED))
 
     def _tokens(self) -> None:
-        data, at, count = self._data, max(self._data.find(b"{"), 0), 0
-        while at < len(data):
-            found = _TOKEN.match(data, at)
-            assert found is not None
-            at = found.end()
+        data = self._data
+        position = max(data.find(b"{"), 0)
+        count = 0
+        while position < len(data):
+            token = _TOKEN.match(data, position)
+            assert token is not None
+            position = token.end()
             count += 1
-            if not count % _TOKENS_BETWEEN_LOOKS and (self._budget.late or self._cut):
+            if not count % _TOKENS_BETWEEN_CHECKS and (self._budget.late or self._cut):
                 self.unread = not self._cut
                 return
-            if found[6] is not None:
-                self._text(found[6])
-            elif found[1] is not None:
-                number = int(found[2]) if found[2] else None
-                if found[1] == b"bin":
-                    at += max(number or 0, 0)
+            word, number_text, byte, sign, brace, text = token.groups()
+            if text is not None:
+                self._text(text)
+            elif word is not None:
+                number = int(number_text) if number_text else None
+                if word == b"bin":
+                    position += max(number or 0, 0)
                 else:
-                    self._word(found[1].decode("ascii"), number)
-            elif found[3] is not None:
-                self._text(bytes((int(found[3], 16),)))
-            elif found[4] is not None:
-                self._sign(found[4])
-            elif found[5] == b"{":
+                    self._word(word.decode("ascii"), number)
+            elif byte is not None:
+                self._text(bytes((int(byte, 16),)))
+            elif sign is not None:
+                self._sign(sign)
+            elif brace == b"{":
                 self._open()
-            elif found[5] == b"}":
+            elif brace == b"}":
                 self._close()
                 if not self._stack:
-                    self._note_rest(data[at:])
+                    rest = data[position:].strip(b"\0 \t\r\n")
+                    if rest:
+                        self._named[f"what follows the end of its text ({len(rest):,} bytes)"] += 1
                     return
         self._named["what follows the place where the file breaks off"] += 1
-
-    def _note_rest(self, rest: bytes) -> None:
-        left = len(rest.strip(b"\0 \t\r\n"))
-        if left:
-            self._named[f"what follows the end of its text ({left:,} bytes)"] += 1
 
     # -- groups -----------------------------------------------------------------------------------------------
 
@@ -269,13 +266,13 @@ class _Reader:
             self._skip -= 1
             return
         self._flush()
-        first, ignorable = state.is_first, state.is_ignorable
+        is_first, is_ignorable = state.is_first, state.is_ignorable
         state.is_first = state.is_ignorable = False
         if state.skips:
             return
-        if first and self._destination(name):
+        if is_first and self._destination(name):
             return
-        if first and ignorable and name not in _KNOWN:
+        if is_first and is_ignorable and name not in _KNOWN:
             state.skips = True
         elif name in _FIXED:
             self._say(_FIXED[name])
@@ -360,12 +357,16 @@ class _Reader:
         return self._stack[-1]
 
     def _end_note(self, name: str, flow: _Flow) -> None:
-        word = "comment" if name == "annotation" else "endnote" if self._is_endnote else "footnote"
-        self._is_endnote = False
         text = "\n\n".join(flow.blocks)
-        if word == "comment":
-            text = f"{self._author}{': ' * bool(self._author)}{text}"
+        if name == "annotation":
+            word = "comment"
+            text = comment_text(self._author, text)
             self._author = ""
+        elif self._is_endnote:
+            word = "endnote"
+        else:
+            word = "footnote"
+        self._is_endnote = False
         self._notes[word].append(text)
         outer = self._outer()
         if outer.capture is None:
@@ -418,28 +419,37 @@ class _Reader:
 
     def _end_object(self) -> None:
         if not self._outer().in_object:
-            self._named[f"an embedded object{f' ({self._property})' if self._property else ''}"] += 1
+            kind = f" ({self._property})" if self._property else ""
+            self._named[f"an embedded object{kind}"] += 1
 
     def _end_field(self) -> None:
-        ended = self._fields.pop()
-        words = ended.instruction.split()
+        of = self._fields.pop()
+        words = of.instruction.split()
         kind = words[0].upper() if words else ""
-        address = _LINK_FIELD.match(ended.instruction)
-        flow = self._state.flow
+        link = _LINK_FIELD.match(of.instruction)
+        line = self._state.flow.line
         if kind == "FORMCHECKBOX":
-            form = ended.form
-            result = form.get("ffres", 25)
-            flow.line.append("☒" if (form.get("ffdefres", 0) if result == 25 else result) else "☐")
+            state = of.form.get("ffres", _FORM_DEFAULT)
+            if state == _FORM_DEFAULT:
+                state = of.form.get("ffdefres", 0)
+            line.append("☒" if state else "☐")
         elif kind == "FORMDROPDOWN":
-            chosen = ended.form.get("ffres", ended.form.get("ffdefres", 0))
-            flow.line.append(ended.choices[chosen] if 0 <= chosen < len(ended.choices) else "")
-        elif address and (address[1] or address[2]):
-            target = (address[1] or address[2])[:ADDRESS_CHARS]
-            shown = "".join(flow.line[ended.at :]).strip()
-            if shown not in (target, target.removeprefix("mailto:"), target.rstrip("/")):
-                flow.line.append(f" ({target})" if shown else target)
-        elif kind and self._said == ended.said and kind not in _NOTHING_SHOWN and not address:
+            choice = of.form.get("ffres", of.form.get("ffdefres", 0))
+            if 0 <= choice < len(of.choices):
+                line.append(of.choices[choice])
+        elif link:
+            address = (link[1] or link[2] or "")[:ADDRESS_CHARS]  # none for a place in the document
+            if address:
+                self._say_address(address, of.at)
+        elif kind and self._said == of.said and kind not in _NOTHING_SHOWN:
             self._named[f"the value of a field ({kind[:NAME_CHARS]})"] += 1
+
+    def _say_address(self, address: str, start: int) -> None:
+        """Add the address of a link whose words begin at `start`, unless they are the address."""
+        line = self._state.flow.line
+        words = "".join(line[start:]).strip()
+        if words not in (address, address.removeprefix("mailto:"), address.rstrip("/")):
+            line.append(f" ({address})" if words else address)
 
     # -- properties -------------------------------------------------------------------------------------------
 
@@ -497,9 +507,14 @@ class _Reader:
         elif name == "ansicpg":
             self._codec = state.codec = "utf-8" if number == 65001 else f"cp{number}"
         elif name in ("fcharset", "cpg") and state.in_fonts:
-            charset = _CHARSETS.get(number or 0, self._codec)
-            codec = f"cp{number}" if name == "cpg" else _SYMBOLS if number == 2 else charset
-            self._fonts[self._font] = (codec, self._fonts.get(self._font, ("", ""))[1])
+            if name == "cpg":
+                codec = f"cp{number}"
+            elif number == 2:
+                codec = _SYMBOLS
+            else:
+                codec = _CHARSETS.get(number or 0, self._codec)
+            _, font_name = self._fonts.get(self._font, ("", ""))
+            self._fonts[self._font] = (codec, font_name)
         elif name in ("ffres", "ffdefres", "fftype") and self._fields:
             self._fields[-1].form[name] = number or 0
 
@@ -534,12 +549,10 @@ class _Reader:
 
     def _flush_units(self) -> None:
         if self._units:
-            packed = b"".join(unit.to_bytes(2, "little") for unit in self._units)
+            encoded = b"".join(unit.to_bytes(2, "little") for unit in self._units)
             self._units.clear()
-            text = packed.decode("utf-16-le", "replace")
-            if any("\uf000" <= sign <= "\uf0ff" for sign in text):
-                text = "".join(symbol_of(ord(sign), self._state.font or "symbol") or sign for sign in text)
-            self._say(text)
+            text = encoded.decode("utf-16-le", "replace")
+            self._say(with_symbols(text, self._state.font or "symbol"))
 
     def _flush_bytes(self) -> None:
         if not self._bytes:
@@ -547,9 +560,10 @@ class _Reader:
         written, state = bytes(self._bytes), self._state
         self._bytes.clear()
         if state.in_fonts:
-            name = written.decode("latin-1").strip(" ;")
-            if name:
-                self._fonts[self._font] = (self._fonts.get(self._font, (self._codec, ""))[0], name)
+            font_name = written.decode("latin-1").strip(" ;")
+            if font_name:
+                codec, _ = self._fonts.get(self._font, (self._codec, ""))
+                self._fonts[self._font] = (codec, font_name)
         elif state.codec == _SYMBOLS:
             self._say("".join(symbol_of(0xF000 + sign, state.font) or chr(sign) for sign in written))
         else:
@@ -579,22 +593,20 @@ class _Reader:
 
     # -- paragraphs and tables --------------------------------------------------------------------------------
 
-    def _taken(self, flow: _Flow) -> str:
-        """Return the open paragraph without its label, and begin another."""
+    def _take_paragraph(self, flow: _Flow) -> str:
+        """Return the open paragraph with its label, and begin another."""
+        label, flow.label = flow.label, ""
         text = "".join(flow.line).strip()
         flow.line.clear()
-        return text
-
-    def _labelled(self, flow: _Flow) -> str:
-        level, heading = self._state.level, self._state.heading
-        label, flow.label = flow.label, ""
-        text = self._taken(flow)
-        if text and heading:
-            return f"{'#' * heading} {label}{' ' * bool(label)}{' '.join(text.split())}"
+        if text and self._state.heading:
+            words = [label, *text.split()] if label else text.split()
+            return f"{'#' * self._state.heading} {' '.join(words)}"
         if not text or not label:
             return text
-        shown = label if label.isprintable() and not label.isspace() else "•"
-        return f"{'  ' * level}{shown} {text}"
+        if label.isspace() or not label.isprintable():
+            label = "•"
+        indent = "  " * self._state.level
+        return f"{indent}{label} {text}"
 
     def _end_paragraph(self) -> None:
         state = self._state
@@ -604,7 +616,7 @@ class _Reader:
         if state.deleted:
             return  # the end of the paragraph is deleted: the next one continues it
         flow = state.flow
-        text = self._labelled(flow)
+        text = self._take_paragraph(flow)
         after, flow.after = flow.after, []
         for each in filter(None, (text, *after)):
             if state.depth > 1:
@@ -625,7 +637,7 @@ class _Reader:
     def _end_cell(self) -> None:
         flow = self._state.flow
         self._end_inner_table(flow)
-        text = self._labelled(flow)
+        text = self._take_paragraph(flow)
         after, flow.after = flow.after, []
         if len(flow.cells) <= MAX_COLUMNS:
             flow.cells.append("\n".join(filter(None, (*flow.in_cell, text, *after))))
@@ -643,7 +655,7 @@ class _Reader:
 
     def _end_inner_cell(self) -> None:
         flow = self._state.flow
-        text = self._labelled(flow)
+        text = self._take_paragraph(flow)
         flow.inner_cells.append(" ".join(" ".join((*flow.in_inner_cell, text)).split()))
         flow.in_inner_cell = []
 
@@ -661,14 +673,17 @@ class _Reader:
     def _end_table(self, flow: _Flow) -> None:
         """Show the table that has ended, and cells that no row has."""
         self._end_inner_table(flow)
-        cells = [*flow.cells, *(["\n".join(flow.in_cell)] if flow.in_cell else [])]
-        rows = [*flow.rows, *([cells] if cells else [])]
+        if flow.in_cell:
+            flow.cells.append("\n".join(flow.in_cell))
+        if flow.cells:
+            flow.rows.append(flow.cells)
+        rows = flow.rows
         flow.rows, flow.cells, flow.in_cell = [], [], []
-        if any(any(row) for row in rows):
+        if any(map(any, rows)):
             self._add(flow, render_table(rows, self._budget))
 
     def _end_flow(self, flow: _Flow) -> None:
-        text = self._labelled(flow)
+        text = self._take_paragraph(flow)
         self._end_table(flow)
         for each in (text, *flow.after):
             self._add(flow, each)

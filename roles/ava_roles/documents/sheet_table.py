@@ -26,18 +26,18 @@ class SheetTable:
 
     def put(self, row: int, column: int, text: str) -> int:
         """Add a cell; return how many characters that takes."""
-        taken = len(text) + text.count("|")
+        chars = len(text) + text.count("|")
         if row not in self._rows:
             self._rows[row], self._widths[row] = {}, 0
-            taken += len(f"| {row} |\n")
-        wider = max(column - self._widths[row], 0)
-        taken += wider * len(" | ")
+            chars += len(f"| {row} |\n")
+        new_columns = max(column - self._widths[row], 0)
+        chars += new_columns * len(" | ")
         if column > self._last_column:
-            taken += (column - self._last_column) * len(" XFD |---|")
+            chars += (column - self._last_column) * len(" XFD |---|")
             self._last_column = column
-        self._widths[row] += wider
+        self._widths[row] += new_columns
         self._rows[row][column] = text
-        return taken
+        return chars
 
     def get(self, row: int, column: int) -> str:
         return self._rows.get(row, {}).get(column, "")
@@ -47,15 +47,19 @@ class SheetTable:
 
         Returns how many characters that takes; None, and shows it nowhere else, where these are more than `room`.
         """
-        left, top, _right, bottom = merged
+        left, top, _, bottom = merged
         text = self.get(top, left)
         if not text or top == bottom or len(text) > _NOTE_CHARS:
             return 0
         text = f"{text} (cell {cell_name(top, left)})"
         near = self._rows if bottom - top > len(self._rows) else range(top + 1, bottom + 1)
-        rows = [row for row in near if top < row <= bottom and row in self._rows and not self.get(row, left)]
-        taken = sum(len(text) + text.count("|") + 3 * max(left - self._widths[row], 0) for row in rows)
-        if taken > room:
+        rows: list[int] = []
+        chars = 0
+        for row in near:
+            if top < row <= bottom and row in self._rows and not self.get(row, left):
+                rows.append(row)
+                chars += len(text) + text.count("|") + len(" | ") * max(left - self._widths[row], 0)
+        if chars > room:
             return None
         return sum(self.put(row, left, text) for row in rows)
 
@@ -68,7 +72,8 @@ class SheetTable:
         yield "|" + "---|" * (len(letters) + 1)
         for number in sorted(self._rows):
             cells = self._rows[number]
-            texts = [cells.get(column, "").replace("|", "\\|") for column in range(1, max(cells) + 1)]
+            columns = range(1, max(cells) + 1)
+            texts = [cells.get(column, "").replace("|", "\\|") for column in columns]
             yield f"| {number} | {' | '.join(texts)} |"
 
 
@@ -107,13 +112,12 @@ class SheetRoom:
     def fill_merged(self, table: SheetTable, ranges: Iterable[tuple[int, int, int, int]], title: str) -> None:
         """Show the text of a cell that spans rows in each of them, as far as there is room for it."""
         for merged in ranges:
-            taken = None if self.spent else table.fill_merged(merged, self.tables)
-            if taken is None:
-                self.missing.append(
-                    f"the text of merged cells of sheet {title} in each of their rows; their first has it"
-                )
+            chars = None if self.spent else table.fill_merged(merged, self.tables)
+            if chars is None:
+                cells = f"merged cells of sheet {title}"
+                self.missing.append(f"the text of {cells} in each of their rows; their first has it")
                 return
-            self.tables -= taken
+            self.tables -= chars
 
     def note_columns(self, table: SheetTable, title: str) -> None:
         if table.is_cut:
@@ -136,5 +140,9 @@ def spans_of(rows: Iterable[int]) -> list[str]:
             spans[-1][1] = row
         else:
             spans.append([row, row])
-    shown = [str(first) if first == last else f"{first} to {last}" for first, last in spans[:MOST_NOTES]]
-    return shown if len(spans) <= MOST_NOTES else [*shown, "and more"]
+    shown: list[str] = []
+    for first, last in spans[:MOST_NOTES]:
+        shown.append(str(first) if first == last else f"{first} to {last}")
+    if len(spans) > MOST_NOTES:
+        shown.append("and more")
+    return shown

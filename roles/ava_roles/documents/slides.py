@@ -7,11 +7,20 @@ them gives what is inside it, so that the text of an unknown element is never lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Any, ClassVar
 
-from ava_roles.documents.package import OfficePackage, child, drawn_text, name_of, number_of, value_of
+from ava_roles.documents.package import (
+    OfficePackage,
+    child,
+    children,
+    descendants,
+    drawn_text,
+    name_of,
+    number_of,
+    value_of,
+)
 from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, TEXT_CHARS, PartReader
+from ava_roles.documents.phrases import count_phrase
 from ava_roles.numerals import NUMERALS
 from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.tools.pages import MAX_COLUMNS, parsing, render_table
@@ -49,7 +58,10 @@ def read_pptx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
 
 def _reference(element: Any) -> str:
     """Return the id of a relation; the element has another id of its own."""
-    return next((str(value) for key, value in element.attrib.items() if key.endswith("}id")), "")
+    for key, value in element.attrib.items():
+        if key.endswith("}id"):
+            return str(value)
+    return ""
 
 
 class _Reader(PartReader):
@@ -64,9 +76,7 @@ class _Reader(PartReader):
     def read(self) -> list[Part]:
         parts: list[Part] = []
         layouts: dict[str, None] = {}
-        listed = child(self._root, "p:sldIdLst")
-        slides = [] if listed is None else [each for each in listed if name_of(each) == "p:sldId"]
-        ids = [_reference(each) for each in slides]
+        ids = [_reference(each) for each in children(child(self._root, "p:sldIdLst"), "p:sldId")]
         relations = self._package.relations(self._main)
         for number, relation_id in enumerate(ids, 1):
             if self._full() or number > _MAX_SLIDES:
@@ -77,8 +87,8 @@ class _Reader(PartReader):
             if relation is None or root is None:
                 self._name("a slide that is damaged or not in the file", f"slide {number}")
                 continue
-            hidden = " (hidden)" if value_of(root, "show") in ("0", "false") else ""
-            parts.append(Part(f"slide {number}{hidden}", self._slide(relation.target, root)))
+            suffix = " (hidden)" if value_of(root, "show") in ("0", "false") else ""
+            parts.append(Part(f"slide {number}{suffix}", self._slide(relation.target, root)))
             layouts.update(dict.fromkeys(self._package.related(relation.target, "slideLayout")))
         shared = self._shared_text(list(layouts))
         if shared:
@@ -88,8 +98,8 @@ class _Reader(PartReader):
         return parts
 
     def missing(self) -> tuple[str, ...]:
-        """Return sentences on what is in the presentation and not in its text."""
-        pictures = [f"{self._pictures:,} picture{'s' * (self._pictures > 1)}"] if self._pictures else []
+        """Return phrases on what is in the presentation and not in its text."""
+        pictures = [count_phrase(self._pictures, "picture")] if self._pictures else []
         return (*pictures, *self._hidden_text("shapes"), *self._named_objects(), *self._unread_parts())
 
     # -- slides -----------------------------------------------------------------------------------------------
@@ -97,17 +107,17 @@ class _Reader(PartReader):
     def _slide(self, part: str, root: Any) -> str:
         blocks = self._blocks_of(part, root)
         for notes in self._package.related(part, "notesSlide"):
-            found = self._package.root(notes)
-            shapes = [] if found is None else [each for each in found.iter() if name_of(each) == "p:sp"]
-            bodies = [each for each in shapes if _placeholder(each) in ("body", None)]
-            text = "\n\n".join(block for each in bodies for block in self._blocks_of(notes, each))
+            texts: list[str] = []
+            for shape in descendants(self._package.root(notes), "p:sp"):
+                if _placeholder(shape) in ("body", None):
+                    texts += self._blocks_of(notes, shape)
+            text = "\n\n".join(texts)
             if text:
                 blocks.append(f"Notes:\n{text}")
         for comments in self._package.related(part, "comments"):
-            found = self._package.root(comments)
-            for each in () if found is None else found.iter():
-                text = each.text if name_of(each) == "p:text" else drawn_text(each) if name_of(each) == "a:p" else ""
-                if text and text.strip():
+            for each in descendants(self._package.root(comments), "p:text", "a:p"):
+                text = each.text or "" if name_of(each) == "p:text" else drawn_text(each)
+                if text.strip():
                     self._add(blocks, f"[comment] {' '.join(text.split())}")
         return "\n\n".join(blocks)
 
@@ -168,21 +178,22 @@ class _Reader(PartReader):
         placeholder = _placeholder(element)
         if self._only_free and placeholder is not None:
             return  # a place for the text of a slide, with a hint
-        about = _about(element)
-        if value_of(about, "hidden") in ("1", "true"):
+        kind = name_of(element)
+        properties = _properties(element)
+        if value_of(properties, "hidden") in ("1", "true"):
             self._emitted += 1
             self._hidden_words += len(drawn_text(element).split())
             return
         outer, self._is_title = self._is_title, placeholder in _TITLES
-        self._describe(value_of(about, "descr") or "", "picture" if name_of(element) == "p:pic" else "shape")
+        self._describe(value_of(properties, "descr") or "", "picture" if kind == "p:pic" else "shape")
         first = len(self._blocks)
         self._numbers.clear()
         self._inside(element)
         lines = self._blocks[first:]
-        if name_of(element) == "p:sp" and len(lines) > 1:  # the lines of one shape belong together
+        if kind == "p:sp" and len(lines) > 1:  # the lines of one shape belong together
             self._blocks[first:] = ["\n".join(lines)]
         self._is_title = outer
-        if name_of(element) == "p:pic":
+        if kind == "p:pic":
             self._emitted += 1
             self._pictures += 1
 
@@ -206,32 +217,41 @@ class _Reader(PartReader):
             self._add(self._blocks, f"{self._label(properties)}{text}")
 
     def _label(self, properties: Any) -> str:
-        level = max(0, min(number_of(properties, "lvl"), 8)) if properties is not None else 0
-        for deeper in [each for each in self._numbers if each > level]:
-            del self._numbers[deeper]
+        level = max(0, min(number_of(properties, "lvl"), 8))
         indent = "  " * level
+        self._numbers = {each: number for each, number in self._numbers.items() if each <= level}
         numbers = child(properties, "a:buAutoNum")
-        if numbers is None:
-            self._numbers.pop(level, None)
-            bullet = value_of(child(properties, "a:buChar"), "char") or ""
-            return f"{indent}{'•' if bullet.isalnum() or not bullet.isprintable() else bullet} " if bullet else indent
+        if numbers is not None:
+            return f"{indent}{self._number(level, numbers)} "
+        self._numbers.pop(level, None)
+        bullet = value_of(child(properties, "a:buChar"), "char") or ""
+        if bullet.isalnum() or not bullet.isprintable():  # a sign of some font
+            bullet = "•"
+        return f"{indent}{bullet} " if bullet else indent
+
+    def _number(self, level: int, numbers: Any) -> str:
+        """Count an item of a level, and return its number as the scheme `numbers` writes it."""
         kind = value_of(numbers, "type") or ""
-        known, count = self._numbers.get(level, ("", 0))
-        count = count + 1 if known == kind else number_of(numbers, "startAt", 1)
+        last_kind, count = self._numbers.get(level, ("", 0))
+        count = count + 1 if last_kind == kind else number_of(numbers, "startAt", 1)
         self._numbers[level] = kind, count
-        ending = next((each for each in _ENDS if kind.endswith(each)), "Plain")
-        before, after = _ENDS[ending]
-        written = _NUMBERS.get(kind.removesuffix(ending), "decimal")
-        return f"{indent}{before}{NUMERALS[written](count)}{after} "
+        for ending, (before, after) in _ENDS.items():
+            if kind.endswith(ending):
+                numeral = NUMERALS[_NUMBERS.get(kind.removesuffix(ending), "decimal")]
+                return f"{before}{numeral(count)}{after}"
+        return NUMERALS[_NUMBERS.get(kind, "decimal")](count)
 
     def _run(self, element: Any) -> None:
         self._inside(element)
         link = child(element, "a:rPr", "a:hlinkClick")
-        relation = None if link is None else self._package.relations(self._part).get(_reference(link))
-        if relation is not None and relation.outside:
-            shown = drawn_text(element)
-            if shown not in (relation.target, relation.target.removeprefix("mailto:"), relation.target.rstrip("/")):
-                self._say(f" ({relation.target[:ADDRESS_CHARS]})")
+        if link is None:
+            return
+        relation = self._package.relations(self._part).get(_reference(link))
+        if relation is None or not relation.outside:
+            return
+        address = relation.target
+        if drawn_text(element) not in (address, address.removeprefix("mailto:"), address.rstrip("/")):
+            self._say(f" ({address[:ADDRESS_CHARS]})")
 
     def _break(self, _element: Any) -> None:
         self._say("\n")
@@ -241,12 +261,11 @@ class _Reader(PartReader):
     def _table(self, element: Any) -> None:
         self._emitted += 1
         if not self._full():
-            rows = (each for each in element if name_of(each) == "a:tr")
-            self._add(self._blocks, render_table(map(self._cells, rows), self._budget))
+            rows = map(self._cells, children(element, "a:tr"))
+            self._add(self._blocks, render_table(rows, self._budget))
 
     def _cells(self, row: Any) -> Iterable[str]:
-        cells = (each for each in row if name_of(each) == "a:tc")
-        for cell in islice(cells, MAX_COLUMNS + 1):
+        for cell in children(row, "a:tc")[: MAX_COLUMNS + 1]:
             outer, size = self._blocks, self._size
             self._blocks = []
             self._inside(cell)
@@ -286,19 +305,19 @@ class _Reader(PartReader):
     """What each element gives that is more than its text."""
 
 
-def _about(shape: Any) -> Any:
-    """Return what a shape says of itself: its name and description."""
+def _properties(shape: Any) -> Any:
+    """Return the element with the name and description of a shape."""
     for each in shape:
-        found = child(each, "p:cNvPr")
-        if found is not None:
-            return found
+        properties = child(each, "p:cNvPr")
+        if properties is not None:
+            return properties
     return None
 
 
 def _placeholder(shape: Any) -> str | None:
     """Return for what of its layout a shape is, e.g. `title`; None: it is one of its own."""
     for each in shape:
-        found = child(each, "p:nvPr", "p:ph")
-        if found is not None:
-            return value_of(found, "type") or "body"
+        placeholder = child(each, "p:nvPr", "p:ph")
+        if placeholder is not None:
+            return value_of(placeholder, "type") or "body"
     return None

@@ -56,7 +56,19 @@ _FONTS = {"symbol": _GREEK | _MATHS, "wingdings": _DINGBATS}
 def symbol_of(code: int, font: str) -> str | None:
     """Return the character for a code of a font of signs; None if this is not known."""
     own = code - 0xF000 if 0xF000 <= code <= 0xF0FF else code
-    signs = _FONTS.get(font.strip().lower())
-    if signs is not None:
-        return signs.get(own) or (chr(own) if font.lower() == "symbol" and 0x20 <= own < 0x40 else None)
-    return chr(code) if 0x20 <= code < 0xD800 else None
+    name = font.lower()
+    signs = _FONTS.get(name.strip())
+    if signs is None:
+        return chr(code) if 0x20 <= code < 0xD800 else None
+    if own in signs:
+        return signs[own]
+    if name == "symbol" and 0x20 <= own < 0x40:
+        return chr(own)
+    return None
+
+
+def with_symbols(text: str, font: str) -> str:
+    """Return a text with the characters for its codes of a font of signs, as far as they are known."""
+    if not any("\uf000" <= sign <= "\uf0ff" for sign in text):
+        return text
+    return "".join(symbol_of(ord(sign), font) or sign for sign in text)

@@ -1,6 +1,6 @@
 """Word documents: everything that a reader sees on the pages, in its order; what cannot be text is named.
 
-`_TEXT`, `_FIXED`, `_AROUND`, `_SILENT`, `_NAMED` and `_Reader._HANDLERS` say what each element of the XML gives. One
+`_TEXT`, `_FIXED`, `_BRACKETS`, `_SILENT`, `_NAMED` and `_Reader._HANDLERS` say what each element of the XML gives. One
 that is in none of them gives what is inside it, so that the text of an unknown element is never lost.
 """
 
@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar
 
-from ava_roles.documents.package import OfficePackage, child, name_of, value_of
+from ava_roles.documents.package import OfficePackage, child, children, name_of, value_of
 from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS, TEXT_CHARS, FlowReader
-from ava_roles.documents.symbols import symbol_of
+from ava_roles.documents.phrases import comment_text, count_phrase
+from ava_roles.documents.symbols import symbol_of, with_symbols
 from ava_roles.documents.word_lists import Lists, Style, Styles, heading_level, is_on
 from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.tools.pages import MAX_COLUMNS, parsing, render_table
@@ -31,7 +32,7 @@ _FIXED = {
     "a:br": "\n",
     "w:noBreakHyphen": "-",
 }
-_AROUND = {
+_BRACKETS = {
     "w:rt": ("(", ")"),
     "a:p": ("", "\n"),
     "m:num": ("(", ")"),
@@ -83,9 +84,6 @@ class _Field:
     start: int = 0
     said: int = 0
 
-    def words(self) -> list[str]:
-        return "".join(self.instruction).split()
-
 
 class _Notes:
     """Footnotes, endnotes or comments: each is read once, in the order of the marks in the text."""
@@ -124,39 +122,46 @@ class _Reader(FlowReader):
     def read(self) -> list[Part]:
         parts = [Part("", self._story(self._main, self._root))]
         margins: list[str] = []
-        for part in (*self._package.related(self._main, "header"), *self._package.related(self._main, "footer")):
+        headers = self._package.related(self._main, "header")
+        footers = self._package.related(self._main, "footer")
+        for part in [*headers, *footers]:
             root = self._package.root(part)
             text = "" if root is None else self._story(part, root)
             if text and text not in margins:
                 margins.append(text)
-        found = [("headers and footers", "\n\n".join(margins))]
+        if margins:
+            parts.append(Part("headers and footers", "\n\n".join(margins)))
         for notes in self._notes.values():
-            found.append((f"{notes.word}s", "\n\n".join(self._note_texts(notes))))
-        parts += [Part(place, text) for place, text in found if text]
+            text = "\n\n".join(self._note_texts(notes))
+            if text:
+                parts.append(Part(f"{notes.word}s", text))
         if self._cut:
             parts[-1] = Part(parts[-1].place, f"{parts[-1].text}\n\n{CUT}".strip())
         return parts
 
     def missing(self) -> tuple[str, ...]:
-        """Return sentences on what is in the document and not in its text."""
-        said = [f"{count:,} {what}{'s' * (count > 1)}" for what, count in self._counts.items()]
-        said += self._hidden_text("text") + self._named_objects()
+        """Return phrases on what is in the document and not in its text."""
+        phrases = [count_phrase(count, noun) for noun, count in self._counts.items()]
+        phrases += self._hidden_text("text") + self._named_objects()
         for number_format in sorted(self._lists.other_formats)[:MOST_NAMED]:
-            said.append(f"numbers of lists as {number_format[:NAME_CHARS]} (shown as 1, 2, 3)")
-        return (*said, *self._unread_parts())
+            phrases.append(f"numbers of lists as {number_format[:NAME_CHARS]} (shown as 1, 2, 3)")
+        return (*phrases, *self._unread_parts())
 
     # -- parts ------------------------------------------------------------------------------------------------
 
     def _related_root(self, kind: str) -> Any:
-        return next((self._package.root(part) for part in self._package.related(self._main, kind)), None)
+        parts = self._package.related(self._main, kind)
+        return self._package.root(parts[0]) if parts else None
 
     def _read_notes(self, word: str, kind: str) -> _Notes:
-        for part in self._package.related(self._main, kind):
-            root = self._package.root(part)
-            elements = [each for each in (() if root is None else root) if name_of(each) == f"w:{word}"]
-            real = [each for each in elements if value_of(each, "type") in (None, "normal")]
-            return _Notes(word, part, {value_of(each, "id") or "": each for each in real})
-        return _Notes(word, "", {})
+        parts = self._package.related(self._main, kind)
+        if not parts:
+            return _Notes(word, "", {})
+        notes: dict[str, Any] = {}
+        for each in children(self._package.root(parts[0]), f"w:{word}"):
+            if value_of(each, "type") in (None, "normal"):
+                notes[value_of(each, "id") or ""] = each
+        return _Notes(word, parts[0], notes)
 
     def _note_texts(self, notes: _Notes) -> Iterator[str]:
         for note_id in notes.elements:
@@ -166,7 +171,7 @@ class _Reader(FlowReader):
             author = value_of(element, "author") or ""
             text = self._story(notes.part, element)
             if text or notes.word == "comment":
-                yield f"{notes.mark(note_id)} {author[:NAME_CHARS]}{': ' * bool(author)}{text}"
+                yield f"{notes.mark(note_id)} {comment_text(author[:NAME_CHARS], text)}"
 
     def _story(self, part: str, element: Any) -> str:
         """Return the text of a part, or of one note."""
@@ -195,8 +200,8 @@ class _Reader(FlowReader):
                 self._say(each.text or "")
             elif name in _FIXED:
                 self._say(_FIXED[name])
-            elif name in _AROUND:
-                self._around(each, *_AROUND[name])
+            elif name in _BRACKETS:
+                self._inside_brackets(each, *_BRACKETS[name])
             elif name in _NAMED:
                 self._name(_NAMED[name], self._target(each))
             elif name not in _SILENT:
@@ -210,16 +215,14 @@ class _Reader(FlowReader):
         if self._hidden:
             self._hidden_words += len(text.split())
         elif not self._instructions:
-            if self._font and any("\uf000" <= sign <= "\uf0ff" for sign in text):
-                text = "".join(symbol_of(ord(sign), self._font) or sign for sign in text)
             self._said += 1
-            self._line.append(text)
+            self._line.append(with_symbols(text, self._font) if self._font else text)
 
-    def _around(self, element: Any, before: str, after: str) -> None:
-        at, said = len(self._line), self._emitted
+    def _inside_brackets(self, element: Any, before: str, after: str) -> None:
+        start, emitted = len(self._line), self._emitted
         self._inside(element)
-        if self._emitted != said and len(self._line) > at:
-            self._line.insert(at, before)
+        if self._emitted != emitted and len(self._line) > start:
+            self._line.insert(start, before)
             self._line.append(after)
 
     def _target(self, element: Any, attribute: str = "id") -> str:
@@ -252,15 +255,16 @@ class _Reader(FlowReader):
         list_id = value_of(child(numbers, "w:numId")) or style.list_id
         if list_id is None or list_id == "0":
             return ""
-        own = value_of(child(numbers, "w:ilvl"))
-        if own is not None and own.isascii() and own.isdecimal():
+        own = value_of(child(numbers, "w:ilvl")) or ""
+        if own.isascii() and own.isdecimal():
             level = int(own[:2])
         elif style.list_level is not None:
             level = style.list_level
         else:
             level = self._lists.level_of(list_id, style_id)
         label = self._lists.label(list_id, level)
-        return f"{'  ' * min(level, 8)}{label} " if label else ""
+        indent = "  " * min(level, 8)
+        return f"{indent}{label} " if label else ""
 
     def _run(self, element: Any) -> None:
         properties = child(element, "w:rPr")
@@ -282,18 +286,25 @@ class _Reader(FlowReader):
         self._counts["tracked deletion"] += 1
 
     def _symbol(self, element: Any) -> None:
-        code, font = value_of(element, "char") or "", value_of(element, "font") or ""
+        code = value_of(element, "char") or ""
+        font = value_of(element, "font") or ""
         try:
             sign = symbol_of(int(code, 16), font)
         except ValueError:
             sign = None
-        self._say(sign or f"[sign {code[:8]} of {font[:50] or 'a font'}]")
+        if sign:
+            self._say(sign)
+        elif font:
+            self._say(f"[sign {code[:8]} of {font[:50]}]")
+        else:
+            self._say(f"[sign {code[:8]} of a font]")
 
     def _ruby(self, element: Any) -> None:
-        for name in ("w:rubyBase", "w:rt"):  # in the file, the reading comes first
-            found = child(element, name)
-            if found is not None:
-                self._around(found, *_AROUND.get(name, ("", "")))
+        base, reading = child(element, "w:rubyBase"), child(element, "w:rt")  # in the file, the reading comes first
+        if base is not None:
+            self._inside(base)
+        if reading is not None:
+            self._inside_brackets(reading, *_BRACKETS["w:rt"])
 
     def _operator(self, element: Any) -> None:
         self._say(value_of(child(element, "m:naryPr", "m:chr")) or "∫")
@@ -310,18 +321,15 @@ class _Reader(FlowReader):
     # -- links and fields -------------------------------------------------------------------------------------
 
     def _link(self, element: Any) -> None:
-        at = len(self._line)
+        start = len(self._line)
         self._inside(element)
         address = self._target(element)
-        if not address:  # a link to a place of the document
-            return
-        self._say_address(address, self._words_from(at))
+        if address:  # otherwise it leads to a place in the document
+            self._say_address(address, start)
 
-    def _words_from(self, at: int) -> str:
-        return "".join(self._line[at : at + _LINK_PIECES])
-
-    def _say_address(self, address: str, shown: str) -> None:
-        words = shown.strip()
+    def _say_address(self, address: str, start: int) -> None:
+        """Add the address of a link whose words begin at `start`, unless they are the address."""
+        words = "".join(self._line[start : start + _LINK_PIECES]).strip()
         if words not in (address, address.removeprefix("mailto:"), address.removesuffix("/")):
             self._say(f" ({address[:ADDRESS_CHARS]})" if words else address[:ADDRESS_CHARS])
 
@@ -333,16 +341,24 @@ class _Reader(FlowReader):
                 self._form_value(form)
             self._fields.append(_Field(is_form=form is not None))
             self._instructions += 1
-        elif self._fields and kind == "separate" and not self._fields[-1].has_result:
-            self._begin_result(self._fields[-1])
+            return
+        if not self._fields:
+            return
+        innermost = self._fields[-1]
+        if kind == "separate" and not innermost.has_result:
+            self._begin_result(innermost)
             self._instructions -= 1
-        elif self._fields and kind == "end":
-            ended = self._fields.pop()
-            self._instructions -= not ended.has_result
-            self._end_field(ended)
+        elif kind == "end":
+            self._fields.pop()
+            if not innermost.has_result:
+                self._instructions -= 1
+            self._end_field(innermost)
 
     def _begin_result(self, of: _Field) -> None:
-        of.has_result, of.paragraph, of.start, of.said = True, self._paragraphs, len(self._line), self._said
+        of.has_result = True
+        of.paragraph = self._paragraphs
+        of.start = len(self._line)
+        of.said = self._said
 
     def _instruction(self, element: Any) -> None:
         if self._fields and not self._fields[-1].has_result:
@@ -354,30 +370,40 @@ class _Reader(FlowReader):
         self._inside(element)
         self._end_field(simple)
 
-    def _end_field(self, ended: _Field) -> None:
-        start = ended.start if ended.paragraph == self._paragraphs else 0
-        shown = self._words_from(start) if ended.has_result else ""
-        empty = not ended.is_form and not (ended.has_result and self._said > ended.said)
-        words = ended.words()
+    def _end_field(self, of: _Field) -> None:
+        instruction = "".join(of.instruction)
+        words = instruction.split()
         kind = words[0].upper() if words else ""
-        address = _LINK_FIELD.match("".join(ended.instruction))
+        address = _LINK_FIELD.match(instruction)
         if address:
-            self._say_address(address[1] or address[2], shown)
+            self._say_address(address[1] or address[2], self._result_start(of))
         elif kind == "MACROBUTTON":
             self._say(" ".join(words[2:]))
-        elif empty and kind and kind not in _NOTHING_SHOWN and not self._instructions:
+        elif kind and kind not in _NOTHING_SHOWN and not self._instructions and not self._has_value(of):
             self._name("the value of a field", kind)
+
+    def _result_start(self, of: _Field) -> int:
+        """Return where in the open paragraph the result of a field begins; its end if there is no result."""
+        if not of.has_result:
+            return len(self._line)
+        return of.start if of.paragraph == self._paragraphs else 0
+
+    def _has_value(self, of: _Field) -> bool:
+        return of.is_form or (of.has_result and self._said > of.said)
 
     def _form_value(self, form: Any) -> None:
         box, choices = child(form, "w:checkBox"), child(form, "w:ddList")
         if box is not None:
-            checked = child(box, "w:checked")
-            self._say("☒" if is_on(child(box, "w:default") if checked is None else checked) else "☐")
+            state = child(box, "w:checked")
+            if state is None:
+                state = child(box, "w:default")
+            self._say("☒" if is_on(state) else "☐")
         elif choices is not None:
-            entries = [value_of(each) or "" for each in choices if name_of(each) == "w:listEntry"]
-            chosen = value_of(child(choices, "w:result")) or value_of(child(choices, "w:default")) or "0"
-            if chosen.isascii() and chosen.isdecimal() and int(chosen[:4]) < len(entries):
-                self._say(entries[int(chosen[:4])])
+            entries = [value_of(each) or "" for each in children(choices, "w:listEntry")]
+            choice = value_of(child(choices, "w:result")) or value_of(child(choices, "w:default")) or "0"
+            index = int(choice[:4]) if choice.isascii() and choice.isdecimal() else len(entries)
+            if index < len(entries):
+                self._say(entries[index])
 
     # -- boxes, pictures and objects --------------------------------------------------------------------------
 
@@ -388,10 +414,17 @@ class _Reader(FlowReader):
         self._size = size  # it is counted where it is shown
 
     def _drawing(self, element: Any) -> None:
-        outer = self._alternative
-        found = next((each for place in element for each in place if name_of(each) == "wp:docPr"), None)
-        self._alternative = value_of(found, "descr") or value_of(found, "title") or ""
-        self._describe(self._alternative)
+        properties = None
+        for place in element:  # the drawing stands in the line, or is anchored
+            properties = child(place, "wp:docPr")
+            if properties is not None:
+                break
+        self._inside_alternative(element, value_of(properties, "descr") or value_of(properties, "title") or "")
+
+    def _inside_alternative(self, element: Any, text: str) -> None:
+        """Show the alternative text of an element, and read what is inside, which may repeat it."""
+        outer, self._alternative = self._alternative, text
+        self._describe(text)
         self._inside(element)
         self._alternative = outer
 
@@ -418,10 +451,7 @@ class _Reader(FlowReader):
                 self._describe(title)
 
     def _old_shape(self, element: Any) -> None:
-        outer, self._alternative = self._alternative, value_of(element, "alt") or ""
-        self._describe(self._alternative)
-        self._inside(element)
-        self._alternative = outer
+        self._inside_alternative(element, value_of(element, "alt") or "")
 
     def _letters(self, element: Any) -> None:
         text = value_of(element, "string")
@@ -452,15 +482,19 @@ class _Reader(FlowReader):
         if self._cut:
             return
         rows = list(_rows(element))
-        framed = _framed(rows)
-        if framed is not None:
-            self._inside(framed)
+        frame = _frame_cell(rows)
+        if frame is not None:
+            self._inside(frame)
             return
         self._tables += 1
         if self._tables == 1:
             text = render_table(map(self._cell_texts, rows), self._budget)
         else:
-            text = " / ".join("; ".join(" ".join(cell.split()) for cell in self._cell_texts(row)) for row in rows)
+            lines: list[str] = []
+            for row in rows:
+                cells = [" ".join(cell.split()) for cell in self._cell_texts(row)]
+                lines.append("; ".join(cells))
+            text = " / ".join(lines)
         self._tables -= 1
         self._add(text)
 
@@ -513,10 +547,14 @@ def _cells(row: Any) -> Iterator[Any]:
             yield cell
 
 
-def _framed(rows: list[Any]) -> Any:
+def _frame_cell(rows: list[Any]) -> Any:
     """Return the only cell of a table that is a frame around a part of the document; None if it is a real table."""
-    cells = list(_cells(rows[0])) if len(rows) == 1 else []
-    blocks = [] if len(cells) != 1 else [each for each in cells[0] if name_of(each) in ("w:p", "w:tbl", "w:sdt")]
+    if len(rows) != 1:
+        return None
+    cells = list(_cells(rows[0]))
+    if len(cells) != 1:
+        return None
+    blocks = children(cells[0], "w:p", "w:tbl", "w:sdt")
     return cells[0] if len(blocks) > 1 else None
 
 
@@ -526,8 +564,8 @@ _BETWEEN = frozenset({"w:sdt", "w:sdtContent", "w:customXml", "w:smartTag", "w:i
 def _below(element: Any, name: str) -> Iterator[Any]:
     """Yield the rows of a table, or the cells of a row, also those in a content control."""
     for each in element:
-        found = name_of(each)
-        if found == name:
+        own_name = name_of(each)
+        if own_name == name:
             yield each
-        elif found in _BETWEEN:
+        elif own_name in _BETWEEN:
             yield from _below(each, name)

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ava_roles.documents.package import child, name_of, number_of, value_of
+from ava_roles.documents.package import child, children, number_of, value_of
 from ava_roles.numerals import NUMERALS
 
 _BODY_LEVEL = 9  # of an outline: text that is no heading
@@ -45,17 +45,14 @@ class Styles:
     """The styles of a document, each with what it has from those that it is based on."""
 
     def __init__(self, root: Any) -> None:
-        elements = [] if root is None else [each for each in root if name_of(each) == "w:style"]
+        elements = children(root, "w:style")
         self._elements = {value_of(each, "styleId") or "": each for each in elements}
         self._styles: dict[str, Style] = {}
-        self.default = next(
-            (
-                value_of(each, "styleId")
-                for each in elements
-                if value_of(each, "type") == "paragraph" and value_of(each, "default") in ("1", "true")
-            ),
-            None,
-        )
+        self.default: str | None = None
+        for each in elements:
+            if value_of(each, "type") == "paragraph" and value_of(each, "default") in ("1", "true"):
+                self.default = value_of(each, "styleId")
+                break
 
     def style(self, style_id: str | None) -> Style:
         if style_id is None:
@@ -66,11 +63,11 @@ class Styles:
 
     def _read(self, style_id: str) -> Style:
         chain: list[str] = []
-        at: str | None = style_id
-        while at in self._elements and at not in self._styles and at not in chain and len(chain) < _MAX_BASES:
-            chain.append(at)
-            at = value_of(child(self._elements[at], "w:basedOn"))
-        style = self._styles.get(at or "", Style())
+        base: str | None = style_id
+        while base in self._elements and base not in self._styles and base not in chain and len(chain) < _MAX_BASES:
+            chain.append(base)
+            base = value_of(child(self._elements[base], "w:basedOn"))
+        style = self._styles.get(base or "", Style())
         for each in reversed(chain):  # each after the one that it is based on
             style = replace(style)
             _add_properties(style, self._elements[each])
@@ -130,48 +127,51 @@ class Lists:
         schemes: dict[str, dict[int, _Level]] = {}
         links: dict[str, str] = {}
         styles: dict[str, str] = {}
-        elements = [] if root is None else list(root)
-        for element in elements:
-            if name_of(element) == "w:abstractNum":
-                scheme = value_of(element, "abstractNumId") or ""
-                schemes[scheme] = _read_levels(element)
-                links[scheme] = value_of(child(element, "w:numStyleLink")) or ""
-                styles[value_of(child(element, "w:styleLink")) or ""] = scheme
-        for element in elements:
-            if name_of(element) == "w:num":
-                scheme = value_of(child(element, "w:abstractNumId")) or ""
-                linked = links.get(scheme)
-                levels = schemes.get(styles.get(linked, scheme) if linked else scheme, {})
-                self._lists[value_of(element, "numId") or ""] = _read_list(scheme, levels, element)
+        for element in children(root, "w:abstractNum"):
+            scheme = value_of(element, "abstractNumId") or ""
+            schemes[scheme] = _read_levels(element)
+            links[scheme] = value_of(child(element, "w:numStyleLink")) or ""
+            styles[value_of(child(element, "w:styleLink")) or ""] = scheme
+        for element in children(root, "w:num"):
+            scheme = value_of(child(element, "w:abstractNumId")) or ""
+            style = links.get(scheme)
+            source = styles.get(style, scheme) if style else scheme
+            self._lists[value_of(element, "numId") or ""] = _read_list(scheme, schemes.get(source, {}), element)
 
     def level_of(self, list_id: str, style_id: str | None) -> int:
         """Return the level of a list that belongs to a style."""
-        found = self._lists.get(list_id)
-        levels = found.levels if found else {}
-        return next((number for number, level in levels.items() if style_id and level.style == style_id), 0)
+        of = self._lists.get(list_id)
+        if of is not None and style_id:
+            for number, level in of.levels.items():
+                if level.style == style_id:
+                    return number
+        return 0
 
     def label(self, list_id: str, number: int) -> str:
         """Count an item of a list, and return its number or bullet as it is shown, e.g. `2.a)`."""
-        found = self._lists.get(list_id)
+        of = self._lists.get(list_id)
         number = max(0, min(number, _LEVELS - 1))
-        if found is None or not found.levels:
+        if of is None or not of.levels:
             return ""
-        level = found.levels.get(number, _Level())
-        counts = self._counts.setdefault(found.scheme, Counter())
+        level = of.levels.get(number, _Level())
+        counts = self._counts.setdefault(of.scheme, Counter())
         if list_id not in self._begun:
             self._begun.add(list_id)
-            for at in found.starts:
-                counts.pop(at, None)
-        counts[number] = counts[number] + 1 if number in counts else found.starts.get(number, level.start)
+            for start in of.starts:
+                counts.pop(start, None)
+        if number in counts:
+            counts[number] += 1
+        else:
+            counts[number] = of.starts.get(number, level.start)
         for deeper in range(number + 1, _LEVELS):
-            restart = found.levels.get(deeper, _Level()).restart
+            restart = of.levels.get(deeper, _Level()).restart
             if restart is None or 0 < restart >= number + 1:
                 counts.pop(deeper, None)
         if level.format == "bullet":
             return _bullet(level.text)
 
         def numeral(place: re.Match[str]) -> str:
-            return self._numeral(found, counts, int(place[1]) - 1, level.legal)
+            return self._numeral(of, counts, int(place[1]) - 1, level.legal)
 
         return _PLACE.sub(numeral, level.text).strip()
 
@@ -185,32 +185,35 @@ class Lists:
 
 def _bullet(text: str) -> str:
     """Return a bullet; one that is only a sign of some font is shown as a dot."""
-    sign = text.strip()
-    return sign if sign and not any(each.isalnum() or "\ue000" <= each <= "\uf8ff" for each in sign) else _BULLET
+    bullet = text.strip()
+    for sign in bullet:
+        if sign.isalnum() or "\ue000" <= sign <= "\uf8ff":
+            return _BULLET
+    return bullet or _BULLET
 
 
 def _read_levels(element: Any) -> dict[int, _Level]:
-    found: dict[int, _Level] = {}
-    for each in element:
+    levels: dict[int, _Level] = {}
+    for each in children(element, "w:lvl"):
         number = number_of(each, "ilvl")
-        if name_of(each) == "w:lvl" and 0 <= number < _LEVELS:
-            found[number] = _read_level(each)
-    return found
+        if 0 <= number < _LEVELS:
+            levels[number] = _read_level(each)
+    return levels
 
 
 def _read_list(scheme: str, levels: dict[int, _Level], element: Any) -> _List:
-    found = _List(scheme, dict(levels))
-    for each in element:
+    result = _List(scheme, dict(levels))
+    for each in children(element, "w:lvlOverride"):
         number = number_of(each, "ilvl")
-        if name_of(each) != "w:lvlOverride" or not 0 <= number < _LEVELS:
+        if not 0 <= number < _LEVELS:
             continue
-        own, start = child(each, "w:lvl"), child(each, "w:startOverride")
-        if own is not None:
-            found.levels[number] = _read_level(own)
-            found.starts[number] = found.levels[number].start
+        level, start = child(each, "w:lvl"), child(each, "w:startOverride")
+        if level is not None:
+            result.levels[number] = _read_level(level)
+            result.starts[number] = result.levels[number].start
         if start is not None:
-            found.starts[number] = number_of(start, default=1)
-    return found
+            result.starts[number] = number_of(start, default=1)
+    return result
 
 
 def _read_level(element: Any) -> _Level:
