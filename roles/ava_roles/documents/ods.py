@@ -11,6 +11,7 @@ from ava_roles.documents.opendocument_lists import style_elements
 from ava_roles.documents.package import child, children, descendants, name_of, value_of
 from ava_roles.documents.sheet_table import (
     CELL_CHARS,
+    LAST_COLUMN,
     MAX_COLUMNS,
     MOST_NOTES,
     NAME_CHARS,
@@ -24,7 +25,6 @@ from ava_roles.tools.pages import parsing
 
 _MOST_REPEATS = 100
 """A row that is the same as the next ones is shown so often; then it is said how many follow."""
-_LAST_COLUMN = 16_384
 _VALUES = ("string-value", "date-value", "time-value", "boolean-value", "value")
 _SHOWN = ("text:p", "text:h", "text:list", "table:table")
 _HIDDEN = ("collapse", "filter")
@@ -127,9 +127,9 @@ class _Reader(OpenReader):
         column = 1
         for each in _columns(element):
             count = count_of(each, "number-columns-repeated")
-            if value_of(each, "visibility") in _HIDDEN and column <= _LAST_COLUMN:
+            if value_of(each, "visibility") in _HIDDEN and column <= LAST_COLUMN:
                 first = column_letters(column)
-                last = column_letters(min(column + count - 1, _LAST_COLUMN))
+                last = column_letters(min(column + count - 1, LAST_COLUMN))
                 sheet.hidden_columns.append(first if first == last else f"{first} to {last}")
             column += count
 

@@ -57,7 +57,7 @@ def read_pdf(data: bytes, wanted: Wanted = ALL) -> Extracted:
         first, total = wanted.first, pdf.total
         last = total if wanted.count is None else min(total, first + wanted.count - 1)
         before = pdf.page_text(first - 1) if 1 < first <= total else ""
-        pdf.lacks.clear()
+        pdf.lacks.clear()  # what the page before lacks is not asked for
         pages: list[Part] = []
         for number in range(first, last + 1):
             if time.monotonic() > until or size_of(pages) > wanted.max_chars:
@@ -114,9 +114,11 @@ class _Pdf:
     def missing(self) -> Iterator[str]:
         """Yield sentences on what is in the file and not in the texts of its pages."""
         for what, numbers in self.lacks.items():
-            verb = "is" if what in (_BLANK, _PICTURE, _BROKEN) else "has"
-            if len(numbers) > 1:
-                verb = "are" if verb == "is" else "have"
+            is_state = what in (_BLANK, _PICTURE, _BROKEN)
+            if len(numbers) == 1:
+                verb = "is" if is_state else "has"
+            else:
+                verb = "are" if is_state else "have"
                 what = "pictures without text" if what is _PICTURE else what
             yield f"{page_ranges(numbers)} {verb} {what}"
         if self._has_xfa:
@@ -126,24 +128,25 @@ class _Pdf:
         files = [_line(name) for name in self._attachments()]
         if files:
             more = self._raw.FPDFDoc_GetAttachmentCount(self._file) - len(files)
-            yield f"attached files: {', '.join(files)}" + (f" and {more:,} more" if more > 0 else "")
+            rest = f" and {more:,} more" if more > 0 else ""
+            yield f"attached files: {', '.join(files)}{rest}"
 
     def _read_bookmarks(self) -> dict[int, list[str]]:
         """Return the titles of the bookmarks by the numbers of their pages."""
-        found: defaultdict[int, list[str]] = defaultdict(list)
+        titles: defaultdict[int, list[str]] = defaultdict(list)
         for number, bookmark in enumerate(self._file.get_toc()):
             if number == _MOST_BOOKMARKS:
                 self._has_more_bookmarks = True
                 break
-            place = bookmark.get_dest()
-            page = place.get_index() if place is not None else None
-            found[(page or 0) + 1].append(_line(bookmark.get_title()))
-        return found
+            destination = bookmark.get_dest()
+            index = destination.get_index() if destination is not None else None
+            titles[(index or 0) + 1].append(_line(bookmark.get_title()))
+        return titles
 
     def _attachments(self) -> Iterator[str]:
         for number in range(min(self._raw.FPDFDoc_GetAttachmentCount(self._file), _NAMED_FILES)):
-            attached = self._raw.FPDFDoc_GetAttachment(self._file, number)
-            yield _string(self._raw.FPDFAttachment_GetName, attached) or "without a name"
+            attachment = self._raw.FPDFDoc_GetAttachment(self._file, number)
+            yield _string(self._raw.FPDFAttachment_GetName, attachment) or "without a name"
 
     def page_text(self, number: int) -> str:
         """Return the text of a page, then its form fields and comments; note what it lacks."""
@@ -177,13 +180,10 @@ class _Pdf:
                 yield f"[bookmark] {title}"
 
     def _note_objects(self, page: Any, number: int, text: str) -> None:
-        found = self._raw.FPDFPage_CountObjects(page)
-        pictures = any(self._is_picture(page, at) for at in range(min(found, _MOST_OBJECTS)))
-        if not text and not found:
-            self.lacks[_BLANK].append(number)
-        elif not text:
-            self.lacks[_PICTURE].append(number)
-        elif pictures:
+        count = self._raw.FPDFPage_CountObjects(page)
+        if not text:
+            self.lacks[_PICTURE if count else _BLANK].append(number)
+        elif any(self._is_picture(page, index) for index in range(min(count, _MOST_OBJECTS))):
             self.lacks[_PICTURES].append(number)
         unknown = sum(_is_unknown(char) for char in text)
         if text and unknown > _UNKNOWN_SHARE * len(text):
@@ -191,34 +191,35 @@ class _Pdf:
 
     def _has_long_string(self, text_page: Any, chars: int) -> bool:
         """Tell whether one piece of a page's text is so long that PDFium may have cut it: two samples are of it."""
-        before = None
-        for at in range(0, chars, _LONG_STRING // 2):
-            piece = self._raw.FPDFText_GetTextObject(text_page, at)
-            place = ctypes.cast(piece, ctypes.c_void_p).value
-            if place is not None and place == before:
+        last_address = None
+        for index in range(0, chars, _LONG_STRING // 2):
+            piece = self._raw.FPDFText_GetTextObject(text_page, index)
+            address = ctypes.cast(piece, ctypes.c_void_p).value
+            if address is not None and address == last_address:
                 return True
-            before = place
+            last_address = address
         return False
 
-    def _is_picture(self, page: Any, at: int) -> bool:
-        kind = self._raw.FPDFPageObj_GetType(self._raw.FPDFPage_GetObject(page, at))
-        if kind == self._raw.FPDF_PAGEOBJ_FORM:  # drawings that are used again, often around one picture
-            form = self._raw.FPDFPage_GetObject(page, at)
-            inner = min(self._raw.FPDFFormObj_CountObjects(form), _MOST_ANNOTATIONS)
-            kinds = (
-                self._raw.FPDFPageObj_GetType(self._raw.FPDFFormObj_GetObject(form, each)) for each in range(inner)
-            )
-            return self._raw.FPDF_PAGEOBJ_IMAGE in kinds
-        return bool(kind == self._raw.FPDF_PAGEOBJ_IMAGE)
+    def _is_picture(self, page: Any, index: int) -> bool:
+        raw = self._raw
+        item = raw.FPDFPage_GetObject(page, index)
+        kind = raw.FPDFPageObj_GetType(item)
+        if kind != raw.FPDF_PAGEOBJ_FORM:
+            return bool(kind == raw.FPDF_PAGEOBJ_IMAGE)
+        # A form holds drawings that are used again, often around one picture.
+        for inner in range(min(raw.FPDFFormObj_CountObjects(item), _MOST_ANNOTATIONS)):
+            if raw.FPDFPageObj_GetType(raw.FPDFFormObj_GetObject(item, inner)) == raw.FPDF_PAGEOBJ_IMAGE:
+                return True
+        return False
 
     # -- form fields, comments and links ------------------------------------------------------------------------------
 
     def _annotations(self, page: Any, text_page: Any, number: int) -> Iterator[str]:
         raw = self._raw
-        found = raw.FPDFPage_GetAnnotCount(page)
+        count = raw.FPDFPage_GetAnnotCount(page)
         room = PAGE_CHARS
-        for at in range(min(found, _MOST_ANNOTATIONS)):
-            note = raw.FPDFPage_GetAnnot(page, at)
+        for index in range(min(count, _MOST_ANNOTATIONS)):
+            note = raw.FPDFPage_GetAnnot(page, index)
             if not note:
                 continue
             try:
@@ -231,7 +232,7 @@ class _Pdf:
                 return
             if line:
                 yield line
-        if found > _MOST_ANNOTATIONS:
+        if count > _MOST_ANNOTATIONS:
             self.lacks[_MANY_NOTES].append(number)
 
     def _note(self, note: Any, text_page: Any, number: int) -> str:
@@ -245,16 +246,16 @@ class _Pdf:
             return ""  # its text is that of the comment to which it belongs
         if kind in (raw.FPDF_ANNOT_SOUND, raw.FPDF_ANNOT_MOVIE, raw.FPDF_ANNOT_RICHMEDIA, raw.FPDF_ANNOT_THREED):
             self.lacks[_MEDIA].append(number)
-        said = _line(_string(raw.FPDFAnnot_GetStringValue, note, b"Contents"))
+        text = _line(_string(raw.FPDFAnnot_GetStringValue, note, b"Contents"))
         if kind == raw.FPDF_ANNOT_FILEATTACHMENT:
             name = _string(raw.FPDFAttachment_GetName, raw.FPDFAnnot_GetFileAttachment(note)) or "without a name"
-            return f"[attached file, not read: {_line(name)}]" + (f" {said}" if said else "")
-        if not said:
+            return f"[attached file, not read: {_line(name)}] {text}".rstrip()
+        if not text:
             if kind in (raw.FPDF_ANNOT_INK, raw.FPDF_ANNOT_STAMP) and number not in self.lacks[_MARKS]:
                 self.lacks[_MARKS].append(number)
             return ""
         author = _line(_string(raw.FPDFAnnot_GetStringValue, note, b"T"))
-        return f"[comment by {author}] {said}" if author else f"[comment] {said}"
+        return f"[comment by {author}] {text}" if author else f"[comment] {text}"
 
     def _field(self, note: Any) -> str:
         raw, form = self._raw, self._file.formenv
@@ -266,21 +267,23 @@ class _Pdf:
             return ""
         if kind in (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON):
             choice = _line(_string(raw.FPDFAnnot_GetFormFieldExportValue, form, note))
-            named = f"{name} ({choice})" if choice.lower() not in ("", "yes", "on", "off") else name
-            return f"[field {named}] {'checked' if raw.FPDFAnnot_IsChecked(form, note) else 'not checked'}"
+            if choice.lower() not in ("", "yes", "on", "off"):
+                name = f"{name} ({choice})"
+            state = "checked" if raw.FPDFAnnot_IsChecked(form, note) else "not checked"
+            return f"[field {name}] {state}"
         if kind == raw.FPDF_FORMFIELD_SIGNATURE:
             return f"[field {name}] a signature, which is not checked"
         value = _line(_string(raw.FPDFAnnot_GetFormFieldValue, form, note))
         if kind in (raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX):
-            chosen = ", ".join(self._chosen(form, note))
-            value = chosen or value
+            value = ", ".join(self._chosen_options(form, note)) or value
         return f"[field {name}] {value or '(empty)'}"
 
-    def _chosen(self, form: Any, note: Any) -> Iterator[str]:
+    def _chosen_options(self, form: Any, note: Any) -> Iterator[str]:
         raw = self._raw
-        for at in range(min(max(raw.FPDFAnnot_GetOptionCount(form, note), 0), _MOST_ANNOTATIONS)):
-            if raw.FPDFAnnot_IsOptionSelected(form, note, at):
-                yield _line(_string(raw.FPDFAnnot_GetOptionLabel, form, note, at))
+        count = max(raw.FPDFAnnot_GetOptionCount(form, note), 0)
+        for index in range(min(count, _MOST_ANNOTATIONS)):
+            if raw.FPDFAnnot_IsOptionSelected(form, note, index):
+                yield _line(_string(raw.FPDFAnnot_GetOptionLabel, form, note, index))
 
     def _link(self, note: Any, text_page: Any) -> str:
         raw = self._raw
@@ -300,8 +303,8 @@ class _Pdf:
         if raw.FPDFAnnot_GetRect(note, rect):
             sides = (rect.left, min(rect.top, rect.bottom), rect.right, max(rect.top, rect.bottom))
             text = _line(text_page.get_text_bounded(*sides))
-        bare = address.removeprefix("https://").removeprefix("http://").removeprefix("mailto:").strip("/")
-        if not bare or bare in "".join(text.split()):
+        bare_address = address.removeprefix("https://").removeprefix("http://").removeprefix("mailto:").strip("/")
+        if not bare_address or bare_address in "".join(text.split()):
             return ""
         return f"[link {text!r}] {address}" if text else f"[link] {address}"
 
@@ -312,20 +315,20 @@ def _is_damaged(data: bytes) -> bool:
     Within 2 s, and the first 30 MB of each stream.
     """
     until = time.monotonic() + _INFLATING_S
-    for found in _STREAM.finditer(data):
+    for stream in _STREAM.finditer(data):
         if time.monotonic() > until:
             return False
-        before = data[max(0, found.start() - _STREAM_HEAD) : found.start()]
+        before = data[max(0, stream.start() - _STREAM_HEAD) : stream.start()]
         head = before[before.rfind(b" obj") :]
-        end = data.find(b"endstream", found.end())
+        end = data.find(b"endstream", stream.end())
         if end < 0 or b"/Image" in head or _DEFLATED.search(head) is None:
             continue
-        if not _is_whole(data[found.end() + 2 : end]):
+        if not _has_end(data[stream.end() + 2 : end]):
             return True
     return False
 
 
-def _is_whole(deflated: bytes) -> bool:
+def _has_end(deflated: bytes) -> bool:
     """Tell whether deflated data has its end. Its checksum, which many programs leave out, does not count."""
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
@@ -335,27 +338,29 @@ def _is_whole(deflated: bytes) -> bool:
     return inflater.eof or bool(inflater.unconsumed_tail)
 
 
-def _string(call: Callable[..., int], *given: Any) -> str:
+def _string(call: Callable[..., int], *arguments: Any) -> str:
     """Return a text that PDFium gives in UTF-16, with its length in bytes."""
-    return _bytes(call, *given, wide=True).decode("utf-16-le", "replace")
+    return _bytes(call, *arguments, wide=True).decode("utf-16-le", "replace")
 
 
-def _bytes(call: Callable[..., int], *given: Any, wide: bool = False) -> bytes:
-    end = 2 if wide else 1
-    size = call(*given, None, 0)
-    if not end < size <= _VALUE_BYTES:
+def _bytes(call: Callable[..., int], *arguments: Any, wide: bool = False) -> bytes:
+    """Call a function of PDFium twice: for the size of its text, then for the text, which ends with a null."""
+    null_bytes = 2 if wide else 1
+    size = call(*arguments, None, 0)
+    if not null_bytes < size <= _VALUE_BYTES:
         return b""
     buffer = ctypes.create_string_buffer(size)
-    call(*given, ctypes.cast(buffer, ctypes.POINTER(ctypes.c_ushort)) if wide else buffer, size)
-    return buffer.raw[: size - end]
+    target = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_ushort)) if wide else buffer
+    call(*arguments, target, size)
+    return buffer.raw[: size - null_bytes]
 
 
 def _line(text: str) -> str:
     beginning = text[: 2 * _VALUE_CHARS]
     line = " ".join(beginning.replace("\0", "").replace(_HYPHEN, "-").split())
-    if len(text) > len(beginning):
-        return f"{line[:_VALUE_CHARS]} (cut here: it is longer)"
-    return line if len(line) <= _VALUE_CHARS else f"{line[:_VALUE_CHARS]} (cut here: it is longer)"
+    if len(text) == len(beginning) and len(line) <= _VALUE_CHARS:
+        return line
+    return f"{line[:_VALUE_CHARS]} (cut here: it is longer)"
 
 
 def _letters(text: str) -> str:
@@ -364,4 +369,6 @@ def _letters(text: str) -> str:
 
 def _is_unknown(char: str) -> bool:
     """Tell whether a character has no meaning outside its font: a control, a private one or a replacement."""
-    return (char < " " and char not in "\n\t") or "\ue000" <= char <= "\uf8ff" or char == "\ufffd"
+    is_control = char < " " and char not in "\n\t"
+    is_private = "\ue000" <= char <= "\uf8ff"
+    return is_control or is_private or char == "\ufffd"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from ava_roles.tools.extracted import MOST_CHARS, column_letters
 
 MAX_COLUMNS = 1_000
+LAST_COLUMN = 16_384  # that a workbook can have
 CELL_CHARS = 32_767  # the most that a cell of Excel holds
 MARGIN_CHARS = 200_000  # for what is said below the tables
 SLACK_CHARS = 100_000  # for the cell that is longer than what is left, and for the names of the sheets

@@ -7,6 +7,7 @@ import re
 import time
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from ava_roles.documents.number_format import GENERAL, plain_number, show_number
 from ava_roles.documents.office import open_office_file
 from ava_roles.documents.sheet_table import (
     CELL_CHARS,
+    LAST_COLUMN,
     MAX_COLUMNS,
     MOST_NOTES,
     NAME_CHARS,
@@ -32,6 +34,7 @@ from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted, column_lette
 from ava_roles.tools.pages import PARSING_S, parsing
 
 _TRANSLATED_CHARS = 1_000_000  # of formulas that cells share: to translate them takes 3 s for a million
+_FIRST_OWN_FORMAT = 164  # the number of the first format that a file defines itself
 _DRAWING_TEXT = "{http://schemas.openxmlformats.org/drawingml/2006/main}t"
 _SHAPES = "{http://schemas.openxmlformats.org/drawingml/2006/spreadsheetDrawing}"
 
@@ -76,17 +79,19 @@ class _Book:
         unread = False
         for number, sheet in enumerate(sheets):
             if self._room.spent:
-                left = ", ".join(each.title for each in sheets[number : number + 20])
-                self._missing.append(f"{len(sheets) - number:,} more sheets, which are not read: {left}")
+                titles = ", ".join(each.title for each in sheets[number : number + 20])
+                self._missing.append(f"{len(sheets) - number:,} more sheets, which are not read: {titles}")
                 unread = True
                 break
-            hidden = "" if sheet.state == "visible" else " (hidden)"
-            place = f"sheet {sheet.title}{hidden}"
-            text, whole = self._sheet_text(sheet)
+            suffix = "" if sheet.state == "visible" else " (hidden)"
+            place = f"sheet {sheet.title}{suffix}"
+            text, is_complete = self._sheet_text(sheet)
             parts.append(Part(place, text))
             self._room.tables -= len(place) + len("[]\n\n\n")
-            unread = unread or not whole
-        if names := self._defined_names():
+            if not is_complete:
+                unread = True
+        names = self._defined_names()
+        if names:
             parts.append(Part("", names))
         if any(name.endswith("vbaProject.bin") for name in self._archive.namelist()):
             self._missing.append("macros, which are neither run nor read")
@@ -94,36 +99,38 @@ class _Book:
         return Extracted(tuple(parts), title, total=max(len(sheets), 1), missing=tuple(self._missing), unread=unread)
 
     def _defined_names(self) -> str:
-        lines = [
-            f"[name {one_line(str(each.name))}] {one_line(str(each.attr_text))}"
-            for each in self._names
-            if not str(each.name).startswith("_xl")
-        ]
+        lines: list[str] = []
+        for each in self._names:
+            name = str(each.name)
+            if not name.startswith("_xl"):
+                lines.append(f"[name {one_line(name)}] {one_line(str(each.attr_text))}")
         return self._room.defined_names(lines)
 
     # -- one sheet ----------------------------------------------------------------------------------------------------
 
     def _sheet_text(self, sheet: _Sheet) -> tuple[str, bool]:
-        """Return a sheet as a table with notes below, and whether that is the whole sheet."""
+        """Return a sheet as a table with notes below, and whether all of it was read."""
         title = sheet.title
         beside = self._read_beside(sheet)
         parser_class = _parser_class()
         table = SheetTable()
-        whole = True
+        is_complete = True
         with self._archive.open(sheet.path) as source:
             parser = parser_class(source, self._strings, data_only=True)
             for number, cells in parser.parse():
                 if self._room.spent or not self._add_row(table, number, cells, beside.comments):
                     self._missing.append(f"what comes from row {number:,} on in sheet {title} is too long to read")
-                    whole = False
+                    is_complete = False
                     break
-        if whole:
+        if is_complete:
             self._room.fill_merged(table, _ranges(parser.merged_cells), title)
         self._room.note_columns(table, title)
-        below = (*_hidden(parser), *_links(parser, beside.targets, table))
-        lines = [*table.lines(), *self._room.fitting(below, f"links of sheet {title}"), *beside.lines()]
+        lines = list(table.lines())
+        below = [*_hidden(parser), *_links(parser, beside.targets, table)]
+        lines += self._room.fitting(below, f"links of sheet {title}")
+        lines += beside.lines()
         lines += self._room.fitting(_headers(parser), f"headers and footers of sheet {title}")
-        return "\n".join(lines), whole
+        return "\n".join(lines), is_complete
 
     def _add_row(
         self, table: SheetTable, number: int, cells: Iterable[dict[str, Any]], comments: dict[str, str]
@@ -133,7 +140,8 @@ class _Book:
             if self._room.tables <= 0 and cell["value"] is not None:
                 return False
             if cell["column"] > MAX_COLUMNS:
-                table.is_cut = table.is_cut or cell["value"] is not None
+                if cell["value"] is not None:
+                    table.is_cut = True
                 continue
             text = self._shown(cell)
             comment = comments.pop(cell_name(number, cell["column"]), "") if comments else ""
@@ -164,9 +172,11 @@ class _Book:
         if style not in self._formats:
             from openpyxl.styles.numbers import BUILTIN_FORMATS
 
-            number = self._book._cell_styles[style].numFmtId if style < len(self._book._cell_styles) else 0
-            own = self._book._number_formats
-            code = own[number - 164] if 0 <= number - 164 < len(own) else BUILTIN_FORMATS.get(number, GENERAL)
+            styles = self._book._cell_styles
+            number = styles[style].numFmtId if style < len(styles) else 0
+            own_formats = self._book._number_formats
+            own = number - _FIRST_OWN_FORMAT
+            code = own_formats[own] if 0 <= own < len(own_formats) else BUILTIN_FORMATS.get(number, GENERAL)
             self._formats[style] = str(code)
         return self._formats[style]
 
@@ -180,7 +190,7 @@ class _Book:
         beside = _Beside()
         if path not in names:
             return beside
-        things: dict[str, int] = {}
+        unread: Counter[str] = Counter()
         for each in relationship.get_dependents(self._archive, path):
             kind = each.Type.rpartition("/")[2]
             if kind == "hyperlink":
@@ -190,14 +200,15 @@ class _Book:
             elif kind == "comments":
                 beside.comments.update(self._comments(each.Target, sheet.title))
             elif kind == "drawing":
-                self._read_drawing(each.Target, beside, things)
+                self._read_drawing(each.Target, beside, unread)
             elif kind in ("oleObject", "package"):
-                things["embedded file"] = things.get("embedded file", 0) + 1
+                unread["embedded file"] += 1
             elif kind in ("control", "ctrlProp"):
-                things["form control"] = things.get("form control", 0) + 1
-        said = [f"{count} {what}{'s' * (count > 1)}" for what, count in things.items()]
-        if said:
-            self._missing.append(f"sheet {sheet.title} has {' and '.join(said)}, which {_are(things)} not read")
+                unread["form control"] += 1
+        if unread:
+            phrases = [f"{count} {noun}" if count == 1 else f"{count} {noun}s" for noun, count in unread.items()]
+            verb = "is" if unread.total() == 1 else "are"
+            self._missing.append(f"sheet {sheet.title} has {' and '.join(phrases)}, which {verb} not read")
         return beside
 
     def _comments(self, part: str, title: str) -> Iterator[tuple[str, str]]:
@@ -208,24 +219,27 @@ class _Book:
                 self._missing.append(f"more than {number:,} comments in sheet {title}")
                 return
             author = one_line(str(comment.author or ""))
-            by = f" by {author}" if author and author.lower() != "none" else ""
+            heading = "comment" if author.lower() in ("", "none") else f"comment by {author}"
             text = one_line(str(comment.text or "").removeprefix(f"{comment.author}:"))
-            shown = f"[comment{by}: {text}]"
+            shown = f"[{heading}: {text}]"
             self._room.tables -= len(shown) + len("; at XFD1048576\n")
             yield place, shown
 
-    def _read_drawing(self, part: str, beside: _Beside, things: dict[str, int]) -> None:
+    def _read_drawing(self, part: str, beside: _Beside, unread: Counter[str]) -> None:
         tree = self._xml(part)
         for shape in tree.iter(f"{_SHAPES}sp"):
             text = one_line(" ".join(each.text or "" for each in shape.iter(_DRAWING_TEXT)))
-            if text and len(beside.boxes) < MOST_NOTES and self._room.tables > 0:
+            if not text:
+                continue
+            if len(beside.boxes) < MOST_NOTES and self._room.tables > 0:
                 beside.boxes.append(text)
                 self._room.tables -= len(text) + len("[text box] \n")
-            elif text:
-                things["more text box"] = things.get("more text box", 0) + 1
-        for tag, what in (("pic", "picture"), ("graphicFrame", "chart or diagram")):
-            if count := sum(1 for _ in tree.iter(f"{_SHAPES}{tag}")):
-                things[what] = things.get(what, 0) + count
+            else:
+                unread["more text box"] += 1
+        for _ in tree.iter(f"{_SHAPES}pic"):
+            unread["picture"] += 1
+        for _ in tree.iter(f"{_SHAPES}graphicFrame"):
+            unread["chart or diagram"] += 1
 
     def _xml(self, part: str) -> Any:
         functions: Any = import_module("openpyxl.xml.functions")
@@ -296,10 +310,12 @@ def _parser_class() -> Any:
         def parse_cell(self, element: Any) -> dict[str, Any]:
             cell = cast("dict[str, Any]", super().parse_cell(element))  # pyright: ignore[reportUnknownMemberType]
             formula = element.find(formula_tag)
-            if formula is not None and (cell["value"] is None or (formula.get("t") == "shared" and formula.text)):
-                text = self._formula_text(element, formula)
-                if cell["value"] is None:
-                    cell["value"], cell["data_type"] = text, "f"
+            if formula is None:
+                return cell
+            if cell["value"] is None:
+                cell["value"], cell["data_type"] = self._formula_text(element, formula), "f"
+            elif formula.get("t") == "shared" and formula.text:
+                self._formula_text(element, formula)  # for the cells that share it
             return cell
 
         def _formula_text(self, element: Any, formula: Any) -> Any:
@@ -322,18 +338,16 @@ def _show_number(value: float, code: str, epoch_1904: bool) -> str:
     return plain_number(value) if code == GENERAL else show_number(value, code, epoch_1904)
 
 
-def _are(things: dict[str, int]) -> str:
-    return "is" if sum(things.values()) == 1 else "are"
-
-
 _RANGE = re.compile(r"([A-Z]{1,3})(\d{1,7})(?::([A-Z]{1,3})(\d{1,7}))?")
 
 
 def _ranges(merged: Any) -> Iterator[tuple[int, int, int, int]]:
     """Yield the merged cells of a sheet: first column, first row, last column, last row."""
     for each in list(getattr(merged, "mergeCell", ()))[: MOST_NOTES * 10]:
-        if found := _RANGE.fullmatch(str(each.ref)):
-            yield _column(found[1]), int(found[2]), _column(found[3] or found[1]), int(found[4] or found[2])
+        match = _RANGE.fullmatch(str(each.ref))
+        if match:
+            left, top, right, bottom = match.groups()
+            yield _column(left), int(top), _column(right or left), int(bottom or top)
 
 
 def _column(letters: str) -> int:
@@ -344,23 +358,24 @@ def _column(letters: str) -> int:
 
 
 def _hidden(parser: Any) -> Iterator[str]:
-    rows = sorted(int(row) for row, said in parser.row_dimensions.items() if _is_true(said.get("hidden")))
+    rows = sorted(int(row) for row, size in parser.row_dimensions.items() if _is_hidden(size))
     if rows:
         yield f"[hidden rows: {', '.join(spans_of(rows))}]"
-    columns = [
-        (column_letters(int(said["min"])), column_letters(min(int(said.get("max", said["min"])), 16_384)))
-        for said in parser.column_dimensions.values()
-        if _is_true(said.get("hidden"))
-    ]
-    if columns:
-        spans = [first if first == last else f"{first} to {last}" for first, last in columns[:MOST_NOTES]]
-        if len(columns) > MOST_NOTES:
-            spans.append("and more")
+    spans: list[str] = []
+    for size in parser.column_dimensions.values():
+        if not _is_hidden(size):
+            continue
+        first = column_letters(int(size["min"]))
+        last = column_letters(min(int(size.get("max", size["min"])), LAST_COLUMN))
+        spans.append(first if first == last else f"{first} to {last}")
+    if len(spans) > MOST_NOTES:
+        spans[MOST_NOTES:] = ["and more"]
+    if spans:
         yield f"[hidden columns: {', '.join(spans)}]"
 
 
-def _is_true(said: object) -> bool:
-    return said in ("1", "true")
+def _is_hidden(size: Any) -> bool:
+    return size.get("hidden") in ("1", "true")
 
 
 def _links(parser: Any, targets: dict[str, str], table: SheetTable) -> Iterator[str]:
@@ -368,23 +383,22 @@ def _links(parser: Any, targets: dict[str, str], table: SheetTable) -> Iterator[
     if len(links) > MOST_NOTES:
         yield f"[{len(links) - MOST_NOTES:,} more links, which are not read]"
     for link in links[:MOST_NOTES]:
-        address = one_line(targets.get(link.id or "", "") or "")
-        found = _RANGE.match(link.ref or "")
-        shown = table.get(int(found[2]), _column(found[1])) if found else ""
-        bare = address.removeprefix("https://").removeprefix("http://").removeprefix("mailto:").strip("/")
-        if bare and bare not in shown:
+        address = one_line(targets.get(link.id or "") or "")
+        cell = _RANGE.match(link.ref or "")
+        text = table.get(int(cell[2]), _column(cell[1])) if cell else ""
+        bare_address = address.removeprefix("https://").removeprefix("http://").removeprefix("mailto:").strip("/")
+        if bare_address and bare_address not in text:
             yield f"[link at {one_line(link.ref)}] {address}"
 
 
 def _headers(parser: Any) -> Iterator[str]:
-    header = getattr(parser, "HeaderFooter", None)
-    shown: set[str] = set()
+    margins = getattr(parser, "HeaderFooter", None)
+    lines: dict[str, None] = {}
     for name in ("oddHeader", "oddFooter", "firstHeader", "firstFooter", "evenHeader", "evenFooter"):
-        what = "header" if name.endswith("Header") else "footer"
-        found = getattr(header, name, None)
-        texts = [getattr(getattr(found, side, None), "text", None) for side in ("left", "center", "right")]
+        margin = getattr(margins, name, None)
+        texts = [getattr(getattr(margin, side, None), "text", None) for side in ("left", "center", "right")]
         text = one_line(" ".join(str(each) for each in texts if each))
-        line = f"[{what} of the printed page] {text}"
-        if text and line not in shown:
-            shown.add(line)
-            yield line
+        if text:
+            kind = "header" if name.endswith("Header") else "footer"
+            lines[f"[{kind} of the printed page] {text}"] = None
+    yield from lines
