@@ -28,7 +28,12 @@ from ava_server.agents.seam import Admitted, AgentCall, CallRefused
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion
 from ava_server.models.clients import ClientPool
+from ava_server.models.factory import model_of, parameters
 from ava_server.models.http_model import HttpModel
+from ava_server.models.json_text import encode
+from ava_server.models.prices import Price
+from ava_server.models.providers import PROVIDERS
+from ava_server.models.selection import Choice
 from ava_server.models.wires.base import Wire
 from ava_server.models.wires.chat import ChatWire
 from ava_server.models.wires.google import GoogleWire
@@ -108,6 +113,7 @@ class Place:
     meter: Noted
     far: ModelServer
     wire: str
+    gateway: Gateway
 
     async def ask(self, body: dict[str, Any], **headers: str) -> httpx2.Response:
         return await self.http.post(f"/v1{path_of(self.wire, body)}", json=body, headers=headers)
@@ -121,7 +127,11 @@ class Place:
 
 @asynccontextmanager
 async def place(
-    tmp_path: Path, script: Script, wire: str = "messages", off: frozenset[str] = frozenset()
+    tmp_path: Path,
+    script: Script,
+    wire: str = "messages",
+    off: frozenset[str] = frozenset(),
+    endpoint: Wire | None = None,
 ) -> AsyncGenerator[Place]:
     meter = Noted()
     bodies = Bodies(
@@ -129,15 +139,16 @@ async def place(
     )
     with running_model_server(script) as far:
         async with ClientPool() as clients:
-            model = HttpModel("far", "far-sonnet", far.base_url, KEY, clients, WIRES[wire])
+            model = HttpModel("far", "far-sonnet", far.base_url, KEY, clients, endpoint or WIRES[wire])
             socket = tmp_path / "gw.sock"
-            async with serving(Gateway(model, bodies, meter, SECRET), socket):
+            gateway = Gateway(model, bodies, meter, SECRET)
+            async with serving(gateway, socket):
                 transport = httpx2.AsyncHTTPTransport(uds=str(socket))
                 headers = {"authorization": f"Bearer {SECRET}"}
                 async with httpx2.AsyncClient(
                     transport=transport, base_url="http://gateway", headers=headers, timeout=20
                 ) as http:
-                    yield Place(http, meter, far, wire)
+                    yield Place(http, meter, far, wire, gateway)
     assert not socket.exists()
 
 
@@ -317,6 +328,65 @@ async def test_what_changes_the_price_or_runs_elsewhere_is_taken_out(tmp_path: P
     async with place(tmp_path, [Say("ok")], "chat_completions") as at:
         await at.ask(request("chat_completions", stream=True))
         assert at.far.requests[0].json["stream_options"] == {"include_usage": True}
+
+
+SOLD = {name: known for name, known in PROVIDERS.items() if known.models}
+
+
+def called_and_answered(wire: str) -> dict[str, Any]:
+    """Return the conversation of a second request of an agent: a call with an id, and its result."""
+    match wire:
+        case "messages":
+            block = {"type": "tool_use", "id": "c1", "name": "Read", "input": {}}
+            result = {"type": "tool_result", "tool_use_id": "c1", "content": "found"}
+            said = [{"role": "user", "content": "Do it."}, {"role": "assistant", "content": [block]}]
+            return {"messages": [*said, {"role": "user", "content": [result]}]}
+        case "responses":
+            asked: dict[str, Any] = {"type": "function_call", "call_id": "c1", "name": "Read", "arguments": "{}"}
+            return {"input": [asked, {"type": "function_call_output", "call_id": "c1", "output": "found"}]}
+        case "google":
+            parts = [{"functionCall": {"id": "c1", "name": "Read", "args": {"id": "7"}}, "thoughtSignature": "c2Vh"}]
+            found: dict[str, Any] = {"id": "c1", "name": "Read", "response": {"id": "7"}}
+            return {"contents": [{"role": "user", "parts": [{"text": "Do it."}]}, {"role": "model", "parts": parts},
+                                 {"role": "user", "parts": [{"functionResponse": found}]}]}  # fmt: skip
+        case _:
+            function = {"name": "Read", "arguments": "{}"}
+            said_call: dict[str, Any] = {
+                "role": "assistant",
+                "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+            }
+            return {"messages": [said_call, {"role": "tool", "tool_call_id": "c1", "content": "found"}]}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("name", SOLD)
+async def test_each_provider_gets_what_its_row_says_it_accepts(tmp_path: Path, name: str, stream: bool) -> None:
+    """Whatever the agent itself would have sent: it was made for another endpoint."""
+    known = SOLD[name]
+    price = Price(1_000, 2_000, 1_000, 1_000)
+    choice = Choice(name, "far-sonnet", f"{name}:far-sonnet", "fast", known.wire, price, known.base_url)
+    model = model_of(choice.name, parameters(choice), KEY, ClientPool())
+    assert isinstance(model, HttpModel)
+    async with place(tmp_path, [Say("ok")], known.wire, endpoint=model.wire) as at:
+        at.far.checks = False
+        asked = request(known.wire, stream=stream, stream_options={"include_usage": True, "x": 1})
+        assert (await at.ask({**asked, **called_and_answered(known.wire)})).status_code == 200
+        sent = at.far.requests[0].json
+    assert at.meter.ways == ["billed"] and at.meter.settled[0][2].usage is not None
+    asks_usage = known.wire == "chat_completions" and stream and not known.tells_usage
+    assert sent.get("stream_options") == ({"include_usage": True} if asks_usage else None)
+    if known.wire == "chat_completions":
+        limits = {"max_tokens", "max_completion_tokens"} & sent.keys()
+        assert limits == {"max_completion_tokens" if known.long_limit else "max_tokens"}
+        assert ("provider" in sent) == (name == "openrouter"), "what limits the price there"
+    if known.wire == "google":
+        call, result = (content["parts"][0] for content in sent["contents"][1:])
+        assert call["functionCall"].get("id") == result["functionResponse"].get("id")
+        assert ("id" in call["functionCall"]) == known.takes_call_ids
+        assert call["functionCall"]["args"] == result["functionResponse"]["response"] == {"id": "7"}
+        assert call["thoughtSignature"] == "c2Vh"
+    else:
+        assert json.dumps(sent).count('"c1"') == 2
 
 
 async def test_tools_that_google_runs_are_taken_out(tmp_path: Path) -> None:
@@ -541,6 +611,30 @@ async def test_googles_other_paths_cost_nothing_or_are_not_there(tmp_path: Path)
         assert at.far.requests == [] and at.meter.admitted == []
 
 
+async def test_counting_has_the_room_of_a_call_and_ends_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "/v1beta/models/sonnet:countTokens"
+    monkeypatch.setattr(gateways, "MOST_BYTES", 3_000)
+    gates = [Gate() for _each in range(MOST_CALLS)]
+    async with place(tmp_path, [Say("ok", gate=gate) for gate in gates], "google") as at:
+        long = await at.http.post(path, json=request("google", "a" * 4_000))
+        assert long.status_code == 400 and "3,000 bytes" in long.json()["error"]["message"]
+        monkeypatch.setattr(gateways, "MOST_BYTES", 10**6)
+        async with anyio.create_task_group() as tasks:
+            for gate in gates:
+                tasks.start_soon(at.ask, request("google"))
+                await anyio.to_thread.run_sync(gate.arrived.wait, 5)
+            refused = await at.http.post(path, json=request("google"))
+            assert (refused.status_code, refused.headers["x-should-retry"]) == (429, "true")
+            for gate in gates:
+                gate.released.set()
+        assert (await at.http.post(path, json=request("google"))).status_code == 200
+        await at.gateway.close()
+        assert (await at.http.post(path, json=request("google"))).status_code == 403
+        assert len(at.far.requests) == len(at.meter.admitted) == MOST_CALLS
+
+
 async def test_an_error_comes_in_googles_form_with_its_time(tmp_path: Path) -> None:
     busy = {"error": {"code": 429, "message": "Quota exceeded.", "status": "RESOURCE_EXHAUSTED", "details": [
         {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "36s"}]}}  # fmt: skip
@@ -653,7 +747,7 @@ def test_a_mark_in_a_tools_input_is_text_and_counts_as_it_is_sent() -> None:
         return bodies.read(json.dumps(request("messages", **content(call))).encode())
 
     plain, marked = read({}), read({"cache_control": 0})
-    assert bounds.bound(marked, 1).prompt_tokens >= len(bodies.limited(marked, 1)) - 200
+    assert bounds.bound(marked, 1).prompt_tokens >= len(encode(bodies.limited(marked, 1))) - 200
     bounds.report(plain, Usage(input_tokens=10_000))
     assert bounds.bound(marked, 1).prompt_tokens >= 10_000 * len('{"cache_control":0}')
 

@@ -52,8 +52,7 @@ class Bodies:
     """Reads the bodies of one run's requests; what earlier ones had is not searched for secrets again.
 
     `models` maps what the agent may call a model to the approved id. `off` are names of the agent's own tools that are
-    taken out. `output_field`: what the endpoint calls the limit on an
-    answer. `extra` is in every body that goes to this endpoint.
+    taken out. What one endpoint needs or refuses is not known here, but by its wire (`accepted_body`).
     """
 
     def __init__(
@@ -62,16 +61,11 @@ class Bodies:
         models: Mapping[str, str],
         off: frozenset[str],
         redactor: Redactor,
-        output_field: str = "",
-        extra: Mapping[str, Any] | None = None,
     ) -> None:
-        self._extra = extra or {}
         self._form = FORMS[wire]
-        self._wire = wire
         self._models = models
         self._off = off
         self._redactor = redactor
-        self._output_field = output_field or self._form.output[0]
         self._clean: dict[bytes, Any] = {}
         self._clean_bytes = 0
 
@@ -134,12 +128,12 @@ class Bodies:
             dropped=tuple(map(self._hidden, closing.taken)),
         )
 
-    def limited(self, call: AgentCall, output: int) -> bytes:
+    def limited(self, call: AgentCall, output: int) -> dict[str, Any]:
         """Return the body of a call with the limit on its answer."""
         kept = {name: value for name, value in call.body.items() if name not in self._form.in_address}
         if self._form.output_under:
-            return encode({**kept, self._form.output_under: self._limits(kept, output)})
-        body = {**kept, **self._extra, self._output_field: output}
+            return {**kept, self._form.output_under: self._limits(kept, output)}
+        body = {**kept, self._form.output[0]: output}
         thinking = as_object(body.get("thinking")) or {}
         budget = thinking.get("budget_tokens")
         if isinstance(budget, int) and budget >= output:  # the API refuses a budget that leaves no answer
@@ -147,11 +141,11 @@ class Bodies:
                 body["thinking"] = {**thinking, "budget_tokens": output // 2}
             else:
                 del body["thinking"]
-        return encode(body)
+        return body
 
     def _limits(self, body: Mapping[str, Any], output: int) -> dict[str, Any]:
         """Return Google's settings of an answer with its limit; a budget for thinking leaves room for the answer."""
-        limits = {**(as_object(body.get(self._form.output_under)) or {}), self._output_field: output}
+        limits = {**(as_object(body.get(self._form.output_under)) or {}), self._form.output[0]: output}
         thinking = as_object(limits.get("thinkingConfig")) or {}
         budget = thinking.get("thinkingBudget")
         if isinstance(budget, int) and budget >= output:
@@ -228,8 +222,6 @@ class Bodies:
             if not offered:
                 body.pop("tools", None)
                 body.pop("parallel_tool_calls", None)
-        if self._wire == "chat_completions" and body.get("stream") is True:
-            body["stream_options"] = {"include_usage": True}
 
     def _adjust_declared(self, body: dict[str, Any], closing: Closing) -> None:
         """Leave out what is said about tools that are not there."""
@@ -265,7 +257,7 @@ class Bodies:
         return self._redactor.redact(text)[0]
 
 
-_NOT_SHOWN = frozenset(("model", "stream", "stream_options", "store"))
+_NOT_SHOWN = frozenset(("model", "stream", "store"))
 """Fields that reach no prompt; all others count in its bound."""
 _MOST_DEEP = 100
 _NAME_CHARS = 60

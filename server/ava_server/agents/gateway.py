@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ from ava_server.core.errors import ModelError
 from ava_server.core.untrusted import HIDE_WITHIN_S, hide_apart
 from ava_server.models.base import NOT_SENT, Completion
 from ava_server.models.errors import may_have_been_billed
+from ava_server.models.json_text import encode
 from ava_server.models.wires.stream import READ
 from ava_server.web.http_connection import server_config
 
@@ -123,9 +124,9 @@ class Gateway:
         elif method == "GET" and path.endswith("/models"):
             answer = JSONResponse(self._models())
         elif method == "POST" and self._model.wire.counted(path):
-            answer = await self._count(receive)
+            answer = await self._in_room(partial(self._count, receive))
         elif method == "POST" and (asked := self._model.wire.asked(path)) is not None:
-            answer = await self._call(headers, receive, send, asked)
+            answer = await self._in_room(partial(self._call, headers, receive, send, asked))
         else:
             answer = self._error(404, "not_found_error", f"there is no {method} {path[:100]} here")
         if answer is not None:
@@ -140,34 +141,44 @@ class Gateway:
     def _models(self) -> dict[str, Any]:
         return self._model.wire.model_list(self._bodies.models)
 
-    async def _count(self, receive: Receive) -> Response:
-        """Answer how many tokens a request has, without asking anybody: about one for four bytes."""
-        try:
-            return JSONResponse({"totalTokens": -(-len(await _body(receive)) // _BYTES_OF_TOKEN)})
-        except CallRefused as why:
-            return self._refused(why)
-
     def _error(self, status: int, kind: str, message: str, wait_s: float | None = None) -> Response:
         headers = {"x-should-retry": "true" if status in (429, 529) else "false"}
         if wait_s is not None:
             headers["retry-after"] = str(max(round(wait_s), 1))
         return JSONResponse(self._model.wire.error_body(status, kind, message, wait_s), status, headers)
 
-    async def _call(self, headers: Headers, receive: Receive, send: Send, asked: Mapping[str, Any]) -> Response | None:
-        """Forward a request, whose address has `asked`; returns the answer where none has begun."""
+    async def _in_room(self, work: Callable[[Callable[[int], None]], Awaitable[Response | None]]) -> Response | None:
+        """Answer a request, if there is room for it among those that are open; `work` counts the bytes of its body.
+
+        Returns the answer where none has begun.
+        """
         if self._closed:
             return self._over()
         if len(self._open) >= MOST_CALLS:
             return self._error(429, "rate_limit_error", f"{MOST_CALLS} requests of this run are open", 2)
+
+        def take(size: int) -> None:
+            self._open[scope] += size
+            if sum(self._open.values()) > MOST_BYTES:
+                raise CallRefused("form", f"the open requests of this run have more than {MOST_BYTES:,} bytes")
+
         with anyio.CancelScope() as scope:
             self._open[scope] = 0
             try:
-                return await self._admitted(scope, headers, receive, send, asked)
+                return await work(take)
             finally:
                 del self._open[scope]
                 if not self._open:
                     self._idle.set()
         return self._over()
+
+    async def _count(self, receive: Receive, take: Callable[[int], None]) -> Response:
+        """Answer how many tokens a request has, without asking anybody: about one for four bytes."""
+        try:
+            content = await _body(receive, take)
+        except CallRefused as why:
+            return self._refused(why)
+        return JSONResponse({"totalTokens": -(-len(content) // _BYTES_OF_TOKEN)})
 
     async def close(self) -> None:
         """Cancel and settle what is open, and take no more; at most 4 s."""
@@ -179,14 +190,15 @@ class Gateway:
             with anyio.move_on_after(SETTLE_S + 1):
                 await self._idle.wait()
 
-    async def _admitted(
-        self, scope: anyio.CancelScope, headers: Headers, receive: Receive, send: Send, asked: Mapping[str, Any]
+    async def _call(
+        self,
+        headers: Headers,
+        receive: Receive,
+        send: Send,
+        asked: Mapping[str, Any],
+        take: Callable[[int], None],
     ) -> Response | None:
-        def take(size: int) -> None:
-            self._open[scope] += size
-            if sum(self._open.values()) > MOST_BYTES:
-                raise CallRefused("form", f"the open requests of this run have more than {MOST_BYTES:,} bytes")
-
+        """Forward a request, whose address has `asked`, once it is admitted."""
         try:
             content = await _body(receive, take)
             call = await self._read(content, [name for name in _betas(headers) if not _BETA.fullmatch(name)], asked)
@@ -250,12 +262,12 @@ class Gateway:
         return self._error(403, "permission_error", "this run is over")
 
     async def _forward(self, forwarded: _Forwarded, headers: Headers) -> None:
-        call, bodies = forwarded.admitted.call, self._bodies
+        call, bodies, wire = forwarded.admitted.call, self._bodies, self._model.wire
         passed = ",".join(name for name in _betas(headers) if _BETA.fullmatch(name))
         with forwarded.reading:
             try:
                 async with self._model.exchange(
-                    lambda: bodies.limited(call, forwarded.admitted.output),
+                    lambda: encode(wire.accepted_body(bodies.limited(call, forwarded.admitted.output))),
                     self._meter.check,
                     lambda: bodies.seen(call),
                     {"anthropic-beta": passed} if passed else None,

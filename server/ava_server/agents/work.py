@@ -15,7 +15,7 @@ import math
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -187,9 +187,7 @@ class AgentWork:
         secret = secrets.token_urlsafe(24)
         model = parts.model
         names = answered_models(spec, model.model_id, self._run.config.model)
-        output_field = getattr(model.wire, "output_field", "")
-        extra: Mapping[str, Any] = getattr(model.wire, "extra", {})  # what limits the price at OpenRouter
-        bodies = Bodies(parts.wire, names, frozenset(spec.off), run.context.redactor, output_field, extra)
+        bodies = Bodies(parts.wire, names, frozenset(spec.off), run.context.redactor)
         gateway = Gateway(model, bodies, self._meter, secret, self._tools)
         url = f"http://127.0.0.1:{PORT}"
         socket = parts.home.parent / "gateway"

@@ -53,6 +53,8 @@ def parameters(choice: Choice) -> dict[str, Any]:
         "stream": choice.streaming,
         "thinking": asdict(how_it_thinks(choice)),
     }
+    if choice.wire == "google" and not known.takes_call_ids:
+        return {**common, "call_ids": False}
     if choice.wire != "chat_completions":
         return common
     return {
@@ -108,6 +110,10 @@ class _StoredChatParameters(_StoredParameters):
     asks_usage: StrictBool = True
 
 
+class _StoredGoogleParameters(_StoredParameters):
+    call_ids: StrictBool = True
+
+
 def _wire(parameters: Mapping[str, Any]) -> Wire:
     """Return the wire that the parameters describe. Raises ValueError: this version does not have it."""
     match parameters.get("wire"):
@@ -131,8 +137,9 @@ def _wire(parameters: Mapping[str, Any]) -> Wire:
         case "google":
             from ava_server.models.wires.google import GoogleWire
 
-            stored = _StoredParameters.model_validate(parameters)
-            return GoogleWire(stored.stream, stored.thinking, bearer=is_vertex(stored.base_url))
+            google = _StoredGoogleParameters.model_validate(parameters)
+            token = is_vertex(google.base_url)
+            return GoogleWire(google.stream, google.thinking, bearer=token, call_ids=google.call_ids)
         case other:
             raise ValueError(f"there is no wire {other!r}")
 

@@ -36,6 +36,7 @@ class KnownProvider:
     price_name: str = ""  # its name in genai-prices, if it has another one there
     long_limit: bool = False  # it expects `max_completion_tokens`, not `max_tokens`
     tells_usage: bool = False  # it reports the usage of a stream unasked, and refuses to be asked (`stream_options`)
+    takes_call_ids: bool = True  # it accepts the ids of function calls in Google's format
     has_tiers: bool = True  # it has models that can call tools, at prices that the table knows
 
     @property
@@ -71,6 +72,7 @@ PROVIDERS: Mapping[str, KnownProvider] = {
     "cerebras": KnownProvider("CEREBRAS_API_KEY", "https://api.cerebras.ai/v1"),
     # Its models search by themselves, and other programs use its variable to search: only a key stored here counts.
     "perplexity": KnownProvider("", "https://api.perplexity.ai", has_tiers=False),
+    # Vertex refuses a call's id as an unknown field (vercel/ai#15664); since September 2026 some endpoints accept it.
     "vertex": KnownProvider(
         "",
         "https://aiplatform.googleapis.com/v1/projects/PROJECT/locations/global/publishers/google",
@@ -78,6 +80,7 @@ PROVIDERS: Mapping[str, KnownProvider] = {
         wire="google",
         hosts=("aiplatform.googleapis.com",),
         price_name="google",
+        takes_call_ids=False,
     ),
     "bedrock": KnownProvider(
         "AWS_BEARER_TOKEN_BEDROCK",

@@ -196,6 +196,30 @@ async def test_signatures_and_calls_go_back_and_summaries_of_thinking_do_not(str
     ]
 
 
+def test_no_id_of_a_call_goes_to_an_endpoint_that_refuses_it_and_what_is_stored_keeps_it() -> None:
+    call: dict[str, Any] = {
+        "functionCall": {"id": "a", "name": "search", "args": {"id": "7"}},
+        "thoughtSignature": "c2Vh",
+    }
+    raw: dict[str, Any] = {"role": "model", "parts": [{"text": "So."}, call]}
+    vertex = GoogleWire(thinking=WIRE.thinking, call_ids=False)
+    body = vertex.body(ask(TASK, AssistantTurn(raw), ToolTurn("a", "search", "found")))
+    assert body["contents"][1:] == [
+        {
+            "role": "model",
+            "parts": [
+                {"text": "So."},
+                {"functionCall": {"name": "search", "args": {"id": "7"}}, "thoughtSignature": "c2Vh"},
+            ],
+        },
+        {
+            "role": "user",
+            "parts": [{"functionResponse": {"name": "search", "response": {"output": "found"}}}],
+        },
+    ]
+    assert raw["parts"][1] == call and call["functionCall"]["id"] == "a"
+
+
 def test_a_call_whose_signature_is_not_known_has_the_documented_stand_in_for_models_that_check_it() -> None:
     call = {"id": "a", "name": "search", "args": {}}
     raw = {"role": "model", "parts": [{"functionCall": call}, {"functionCall": {**call, "id": "b"}}]}

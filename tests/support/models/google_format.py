@@ -114,7 +114,7 @@ def _contents(given: list[Mapping[str, Any]], *, checks_signatures: bool) -> str
         if not parts or any(part.keys() - _PART_FIELDS for part in parts):
             return f"Unable to submit request: contents[{number}] must include at least one parts field."
         results = [part["functionResponse"] for part in parts if "functionResponse" in part]
-        if [one["id"] for one in results] != [one["id"] for one in calls]:
+        if [(one.get("id"), one["name"]) for one in results] != [(one.get("id"), one["name"]) for one in calls]:
             return (
                 "Please ensure that the number of function response parts is equal to the number of function call"
                 " parts of the function call turn."

@@ -235,6 +235,10 @@ class Wire(ABC):
     def body(self, request: Request) -> dict[str, Any]:
         """Return the whole body of a request, in a fixed order; it depends only on the request and the wire."""
 
+    def accepted_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a body that another program made in this format, with its limit, as this endpoint accepts it."""
+        return dict(body)
+
     @abstractmethod
     def answer(self) -> WireAnswer: ...
 

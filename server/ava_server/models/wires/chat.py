@@ -29,6 +29,10 @@ _SIGNED = ("thought_signature", "extra_content")
 _KEPT = (*_THINKING, "refusal", *_SIGNED)
 """Parts of an answer besides text and calls that a provider wants back as it sent them."""
 _MOST_CHOICES = 8
+OUTPUT_FIELDS = ("max_tokens", "max_completion_tokens")
+"""What endpoints call the limit on an answer."""
+ASK_USAGE: Mapping[str, Any] = {"include_usage": True}
+"""The `stream_options` that have a stream end with its usage."""
 _STOPPED_TO_CALL = ("tool_calls", "function_call")
 _CALL_FIELDS = ("id", "index", "type", "function")
 _JOINED = ("text", "summary", "data")
@@ -63,8 +67,18 @@ class ChatWire(Wire):
         parts[self.output_field] = request.max_output
         parts["stream"] = self.streaming
         if self.streaming and self.asks_usage:
-            parts["stream_options"] = {"include_usage": True}
+            parts["stream_options"] = ASK_USAGE
         return {**parts, **self._thinking(request.thinking), **self.extra}
+
+    def accepted_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        parts = {name: value for name, value in body.items() if name not in OUTPUT_FIELDS}
+        limits = [body[name] for name in OUTPUT_FIELDS if name in body]
+        if limits:
+            parts[self.output_field] = limits[0]
+        parts.pop("stream_options", None)
+        if parts.get("stream") is True and self.asks_usage:
+            parts["stream_options"] = ASK_USAGE
+        return {**parts, **self.extra}
 
     def _thinking(self, tokens: int) -> dict[str, Any]:
         """Return what tells the model to think for about so many tokens, or, with 0, not to think."""

@@ -59,13 +59,17 @@ _REJECTED = frozenset(("MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_M
 
 @dataclass(frozen=True)
 class GoogleWire(Wire):
-    """`generateContent` as one endpoint has it; `bearer` sends the key as a token, for Vertex."""
+    """`generateContent` as one endpoint has it.
+
+    `bearer` sends the key as a token. `call_ids`: it accepts the ids of calls, and of their results.
+    """
 
     speaks: ClassVar[str] = "Google's generateContent"
     flavors: ClassVar[tuple[str, ...]] = ("default",)
     part: ClassVar[str] = "candidates"
     path: ClassVar[str] = ""
     bearer: bool = False
+    call_ids: bool = True
 
     def address(self, base: str, model: str) -> str:
         """Return the address with the model and the method; people write an API's with and without a version."""
@@ -118,11 +122,14 @@ class GoogleWire(Wire):
         match turn:
             case AssistantTurn(raw, edited_before, without_thinking):
                 stale = without_thinking or (edited_before and self.thinking.bound)
-                return {"role": "model", "parts": self._sent_back(raw, with_thinking=not stale)}
+                parts = self._sent_back(raw, with_thinking=not stale)
+                return {"role": "model", "parts": parts if self.call_ids else list(map(_without_id, parts))}
             case UserTurn(text):
                 return {"role": "user", "parts": [{"text": text}]}
             case ToolTurn(call_id, name, text):
-                response = {"id": call_id, "name": name, "response": {"output": text}}
+                response = {"name": name, "response": {"output": text}}
+                if self.call_ids:
+                    response = {"id": call_id, **response}
                 return {"role": "user", "parts": [{"functionResponse": response}]}
 
     def body(self, request: Request) -> dict[str, Any]:
@@ -144,6 +151,15 @@ class GoogleWire(Wire):
         parts["contents"] = contents
         parts["generationConfig"] = {"maxOutputTokens": request.max_output, **self._thinking(request.thinking)}
         return parts
+
+    def accepted_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        if self.call_ids:
+            return dict(body)
+        contents = [
+            {**content, "parts": list(map(_without_id, objects_in(content.get("parts"))))}
+            for content in objects_in(body.get("contents"))
+        ]
+        return {**body, "contents": contents}
 
     def _sent_back(self, raw: Mapping[str, Any], *, with_thinking: bool) -> list[dict[str, Any]]:
         names = _SENT_BACK if with_thinking else _SENT_BACK - {"thoughtSignature"}
@@ -317,6 +333,15 @@ class GoogleAnswer(WireAnswer):
 
     def _note(self, what: str, words: Any) -> None:
         self._notes[one_line(f"{what}: {words}" if as_text(words) else what) or ""] = None
+
+
+def _without_id(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a part without the id of its call or result; the order of the results says whose they are."""
+    kept = dict(part)
+    for name in ("functionCall", "functionResponse"):
+        if (fields := as_object(part.get(name))) is not None:
+            kept[name] = {key: value for key, value in fields.items() if key != "id"}
+    return kept
 
 
 def _block_reason(event: Mapping[str, Any]) -> str:
