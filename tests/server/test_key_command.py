@@ -584,6 +584,21 @@ def test_a_variable_sends_no_stored_key_elsewhere(tmp_path: Path, monkeypatch: p
     assert model_settings(load_settings(tmp_path, env={}), stored).providers["openai"].api_key == SECRET
 
 
+@pytest.mark.parametrize("name", ["my-gateway", "My-Gateway", "my_gateway", "bedrock-claude"])
+def test_however_a_table_is_spelled_a_variable_sends_its_stored_key_nowhere(tmp_path: Path, name: str) -> None:
+    """A key is stored under the name in lower case with `_`."""
+    from ava_server.config.keys import Key, provider_name
+
+    key = provider_name(name)
+    stored = {key: Key(key, "keys.toml", SECRET)}
+    (tmp_path / "config.toml").write_text(f'[providers.{name}]\nbase_url = "https://own.example/v1"\n')
+    assert model_settings(load_settings(tmp_path, env={}), stored).providers[name].api_key == SECRET
+    elsewhere = {f'AVA_PROVIDERS__"{name}"__BASE_URL': "https://evil.example/v1"}
+    found = model_settings(load_settings(tmp_path, env=elsewhere), stored).providers[name]
+    assert found.base_url == "https://evil.example/v1" and found.api_key is None
+    assert "the stored key is not sent to the address" in (found.unused_key or "")
+
+
 @pytest.mark.parametrize(
     ("address", "known"),
     [

@@ -9,11 +9,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ava_roles.net.addresses import PROXY_VARIABLES, proxy_password
-from ava_server.config.keys import OWN_PREFIX, Key, is_placeholder, key_among, key_variables, read_keys, why_unused
+from ava_server.config.keys import (
+    OWN_PREFIX,
+    Key,
+    is_placeholder,
+    key_among,
+    key_variables,
+    provider_name,
+    read_keys,
+    why_unused,
+)
 from ava_server.config.secrets import Secret, read_secrets
 from ava_server.core.files import WatchedFile
 from ava_server.models.prices import UserPrice
-from ava_server.models.providers import PROVIDERS, is_own_host
+from ava_server.models.providers import PROVIDERS, is_own_host, seller_of
 from ava_server.models.selection import KNOWN_URLS, ModelSettings, Provider
 
 if TYPE_CHECKING:
@@ -151,8 +160,14 @@ def model_settings(
 
 
 def _key_of(name: str, settings: Settings, stored: Mapping[str, Key], addresses: Mapping[str, str]) -> Key | None:
+    """Return a provider's key: its own, else that of the provider whose second table it is."""
+    address = addresses.get(name)
     kept: Mapping[str, Key] = stored if _why_not_stored(name, settings, stored, addresses) is None else {}
-    return key_among(kept, name, addresses.get(name))
+    own = key_among(kept, name, address)
+    if own is not None or address is None or ("providers", name, "base_url") in settings.from_environment:
+        return own
+    seller = seller_of(name, address)
+    return None if seller is None else key_among(stored, seller, address)
 
 
 def _why_not_stored(
@@ -160,7 +175,7 @@ def _why_not_stored(
 ) -> str | None:
     """Return why a stored key is not sent: a variable, which a project's files may set, names another address."""
     variable = settings.from_environment.get(("providers", name, "base_url"))
-    if name not in stored or variable is None or is_own_host(name, addresses.get(name, "")):
+    if provider_name(name) not in stored or variable is None or is_own_host(name, addresses.get(name, "")):
         return None
     return f"the stored key is not sent to the address that {variable} names: set base_url in config.toml instead"
 

@@ -19,7 +19,7 @@ from ava_audit.events import Usage
 from ava_audit.units import format_usd
 from ava_server.core.errors import Refused
 from ava_server.models.price_units import READ, TOKEN_KINDS, own_action, unbounded_units
-from ava_server.models.providers import is_local
+from ava_server.models.providers import PROVIDERS, is_local
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ava_server.models.base import Bound
 
 
+_ANY_REGION = "regional."
+"""What the table's entry for all regions but `global.` begins with."""
 _DATED = re.compile(r"[-@](?:\d{4}-?\d{2}-?\d{2}|latest)")
 
 
@@ -42,7 +44,7 @@ def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime
     if known is None:
         return f"the table knows no provider {base_url or provider}"
     wanted = model_id.lower()
-    model = _model_named(known.models, wanted)
+    model = _model_named(known.models, wanted) or _model_in_region(known, wanted)
     if model is None:
         near = next((one.id for one in known.models if one.match.is_match(wanted)), None)
         return f"the table has only the similar {near}" if near else f"{known.name} sells none in the table"
@@ -63,6 +65,26 @@ def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime
 def _model_named(models: Sequence[ModelInfo], wanted: str) -> ModelInfo | None:
     exact = next((one for one in models if one.id.lower() == wanted), None)
     return exact or next((one for one in models if _names(one.match, wanted)), None)
+
+
+_VERSION_OF_ID = re.compile(r"(?:-\d{8})?(?:-v\d+)?(?::\d+)*\Z")
+
+
+def _model_in_region(known: Provider, wanted: str) -> ModelInfo | None:
+    """Return the model of an id that names where it runs, with or without its date and version.
+
+    The table's own rule has to match too: it says which of two dates or regions, whose prices differ.
+    """
+    prefixes = next((one.id_prefixes for one in PROVIDERS.values() if one.price_name == known.id), ())
+    if not prefixes:
+        return None
+
+    def base(model_id: str) -> str:
+        prefix = next((each for each in (_ANY_REGION, *prefixes) if model_id.startswith(each)), "")
+        return _VERSION_OF_ID.sub("", model_id.removeprefix(prefix))
+
+    same = (one for one in known.models if base(one.id.lower()) == base(wanted))
+    return next((one for one in same if one.match.is_match(wanted)), None)
 
 
 def known_ids(provider: str, base_url: str | None = None) -> frozenset[str]:

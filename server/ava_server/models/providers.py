@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -34,6 +35,7 @@ class KnownProvider:
     hosts: tuple[str, ...] = ()  # its hosts end with one of these; else only the address's own is known
     header: str = ""  # the header of a stored key, in place of `authorization: Bearer`
     price_name: str = ""  # its name in genai-prices, if it has another one there
+    id_prefixes: tuple[str, ...] = ()  # what ids begin with that name where a model runs, as Bedrock's profiles do
     long_limit: bool = False  # it expects `max_completion_tokens`, not `max_tokens`
     tells_usage: bool = False  # it reports the usage of a stream unasked, and refuses to be asked (`stream_options`)
     takes_call_ids: bool = True  # it accepts the ids of function calls in Google's format
@@ -87,6 +89,7 @@ PROVIDERS: Mapping[str, KnownProvider] = {
         "https://bedrock-runtime.REGION.amazonaws.com/openai/v1",
         "own_address",
         price_name="aws",
+        id_prefixes=("global.", "us.", "eu.", "apac.", "au.", "jp.", "ca.", "in."),
     ),
     "azure": KnownProvider(
         "AZURE_OPENAI_API_KEY",
@@ -122,7 +125,24 @@ def provider_at(base_url: str) -> KnownProvider:
             return known
         if known.hosts and host.endswith(known.hosts):
             return known
+        if known.kind == "own_address" and _own_hosts(known.base_url).fullmatch(host):
+            return known
     return _UNKNOWN
+
+
+@cache
+def _own_hosts(example: str) -> re.Pattern[str]:
+    """Return what the hosts of addresses look like that are like an example, whose parts in capitals differ."""
+    return re.compile(re.sub("[A-Z]+", "[a-z0-9-]+", re.escape(urlsplit(example).netloc)))
+
+
+def seller_of(table: str, base_url: str) -> str | None:
+    """Return the provider whose second table one is: by its name, such as `bedrock-claude`, and at the same hosts."""
+    for name, known in PROVIDERS.items():
+        is_named_after = table.startswith((f"{name}-", f"{name}_"))
+        if is_named_after and known.kind == "own_address" and provider_at(base_url) is known:
+            return name if urlsplit(base_url).scheme == "https" else None
+    return None
 
 
 def key_header(base_url: str, api_key: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from ava_server.models.clients import ClientPool
 from ava_server.models.factory import model_of, parameters
 from ava_server.models.http_model import HttpModel
 from ava_server.models.listing import ModelCatalog, ask_endpoint, loaded_windows, model_catalogs, servers_here
-from ava_server.models.prices import Unpriced, UserPrice
+from ava_server.models.prices import Price, Unpriced, UserPrice, look_up
 from ava_server.models.providers import PROVIDERS, key_header, provider_at
 from ava_server.models.selection import Choice, ModelSettings, Provider, choose, configured, default_tiers
 
@@ -216,8 +216,88 @@ def test_a_model_of_bedrock_has_the_price_of_its_table() -> None:
     assert choice.price.input > 0 and choice.price.source.startswith("genai-prices")
 
 
+BEDROCK = "https://bedrock-runtime.us-east-1.amazonaws.com"
+TABLE = f'[providers.bedrock]\nbase_url = "{BEDROCK}/openai/v1"\n[providers.%s]\nbase_url = "%s"\n'
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_second_table_of_bedrock_has_the_providers_key_and_its_own_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    monkeypatch.delenv("AWS_BEARER_TOKEN_BEDROCK", raising=False)
+    if stored:
+        set_key("bedrock", KEY, tmp_path / "keys.toml")
+    else:
+        monkeypatch.setenv("AWS_BEARER_TOKEN_BEDROCK", KEY)
+    (tmp_path / "config.toml").write_text(TABLE % ("bedrock-claude", f"{BEDROCK}/anthropic"))
+    found = model_settings(load_settings(tmp_path, env={}))
+    assert [found.providers[name].api_key for name in ("bedrock", "bedrock-claude")] == [KEY, KEY]
+    choice = choose("bedrock-claude:us.anthropic.claude-sonnet-4-6", "fast", found)
+    assert (choice.wire, choice.api_key) == ("messages", KEY)
+    set_key("bedrock-claude", "0ther-k3y-123456", tmp_path / "keys.toml")
+    found = model_settings(load_settings(tmp_path, env={}))
+    assert [found.providers[name].api_key for name in ("bedrock", "bedrock-claude")] == [KEY, "0ther-k3y-123456"]
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "env"),
+    [
+        ("claude", f"{BEDROCK}/anthropic", {}),
+        ("bedrockclaude", f"{BEDROCK}/anthropic", {}),
+        ("bedrock-claude", "http://bedrock-runtime.us-east-1.amazonaws.com/anthropic", {}),
+        ("bedrock-claude", "https://bedrock-runtime.us-east-1.amazonaws.com.evil.example/anthropic", {}),
+        ("bedrock-claude", "https://bedrock-runtime.evil.example.amazonaws.com/anthropic", {}),
+        ("bedrock-claude", "https://evil.s3.amazonaws.com/anthropic", {}),
+        ("bedrock-claude", "https://own.example/anthropic", {}),
+        ("openai-work", "https://api.openai.com/v1", {}),
+        ("bedrock-claude", f"{BEDROCK}/x", {'AVA_PROVIDERS__"bedrock-claude"__BASE_URL': f"{BEDROCK}/anthropic"}),
+    ],
+)
+def test_no_other_table_or_host_gets_a_providers_key(
+    tmp_path: Path, name: str, address: str, env: dict[str, str]
+) -> None:
+    for provider in ("bedrock", "openai"):
+        set_key(provider, KEY, tmp_path / "keys.toml")
+    (tmp_path / "config.toml").write_text(TABLE % (name, address))
+    assert model_settings(load_settings(tmp_path, env=env)).providers[name].api_key is None
+
+
+PROFILES = {
+    "us.anthropic.claude-haiku-4-5-20251001-v1:0": (1_100, 5_500),
+    "eu.anthropic.claude-opus-4-5-20251101-v1:0": (5_500, 27_500),
+    "us.anthropic.claude-sonnet-4-6": (3_300, 16_500),
+    "global.anthropic.claude-opus-4-6-v1": (5_000, 25_000),
+    "apac.anthropic.claude-3-5-sonnet-20241022-v2:0": (3_000, 15_000),
+    "eu.amazon.nova-lite-v1:0": (60, 240),
+    "anthropic.claude-sonnet-4-6": (3_300, 16_500),
+}
+
+
+@pytest.mark.parametrize("model", PROFILES)
+def test_an_inference_profile_of_bedrock_has_the_price_of_where_it_runs(model: str) -> None:
+    price = look_up("bedrock-claude", model, base_url=f"{BEDROCK}/anthropic")
+    assert isinstance(price, Price) and (price.input, price.output) == PROFILES[model]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "us-gov.anthropic.claude-sonnet-4-6",
+        "xx.anthropic.claude-sonnet-4-6",
+        "us.anthropic.claude-sonnet-4-6-turbo",
+        "us.us.anthropic.claude-sonnet-4-6",
+        "us.openai.gpt-5.4",
+        "us.anthropic.claude-opus-99",
+    ],
+)
+def test_no_price_is_guessed_from_a_similar_id(model: str) -> None:
+    assert isinstance(look_up("bedrock", model, base_url=f"{BEDROCK}/openai/v1"), str)
+    assert isinstance(look_up("openai", f"us.{'gpt-5'}", base_url=None), str)
+
+
 def test_a_provider_is_known_by_the_end_of_its_host_alone() -> None:
     assert provider_at("https://r.openai.azure.com/openai/v1") is PROVIDERS["azure"]
+    assert provider_at(f"{BEDROCK}/anthropic") is PROVIDERS["bedrock"]
     assert provider_at("https://europe-west1-aiplatform.googleapis.com/v1/projects/p") is PROVIDERS["vertex"]
     for other in ("https://openai.azure.com.example/v1", "https://example/?x=.openai.azure.com", "http://["):
         assert provider_at(other) not in PROVIDERS.values()
