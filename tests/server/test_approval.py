@@ -687,7 +687,7 @@ async def test_the_decision_command_itself_rejects_a_raised_group_limit(tmp_path
         made = [await lab.propose(task="one"), await lab.propose(task="two")]
         lines = (*(each.approval_line for each in made), "2 subagents together, at most $1.00 and 15 min")
         ids = tuple(each.pending_id for each in made)
-        asked = Approval(ids, lines, plan_timeout_s=900, plan_ids=("G-0000001", "P-00000001"), plan_lowered=raised)
+        asked = Approval(ids, lines, plan_timeout_s=900, plan_ids=(("P-00000001", "G-0000001"),), plan_lowered=raised)
         who, limits = lab.session.who, lab.runtime.spawn_limits_of(lab.runtime.user)
         decided = await lab.store.do(approve(asked, who, "elicitation", limits))
         assert [each.status for each in decided.decisions] == ["refused"] * 2

@@ -124,7 +124,7 @@ class Log:
         lines = [approval_line(each.config, Texts(task="look")) for each in proposals]
         lines.append(several_line(len(proposals), len(proposals) * 10**6, group_s))
         ids = tuple(each.pending_id for each in proposals)
-        plan_ids = (f"G-{self.made:07x}", f"P-9{self.made:07x}")
+        plan_ids = ((f"P-9{self.made:07x}", f"G-{self.made:07x}"),)
         asked = Approval(ids, tuple(lines), plan_timeout_s=group_s, plan_ids=plan_ids)
         assert self.do(approve(asked, WHO, "host_call", LIMITS)).plan_id is not None
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 from support.log import Life, plan_events, write
-from support.model_server import Say, Step
+from support.model_server import Gate, Say, Step
 from support.runtime import PRICED, Lab, hand_over, open_lab
 
 from ava_audit.events import SpawnDecided
@@ -20,12 +21,16 @@ from ava_audit.store.store import Store
 from ava_audit.totals import Period, decision_sums, run_sums, user_sums
 from ava_audit.view import View
 from ava_server.approval.decisions import hourly_shortage
-from ava_server.approval.proposals import texts_of
+from ava_server.approval.proposals import NO_FREE_ID, texts_of
 from ava_server.approval.together import StartedTogether, plan_of
 from ava_server.budget.run_config import config_of
 from ava_server.render.host_text import text_of
+from ava_server.render.plan_view import GIVEN
 from ava_server.runs.lifecycle import TAKEOVER_WITHIN_US, waits_for_resume
+from ava_server.service import confirm, spawn
+from ava_server.service.access import Access, Session, ignore_progress
 from ava_server.service.erase import quoting_entries
+from ava_server.service.service import Service
 
 SECRET = "the otter sleeps at noon"
 
@@ -141,8 +146,8 @@ async def test_many_large_proposals_fit_into_one_plan(tmp_path: Path) -> None:
         config = config_of(run.config).model_copy(update={"role_text": "x" * 22_000})
         texts = await lab.store.read(lambda view: texts_of(view, run))
         assert texts is not None
-        members = [StartedTogether(f"S-{number:06x}", config, texts) for number in range(200)]
-        plan = plan_of(members, ("G-0000001", "P-00000001"), 1_000_000, None)
+        members = [StartedTogether(f"S-{number:06x}", run.session_id, config, texts) for number in range(200)]
+        plan = plan_of(members, ("P-00000001", "G-0000001"), 1_000_000, None)
     assert len(json.dumps(plan.config.model_dump(mode="json"))) < 1_000_000, "an entry may have 2,000,000 bytes"
 
 
@@ -153,6 +158,103 @@ async def test_a_plan_that_starts_nothing_more_needs_no_person_to_end(tmp_path: 
         lost = replace(plan, state="running", ended_us=None)
         later_us = (plan.last_us or 0) + 2 * TAKEOVER_WITHIN_US
         assert not await lab.store.read(lambda view: waits_for_resume(view, lost, later_us))
+
+
+async def test_results_that_a_confirmation_has_given_are_not_told_again(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over(output="first"), hand_over(output="second")], config=PRICED) as lab:
+        made = await two(lab)
+        answer = await lab.approve(*made, last="2 subagents together, at most $1.00", wait_seconds=30)
+        assert {run["untrusted_result"]["output"] for run in answer.runs} == {"first", "second"}
+        plan = await lab.run(answer.group_id)
+        assert plan.ended and plan.fetched_us is not None
+        assert not answer.notices
+        listed = await lab.call("check_subagent")
+        assert not listed.notices
+        checked = await lab.call("check_subagent", group_id=plan.id)
+        output = checked.runs[0].untrusted_result.output
+        assert set(output.values()) == {GIVEN.format(one.subagent_id) for one in made}
+        other = Service(lab.runtime, Session(user=lab.session.user, transport="memory"))
+        whole: Any = await other.call("check_subagent", {"group_id": plan.id}, ignore_progress)
+        assert set(whole.runs[0].untrusted_result.output.values()) == {"first", "second"}, "it was told nothing yet"
+
+
+async def test_a_plans_end_leaves_out_the_results_that_were_given_before(tmp_path: Path) -> None:
+    gate = Gate()
+
+    def work(request: dict[str, Any]) -> Step:
+        if "Part two" in json.dumps(request):
+            return replace(hand_over(output="long " * 6_000), gate=gate)
+        return hand_over(output="first")
+
+    async with open_lab(tmp_path, work, config=PRICED) as lab:
+        made = await two(lab)
+        plan_id = await approved(lab, *made, last="2 subagents together, at most $1.00")
+        await lab.ended(made[0].subagent_id)
+        early = await lab.call("check_subagent", subagent_id=made[0].subagent_id)
+        assert early.runs[0].untrusted_result.output == "first"
+        gate.released.set()
+        await lab.ended(plan_id)
+        listed = await lab.call("check_subagent")
+        assert not any(notice for notice in listed.notices or () if made[1].subagent_id in notice)
+        shown = await lab.call("check_subagent", group_id=plan_id)
+        first = shown.runs[0].untrusted_result.output
+        assert GIVEN.format(made[0].subagent_id) in first and shown.runs[0].cursor is not None
+        await lab.call("check_subagent", subagent_id=made[1].subagent_id)
+        text, cursor = first, shown.runs[0].cursor
+        while cursor is not None:
+            more = (await lab.call("check_subagent", group_id=plan_id, cursor=cursor)).runs[0]
+            text, cursor = text + more.untrusted_result.output, more.cursor
+        assert json.loads(text)["researcher_2"] == "long " * 6_000, "the pages are of one text"
+
+
+async def test_the_host_that_proposed_is_told_once_how_a_plan_ended_that_was_approved_elsewhere(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()] * 3, config=PRICED) as lab:
+        other = await lab.start(task="Something else")
+        await lab.ended(other)
+        made = await two(lab)
+        person = Service(lab.runtime, Session(user=lab.session.user, transport="terminal", channel="terminal"))
+        lines = [*(each.approval_line for each in made), "2 subagents together, at most $1.00"]
+        ids = [each.pending_id for each in made]
+        confirmed: Any = await person.call("confirm_spawn", {"pending_ids": ids, "approving": lines}, ignore_progress)
+        assert confirmed.status == "approved", confirmed
+        plan = await lab.ended(confirmed.group_id)
+        assert plan.session_id == lab.session.id
+        told = (await lab.call("spawn_subagent", role="researcher", task="Go on")).notices
+        assert [line for line in told if plan.id in line] == [line for line in told if "plan" in line]
+        assert not any(one.subagent_id in line for line in told for one in made)
+        await lab.call("check_subagent", group_id=plan.id)
+        later = (await lab.call("spawn_subagent", role="researcher", task="And on")).notices
+        assert not any(plan.id in line for line in later)
+
+
+async def test_a_plan_works_where_its_steps_do(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()] * 2, config=PRICED) as lab:
+        elsewhere = Service(lab.runtime, Session(user=lab.session.user, transport="memory", roots=("/srv/other",)))
+        here = Service(lab.runtime, Session(user=lab.session.user, transport="memory", roots=(lab.workspace.as_uri(),)))
+        made = await two(lab)
+        plan = await lab.ended(await approved(lab, *made, last="2 subagents together, at most $1.00"))
+        assert Access(lab.runtime, here.session).is_here(plan)
+        assert not Access(lab.runtime, elsewhere.session).is_here(plan)
+
+
+async def test_ids_that_are_taken_are_not_used_for_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_lab(tmp_path, [hand_over()] * 6, config=PRICED) as lab:
+        first = await lab.ended(await approved(lab, *await two(lab), last="2 subagents together, at most $1.00"))
+        taken = (first.pending_id, first.id)
+        made = await two(lab)
+        monkeypatch.setattr(confirm, "new_pairs", lambda _field: (taken,) * 4)
+        refused = await lab.approve(*made, last="2 subagents together, at most $1.00")
+        assert refused.status == "refused" and NO_FREE_ID in refused.decisions[0].refused_because
+        assert await lab.run(first.id) == first
+        free = ("P-00000009", "G-0000009")
+        monkeypatch.setattr(confirm, "new_pairs", lambda _field: (taken, (taken[0], free[1]), free))
+        again = await lab.approve(*made, last="2 subagents together, at most $1.00")
+        assert again.group_id == "G-0000009", again
+        await lab.ended(again.group_id)
+
+        monkeypatch.setattr(spawn, "new_pairs", lambda _field: (taken,) * 4)
+        none = await lab.call("spawn_subagent", role="researcher", task="One more")
+        assert none.status == "failed" and NO_FREE_ID in none.message
 
 
 async def test_a_group_of_a_development_version_is_read_as_runs_of_their_own(tmp_path: Path) -> None:

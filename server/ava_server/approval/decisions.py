@@ -18,11 +18,13 @@ from ava_server.approval.decide import OTHER_REFUSED
 from ava_server.approval.outcomes import closed_proposal, run_now
 from ava_server.approval.plans import change_plan
 from ava_server.approval.proposals import (
+    NO_FREE_ID,
     SpawnLimits,
     close_proposal,
     day_left,
     day_refusal,
     day_unspent,
+    free_ids,
     spawn_fact,
     texts_of,
 )
@@ -97,7 +99,7 @@ class Approval:
     """A requested approval.
 
     Attributes:
-        plan_ids: The ids of the plan that several proposals become: `G-…`, and its own `P-…`.
+        plan_ids: Candidates for the ids of the plan that several proposals become: its own `P-…`, and `G-…`.
         lowered: A sentence for each limit that was lowered, by the call and in the form; None where no form was shown.
     """
 
@@ -106,7 +108,7 @@ class Approval:
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     plan_max_micros: int | None = None
     plan_timeout_s: float | None = None
-    plan_ids: tuple[str, str] = ("", "")
+    plan_ids: tuple[tuple[str, str], ...] = ()
     plan_lowered: PlanLimits | None = None
     lowered: tuple[str, ...] | None = None
 
@@ -385,7 +387,7 @@ def approve(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) ->
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
         checked = check_approval(view, asked, who, channel, limits, now_us)
-        return checked if isinstance(checked, Outcome) else _approve_all(checked, asked, who, channel, now_us)
+        return checked if isinstance(checked, Outcome) else _approve_all(view, checked, asked, who, channel, now_us)
 
     return command
 
@@ -424,7 +426,7 @@ def auto_approve(pending_id: str, who: Who, limits: SpawnLimits, ceilings: Ceili
         before = sum(committed_micros(config_of(run.config)) for run in view.approved_over("auto", who.user_id, day_us))
         if why := ceilings.exceeded(committed_micros(found.config), before):
             return Outcome(ConfirmOutcome((found.refused(why),)))
-        return _approve_all(checked, asked, who, "auto", now_us)
+        return _approve_all(view, checked, asked, who, "auto", now_us)
 
     return command
 
@@ -457,13 +459,19 @@ def committed_micros(config: RunConfig) -> int:
 
 
 def _approve_all(
-    checked: CheckedApproval, asked: Approval, who: Who, channel: Channel, now_us: int
+    view: View, checked: CheckedApproval, asked: Approval, who: Who, channel: Channel, now_us: int
 ) -> Outcome[ConfirmOutcome]:
     plan: Together | None = None
     events: list[Event] = []
     if checked.plan_cap is not None:
-        members = [StartedTogether(member.run.id, member.changed, member.texts) for member in checked.members]
-        plan = plan_of(members, asked.plan_ids, checked.plan_cap, checked.plan_timeout_s)
+        members = [
+            StartedTogether(member.run.id, member.run.session_id, member.changed, member.texts)
+            for member in checked.members
+        ]
+        ids = free_ids(view, asked.plan_ids)
+        if ids is None:
+            return Outcome(ConfirmOutcome(tuple(member.refused(NO_FREE_ID) for member in checked.members)))
+        plan = plan_of(members, ids, checked.plan_cap, checked.plan_timeout_s)
         events += plan.events(who, channel, now_us)
     for number, member in enumerate(checked.members):
         step = None if plan is None else (plan.plan_id, plan.step_ids[number])

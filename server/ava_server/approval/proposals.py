@@ -107,7 +107,8 @@ def propose(
 
     The same `task_id` and configuration returns the first one, until its run has ended. The same `task_id` with another
     configuration supersedes a proposal that still waits. The first unused pair of `candidates` (new `pending_id` and
-    `subagent_id`) is taken. A proposal waits for the `ttl_us` of `limits`, and a day with too little left refuses it.
+    `subagent_id`) is taken; where none is unused, nothing is proposed. A proposal waits for the `ttl_us` of `limits`,
+    and a day with too little left refuses it.
     """
     sha = digest(config, texts)
     line = approval_line(config, texts)
@@ -130,9 +131,10 @@ def propose(
                 f"{MOST_WAITING} proposals of {who.user_id} are waiting, which is the most. Confirm or reject some with"
                 " confirm_spawn, or wait until they expire"
             )
-        pending_id, run_id = next(
-            pair for pair in candidates if view.proposal(pair[0]) is None and view.run(pair[1]) is None
-        )
+        found = free_ids(view, candidates)
+        if found is None:
+            return Outcome(NO_FREE_ID)
+        pending_id, run_id = found
         made = Proposal(pending_id, run_id, WAITING, config, line, message, now_us + limits.ttl_us)
         proposed = SpawnProposed(
             pending_id=pending_id, subagent_id=run_id, digest=sha, expires_us=made.expires_us,
@@ -142,6 +144,17 @@ def propose(
         return Outcome(made, (*ends, *_proposal_events(made, proposed, texts, who)))
 
     return command
+
+
+NO_FREE_ID = "every new id that was drawn is taken already; try again"
+
+
+def free_ids(view: View, candidates: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    """Return the first pair of ids that no proposal and no run has, or None."""
+    for pending_id, run_id in candidates:
+        if view.proposal(pending_id) is None and view.run(run_id) is None:
+            return pending_id, run_id
+    return None
 
 
 def _first_proposal(

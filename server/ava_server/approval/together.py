@@ -23,9 +23,10 @@ STEP_ID_CHARS = 30
 
 @dataclass(frozen=True)
 class StartedTogether:
-    """One of several proposals that start together: its run, what that was approved with, and its texts."""
+    """One of several proposals that start together: its run, who proposed it, what was approved, and its texts."""
 
     run_id: str
+    session_id: str
     config: RunConfig
     texts: Texts
 
@@ -35,13 +36,15 @@ class Together:
     """Several proposals as one plan.
 
     Attributes:
-        plan_id: `G-…`.
         pending_id: The plan's own, under which it is approved in the same moment.
+        plan_id: `G-…`.
+        session_id: The session that proposed the first of them: its host is told how the plan ends.
         step_ids: The step of each proposal, in their order.
     """
 
-    plan_id: str
     pending_id: str
+    plan_id: str
+    session_id: str
     config: RunConfig
     texts: Texts
     step_ids: tuple[str, ...]
@@ -60,11 +63,12 @@ class Together:
             pending_id=self.pending_id, decision="approved", channel=channel, digest=sha, decision_digest=sha
         )
         spawn = spawn_fact(self.config, self.texts.task, self.plan_id, self.pending_id)
-        agent = Who(who.session_id, self.plan_id, who.user_id, parent_agent_id=AGENT)
+        proposer = Who(self.session_id, AGENT, who.user_id)
+        agent = Who(self.session_id, self.plan_id, who.user_id, parent_agent_id=AGENT)
         # The texts of its steps are with their own runs.
         task = UserMessage(text=self.texts.task, kind="task")
         return (
-            Event(who, proposed, run_id=self.plan_id, model=self.config.model),
+            Event(proposer, proposed, run_id=self.plan_id, model=self.config.model),
             Event(agent, task, run_id=self.plan_id),
             Event(who, decided, run_id=self.plan_id),
             Event(who, spawn, run_id=self.plan_id, model=self.config.model),
@@ -74,7 +78,7 @@ class Together:
 def plan_of(
     members: Sequence[StartedTogether], ids: tuple[str, str], cap_micros: int, timeout_s: float | None
 ) -> Together:
-    """Return proposals as the plan with these ids: `G-…` and its own `P-…`.
+    """Return proposals as the plan with these ids: its own `P-…`, and `G-…`.
 
     `timeout_s`: None for a plan that may take as long as a plan can.
     """
@@ -101,7 +105,7 @@ def plan_of(
             member.texts.model_copy(update={"step": name}) for name, member in zip(names, members, strict=True)
         ),
     )
-    return Together(*ids, config, texts, tuple(names))
+    return Together(*ids, members[0].session_id, config, texts, tuple(names))
 
 
 def _without_texts(config: RunConfig) -> RunConfig:

@@ -501,6 +501,8 @@ async def deliver(
     It is that of the first run that did not succeed. If all did and a file could not be copied, it says so. Of several
     runs, each gets a folder of its own in `artifacts`. Raises BadInput: the file `out` cannot be written.
     """
+    from ava_server.render.plan_view import whole_plans
+
     records = Records(MemoryTransport(runtime.settings.paths, runtime.store, runtime.instances))
     found = [await records.record(run_id) for run_id in run_ids]
     answers = [one.answer for one in found]
@@ -517,8 +519,9 @@ async def deliver(
                 (tell if as_json else say)(f"{label(one.row)} {one.row.state}: written to {out}")
         for copied in saved.values():
             tell("\n".join(copied.lines()))
-    for one in found:
-        await note_fetched(runtime.store, session, command, one.row)
+    plans = await runtime.store.read(lambda view: [view.run(plan_id) for plan_id in whole_plans(view, run_ids)])
+    for row in [*(one.row for one in found), *filter(None, plans)]:
+        await note_fetched(runtime.store, session, command, row)
     faults = CONFIGURATION if any(each.faults for each in saved.values()) else 0
     return next((code for one in found if (code := exit_code(one.row))), faults)
 

@@ -14,6 +14,8 @@ from ava_server.core.errors import BadInput
 
 AGENT = "ava"
 """The orchestrator's agent id in the log."""
+CANDIDATES = 4
+"""Ids of which a proposal takes the first free ones."""
 UNKNOWN_ID = "unknown id"
 """The `error` of an answer over HTTP that knows no such run; those of other users are unknown too."""
 
@@ -50,6 +52,11 @@ def new_id(field: str) -> str:
     """Return a random id in a field's form; the command that uses it checks that it is free."""
     prefix, digits, _hint = _FORMS[field]
     return prefix + secrets.token_hex(4)[:digits]
+
+
+def new_pairs(field: str) -> tuple[tuple[str, str], ...]:
+    """Return new ids for a proposal and its run, which is a `subagent_id` or `group_id`: the first free pair counts."""
+    return tuple((new_id("pending_id"), new_id(field)) for _ in range(CANDIDATES))
 
 
 def parse_id(field: str, given: str, argument: str | None = None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +22,8 @@ MOST_RUNS = 12
 """Most runs of a step that are named."""
 MOST_LINES, LINE_CHARS = 20, 160
 """Most lines of a plan in an answer, and characters of one; the plan's resource and page have all of it."""
+GIVEN = "given before; check_subagent with subagent_id {} has it"
+"""What stands in a plan's result for one that was given before."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,66 @@ def view_plan(view: View, plan: RunRow) -> PlanView:
         held_micros=bucket.held_micros,
         tokens=plan.tokens,
     )
+
+
+def whole_plans(view: View, run_ids: Sequence[str]) -> list[str]:
+    """Return the plans that have ended and of which these are all runs: who has these results has the plan's too."""
+    runs = [run for run_id in run_ids if (run := view.run(run_id)) is not None]
+    plan_ids = dict.fromkeys(run.plan_id for run in runs if run.plan_id is not None and run.step is not None)
+    whole: list[str] = []
+    for plan_id in plan_ids:
+        plan = view.run(plan_id)
+        own = {row.id for row in view.step_runs(plan_id)}
+        if plan is not None and plan.ended and own.issubset(run_ids):
+            whole.append(plan_id)
+    return whole
+
+
+def without_given(view: View, plan: RunRow, result: dict[str, Any], session_id: str) -> dict[str, Any]:
+    """Return a plan's result with a reference in place of each result that a session was given before the plan's.
+
+    What it was given after the plan's result stays as it was shown: a long output is read page by page.
+    """
+    untrusted: dict[str, Any] = result.get("untrusted_result") or {}
+    output = untrusted.get("output")
+    if not isinstance(output, dict):
+        return result
+    before = _given_at(view, plan.id, plan.result_seq, session_id)
+    whole: dict[str, str] = {}
+    items: set[str] = set()
+    for row in view.step_runs(plan.id):
+        at = _given_at(view, row.id, row.result_seq, session_id)
+        if at is None or (before is not None and at > before):
+            continue
+        if row.item is None:
+            whole[row.step] = row.id
+        else:
+            items.add(row.id)
+    if not (whole or items):
+        return result
+    lists = {step.id for step in config_of(plan.config).steps if step.foreach is not None}
+    shortened: dict[str, Any] = {}
+    for step, value in output.items():
+        if step in whole and value is not None:
+            shortened[step] = GIVEN.format(whole[step])
+        elif step in lists and value is not None:
+            shortened[step] = [_item_without(one, items) for one in value]
+        else:
+            shortened[step] = value
+    return {**result, "untrusted_result": {**untrusted, "output": shortened}}
+
+
+def _item_without(one: Mapping[str, Any], given: Collection[str]) -> Mapping[str, Any]:
+    run_id = str(one["subagent_id"])
+    return {**one, "output": GIVEN.format(run_id)} if run_id in given else one
+
+
+def _given_at(view: View, run_id: str, result_seq: int | None, session_id: str) -> int | None:
+    """Return the `seq` at which an answer of a session first carried a run's result, or None."""
+    if result_seq is None:
+        return None
+    carried = view.entries(run_id, result_seq, ("ToolResult",))
+    return next((entry.seq for entry in carried if entry.session_id == session_id), None)
 
 
 def _view_step(step: StepConfig, progress: StepProgress, rows: list[StepRunRow], *, ended: bool) -> StepView:

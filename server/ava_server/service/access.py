@@ -211,15 +211,15 @@ class Access:
         """Tell whether a run is this session's or works in its host's folders; its news comes first."""
         if run.session_id == self.session.id:
             return True
-        workspace = loads(run.config).get("workspace")
-        if workspace is None or self.session.remote:  # the folders of another machine
+        workspaces = _workspaces_of(run)
+        if not workspaces or self.session.remote:  # the folders of another machine
             return False
         folders = [Path(unquote(urlsplit(root).path)) for root in self.session.roots]
         try:
             folders = folders or [Path.cwd()]
         except OSError:  # it was removed
             return False
-        return any(Path(workspace).is_relative_to(folder) for folder in folders)
+        return any(workspace.is_relative_to(folder) for workspace in workspaces for folder in folders)
 
     async def pending_id(self, given: str) -> str:
         """Return the id of a proposal, given that or the id of its run. Raises BadInput: it is neither."""
@@ -315,6 +315,13 @@ class Access:
     def agent_of(self, run: RunRow) -> Who:
         """Return a run as the log names it, under this session."""
         return Who(self.session.id, run.id, run.user_id, parent_agent_id=AGENT)
+
+
+def _workspaces_of(run: RunRow) -> list[Path]:
+    """Return the folder that a run works in, or those of the steps of a plan."""
+    config = loads(run.config)
+    configs = [config, *(step["config"] for step in config.get("steps") or ())]
+    return [Path(each["workspace"]) for each in configs if each.get("workspace") is not None]
 
 
 def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

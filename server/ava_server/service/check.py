@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from ava_server.budget.money_line import awaited_money
 from ava_server.core.errors import BadInput, Refused, with_advice
 from ava_server.core.ids import label, parse_id, parse_number
 from ava_server.render.entries import named
+from ava_server.render.plan_view import without_given
 from ava_server.render.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer, answers_json
 from ava_server.render.run_view import (
     Processes,
@@ -160,13 +162,22 @@ class RunChecks(Operations):
     def _shown(self, view: View, rows: list[RunRow], processes: Processes, offset: int = 0) -> list[RunAnswer]:
         """Return runs as the tools' answers show them; `offset` continues a long output. Blocking."""
         at_us = now_us()
-        runs = [view_run(view, row, processes, at_us, manager=self._runtime.manager) for row in rows]
+        runs = [
+            self._without_given(view, view_run(view, row, processes, at_us, manager=self._runtime.manager))
+            for row in rows
+        ]
         room = room_for(sum(row.ended for row in rows))
         answers = [self._answer(run, by_pin=self._by_pin(view, run), offset=offset, room=room) for run in runs]
         for answer in answers:
             if answer.error and answer.error.get("kind") == "auth" and answer.model:  # its log knows of no host
                 answer.error["what_to_do"] = self._access.key_advice(answer.model.partition(":")[0])
         return answers
+
+    def _without_given(self, view: View, run: RunView) -> RunView:
+        """Return a plan without the results that this session was given before: no model is told the same twice."""
+        if run.plan is None or run.result is None:
+            return run
+        return replace(run, result=without_given(view, run.row, run.result, self._session.id))
 
     def _answer(
         self, run: RunView, *, by_pin: bool, brief: bool = False, offset: int = 0, room: int | None = None

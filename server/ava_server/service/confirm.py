@@ -20,7 +20,7 @@ from ava_server.approval.requests import Changes, ConfirmArgs, parse
 from ava_server.approval.summary import normalize_typography
 from ava_server.budget.run_config import stored_caps
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import label, new_id, parse_id
+from ava_server.core.ids import label, new_pairs, parse_id
 from ava_server.render.responses import Answer, ConfirmAnswer, OneDecision, answers_json
 from ava_server.runs.lifecycle import NotResumed, is_held, resume_line
 from ava_server.service.access import Access, Operations, Progress
@@ -29,6 +29,9 @@ from ava_server.service.client_approval import CONFIRM_AGAIN, NEXT_STEPS, Client
 from ava_server.service.outcomes import ask_until, outcomes, resumption_shown, until_decided
 from ava_server.service.record import CallContext
 from ava_server.service.spawn import Spawns, started_next
+
+PLAN_END_S = 5.0
+"""Seconds in which a plan notes its own end after its last run's."""
 
 
 class TerminalConfirmArgs(ConfirmArgs):
@@ -151,7 +154,7 @@ class Confirmations(Operations):
             changes=changes,
             plan_max_micros=cap_micros(args.group_max_cost_cents) if args.group_max_cost_cents else None,
             plan_timeout_s=args.group_timeout,
-            plan_ids=(new_id("group_id"), new_id("pending_id")),
+            plan_ids=new_pairs("group_id"),
         )
         if (decided := await self._client.decide(asked, caller)) is not None:
             return decided
@@ -205,7 +208,12 @@ class Confirmations(Operations):
 
     async def _wait_for(self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress) -> None:
         try:
+            until = time.monotonic() + wait_s
             rows = await self._checks.wait(started, wait_s, progress)
+            if answer.group_id is not None and all(row.ended for row in rows):
+                # An answer that has all results also says how the plan ended: that is no news afterwards.
+                left_s = min(until - time.monotonic(), PLAN_END_S)
+                await self._checks.wait([answer.group_id], max(left_s, 0.0), progress)
             shown_runs = await self._checks.answers(rows)
         except AuditError as error:  # it is approved: it must not be proposed and paid for again
             _add_message(answer, f"Approved; its state cannot be read at the moment: {error}")

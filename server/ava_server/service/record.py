@@ -15,6 +15,7 @@ from ava_audit.view import Command, Outcome, T, View, append
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id
 from ava_server.render.host_text import text_of
+from ava_server.render.plan_view import whole_plans
 from ava_server.render.responses import FAILED, Answer, CancelAnswer, CheckAnswer, ConfirmAnswer, LogAnswer
 from ava_server.render.run_view import Notice, carried
 from ava_server.runs.log import ms_since
@@ -138,14 +139,18 @@ class CallRecord:
         """Say in an answer what else is `news`, and record it; without waiting, if the log could not be reached."""
         if news is None:
             news = await self._store.look(self._access.news)
-        mentioned = mentions(self._access, news, _run_ids(answer))
+        with_result = _run_ids(answer, with_result=True)
+        fetched: list[str] = []
+        if with_result:
+            fetched = await self._store.look(lambda view: [*with_result, *whole_plans(view, with_result)])
+        mentioned = mentions(self._access, news, [*_run_ids(answer), *fetched])
         answer.notices = mentioned.lines
         self._session.mentioned |= mentioned.once
         failed = answer.status == FAILED
         states = _poll_states(answer) if not failed else {}
         if states and all(self._session.seen.get(run_id) == state for run_id, state in states.items()):
             return
-        text, fetched = text_of(answer), _run_ids(answer, with_result=True)
+        text = text_of(answer)
         if isinstance(answer, LogAnswer) and not failed:  # what was read is in the log already
             text = f"{len(answer.untrusted_entries)} entries"
         result = self._result(text, ms_since(self._began), success=not failed)

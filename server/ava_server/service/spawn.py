@@ -36,7 +36,7 @@ from ava_server.approval.steps import read_steps
 from ava_server.budget.run_config import COST, RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.budget.user_limits import strictest
 from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
-from ava_server.core.ids import label, new_id
+from ava_server.core.ids import label, new_pairs
 from ava_server.models.selection import OFFLINE, is_configured
 from ava_server.render.entries import named
 from ava_server.render.responses import Answer, Minutes, OneDecision, SpawnAnswer
@@ -87,8 +87,6 @@ _AS_TASK = (
     "Your host then shows it as a task ({subagent_id}; several approved together have one task, G-…) and gives you the"
     " result when it ends: do not poll."
 )
-CANDIDATES = 4
-"""Ids of which a proposal takes the first unused one."""
 
 
 def _approved_only_in_hosts(view: View, user: str, now_us: int) -> bool:
@@ -243,7 +241,7 @@ class Spawns(Operations):
         """Propose what was resolved, a run or a plan; `fresh` is as for `_propose`."""
         session, record = self._session, caller.record
         kind = "group_id" if config.steps else "subagent_id"
-        candidates = tuple((new_id("pending_id"), new_id(kind)) for _ in range(CANDIDATES))
+        candidates = new_pairs(kind)
         travel = self._runtime.run_setup.travel
         if travel.is_possible:
             await record.begin()

@@ -294,7 +294,7 @@ class Processes(RuleBasedStateMachine):
         asked = Approval(
             tuple(run.pending_id for run in runs), tuple(lines if right else lines[:-1]),
             changes={changed.pending_id: {"max_cost_micros": new_cap}} if changed else {},
-            plan_max_micros=asked_cap, plan_ids=(f"G-{number:07x}", f"P-9{number:07x}"),
+            plan_max_micros=asked_cap, plan_ids=((f"P-9{number:07x}", f"G-{number:07x}"),),
         )  # fmt: skip
         late = [run for run in runs if run.expires_us <= self.now_us]
         command = approve(asked, self.who(user), "terminal", self.limits())
