@@ -476,3 +476,60 @@ async def test_a_machine_that_takes_less_leaves_a_run_to_others(reading: Machine
         async with reading.at("worker", runs=True) as lab:
             await lab.ended(run_id, 60)
             assert (await lab.result(run_id))["status"] == "success"
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------
+
+STEPS = [
+    {**QUESTION, "id": "first"},
+    {**QUESTION, "id": "second", "task": "What else?", "after": ["first"]},
+]
+
+
+async def proposed_plan(machines: Machines, config: str = "") -> Any:
+    """Propose and approve a plan of two steps that read the owner's folder; return the proposal."""
+    async with machines.at("owner", runs=False, config=config) as lab:
+        proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
+        assert proposal.status == "awaiting_approval", proposal.message
+        approved = await lab.approve(proposal)
+        assert approved.status == "approved", approved
+        return proposal
+
+
+async def test_the_steps_of_a_plan_read_their_folder_on_another_machine(tmp_path: Path, url: str) -> None:
+    with running_model_server([*READS, *READS]) as server:
+        machines = Machines(tmp_path, url, server)
+        write(machines.repository, {"a.md": "twelve cents\n"})
+        proposal = await proposed_plan(machines)
+        assert "A copy of what its steps work on (0.1 MB) is in the database" in proposal.message
+        uses = "SELECT run_id, purpose FROM blob_uses"
+        assert execute(url, uses) == [(proposal.group_id, "input")], "both need the same, and unused ids are released"
+        with away(tmp_path / "owner"):
+            async with machines.at("worker", runs=True) as lab:
+                plan = await lab.ended(proposal.group_id, 90)
+                rows = await lab.store.read(lambda view: view.step_runs(plan.id))
+                outputs = [each for row in rows for each in await lab.facts(row.id, ToolResult)]
+                assert plan.state == "success", await lab.result(plan.id)
+                assert lab.store.blobs is not None
+                await anyio.to_thread.run_sync(lab.store.blobs.sweep, now_us())
+    assert sum("twelve cents" in each.output for each in outputs) == 2
+    assert execute(url, uses) == [] == execute(url, "SELECT * FROM blobs"), "the plan has ended"
+
+
+async def test_a_step_whose_folder_does_not_travel_waits_for_its_machine(reading: Machines) -> None:
+    """Without a copy, nothing of another machine's folder of the same path is read."""
+    proposal = await proposed_plan(reading, "[travel]\nfolder_mb = 0\n")
+    with away(reading.tmp / "owner"):
+        (reading.tmp / "owner").mkdir()
+        checkout(reading.tmp / "owner" / "workspace", {"a.md": "of somebody else"})
+        async with reading.at("worker", runs=True) as lab:
+            waiting = lab.runtime.manager.waiting_for
+            with anyio.fail_after(30):
+                while not waiting:  # noqa: ASYNC110 - nothing tells
+                    await anyio.sleep(0.05)
+            [(run_id, why)] = waiting.items()
+            assert "is on the machine where it was proposed" in why
+            run = await lab.run(run_id)
+            assert (run.plan_id, run.step, run.ended) == (proposal.group_id, "first", False)
+        (reading.tmp / "owner").rename(reading.tmp / "removed")
+    assert reading.server.requests == []

@@ -107,6 +107,7 @@ def plan_rows(config: RunConfig, texts: Texts, day: DayLeft, client: str = "") -
     sees = any(sees_files(step.config) for step in config.steps)
     rows.append(("Where", f"Together they {config.reach}{'' if sees else '; they cannot read your files'}."))
     rows.append(("How much", _how_much(config)))
+    rows += [("Where", line) for line in _copied(config)]
     if client:
         rows.append(("Who asked", f"{named_path(client)} asked for it."))
     if texts.rationale:
@@ -154,6 +155,21 @@ MOST_ATTENTION = 8
 
 def _title(config: RunConfig) -> str:
     return f"the plan {quoted(config.name, NAME_CHARS)}" if config.name else "a plan"
+
+
+def _copied(config: RunConfig) -> Iterator[str]:
+    """Yield that copies of folders and commits are in the database of a shared log."""
+    copied: dict[str, int] = {}
+    for step in config.steps:
+        for stored in (step.config.folder, step.config.coding and step.config.coding.snapshot):
+            if stored:
+                copied[stored.sha256] = stored.size
+    if copied:
+        size = max(sum(copied.values()) / 1e6, 0.1)
+        yield (
+            f"A copy of what its steps work on ({size:,.1f} MB) is in the database, so other machines' servers may run"
+            " them."
+        )
 
 
 def _how_much(config: RunConfig) -> str:

@@ -311,7 +311,8 @@ class RunSetup:
 
     def _marker(self, config: RunConfig, prefix: RunStarted) -> Marker:
         """Return what makes the marks of a step's runs, with its folder as it is now. Blocks. Raises ConfigError."""
-        key, state = root_key(self._resources.settings.paths.question_key), folder_state(config.workspace)
+        key = root_key(self._resources.settings.paths.question_key)
+        state = None if self.travel.is_elsewhere(config) else folder_state(config.workspace)
 
         def mark(texts: Texts, inputs: Sequence[Mapping[str, str]], earlier: Sequence[str]) -> str | None:
             words = texts.model_dump(include={"task", "context", "system_prompt"})

@@ -1,9 +1,10 @@
 """What a run needs and delivers, as it goes from one machine to another through the database.
 
 With the log in Postgres, a run may be done on another machine than the one where it was proposed. A proposal stores the
-approved commit beside the log, and its digest is a part of what is approved. A worker on another data root checks the
-digest, unpacks the commit in its own data root, and stores the branch there when the run ends; the result has that
-digest. `service/fetch.py` brings the branch to its repository. With the embedded database, nothing travels.
+approved commit beside the log, and its digest is a part of what is approved; the proposal of a plan stores what its
+steps need. A worker on another data root checks the digest, unpacks the commit in its own data root, and stores the
+branch there when the run ends; the result has that digest. `service/fetch.py` brings the branch to its repository. With
+the embedded database, nothing travels.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,19 +124,51 @@ class Travel:
             with anyio.fail_after(PACK_S):
                 return await anyio.to_thread.run_sync(self._packed, config, runs, abandon_on_cancel=True)
         except TimeoutError:
+            what = config.workspace or "the folders of its steps"
             raise Refused(
-                f"a copy of {config.workspace} for other machines was not stored within {PACK_S:g} s; lower the limits"
-                " in [travel] of config.toml (0: nothing is copied), or try again"
+                f"a copy of {what} for other machines was not stored within {PACK_S:g} s; lower the limits in [travel]"
+                " of config.toml (0: nothing is copied), or try again"
             ) from None
 
     def _packed(self, config: RunConfig, runs: Sequence[str]) -> RunConfig:
-        if self.blobs is None or config.workspace is None:
+        if self.blobs is None:
             return config
-        origin, coding = {"origin": self.origin}, config.coding
-        name = "repository_mb" if coding is not None else "folder_mb"
+        if not config.steps:
+            return self._with_input(config, runs, {})
+        sent: dict[Hashable, StoredFile | str] = {}
+        steps = tuple(
+            step.model_copy(update={"config": self._with_input(step.config, runs, sent)}) for step in config.steps
+        )
+        return config.model_copy(update={"steps": steps})
+
+    def _with_input(self, config: RunConfig, runs: Sequence[str], sent: dict[Hashable, StoredFile | str]) -> RunConfig:
+        """Return a run's configuration with what it needs stored; `sent` has what others of the same plan need."""
+        if config.workspace is None:
+            return config
+        coding = config.coding
+        same = (
+            config.workspace,
+            config.workspace_identity,
+            config.git_folder,
+            coding and (coding.repository, coding.base),
+        )
+        if same not in sent:
+            sent[same] = self._store_input(config, runs)
+        file = sent[same]
+        if isinstance(file, str):
+            return config.model_copy(update={"origin": self.origin, "travel_note": file})
+        if coding is None:
+            return config.model_copy(update={"origin": self.origin, "folder": file})
+        coding = coding.model_copy(update={"snapshot": file})
+        return config.model_copy(update={"origin": self.origin, "coding": coding})
+
+    def _store_input(self, config: RunConfig, runs: Sequence[str]) -> StoredFile | str:
+        """Store what a run needs beside the log; return why it does not travel where it does not."""
+        assert self.blobs is not None, "otherwise nothing travels"
+        name = "repository_mb" if config.coding is not None else "folder_mb"
         limit_mb = int(getattr(self._settings.travel, name))
         if not limit_mb:
-            return config.model_copy(update={**origin, "travel_note": f"travel.{name} is 0"})
+            return f"travel.{name} is 0"
         with temporary_folder("ava-travel-") as aside:
             path = aside / "packed"
             try:
@@ -143,13 +176,9 @@ class Travel:
             except (RolesError, OSError) as error:
                 why = str(error)
             if why is not None:
-                note = f"what it works on is not copied (travel.{name} is {limit_mb}): {why}"
-                return config.model_copy(update={**origin, "travel_note": note})
+                return f"what it works on is not copied (travel.{name} is {limit_mb}): {why}"
             stored = self.blobs.put(path, runs, "input")
-        file = StoredFile(sha256=stored.sha256, size=stored.size)
-        if coding is None:
-            return config.model_copy(update={**origin, "folder": file})
-        return config.model_copy(update={**origin, "coding": coding.model_copy(update={"snapshot": file})})
+        return StoredFile(sha256=stored.sha256, size=stored.size)
 
     def _pack(self, config: RunConfig, limit: int, aside: Path, path: Path) -> str | None:
         """Write what a run needs to a file; return why it does not travel, or None."""
@@ -193,8 +222,15 @@ class Travel:
         if self.blobs is None or snapshot is None:
             raise WorktreeFailed("the repository is on another machine and did not travel")
         with temporary_folder("ava-travel-") as aside:
-            self.blobs.fetch(blob_of(snapshot), run.id, aside / "snapshot")
+            self.blobs.fetch(blob_of(snapshot), self._proposed_as(run), aside / "snapshot")
             unpack_snapshot(aside / "snapshot", place, self._settings.data_root, config.coding.base)
+
+    def _proposed_as(self, run: RunRow) -> str:
+        """Return the id under which a run's input was stored: its own, or that of the plan which has started it."""
+        assert self.blobs is not None, "otherwise nothing travels"
+        if run.plan_id is None or self.blobs.has(run.id, "input"):
+            return run.id
+        return run.plan_id
 
     def folder_of(self, run_id: str) -> Path:
         return self._paths.scratch / run_id / FOLDER
@@ -214,7 +250,7 @@ class Travel:
             raise FolderReplaced("its folder is on another machine and did not travel")
         with temporary_folder("ava-travel-") as aside:
             try:
-                self.blobs.fetch(blob_of(config.folder), run.id, aside / "folder")
+                self.blobs.fetch(blob_of(config.folder), self._proposed_as(run), aside / "folder")
             except BlobRefused as error:
                 raise FolderReplaced(f"the copy of {config.workspace} is not the approved one: {error}") from error
             unpack_folder(aside / "folder", place, self._settings.data_root, config.folder.size)

@@ -324,7 +324,7 @@ class Spawns(Operations):
 
     async def _release(self, config: RunConfig, candidates: Sequence[tuple[str, str]], got: str) -> None:
         """Forget what was stored under ids that the proposal did not get."""
-        if config.origin:
+        if config.origin or any(step.config.origin for step in config.steps):
             unused = [run_id for _pending_id, run_id in candidates if run_id != got]
             await anyio.to_thread.run_sync(self._runtime.run_setup.travel.release, unused)
 
