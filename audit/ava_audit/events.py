@@ -519,7 +519,9 @@ class RunStarted(Fact):
 
     `parameters` holds everything else that shapes a request's bytes: the wire, the endpoint and the body's fields.
     `own_bytes` bytes of the system prompt, and the schemas of `own_tools`, are Ava's own text, which has a tighter
-    token bound. `mark` of a plan's run says what decided its work (`runs/reuse.py` in the server).
+    token bound. The first `shared_chars` characters of the prompt are those of every run of the role with these tools.
+    `after_task` follows the task, because it may differ between the runs of a plan. `mark` of a plan's run says what
+    decided its work (`runs/reuse.py` in the server).
     """
 
     transcript = True
@@ -536,6 +538,8 @@ class RunStarted(Fact):
     confinement: str = "none needed"
     own_bytes: int = 0
     own_tools: tuple[str, ...] = ()
+    shared_chars: int = 0
+    after_task: str = ""
     mark: str | None = None
 
     def search_text(self) -> str:

@@ -441,31 +441,33 @@ def system_prompt(
     tools: Sequence[ToolSpec],
     limits: Mapping[str, str],
     output_schema: Mapping[str, Any] | None,
-    results: str = "",
 ) -> str:
     """Return the system prompt: equal bytes for equal input, whatever the order of tools and limits.
 
-    It has three parts with `---` between them: the executor persona; the role's body and the spawn's own words
-    (`system_prompt`), if any; then task context, capabilities, limits and the form of the answer. The task is the first
-    user message. Of each tool, the prompt has the first sentence of the description; the request's tool list has all of
-    it. `limits` are words, e.g. `{"cost": "at most $0.50"}`. `results` names the earlier subagents whose results the
-    run may read, by id and role, without their words. The first call reads two data files.
+    It begins with `shared_prompt`, which is the same for all runs of a role with the same tools, so that a provider can
+    read it from its cache. What the spawn said follows: its own words (`system_prompt`), then task context, limits and
+    the schema of the output. The task is the first user message; what differs between the runs of a plan, such as the
+    ids of earlier runs, stands after it. `limits` are words, e.g. `{"cost": "at most $0.50"}`. The first call reads two
+    data files.
     """
-    special = "\n\n".join(part for part in (role.body.strip(), (system_prompt or "").strip()) if part)
+    own_words, about_task = (system_prompt or "").strip(), (context or "").strip()
     rest = [
-        _context((context or "").strip(), results),
-        _capabilities(tools),
+        f"## Task context\n\n{about_task}" if about_task else "",
         _limits(limits),
-        _output_format(output_schema),
+        _output_schema(output_schema),
     ]
-    parts = (_data("executor.md"), special, "\n\n".join(part for part in rest if part))
+    parts = (shared_prompt(role, tools), own_words, "\n\n".join(part for part in rest if part))
     return _RULE.join(part for part in parts if part) + "\n"
 
 
-def _context(context: str, results: str) -> str:
-    earlier = f"Results of earlier subagents, to be read with `read_subagent_result`: {results}." if results else ""
-    parts = [part for part in (context, earlier) if part]
-    return "\n\n".join(["## Task context", *parts]) if parts else ""
+def shared_prompt(role: Role, tools: Sequence[ToolSpec]) -> str:
+    """Return how the system prompt of every run of a role with these tools begins.
+
+    It has three parts with `---` between them: the executor persona; the role's body; then capabilities and the form
+    of the answer. Of each tool, it has the first sentence of the description; the request's tool list has all of it.
+    """
+    rest = f"{_capabilities(tools)}\n\n## Output format\n\n{_data('output.md')}"
+    return _RULE.join(part for part in (_data("executor.md"), role.body.strip(), rest) if part)
 
 
 def _capabilities(tools: Sequence[ToolSpec]) -> str:
@@ -489,12 +491,11 @@ def _limits(limits: Mapping[str, str]) -> str:
     return f"## Limits\n\nThe first of these that is reached ends your work:\n\n{lines}"
 
 
-def _output_format(schema: Mapping[str, Any] | None) -> str:
-    text = f"## Output format\n\n{_data('output.md')}"
+def _output_schema(schema: Mapping[str, Any] | None) -> str:
     if schema is None:
-        return text
+        return ""
     shown = json.dumps(schema, ensure_ascii=False, sort_keys=True)
-    return f"{text}\n\n`output` must be JSON that is valid against this schema:\n\n{shown}"
+    return f"## Schema of the output\n\n`output` must be JSON that is valid against this schema:\n\n{shown}"
 
 
 @cache

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from ava_roles.catalog import Catalog
-from ava_roles.role import Role, system_prompt
+from ava_roles.role import Role, shared_prompt, system_prompt
 from ava_roles.tool import ToolArgs, ToolSpec
 
 RULE = "\n\n---\n\n"
@@ -29,23 +29,40 @@ def prompt(role: Role | None = None, **changed: Any) -> str:
     return system_prompt(role or Catalog.load().get("web_crawler"), **given)
 
 
-def test_persona_specialisation_and_the_rest_appear_in_order_between_rules() -> None:
+def test_what_all_runs_of_a_role_share_comes_first_then_what_the_spawn_said() -> None:
     role = Catalog.load().get("custom").model_copy(update={"body": "I am the body."})
-    text = prompt(role, system_prompt=" You audit. ", context=" The host is example.org. ")
-    persona, special, rest = text.split(RULE)
+    text = prompt(role, system_prompt=" You audit. ", context=" The host is example.org. ", output_schema={})
+    persona, body, shared, own_words, rest = text.split(RULE)
     assert persona.startswith("You are a subagent.")
-    assert special == "I am the body.\n\nYou audit."
-    assert rest.startswith("## Task context\n\nThe host is example.org.\n\n## Capabilities\n")
+    assert body == "I am the body."
+    assert [line for line in shared.splitlines() if line.startswith("## ")] == ["## Capabilities", "## Output format"]
+    assert own_words == "You audit."
+    assert rest.startswith("## Task context\n\nThe host is example.org.\n\n## Limits\n")
     headings = [line for line in rest.splitlines() if line.startswith("## ")]
-    assert headings == ["## Task context", "## Capabilities", "## Limits", "## Output format"]
+    assert headings == ["## Task context", "## Limits", "## Schema of the output"]
     assert text.endswith("\n")
+
+
+def test_every_prompt_of_a_role_with_the_same_tools_begins_with_the_same_bytes() -> None:
+    for role in Catalog.load().roles:
+        shared = shared_prompt(role, TOOLS)
+        others: list[dict[str, Any]] = [
+            {},
+            {"system_prompt": "You audit."},
+            {"context": "For S-7f3a2b, at 12:00."},
+            {"limits": {"cost": "at most $9"}},
+            {"output_schema": {"type": "array"}},
+            {"tools": TOOLS[::-1]},
+        ]
+        assert all(prompt(role, **changed).startswith(f"{shared}\n\n---\n\n") for changed in others)
+        assert len(shared) > len(prompt(role)) * 0.9, "almost all of it is shared"
 
 
 def test_an_empty_body_gets_only_the_executor_persona() -> None:
     role = Catalog.load().get("custom").model_copy(update={"body": "  "})
-    persona, rest = prompt(role).split(RULE)
+    persona, shared, _limits = prompt(role).split(RULE)
     assert persona.startswith("You are a subagent.")
-    assert rest.startswith("## Capabilities")
+    assert shared.startswith("## Capabilities")
 
 
 def test_a_missing_context_adds_no_heading() -> None:

@@ -84,8 +84,11 @@ async def test_a_named_result_is_shown_in_the_proposal_and_read_as_tool_output(t
         assert (await lab.ended(made.subagent_id)).state == "success"
         [started] = await lab.facts(made.subagent_id, RunStarted)
         listed = f"Results of earlier subagents, to be read with `{TOOL}`: {first} (researcher)."
-        assert f"## Task context\n\nFor a podcast.\n\n{listed}\n\n## Capabilities" in started.system
-        assert "Otter" not in started.system and "secret name" not in started.system
+        assert "## Task context\n\nFor a podcast.\n\n## Limits" in started.system
+        assert started.after_task == listed and first not in started.system
+        task = next(each for each in lab.server.requests[-1].json["messages"] if each["role"] == "user")
+        assert task["content"].endswith(f"\n\n{listed}"), "the ids stand after the task"
+        assert "Otter" not in json.dumps([started.system, task]) and "secret name" not in started.system
         [output] = shown(lab.server)
         assert output.startswith(
             f'<tool_output_{started.nonce} tool="{TOOL}">\n[{first} (researcher)] Written by another'
@@ -180,7 +183,9 @@ async def test_the_tool_suffices_on_its_own_and_the_approval_can_remove_it(tmp_p
         await lab.approve(made, changes={made.pending_id: {"blocked_tools": [TOOL]}})
         await lab.ended(made.subagent_id)
         [started] = await lab.facts(made.subagent_id, RunStarted)
-        assert first not in started.system and [tool["name"] for tool in started.tools] == ["submit_result"]
+        assert first not in started.system + started.after_task and [tool["name"] for tool in started.tools] == [
+            "submit_result"
+        ]
 
 
 # -- refused at the proposal ----------------------------------------------------------------------------------------

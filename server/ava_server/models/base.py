@@ -82,6 +82,13 @@ class Request:
     max_output: int  # most tokens that the answer may have, thinking included
     thinking: int = 0  # how many of them the model may use for thinking; with 0 it is told not to think
     own_bytes: int = 0  # how many bytes of the system prompt are Ava's own text
+    shared_chars: int = 0  # how many characters of the system prompt all runs of the role have, for marks of a cache
+
+    @property
+    def system_parts(self) -> list[str]:
+        """The system prompt in the parts after which other requests may differ."""
+        parts = [self.system[: self.shared_chars], self.system[self.shared_chars :]]
+        return [part for part in parts if part]
 
 
 @dataclass(frozen=True)

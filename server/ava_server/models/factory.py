@@ -12,6 +12,7 @@ from pydantic import BaseModel, StrictBool
 from ava_server.core.errors import ConfigError
 from ava_server.models.base import Model
 from ava_server.models.clients import ClientPool
+from ava_server.models.prompt_cache import CacheMark, prompt_cache_of
 from ava_server.models.providers import provider_at
 from ava_server.models.selection import (
     KNOWN_URLS,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ava_server.models.wires.base import Wire
 
 
-_OPENROUTER, _ANTHROPIC = (host_of(KNOWN_URLS[name]) for name in ("openrouter", "anthropic"))
+_OPENROUTER, _ANTHROPIC, _OPENAI = (host_of(KNOWN_URLS[name]) for name in ("openrouter", "anthropic", "openai"))
 
 
 def how_it_thinks(choice: Choice) -> Thinking:
@@ -55,6 +56,8 @@ def parameters(choice: Choice) -> dict[str, Any]:
     }
     if choice.wire == "google" and not known.takes_call_ids:
         return {**common, "call_ids": False}
+    if mark := _cache_mark(choice):
+        common["cache_mark"] = mark
     if choice.wire != "chat_completions":
         return common
     return {
@@ -101,6 +104,7 @@ class _StoredParameters(BaseModel):
     base_url: str
     stream: StrictBool
     thinking: Thinking
+    cache_mark: CacheMark = ""
 
 
 class _StoredChatParameters(_StoredParameters):
@@ -123,7 +127,15 @@ def _wire(parameters: Mapping[str, Any]) -> Wire:
             chat = _StoredChatParameters.model_validate(parameters)
             # Sorted, because the log may have sorted them.
             extra = json.loads(json.dumps(chat.extra, sort_keys=True))
-            return ChatWire(chat.stream, chat.thinking, chat.output_field, extra, chat.thinking_field, chat.asks_usage)
+            return ChatWire(
+                chat.stream,
+                chat.thinking,
+                chat.output_field,
+                extra,
+                chat.thinking_field,
+                chat.asks_usage,
+                chat.cache_mark,
+            )
         case "messages":
             from ava_server.models.wires.messages import MessagesWire
 
@@ -133,7 +145,7 @@ def _wire(parameters: Mapping[str, Any]) -> Wire:
             from ava_server.models.wires.responses import ResponsesWire
 
             stored = _StoredParameters.model_validate(parameters)
-            return ResponsesWire(stored.stream, stored.thinking)
+            return ResponsesWire(stored.stream, stored.thinking, stored.cache_mark)
         case "google":
             from ava_server.models.wires.google import GoogleWire
 
@@ -144,12 +156,27 @@ def _wire(parameters: Mapping[str, Any]) -> Wire:
             raise ValueError(f"there is no wire {other!r}")
 
 
+def _cache_mark(choice: Choice) -> CacheMark:
+    """Return what marks the end of what other runs share, where the provider needs to be told and takes the mark.
+
+    OpenRouter passes its mark on in the form of the model's maker. Anthropic's own format always has marks.
+    """
+    cache = prompt_cache_of(choice.model_id)
+    breakpoints = cache is not None and cache.breakpoints
+    if choice.wire == "chat_completions" and host_of(choice.base_url) == _OPENROUTER:
+        marks = breakpoints or marks_cache(choice.wire, choice.base_url or "", choice.model_id)
+        return "cache_control" if marks else ""
+    if breakpoints and host_of(choice.base_url) == _OPENAI and choice.wire in ("responses", "chat_completions"):
+        return "prompt_cache_breakpoint"
+    return ""
+
+
 def _for_openrouter(choice: Choice) -> dict[str, Any]:
     """Return the parts of a body that only OpenRouter gets.
 
     It must not pass a call on to a provider that costs more than was approved. Its prices are in USD per million
     tokens and in USD per request; where nothing may cost anything, the limit is 0. Anthropic's models cache only what
-    is marked; the gateway moves the mark along with the conversation.
+    is marked; the gateway moves this mark along with the conversation.
     """
     price = choice.price
     most = {"completion": price.output / 1000, "prompt": price.input / 1000, "request": price.per_request / 10**9}

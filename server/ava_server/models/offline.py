@@ -181,7 +181,7 @@ _MATERIAL = re.compile(r"\b(?:these|this|those) (?:files?|folders?|documents?|te
 _CAPITAL = "[A-ZÀ-ÖØ-ÞΑ-ΩА-Я]"
 _NAME = re.compile(rf"(?<=[\w,;:)] ){_CAPITAL}\w+(?: {_CAPITAL}\w+)+")
 """Capitalised words in a row, not at the beginning of a sentence."""
-_CONTEXT = re.compile(r"^## Task context\n\n(.*)^## Capabilities$", re.DOTALL | re.MULTILINE)
+_CONTEXT = re.compile(r"^## Task context\n\n(.*)^## (?:Limits|Capabilities)$", re.DOTALL | re.MULTILINE)
 _LAST_TURN = re.compile(r"\bonly submit_result\b", re.IGNORECASE)
 
 NOT_READ = "No language model read this: the passages were chosen because they contain words of the task."

@@ -15,7 +15,7 @@ from typing import Any
 from ava_audit.events import RunStarted, UserMessage
 from ava_audit.units import MICROS_PER_CENT, format_usd
 from ava_roles import BUILT_IN_SOURCE
-from ava_roles.role import parse_role, system_prompt
+from ava_roles.role import parse_role, shared_prompt, system_prompt
 from ava_roles.tool import Tool
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.summary import list_earlier
@@ -51,12 +51,12 @@ def started(
             role,
             system_prompt=texts.system_prompt,
             context=texts.context,
-            results=list_earlier(config.context_from) if READ_RESULT in tools else "",
             tools=specs,
             limits=limits,
             output_schema=config.output_schema,
         )
     )
+    earlier = list_earlier(config.context_from) if READ_RESULT in tools else ""
     bare = system_prompt(role, system_prompt=None, context=None, tools=own, limits=limits, output_schema=None)
     return RunStarted(
         system=text,
@@ -71,6 +71,8 @@ def started(
         confinement=confinement,
         own_bytes=len(bare) if config.role_source == BUILT_IN_SOURCE else 0,
         own_tools=tuple(spec.name for spec in own) + ((submit.name,) if config.output_schema is None else ()),
+        shared_chars=len(shared_prompt(role, specs)),
+        after_task=f"Results of earlier subagents, to be read with `{READ_RESULT}`: {earlier}." if earlier else "",
     )
 
 

@@ -117,7 +117,7 @@ async def test_calls_the_tools_that_suit_the_task() -> None:
 
 
 async def test_calls_only_available_tools_and_reads_the_task_context() -> None:
-    system = "You.\n\n---\n\n## Task context\n\nSee https://x.example/y.\n\n## Capabilities\n\nhttps://no.example\n"
+    system = "You.\n\n---\n\n## Task context\n\nSee https://x.example/y.\n\n## Limits\n\nhttps://no.example\n"
     completion = await ask(request("Compare e.g. prices at example.com", system=system, names=("read_webpages",)))
     assert [call.args for call in completion.calls] == [{"urls": ["https://x.example/y"]}]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,16 @@ from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote
 
 from ava_server.models.base import Completion, Delta, Request, ToolUse, Turn
-from ava_server.models.json_text import NotJsonError, as_object, as_text, decode, decode_object, join_surrogates
+from ava_server.models.json_text import (
+    NotJsonError,
+    as_object,
+    as_text,
+    decode,
+    decode_object,
+    encode,
+    join_surrogates,
+)
+from ava_server.models.prompt_cache import CacheMark
 from ava_server.models.selection import EFFORT, LOW, UNKNOWN, Thinking
 from ava_server.models.tokens import claims_use, merge_usage, read_usage
 from ava_server.models.usage_reader import UsageReader, more_words
@@ -248,6 +258,25 @@ class Wire(ABC):
 
     @abstractmethod
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]: ...
+
+
+_MARKS: Mapping[CacheMark, Mapping[str, Any]] = {
+    "cache_control": {"type": "ephemeral"},
+    "prompt_cache_breakpoint": {"mode": "explicit"},
+}
+
+
+def marked(parts: Sequence[Mapping[str, Any]], mark: CacheMark) -> list[dict[str, Any]]:
+    """Return parts of a message, each with a mark up to which the prompt is cached."""
+    return [{**part, mark: _MARKS[mark]} for part in parts]
+
+
+def cache_key(request: Request, mark: CacheMark) -> dict[str, str]:
+    """Return the field that leads requests with the same beginning to the same cache; only OpenAI has one."""
+    if mark != "prompt_cache_breakpoint":
+        return {}
+    shared = encode([[tool.as_dict() for tool in request.tools], request.system[: request.shared_chars]])
+    return {"prompt_cache_key": hashlib.sha256(shared).hexdigest()[:32]}
 
 
 def is_whole_object(text: str) -> bool:

@@ -11,13 +11,16 @@ from typing import Any, ClassVar, Literal, cast
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.json_text import as_list, as_object, as_text, fields_of, grown, objects_in
+from ava_server.models.prompt_cache import CacheMark
 from ava_server.models.wires.base import (
     MOST_CALLS,
     WholeAnswer,
     Wire,
     WireAnswer,
+    cache_key,
     dropped_calls_note,
     is_whole_object,
+    marked,
     set_unique_ids,
     tool_use,
 )
@@ -41,7 +44,10 @@ _JOINED = ("text", "summary", "data")
 
 @dataclass(frozen=True)
 class ChatWire(Wire):
-    """Chat completions as one endpoint has them: its names for the limit of tokens and thinking, and `extra` parts."""
+    """Chat completions as one endpoint has them: its names for the limit of tokens and thinking, and `extra` parts.
+
+    `cache_mark` marks the end of what other runs share; without it, the provider caches by itself.
+    """
 
     speaks: ClassVar[str] = "chat completions"
     flavors: ClassVar[tuple[str, ...]] = ("chat", "default")
@@ -51,6 +57,7 @@ class ChatWire(Wire):
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     thinking_field: Literal["reasoning_effort", "reasoning"] = "reasoning_effort"
     asks_usage: bool = True
+    cache_mark: CacheMark = ""
 
     def message(self, turn: Turn) -> Mapping[str, Any]:
         """Return a turn's message; an answer is the provider's own, without thinking that it would not accept."""
@@ -64,6 +71,10 @@ class ChatWire(Wire):
 
     def body(self, request: Request) -> dict[str, Any]:
         parts = body(request, self.message)
+        if self.cache_mark and request.shared_chars:
+            texts = [{"type": "text", "text": text} for text in request.system_parts]
+            parts["messages"][0] = {"role": "system", "content": marked(texts, self.cache_mark)}
+            parts |= cache_key(request, self.cache_mark)
         parts[self.output_field] = request.max_output
         parts["stream"] = self.streaming
         if self.streaming and self.asks_usage:

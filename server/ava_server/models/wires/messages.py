@@ -73,9 +73,10 @@ class MessagesWire(Wire):
                 return {"role": "user", "content": [result]}
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return the whole body of a request, with cache marks after the system prompt, the last request, and this one.
+        """Return the whole body of a request, with cache marks.
 
-        The cache looks back at most 20 blocks from a mark, and one answer may ask for as many calls.
+        They stand after each part of the system prompt, the last request, and this one, and there may be four. The
+        cache looks back at most 20 blocks from a mark, and one answer may ask for as many calls.
         """
         thinks = request.thinking if self.may_think(request.turns) else 0
         with_thinking = bool(thinks) or self.thinking.on != "budget"  # these accept none back while they do not think
@@ -92,7 +93,7 @@ class MessagesWire(Wire):
             message["content"][-1] = {**message["content"][-1], "cache_control": _MARK}
         parts: dict[str, Any] = {"model": request.model, "max_tokens": request.max_output}
         if request.system:
-            parts["system"] = [{"type": "text", "text": request.system, "cache_control": _MARK}]
+            parts["system"] = [{"type": "text", "text": text, "cache_control": _MARK} for text in request.system_parts]
         if request.tools:
             parts["tools"] = [tool.as_dict("input_schema") for tool in request.tools]
         return {**parts, "messages": messages, **self._thinking(thinks), "stream": self.streaming}

@@ -9,12 +9,15 @@ from typing import Any, ClassVar
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.json_text import as_list, as_object, as_text, fields_of, objects_in
+from ava_server.models.prompt_cache import CacheMark
 from ava_server.models.wires.base import (
     MOST_CALLS,
     WholeAnswer,
     Wire,
     WireAnswer,
+    cache_key,
     dropped_calls_note,
+    marked,
     one_line,
     set_unique_ids,
     tool_use,
@@ -34,12 +37,17 @@ _LEFT_OUT = ("id", "status")
 
 @dataclass(frozen=True)
 class ResponsesWire(Wire):
-    """OpenAI Responses as one endpoint has them."""
+    """OpenAI Responses as one endpoint has them.
+
+    `cache_mark` marks the end of what other runs share, which `instructions` cannot; without it, the provider caches by
+    itself.
+    """
 
     speaks: ClassVar[str] = "OpenAI Responses"
     flavors: ClassVar[tuple[str, ...]] = ("responses", "default")
     part: ClassVar[str] = "output"
     path: ClassVar[str] = "/responses"
+    cache_mark: CacheMark = ""
 
     def message(self, turn: Turn) -> Mapping[str, Any]:
         """Return a turn as an item; an answer has several, under `output`."""
@@ -53,9 +61,13 @@ class ResponsesWire(Wire):
 
     def body(self, request: Request) -> dict[str, Any]:
         parts: dict[str, Any] = {"model": request.model}
-        if request.system:
-            parts["instructions"] = request.system
         items: list[Any] = []
+        if self.cache_mark and request.shared_chars:
+            texts = [{"type": "input_text", "text": text} for text in request.system_parts]
+            items.append({"type": "message", "role": "developer", "content": marked(texts, self.cache_mark)})
+            parts |= cache_key(request, self.cache_mark)
+        elif request.system:
+            parts["instructions"] = request.system
         for turn in request.turns:
             one = self.message(turn)
             items += one["output"] if isinstance(turn, AssistantTurn) else [one]
