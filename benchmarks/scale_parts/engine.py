@@ -76,12 +76,12 @@ class Delivered:
             finally:
                 here._ended[run_id].set()
 
-        async def nothing(_manager: Manager, _seen: int) -> None:
+        async def nothing(_manager: Manager) -> None:
             pass
 
         Manager._serve = serve  # type: ignore[method-assign]
         Manager._start = start  # type: ignore[method-assign]
-        Manager._watch_for_news = nothing  # type: ignore[method-assign]
+        Manager._hear = nothing  # type: ignore[method-assign]
 
     async def serve(self, manager: Manager, tasks: anyio.abc.TaskGroup) -> None:
         """Claim what jobs name; a job lasts as long as its run."""

@@ -229,3 +229,48 @@ async def test_old_leases_are_removed_and_living_ones_stay(
     monkeypatch.setattr(postgres_leases, "KNOWN_S", 0.0)
     assert not there.alive(dead.name)
     dead.remove()
+
+
+async def test_after_the_server_was_away_nobodys_silence_counts_before_a_lease_has_passed(
+    server: PostgresServer, url: str, here: Instances, there: Instances
+) -> None:
+    """Whoever comes back first would take the runs of all others: nobody could renew while the server was away."""
+    first, second = here.join(), there.join()
+    server.stop(signal.SIGQUIT)
+    await anyio.sleep(1.5 * LEASE_S)
+    server.start()
+    first.renew()
+    assert here.alive(second.name), "its lease has ended, and it had no chance to renew it"
+    assert 0 < here.lasts_s(second.name) <= LEASE_S
+    second.renew()
+    for _ in range(6):
+        await anyio.sleep(LEASE_S / 4)
+        first.renew()
+    await until(lambda: not here.alive(second.name), within_s=LEASE_S)
+    first.remove()
+    second.remove()
+
+
+async def test_a_process_that_was_stopped_waits_a_lease_before_it_takes_others_for_dead(
+    here: Instances, there: Instances
+) -> None:
+    first, second = here.join(), there.join()
+    await anyio.sleep(1.2 * LEASE_S)  # neither renews, as if the network was cut
+    assert not here.alive(second.name)
+    first.renew()
+    assert here.alive(second.name)
+    first.remove()
+    second.remove()
+
+
+async def test_a_process_that_joins_a_server_that_has_just_started_waits_a_lease(
+    server: PostgresServer, url: str, here: Instances, there: Instances
+) -> None:
+    second = there.join()
+    server.stop(signal.SIGQUIT)
+    await anyio.sleep(1.2 * LEASE_S)
+    server.start()
+    first = here.join()
+    assert here.alive(second.name)
+    first.remove()
+    second.remove()

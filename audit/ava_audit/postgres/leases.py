@@ -3,6 +3,9 @@
 Each process renews its row by the server's clock, so a machine whose clock is wrong changes nothing. A process that was
 stopped for longer than its lease and wakes up again is alive again under the same name. Its runs may have another owner
 by then: the claim in the log decides, and what the old owner writes is refused.
+
+While the server is away nobody can renew, and all leases end together. So the silence of another process counts only
+from when the server answers this one again: whoever comes back first must not rob the others.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, LiteralString
+from typing import Any, LiteralString, NamedTuple
 
 import psycopg
 
@@ -52,6 +55,14 @@ ON CONFLICT (name) DO UPDATE SET doing = EXCLUDED.doing, shown_at = EXCLUDED.sho
 """
 _IS_SHOWN = "shown_at > clock_timestamp() - %s * interval '1 second'"
 _LEFT_MS = f"CAST(extract(epoch FROM {_EXPIRES} - clock_timestamp()) * 1000 AS bigint)"
+_UP_S = "SELECT CAST(extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) AS double precision)"
+
+
+class _Lease(NamedTuple):
+    """A lease as it was read: when it ends, on this process's monotonic clock, and for how long each renewal lasts."""
+
+    ends: float
+    lasts_s: float
 
 
 class SessionConnection:
@@ -113,6 +124,7 @@ class LeaseMembership:
         self._lease_s = lease_s
         self._renew_by = float("-inf")
         self._released = False
+        self._answers_since: float | None = None
 
     def announce(self, address: str) -> None:
         self._address = address
@@ -128,9 +140,18 @@ class LeaseMembership:
         began = steady_s()
         try:
             self._connection.run(_RENEW, {**self._row, "address": self._address})
+            if self._answers_since is None:  # a server that has just started has kept everybody from renewing
+                ((up_s,),) = self._connection.run(_UP_S)
+                self._answers_since = began - up_s
         except (psycopg.Error, OSError) as error:
             raise StoreUnavailable(f"{self._place} was not written: {first_line(error)}") from error
+        if self._renew_by > float("-inf") and not self.holds():
+            self._answers_since = steady_s()
         self._renew_by = began + self._lease_s / 2
+
+    def answered_s(self) -> float:
+        """Return for how long the server has answered this process without a gap."""
+        return 0.0 if self._answers_since is None else steady_s() - self._answers_since
 
     def show(self, activities: Mapping[str, str], /) -> None:
         """Write what its runs are doing into a table that has no write-ahead log."""
@@ -180,7 +201,8 @@ class LeasedInstances:
         self._lease_s = lease_s
         self._connection = SessionConnection(conninfo, 5.0)
         self._lock = threading.Lock()
-        self._expires: dict[str, float] = {}
+        self._own: LeaseMembership | None = None
+        self._leases: dict[str, _Lease] = {}
         self._read_s = float("-inf")
         self._activities: tuple[float, Activities] = (float("-inf"), {})
 
@@ -191,25 +213,38 @@ class LeasedInstances:
         except StoreUnavailable:
             membership.remove()
             raise
+        self._own = membership
         return membership
 
     async def keep(self, membership: Membership, /) -> None:
         await keep_renewing(membership, self._lease_s / RENEWALS, self._lease_s)
 
     def alive(self, name: str) -> bool:
-        """Tell whether an instance lives: its lease has not expired, and its process did not end on this machine."""
+        """Tell whether an instance lives: its lease has not expired, and its process did not end on this machine.
+
+        An expired one counts as dead only when the server has answered this process for as long as that lease lasts.
+        """
         try:
-            expires = self._all().get(name)
-            if expires is None or expires <= time.monotonic():  # it may have joined, or renewed, since they were read
-                expires = self._all(known_s=0).get(name)
+            lease = self._all().get(name)
+            if lease is None or lease.ends <= time.monotonic():  # it may have joined, or renewed, since they were read
+                lease = self._all(known_s=0).get(name)
         except (psycopg.Error, OSError) as error:
             log.debug("cannot read the leases: %s", first_line(error))
             return True
-        return expires is not None and expires > time.monotonic() and not self._files.known_dead(name)
+        if lease is None or self._files.known_dead(name):
+            return False
+        return lease.ends > time.monotonic() or self._silence_s(lease) > 0
 
     def lasts_s(self, name: str, /) -> float:
-        """Return in how many seconds a lease ends if it is not renewed, as it was read last."""
-        return self._expires.get(name, math.inf) - time.monotonic()
+        """Return in how many seconds an instance is dead if it does not renew its lease, as that was read last."""
+        lease = self._leases.get(name)
+        if lease is None:
+            return math.inf
+        return max(lease.ends - time.monotonic(), self._silence_s(lease))
+
+    def _silence_s(self, lease: _Lease) -> float:
+        """Return how many seconds more the server must answer before the silence of another process counts."""
+        return -math.inf if self._own is None else lease.lasts_s - self._own.answered_s()
 
     def seen_us(self, name: str, /) -> int | None:
         """Return when its lease was renewed last, by the server's clock."""
@@ -276,11 +311,11 @@ class LeasedInstances:
     def close(self) -> None:
         self._connection.close()
 
-    def _all(self, known_s: float = KNOWN_S) -> dict[str, float]:
-        """Return when each lease expires, on this process's monotonic clock, as it was read within some seconds."""
+    def _all(self, known_s: float = KNOWN_S) -> dict[str, _Lease]:
+        """Return the leases as they were read within some seconds."""
         with self._lock:
             if time.monotonic() - self._read_s > known_s:
-                rows = self._connection.run(f"SELECT name, {_LEFT_MS} FROM leases")  # noqa: S608
+                rows = self._connection.run(f"SELECT name, {_LEFT_MS}, lease_ms FROM leases")  # noqa: S608
                 self._read_s = time.monotonic()
-                self._expires = {name: self._read_s + left / 1000 for name, left in rows}
-            return self._expires
+                self._leases = {name: _Lease(self._read_s + left / 1000, lasts / 1000) for name, left, lasts in rows}
+            return self._leases

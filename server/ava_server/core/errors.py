@@ -14,6 +14,7 @@ AvaError
 │   └── Unreachable    the server of --url does not answer now; it may be restarting (remote.py)
 ├── NotFound           no page at this address, or nothing that its visitor may see (web/context.py)
 ├── SignedOut          a page needs a session (web/context.py)
+├── DeliveryFailed     the engine that delivers runs cannot be used; they wait (delivery/)
 ├── AgentFailed        another agent's program cannot go on; says what to do (agents/acp.py)
 │   └── TurnFailed     it ended a turn with an error, and could take another one
 └── ModelError         a model call without an answer; says whether it may have been billed

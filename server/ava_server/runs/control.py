@@ -44,11 +44,20 @@ KEEP_S = 8.0
 class RunControl:
     """Ends and resumes runs, whichever process owns them."""
 
-    def __init__(self, store: Store, instances: Instances, instance: str, setup: RunSetup) -> None:
+    def __init__(
+        self,
+        store: Store,
+        instances: Instances,
+        instance: str,
+        setup: RunSetup,
+        on_cancel: Callable[[str], None] | None = None,
+    ) -> None:
+        """`on_cancel` is called with each run whose owner has to look for a cancel: news of the log may be late."""
         self._store = store
         self._instances = instances
         self._instance = instance
         self._setup = setup
+        self._on_cancel = on_cancel
 
     def gone(self, rows: Sequence[RunRow]) -> frozenset[str]:
         """Return those owners of these runs that are no longer alive: their locks are free. Blocking."""
@@ -81,6 +90,8 @@ class RunControl:
         if found.begun:
             await self._remove_folders(found.run, until)
         if found.pending:
+            if self._on_cancel is not None:
+                self._on_cancel(run_id)
             if not await anyio.to_thread.run_sync(self.gone, [found.run]):  # else there is no owner to answer
                 with anyio.move_on_after(OWNER_S):
                     await self.ended(run_id)

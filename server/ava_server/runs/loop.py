@@ -84,7 +84,7 @@ class AgentRun:
         self.cancelled = False
         self._cancel_reason: str | None = None
         self.done = False
-        self._leaves = False
+        self._leaves = self._lost = False
         self._config = config_of(run.config)
         self._context = context
         self._history = history
@@ -149,6 +149,12 @@ class AgentRun:
         """Stop before the next model call, with everything on the record, so that another process can go on."""
         self._leaves = True
 
+    def lose(self) -> None:
+        """Stop at once, whatever it is doing: it has another owner by now."""
+        if not self._lost:
+            self._lost = True
+            self.scope.cancel()
+
     def end_time(self) -> None:
         """End the time for work now, or that of the wrap-up where it is on, as if it had passed."""
         self._working.cancel()
@@ -196,6 +202,8 @@ class AgentRun:
                 return RunResult("error", _INTERNAL, error_kind="internal", error_message=text, what_to_do=_REPORT)
             finally:
                 await self._context.servers.end()
+        if self._lost:
+            raise StaleOwner.of(*self._log.fence)
         return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason)
 
     async def _start_servers(self, within_s: float) -> RunResult | None:

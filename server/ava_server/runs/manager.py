@@ -35,6 +35,9 @@ from ava_server.core.background import WorkerProcesses
 from ava_server.core.ids import AGENT
 from ava_server.core.shortage import find_shortage, shortage_in
 from ava_server.core.threads import each_at_once
+from ava_server.delivery import Delivery, attempt_of, queue_of, queues_for
+from ava_server.delivery.log import LogDelivery, settle_s
+from ava_server.delivery.outbox import Message, Outbox
 from ava_server.runs.activities import ActivityBoard
 from ava_server.runs.context import ConfigNotSupported
 from ava_server.runs.control import RunControl
@@ -57,6 +60,7 @@ from ava_server.runs.lifecycle import (
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.mode import Driver, Mode, driver_of
 from ava_server.runs.money_wait import start_wait
+from ava_server.runs.offers import Offers
 from ava_server.runs.plan import PlanInputs
 from ava_server.runs.plan_run import PlanRun
 from ava_server.runs.result import RunResult
@@ -71,14 +75,6 @@ LOOK_EVERY_S = 1.0
 """Seconds between two looks at owners' locks and queued runs without news from the log, at most."""
 LOOK_AFTER_S = 0.1
 """Seconds between them at least, where an owner's lease is about to end."""
-NEWS = (
-    "SpawnDecided", "StepRunQueued", "CancelRequested", "RunClaimed", "RunPaused", "Asked", "Answered", "RunResumed",
-    "RunEnded",
-)  # fmt: skip
-"""The types of entries that may give a manager something to do."""
-SETTLE = (4, 0.25)
-"""After a look at news or runs passes so many times what it took, up to so many seconds: a commit is looked
-at once and those that follow it together, and looking takes about a fifth of a processor."""
 AHEAD, WHOLE_TIMES = 100, 10
 """With more than so many runs waiting, a look goes through as many of each user, and through all of them only after a
 second, or so many times what that took: a user with thousands of them slows down nobody."""
@@ -93,6 +89,8 @@ CLOSE_S = 3.0
 GONE_EVERY_S = 0.5
 """Seconds between two looks at which owners are gone, for runs that wait for what others hold."""
 NO_WORKER = "no worker is running: start one with `ava worker --stay`"
+NO_LABEL_S = 40.0
+"""Seconds without a worker that has a run's labels, after which its status says so."""
 WORKERS_EVERY_S = 5.0
 """How often a process that leaves all runs to workers looks whether there are any."""
 INTERNAL = "a fault of Ava itself, written to the server's standard error"
@@ -150,12 +148,6 @@ def read_unended(view: View, head: int, known: Unended | None = None) -> Unended
     return Unended(head, runs, {name: caps for name, caps in plans.items() if name in named})
 
 
-def settle_s(began: float) -> float:
-    """Return how long nothing is looked at after a look that began at a time of anyio's clock."""
-    times, longest_s = SETTLE
-    return min(times * (anyio.current_time() - began), longest_s)
-
-
 def _share_texts(row: RunRow, known: RunRow | None) -> None:
     """Give a row the long texts of one that was read before, if they are the same: each takes up to some KiB."""
     if known is not None and known.config == row.config:
@@ -178,6 +170,8 @@ class _RunNotes:
         wait_s: How long it was left alone the last time.
         faults: How many internal errors it had here.
         left_since: Since when it is left to the worker.
+        labels: The labels that its machine needs, once they were read.
+        no_label_since: Since when no live worker has these.
         left_to: The name of the worker beside the first one to which it is left since then; empty for the first one.
         with_host: Why this process runs it, and no worker, although what was approved continues without its host.
     """
@@ -191,6 +185,8 @@ class _RunNotes:
     with_host: str = ""
     cancelled: bool = False
     cancel_reason: str | None = None
+    labels: frozenset[str] | None = None
+    no_label_since: float | None = None
 
 
 class GoneOwners:
@@ -232,15 +228,29 @@ class Manager:
         membership: Membership,
         setup: RunSetup,
         *,
+        delivery: Delivery | None = None,
         everybody: bool = False,
     ) -> None:
-        """`everybody`: all users of the log are users of this process, not only the system's."""
+        """`everybody`: all users of the log are users of this process, not only the system's.
+
+        `delivery`: how workers hear of runs; None is the log itself.
+        """
         store, settings = resources.store, resources.settings
         self.mode = mode
         self.driver: Driver = driver_of(settings) if mode.leaves else "this process"
         self.instance = membership.name
         self.waiting_for: dict[str, str] = {}
-        self.control = RunControl(store, instances, membership.name, setup)
+        log_itself = LogDelivery(store)
+        self.delivery: Delivery = delivery or log_itself
+        self.outbox = Outbox(self.delivery)
+        self.offers = Offers(self.wake, membership)
+        self._hands_out = self.delivery.carries and self.driver == "workers"
+        self._is_given = self.delivery.carries and mode.shares_log
+        self._hears: Delivery = self.delivery if self._is_given else log_itself
+        self._labels = settings.labels
+        self._lease_s = settings.lease_s
+        on_cancel = self.outbox.put_cancel if self._hands_out else None
+        self.control = RunControl(store, instances, membership.name, setup, on_cancel)
         self.idle_since: float | None = None
         self.out_of_reach: str | None = None
         self.outdated = False
@@ -259,8 +269,7 @@ class Manager:
         self._instances = instances
         self._membership = membership
         self._workers_seen_s = float("-inf")
-        self._workers = True
-        self._leaving = False
+        self._workers: Sequence[frozenset[str]] | None = None
         self._owned: dict[str, AgentRun | PlanRun | None] = {}
         self._board = ActivityBoard(membership, lambda: {run.id: run.activity for run in self._driven()})
         self._notes: defaultdict[str, _RunNotes] = defaultdict(_RunNotes)
@@ -268,7 +277,6 @@ class Manager:
         self._short = frozenset[str]()
         self._woken = anyio.Event()
         self._unended: Unended | None = None
-        self._settled_s = float("-inf")
         self._settle_s = self._whole_from_s = self._look_in_s = 0.0
 
     @property
@@ -284,7 +292,7 @@ class Manager:
 
         What has been paid for is on the record by then. Runs that take longer are left as they are.
         """
-        self._leaving = True
+        self.offers.leaving = True
         with anyio.move_on_after(within_s):
             while self._owned:
                 for run in self._driven():
@@ -313,11 +321,18 @@ class Manager:
         nothing, and the newer one may take its runs over.
         """
         async with anyio.create_task_group() as watching:
-            watching.start_soon(self._watch_for_news, self._store.head)
+            watching.start_soon(self._hear)
+            if self._hands_out:
+                watching.start_soon(self.outbox.run)
             watching.start_soon(self._board.keep)
             async with anyio.create_task_group() as tasks:
                 await self._serve(tasks)
             watching.cancel_scope.cancel()
+
+    async def _hear(self) -> None:
+        """Hear of runs: from the engine in a worker, else from the log."""
+        queues = queues_for(self._labels) if self._is_given else []
+        await self._hears.work(self.instance, queues, self.slots.total, self.offers)
 
     async def _serve(self, tasks: anyio.abc.TaskGroup) -> None:
         while self._owned or not self.outdated:
@@ -337,7 +352,7 @@ class Manager:
                     log.warning("looking for runs: %s", error)
                 self.out_of_reach = str(error)
                 self._note_idle(busy=bool(self._owned))
-            self._settled_s = anyio.current_time() + self._settle_s
+            self.offers.settled_s = anyio.current_time() + self._settle_s
             with anyio.move_on_after(self._look_in_s):
                 await woken.wait()
         self._note_idle(busy=False)
@@ -347,30 +362,16 @@ class Manager:
             self.outdated = True
             log.error("the runs of this server are left to the newer program: %s", newer)
 
-    async def _watch_for_news(self, seen: int) -> None:
-        while True:
-            await self._store.wait_for_entry_after(seen)
-            await anyio.sleep_until(self._settled_s)
-            head, began = self._store.head, anyio.current_time()
-            try:
-                news = await self._store.any_after(seen, NEWS)
-            except AuditError:  # the next look reports it
-                news = True
-            self._settled_s = anyio.current_time() + settle_s(began)
-            if news:
-                self.wake()
-            seen = head
-
     # -- looking ------------------------------------------------------------------------------------------------------
 
     async def _look(self, tasks: anyio.abc.TaskGroup) -> None:
-        began = anyio.current_time()
+        began, offered = anyio.current_time(), self.offers.open()
         unended = partial(read_unended, head=self._store.head, known=self._unended)
         found = self._unended = await self._store.read(unended, short=True)
         rows = [*found.runs.values()]
         whole = began >= self._whole_from_s
         if not whole:
-            rows = self._front(rows)
+            rows = self._front(rows, offered)
         for row in rows:
             await self._check_owned(row)
         others = [row for row in rows if row.id not in self._owned and self._serves(row)]
@@ -384,7 +385,10 @@ class Manager:
         self._settle_s = settle_s(began)
         if whole and len(rows) > AHEAD:
             self._whole_from_s = began + max(LOOK_EVERY_S, WHOLE_TIMES * (anyio.current_time() - began))
+        if self._is_given:
+            free = [row for row in free if row.id in offered or row.instance == self.instance]
         await self._fill_slots(free, rows, gone, tasks)
+        await self._answer_offers(offered, found.runs)
         self._note_idle(busy=bool(self._owned) or self._has_due(others))
 
     async def _free(self, rows: Sequence[RunRow], plans: Mapping[str, PlanCaps], gone: frozenset[str]) -> list[RunRow]:
@@ -433,15 +437,21 @@ class Manager:
         now = now_us()
         return any((paused(row, now) and not is_held(row)) or row.id in self._full | self._short for row in rows)
 
-    def _front(self, rows: Sequence[RunRow]) -> list[RunRow]:
-        """Leave out runs that wait behind many others of their user."""
+    async def _answer_offers(self, offered: frozenset[str], runs: Mapping[str, RunRow]) -> None:
+        """Say of each offer that this process has not taken, or no longer drives, whether it may be forgotten."""
+        for run_id in offered - self._owned.keys():
+            run = runs.get(run_id) or await self._store.look(partial(View.run, run_id=run_id))
+            self.offers.answer(run, run_id, now_us())
+
+    def _front(self, rows: Sequence[RunRow], offered: frozenset[str]) -> list[RunRow]:
+        """Leave out runs that wait behind many others of their user, but none that was offered."""
         ahead: Counter[str] = Counter()
         front: list[RunRow] = []
         now = now_us()
         for row in rows:
             if row.state == QUEUED and (row.waits_until_us is None or row.waits_until_us <= now):
                 ahead[row.user_id] += 1
-                if ahead[row.user_id] > AHEAD:
+                if ahead[row.user_id] > AHEAD and row.id not in offered:
                     continue
             front.append(row)
         return front
@@ -451,6 +461,7 @@ class Manager:
         for noted in (self.waiting_for, self._notes):
             for run_id in noted.keys() - runs.keys():
                 del noted[run_id]
+        self.outbox.keep_only(runs)
         self.adopted &= runs.keys()
         for run_id, notes in self._notes.items():
             row = runs[run_id]
@@ -496,6 +507,9 @@ class Manager:
         """Pass a cancel on to a run that this process owns, and end the run where it does not stop."""
         if (owned := self._owned.get(row.id)) is None:
             return
+        if row.state == RUNNING and row.instance != self.instance:
+            owned.lose()
+            return
         if row.cancel_seq is not None:
             owned.cancel(await self._store.look(lambda view: cancel_reason(view, row.id)))
         if row.state == RUNNING and row.instance == self.instance and (ended := owned.overdue()) is not None:
@@ -506,21 +520,12 @@ class Manager:
         self, free: list[RunRow], rows: Sequence[RunRow], gone: frozenset[str], tasks: anyio.abc.TaskGroup
     ) -> None:
         """Take runs while slots are free: each time the oldest of the user who has the fewest running."""
-        if self._leaving:
+        if self.offers.leaving:
             return
         if self.driver == "workers":
-            if free:
-                await self._look_for_workers()
-            for row in free:
-                self._leave_to_workers(row.id)
+            await self._leave_to_workers(free, rows, gone)
             return
-        count = Counter(
-            row.user_id for row in rows if row.state == RUNNING and row.instance not in gone and not row.is_plan
-        )
-        in_line: dict[str, deque[RunRow]] = {}
-        # A plan's runs wait behind others: two hundred steps hold up no single run.
-        for row in sorted(free, key=lambda row: (row.step is not None, row.queued_us or 0, row.id)):
-            in_line.setdefault(row.user_id, deque()).append(row)
+        in_line, count = self._line_up(free, rows, gone)
         if self.mode.spread > 1:
             for line in in_line.values():
                 oldest = [line.popleft() for _ in range(min(self.mode.spread, len(line)))]
@@ -530,6 +535,17 @@ class Manager:
             chosen = self._next_in_line(in_line, count, gone)
             for row in await self._take_all(chosen, gone, tasks):
                 count[row.user_id] += _needs_slot(row, gone)
+
+    def _line_up(
+        self, free: list[RunRow], rows: Sequence[RunRow], gone: frozenset[str]
+    ) -> tuple[dict[str, deque[RunRow]], Counter[str]]:
+        """Return each user's free runs, the oldest first, and how many each user has running."""
+        running = [row for row in rows if row.state == RUNNING and row.instance not in gone and not row.is_plan]
+        in_line: dict[str, deque[RunRow]] = {}
+        # A plan's runs wait behind others: two hundred steps hold up no single run.
+        for row in sorted(free, key=lambda row: (row.step is not None, row.queued_us or 0, row.id)):
+            in_line.setdefault(row.user_id, deque()).append(row)
+        return in_line, Counter(row.user_id for row in running)
 
     def _next_in_line(
         self, in_line: dict[str, deque[RunRow]], count: Mapping[str, int], gone: frozenset[str]
@@ -566,17 +582,62 @@ class Manager:
         await each_at_once(take, rows)
         return taken
 
+    async def _leave_to_workers(self, free: list[RunRow], rows: Sequence[RunRow], gone: frozenset[str]) -> None:
+        """Leave runs to the workers, by the engine if there is one: those that have a slot, in their turn."""
+        if not free:
+            return
+        await self._look_for_workers()
+        if not self._hands_out:
+            for row in free:
+                self._say_who_works(row.id, NO_WORKER if not self._workers else None)
+            return
+        in_line, count = self._line_up(free, rows, gone)
+        self._full.clear()
+        while in_line:
+            for row in self._next_in_line(in_line, count, gone):
+                count[row.user_id] += _needs_slot(row, gone)
+                self._hand_out(row)
+
+    def _hand_out(self, row: RunRow) -> None:
+        """Have the engine deliver a run, and say what it waits for while no worker has it."""
+        notes = self._notes[row.id]
+        if notes.labels is None:
+            try:
+                notes.labels = frozenset() if row.is_plan else frozenset(config_of(row.config).labels)
+            except ValueError:  # a newer Ava wrote it: any worker says so
+                notes.labels = frozenset()
+        since_us = max(row.queued_us or 0, row.last_us or 0, row.waits_until_us or 0)
+        attempt = attempt_of(row.generation, since_us, now_us(), self._lease_s)
+        self.outbox.put(Message(row.id, queue_of(notes.labels, plan=row.is_plan), attempt))
+        self._say_who_works(row.id, self.outbox.fault or self._no_worker_for(notes))
+
+    def _no_worker_for(self, notes: _RunNotes) -> str | None:
+        """Return that no live worker can take a run, once that has been so for a while."""
+        if not self._workers:
+            return NO_WORKER
+        labels = notes.labels or frozenset()
+        if any(labels <= worker for worker in self._workers):
+            notes.no_label_since = None
+            return None
+        now_s = anyio.current_time()
+        notes.no_label_since = now_s if notes.no_label_since is None else notes.no_label_since
+        if now_s - notes.no_label_since < NO_LABEL_S:
+            return None
+        words = " and ".join(sorted(labels))
+        return f"no worker with the label {words} for {NO_LABEL_S:.0f} s: start one with `ava worker --label`"
+
     async def _look_for_workers(self) -> None:
         if anyio.current_time() - self._workers_seen_s > WORKERS_EVERY_S:
             live = await anyio.to_thread.run_sync(self._instances.live)
             self._workers_seen_s = anyio.current_time()
-            self._workers = any(each.announcement.kind == "worker" for each in live)
+            workers = [each.announcement.offers for each in live if each.announcement.kind == "worker"]
+            self._workers = [frozenset(map(str, offers.get("labels", ()))) for offers in workers]
 
-    def _leave_to_workers(self, run_id: str) -> None:
-        """Leave a run to the workers; where there is none, its status says so."""
-        if not self._workers:
-            self._waits(run_id, NO_WORKER)
-        else:  # from now on the workers say what it waits for
+    def _say_who_works(self, run_id: str, why: str | None) -> None:
+        """Show why no worker takes a run; without a reason, the workers say what it waits for."""
+        if why is not None:
+            self._waits(run_id, why)
+        else:
             self.waiting_for.pop(run_id, None)
 
     async def _try_to_take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:

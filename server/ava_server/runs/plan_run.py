@@ -108,6 +108,9 @@ class PlanRun:
         """Stop at the next step, so that another process can go on."""
         self._leaves = True
 
+    def lose(self) -> None:
+        """Do nothing: its next step is refused, and it pays for none."""
+
     def overdue(self) -> RunResult | None:
         """Return how the plan should have ended by now; None while it is in time."""
         if self._cancelled_at is not None and time.monotonic() > self._cancelled_at + OVERDUE_S:

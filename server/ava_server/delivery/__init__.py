@@ -1,0 +1,146 @@
+"""How workers hear of runs: by the log itself, or by an engine in front of it.
+
+The seam is `Delivery`. The engine proposes and the log decides: a message names a run, and the worker that gets it
+claims that run as any other; admission, caps, cancels and the truth about a run stay in the log. `log.py` is the
+reference: commits of the log are the messages. The modules of engines are extras, loaded by name (`ava_extras`); the
+core never imports them.
+
+Four rules make every engine safe, also one that is wrong about who lives:
+
+1. A run's owner renews its lease in the log; a cancel, and that it has lost the run, reach it from there.
+2. A worker shows the engine that it lives, and takes work, only while the log has answered it lately.
+3. What was delivered and stays silent for four leases is delivered again, under a new id.
+4. A claim is refused while the owner's lease is fresh, and silence counts from when the log answers again.
+
+So a message may be forgotten only when the log says that its run has ended, or waits and will be delivered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import combinations
+from typing import Protocol
+
+from ava_server.core.errors import AvaError
+
+SILENT_LEASES = 4
+"""Leases after which what was delivered and shows no sign of life is delivered again."""
+MOST_LABELS = 4
+"""Labels of a worker under an engine: it listens to a queue for each set of them."""
+ANY, PLANS = "any", "plans"
+"""The queue of runs that need no label, and the one of plans, which take no slot."""
+_LONGEST_QUEUE = 120
+
+
+class DeliveryFailed(AvaError):
+    """The engine could not be used; the text is one sentence that says what happened and what to do."""
+
+
+class Body(Protocol):
+    """What a worker does with what it is given."""
+
+    @property
+    def settled_s(self) -> float:
+        """Until when (on anyio's clock) it looks at nothing new: it has just looked."""
+        ...
+
+    def wake(self) -> None:
+        """Have it look at the log: something has changed there."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Tell whether the log has answered lately, so that a sign of life may be given (rule 2)."""
+        ...
+
+    def takes_runs(self) -> bool:
+        """Tell whether it may be given a run: it is alive and is not being stopped."""
+        ...
+
+    async def __call__(self, run_id: str) -> bool:
+        """Claim a run and drive it as far as this process can; return whether its message may be forgotten."""
+        ...
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """What an engine says of itself.
+
+    Attributes:
+        fault: Why it cannot be used; empty while it can.
+        waiting: Deliveries that no worker has taken, by queue.
+        taken: Deliveries that a worker has and has not finished, by queue.
+        again: How many of these were delivered more than once.
+    """
+
+    fault: str = ""
+    waiting: Mapping[str, int] = field(default_factory=dict[str, int])
+    taken: Mapping[str, int] = field(default_factory=dict[str, int])
+    again: int = 0
+
+
+class Delivery(Protocol):
+    """Carries runs to workers.
+
+    Attributes:
+        name: The engine's name, as the setting has it.
+        carries: Workers take only what they are given; else they find runs in the log by themselves.
+    """
+
+    name: str
+    carries: bool
+
+    def connected(self) -> AbstractAsyncContextManager[None]:
+        """Keep what is needed to use the engine. An engine that is away raises nothing here: what it is asked fails."""
+        ...
+
+    async def deliver(self, run_id: str, queue: str, attempt: str) -> None:
+        """Tell the engine of a run; the same attempt twice is one message. Raises DeliveryFailed."""
+        ...
+
+    async def cancel(self, run_id: str) -> None:
+        """Have workers look for a cancel, which the log has already. Raises DeliveryFailed."""
+        ...
+
+    async def work(self, name: str, queues: Sequence[str], slots: int, body: Body) -> None:
+        """Give the body what comes, until cancelled; never more than `slots` at once, besides plans."""
+        ...
+
+    async def state(self) -> EngineState:
+        """Return how the engine is; one that is away is a state too."""
+        ...
+
+
+def queue_of(labels: Collection[str], *, plan: bool = False) -> str:
+    """Return the queue for a run that needs a machine with all of these labels."""
+    if plan:
+        return PLANS
+    if not labels:
+        return ANY
+    name = "label-" + "+".join(sorted(set(labels)))
+    if len(name) > _LONGEST_QUEUE:
+        name = f"label-{sha256(name.encode()).hexdigest()[:40]}"
+    return name
+
+
+def queues_for(labels: Collection[str]) -> list[str]:
+    """Return the queues of a worker: one for each set of its labels. Raises DeliveryFailed: it has too many."""
+    own = sorted(set(labels))
+    if len(own) > MOST_LABELS:
+        raise DeliveryFailed(
+            f"this worker has {len(own)} labels ({', '.join(own)}), and under an engine a worker has at most"
+            f" {MOST_LABELS}: start it with fewer `--label`"
+        )
+    sets = [chosen for size in range(1, len(own) + 1) for chosen in combinations(own, size)]
+    return [PLANS, ANY, *(queue_of(chosen) for chosen in sets)]
+
+
+def attempt_of(generation: int, since_us: int, now_us: int, lease_s: float) -> str:
+    """Return the attempt at which a run is delivered: the same in every process that reads the same log.
+
+    It changes with each claim, and then after every four leases without a sign of life (rule 3).
+    """
+    silent_s = max(0, now_us - since_us) / 1e6
+    return f"{generation}.{int(silent_s // (SILENT_LEASES * lease_s))}"
