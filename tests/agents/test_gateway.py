@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from ava_server.agents import gateway as gateways
 from ava_server.agents.bodies import Bodies
 from ava_server.agents.forms import FORMS
 from ava_server.agents.gateway import BODY_BYTES, MOST_CALLS, Gateway, serving
-from ava_server.agents.metering import CountedBounds
+from ava_server.agents.metering import CountedBounds, results_in
 from ava_server.agents.seam import Admitted, AgentCall, CallRefused
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion
@@ -764,6 +765,58 @@ def test_a_conversation_that_is_one_object_counts_and_is_recorded_as_a_list_of_o
     )
     assert one.body == listed.body and one.items == listed.items and one.chain == listed.chain
     assert CountedBounds().bound(one, 1).prompt_tokens > len(long)
+
+
+def alone(value: Any) -> Any:
+    """Return a body in which every list of one object is that object."""
+    if isinstance(value, list):
+        return alone(value[0]) if len(value) == 1 and isinstance(value[0], dict) else [alone(each) for each in value]
+    return {name: alone(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_each_list_that_is_one_object_counts_is_recorded_and_sent_as_the_list(wire: str) -> None:
+    """At every depth: parts, tools, declarations, calls, results."""
+    bodies = Bodies(wire, {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
+    body = {**request(wire), **called_and_answered(wire), "model": "sonnet"}
+    one, listed = (bodies.read(json.dumps(each).encode()) for each in (alone(body), body))
+    assert one == listed and one.chain == listed.chain
+    assert [found for item in one.items for found in results_in(json.loads(item))], "a result is one"
+
+
+def test_a_text_for_a_conversation_is_a_message() -> None:
+    bodies = Bodies("responses", {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
+    message = {"type": "message", "role": "user", "content": "Do it."}
+    text, listed = (
+        bodies.read(json.dumps({**request("responses"), "input": given}).encode()) for given in ("Do it.", [message])
+    )
+    assert text == listed
+
+
+NOT_LISTS: list[tuple[str, dict[str, Any], str]] = [
+    ("google", {"contents": "Do it."}, "a str in contents"),
+    ("google", {"contents": 7}, "a int in contents"),
+    ("google", {"systemInstruction": "Be brief."}, "a str in systemInstruction"),
+    ("google", {"system_instruction": ["Be brief."]}, "a list in systemInstruction"),
+    ("google", {"contents": [{"role": "user", "parts": "x"}]}, "a str in contents.parts"),
+    ("google", {"contents": [{"role": "user", "parts": [[{"text": "x"}]]}]}, "a list in contents.parts"),
+    ("google", {"tools": "x"}, "a str in tools"),
+    ("google", {"tools": [[{"googleSearch": {}}]]}, "a list in tools"),
+    ("google", {"tools": [{"functionDeclarations": "x"}]}, "a str in tools.functionDeclarations"),
+    ("messages", {"messages": "Do it."}, "a str in messages"),
+    ("messages", {"messages": [["x"]]}, "a list in messages"),
+    ("messages", {"tools": [["x"]]}, "a list in tools"),
+    ("chat_completions", {"messages": "Do it."}, "a str in messages"),
+    ("responses", {"input": [["x"]]}, "a list in input"),
+    ("responses", {"tools": "x"}, "a str in tools"),
+]
+
+
+@pytest.mark.parametrize(("wire", "more", "said"), NOT_LISTS)
+def test_what_is_neither_a_list_of_objects_nor_one_is_refused(wire: str, more: dict[str, Any], said: str) -> None:
+    bodies = Bodies(wire, {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
+    with pytest.raises(CallRefused, match=re.escape(said)):
+        bodies.read(json.dumps({**request(wire), "model": "sonnet", **more}).encode())
 
 
 @pytest.mark.parametrize("more", [{PLANTED: 1}, {"tools": [{"name": PLANTED, "type": "web_search_20250305"}]}])

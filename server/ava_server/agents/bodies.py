@@ -97,11 +97,6 @@ class Bodies:
         limits = {form.name(name, (*form.output, form.one_answer)): value for name, value in limits.items()}
         self._refuse_unapproved(given, limits)
         model = as_text(given.get("model"))
-        items = given.get(form.items)
-        if isinstance(items, str):  # the short form of responses
-            given = {**given, form.items: [{"type": "message", "role": "user", "content": items}]}
-        elif isinstance(items, dict):  # some servers take one alone; what counts and records a call reads a list
-            given = {**given, form.items: [items]}
         body: dict[str, Any] = {"model": self._models[model]}
         fresh = _Fresh()
         for name in (*form.head, form.items, *sorted(form.fields.keys() - {*form.head, form.items})):
@@ -165,7 +160,7 @@ class Bodies:
         if self._form.tools_under:
             return self._declared(given, closing)
         kept: list[dict[str, Any]] = []
-        for tool in objects_in(given):
+        for tool in _objects(given, "tools"):
             name, kind = _tool_name(tool), tool.get("type") or ""
             if name in self._off or (isinstance(kind, str) and closing.is_taken_tool(kind)):
                 closing.take(f"tool {name or kind}"[:100])
@@ -183,11 +178,11 @@ class Bodies:
         under = self._form.tools_under
         known = {under, *self._form.taken_tools}
         kept: list[dict[str, Any]] = []
-        for tool in objects_in(given if isinstance(given, list) else [given]):
+        for tool in _objects(given, "tools"):
             for name, value in tool.items():
                 kind = self._form.name(name, known)
                 if kind == under:
-                    for declared in objects_in(value):
+                    for declared in _objects(value, f"tools.{under}"):
                         if _tool_name(declared) in self._off:
                             closing.take(f"tool {_tool_name(declared)}"[:100])
                         else:
@@ -264,6 +259,15 @@ _NAME_CHARS = 60
 _MOST_PARTS = 200_000
 _LEAST_BUDGET = 1_024
 """The smallest budget for thinking that Anthropic's API takes."""
+
+
+def _objects(given: Any, path: str) -> list[dict[str, Any]]:
+    """Return the objects in a list, or the one in its place. Raises CallRefused: there is something else."""
+    listed = as_list(given) if isinstance(given, list) else [given]
+    listed = [each for each in listed if each is not None]
+    if other := [each for each in listed if not isinstance(each, dict)]:
+        raise unseen(f"a {type(other[0]).__name__} in {path}")
+    return objects_in(listed)
 
 
 def _tool_name(tool: Mapping[str, Any]) -> str:

@@ -43,16 +43,18 @@ class Words:
 
 @dataclass(frozen=True)
 class Fields:
-    """An object with these fields."""
+    """An object with these fields. Anything else in its place is taken out, or else refused."""
 
     known: Mapping[str, Shape]
+    refuses: bool = False
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A list, or what could be in it alone."""
+    """A list; what could be in it alone becomes one. `text`: an object that a text alone is the `content` of."""
 
     of: Shape
+    text: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Kinds:
 
 @dataclass(frozen=True)
 class Content:
-    """A text, or a list of texts and of parts of these kinds. Media become a sentence."""
+    """A text, or a list of texts and of parts of these kinds; a part alone becomes one. Media become a sentence."""
 
     parts: Kinds
 
@@ -134,6 +136,11 @@ def _plain(names: str, **more: Shape) -> Fields:
     return Fields({**dict.fromkeys(names.split(), PLAIN), **more})
 
 
+def _item(names: str, **more: Shape) -> Fields:
+    """Return the fields of what a call is about."""
+    return Fields(_plain(names, **more).known, refuses=True)
+
+
 _EFFORTS = _words("none minimal low medium high xhigh max")
 
 # -- Anthropic Messages -----------------------------------------------------------------------------------------------
@@ -171,7 +178,7 @@ _MESSAGES = BodyForm(
     head=("system", "tools"),
     fields={
         "system": _MESSAGE_TEXTS,
-        "messages": Listed(_plain("role", content=_MESSAGE_PARTS)),
+        "messages": Listed(_item("role", content=_MESSAGE_PARTS)),
         "tool_choice": Kinds(
             {
                 "auto": _plain("type disable_parallel_tool_use"),
@@ -247,7 +254,7 @@ _RESPONSES = BodyForm(
     head=("instructions", "tools", "text"),
     fields={
         "instructions": Content(Kinds({})),
-        "input": Listed(_ITEMS),
+        "input": Listed(_ITEMS, text={"type": "message", "role": "user"}),
         "text": Fields(
             {
                 "verbosity": _words("low medium high"),
@@ -318,7 +325,7 @@ _CHAT = BodyForm(
     head=("tools", "response_format"),
     fields={
         "messages": Listed(
-            _plain(
+            _item(
                 "role name tool_call_id refusal reasoning reasoning_content thought_signature",
                 content=_CHAT_PARTS,
                 tool_calls=Listed(Kinds({"function": _CHAT_CALL}, default="function")),
@@ -389,7 +396,7 @@ _GOOGLE_PART = Part(
         "functionResponse": _plain("id name", response=FREE),
     }
 )
-_GOOGLE_CONTENT = _plain("role", parts=Listed(_GOOGLE_PART))
+_GOOGLE_CONTENT = _item("role", parts=Listed(_GOOGLE_PART))
 _GOOGLE = BodyForm(
     items="contents",
     head=("systemInstruction", "tools"),
@@ -504,7 +511,7 @@ class Closing:
             case Listed():
                 return self._listed(value, shape, path)
             case Content():
-                return self._content(value, shape, path)
+                return self._content([value] if isinstance(value, dict) else value, shape, path)
             case Part():
                 return self._part(value, shape, path)
             case Choice():
@@ -527,7 +534,7 @@ class Closing:
                 return self._out(path) if isinstance(value, list | dict) else value
 
     def _not_an_object(self, value: Any, shape: Fields | Kinds, path: str) -> Any:
-        if (isinstance(shape, Kinds) and shape.refuses) or path == self._form.items:
+        if shape.refuses:
             raise unseen(f"a {type(value).__name__} in {path}")
         return self._out(path)
 
@@ -565,10 +572,12 @@ class Closing:
         return closed
 
     def _listed(self, value: Any, shape: Listed, path: str) -> Any:
-        if not isinstance(value, list):
-            return self._close(value, shape.of, path)
-        closed = [self._close(each, shape.of, path) for each in as_list(value) if each is not None]
-        return [each for each in closed if each is not _OUT]
+        if isinstance(value, str) and shape.text is not None:
+            value = {**shape.text, "content": value}
+        listed = as_list(value) if isinstance(value, list) else [value]
+        closed = [self._close(each, shape.of, path) for each in listed if each is not None]
+        kept = [each for each in closed if each is not _OUT]
+        return kept if kept or isinstance(value, list) else _OUT
 
     def _content(self, value: Any, shape: Content, path: str) -> Any:
         if isinstance(value, list):

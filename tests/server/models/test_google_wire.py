@@ -386,6 +386,37 @@ async def test_a_call_that_google_did_not_take_is_rejected_with_its_words_and_us
     assert may_have_been_billed(caught.value)
 
 
+async def test_an_answer_that_comes_as_a_list_of_events_is_read() -> None:
+    """Google sends one where `alt=sse` gets lost on the way."""
+    said = [
+        candidate({"text": "Hm.", "thought": True}),
+        candidate({"text": "I loo"}),
+        candidate({"text": "k."}, {"functionCall": {"id": "a", "name": "search", "args": {"q": "x"}}}, finish="STOP"),
+    ]
+    (whole_list, events_list), _ = await answers(
+        [
+            Raw([json.dumps([*said[:2], {**said[2], "usageMetadata": used(90, 5)}]).encode()], kind)
+            for kind in (JSON, EVENTS)
+        ],
+        ask(),
+        ask(),
+    )
+    assert whole_list == events_list
+    assert (whole_list.thinking, whole_list.text, whole_list.stop_reason) == ("Hm.", "I look.", "STOP")
+    assert [call.args for call in whole_list.calls] == [{"q": "x"}]
+    assert whole_list.usage == Usage(input_tokens=90, output_tokens=5)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_call_that_lacks_its_signature_is_told_as_one(streaming: bool) -> None:
+    """So the run goes on without its earlier thinking, whose place the documented stand-in takes."""
+    said = {"candidates": [{"finishReason": "MISSING_THOUGHT_SIGNATURE"}], "usageMetadata": used(90, 0, 3)}
+    with pytest.raises(ModelError) as caught:
+        await answers([events(said) if streaming else whole(said)], wire=GoogleWire(streaming, WIRE.thinking))
+    assert (caught.value.kind, caught.value.retryable) == ("thinking", True)
+    assert may_have_been_billed(caught.value) and caught.value.usage is not None
+
+
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 
 
@@ -459,6 +490,16 @@ BROKEN = {
     "half a body": (Raw([b'{"candidates": ['], JSON), "half a body"),
     "another format": (whole({"choices": []}), "JSON without `candidates`"),
     "an empty list": (whole({"candidates": []}), "JSON without `candidates`"),
+    "a list of nothing": (Raw([b"[]"], JSON), "JSON without `candidates`"),
+    "a list of something else": (Raw([b'[{"choices": []}]'], JSON), "JSON without `candidates`"),
+    "half a list": (Raw([b'[{"candidates": [{"content": {"parts": [{"text": "a"}]}}]},'], JSON), "half a body"),
+    "a list without an end": (Raw([json.dumps([candidate({"text": "half"})]).encode()], JSON), "finish reason"),
+    "a list with an error": (
+        Raw(
+            [json.dumps([candidate({"text": "half"}), google_error(503, "UNAVAILABLE", "Overloaded.")]).encode()], JSON
+        ),
+        "Overloaded",
+    ),
     "a page": (Raw([b"<html>Welcome"], "text/html"), "a web page"),
 }
 

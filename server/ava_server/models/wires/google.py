@@ -53,6 +53,8 @@ _STOPPED = {"MAX_TOKENS": "max_tokens"} | dict.fromkeys(
     ("SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "MODEL_ARMOR"), "content_filter"
 )
 """Reasons for an answer's end that a run acts on, in its own words."""
+_UNSIGNED = "MISSING_THOUGHT_SIGNATURE"
+"""The reason that says that a call in the conversation lacks its signature."""
 _REJECTED = frozenset(("MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_MANY_TOOL_CALLS", "MALFORMED_RESPONSE"))
 """Reasons that say that Google did not take what the model wrote."""
 
@@ -199,6 +201,8 @@ class GoogleWire(Wire):
         """Return the error in an event; what the model wrote and Google did not take is one."""
         for candidate in objects_in(event.get("candidates"))[:1]:
             reason = as_text(candidate.get("finishReason"))
+            if reason == _UNSIGNED:
+                return {"message": as_text(candidate.get("finishMessage")) or "it gives no reason", "status": reason}
             if reason in _REJECTED:
                 words = as_text(candidate.get("finishMessage"))
                 written = words or _words(objects_in(fields_of(candidate.get("content")).get("parts")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -209,7 +209,9 @@ class AnswerStream:
         pieces = self._pieces()
         try:
             async for piece in pieces:
-                if self._received == len(piece) and piece.lstrip().startswith((b"{", b"<")):  # no line of an event does
+                if self._received == len(piece) and piece.lstrip().startswith(
+                    (b"{", b"[", b"<")
+                ):  # no line of an event does
                     rest = [later async for later in pieces]
                     yield self._whole(b"".join([piece, *rest]), content_type="")
                     return
@@ -310,17 +312,33 @@ class AnswerStream:
         try:
             answer = json_text.decode(text)
         except json_text.NotJsonError:
-            if head.startswith(b"{"):
+            if head.startswith((b"{", b"[")):
                 raise self._endpoint.error(
                     "dropped", what=f"is half a body: {self._received:,} bytes of JSON without an end"
                 ) from None
             raise self._endpoint.error("not JSON", begins=self._endpoint.begins(content)) from None
+        if isinstance(answer, list):
+            return self._listed_events(answer)
         fields = json_text.fields_of(answer)
         if error := self._wire.fault(fields):
             raise self._error_in(fields, error)
         if not self._wire.is_answer(fields):
             raise self._endpoint.no_answer(answer, self._wire.part)
         return self._answer.add(fields)
+
+    def _listed_events(self, answer: Any) -> Delta:
+        """Take in the events of a stream as one list: what Google sends where `alt=sse` gets lost."""
+        events = json_text.objects_in(answer)
+        if not events or not any(self._wire.fault(event) or self._wire.is_answer(event) for event in events):
+            raise self._endpoint.no_answer(answer, self._wire.part)
+        deltas: list[Delta] = []
+        for event in events:
+            if error := self._wire.fault(event):
+                raise self._error_in(event, error)
+            deltas.append(self._answer.add(event))
+        if not self._answer.ended:
+            raise self._dropped("(a list of events) ended before its finish reason")
+        return Delta(*("".join(pieces) for pieces in zip(*map(astuple, deltas), strict=True)))
 
     def _unlabelled_events(self, content: bytes) -> Delta:
         reader = EventReader()
