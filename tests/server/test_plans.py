@@ -18,18 +18,22 @@ from support.stdio import assert_intact, made, serving, using
 
 from ava_audit.events import Asked, ToolResult, UserMessage
 from ava_audit.retention import erase_run, is_over
+from ava_audit.rows import RunRow
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.tools.registry import builtin_tools
 from ava_roles.tools.run import READ_SUBAGENT_RESULT
 from ava_server.approval.steps import read_steps
 from ava_server.budget.run_config import config_of
+from ava_server.cli.run import _folder_of
 from ava_server.core.errors import BadInput
 from ava_server.render.host_text import text_of
-from ava_server.runs import plan
+from ava_server.runs import manager, plan
+from ava_server.runs.context import ConfigNotSupported
 from ava_server.runs.history import History
 from ava_server.runs.origins import Origins
 from ava_server.runs.reuse import folder_state
+from ava_server.runs.setup import RunSetup
 
 LIST = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "string"}}}}
 FIND: Mapping[str, Any] = {
@@ -340,6 +344,66 @@ async def test_a_step_keeps_its_own_task_when_an_earlier_one_is_dropped(tmp_path
             assert again.status == "awaiting_approval", again.message
     [request] = server.requests
     assert b"SECOND: read only." in request.body and b"FIRST" not in request.body
+
+
+async def test_a_retry_refuses_what_it_would_lose_or_ignore(tmp_path: Path) -> None:
+    with running_model_server(answer) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED) as lab:
+            folder = str(lab.workspace)
+            proposal = await lab.call("spawn_subagent", workspace=folder, steps=[FIND, READ, WRITE])
+            await lab.approve(proposal)
+            plan = await lab.ended(proposal.group_id)
+            assert await _folder_of(lab.runtime.settings, plan.id) == folder
+            for beside in ({"task": "Something else"}, {"role": "custom"}):
+                refused = await lab.call("spawn_subagent", retry_of=plan.id, again=["write"], **beside)
+                assert refused.status == "failed" and "have their own; give `steps`" in refused.message
+            named = await lab.call("spawn_subagent", retry_of=plan.pending_id, again=["write"], workspace=folder)
+            assert named.group_id is not None and "2 of 3 steps are done" in named.message, "a proposal names its plan"
+
+            rows = await lab.store.read(lambda view: view.step_runs(plan.id))
+            runs = {row.step: row.id for row in rows}
+            for step in ("read", "write"):
+                lost = await lab.call("spawn_subagent", retry_of=runs[step])
+                assert lost.status == "failed" and f'give retry_of "{plan.id}"' in lost.message, lost.message
+            for given in ({"retry_of": runs["find"]}, {"retry_of": runs["write"], "task": "Write it anew."}):
+                made = await lab.call("spawn_subagent", **given)
+                assert made.status == "awaiting_approval", made.message
+
+
+async def test_a_step_is_told_that_a_list_was_empty(tmp_path: Path) -> None:
+    with running_model_server(lambda _request: submits({"items": []})) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED) as lab:
+            proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=[FIND, READ, WRITE])
+            await lab.approve(proposal)
+            assert (await lab.ended(proposal.group_id)).state == "success"
+            [task] = await lab.facts(await step_run(lab, proposal.group_id, "write"), UserMessage)
+    assert task.inputs is not None
+    assert task.inputs[0]["text"] == "[nothing: the list that read goes through was empty]"
+
+
+async def test_a_plan_says_why_a_step_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_config, gone = RunSetup.check_config, True
+
+    async def without_key(self: RunSetup, run: RunRow) -> None:
+        if gone and run.step == "read":
+            raise ConfigNotSupported("there is no key for custom")
+        await check_config(self, run)
+
+    monkeypatch.setattr(RunSetup, "check_config", without_key)
+    monkeypatch.setattr(manager, "TRY_AGAIN_S", (0.1, 0.1))
+    with running_model_server(answer) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED) as lab:
+            proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=[FIND, READ, WRITE])
+            await lab.approve(proposal)
+            waiting = await step_run(lab, proposal.group_id, "read")
+            with anyio.fail_after(30):
+                while await lab.store.read(lambda view: view.live(waiting)) is None:  # noqa: ASYNC110 - no entry tells
+                    await anyio.sleep(0.05)
+            checked = await lab.call("check_subagent", group_id=proposal.group_id)
+            [line] = [line for line in checked.runs[0].plan["lines"] if line.startswith("read:")]
+            assert "(waits: there is no key for custom)" in line
+            gone = False
+            assert (await lab.ended(proposal.group_id)).state == "success"
 
 
 async def test_a_plan_is_approved_alone(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def counted(number: int, what: str) -> str:
 def plan_size(config: RunConfig) -> str:
     """`3 steps, up to 22 runs`; without a list of items `3 steps`, which are as many runs."""
     steps = counted(len(config.steps), "step")
-    return steps if config.most_runs == len(config.steps) else f"{steps}, up to {config.most_runs:,} runs"
+    return steps if config.most_runs == len(config.steps) else f"{steps}, up to {counted(config.most_runs, 'run')}"
 
 
 def plan_line(config: RunConfig, texts: Texts) -> str:
@@ -225,8 +225,8 @@ def _reused_whole(config: RunConfig) -> Iterator[str]:
         return
     more = "nothing" if config.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
     yield (
-        f"{len(done)} of {counted(len(config.steps), 'step')} are done: the results of {counted(reused, 'earlier run')}"
-        f" count, and cost nothing again; {more} more."
+        f"{len(done)} of {counted(len(config.steps), 'step')} {'is' if len(done) == 1 else 'are'} done:"
+        f" the results of {counted(reused, 'earlier run')} count, and cost nothing again; {more} more."
     )
 
 

@@ -267,6 +267,12 @@ def texts_of(view: View, run: RunRow) -> Texts | None:
     )
 
 
+def has_inputs(view: View, run: RunRow) -> bool:
+    """Tell whether a run's task brings what other runs handed over: its words alone are not the whole task."""
+    entry = view.entry(run.task_seq) if run.task_seq is not None else None
+    return entry is not None and isinstance(entry.fact, UserMessage) and bool(entry.fact.inputs)
+
+
 def _texts_of_runs(view: View, plan: RunConfig) -> tuple[Texts, ...] | None:
     """Return the texts of steps whose runs were proposed by themselves; None where one was erased."""
     texts: list[Texts] = []

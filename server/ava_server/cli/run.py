@@ -379,11 +379,13 @@ async def _run(settings: Settings, request: RunRequest) -> int:
 
 
 async def _folder_of(settings: Settings, retried: str | None) -> str | None:
-    """Return the folder of the run to repeat. Raises BadInput: there is no such run."""
+    """Return the folder of the run to repeat, or the first of a plan's steps. Raises BadInput: there is no such run."""
     if retried is None:
         return None
     async with open_log(settings.paths) as log:
-        return config_of((await find_run(log, retried)).config).workspace
+        config = config_of((await find_run(log, retried)).config)
+    folders = (each.workspace for each in [config, *(step.config for step in config.steps)])
+    return next((folder for folder in folders if folder is not None), None)
 
 
 async def approve(runtime: Runtime, service: Service, request: RunRequest) -> list[str]:

@@ -11,8 +11,9 @@ from ava_audit.events import WHOLE
 from ava_audit.rows import AWAITED, QUEUED, RUNNING, RunRow, StepRunRow
 from ava_audit.units import format_usd
 from ava_audit.view import View
-from ava_roles.wrap import one_line
+from ava_roles.wrap import clean, one_line
 from ava_server.budget.run_config import StepConfig, config_of
+from ava_server.runs.lifecycle import blocker_in
 from ava_server.runs.plan_moves import StepProgress
 from ava_server.runs.plan_state import all_rows, step_progress
 
@@ -36,6 +37,7 @@ class StepView:
         left_out: How many items of its list it does not look at.
         runs: How many of its runs do what.
         why: What is missing of it, in Ava's own words.
+        blocker: Why a run of it that is queued could not be taken; empty where no server has said so.
         run_ids: Its runs with their states, those first that a person may look for; `more_runs` counts the others.
     """
 
@@ -48,6 +50,7 @@ class StepView:
     runs: Mapping[RunShown, int]
     cost_micros: int
     why: str = ""
+    blocker: str = ""
     run_ids: tuple[tuple[str, str], ...] = ()
     more_runs: int = 0
 
@@ -59,7 +62,8 @@ class StepView:
         counted += [f"{number:,} {what}" for what, number in self.runs.items() if what != "done" and number]
         cost = [format_usd(self.cost_micros)] if self.cost_micros else []
         after = [f"after {', '.join(self.needs)}"] if self.state == "waiting" and self.needs else []
-        why = f" ({self.why})" if self.why else ""
+        whys = [*([self.why] if self.why else []), *([f"waits: {self.blocker}"] if self.blocker else [])]
+        why = f" ({'; '.join(whys)})" if whys else ""
         return f"{self.id}: {', '.join([self.state, *counted, *only_run, *cost, *after])}{why}"
 
 
@@ -130,7 +134,7 @@ def view_plan(view: View, plan: RunRow) -> PlanView:
     bucket = view.bucket(plan.id)
     return PlanView(
         steps=tuple(
-            _view_step(step, progress.get(step.id, StepProgress()), rows.get(step.id, []), ended=plan.ended)
+            _view_step(view, step, progress.get(step.id, StepProgress()), rows.get(step.id, []), ended=plan.ended)
             for step in config.steps
         ),
         cost_micros=bucket.spent_micros,
@@ -199,7 +203,9 @@ def _given_at(view: View, run_id: str, result_seq: int | None, session_id: str) 
     return next((entry.seq for entry in carried if entry.session_id == session_id), None)
 
 
-def _view_step(step: StepConfig, progress: StepProgress, rows: list[StepRunRow], *, ended: bool) -> StepView:
+def _view_step(
+    view: View, step: StepConfig, progress: StepProgress, rows: list[StepRunRow], *, ended: bool
+) -> StepView:
     state: StepShown = "waiting"
     if progress.state == "begun":
         state = "running"
@@ -219,9 +225,17 @@ def _view_step(step: StepConfig, progress: StepProgress, rows: list[StepRunRow],
         runs=Counter(_shown(row) for row in rows),
         cost_micros=sum(row.cost_micros for row in rows if row.id not in {run.id for run in step.reused}),
         why=progress.why,
+        blocker=_blocker(view, rows),
         run_ids=tuple((row.id, row.state) for row in told),
         more_runs=len(rows) - len(told),
     )
+
+
+def _blocker(view: View, rows: Sequence[StepRunRow]) -> str:
+    """Return why the first of the queued runs could not be taken, as the server noted that tried."""
+    queued = next((row for row in rows if _shown(row) == "queued"), None)
+    noted = view.live(queued.id) if queued is not None else None
+    return clean(blocker_in(noted[0]).why or "")[0] if noted is not None else ""
 
 
 def _shown(row: StepRunRow) -> RunShown:

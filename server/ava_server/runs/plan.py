@@ -307,6 +307,9 @@ class PlanLog:
         rows = sorted(self.rows[source.step], key=lambda row: row.item or 0)
         about = f"what {source.text} handed over"
         progress = self._progress.get(source.step, StepProgress())
+        if progress.state == "done" and progress.items == 0:
+            given.add(number, about, f"[nothing: the list that {source.step} goes through was empty]", [])
+            return
         if not any(self._is_well(row) for row in rows):
             given.add(number, about, f"[no result: {source.step} {progress.state}: {progress.why}]", [])
             return

@@ -28,7 +28,7 @@ from ava_server.approval.decisions import (
     hourly_refusal,
 )
 from ava_server.approval.host_habits import read_habits
-from ava_server.approval.proposals import Proposal, made_under, proposal_in, propose, texts_of
+from ava_server.approval.proposals import Proposal, has_inputs, made_under, proposal_in, propose, texts_of
 from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import PlanArgs, SpawnArgs, check_context_from, parse
 from ava_server.approval.resolve import ResolveContext, resolve_run_config
@@ -108,6 +108,7 @@ class Spawns(Operations):
     async def spawn(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `spawn_subagent`. Raises BadInput, Refused, or AnsweredLater: the client asks and calls again."""
         retry_of: str | None = None
+        given = await self._with_retried_run(given)
         if _is_plan(given):
             return await self._spawn_plan(given, caller)
         given = read_habits(SpawnArgs, given)  # what says nothing must not replace what the earlier run has
@@ -118,15 +119,21 @@ class Spawns(Operations):
             return await self._answered_now(caller.asking.proposal, caller)
         return await self._propose(args, caller, retry_of)
 
+    async def _with_retried_run(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments with the id of a run or plan in `retry_of`, where they name its proposal."""
+        retried = given.get("retry_of")
+        if not isinstance(retried, str) or not retried.strip().lower().startswith("p-"):
+            return given
+        return {**given, "retry_of": (await self._access.run(retried, "retry_of")).id}
+
     async def _spawn_plan(self, given: dict[str, Any], caller: CallContext) -> SpawnAnswer:
         """Propose a plan, or go on with the proposal that this call made before it ended with a question."""
         retried = given.get("retry_of")
         before = await self._plans.before(str(retried)) if retried else None
         if before is not None and not given.get("steps"):
-            given = {
-                **await self._plans.arguments(before),
-                **{key: each for key, each in given.items() if key != "steps"},
-            }
+            earlier = await self._plans.arguments(before)
+            _refuse_ineffective(given, earlier["steps"], before)
+            given = {**earlier, **{key: each for key, each in given.items() if key != "steps"}}
         return await self._propose_plan(given, caller, before)
 
     async def _propose_plan(
@@ -371,6 +378,11 @@ class Spawns(Operations):
         texts = await self._store.read(lambda view: texts_of(view, run))
         if texts is None:
             raise BadInput(f"retry_of: the task of {label(run)} was erased; propose it again")
+        if not given.get("task") and await self._store.read(lambda view: has_inputs(view, run)):
+            raise BadInput(
+                f"retry_of: the task of {label(run)} needs what other runs of its plan handed over; give retry_of"
+                f' "{run.plan_id}", or a task of its own'
+            )
         before = _arguments(run, texts)
         before.pop("task_id", None)
         return run.id, {**before, **given}
@@ -398,6 +410,18 @@ def _is_plan(given: Mapping[str, Any]) -> bool:
     if isinstance(retried, str) and is_plan_id(retried.strip().upper()):
         return True
     return steps is not None and not (isinstance(steps, str) and steps.strip() in ("", "null"))
+
+
+def _refuse_ineffective(given: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], before: RunRow) -> None:
+    """Refuse what is beside `retry_of` as the default of steps that have their own: it would change nothing."""
+    for name, value in given.items():
+        says_nothing = value is None or (isinstance(value, str) and not value.strip())
+        if name in PlanArgs.model_fields or says_nothing:
+            continue
+        if any(step.get(name, value) != value for step in steps):
+            raise BadInput(
+                f"{name}: the steps of {label(before)} have their own; give `steps` to change it, or leave it out"
+            )
 
 
 def _proposal(made: Proposal) -> SpawnAnswer:
