@@ -99,7 +99,7 @@ class UserMessage(Fact):
 
     `steps` has the texts of a plan's steps, in their order, with the names of these fields. `inputs` is what the task
     of a plan's run gets of earlier runs: each has the `name` by which the task refers to it, what it is `about`, and
-    its `text`.
+    its `text`. `project` is what files of the project say about working in it, each with its `path` and `text`.
     """
 
     transcript = True
@@ -112,6 +112,7 @@ class UserMessage(Fact):
     rationale: str | None = None
     steps: tuple[dict[str, Any], ...] | None = None
     inputs: tuple[dict[str, str], ...] | None = None
+    project: tuple[dict[str, str], ...] | None = None
 
 
 class AssistantMessage(Fact):

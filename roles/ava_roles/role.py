@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -204,6 +204,16 @@ _Minutes = Annotated[tuple[_Whole, _Whole], Field(strict=False), AfterValidator(
 _Command = Annotated[str, AfterValidator(command_line)]
 
 
+ProjectInstructions = Literal[True, False, "base"]
+"""Whether runs get the project's AGENTS.md and CLAUDE.md; `base` as they stand before the change that is reviewed."""
+
+
+def _project_instructions(value: Any) -> Any:
+    if not isinstance(value, bool) and value != "base":
+        raise ValueError("must be true, false or base")
+    return value
+
+
 class _Keys(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, str_strip_whitespace=True, populate_by_name=True)
 
@@ -229,6 +239,7 @@ class _Keys(BaseModel):
     plan: bool = False
     extended_thinking: bool = False
     questions: Annotated[int, Field(ge=0, le=10)] = 1
+    project_instructions: Annotated[ProjectInstructions, BeforeValidator(_project_instructions)] = False
     verify: _Command | None = None
     setup: _Command | None = None
     carry: Annotated[tuple[Annotated[str, AfterValidator(_folder)], ...], BeforeValidator(_names)] = ()
@@ -266,6 +277,9 @@ class Role(_Keys):
         plan: A run plans before it works, unless the call says `plan: false`.
         extended_thinking: The model thinks before it answers.
         questions: How many questions a run may ask the person, 0 to 10.
+        project_instructions: Whether a run is told what AGENTS.md and CLAUDE.md of its folder say about working there;
+            that allows nothing. `true` takes them from the folder, `base` from the newest commit of the default branch,
+            for roles that review a change, whose author must not instruct them. A call can leave them out.
         verify: The command that a coder's changes must pass. A `verify` in the call overrides it.
         setup: The command that prepares a coder's worktree for `verify`, such as `npm ci --offline`. It runs again when
             the project's dependencies change.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 
-TAGS = ("tool_output", "subagent_result")
+TAGS = ("tool_output", "subagent_result", "project_instructions")
 """Names of the tags that mark untrusted text; nothing inside may look like one of them."""
 
 BAR = "│ "
@@ -65,8 +65,10 @@ _LOOKALIKES = {
     for letter, chars in {
         "a": "4@аαɑᴀ",
         "b": "8ьвβʙ",
+        "c": "сϲᴄ",
         "e": "3еεᴇ",
         "g": "9ɡɢց",
+        "j": "јյᴊ",
         "l": "1!|iıɩιіӏʟꞁ",
         "n": "пηνոɴ",
         "o": "0оοσօᴏ",
@@ -79,7 +81,6 @@ _LOOKALIKES = {
     for char in chars
 }
 _SIGNS = re.compile(r"\A\W+")  # `/` and the like; later in a word, `|` can look like a letter
-_SKELETONS = tuple(name.replace("_", "") for name in TAGS)
 
 
 def unescape_html(text: str) -> str:
@@ -215,14 +216,22 @@ def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = N
     word (8 to 64 letters and digits), a part of the tag's name. The opening tag says how many invisible characters were
     removed, here and (`removed`) before. Raises ValueError: the nonce is not of that form.
     """
+    about = {"tool": tool} if source is None else {"tool": tool, "source": source}
+    return _wrap(text, TAGS[0], nonce, about, removed)
+
+
+def wrap_project_file(text: str, *, path: str, nonce: str) -> str:
+    """Return a project's text about itself as the model is shown it; arguments as `wrap_tool_output` has them."""
+    return _wrap(text, TAGS[2], nonce, {"path": path}, 0)
+
+
+def _wrap(text: str, tag: str, nonce: str, about: Mapping[str, str], removed: int) -> str:
     if not _NONCE.fullmatch(nonce):
         raise ValueError("a nonce is 8 to 64 letters and digits")
     body, more = clean(text)
     removed += more
-    tag = f"{TAGS[0]}_{nonce}"
-    opening = f'<{tag} tool="{_attribute(tool)}"'
-    if source is not None:
-        opening += f' source="{_attribute(source)}"'
+    tag = f"{tag}_{nonce}"
+    opening = f"<{tag}" + "".join([f' {name}="{_attribute(value)}"' for name, value in about.items()])
     if removed:
         opening += f' invisible_characters_removed="{removed}"'
     return f"{opening}>\n{_escape(body)}\n</{tag}>"
@@ -249,7 +258,12 @@ def add_bars(text: str, bar: str = BAR) -> str:
 
 def _escape(text: str) -> str:
     """Replace `<`, and what looks like it, by `&lt;` where something like one of the tag names follows."""
-    return _OPENING.sub(lambda found: "&lt;" if _skeleton(found[1]).startswith(_SKELETONS) else found[0], text)
+    return _OPENING.sub(lambda found: "&lt;" if _skeleton(found[1]).startswith(_skeletons()) else found[0], text)
+
+
+@cache
+def _skeletons() -> tuple[str, ...]:
+    return tuple(map(_skeleton, TAGS))
 
 
 def _skeleton(text: str) -> str:

@@ -51,7 +51,9 @@ _UNSEEN = re.compile(f"[{_SELECTORS}{_FILLERS}]|(?<=[\ufe00-\ufe0f])[\ufe0e\ufe0
 _PLAIN = str.maketrans("∕⁄＜＞‹›⟨⟩❮❯〈〉〈〉«»˂﹤ооοеаѕрɡ01375", "//<><><><><><><><<oooeaspgolest")
 
 _TAGS = re.compile(
-    "<[^a-z<]{0,20}(?:" + "|".join("[^a-z<]{0,3}".join(name) for name in ("tooloutput", "subagentresult")) + ")"
+    "<[^a-z<]{0,20}(?:"
+    + "|".join("[^a-z<]{0,3}".join(name) for name in ("tooloutput", "subagentresult", "projectinstructions"))
+    + ")"
 )
 
 

@@ -72,7 +72,7 @@ def make_folders(path: Path, beneath: Path, mode: int = 0o700) -> None:
 class DescriptorPaths:
     """A folder held by a descriptor, closed in the end. Names are opened with openat2, or one by one without it.
 
-    `kernel` False does not use openat2, for tests of the other way. Raises OSError: it cannot be opened as a folder.
+    `kernel` False does not use openat2: no link is followed. Raises OSError: it cannot be opened as a folder.
     """
 
     def __init__(self, folder: Path | int, *, kernel: bool = True) -> None:

@@ -39,6 +39,13 @@ class Root:
         return cls(path, DescriptorPaths(path) if path_access.has_folder_descriptors() else PlainPaths(path))
 
     @classmethod
+    def open_without_links(cls, path: Path) -> Root:
+        """Open a folder in which no link is followed, not even to something beneath it. Raises OSError: as `open`."""
+        if path_access.has_folder_descriptors():
+            return cls(path, DescriptorPaths(path, kernel=False))  # the way without openat2 follows none
+        return cls(path, PlainPaths(path))
+
+    @classmethod
     def open_approved(cls, path: Path, identity: str) -> Root:
         """Open an approved folder, if it is still the one with that `folder_identity`.
 

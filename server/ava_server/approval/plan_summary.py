@@ -15,6 +15,7 @@ from ava_roles.tool import ToolSpec
 from ava_server.approval.summary import (
     ATTENTION,
     FACTS,
+    PROJECT,
     SHOWN_CHARS,
     TASK_CHARS,
     DayLeft,
@@ -145,10 +146,16 @@ def plan_message(config: RunConfig, texts: Texts, day: DayLeft, client: str = ""
     if len(attention) > MOST_ATTENTION:
         more = len(attention) - MOST_ATTENTION + 1
         attention = [*attention[: MOST_ATTENTION - 1], f"And {more} more to look at: `ava approve` shows them."]
-    steps = short_steps(config, texts, MESSAGE_LINES - len(facts) - len(attention) - 2)
-    return "\n".join([*facts, "", *attention, *steps])
+    project = [row.text for row in rows if row.topic == PROJECT]
+    if len(project) > MOST_PROJECT:
+        more = len(project) - MOST_PROJECT + 1
+        project = [*project[: MOST_PROJECT - 1], f"And {more} more such lines: `ava approve` shows them."]
+    steps = short_steps(config, texts, MESSAGE_LINES - len(facts) - len(attention) - len(project) - 2)
+    return "\n".join([*facts, "", *attention, *project, *steps])
 
 
+MOST_PROJECT = 3
+"""Most sentences about files of the project in a plan's short text."""
 MOST_ATTENTION = 8
 """Most sentences that a person must not overlook in a plan's short text; pages have them all."""
 

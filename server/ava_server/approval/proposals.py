@@ -41,7 +41,7 @@ from ava_server.approval.summary import (
     warnings,
 )
 from ava_server.budget import user_limits
-from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
+from ava_server.budget.run_config import ProjectText, RunConfig, Texts, config_of, digest
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import AGENT
 
@@ -176,7 +176,8 @@ def _proposal_events(made: Proposal, proposed: SpawnProposed, texts: Texts, who:
         context=texts.context,
         system_prompt=texts.system_prompt,
         rationale=texts.rationale,
-        steps=tuple(step.model_dump(exclude_none=True, exclude={"steps"}) for step in texts.steps) or None,
+        steps=tuple(step.stored() for step in texts.steps) or None,
+        project=project_of(texts),
     )
     shown = AssistantMessage(text=f"{made.message}\n{made.line}")
     return (
@@ -263,6 +264,7 @@ def texts_of(view: View, run: RunRow) -> Texts | None:
         context=said.context,
         system_prompt=said.system_prompt,
         rationale=said.rationale,
+        project=tuple(ProjectText.model_validate(each) for each in said.project or ()),
         steps=steps,
     )
 
@@ -271,6 +273,11 @@ def has_inputs(view: View, run: RunRow) -> bool:
     """Tell whether a run's task brings what other runs handed over: its words alone are not the whole task."""
     entry = view.entry(run.task_seq) if run.task_seq is not None else None
     return entry is not None and isinstance(entry.fact, UserMessage) and bool(entry.fact.inputs)
+
+
+def project_of(texts: Texts) -> tuple[dict[str, str], ...] | None:
+    """Return the texts of the project's files as a task in the log has them."""
+    return tuple({"path": each.path, "text": each.text} for each in texts.project) or None
 
 
 def _texts_of_runs(view: View, plan: RunConfig) -> tuple[Texts, ...] | None:

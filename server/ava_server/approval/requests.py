@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, LiteralString, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.config import JsonDict
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from ava_audit.events import SubagentComplete
@@ -136,6 +137,8 @@ class RunArgs(Arguments):
         description="Absolute path of the folder to read. Without it only code_reviewer and coder see files.",
     )
     output_schema: dict[str, Any] | None = Field(default=None, description="JSON schema of `output`.")
+    # Not in the schema that hosts are shown: it is for people and for the steps of a plan.
+    project_instructions: SkipJsonSchema[bool | None] = None
 
 
 STEPS_SAY = (

@@ -14,9 +14,10 @@ from ava_roles.catalog import Catalog
 from ava_roles.errors import RolesError, ToolFailed, WorkspaceRefused
 from ava_roles.mcp_client.run_servers import ToolListing
 from ava_roles.mcp_client.tools import ServerEntry
+from ava_roles.project_files import ProjectFiles, read_base_files, read_project_files
 from ava_roles.role import Role
 from ava_roles.sandbox.command_workspace import find_agent
-from ava_roles.sandbox.git import NoGitFolder
+from ava_roles.sandbox.git import NoGitFolder, only
 from ava_roles.sandbox.paths import folder_identity
 from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
@@ -49,6 +50,8 @@ from ava_server.budget.run_config import (
     TURNS,
     Coding,
     EarlierRun,
+    ProjectFileSize,
+    ProjectText,
     RunConfig,
     SearchCall,
     Texts,
@@ -57,7 +60,7 @@ from ava_server.config.agents import AgentSpec, agent_of
 from ava_server.config.role_folders import workspace_of
 from ava_server.config.search_engines import provider_engine, without_search
 from ava_server.config.secrets import Secret
-from ava_server.core.errors import BadInput, Refused, ToolMissing
+from ava_server.core.errors import BadInput, Refused, ToolMissing, key_shapes
 from ava_server.models.factory import how_it_thinks
 from ava_server.models.prices import FROM_SETTINGS, unknown_price_words
 from ava_server.models.selection import (
@@ -132,6 +135,7 @@ class ResolveContext:
         remote_roots: Folders of a user over HTTP, who gets no others; None for who is at this machine.
         tokens_per_byte: The ratio that was measured lately with the model; None where none was.
         workspace: The workspace that the call gets, or why that is refused; None: it is not known yet.
+        hide: Replaces keys and secrets in a text of the project's files.
     """
 
     settings: Settings
@@ -153,6 +157,7 @@ class ResolveContext:
     policy: Policy = "ask"
     tokens_per_byte: float | None = None
     workspace: Workspace | WorkspaceRefused | None = None
+    hide: Callable[[str], str] = lambda text: key_shapes().redact(text)[0]
 
 
 def resolve_run_config(
@@ -253,10 +258,31 @@ class _Resolution:
         if self._agent is not None:
             self._check_agent(self._agent, choice, found)
             found = replace(found, names=self._besides_its_own(found.names))
+        project = self._project_files(found, choice)
+        told = [ProjectText(path=file.path, text=self._context.hide(file.text)) for file in project.files]
+        texts = texts.model_copy(update={"project": tuple(told)})
         if choice.wire == "offline":  # it uses no memory
             found = replace(found, names=tuple(name for name in found.names if name not in self._memory))
             self._refuse_offline(found)
-        return self._assemble(choice, key_command, found, tuple(lacks)), texts
+        return self._assemble(choice, key_command, found, tuple(lacks), project), texts
+
+    def _project_files(self, found: _FoundTools, choice: Choice) -> ProjectFiles:
+        """Return what files of the project say about working in it, as far as the run is given that."""
+        wanted, given, folder = self._role.project_instructions, self._args.project_instructions, found.scope.workspace
+        if given and not wanted:
+            raise BadInput(
+                f"project_instructions: only a role file grants them, and {self._role.name} has false; leave it out"
+            )
+        if not wanted or given is False or folder is None or choice.wire == "offline":
+            return ProjectFiles()
+        if wanted == "base":
+            return read_base_files(Path(folder), self._context.home, only(found.scope.git_folder))
+        if self._agent is not None:  # it reads them in its folder itself
+            return ProjectFiles()
+        try:
+            return read_project_files(Path(folder), found.scope.namespace)
+        except OSError as error:
+            raise Refused(f"workspace: {folder} cannot be read ({error.strerror}); give another folder") from error
 
     def _checked_key_command(self, choice: Choice) -> tuple[str, ...]:
         """Return the command that prints the key of a model, with the full path of its program. Raises ConfigError."""
@@ -479,7 +505,12 @@ class _Resolution:
             raise BadInput(f"plan: {title} plans by itself; leave it out")
 
     def _assemble(
-        self, choice: Choice, key_command: tuple[str, ...], found: _FoundTools, lacks: tuple[str, ...]
+        self,
+        choice: Choice,
+        key_command: tuple[str, ...],
+        found: _FoundTools,
+        lacks: tuple[str, ...],
+        project: ProjectFiles,
     ) -> RunConfig:
         args, role, context = self._args, self._role, self._context
         caps, clamped = caps_of(args, role, choice, context.settings.limits)
@@ -516,6 +547,11 @@ class _Resolution:
             foreign=self._foreign.uses(found.names),
             foreign_notes=self._foreign.notes(found.unavailable),
             coding=found.coding,
+            project_files=tuple(
+                ProjectFileSize(path=one.path, size=one.size, is_cut=one.is_cut) for one in project.files
+            ),
+            project_origin=project.origin,
+            project_left_out=project.left_out,
             reach=reach(self._with_its_own(specs), scope),
             workspace_given=self._workspace.given,
             workspace_named=self._workspace.named,
@@ -526,7 +562,11 @@ class _Resolution:
             files_note=self._files_note(scope),
             background=context.background,
             estimated_minutes=role.estimated_minutes,
-            input_bytes=sum(len(text.encode()) for text in (args.task, args.context, args.system_prompt) if text),
+            input_bytes=sum(
+                len(text.encode())
+                for text in (args.task, args.context, args.system_prompt, *(one.text for one in project.files))
+                if text
+            ),
             name=args.name,
             task_id=args.task_id,
             output_schema=args.output_schema,

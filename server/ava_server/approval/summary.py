@@ -14,7 +14,16 @@ from ava_roles import BUILT_IN_SOURCE
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import ToolSpec
 from ava_roles.wrap import list_names
-from ava_server.budget.run_config import PLAN_TURNS, Coding, EarlierRun, ForeignUse, RunConfig, Texts, caps_text
+from ava_server.budget.run_config import (
+    PLAN_TURNS,
+    Coding,
+    EarlierRun,
+    ForeignUse,
+    ProjectFileSize,
+    RunConfig,
+    Texts,
+    caps_text,
+)
 from ava_server.core.ids import IN_PROCESS
 
 TASK_CHARS = 120
@@ -308,6 +317,8 @@ class SummaryRow:
 
 FACTS = ("What", "Where", "How much", "Who asked")
 """The topics that come first, and decide most: a host may show only the first three lines at once."""
+PROJECT = "Project"
+"""The topic of what files of the project say to the run."""
 ATTENTION = "Look at this"
 """The topic of what a person must not overlook."""
 
@@ -446,7 +457,26 @@ def _reach_topics(config: RunConfig, texts: Texts) -> Iterator[tuple[str, list[s
         if given:
             told.append(f"{what}, {len(given):,} characters: {quoted(given, BESIDES_CHARS)}.")
     yield "Also told", told
+    yield PROJECT, _project_lines(config)
     yield "Machine", _travel_lines(config)
+
+
+def _project_lines(config: RunConfig) -> list[str]:
+    """Return which files of the project say how to work in it, with their sizes, and which of them the run lacks."""
+    lines: list[str] = []
+    if config.project_files:
+        files = list_names([_file_with_size(each) for each in config.project_files], MORE_PATHS)
+        base = f", as they stand in {config.project_origin} and not in what it reviews"
+        where = base if config.project_origin else ""
+        lines.append(f"Files of the project tell it how to work there{where}: {files}. They allow nothing.")
+    if config.project_left_out:
+        lines.append(f"Of such files left out: {list_names(config.project_left_out, PATHS)}.")
+    return lines
+
+
+def _file_with_size(file: ProjectFileSize) -> str:
+    cut = "the beginning of " if file.is_cut else ""
+    return f"{named_path(file.path)} ({cut}{max(file.size / 1_000, 0.1):,.1f} kB)"
 
 
 def _runner_lines(config: RunConfig) -> list[str]:

@@ -107,10 +107,18 @@ StoredPrice = Annotated[Price, PlainSerializer(asdict, return_type=dict[str, Any
 """A price with its nulls, in the log too."""
 
 
+class ProjectText(BaseModel, frozen=True, extra="forbid"):
+    """What a file of the project says about working in it, read at the proposal: a run is given this and no other."""
+
+    path: str
+    text: str
+
+
 class Texts(BaseModel, frozen=True, extra="forbid"):
     """The texts of a proposal. They are in the run's first `UserMessage`, so that they can be erased.
 
     Attributes:
+        project: AGENTS.md and CLAUDE.md of the project, those nearest to the work last. No person wrote them.
         step: The step whose texts these are; None for a run or a whole plan.
         steps: The texts of each step of a plan as it was proposed; empty for a single run.
     """
@@ -119,8 +127,14 @@ class Texts(BaseModel, frozen=True, extra="forbid"):
     context: str | None = None
     system_prompt: str | None = None
     rationale: str | None = None
+    project: tuple[ProjectText, ...] = ()
     step: str | None = None
     steps: tuple["Texts", ...] = ()
+
+    def stored(self) -> dict[str, Any]:
+        """Return the texts that there are, without those of steps."""
+        left_out = {"steps"} if self.project else {"steps", "project"}
+        return self.model_dump(mode="json", exclude_none=True, exclude=left_out)
 
     def of_step(self, step: str) -> "Texts":
         """Return the texts of a step of this plan, of which others may be dropped. Raises KeyError: it has none."""
@@ -167,6 +181,14 @@ class StoredFile(BaseModel, frozen=True, extra="ignore"):
 
     sha256: str
     size: int
+
+
+class ProjectFileSize(BaseModel, frozen=True, extra="ignore"):
+    """A file that says how to work in the project; `size` is that of the whole file, in bytes."""
+
+    path: str
+    size: int
+    is_cut: bool = False  # the run gets only its beginning
 
 
 class Coding(BaseModel, frozen=True, extra="ignore"):
@@ -355,6 +377,9 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     origin: str = ""  # the data root whose machine has its folder or repository; empty where that is the only one
     folder: StoredFile | None = None  # the files of its workspace, for other machines; None where they do not travel
     travel_note: str = ""  # why its folder or repository does not travel; else empty
+    project_files: tuple[ProjectFileSize, ...] = ()  # whose texts it is given, in their order
+    project_origin: str = ""  # where these were read, where that is not its folder: the base of what it reviews
+    project_left_out: tuple[str, ...] = ()  # the others, each with why
     reach: str  # what the run may read, reach and change, in a few words
     background: bool = False  # it continues when its host is closed
     estimated_minutes: tuple[int, int]
@@ -465,7 +490,16 @@ _SINGLE = {"step", "steps"}
 
 def _covered(config: RunConfig) -> dict[str, Any]:
     """Return what a digest covers of a configuration: no field that is as it was before there was another value."""
-    before = (("runner", IN_PROCESS), ("agent", None), ("keyed", False), ("key_command", ()), ("steps", ()))
+    before: tuple[tuple[str, Any], ...] = (
+        ("runner", IN_PROCESS),
+        ("agent", None),
+        ("keyed", False),
+        ("key_command", ()),
+        ("steps", ()),
+        ("project_files", ()),
+        ("project_origin", ""),
+        ("project_left_out", ()),
+    )
     own = {name for name, without in before if getattr(config, name) == without}
     covered = config.model_dump(mode="json", exclude=_ESTIMATES | own)
     if config.search_call is not None and not config.search_call.key_command:
@@ -478,11 +512,16 @@ def _covered(config: RunConfig) -> dict[str, Any]:
     return covered
 
 
+def _covered_texts(texts: Texts) -> dict[str, Any]:
+    covered = texts.model_dump(mode="json", exclude=_SINGLE if not texts.steps else None)
+    for each in (covered, *covered.get("steps", ())):
+        if not each["project"]:  # as it was before there was such a text
+            del each["project"]
+    return covered
+
+
 def digest(config: RunConfig, texts: Texts) -> str:
     """Return the hash of what is approved: configuration and texts, but no estimate, which depends on other runs."""
-    both = {
-        "config": _covered(config),
-        "texts": texts.model_dump(mode="json", exclude=_SINGLE if not texts.steps else None),
-    }
+    both = {"config": _covered(config), "texts": _covered_texts(texts)}
     line = json.dumps(both, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(line.encode()).hexdigest()

@@ -180,6 +180,11 @@ def _features(role: Role) -> list[str]:
             (f"runs to verify: {role.verify}", role.verify),
             (f"carries over: {', '.join(role.carry)}", role.carry),
             ("needs a language model: the offline reader cannot replace it", role.needs_model),
+            ("is told what AGENTS.md and CLAUDE.md of its folder say", role.project_instructions is True),
+            (
+                "is told what AGENTS.md and CLAUDE.md say in the default branch, not in what it reviews",
+                role.project_instructions == "base",
+            ),
             ("plans before it works", role.plan),
             ("thinks before it answers, if the model can", role.extended_thinking),
         )

@@ -135,6 +135,7 @@ _OPTIONS: Mapping[str, _Option] = {
     "blocked_tools": _Option("Do not use these of the role's tools.", "TOOL,…", read=_split),
     "plan": _Option("Plan before the work; default: as the role says."),
     "extended_thinking": _Option("Let the model think before it answers; default: as the role says."),
+    "project_instructions": _Option("AGENTS.md and CLAUDE.md of the folder; only --no leaves them out."),
     "degraded": _Option("Run even if a tool that the role needs is missing.", kind=bool),
     "output_schema": _Option("JSON schema that the output must match.", "FILE", kind=Path, read=options.read_schema),
     "name": _Option("A label, shown wherever the run is."),

@@ -188,6 +188,8 @@ def asked_lines(run: RunRow, texts: Texts | None, utc: bool, width: int | None) 
     for title, text in (("Context", texts.context), ("Specialisation", texts.system_prompt), ("Why", texts.rationale)):
         if text:
             lines += _block(title, text, width)
+    for file in texts.project:
+        lines += _block(file.path, file.text, width)
     return [*lines, *([f"task_id: {run.task_id}"] if run.task_id else [])]
 
 

@@ -17,6 +17,7 @@ from ava_audit.units import MICROS_PER_CENT, format_usd
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.role import parse_role, shared_prompt, system_prompt
 from ava_roles.tool import Tool
+from ava_server.approval.proposals import project_of
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.summary import list_earlier
 from ava_server.budget.run_config import PLAN_TURNS, RunConfig, Texts, limits_for_model
@@ -136,7 +137,7 @@ def with_figures(
     """
     history = History("")
     history.add(1, started(config, texts, tools, {}, config.confinement))
-    history.add(2, UserMessage(text=texts.task, kind="task"))
+    history.add(2, UserMessage(text=texts.task, kind="task", project=project_of(texts)))
     bound = model.bound(history.request(Recipe(0), GOOD_OUTPUT), None)
     if not bound.prompt_tokens:  # no language model
         return config

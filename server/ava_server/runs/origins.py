@@ -34,7 +34,7 @@ from ava_roles.role import ANY
 from ava_roles.tools.run import READ_SUBAGENT_RESULT
 from ava_roles.wrap import clean, one_line
 from ava_server.core.threads import compute_alone
-from ava_server.runs.history import SCRATCHPAD
+from ava_server.runs.history import PROJECT_FILES, SCRATCHPAD
 from ava_server.runs.questions import MOST_VALUES, VALUE_CHARS, Doubt
 from ava_server.runs.quotes import unwrap_output
 
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from ava_server.runs.history import History
 
 READ_RESULT = READ_SUBAGENT_RESULT.name
+_BROUGHT = (READ_RESULT, PROJECT_FILES)
+"""In place of a tool's name: what the task has brought, or what is read back. It counts as files do."""
 NAME_CHARS = 100
 """Characters of the name of an argument that are shown."""
 MOST_LOOKED_FOR = 100
@@ -145,8 +147,9 @@ class Origins:
 
     @property
     def _has_inputs(self) -> bool:
-        """Whether its task has brought results of other runs."""
-        return self._history.task is not None and bool(self._history.task.inputs)
+        """Whether its task has brought results of other runs, or files of the project."""
+        task = self._history.task
+        return task is not None and bool(task.inputs or task.project)
 
     def _takes_approved(self, spec: ToolSpec) -> bool:
         """Tell whether a tool counts as one that changes things; where a role has rules, no server's word counts."""
@@ -167,7 +170,8 @@ class Origins:
             if not known[rule].has(leaf):
                 given = _plain(str(leaf))
                 # The tool that brought it; a call of a tool that there is not has a name by the model.
-                found = (of.tool for at, of in self._results() if of.tool in self._specs and given in self._text(at))
+                known_tools = (*self._specs, PROJECT_FILES)
+                found = (of.tool for at, of in self._results() if of.tool in known_tools and given in self._text(at))
                 yield Doubt(one_line(name, NAME_CHARS), visible(leaf), next(found, "") if given else "")
 
     def _approved(self) -> list[str]:
@@ -207,7 +211,7 @@ class Origins:
     # -- what is private ----------------------------------------------------------------------------------------------
 
     def _carried(self, spec: ToolSpec, args: Mapping[str, Any]) -> Iterator[Doubt]:
-        results = [each for each in self._results() if each[1].tool in self._specs or each[1].tool == READ_RESULT]
+        results = [each for each in self._results() if each[1].tool in self._specs or each[1].tool in _BROUGHT]
         # What the model has noted is in no result, or in the one that it is from.
         private = [(at, of) for at, of in results if not self._is_of_web(of) and of.tool != SCRATCHPAD]
         if not private:
@@ -238,7 +242,7 @@ class Origins:
 
     def _is_of_web(self, result: ToolResult) -> bool:
         """Tell whether a result is of the web; one that was read back has the sources of the first."""
-        if result.tool == READ_RESULT:
+        if result.tool in _BROUGHT:
             return False
         spec, read = self._specs[result.tool], [str(source["location"]) for source in result.sources]
         of_web = spec.network and spec.foreign is None

@@ -44,6 +44,7 @@ from ava_server.runs.extension import (
     shortage_words,
     with_cap,
 )
+from ava_server.runs.history import PROJECT_FILES
 from ava_server.runs.lifecycle import situation, transition
 
 Given = int | float | str
@@ -754,6 +755,8 @@ def activity_when_asked(asked: Asked) -> str:
 
 
 def _brought(source: str) -> str:
+    if source == PROJECT_FILES:
+        return "from the project's own files about itself"
     return f"from a result of {source}" if source else "its own words"
 
 

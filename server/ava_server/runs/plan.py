@@ -26,7 +26,7 @@ from ava_audit.rows import RunRow, StepRunRow
 from ava_audit.units import day_of, format_usd
 from ava_audit.view import Command, Outcome, View
 from ava_roles.wrap import clean, one_line
-from ava_server.approval.proposals import spawn_fact, texts_of
+from ava_server.approval.proposals import project_of, spawn_fact, texts_of
 from ava_server.approval.steps import ITEM, replace_references
 from ava_server.budget.run_config import CAP_OF_ENDING, RunConfig, Source, StepConfig, Texts, config_of
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
@@ -256,6 +256,7 @@ class PlanLog:
             context=texts.context,
             system_prompt=texts.system_prompt,
             inputs=tuple(given.texts) or None,
+            project=project_of(texts),
         )
         spawn = spawn_fact(step.config, task, run_id, self.plan.pending_id, name=name, plan_id=self.plan.id)
         return (

@@ -37,7 +37,7 @@ from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_roles.tools.shell import RunBash
 from ava_roles.worktree.repository import UserRepository
 from ava_roles.worktree.session import WorktreeSession
-from ava_server.approval.proposals import texts_of
+from ava_server.approval.proposals import project_of, texts_of
 from ava_server.approval.scope import (
     confinement_of,
     git_folder_of,
@@ -316,6 +316,8 @@ class RunSetup:
 
         def mark(texts: Texts, inputs: Sequence[Mapping[str, str]], earlier: Sequence[str]) -> str | None:
             words = texts.model_dump(include={"task", "context", "system_prompt"})
+            if texts.project:
+                words["project"] = list(project_of(texts) or ())
             return None if state is None else run_mark(key, config, prefix, words, inputs, earlier, state)
 
         return mark

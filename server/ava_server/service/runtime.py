@@ -210,6 +210,7 @@ class Runtime(RunResources):
                 background=self.manager.leaves_runs,
                 remote_roots=user_limits.user_settings(self.settings, user).workspaces if remote else None,
                 policy=self.policy_now(user, through=through),
+                hide=lambda text: self.credentials.redactor.redact(text)[0],
                 workspace=workspace,
             )
             return context, role, chosen

@@ -464,7 +464,7 @@ def _show_limits(answer: SpawnAnswer, config: RunConfig) -> None:
 
 def _arguments(run: RunRow, texts: Texts) -> dict[str, Any]:
     config = config_of(run.config)
-    return {**config.asked, **texts.model_dump(exclude_none=True, exclude={"steps"})}
+    return {**config.asked, **texts.model_dump(exclude_none=True, exclude={"steps", "project"})}
 
 
 def started_next(run_id: str, group_id: str | None = None) -> str:

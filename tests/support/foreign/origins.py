@@ -63,10 +63,16 @@ def result(tool: str, text: str, *, success: bool = True) -> ToolResult:
     return ToolResult(tool=tool, success=success, output=output, call_id="c")
 
 
-def after(*facts: Fact, task: str = TASK, effects: Mapping[str, tuple[str, ...]] | None = None) -> Origins:
-    """The origins of a run that has these facts behind it."""
+def after(
+    *facts: Fact,
+    task: str = TASK,
+    effects: Mapping[str, tuple[str, ...]] | None = None,
+    project: tuple[dict[str, str], ...] | None = None,
+) -> Origins:
+    """The origins of a run that has these facts behind it, and was told this by files of its project."""
     history = History("S-1")
-    for seq, fact in enumerate((UserMessage(text=task, kind="task", context="Ann is away."), *facts), 1):
+    first = UserMessage(text=task, kind="task", context="Ann is away.", project=project)
+    for seq, fact in enumerate((first, *facts), 1):
         history.add(seq, fact)
     return Origins(history, effects or {}, {name: tool.spec for name, tool in TOOLS.items()})
 
