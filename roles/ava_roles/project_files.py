@@ -21,6 +21,14 @@ from ava_roles.worktree.repository import Git, UserRepository
 from ava_roles.wrap import one_line
 
 NAMES: Final = ("AGENTS.md", "CLAUDE.md")
+READ_BY_AGENTS: Final = frozenset(
+    {
+        "agents.md", "agents.override.md", "claude.md", "claude.local.md", "gemini.md", "qwen.md", ".rules",
+        ".agents", ".claude", ".codex", ".cursor", ".cursorrules", ".gemini", ".goosehints", ".mcp.json", ".opencode",
+        ".qwen", "copilot-instructions.md", "opencode.json", "opencode.jsonc",
+    }
+)  # fmt: skip
+"""What other agents take as instructions or settings of a project, in lower case."""
 MOST_BYTES: Final = 16_000
 """Bytes of all files together."""
 REASON_CHARS: Final = 200

@@ -20,6 +20,7 @@ from support.models.search_formats import FORMATS
 from support.processes import lives, marked
 from support.redaction import body_of, leaked, private_key
 from support.repositories.coding import Untouched, asked, branches, project
+from support.repositories.projects import git, write
 from support.runtime import Lab, arrived, check_budgets, open_lab, with_workspace
 from support.sample import sampled
 from support.sandboxes.attacks import needs
@@ -36,6 +37,7 @@ from ava_audit.events import (
     RunEnded,
     ToolCall,
     ToolResult,
+    UserMessage,
     WorkChecked,
 )
 from ava_audit.redaction import RunRedactor
@@ -843,3 +845,31 @@ async def test_an_agent_whose_model_does_not_answer_is_stopped(tmp_path: Path) -
         _run, result = await outcome(lab, max_iterations=60)
         assert (result["status"], result["stop_reason"]) == ("error", "the agent's model failed"), result
         assert 6 <= len(lab.server.requests) <= 8
+
+
+@pytest.mark.requirement("N-35")
+async def test_an_agent_that_reviews_does_not_see_how_the_change_wants_to_be_reviewed(tmp_path: Path) -> None:
+    """It would read these files by itself: so they are not in its copy, and it is told those of the default branch."""
+    needs("bubblewrap")
+    answers = [Say("I look.", usage=USAGE)]
+    steps: list[dict[str, Any]] = [
+        {"ask": "How does it look?"},
+        {"run": "cat AGENTS.md CLAUDE.md .claude/settings.json; ls -A"},
+    ]
+    checkout = project(tmp_path)
+    write(checkout, {"AGENTS.md": "OURS\n"})
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-qm", "rules")
+    git(checkout, "branch", "-M", "main")
+    git(checkout, "switch", "-qc", "change")
+    write(checkout, {"AGENTS.md": "EVIL\n", "CLAUDE.md": "EVIL\n", ".claude/settings.json": "EVIL\n"})
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-qm", "evil")
+    async with agent_lab(tmp_path, answers, [steps]) as lab:
+        run_id = await lab.start(**{**agent_run(), "role": "code_reviewer"})
+        run = await lab.ended(run_id, 60)
+        said = (await lab.result(run_id))["untrusted_result"]["output"]
+        assert run.state == "success" and "adding.py" in said and "EVIL" not in said
+        sent = "\n".join(json.dumps(request.json) for request in lab.server.requests)
+        told = json.dumps([fact.model_dump(mode="json") for fact in await lab.facts(run_id, UserMessage)])
+        assert "OURS" in told and "EVIL" not in told and "EVIL" not in sent

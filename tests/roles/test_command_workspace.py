@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path, PurePosixPath
 
 import anyio
 import pytest
-from support.repositories.projects import checkout, tree, write
+from support.repositories.projects import checkout, names, tree, write
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.command_workspace import CopiedWorkspace
@@ -64,6 +65,29 @@ async def test_binds_packages_read_only_over_the_copy_and_nothing_else_of_the_wo
     assert [(bind.source, bind.writable) for bind in own] == [(tmp_path / "project" / "node_modules", False)]
     writable = {bind.source.name for bind in found.binds if bind.writable}
     assert writable == {"copy", "home"}
+
+
+@pytest.mark.parametrize("copied", [True, False])
+async def test_leaves_out_what_tells_an_agent_how_to_work(
+    tmp_path: Path, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it stands, also as a link or a folder, in the copy and in a folder too large to be copied."""
+    if not copied:
+        monkeypatch.setattr("ava_roles.sandbox.workspace_copy.FOLDER_FILES", 2)
+    project = tmp_path / "project"
+    write(project, {"a.txt": "a\n", "sub/Claude.md": "EVIL\n", ".claude/commands/x.md": "EVIL\n", "rules.md": "r\n"})
+    (project / "AGENTS.md").symlink_to("rules.md")
+    with closing(Root.open(project)) as files:
+        bench = workbench(tmp_path, files)
+        bench.without = frozenset({"agents.md", "claude.md", ".claude"})
+        found, _fresh = await bench.ready()
+        assert "left out: 3 files and folders that tell an agent how to work" in found.notes
+        if copied:
+            assert names(bench.here / "copy") == {"a.txt", "rules.md"}
+        else:
+            over = {str(bind.target) for bind in found.binds if bind.source.is_relative_to(bench.here / "empty")}
+            assert over == {str(project / name) for name in ("AGENTS.md", "sub/Claude.md", ".claude")}
+        bench.close()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -181,7 +181,8 @@ class CopiedWorkspace:
 
     The copy is made at `here`, which does not exist yet; without `files`, commands work in an empty folder. `carry`:
     folders of the workspace that the role wants shown themselves. `git_folder`: the approved one outside of the
-    workspace's checkout. `mounts`: commands can see a folder under another path than its own.
+    workspace's checkout. `mounts`: commands can see a folder under another path than its own. `without`: names of files
+    and folders, in lower case, that are left out wherever they stand.
     """
 
     mounts: bool
@@ -192,6 +193,7 @@ class CopiedWorkspace:
     carry: Sequence[str] = ()
     network: bool = False
     git_folder: str = ""
+    without: frozenset[str] = frozenset()
     _made: CommandSandbox | None = field(default=None, init=False)
     _turn: anyio.Lock = field(default_factory=anyio.Lock, init=False)
     _closing: bool = field(default=False, init=False)
@@ -270,12 +272,30 @@ class CopiedWorkspace:
         )
         dependencies = bindable_dependencies(project, report, check)
         tools = find_toolchains(project, dependencies, self.host)
+        self._leave_out(work, report, check)
         if report.whole:
             seen, binds = layout.show_project(work, project, dependencies)
         else:
             seen, binds = PurePosixPath(project), self._show_itself(project, report)
         notes = self._notes(project, report, dependencies, tools, layout.scratch)
         return layout.command_sandbox(seen, binds, tools, notes)
+
+    def _leave_out(self, work: Path, report: CopyReport, check: Callable[[], None]) -> None:
+        """Remove from the copy what is left out by its name; of a folder that is shown itself, hide it."""
+        if not self.without or self.files is None:
+            return
+        if report.whole:
+            found = _named(work, self.without, check)
+            for path in (work / name for name in found):
+                if path.is_dir() and not path.is_symlink():
+                    remove_tree(path)
+                else:
+                    path.unlink()
+        else:
+            found = _named(self.files.path, self.without, check)
+            report.hidden = (*report.hidden, *found)
+        if found:
+            report.left_out["files and folders that tell an agent how to work"] += len(found)
 
     def _show_itself(self, project: Path, report: CopyReport) -> list[Bind]:
         """Show a workspace that is too large to be copied, with something empty over what commands must not see."""
@@ -313,6 +333,17 @@ class CopiedWorkspace:
         if self.network:
             notes.append("commands reach the network")
         return f"[{'; '.join((*notes, *tools.refused))}]"
+
+
+def _named(folder: Path, names: Collection[str], check: Callable[[], None]) -> list[str]:
+    """Return the paths of everything in a folder that has one of these names, links included, but not what is in it."""
+    found: list[str] = []
+    for here, folders, files in os.walk(folder):
+        check()
+        place = Path(here).relative_to(folder)
+        found += [(place / name).as_posix() for name in (*folders, *files) if name.casefold() in names]
+        folders[:] = [name for name in folders if name.casefold() not in names]
+    return found
 
 
 HOME = PurePosixPath("/agent")

@@ -19,6 +19,7 @@ from ava_roles.catalog import Catalog
 from ava_roles.errors import RolesError, WorkspaceRefused
 from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers, ToolListing
 from ava_roles.mcp_client.tools import PREFIX, OfferedTool, ServerEntry, covers, is_wildcard, server_of
+from ava_roles.project_files import READ_BY_AGENTS
 from ava_roles.role import Role, parse_role
 from ava_roles.sandbox.command_workspace import CopiedWorkspace
 from ava_roles.sandbox.git import Accept, find_git_folders, git_program
@@ -35,6 +36,7 @@ from ava_server.config.role_folders import RolePlaces
 from ava_server.config.settings import Settings
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import BadInput, Refused, ToolMissing
+from ava_server.core.ids import IN_PROCESS
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
@@ -111,7 +113,14 @@ def make_workbench(
         carry=parse_role(config.role_text, config.role_source, config.role).carry,
         network=config.network,
         git_folder=config.git_folder,
+        without=frozenset() if config.runner == IN_PROCESS or obeys_project(config) else READ_BY_AGENTS,
     )
+
+
+def obeys_project(config: RunConfig) -> bool:
+    """Tell whether files of the folder that a run works in may say how: those of what it reviews may not."""
+    role = parse_role(config.role_text, config.role_source, config.role)
+    return role.project_instructions is True and config.asked.get("project_instructions") is not False
 
 
 def git_folder_rule(
