@@ -72,7 +72,11 @@ UNSAID = {
 """Words of a closed set that no entry here has: most of them nothing says yet. A proposal ends without a result."""
 
 ROLE = "---\nname: jack\ndescription: Has every tool.\ntools: [{tools}]\n---\nDo it.\n"
-MASON = "---\nname: mason\ndescription: Edits.\ntools: [edit_file, write_file]\nsetup: 'true'\n---\nDo it.\n"
+MASON = (
+    "---\nname: mason\ndescription: Edits.\ntools: [edit_file, write_file]\nsetup: 'true'\n"
+    "project_instructions: true\n---\n"
+    "Do it.\n"
+)
 LONG_URL = f"http://{HOST}/long"
 
 
@@ -223,7 +227,8 @@ def plays() -> dict[str, Sequence[Step]]:
 
 async def happen(tmp: Path, server: ModelServer) -> None:
     """Everything that one process can bring about."""
-    checkout(tmp / "workspace", {"a.md": "Otter charges twelve cents.\n", "b.md": "Beaver charges twelve cents.\n"})
+    files = {"a.md": "Otter charges twelve cents.\n", "b.md": "Beaver charges twelve cents.\n"}
+    checkout(tmp / "workspace", {**files, "AGENTS.md": "Prices are in cents.\n"})
     (tmp / "data" / "roles").mkdir(parents=True)
     tools = [name for name in builtin_tools() if name not in CHANGING]
     (tmp / "data" / "roles" / "jack.md").write_text(ROLE.format(tools=", ".join(tools)))
