@@ -346,6 +346,37 @@ async def test_a_step_keeps_its_own_task_when_an_earlier_one_is_dropped(tmp_path
     assert b"SECOND: read only." in request.body and b"FIRST" not in request.body
 
 
+async def test_of_a_list_that_is_partly_done_the_other_items_run(tmp_path: Path) -> None:
+    failing = True
+
+    def work(request: dict[str, Any]) -> Say | Fail:
+        body = json.dumps(request)
+        if failing and "item 2 of find.items" in body:
+            return Fail(400)
+        return answer(request)
+
+    with running_model_server(work) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED) as lab:
+            first = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=[FIND, READ, WRITE])
+            await lab.approve(first)
+            assert (await lab.ended(first.group_id)).state == "partial"
+
+            failing = False
+            second = await lab.call("spawn_subagent", retry_of=first.group_id)
+            assert "1 of 3 steps is done: the results of 2 earlier runs count" in second.message, second.message
+            await lab.approve(second)
+            assert (await lab.ended(second.group_id)).state == "success"
+            rows = await lab.store.read(lambda view: view.step_runs(second.group_id))
+            assert [(row.step, row.item) for row in rows] == [("read", 2), ("write", None)]
+            result = await lab.result(second.group_id)
+            assert [(line["step"], line["runs"], line["not_done"]) for line in result["steps"]] == [
+                ("find", 1, 0), ("read", 2, 0), ("write", 1, 0),
+            ]  # fmt: skip
+            [task] = await lab.facts(rows[1].id, UserMessage)
+    assert task.inputs is not None
+    assert "core is new" in task.inputs[0]["text"] and "web is gone" in task.inputs[0]["text"]
+
+
 async def test_a_retry_refuses_what_it_would_lose_or_ignore(tmp_path: Path) -> None:
     with running_model_server(answer) as server:
         async with open_lab(tmp_path, server=server, config=PRICED) as lab:
@@ -357,6 +388,8 @@ async def test_a_retry_refuses_what_it_would_lose_or_ignore(tmp_path: Path) -> N
             for beside in ({"task": "Something else"}, {"role": "custom"}):
                 refused = await lab.call("spawn_subagent", retry_of=plan.id, again=["write"], **beside)
                 assert refused.status == "failed" and "have their own; give `steps`" in refused.message
+            alone = await lab.call("spawn_subagent", steps=[FIND], again=["find"])
+            assert alone.status == "failed" and "again: it names steps of an earlier plan" in alone.message
             named = await lab.call("spawn_subagent", retry_of=plan.pending_id, again=["write"], workspace=folder)
             assert named.group_id is not None and "2 of 3 steps are done" in named.message, "a proposal names its plan"
 

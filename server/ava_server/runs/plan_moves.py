@@ -176,10 +176,10 @@ def _cancels(plan: PlanState, stopped: str) -> list[Move]:
 
 def _begin(plan: PlanState, step: StepConfig, world: World, stopped: str) -> Change | None:
     """Return how a step begins, or that it is skipped; None while it waits for others."""
-    if plan.runs.get(step.id):  # its run was proposed by itself, and queued when the plan was approved
+    if step.run:  # it was proposed by itself, and queued when the plan was approved
         return Change(step.id, StepProgress("begun"))
     skipped = StepProgress("skipped", items=step.at_most, not_done=step.at_most)
-    if stopped:
+    if stopped and not plan.runs.get(step.id):  # what an earlier plan has done of it stays done
         return Change(step.id, replace(skipped, why=f"not started: {stopped}"))
     by_id = {each.id: each for each in plan.steps}
     for name in step.needs:

@@ -143,6 +143,8 @@ class Spawns(Operations):
         args = parse(PlanArgs, {name: value for name, value in given.items() if name in PlanArgs.model_fields})
         if args.ask and caller.asking.proposal is not None:
             return await self._answered_now(caller.asking.proposal, caller)
+        if args.again and before is None:
+            raise BadInput('again: it names steps of an earlier plan; give retry_of "G-…" too, or leave it out')
         self._runtime.closing.refuse_new()
         steps = await anyio.to_thread.run_sync(read_steps, args.steps, given)
         config, texts, context = await self._plans.resolve(args, steps, caller, before)
