@@ -343,7 +343,7 @@ async def test_text_found_only_in_another_subagents_result_is_not_a_verified_quo
             quote = INVENTED.replace("never", "nevre") if laundered == "nearly" else INVENTED
             return hand_over(findings=[{"claim": "c", "quote": quote, "source_url": "a.md"}])
 
-        lab.server._script = script
+        lab.server.script = script
         run_id = await lab.start(context_from=[first])
         await lab.ended(run_id)
         result = await lab.result(run_id)

@@ -123,7 +123,7 @@ class ModelServer:
     """
 
     def __init__(self, script: Script, scheme: str = "http") -> None:
-        self._script = script
+        self.script = script
         self._scheme = scheme
         self._lock = threading.Lock()
         self.requests: list[Received] = []
@@ -175,11 +175,11 @@ class ModelServer:
         return Fail(400, {"type": "error", "error": {"type": "invalid_request_error", "message": why}})
 
     def _step(self, number: int, received: Received) -> Step:
-        if callable(self._script):
-            return self._script(received.json)
-        if number >= len(self._script):
+        if callable(self.script):
+            return self.script(received.json)
+        if number >= len(self.script):
             return Fail(500, {"error": {"message": f"the script has no step {number + 1}"}})
-        return self._script[number]
+        return self.script[number]
 
 
 @contextmanager
@@ -263,7 +263,7 @@ async def _answer(
             return step.stall is None or await _held(step.stall, reader)
         case Say() if request.get("stream") and step.stream:
             _head(writer, 200, EVENTS, {"transfer-encoding": "chunked"})
-            for data in _events(step, turn, path, request):
+            for data in events_at(path, step, turn, request):
                 _chunk(writer, data)
                 await writer.drain()
             writer.write(b"0\r\n\r\n")
@@ -280,7 +280,8 @@ def is_google(path: str) -> bool:
     return path.partition("?")[0].endswith((":generateContent", ":streamGenerateContent"))
 
 
-def _events(step: Say, turn: int, path: str, request: dict[str, Any]) -> list[bytes]:
+def events_at(path: str, step: Say, turn: int, request: dict[str, Any]) -> list[bytes]:
+    """Return the events of a streamed answer in the format of a path."""
     if path.endswith("/messages"):
         from support.models import messages_format
 

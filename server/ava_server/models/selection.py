@@ -63,10 +63,14 @@ UNKNOWN = Thinking()
 
 def thinking_of(model_id: str, otherwise: Thinking = UNKNOWN) -> Thinking:
     """Return how a model is told to think; `otherwise` is for ids that are not in the table."""
-    name = model_id.rpartition("/")[2].lower().replace(".", "-")
+    name = _MAKER.sub("", model_id.rpartition("/")[2].lower()).replace(".", "-")
     known = _table()
     found = max((begins for begins in known if name.startswith(begins)), key=len, default=None)
     return otherwise if found is None else known[found]
+
+
+_MAKER = re.compile(r"\A(?:[a-z-]+\.)+(?=[a-z])")
+"""What Bedrock's ids begin with: where a model runs and who made it, as in `us.anthropic.claude-sonnet-4-6`."""
 
 
 @cache

@@ -5,6 +5,7 @@ The server is on this machine, so the row is looked up for the provider's own ad
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Fail, ModelServer, Say, Step, running_model_server
+from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, events_at, running_model_server
 
 from ava_server.cli.models import read_providers, servers_lines
 from ava_server.config.credentials import model_settings
@@ -20,14 +21,24 @@ from ava_server.config.keys import find_key, set_key
 from ava_server.config.settings import load_settings
 from ava_server.core.errors import BadInput, ConfigError, ModelError
 from ava_server.models import listing
-from ava_server.models.base import Completion, Request, ToolSchema, UserTurn
+from ava_server.models.base import AssistantTurn, Completion, Request, ToolSchema, ToolTurn, UserTurn
 from ava_server.models.clients import ClientPool
+from ava_server.models.errors import may_have_been_billed
 from ava_server.models.factory import model_of, parameters
 from ava_server.models.http_model import HttpModel
 from ava_server.models.listing import ModelCatalog, ask_endpoint, loaded_windows, model_catalogs, servers_here
 from ava_server.models.prices import Price, Unpriced, UserPrice, look_up
 from ava_server.models.providers import PROVIDERS, key_header, provider_at
-from ava_server.models.selection import Choice, ModelSettings, Provider, choose, configured, default_tiers
+from ava_server.models.selection import (
+    UNKNOWN,
+    Choice,
+    ModelSettings,
+    Provider,
+    choose,
+    configured,
+    default_tiers,
+    thinking_of,
+)
 
 KEY = "k3y-0f-n0b0dy-123456"
 SELLERS = [name for name, known in PROVIDERS.items() if known.models]
@@ -46,28 +57,30 @@ def address_of(name: str) -> str:
     return ADDRESSES.get(name) or PROVIDERS[name].base_url.replace("REGION", "us-east-1")
 
 
-def chosen(name: str) -> Choice:
+def chosen(name: str, model_id: str = "test", *, streaming: bool = True) -> Choice:
     """The choice of a model at a provider's own address, with a stored key."""
     provider = name.partition(" ")[0]
-    given = Provider(base_url=address_of(name), api_key=KEY)
-    prices = {f"{provider}:test": UserPrice(input=1, output=2)}
-    return choose(f"{provider}:test", "fast", ModelSettings(providers={provider: given}, prices=prices))
+    given = Provider(base_url=address_of(name), api_key=KEY, streaming=streaming)
+    prices = {f"{provider}:{model_id}": UserPrice(input=1, output=2, per_request=0.01)}
+    return choose(f"{provider}:{model_id}", "fast", ModelSettings(providers={provider: given}, prices=prices))
 
 
 class Called:
     """A provider's model whose calls go to a server on loopback, with the headers of its own address."""
 
-    def __init__(self, name: str, server: ModelServer, clients: ClientPool) -> None:
-        self.choice = chosen(name)
+    def __init__(
+        self, name: str, server: ModelServer, clients: ClientPool, model_id: str = "test", *, streaming: bool = True
+    ) -> None:
+        self.choice = chosen(name, model_id, streaming=streaming)
         model = model_of(self.choice.name, parameters(self.choice), KEY, clients)
         assert isinstance(model, HttpModel)
         self.url = model.wire.url(model.base_url, "test")
         self.headers = {**model.wire.headers(KEY), **key_header(model.base_url, KEY)}
         self.model = replace(model, base_url=server.base_url)
 
-    async def ask(self) -> Completion:
+    async def ask(self, request: Request = ASK) -> Completion:
         with anyio.fail_after(20):
-            async with self.model.stream(ASK) as stream:
+            async with self.model.stream(request) as stream:
                 async for _delta in stream:
                     pass
         return stream.completion
@@ -92,6 +105,116 @@ async def test_a_turn_with_tools_is_streamed_and_counted_within_its_bound(name: 
         assert ("max_completion_tokens" in body, "max_tokens" in body) == (known.long_limit, not known.long_limit)
         assert ("stream_options" in body) != known.tells_usage
     assert not server.refused
+
+
+MODELS = {
+    "perplexity": "sonar",
+    "vertex": "gemini-3.8-flash",
+    "bedrock": "openai.gpt-oss-120b-1:0",
+    "bedrock anthropic": "us.anthropic.claude-sonnet-4-6",
+    "azure": "gpt-6.1-terra",
+    "azure deployments": "our-own-name",
+    "vertex openapi": "google/gemini-3.8-flash",
+}
+"""A model of each provider without tiers; those of servers on this machine are all alike."""
+TASK = UserTurn("Find the blue door.")
+DOORS = [("search", {"q": "blue door"}), ("search", {"q": "azure door"})]
+
+
+def model_at(name: str) -> str:
+    return MODELS.get(name) or default_tiers().get(name, {}).get("balanced", "qwen3:8b")
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("name", CALLED)
+async def test_a_conversation_with_thinking_and_tools_goes_on_as_the_provider_accepts_it(
+    name: str, streaming: bool
+) -> None:
+    """The server refuses what the API of the path would, such as a result without its call, or a lost signature."""
+    script = [Say("I look.", DOORS, reasoning="Which door?"), Say("It is behind the shelf.")]
+    model_id = model_at(name)
+    with running_model_server(script) as server:
+        async with ClientPool() as clients:
+            called = Called(name, server, clients, model_id, streaming=streaming)
+            tokens = 2_048 if called.model.may_think([TASK]) else 0
+            first = Request(model_id, "You are terse.", (SEARCH,), (TASK,), 8_192, tokens)
+            answer = await called.ask(first)
+            results = [ToolTurn(call.call_id, call.name, f"found {n}") for n, call in enumerate(answer.calls)]
+            second = replace(first, turns=(TASK, AssistantTurn(answer.raw), *results))
+            last = await called.ask(second)
+            bounds = [called.model.bound(request, None) for request in (first, second)]
+    assert server.refused == []
+    assert (answer.text, last.text) == ("I look.", "It is behind the shelf.")
+    assert [(call.name, call.args) for call in answer.calls] == DOORS
+    if called.choice.wire != "responses":  # where summaries need a verified organization, none is asked for
+        assert answer.thinking == "Which door?"
+    sent = [received.json for received in server.requests]
+    assert all(("stream" in received.path or body.get("stream", False)) == streaming for received, body in zip(
+        server.requests, sent, strict=True))  # fmt: skip
+    told = [f"found {n}" for n in range(len(DOORS))]
+    positions = [server.requests[1].body.decode().index(text) for text in told]
+    assert positions == sorted(positions), "the order says whose results they are, where ids are not accepted"
+    if called.choice.wire == "google":
+        assert ('"id"' in server.requests[1].body.decode()) == PROVIDERS[name].takes_call_ids
+    for completion, bound, body in zip(
+        (answer, last), bounds, map(len, (r.body for r in server.requests)), strict=True
+    ):
+        usage = completion.usage
+        assert usage is not None and completion.cost_micros is None
+        assert (usage.prompt_tokens, usage.output_tokens) == (max(100, body // 10), 20)
+        assert usage.prompt_tokens <= bound.prompt_tokens and usage.output_tokens <= bound.output_tokens
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("name", CALLED)
+async def test_whoever_leaves_while_it_waits_closes_the_connection(name: str, streaming: bool) -> None:
+    gate = Gate()
+    with running_model_server([Say("never read", gate=gate)]) as server:
+        async with ClientPool() as clients, anyio.create_task_group() as tasks:
+            called = Called(name, server, clients, streaming=streaming)
+            tasks.start_soon(called.ask)
+            assert await anyio.to_thread.run_sync(gate.arrived.wait, 10)
+            tasks.cancel_scope.cancel()
+        assert await anyio.to_thread.run_sync(gate.client_left.wait, 10)
+    assert server.answered == []
+
+
+BREAKS: Mapping[str, Mapping[str, Any]] = {
+    "messages": {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}},
+    "responses": {"type": "error", "code": "server_error", "message": "Overloaded"},
+    "chat_completions": {"error": {"code": 503, "message": "Overloaded"}},
+    "google": {"error": {"code": 503, "status": "UNAVAILABLE", "message": "Overloaded"}},
+}
+
+
+@pytest.mark.parametrize("how", ["an error", "cut", "left"])
+@pytest.mark.parametrize("name", CALLED)
+async def test_a_stream_that_does_not_end_may_have_been_billed(name: str, how: str) -> None:
+    gate = Gate()
+    with running_model_server([]) as server:
+        async with ClientPool() as clients:
+            called = Called(name, server, clients)
+            path, body = called.model.wire.url(server.base_url, "test").partition("?")[0], called.model.wire.body(ASK)
+            begun = events_at(path, Say("half of an answer " * 9), 0, body)[:-9]
+            error = f"data: {json.dumps(BREAKS[called.choice.wire])}\n\n".encode()
+            steps = {
+                "an error": Raw([*begun, error]),
+                "cut": Raw(begun, chunked=True, cut=True),
+                "left": Raw(begun, chunked=True, cut=True, stall=gate),
+            }
+            server.script = [steps[how]]
+            if how == "left":
+                async with called.model.stream(ASK) as stream:
+                    async for delta in stream:
+                        if delta.text:
+                            assert await anyio.to_thread.run_sync(gate.arrived.wait, 10)
+                            break
+                assert await anyio.to_thread.run_sync(gate.client_left.wait, 10)
+                return
+            with pytest.raises(ModelError) as failed:
+                await called.ask()
+    assert may_have_been_billed(failed.value)
+    assert failed.value.kind == {"an error": "overloaded", "cut": "dropped"}[how]
 
 
 @pytest.mark.parametrize("name", CALLED)
@@ -380,3 +503,21 @@ async def test_listing_a_provider_that_the_settings_must_name_says_so() -> None:
     for name in ("ollama", "azure"):
         with pytest.raises(BadInput, match=rf"{name} needs \[providers.{name}\] in config.toml"):
             await read_providers(ModelSettings(), [], name, None)
+
+
+@pytest.mark.parametrize(
+    ("model_id", "same_as"),
+    [
+        ("us.anthropic.claude-sonnet-4-6", "claude-sonnet-4-6"),
+        ("global.anthropic.claude-haiku-4-5-20251001-v1:0", "claude-haiku-4-5"),
+        ("anthropic.claude-opus-5-5", "anthropic/claude-opus-5.5"),
+        ("openai.gpt-oss-120b-1:0", "openai/gpt-oss-120b"),
+    ],
+)
+def test_a_model_of_bedrock_thinks_as_it_does_elsewhere(model_id: str, same_as: str) -> None:
+    assert thinking_of(model_id) == thinking_of(same_as) != UNKNOWN
+
+
+@pytest.mark.parametrize("model_id", ["my.own-model", "claude", "us.anthropic.", "gemini-3.8-flash.claude-sonnet-5"])
+def test_a_models_name_is_read_no_further_than_its_maker(model_id: str) -> None:
+    assert thinking_of(model_id) in (UNKNOWN, thinking_of("gemini-3.8-flash"))
