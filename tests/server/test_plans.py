@@ -34,6 +34,7 @@ from ava_server.runs.history import History
 from ava_server.runs.origins import Origins
 from ava_server.runs.reuse import folder_state
 from ava_server.runs.setup import RunSetup
+from ava_server.service import plans
 
 LIST = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "string"}}}}
 FIND: Mapping[str, Any] = {
@@ -375,6 +376,34 @@ async def test_of_a_list_that_is_partly_done_the_other_items_run(tmp_path: Path)
             [task] = await lab.facts(rows[1].id, UserMessage)
     assert task.inputs is not None
     assert "core is new" in task.inputs[0]["text"] and "web is gone" in task.inputs[0]["text"]
+
+
+async def test_the_mark_of_each_earlier_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each item it took 74 s with 300 of them."""
+    count = 8
+    reads: list[str] = []
+
+    def work(request: dict[str, Any]) -> Say:
+        if "List the changed modules" in json.dumps(request):
+            return submits({"items": [f"module {number}" for number in range(count)]})
+        return submits("it is new")
+
+    mark_of = plans._mark_of
+
+    def counted(view: View, row: Any) -> str | None:
+        reads.append(row.id)
+        return mark_of(view, row)
+
+    monkeypatch.setattr(plans, "_mark_of", counted)
+    with running_model_server(work) as server:
+        async with open_lab(tmp_path, server=server, config=f"{PRICED}\n[limits]\nspawns_per_hour = 30\n") as lab:
+            steps = [FIND, {**READ, "at_most": count}, WRITE]
+            first = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=steps)
+            await lab.approve(first)
+            assert (await lab.ended(first.group_id)).state == "success"
+            second = await lab.call("spawn_subagent", retry_of=first.group_id, again=["write"])
+            assert "2 of 3 steps are done" in second.message, second.message
+    assert len(reads) == len(set(reads)) == count + 1
 
 
 async def test_a_retry_refuses_what_it_would_lose_or_ignore(tmp_path: Path) -> None:

@@ -182,13 +182,14 @@ class _Predecessor(Operations):
             items: list[int | None] = [None] if length is None else list(range(1, min(length, step.at_most) + 1))
             reused: list[ReusedRun] = []
             own = texts.model_copy(update={"task": task_with_names(step, texts)})
+            by_mark = {_mark_of(view, row): row for row in candidates}  # the last of several with the same
             for item in items if candidates else ():
                 given = log.given(step, item)
                 earlier = [run.id for run in step.config.context_from] + [row.id for row in given.runs]
                 mark = marker(own, given.texts, earlier)
-                same = [row for row in candidates if mark is not None and _mark_of(view, row) == mark]
-                if same:
-                    reused.append(ReusedRun(id=same[-1].id, item=item, ended_us=same[-1].ended_us or 0))
+                same = by_mark.get(mark) if mark is not None else None
+                if same is not None:
+                    reused.append(ReusedRun(id=same.id, item=item, ended_us=same.ended_us or 0))
             repeats = self._repeats(view, step, len(items) - len(reused))
             return KnownWork(tuple(reused), repeats, length)
 
