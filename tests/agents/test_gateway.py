@@ -24,7 +24,7 @@ from ava_server.agents import gateway as gateways
 from ava_server.agents.bodies import Bodies
 from ava_server.agents.forms import FORMS
 from ava_server.agents.gateway import BODY_BYTES, MOST_CALLS, Gateway, serving
-from ava_server.agents.metering import CountedBounds, results_in
+from ava_server.agents.metering import CountedBounds, ShownResult, call_answered, results_in
 from ava_server.agents.seam import Admitted, AgentCall, CallRefused
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion
@@ -782,6 +782,27 @@ def test_each_list_that_is_one_object_counts_is_recorded_and_sent_as_the_list(wi
     one, listed = (bodies.read(json.dumps(each).encode()) for each in (alone(body), body))
     assert one == listed and one.chain == listed.chain
     assert [found for item in one.items for found in results_in(json.loads(item))], "a result is one"
+
+
+def test_a_result_is_of_its_call_also_if_google_gave_that_no_id() -> None:
+    """Gemini CLI then makes up an id of its own, for the result alone."""
+    called = {"r1_0": "Read", "r1_1": "Read", "r2_0": "Bash"}
+    parts = [
+        {"functionResponse": {"id": call_id, "name": name, "response": {"output": text}}}
+        for call_id, name, text in (("Read-17", "Read", "one"), ("", "Read", "two"), ("x", "Bash", "three"))
+    ]
+    answered: set[str] = set()
+    found: dict[str, str] = {}
+    for result in results_in({"role": "user", "parts": [*parts, *parts]}):
+        call_id = call_answered(result, called, answered)
+        if call_id in called and call_id not in answered:
+            found[call_id] = result.text
+            answered.add(call_id)
+    assert found == {"r1_0": "one", "r1_1": "two", "r2_0": "three"}
+    known = ShownResult("r1_1", "two", failed=False, name="Read")
+    assert call_answered(known, called, answered=()) == "r1_1", "an id that is known comes first"
+    assert call_answered(known._replace(call_id="r1_7"), {}, answered=()) == "r1_7"
+    assert call_answered(ShownResult("toolu_9", "x", failed=False), called, answered=()) == "toolu_9"
 
 
 def test_a_text_for_a_conversation_is_a_message() -> None:

@@ -12,10 +12,10 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import anyio
 import anyio.to_thread
@@ -47,7 +47,7 @@ from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve_
 from ava_server.budget.money_line import MoneyWait, Patience
 from ava_server.core.untrusted import hide_apart
 from ava_server.models.base import Bound, Completion
-from ava_server.models.json_text import as_object, objects_in
+from ava_server.models.json_text import as_object, as_text, objects_in
 from ava_server.models.prices import reserve_micros
 from ava_server.models.tokens import FIXED_TOKENS, MESSAGE_TOKENS, TOOL_TOKENS, TOOLS_TOKENS, escaped_bound, text_bound
 from ava_server.runs.money_wait import MoneyQueue
@@ -424,14 +424,19 @@ class RunMeter:
 
     def _new_results(self, seen: _Seen, turn: int) -> Iterator[ToolResult]:
         """Yield the results of the agent's own tools that a request shows for the first time."""
+        answered = set(self._results)
         for item in seen.fresh:
-            for call_id, text, failed in results_in(json.loads(item)):
+            for found in results_in(json.loads(item)):
+                call_id = call_answered(found, self.called, answered)
                 name = self.called.get(call_id)
-                if name is not None and call_id not in self._results and not self.is_own(name):
-                    shown = clean(text)[0]
+                if name is None or call_id in answered:
+                    continue
+                answered.add(call_id)
+                if not self.is_own(name):
+                    shown = clean(found.text)[0]
                     yield ToolResult(
-                        tool=name[:100], success=not failed, output=shown[:SHOWN_CHARS], call_id=call_id, turn=turn,
-                        output_sha=hashlib.sha256(text.encode()).hexdigest()[:32], chars=len(shown),
+                        tool=name[:100], success=not found.failed, output=shown[:SHOWN_CHARS], call_id=call_id,
+                        turn=turn, output_sha=hashlib.sha256(found.text.encode()).hexdigest()[:32], chars=len(shown),
                     )  # fmt: skip
 
     def is_own(self, name: str) -> bool:
@@ -490,21 +495,43 @@ def _without_text(completion: Completion) -> Completion:
     return replace(completion, text=_NOT_RECORDED, thinking="", calls=named, notes=())
 
 
-def results_in(item: Any) -> Iterator[tuple[str, str, bool]]:
-    """Yield the tool results in a message of any wire: the call's id, its text, and whether it failed."""
+class ShownResult(NamedTuple):
+    """A tool's result in a request; `name` is the tool's, where the wire says it."""
+
+    call_id: str
+    text: str
+    failed: bool
+    name: str = ""
+
+
+def call_answered(result: ShownResult, called: Mapping[str, str], answered: Collection[str]) -> str:
+    """Return the id under which a result's call is known.
+
+    Where Google gives a call no id, clients make one up: the result is then of the oldest call of its name without one.
+    """
+    if result.call_id in called or not result.name:
+        return result.call_id
+    open_calls = (known for known, name in called.items() if name == result.name and known not in answered)
+    return next(open_calls, result.call_id)
+
+
+def results_in(item: Any) -> Iterator[ShownResult]:
+    """Yield the tool results in a message of any wire."""
     found = as_object(item) or {}
     if found.get("role") == "tool" and "tool_call_id" in found:
-        yield str(found["tool_call_id"]), _text(found.get("content")), False
+        yield ShownResult(str(found["tool_call_id"]), _text(found.get("content")), False)
     elif str(found.get("type", "")).endswith("_call_output") and "call_id" in found:
-        yield str(found["call_id"]), _text(found.get("output")), found.get("status") == "failed"
+        yield ShownResult(str(found["call_id"]), _text(found.get("output")), found.get("status") == "failed")
     for part in objects_in(found.get("parts")):  # Google's
         if (answered := as_object(part.get("functionResponse"))) is not None:
             response = answered.get("response")
             failed = "error" in (as_object(response) or {})
-            yield str(answered.get("id", "")), _text(_response_text(response)), failed
+            call_id, name = str(answered.get("id", "")), as_text(answered.get("name"))
+            yield ShownResult(call_id, _text(_response_text(response)), failed, name)
     for block in objects_in(found.get("content")):
         if block.get("type") == "tool_result":
-            yield str(block.get("tool_use_id", "")), _text(block.get("content")), block.get("is_error") is True
+            failed = block.get("is_error") is True
+            yield ShownResult(str(block.get("tool_use_id", "")), _text(block.get("content")), failed)
 
 
 def _response_text(response: Any) -> Any:
