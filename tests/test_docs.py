@@ -42,6 +42,7 @@ FOLDERS = {
     "roles/ava_roles/documents": "documents",
     "server/ava_server/agents": "agents",
     "server/ava_server/dashboard": "dashboard",
+    "server/ava_server/delivery/nats.py": "nats",
     "server/ava_server/http": "team",
     "server/ava_server/suites": "eval",
     "server/ava_server/web": "web",

@@ -38,6 +38,7 @@ EXTRAS: Mapping[str, Extra] = {
     "documents": Extra("PDF and Excel files need", "ava_roles.documents", ("pypdfium2", "openpyxl", "trafilatura")),
     "eval": Extra("Suites of cases need", "ava_server.suites.run", ("pydantic_evals",)),
     "languages": Extra("Words of Chinese, Japanese and Thai need", "icu4py.breakers", ("icu4py",)),
+    "nats": Extra("Delivery of runs by NATS needs", "ava_server.delivery.nats", ("nats",)),
     "postgres": Extra("A log in Postgres needs", "ava_audit.postgres.backend", ("psycopg",)),
 }
 

@@ -242,6 +242,20 @@ class TravelSettings(Table):
     artifact_mb: Count = 10
 
 
+class DeliverySettings(Table):
+    """The engine that carries runs to workers; `none` is the log itself.
+
+    `name` is the engine's name for the runs of this log. `slots` is how many runs a worker takes at once; None is as
+    many as may run at all.
+    """
+
+    engine: Literal["none", "nats"] = "none"
+    address: str = ""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")] = "ava"
+    ca_file: Folder | None = None
+    slots: Cap | None = None
+
+
 class MetricsSettings(Table):
     """Whether the metrics also have each user's runs and spending, with the users' names as labels."""
 
@@ -331,6 +345,7 @@ class Configured(Table):
     roles: RolesSettings = RolesSettings()
     metrics: MetricsSettings = MetricsSettings()
     travel: TravelSettings = TravelSettings()
+    delivery: DeliverySettings = DeliverySettings()
     mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
     users: dict[str, UserSettings] = Field(default_factory=dict)
     hosts: dict[str, HostSettings] = Field(default_factory=dict)

@@ -248,6 +248,7 @@ class Manager:
         self._is_given = self.delivery.carries and mode.shares_log
         self._hears: Delivery = self.delivery if self._is_given else log_itself
         self._labels = settings.labels
+        self._most_here = settings.delivery.slots
         self._lease_s = settings.lease_s
         on_cancel = self.outbox.put_cancel if self._hands_out else None
         self.control = RunControl(store, instances, membership.name, setup, on_cancel)
@@ -332,7 +333,7 @@ class Manager:
     async def _hear(self) -> None:
         """Hear of runs: from the engine in a worker, else from the log."""
         queues = queues_for(self._labels) if self._is_given else []
-        await self._hears.work(self.instance, queues, self.slots.total, self.offers)
+        await self._hears.work(self.instance, queues, self._most_here or max(self.slots.total, 1), self.offers)
 
     async def _serve(self, tasks: anyio.abc.TaskGroup) -> None:
         while self._owned or not self.outdated:
@@ -374,6 +375,9 @@ class Manager:
             rows = self._front(rows, offered)
         for row in rows:
             await self._check_owned(row)
+        for run in self._driven():
+            if run.id not in found.runs:  # another process has ended it, or this one just now
+                run.lose()
         others = [row for row in rows if row.id not in self._owned and self._serves(row)]
         owned = others and any(row.instance not in (None, self.instance) for row in rows)
         gone = await anyio.to_thread.run_sync(self.control.gone, rows) if owned else frozenset[str]()

@@ -56,6 +56,7 @@ from ava_server.runs.activities import ActivityWatch
 from ava_server.runs.manager import Manager
 from ava_server.runs.mode import SERVER, Mode
 from ava_server.runs.setup import RunResources, RunSetup
+from ava_server.service.engines import open_engine
 from ava_server.service.event_hook import desktop_program, run_event_hook
 
 if TYPE_CHECKING:
@@ -344,17 +345,20 @@ async def _open(
 ) -> AsyncGenerator[Runtime]:
     async with Store.open(settings.data_root, older=older) as store:
         settings = await anyio.to_thread.run_sync(with_shared_users, settings)
+        delivers = mode.leaves or mode.outlives_host
+        engine = await anyio.to_thread.run_sync(open_engine, settings) if delivers else None
         instances = store.instances(settings.paths.instances, settings.lease_s)
         runtime = Runtime(settings, store, os_user(), ClientPool(), instances)
         own = await anyio.to_thread.run_sync(instances.join, announce(runtime) if announce is not None else UNANNOUNCED)
         runtime.membership = own
         setup = runtime.run_setup
-        runtime.manager = manager = Manager(mode, runtime, instances, own, setup, everybody=everybody)
+        runtime.manager = manager = Manager(mode, runtime, instances, own, setup, delivery=engine, everybody=everybody)
         if mode.keeps_root and (why := find_shortage(RUN_RESERVE + SERVER_RESERVE)) is not None:
             log.warning("%s", why)
 
         async def run() -> None:
-            await manager.run()
+            async with manager.delivery.connected():
+                await manager.run()
             await anyio.to_thread.run_sync(own.release)  # it owns nothing now: other processes may see that
 
         try:

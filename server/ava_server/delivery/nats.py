@@ -1,0 +1,405 @@
+"""Delivery by NATS JetStream: a work-queue stream, a durable consumer for each queue, and a plain subject for cancels.
+
+A message carries a run's id alone. It is acknowledged only when the log says that it may be forgotten: JetStream
+accepts an acknowledgement also from a worker whose message it has given to another one, so an early one would lose the
+run. It confirms a message before that is on the disk, unless the server has `sync_interval: always`; what a lost store
+forgets is delivered again after four leases.
+
+Servers make the stream and its consumers; workers only pull, acknowledge and hear of cancels (`nats.conf` in the
+documentation has both users with these rights).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.lowlevel
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
+from nats.js.client import JetStreamContext
+
+from ava_server.delivery import PLANS, Body, DeliveryFailed, EngineState
+from ava_server.delivery.message import LOOK_S, handle, until_it_takes
+
+log = logging.getLogger("ava.delivery")
+T = TypeVar("T")
+
+CONNECT_S = 5
+ANSWER_S = 5.0
+PULL_S = 5.0
+"""How long one pull waits for a message."""
+SHARED_PULL_S = 0.5
+"""The same where a worker has fewer slots than queues, and these take turns."""
+TRY_AGAIN_S = 1.0
+SAME_S = 120.0
+"""Seconds within which the same attempt at a run is one message."""
+FORMAT = 1
+"""The version of what a message carries."""
+
+
+@dataclass(frozen=True)
+class NatsPlace:
+    """Where the engine is, and what it is asked for.
+
+    Attributes:
+        address: `nats://host:4222`, or `tls://` with TLS; several with commas between them.
+        name: The stream, and the first word of its subjects: one for each log.
+        credentials: `user:password`, or a token; None for none.
+        ca_file: The certificates of authorities that are trusted besides the system's.
+        lease_s: After how long without a sign of life a message goes to another worker.
+        log_id: The log whose runs these are.
+    """
+
+    address: str
+    name: str
+    credentials: str | None
+    ca_file: Path | None
+    lease_s: float
+    log_id: str
+
+    def __repr__(self) -> str:
+        return f"NatsPlace({self.address}, {self.name})"
+
+
+class NatsDelivery:
+    """The adapter for NATS; it connects when it is first used, and again after a loss."""
+
+    name = "nats"
+    carries = True
+
+    def __init__(self, place: NatsPlace) -> None:
+        self._place = place
+        self._client: Client | None = None
+        self._lock = anyio.Lock()
+        self._made: set[str] = set()
+        self._denied = ""
+        self._said = ""
+
+    # -- the seam -----------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            client, self._client = self._client, None
+            if client is not None:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(2), suppress(nats.errors.Error, OSError):
+                    await client.close()
+
+    async def deliver(self, run_id: str, queue: str, attempt: str) -> None:
+        body = json.dumps({"v": FORMAT, "log": self._place.log_id, "run": run_id}).encode()
+        headers = {"Nats-Msg-Id": f"{run_id}.{attempt}"}
+        await self._translated(self._deliver(queue, body, headers))
+
+    async def cancel(self, run_id: str) -> None:
+        async def send() -> None:
+            client = await self._connection()
+            await client.publish(f"{self._place.name}.cancel", run_id.encode())
+            await client.flush(timeout=int(ANSWER_S))
+
+        await self._translated(send())
+
+    async def work(self, name: str, queues: Sequence[str], slots: int, body: Body) -> None:
+        free = anyio.Semaphore(slots)
+        pull_s = PULL_S if slots >= len(queues) else SHARED_PULL_S
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._hear_cancels, body)
+            for queue in queues:
+                tasks.start_soon(self._pull_all, queue, None if queue == PLANS else free, pull_s, body, tasks)
+
+    async def state(self) -> EngineState:
+        waiting: dict[str, int] = {}
+        taken: dict[str, int] = {}
+        again = 0
+        try:
+            for info in await self._translated(self._consumers()):
+                queue = _queue_of_token(info.name or "")
+                waiting[queue], taken[queue] = info.num_pending or 0, info.num_ack_pending or 0
+                again += info.num_redelivered or 0
+        except DeliveryFailed as error:
+            return EngineState(str(error))
+        return EngineState("", waiting, taken, again)
+
+    # -- servers ------------------------------------------------------------------------------------------------------
+
+    async def _deliver(self, queue: str, body: bytes, headers: dict[str, Any]) -> None:
+        client = await self._connection()
+        stream = client.jetstream(timeout=ANSWER_S)
+        for attempt in range(2):
+            await self._make(stream, queue)
+            try:
+                await stream.publish(f"{self._place.name}.run.{_token(queue)}", body, ANSWER_S, headers=headers)
+                return
+            except nats.js.errors.NoStreamResponseError:  # its store was lost since
+                self._made.clear()
+                if attempt:
+                    raise
+
+    async def _make(self, stream: JetStreamContext, queue: str) -> None:
+        """Make the stream and a queue's consumer where they are missing; one that somebody changed is refused."""
+        if not self._made:
+            await self._make_stream(stream)
+        if queue in self._made:
+            return
+        name, token = self._place.name, _token(queue)
+        wanted = ConsumerConfig(
+            durable_name=token,
+            filter_subject=f"{name}.run.{token}",
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=self._place.lease_s,
+            max_deliver=-1,
+            max_ack_pending=-1,
+        )
+        try:
+            found = (await stream.consumer_info(name, token)).config
+        except nats.js.errors.NotFoundError:
+            await stream.add_consumer(name, wanted)
+        else:
+            for field in ("filter_subject", "ack_policy", "max_deliver", "max_ack_pending"):
+                self._compare(f"its consumer {token}", field, getattr(found, field), getattr(wanted, field))
+            if found.ack_wait != wanted.ack_wait:  # `lease_s` was changed
+                await stream.add_consumer(name, wanted)
+        self._made.add(queue)
+
+    async def _make_stream(self, stream: JetStreamContext) -> None:
+        name = self._place.name
+        wanted = StreamConfig(
+            name=name,
+            subjects=[f"{name}.run.*"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            storage=StorageType.FILE,
+            duplicate_window=SAME_S,
+        )
+        try:
+            found = (await stream.stream_info(name)).config
+        except nats.js.errors.NotFoundError:
+            await stream.add_stream(wanted)
+        else:
+            for field in ("subjects", "retention", "storage"):
+                self._compare("it", field, getattr(found, field), getattr(wanted, field))
+
+    def _compare(self, what: str, field: str, found: object, wanted: object) -> None:
+        if found != wanted:
+            raise DeliveryFailed(
+                f"the stream {self._place.name} of the NATS server at {self._place.address} is not as Ava makes it"
+                f" ({what} has {field} {_shown(found)}, not {_shown(wanted)}): remove it there, or give another"
+                " name under [delivery]"
+            )
+
+    async def _consumers(self) -> list[Any]:
+        client = await self._connection()
+        try:
+            return await client.jetstream(timeout=ANSWER_S).consumers_info(self._place.name)
+        except nats.js.errors.NotFoundError:  # nothing was delivered yet
+            return []
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    async def _hear_cancels(self, body: Body) -> None:
+        client: Client | None = None
+        while True:
+            try:
+                if client is not self._client or client is None or client.is_closed:
+                    client = await self._translated(self._connection())
+
+                    async def wake(_message: Msg) -> None:
+                        body.wake()
+
+                    await client.subscribe(f"{self._place.name}.cancel", cb=wake)
+            except (DeliveryFailed, nats.errors.Error) as error:
+                self._note(str(error))
+            await anyio.sleep(TRY_AGAIN_S)
+
+    async def _pull_all(
+        self,
+        queue: str,
+        free: anyio.Semaphore | None,
+        pull_s: float,
+        body: Body,
+        tasks: anyio.abc.TaskGroup,
+    ) -> None:
+        """Take one message of a queue for each free slot, as long as the worker takes any."""
+        held: tuple[Client, JetStreamContext.PullSubscription] | None = None
+        while True:
+            await until_it_takes(body)
+            if free is not None:
+                await free.acquire()
+            message: Msg | None = None
+            try:
+                client = await self._translated(self._connection())
+                if held is None or held[0] is not client:
+                    token = _token(queue)
+                    held = client, await client.jetstream().pull_subscribe_bind(token, self._place.name)
+                (message,) = await held[1].fetch(1, timeout=pull_s)
+                self._said = ""
+            except (nats.errors.TimeoutError, TimeoutError):
+                pass
+            except DeliveryFailed as error:
+                self._note(str(error))
+                await anyio.sleep(TRY_AGAIN_S)
+            except nats.errors.Error:  # nobody has delivered to this queue yet, or the server is away for a moment
+                await anyio.sleep(TRY_AGAIN_S)
+            finally:
+                if message is None and free is not None:
+                    free.release()
+            if message is not None:
+                tasks.start_soon(self._handle, message, free, body)
+            await anyio.lowlevel.checkpoint()
+
+    async def _handle(self, message: Msg, free: anyio.Semaphore | None, body: Body) -> None:
+        answered = False
+        try:
+            run_id = self._run_of(message)
+            if run_id is None or not body.takes_runs():  # another worker may know it, or reach the log
+                await self._give_back(message, self._place.lease_s if run_id is None else LOOK_S)
+                answered = True
+                return
+
+            async def show_life() -> None:
+                with suppress(nats.errors.Error):
+                    await message.in_progress()
+
+            forget = await handle(body, run_id, show_life, self._place.lease_s)
+            answered = True
+            if forget:
+                with suppress(nats.errors.Error):  # given again, and found ended
+                    await message.ack()
+        finally:
+            if free is not None:
+                free.release()
+            if not answered:  # this worker is being stopped
+                with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+                    await self._give_back(message, 0)
+
+    async def _give_back(self, message: Msg, after_s: float) -> None:
+        with suppress(nats.errors.Error):
+            await message.nak(delay=after_s or None)
+
+    def _run_of(self, message: Msg) -> str | None:
+        """Return the run that a message names; None where it is of another log or another version."""
+        try:
+            read: object = json.loads(message.data)
+        except ValueError:
+            read = None
+        found = read if isinstance(read, dict) else {}
+        if found.get("v") != FORMAT or found.get("log") != self._place.log_id:
+            self._note(
+                f"the stream {self._place.name} at {self._place.address} has a message of another log or another"
+                " version of Ava: give each log a name of its own under [delivery], and workers the version of the"
+                " servers"
+            )
+            return None
+        return str(found.get("run"))
+
+    def _note(self, why: str) -> None:
+        """Say why nothing is taken, once."""
+        if why != self._said:
+            self._said = why
+            log.warning("%s", why)
+
+    # -- the connection -----------------------------------------------------------------------------------------------
+
+    async def _connection(self) -> Client:
+        """Return the connection, made anew if it is closed. Raises what `_translated` explains."""
+        async with self._lock:
+            if self._client is not None and not self._client.is_closed:
+                if not self._client.is_connected:
+                    raise nats.errors.NoServersError
+                return self._client
+            options = self._options()
+            trial = Client()  # one attempt, whose error is said; the client itself would try for ever
+            try:
+                await trial.connect(**options, allow_reconnect=False)
+            finally:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(2), suppress(nats.errors.Error, OSError):
+                    await trial.close()
+            client = Client()
+            await client.connect(**options, max_reconnect_attempts=-1, reconnect_time_wait=1)
+            self._client, self._made, self._denied = client, set(), ""
+            return client
+
+    def _options(self) -> dict[str, Any]:
+        place = self._place
+        options: dict[str, Any] = {
+            "servers": [one.strip() for one in place.address.split(",")],
+            "name": "ava",
+            "connect_timeout": CONNECT_S,
+            "error_cb": self._note_error,
+            "ping_interval": 10,
+            "max_outstanding_pings": 2,
+        }
+        user, colon, password = (place.credentials or "").partition(":")
+        if colon:
+            options |= {"user": user, "password": password, "inbox_prefix": f"_INBOX_{user}"}
+        elif user:
+            options["token"] = user
+        if place.address.startswith("tls://"):
+            options["tls"] = ssl.create_default_context()
+            if place.ca_file is not None:
+                options["tls"].load_verify_locations(place.ca_file)
+        return options
+
+    async def _note_error(self, error: Exception) -> None:
+        log.debug("nats: %s", error)
+        if "permissions violation" in str(error).lower():
+            self._denied = str(error).removeprefix("nats: ")
+
+    async def _translated(self, work: Awaitable[T]) -> T:
+        """Return what work returns. Raises DeliveryFailed: what went wrong, in one sentence."""
+        at = f"the NATS server at {self._place.address}"
+        try:
+            with anyio.fail_after(2 * CONNECT_S):
+                return await work
+        except ssl.SSLError as error:
+            why = getattr(error, "verify_message", "") or error.reason or "no TLS there"
+            raise DeliveryFailed(
+                f"{at} has a certificate that is not trusted ({why}): name its authority in ca_file under [delivery]"
+            ) from None
+        except (nats.errors.TimeoutError, nats.errors.NoServersError, OSError, TimeoutError) as error:
+            if self._denied:
+                raise DeliveryFailed(f"{at} does not let this user do that ({self._denied})") from None
+            raise DeliveryFailed(f"{at} does not answer; runs wait until it does ({_reason(error)})") from None
+        except nats.js.errors.ServiceUnavailableError:
+            raise DeliveryFailed(f"{at} has no JetStream: start it with `jetstream` in its configuration") from None
+        except nats.errors.Error as error:
+            if "authorization" in str(error).lower():
+                raise DeliveryFailed(
+                    f"{at} refuses these credentials: store the right ones, user:password, with `ava key set nats`"
+                ) from None
+            raise DeliveryFailed(
+                f"{at} refused a request ({_reason(error)}); runs wait, and it is tried again"
+            ) from None
+
+
+def _token(queue: str) -> str:
+    """Return a queue's name as one word of a subject."""
+    return queue.replace(".", "%2E")
+
+
+def _queue_of_token(token: str) -> str:
+    return token.replace("%2E", ".")
+
+
+def _shown(value: object) -> str:
+    return str(getattr(value, "value", value))
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).removeprefix("nats: ") or type(error).__name__).rstrip(".")[:200]
+
+
+def open_delivery(place: NatsPlace) -> NatsDelivery:
+    """Return the adapter; nothing is connected yet."""
+    return NatsDelivery(place)

@@ -1,0 +1,69 @@
+"""The engine that delivers runs, as the settings name it; without one, the log does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ava_audit.store.backend import MARK
+from ava_extras import ExtraMissing, load
+from ava_server.config.keys import find_key
+from ava_server.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Settings
+    from ava_server.delivery import Delivery
+
+ADDRESSES = {"nats": ("nats://", "tls://")}
+"""How the address of each engine begins."""
+
+
+def engine_fault(settings: Settings) -> str | None:
+    """Return why the engine that the settings name cannot be used, as one sentence; None where it can."""
+    chosen = settings.delivery
+    if chosen.engine == "none":
+        return None
+    named = f'engine = "{chosen.engine}" under [delivery]'
+    if not settings.shares_log:
+        return f"{named} needs a log in Postgres: set database_url, or remove the engine"
+    if settings.runs_on != "workers":
+        return f'{named} needs runs_on = "workers": set it, or remove the engine'
+    begins = ADDRESSES[chosen.engine]
+    if not chosen.address.startswith(begins) or "@" in chosen.address:
+        return (
+            f"{named} needs an address that begins with {' or '.join(begins)} and has no password in it"
+            f" (`ava key set {chosen.engine}` stores that); given: {_without_user(chosen.address)!r}"
+        )
+    if chosen.ca_file is not None and not chosen.ca_file.is_file():
+        return f"{named} has the ca_file {chosen.ca_file}, which is not a file: give the certificates of the authority"
+    return None
+
+
+def open_engine(settings: Settings) -> Delivery | None:
+    """Return the adapter of the engine, not connected yet; None where the log delivers. Blocking.
+
+    Raises ConfigError: the settings do not fit, its extra is missing, or its key cannot be read.
+    """
+    chosen = settings.delivery
+    if chosen.engine == "none":
+        return None
+    if (fault := engine_fault(settings)) is not None:
+        raise ConfigError(f"{fault}.")
+    try:
+        module = load(chosen.engine)
+    except ExtraMissing as missing:
+        raise ConfigError(str(missing)) from None
+    key = find_key(chosen.engine, settings.paths.keys)
+    place = module.NatsPlace(
+        address=chosen.address,
+        name=chosen.name,
+        credentials=None if key is None else key.value,
+        ca_file=chosen.ca_file,
+        lease_s=float(settings.lease_s),
+        log_id=(settings.data_root / MARK).read_text("utf-8").strip(),
+    )
+    opened: Delivery = module.open_delivery(place)
+    return opened
+
+
+def _without_user(address: str) -> str:
+    return f"***@{address.rpartition('@')[2]}" if "@" in address else address

@@ -1,0 +1,239 @@
+"""The rules that make every engine safe, each with the fault that it closes: without the rule, the test shows it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+from support.databases import POSTGRES
+from support.engines.memory import MemoryEngine
+from support.model_server import Gate, ModelServer, running_model_server
+from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+from support.stdio import until
+
+from ava_audit.events import RunClaimed
+from ava_server import delivery
+from ava_server.delivery import attempt_of
+from ava_server.delivery.outbox import Outbox
+from ava_server.runs.control import RunControl
+from ava_server.runs.loop import AgentRun
+from ava_server.runs.manager import Manager
+from ava_server.runs.mode import SHARED_BACKGROUND
+from ava_server.service import runtime
+
+pytestmark = pytest.mark.skipif(POSTGRES, reason="a lock file, which a test can release, says who lives")
+CONFIG = 'runs_on = "workers"\nlease_s = 3\n' + PRICED
+Labs = Callable[..., AbstractAsyncContextManager[Lab]]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> MemoryEngine:
+    """The engine of all labs that a test opens."""
+    made = MemoryEngine()
+    monkeypatch.setattr(runtime, "open_engine", lambda _settings: made.delivery())
+    return made
+
+
+def server(tmp: Path, models: ModelServer) -> AbstractAsyncContextManager[Lab]:
+    """A server, which hands approved runs to the engine."""
+    return open_lab(tmp, server=models, config=CONFIG, background=True, check=False)
+
+
+@asynccontextmanager
+async def worker(tmp: Path, models: ModelServer) -> AsyncGenerator[Manager]:
+    async with open_lab(tmp, server=models, config=CONFIG, mode=SHARED_BACKGROUND, check=False) as lab:
+        yield lab.runtime.manager
+
+
+def stop(manager: Manager, *, lease_too: bool = True) -> None:
+    """Have a worker show no life, as if it was stopped; with `lease_too`, others also see that in the log."""
+    manager.offers.is_alive = lambda: False  # type: ignore[method-assign]
+    if lease_too:
+        manager._membership.release()
+
+
+async def claims(lab: Lab, run: str) -> list[str]:
+    return [fact.reason for fact in await lab.facts(run, RunClaimed)]
+
+
+async def stays(check: Callable[[], object], for_s: float = 2.5) -> None:
+    """Something stays so for a while: what must not come has no event."""
+    end = anyio.current_time() + for_s
+    while anyio.current_time() < end:
+        assert check()
+        await anyio.sleep(0.05)
+
+
+async def test_an_engine_carries_a_run_to_a_worker_and_forgets_it_at_its_end(
+    tmp_path: Path, engine: MemoryEngine
+) -> None:
+    with running_model_server([hand_over()]) as models:
+        async with server(tmp_path, models) as lab, worker(tmp_path, models):
+            run = await lab.start()
+            assert (await lab.ended(run)).state == "success"
+            await until(lambda: engine.answers == [(run, True)])
+            assert engine.messages == [] and await claims(lab, run) == ["start"]
+
+
+async def test_a_worker_takes_only_what_it_is_given(tmp_path: Path, engine: MemoryEngine) -> None:
+    engine.is_down = True
+    with running_model_server([hand_over()]) as models:
+        async with server(tmp_path, models) as lab, worker(tmp_path, models):
+            run = await lab.start()
+            await until(lambda: lab.runtime.manager.outbox.fault is not None)
+            await stays(lambda: engine.answers == [])
+            assert (await lab.run(run)).state == "queued"
+            await until(lambda: "engine is down" in lab.runtime.manager.waiting_for.get(run, ""))
+            engine.is_down = False
+            assert (await lab.ended(run)).state == "success"
+
+
+@pytest.mark.parametrize("naive", [False, True])
+async def test_a_worker_that_lost_its_run_does_not_have_its_message_forgotten(
+    tmp_path: Path, engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch, naive: bool
+) -> None:
+    """A zombie wakes up and acknowledges; then its successor dies. With the naive answer, the run is lost."""
+    engine.naive = naive
+    first, second = Gate(within_s=120), Gate(within_s=120)
+    script = [replace(hand_over(), gate=first), replace(hand_over(), gate=second), hand_over()]
+    with running_model_server(script) as models:
+        async with server(tmp_path, models) as lab, worker(tmp_path, models) as zombie:
+            run = await lab.start()
+            await arrived(first.arrived)
+            monkeypatch.setattr(Outbox, "put", lambda _self, _message: None)  # the engine is left to itself
+            stop(zombie)
+            async with worker(tmp_path, models) as successor:
+                await arrived(second.arrived)
+                await until(lambda: engine.answers == [(run, False)])
+                stop(successor)
+                async with worker(tmp_path, models):
+                    if naive:
+                        await stays(lambda: engine.messages == [])
+                        assert await claims(lab, run) == ["start", "takeover"], "nobody will ever take it"
+                    else:
+                        assert (await lab.ended(run)).state == "success"
+                        assert await claims(lab, run) == ["start", "takeover", "takeover"]
+                    for gate in (first, second):
+                        gate.released.set()
+
+
+@pytest.mark.parametrize("rule", [True, False])
+async def test_rule_1_a_run_that_is_lost_ends_at_once_even_in_a_long_call(
+    tmp_path: Path, engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch, rule: bool
+) -> None:
+    if not rule:
+        monkeypatch.setattr(AgentRun, "lose", lambda _self: None)
+    first = Gate(within_s=120)
+    with running_model_server([replace(hand_over(), gate=first), hand_over()]) as models:
+        async with server(tmp_path, models) as lab, worker(tmp_path, models) as zombie:
+            run = await lab.start()
+            await arrived(first.arrived)
+            stop(zombie)
+            async with worker(tmp_path, models):
+                await until(lambda: len(models.requests) == 2)
+                if rule:
+                    await until(lambda: not zombie.owns(run), within_s=10)
+                else:
+                    await stays(lambda: zombie.owns(run))
+                assert (await lab.ended(run)).state == "success"
+                first.released.set()
+
+
+@pytest.mark.parametrize("pushed", [True, False])
+async def test_rule_1_a_cancel_reaches_the_owner_whatever_the_engine_does(
+    tmp_path: Path, engine: MemoryEngine, pushed: bool
+) -> None:
+    gate = Gate(within_s=120)
+    with running_model_server([replace(hand_over(), gate=gate)]) as models:
+        async with server(tmp_path, models) as lab, worker(tmp_path, models):
+            run = await lab.start()
+            await arrived(gate.arrived)
+            engine.is_down = not pushed
+            await lab.call("cancel_subagent", subagent_id=run)
+            assert (await lab.run(run)).state == "cancelled"
+            await until(lambda: engine.answers == [(run, True)])
+            gate.released.set()
+
+
+@pytest.mark.parametrize("rule", [True, False])
+async def test_rule_2_a_worker_without_the_log_shows_no_life(
+    tmp_path: Path, engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch, rule: bool
+) -> None:
+    """It reaches the engine, and would keep the run for ever: to the engine it lives, to the log it is dead."""
+    gate = Gate(within_s=120)
+    with running_model_server([replace(hand_over(), gate=gate), hand_over()]) as models:
+        async with server(tmp_path, models) as lab, worker(tmp_path, models) as cut:
+            run = await lab.start()
+            await arrived(gate.arrived)
+            monkeypatch.setattr(Outbox, "put", lambda _self, _message: None)
+            monkeypatch.setattr(cut.offers, "answer", lambda *_given: None)  # it reads nothing of the log any more
+            if rule:
+                stop(cut)
+            else:
+                cut._membership.release()
+                cut.offers.is_alive = lambda: True  # type: ignore[method-assign]
+            async with worker(tmp_path, models):
+                if rule:
+                    assert (await lab.ended(run)).state == "success"
+                else:
+                    await stays(lambda: len(models.requests) == 1)
+                gate.released.set()
+
+
+@pytest.mark.parametrize("rule", [True, False])
+async def test_rule_3_what_the_engine_has_lost_is_delivered_again(
+    tmp_path: Path, engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch, rule: bool
+) -> None:
+    monkeypatch.setattr(delivery, "SILENT_LEASES", 0.3)
+    if not rule:
+        monkeypatch.setattr("ava_server.runs.manager.attempt_of", lambda *_given: "0")
+    with running_model_server([hand_over()]) as models:
+        async with server(tmp_path, models) as lab:
+            run = await lab.start()
+            await until(lambda: engine.messages)
+            engine.wipe()
+            async with worker(tmp_path, models):
+                if rule:
+                    assert (await lab.ended(run)).state == "success"
+                    assert await claims(lab, run) == ["start"]
+                else:
+                    await stays(lambda: not engine.messages)
+                    assert (await lab.run(run)).state == "queued"
+
+
+@pytest.mark.parametrize("rule", [True, False])
+async def test_rule_4_a_claim_is_refused_while_the_owner_lives(
+    tmp_path: Path, engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch, rule: bool
+) -> None:
+    gate = Gate(within_s=120)
+    with running_model_server([replace(hand_over(), gate=gate), hand_over()]) as models:
+        async with server(tmp_path, models) as lab, worker(tmp_path, models) as owner:
+            run = await lab.start()
+            await arrived(gate.arrived)
+            stop(owner, lease_too=False)  # the engine hears nothing of it, and proposes the run to another one
+            if not rule:
+                monkeypatch.setattr(RunControl, "gone", lambda self, rows: frozenset(self._owners(rows)))
+            async with worker(tmp_path, models) as other:
+                if rule:
+                    await until(lambda: other.offers.refused >= 2)
+                    assert await claims(lab, run) == ["start"]
+                    gate.released.set()
+                    assert (await lab.ended(run)).state == "success"
+                    assert await claims(lab, run) == ["start"] and len(models.requests) == 1
+                else:
+                    await until(lambda: len(models.requests) == 2)
+                    assert await claims(lab, run) == ["start", "takeover"], "a call is paid twice"
+                    gate.released.set()
+                    await lab.ended(run)
+
+
+def test_an_attempt_is_the_same_for_all_who_read_the_log_and_changes_with_silence_and_claims() -> None:
+    minute_us = 60_000_000
+    assert attempt_of(0, minute_us, minute_us, 15) == attempt_of(0, minute_us, 2 * minute_us - 1, 15) == "0.0"
+    assert attempt_of(0, minute_us, 2 * minute_us, 15) == "0.1"
+    assert attempt_of(1, minute_us, minute_us, 15) == "1.0"
+    assert attempt_of(0, 2 * minute_us, minute_us, 15) == "0.0", "a clock that is behind"

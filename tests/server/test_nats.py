@@ -1,0 +1,351 @@
+"""The adapter for NATS against a real server: rights, back-pressure, a lost store, and what it says of each fault."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+from support.network.certificates import issue
+from support.stdio import until
+
+pytest.importorskip("nats", reason="the client is not installed")
+
+import nats
+from nats.js.api import StreamConfig
+from support.engines.nats import NatsServer, missing, running_nats
+
+from ava_server.delivery import ANY, PLANS, DeliveryFailed, queues_for
+from ava_server.delivery.nats import NatsDelivery, NatsPlace
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+LEASE_S = 0.8
+
+
+@dataclass
+class Worker:
+    """A body that notes what it is given, and answers when it is told to."""
+
+    answer: bool = True
+    alive: bool = True
+    taking: bool = True
+    settled_s: float = 0.0
+    runs: list[str] = field(default_factory=list)
+    woken: int = 0
+    held: set[str] = field(default_factory=set)
+    most: int = 0
+    gate: anyio.Event = field(default_factory=anyio.Event)
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def takes_runs(self) -> bool:
+        return self.taking and self.alive
+
+    async def __call__(self, run_id: str) -> bool:
+        self.runs.append(run_id)
+        self.held.add(run_id)
+        self.most = max(self.most, len(self.held))
+        await self.gate.wait()
+        self.held.discard(run_id)
+        return self.answer
+
+
+def at_once(answer: bool = True) -> Worker:
+    worker = Worker(answer=answer)
+    worker.gate.set()
+    return worker
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Generator[NatsServer]:
+    with running_nats(tmp_path / "nats") as started:
+        yield started
+
+
+def place(server: NatsServer, credentials: str | None = None, ca: Path | None = None, log: str = "a") -> NatsPlace:
+    return NatsPlace(server.address, "ava", credentials, ca, LEASE_S, log)
+
+
+@asynccontextmanager
+async def delivery(server: NatsServer, *more: object) -> AsyncGenerator[NatsDelivery]:
+    adapter = NatsDelivery(place(server, *more))  # type: ignore[arg-type]
+    async with adapter.connected():
+        yield adapter
+
+
+@asynccontextmanager
+async def working(
+    server: NatsServer, worker: Worker, slots: int = 2, labels: tuple[str, ...] = (), credentials: str | None = None
+) -> AsyncGenerator[None]:
+    async with delivery(server, credentials) as adapter, anyio.create_task_group() as tasks:
+        tasks.start_soon(adapter.work, "w", queues_for(labels), slots, worker)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def fails(work: Callable[[], Awaitable[None]]) -> str:
+    with pytest.raises(DeliveryFailed) as failed:
+        await work()
+    text = str(failed.value)
+    assert "\n" not in text and not text.endswith(".")
+    return text
+
+
+async def test_a_run_is_delivered_once_and_forgotten_when_the_worker_says_so(server: NatsServer) -> None:
+    worker = at_once()
+    async with delivery(server) as sender, working(server, worker):
+        await sender.deliver("S-1", ANY, "0.0")
+        await sender.deliver("S-1", ANY, "0.0")
+        await until(lambda: worker.runs == ["S-1"])
+        await anyio.sleep(2 * LEASE_S)
+        assert worker.runs == ["S-1"], "the same attempt is one message, and it was forgotten"
+        assert (await sender.state()).waiting == {ANY: 0} and (await sender.state()).taken == {ANY: 0}
+        await sender.deliver("S-1", ANY, "0.1")
+        await until(lambda: worker.runs == ["S-1", "S-1"])
+
+
+async def test_a_message_that_may_not_be_forgotten_comes_again(server: NatsServer) -> None:
+    worker = at_once(answer=False)
+    async with delivery(server) as sender, working(server, worker):
+        await sender.deliver("S-1", ANY, "0.0")
+        await until(lambda: len(worker.runs) >= 3)
+
+
+async def test_a_worker_never_has_more_runs_than_slots_and_plans_take_none(server: NatsServer) -> None:
+    worker = Worker()
+    async with delivery(server) as sender, working(server, worker, slots=2):
+        for number in range(6):
+            await sender.deliver(f"S-{number}", ANY, "0.0")
+        await until(lambda: len(worker.held) == 2)
+        await sender.deliver("G-1", PLANS, "0.0")
+        await until(lambda: len(worker.held) == 3)
+        await anyio.sleep(2 * LEASE_S)
+        assert worker.most == 3 and len(worker.runs) == 3, "signs of life keep them, and nothing more was pulled"
+        state = await sender.state()
+        assert state.waiting[ANY] == 4 and state.taken[ANY] == 2
+        worker.gate.set()
+        await until(lambda: len(worker.runs) == 7)
+    assert sorted(worker.runs) == ["G-1", *(f"S-{number}" for number in range(6))]
+
+
+async def test_a_run_goes_only_to_workers_with_its_labels(server: NatsServer) -> None:
+    plain, gpu = at_once(), at_once()
+    async with delivery(server) as sender, working(server, plain), working(server, gpu, 1, ("gpu", "eu.west")):
+        await sender.deliver("S-1", "label-gpu", "0.0")
+        await sender.deliver("S-2", "label-eu.west+gpu", "0.0")
+        await sender.deliver("S-3", "label-tpu", "0.0")
+        await until(lambda: set(gpu.runs) == {"S-1", "S-2"})
+        assert plain.runs == []
+        assert (await sender.state()).waiting["label-tpu"] == 1
+
+
+async def test_a_worker_that_cannot_reach_the_log_shows_no_life_and_takes_nothing(server: NatsServer) -> None:
+    """Rule 2: the engine hears from it still, and would leave the run with it for ever."""
+    cut, well = Worker(), at_once()
+    async with delivery(server) as sender, working(server, cut):
+        await sender.deliver("S-1", ANY, "0.0")
+        await until(lambda: cut.runs == ["S-1"])
+        cut.alive = False
+        async with working(server, well):
+            await until(lambda: well.runs == ["S-1"], within_s=10 * LEASE_S)
+            await sender.deliver("S-2", ANY, "0.0")
+            await until(lambda: "S-2" in well.runs)
+        assert cut.runs == ["S-1"]
+
+
+async def test_a_late_acknowledgement_of_an_older_delivery_is_accepted_by_the_server(server: NatsServer) -> None:
+    """The trap that the answer of the log closes: whoever acknowledges too early takes the run from its new owner."""
+    zombie, successor = Worker(alive=True), Worker()
+    async with delivery(server) as sender, working(server, zombie):
+        await sender.deliver("S-1", ANY, "0.0")
+        await until(lambda: zombie.runs == ["S-1"])
+        zombie.alive = False
+        async with working(server, successor):
+            await until(lambda: successor.runs == ["S-1"], within_s=10 * LEASE_S)
+            zombie.gate.set()  # it answers "forget it", as a naive one would
+            await until(lambda: not zombie.held)
+
+            async def gone() -> bool:
+                return (await sender.state()).taken[ANY] == 0
+
+            with anyio.fail_after(10):
+                while not await gone():  # noqa: ASYNC110
+                    await anyio.sleep(0.1)
+            assert successor.held == {"S-1"}, "it works on a run whose message is gone"
+
+
+async def test_a_worker_that_is_stopped_gives_its_messages_back_at_once(server: NatsServer) -> None:
+    stopped, other = Worker(), at_once()
+    async with delivery(server) as sender:
+        async with working(server, stopped):
+            await sender.deliver("S-1", ANY, "0.0")
+            await until(lambda: stopped.runs == ["S-1"])
+        began = anyio.current_time()
+        async with working(server, other):
+            await until(lambda: other.runs == ["S-1"])
+        assert anyio.current_time() - began < LEASE_S + 1
+
+
+async def test_a_cancel_wakes_all_workers(server: NatsServer) -> None:
+    one, two = at_once(), at_once()
+    async with delivery(server) as sender, working(server, one), working(server, two):
+        await anyio.sleep(0.5)
+        await sender.cancel("S-1")
+        await until(lambda: one.woken == two.woken == 1)
+
+
+async def test_after_its_store_was_deleted_the_next_delivery_makes_it_again(server: NatsServer) -> None:
+    worker = at_once()
+    async with delivery(server) as sender, working(server, worker):
+        await sender.deliver("S-1", ANY, "0.0")
+        await until(lambda: worker.runs == ["S-1"])
+        await anyio.to_thread.run_sync(server.wipe)
+        with anyio.fail_after(30):
+            while True:
+                try:
+                    await sender.deliver("S-2", ANY, "0.0")
+                    break
+                except DeliveryFailed:
+                    await anyio.sleep(0.2)
+        await until(lambda: "S-2" in worker.runs, within_s=20)
+
+
+# -- rights -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Generator[NatsServer]:
+    with running_nats(tmp_path / "nats", rights=True) as started:
+        yield started
+
+
+async def test_a_worker_works_with_the_least_rights_and_can_submit_nothing(guarded: NatsServer) -> None:
+    worker = at_once()
+    async with (
+        delivery(guarded, guarded.key("server")) as sender,
+        working(guarded, worker, credentials=guarded.key("worker")),
+    ):
+        await sender.deliver("S-1", ANY, "0.0")
+        await until(lambda: worker.runs == ["S-1"])
+        await sender.cancel("S-1")
+        await until(lambda: worker.woken > 0)
+        await sender.deliver("S-2", "label-gpu", "0.0")
+    async with delivery(guarded, guarded.key("worker")) as thief:
+        assert "does not let this user do that" in await fails(lambda: thief.deliver("S-9", ANY, "0.0"))
+        assert "does not let this user do that" in (await thief.state()).fault
+
+
+async def test_stolen_credentials_of_a_worker_read_and_remove_nothing_else(guarded: NatsServer) -> None:
+    """They take messages of its queues, which name runs and nothing else; the log delivers these again."""
+    async with delivery(guarded, guarded.key("server")) as sender:
+        await sender.deliver("S-1", "label-gpu", "0.0")
+    denied: list[str] = []
+
+    async def note(error: Exception) -> None:
+        denied.append(str(error))
+
+    user, password = guarded.key("worker").split(":")
+    thief = await nats.connect(
+        guarded.address, user=user, password=password, inbox_prefix=f"_INBOX_{user}", error_cb=note
+    )
+    for subject in (
+        "ava.run.any",
+        "ava.cancel",
+        "$JS.API.STREAM.DELETE.ava",
+        "$JS.API.STREAM.PURGE.ava",
+        "$JS.API.STREAM.MSG.GET.ava",
+        "$JS.API.CONSUMER.DELETE.ava.any",
+        "$JS.API.CONSUMER.MSG.NEXT.ava.label-gpu",
+        "$JS.ACK.ava.label-gpu.1.1.1.1.0",
+    ):
+        await thief.publish(subject, b"{}")
+    await thief.subscribe("_INBOX_server.>")
+    await thief.subscribe("ava.run.*")
+    await thief.flush()
+    await until(lambda: len(denied) >= 10)
+    await thief.close()
+    async with delivery(guarded, guarded.key("server")) as sender:
+        assert (await sender.state()).waiting == {"label-gpu": 1}
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_engine_that_is_away_is_one_sentence_and_works_once_it_is_back(server: NatsServer) -> None:
+    server.stop()
+    worker = at_once()
+    async with delivery(server) as sender, working(server, worker):
+        text = await fails(lambda: sender.deliver("S-1", ANY, "0.0"))
+        assert text.startswith(f"the NATS server at {server.address} does not answer; runs wait until it does")
+        assert (await sender.state()).fault.startswith("the NATS server at")
+        server.start()
+        await sender.deliver("S-1", ANY, "0.0")
+        await until(lambda: worker.runs == ["S-1"], within_s=20)
+
+
+async def test_wrong_credentials_are_one_sentence_without_them(guarded: NatsServer) -> None:
+    for wrong in ("server:wrong-password", "wrong-token", None):
+        async with delivery(guarded, wrong) as sender:
+            text = await fails(partial(sender.deliver, "S-1", ANY, "0.0"))
+            assert "refuses these credentials: store the right ones, user:password, with `ava key set nats`" in text
+            assert "wrong" not in text
+
+
+async def test_a_certificate_of_an_unknown_authority_is_one_sentence_and_ca_file_makes_it_known(tmp_path: Path) -> None:
+    issued = issue(tmp_path, "IP:127.0.0.1")
+    with running_nats(tmp_path / "nats", tls=issued.server) as server:
+        async with delivery(server) as sender:
+            text = await fails(lambda: sender.deliver("S-1", ANY, "0.0"))
+            assert "has a certificate that is not trusted" in text and "ca_file under [delivery]" in text
+        worker = at_once()
+        trusting = NatsDelivery(place(server, None, issued.authority))
+        async with trusting.connected(), anyio.create_task_group() as tasks:
+            tasks.start_soon(trusting.work, "w", [ANY], 1, worker)
+            await trusting.deliver("S-1", ANY, "0.0")
+            await until(lambda: worker.runs == ["S-1"])
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("changed", ["retention", "consumer"])
+async def test_a_stream_that_somebody_changed_is_named_and_not_used(server: NatsServer, changed: str) -> None:
+    stranger = await nats.connect(server.address)
+    stream = stranger.jetstream()
+    if changed == "retention":
+        await stream.add_stream(StreamConfig(name="ava", subjects=["ava.run.*"]))
+    else:
+        async with delivery(server) as sender:
+            await sender.deliver("S-0", ANY, "0.0")
+        await stream.delete_consumer("ava", "any")
+        await stream.add_consumer("ava", durable_name="any", filter_subject="ava.run.any", max_deliver=1)
+    await stranger.close()
+    async with delivery(server) as sender:
+        text = await fails(lambda: sender.deliver("S-1", ANY, "0.0"))
+        assert "is not as Ava makes it" in text and "give another name under [delivery]" in text
+
+
+async def test_a_message_of_another_log_is_not_run_and_not_lost(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = at_once()
+    async with working(server, worker):
+        other = NatsDelivery(place(server, log="b"))
+        async with other.connected():
+            await other.deliver("S-1", ANY, "0.0")
+            await until(lambda: "of another log or another version" in caplog.text)
+            state = await other.state()
+            assert state.waiting[ANY] + state.taken[ANY] == 1
+    assert worker.runs == []
+
+
+def test_too_many_labels_are_one_sentence() -> None:
+    with pytest.raises(DeliveryFailed, match=r"this worker has 5 labels .* at most 4"):
+        queues_for("abcde")
+    assert queues_for(["b", "a"]) == [PLANS, ANY, "label-a", "label-b", "label-a+b"]
