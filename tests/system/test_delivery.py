@@ -1,0 +1,267 @@
+"""One suite for every way in which workers hear of runs: the same faults, and the log says that nothing was lost.
+
+Each data root of its own is a machine. `none` is the log itself, and the reference for the engines.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import Process
+from support.engines.nats import NatsServer, missing
+from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.network.cable import running_cables
+from support.processes import end
+from support.runtime import PRICED
+from support.stdio import AVA, Stderr, Wire, assert_intact, environment, logged, made, serving, state_of, until, using
+
+pytest.importorskip("psycopg", reason="the driver is not installed")
+pytest.importorskip("nats", reason="the client of NATS is not installed")
+
+from support.postgres import PostgresServer, running_server
+
+pytestmark = pytest.mark.slow
+
+LEASE_S = 3
+AWAY_S = 12.0
+"""How long the engine or the log is away: several leases."""
+LIMITS = "\n[limits]\nrunning = 8\nrunning_per_user = 8\nspawns_per_hour = 100\n"
+DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
+WORKER = (*AVA[:-1], "worker")
+
+
+@dataclass
+class Fleet:
+    """A server, the workers, the database and the engine of a test."""
+
+    tmp: Path
+    postgres: PostgresServer
+    engine: NatsServer | None
+    models: ModelServer
+    host: Wire = field(init=False)
+
+    @property
+    def url(self) -> str:
+        return self.postgres.address(self.tmp)
+
+    @property
+    def root(self) -> Path:
+        return self.tmp / "server"
+
+    def machine(self, name: str) -> Path:
+        """A data root with the configuration that all machines have."""
+        config = f'database_url = "{self.url}"\nruns_on = "workers"\nlease_s = {LEASE_S}\n'
+        config += PRICED.replace("custom:test", "custom:scripted") + LIMITS
+        if self.engine is not None:
+            config += f'\n[delivery]\nengine = "nats"\naddress = "{self.engine.address}"\n'
+        return made(self.tmp / name, config_toml=config)
+
+    @asynccontextmanager
+    async def worker(self, name: str, *more: str, url: str = "") -> AsyncGenerator[Process]:
+        with Stderr().checked() as stderr:
+            root = self.machine(name)
+            env = {**environment(root), **using(self.models.base_url)}
+            command = [*WORKER, "--database-url", url or self.url, *more]
+            process = await anyio.open_process(command, env=env, stderr=stderr.file)
+            try:
+                await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=90)
+                yield process
+            finally:
+                await end(process)
+
+    async def start(self, **more: object) -> str:
+        return await self.host.start_run(workspace=None, **more)
+
+    def claims(self, run: str) -> list[str]:
+        return [str(entry.content["reason"]) for entry in logged(self.root, "RunClaimed", run=run)]
+
+    async def until_claimed(self, run: str, times: int, within_s: float = 60) -> None:
+        await until(lambda: len(self.claims(run)) >= times, within_s=within_s)
+
+    async def until_done(self, *runs: str, within_s: float = 120) -> None:
+        await until(lambda: all(state_of(self.root, run) == "success" for run in runs), within_s=within_s)
+
+    async def check(self, *runs: str) -> None:
+        """Each run has one ending, and the log is whole."""
+        for run in runs:
+            assert len(logged(self.root, "RunEnded", run=run)) == 1
+        assert_intact(self.root)
+
+
+@pytest.fixture(params=["none", "nats"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[NatsServer | None]:
+    if request.param == "none":
+        yield None
+        return
+    if (why := missing()) is not None:
+        pytest.skip(why)
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    yield server
+    server.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def postgres() -> Generator[PostgresServer]:
+    server = running_server()
+    yield server
+    server.empty_databases()
+
+
+@asynccontextmanager
+async def fleet(
+    tmp: Path, postgres: PostgresServer, engine: NatsServer | None, script: object
+) -> AsyncGenerator[Fleet]:
+    with running_model_server(script) as models:  # type: ignore[arg-type]
+        found = Fleet(tmp, postgres, engine, models)
+        async with serving(found.machine("server"), env=using(models.base_url)) as found.host:
+            yield found
+
+
+def gated(*gates: Gate) -> list[Say]:
+    return [*(replace(DONE, gate=gate) for gate in gates), DONE]
+
+
+async def test_a_zombie_wakes_up_and_then_its_successor_dies(
+    tmp_path: Path, postgres: PostgresServer, engine: NatsServer | None
+) -> None:
+    """SIGSTOP, a takeover, SIGCONT, kill -9 of the new owner: a third one has the run, whoever forgot it."""
+    first, second = Gate(within_s=200), Gate(within_s=200)
+    async with fleet(tmp_path, postgres, engine, gated(first, second)) as now:
+        async with now.worker("one") as zombie:
+            run = await now.start()
+            await until(first.arrived.is_set, within_s=60)
+            async with now.worker("two") as successor:
+                zombie.send_signal(signal.SIGSTOP)
+                began = anyio.current_time()
+                await now.until_claimed(run, 2)
+                assert anyio.current_time() - began < 3 * LEASE_S + 4
+                await until(second.arrived.is_set, within_s=60)
+                first.released.set()
+                zombie.send_signal(signal.SIGCONT)
+                await anyio.sleep(2 * LEASE_S)
+                assert now.claims(run) == ["start", "takeover"], "it does not get its run back"
+                successor.kill()
+                await now.until_done(run)
+        assert now.claims(run) == ["start", "takeover", "takeover"]
+        second.released.set()
+        await now.check(run)
+
+
+async def test_labels_are_kept_and_a_run_without_a_worker_for_them_waits_and_says_so(
+    tmp_path: Path, postgres: PostgresServer, engine: NatsServer | None
+) -> None:
+    async with fleet(tmp_path, postgres, engine, lambda _request: DONE) as now:
+        (now.root / "roles").mkdir()
+        text = "---\ndescription: Needs a special machine.\nlabels: [gpu]\n---\nLook it up.\n"
+        (now.root / "roles" / "special.md").write_text(text)
+        async with now.worker("plain"):
+            special, plain = await now.start(role="special"), await now.start()
+            await now.until_done(plain)
+            waits = "no worker with the label gpu" if engine is not None else "a machine with the label gpu"
+
+            async def says() -> bool:
+                return waits in str(await now.host.tool("check_subagent", subagent_id=special))
+
+            with anyio.fail_after(90):
+                while not await says():  # noqa: ASYNC110
+                    await anyio.sleep(1)
+            assert now.claims(special) == []
+            async with now.worker("gpu", "--label", "gpu"):
+                await now.until_done(special)
+        await now.check(special, plain)
+
+
+async def test_a_cancel_reaches_a_queued_run_and_a_running_one(
+    tmp_path: Path, postgres: PostgresServer, engine: NatsServer | None
+) -> None:
+    gate = Gate(within_s=200)
+    async with fleet(tmp_path, postgres, engine, gated(gate)) as now:
+        queued = await now.start()
+        await now.host.tool("cancel_subagent", subagent_id=queued)
+        assert state_of(now.root, queued) == "cancelled"
+        async with now.worker("one"):
+            running = await now.start()
+            await until(gate.arrived.is_set, within_s=60)
+            began = anyio.current_time()
+            await now.host.tool("cancel_subagent", subagent_id=running)
+            assert state_of(now.root, running) == "cancelled" and anyio.current_time() - began < 4
+            gate.released.set()
+            last = await now.start()
+            await now.until_done(last)
+        assert now.claims(queued) == [] and now.claims(running) == ["start"]
+        await now.check(queued, running, last)
+
+
+async def test_a_worker_that_reaches_the_engine_and_not_the_log_loses_its_runs_to_others(
+    tmp_path: Path, postgres: PostgresServer, engine: NatsServer | None
+) -> None:
+    first = Gate(within_s=200)
+    async with fleet(tmp_path, postgres, engine, gated(first)) as now:
+        with running_cables(postgres.port, ["127.0.0.1"]) as (cable,):
+            database = now.url.rpartition("/")[2]
+            url = postgres.url(database, tcp=True).replace(f":{postgres.port}/", f":{cable.port}/")
+            async with now.worker("cut", url=url):
+                run = await now.start()
+                await until(first.arrived.is_set, within_s=60)
+                cable.unplug()
+                async with now.worker("well"):
+                    await now.until_done(run)
+                    more = [await now.start() for _ in range(3)]
+                    await now.until_done(*more)
+                assert now.claims(run) == ["start", "takeover"]
+                first.released.set()
+                cable.plug_in(reset=True)
+            await now.check(run, *more)
+
+
+@asynccontextmanager
+async def with_live_and_waiting(now: Fleet, gate: Gate, stack: AsyncExitStack) -> AsyncGenerator[list[str]]:
+    """Two runs that wait for their model at two workers, and two that wait for a worker with a label."""
+    (now.root / "roles").mkdir()
+    text = "---\ndescription: Needs a special machine.\nlabels: [gpu]\n---\nLook it up.\n"
+    (now.root / "roles" / "special.md").write_text(text)
+    for name in ("one", "two"):
+        await stack.enter_async_context(now.worker(name))
+    live = [await now.start() for _ in range(2)]
+    for run in live:
+        await now.until_claimed(run, 1)
+    waiting = [await now.start(role="special") for _ in range(2)]
+    await anyio.sleep(1.5)
+    yield [*live, *waiting]
+    gate.released.set()
+    await stack.enter_async_context(now.worker("gpu", "--label", "gpu"))
+    await now.until_done(*live, *waiting)
+    assert [now.claims(run) for run in (*live, *waiting)] == [["start"]] * 4, "nobody was robbed"
+    await now.check(*live, *waiting)
+
+
+@pytest.mark.parametrize("fault", ["engine away", "store deleted", "log away"])
+async def test_runs_that_live_and_runs_that_wait_outlast(
+    tmp_path: Path, postgres: PostgresServer, engine: NatsServer | None, fault: str
+) -> None:
+    if engine is None and fault != "log away":
+        pytest.skip("there is no engine")
+    gate = Gate(within_s=300)
+    script = [replace(DONE, gate=gate), replace(DONE, gate=gate), DONE]
+    async with fleet(tmp_path, postgres, engine, script) as now, AsyncExitStack() as stack:  # noqa: SIM117
+        async with with_live_and_waiting(now, gate, stack):
+            if fault == "log away":
+                postgres.stop(signal.SIGQUIT)  # in this thread: the server ends with the one that started it
+                await anyio.sleep(AWAY_S)
+                postgres.start()
+                await anyio.sleep(2 * LEASE_S)
+            elif fault == "engine away":
+                assert engine is not None
+                engine.stop()
+                await anyio.sleep(AWAY_S)
+                engine.start()
+            else:
+                assert engine is not None
+                engine.wipe()
