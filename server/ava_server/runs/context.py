@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ava_server.config.credentials import Credentials
     from ava_server.config.secrets import Secret
     from ava_server.models.http_model import HttpModel
+    from ava_server.runs.prompt_prefix import PromptPrefix
     from ava_server.runs.questions import Ask
 
 
@@ -183,6 +184,7 @@ class RunContext:
         ask: Asks the person; None where the run cannot wait for an answer.
         close: Closes the run's folders; after the run's end (True) it also removes them.
         clock: The monotonic clock by which its active time is measured, in seconds.
+        prompt_prefix: The beginning of its prompts that other runs of its plan share; None where nothing is gained.
     """
 
     model: Model
@@ -206,6 +208,7 @@ class RunContext:
     artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)
     close: Callable[[bool], None] = field(default=_nothing)
     clock: Callable[[], float] = time.monotonic
+    prompt_prefix: PromptPrefix | None = None
 
 
 async def nobody_gone() -> frozenset[str]:

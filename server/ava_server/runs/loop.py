@@ -56,6 +56,8 @@ END_S = 10.0
 """Seconds that recording an ending may take, beside saving changes."""
 OVERDUE_S = 3.0
 """Seconds after which the manager ends a run that should have ended; its loop can then write nothing more."""
+WAIT_SHARE = 0.1
+"""The share of its time that a run may wait for another to send the beginning of their prompts."""
 ON_REQUEST = "cancelled on request"
 
 
@@ -290,8 +292,7 @@ class AgentRun:
         while True:
             if self._leaves:
                 raise RunLeft
-            asked = await self._reservations.next()
-            answer = asked if isinstance(asked, RunResult | Paused) else await self._model_calls.attempt(*asked)
+            answer = await self._call_model()
             if isinstance(answer, Paused):
                 return answer
             if answer is None or await self._planner.takes(answer):
@@ -299,6 +300,25 @@ class AgentRun:
             ended = answer if isinstance(answer, RunResult) else await self._act(answer)
             if ended is not None:
                 return ended
+
+    async def _call_model(self) -> Completion | RunResult | Paused | None:
+        """Make one attempt of a call, or return why there is none; before it, a run of a plan may wait for another."""
+        prefix = self._context.prompt_prefix
+        if prefix is None:
+            return await self._reserve_and_send()
+        if prefix.must_wait:
+            self.say("Waiting for another run to send what their prompts share")
+        await prefix.wait(self._run.left_s * WAIT_SHARE)
+        try:
+            return await self._reserve_and_send()
+        finally:
+            prefix.leave()
+
+    async def _reserve_and_send(self) -> Completion | RunResult | Paused | None:
+        asked = await self._reservations.next()
+        if isinstance(asked, RunResult | Paused):
+            return asked
+        return await self._model_calls.attempt(*asked)
 
     # -- act ------------------------------------------------------------------------------------------------------
 

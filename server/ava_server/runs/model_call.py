@@ -158,6 +158,7 @@ class ModelCalls:
         began = time.monotonic()
         doing = DOING[reserved.fact.phase] if reserved.fact.phase else "Thinking"
         self._run.say(doing)
+        prefix = self._run.context.prompt_prefix
 
         async def settle(settlement: Settlement) -> None:
             await self._log.append([self._settlement(reserved, settlement, ms_since(began))])
@@ -168,7 +169,12 @@ class ModelCalls:
                     async with self._model.stream(request, self._log.check_owner) as stream:
                         with StreamProgress(doing, self._run.say) as progress:
                             async for delta in stream:
+                                if prefix is not None and (delta.text or delta.thinking or delta.arguments):
+                                    prefix.answer_began()
+                                    prefix = None
                                 progress.add(delta)
+                    if prefix is not None:
+                        prefix.answer_began()
                     completion = stream.completion
                     span.answered(completion)
         except ModelError as error:

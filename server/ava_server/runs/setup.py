@@ -67,6 +67,7 @@ from ava_server.runs.context import AgentParts, ConfigNotSupported, RunContext, 
 from ava_server.runs.extension import extension_limits
 from ava_server.runs.first_call import started, with_figures
 from ava_server.runs.history import History
+from ava_server.runs.prompt_prefix import PromptPrefixes
 from ava_server.runs.questions import Ask
 from ava_server.runs.reuse import folder_state, run_mark
 from ava_server.runs.run_tools import RESULT_CHARS, McpServers, ReadSubagentResult, foreign_tools, run_tools
@@ -178,6 +179,7 @@ class RunSetup:
         self.travel = Travel(resources.settings, resources.store.blobs, Path.home())
         self.worktrees = Worktrees(resources.settings.paths.worktrees, Path.home(), self.travel)
         self._resources = resources
+        self._prompt_prefixes = PromptPrefixes()
         self._opening = anyio.CapacityLimiter(OPEN_THREADS)
 
     def load(self) -> None:
@@ -296,6 +298,7 @@ class RunSetup:
             agent=self._agent(config, model, str(prefix.parameters.get("wire")), sandbox, scratch),
             artifacts=lambda: self.artifacts(run.id),
             close=partial(self._close, run, place),
+            prompt_prefix=self._prompt_prefixes.of_run(run, prefix),
         )
 
     async def _mark(
