@@ -100,6 +100,7 @@ class UserMessage(Fact):
     `steps` has the texts of a plan's steps, in their order, with the names of these fields. `inputs` is what the task
     of a plan's run gets of earlier runs: each has the `name` by which the task refers to it, what it is `about`, and
     its `text`. `project` is what files of the project say about working in it, each with its `path` and `text`.
+    `screen` is what was on the screen of a person who approved while some of the proposal was folded.
     """
 
     transcript = True
@@ -113,6 +114,7 @@ class UserMessage(Fact):
     steps: tuple[dict[str, Any], ...] | None = None
     inputs: tuple[dict[str, str], ...] | None = None
     project: tuple[dict[str, str], ...] | None = None
+    screen: str | None = None
 
 
 class AssistantMessage(Fact):
@@ -321,7 +323,8 @@ class SpawnDecided(Fact):
     """A proposal was approved or rejected, or ended without a decision.
 
     `digest` is the proposal's. `decision_digest` covers everything decided with it: changes, and the plan. Where it was
-    approved together with others, `group_id` is the plan of all of them, and `step` its step there.
+    approved together with others, `group_id` is the plan of all of them, and `step` its step there. `folded` says,
+    counted, what of the proposal was folded on the screen of the person who approved it.
     """
 
     text_fields = ("pending_id", "decision", "channel")
@@ -334,6 +337,7 @@ class SpawnDecided(Fact):
     changes: dict[str, Any] = Field(default_factory=dict)
     group_id: str | None = None
     step: str | None = None
+    folded: str | None = None
 
 
 class StepRunQueued(Fact):

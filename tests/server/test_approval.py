@@ -320,8 +320,8 @@ async def test_the_proposal_says_how_much_of_a_text_it_leaves_out(tmp_path: Path
         beginnings = [
             f'Ava wants to start a researcher: "{"t" * 600}…" and 400 more characters.',
             f'Why: "{"r" * 600}…" and 100 more characters.',
-            f'Its instructions, 3,000 characters: "{"i " * 100}'.rstrip() + '…" and 1,800 more characters.',
-            f'It is told besides, 41,500 characters: "{"c" * 200}…" and 41,300 more characters.',
+            f'Its instructions (3,000 characters): "{"i " * 100}'.rstrip() + '…" and 1,800 more characters.',
+            f'Context that it gets with its task (41,500 characters): "{"c" * 200}…" and 41,300 more characters.',
         ]
         assert [line for line in made.message.split("\n") if "more characters" in line] == beginnings
         short = await lab.propose(task="t" * 600, context="c" * 200)

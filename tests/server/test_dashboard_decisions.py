@@ -64,14 +64,45 @@ async def decision(lab: Lab, proposal: Any) -> tuple[str, str | None] | None:
 async def test_a_shows_the_whole_proposal_and_starts_it_after_a_yes(tmp_path: Path) -> None:
     async with proposed(tmp_path) as (lab, proposal, app, pilot):
         await pilot.press("a")
-        text = " ".join(" ".join(await shows(app, "Start it? [y/N]")).split())
-        for line in (*proposal.message.split("\n"), proposal.approval_line):
+        await shows(app, "Start it? [y/N] (more: m)")
+        await pilot.press("m", "enter")
+        text = " ".join(" ".join(await shows(app, "In one line:")).split())
+        for line in (*proposal.message.split("\n")[1:], proposal.approval_line):
             assert " ".join(line.split()) in text, line
+        assert '"What does it cost?"' in text
         assert await decision(lab, proposal) is None
         await pilot.press("y", "enter")
         await shows(app, "Approved. It has started.")
         assert await decision(lab, proposal) == ("approved", "terminal")
         assert (await lab.ended(proposal.subagent_id)).state == "success"
+
+
+async def test_what_was_folded_at_the_approval_is_on_record_with_what_was_on_the_screen(tmp_path: Path) -> None:
+    long_task = " ".join(f"word{number}" for number in range(200))
+    async with proposed(tmp_path, task=long_task, height=40) as (lab, proposal, app, pilot):
+        await pilot.press("a")
+        lines = await shows(app, "Start it? [y/N] (more: m)")
+        assert lines[1].startswith("At most $0.50") and "word199" not in "\n".join(lines)
+        await pilot.press("y", "enter")
+        await shows(app, "Approved. It has started.")
+        [decided] = await lab.facts(proposal.subagent_id, SpawnDecided)
+        said = await lab.facts(proposal.subagent_id, UserMessage)
+        folded = decided.folded or ""
+        assert folded.startswith(f"task, {len(long_task) - 300:,} characters more; ")
+        [screen] = [message.screen for message in said if message.kind == "decision"]
+        assert screen is not None and "At most $0.50" in screen and "word199" not in screen
+
+
+async def test_nothing_was_folded_where_a_person_unfolded_it_first(tmp_path: Path) -> None:
+    async with proposed(tmp_path, height=40) as (lab, proposal, app, pilot):
+        await pilot.press("a")
+        await shows(app, "(more: m)")
+        await pilot.press("m", "enter")
+        await hides(app, "(more: m)")
+        await pilot.press("y", "enter")
+        await shows(app, "Approved. It has started.")
+        [decided] = await lab.facts(proposal.subagent_id, SpawnDecided)
+        assert decided.folded is None
 
 
 @pytest.mark.parametrize("keys", [["enter"], ["n", "enter"], ["escape"], ["a", "enter"], ["y", "y", "enter"], ["y"]])

@@ -94,6 +94,10 @@ async def host(tmp: Path, config: str = "", *, pin: str | None = None) -> AsyncG
             yield opened
 
 
+def _plain(screen: str) -> str:
+    return " ".join(re.sub(r"\x1b\[[\d;]*m", "", screen).split())
+
+
 def one_sentence(screen: str) -> str:
     """The error of a command that says nothing else but its heading."""
     heading, error = screen.split("\n", 1)
@@ -109,11 +113,12 @@ async def test_yes_in_a_terminal_starts_the_run_in_the_server_that_proposed_it(t
     async with host(tmp_path) as at:
         proposal = await at.propose("What does transcription cost?")
         [server] = instance_locks(at.root)
-        code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, "y")])
+        unfolds = [("(more: m)", "m"), ("In one line: ", "y")]
+        code, screen = at.typed("approve", proposal["pending_id"], answers=unfolds)
         assert code == 0, screen
-        before = " ".join(screen[: screen.index("Start it?")].split())
-        assert " ".join(proposal["message"].split()) in before
-        assert " ".join(proposal["approval_line"].split()) in before
+        before = _plain(screen[: screen.rindex("Start it?")])
+        [_what, *lines] = filter(None, proposal["message"].split("\n"))
+        assert all(" ".join(line.split()) in before for line in (*lines, proposal["approval_line"])), before
         assert "Approved.\nIt has started; `ava status` shows the progress." in screen
         await at.succeeded(proposal)
         assert [(each["decision"], each["channel"]) for each in at.decided(proposal)] == [("approved", "terminal")]
@@ -230,10 +235,10 @@ async def test_two_ids_form_one_group_under_one_limit(tmp_path: Path) -> None:
         assert code == 0, screen
         assert "All of them: 2 subagents together, at most $0.90 and 20 min." in screen
         rows = [
-            f'{at}  researcher  $0.50, 10 min  custom:test  "task {at - 1}"\n      {each["pending_id"]} can '
+            f'{at} $0.50, 10 min researcher custom:test "task {at - 1}" {each["pending_id"]} can '
             for at, each in enumerate(pair, 1)
         ]
-        assert all(row in screen for row in rows), screen
+        assert all(row in _plain(screen) for row in rows), screen
         group = re.search(r"Approved, as the plan (G-[0-9a-f]{7})\.", screen)
         assert group is not None, screen
         await at.succeeded(*pair)
@@ -401,15 +406,15 @@ async def test_with_a_pin_no_tool_can_approve_but_the_right_pin_in_a_terminal_ca
 async def test_asks_for_the_pin_once_for_all_proposals_and_never_for_a_rejection(tmp_path: Path) -> None:
     async with host(tmp_path, pin=PIN) as at:
         one, rejected, other = [await at.propose(f"task number {number}") for number in range(3)]
-        question = "Start it? [y = yes, r = reject it, Enter = leave it waiting]"
+        question = "start it? [y = yes, r = reject it, Enter = leave it waiting]"
         code, screen = at.typed(
             "approve",
             answers=[
                 (ALL_WAITING, "o"),
-                (f"task number 0\n{question}", "y"),
+                (f"1 of 3: {question}", "y"),
                 (ASKS_PIN, PIN),
-                (f"task number 1\n{question}", "r"),
-                (f"task number 2\n{question}", "y"),
+                (f"2 of 3: {question}", "r"),
+                (f"3 of 3: {question}", "y"),
             ],
         )
         assert (code, screen.count(ASKS_PIN)) == (0, 1), screen

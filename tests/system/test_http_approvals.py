@@ -225,7 +225,7 @@ async def test_proposals_can_be_started_rejected_or_left_one_by_one(tmp_path: Pa
     async with away(tmp_path / "data") as there:
         runs = [await there.propose(f"Question {number}?") for number in range(3)]
         asked = [("Start them?", "o")]
-        asked += [(f"Question {number}?\nStart it?", reply) for number, reply in enumerate(("y", "", "r"))]
+        asked += [(f"{number} of 3: start it?", reply) for number, reply in enumerate(("y", "", "r"), 1)]
         code, text = await there.typed("approve", answers=asked)
         assert code == 0, text
         states = [state_of(there.root, run["subagent_id"]) for run in runs]

@@ -41,6 +41,19 @@ class Shown:
 
 
 @dataclass(frozen=True)
+class FoldedScreen:
+    """What a person saw of a proposal who decided while some of it was folded.
+
+    Attributes:
+        text: What was on the screen.
+        folded: What was folded there, counted: `task, 3,912 characters more`.
+    """
+
+    text: str
+    folded: str
+
+
+@dataclass(frozen=True)
 class PersonAnswer:
     """What the person has answered.
 
@@ -49,12 +62,14 @@ class PersonAnswer:
         words: Their message, their answer, or the reason for a cancellation.
         lines: The approval lines that they were shown; None where they sent none, which approves nothing.
         limits: Lower limits, as `confirm_spawn` takes them.
+        screens: What was on the screen, by proposal, where some of it stayed folded.
     """
 
     agrees: bool
     words: str | None = None
     lines: Sequence[str] | None = None
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    screens: Mapping[str, FoldedScreen] = field(default_factory=dict[str, FoldedScreen])
 
 
 def tool_call(shown: Sequence[Shown], answer: PersonAnswer) -> tuple[str, dict[str, Any]]:

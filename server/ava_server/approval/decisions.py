@@ -14,7 +14,7 @@ from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd, iso_second
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.channels import COUNTED_CHANNELS, PERSON_CHANNELS
-from ava_server.approval.decide import OTHER_REFUSED
+from ava_server.approval.decide import OTHER_REFUSED, FoldedScreen
 from ava_server.approval.outcomes import closed_proposal, run_now
 from ava_server.approval.plans import change_plan
 from ava_server.approval.proposals import (
@@ -101,6 +101,7 @@ class Approval:
     Attributes:
         plan_ids: Candidates for the ids of the plan that several proposals become: its own `P-…`, and `G-…`.
         lowered: A sentence for each limit that was lowered, by the call and in the form; None where no form was shown.
+        screens: What was on a person's screen, by proposal, where some of it stayed folded.
     """
 
     pending_ids: tuple[str, ...]
@@ -111,6 +112,7 @@ class Approval:
     plan_ids: tuple[tuple[str, str], ...] = ()
     plan_lowered: PlanLimits | None = None
     lowered: tuple[str, ...] | None = None
+    screens: Mapping[str, FoldedScreen] = field(default_factory=dict[str, FoldedScreen])
 
 
 @dataclass(frozen=True)
@@ -544,6 +546,7 @@ def _approval_events(
 ) -> tuple[Event, ...]:
     """Return the entries that approve a proposal; `step`: its plan and its step there, where it has one."""
     plan_id, step_id = step or (None, None)
+    screen = asked.screens.get(member.row.pending_id) if channel in PERSON_CHANNELS else None
     decided = SpawnDecided(
         pending_id=member.row.pending_id,
         decision="approved",
@@ -553,11 +556,13 @@ def _approval_events(
         changes=dict(member.changes),
         group_id=plan_id,
         step=step_id,
+        folded=None if screen is None else screen.folded,
     )
     spawn = spawn_fact(member.changed, member.texts.task, member.run.id, member.row.pending_id, plan_id=plan_id)
     said: tuple[Event, ...] = ()
     run_id = member.run.id
     if channel in PERSON_CHANNELS:  # only where it is certain that a person decided
         text = f"approved {member.row.pending_id}: {approval_line(member.config, member.texts)}"
-        said = (Event(who, UserMessage(text=text, kind="decision"), run_id=run_id),)
+        seen = None if screen is None else screen.text
+        said = (Event(who, UserMessage(text=text, kind="decision", screen=seen), run_id=run_id),)
     return (*said, Event(who, decided, run_id=run_id), Event(who, spawn, run_id=run_id, model=member.config.model))

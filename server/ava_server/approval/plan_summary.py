@@ -10,6 +10,8 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from pydantic import BaseModel
+
 from ava_audit.units import US_PER_S, format_duration, format_usd, minutes, now_us
 from ava_roles.tool import ToolSpec
 from ava_server.approval.summary import (
@@ -17,6 +19,7 @@ from ava_server.approval.summary import (
     FACTS,
     PROJECT,
     SHOWN_CHARS,
+    STEPS,
     TASK_CHARS,
     DayLeft,
     RunReach,
@@ -116,7 +119,7 @@ def plan_rows(config: RunConfig, texts: Texts, day: DayLeft, client: str = "") -
     rows += [("How much", line) for line in _reused_whole(config)]
     rows += [(ATTENTION, line) for line in _attention(config, day)]
     rows += [("Done before", line) for line in reused_lines(config, now_us())]
-    rows += [("Steps", line) for line in step_rows(config, texts)]
+    rows += [(STEPS, line) for line in step_rows(config, texts)]
     for topic, lines in _by_topic(config, texts).items():
         rows += [(topic, line) for line in lines]
     if config.background:
@@ -369,15 +372,46 @@ def step_row(step: StepConfig, texts: Texts) -> str:
     after = f", after {', '.join(step.needs)}" if step.needs else ""
     caps = caps_text(step.config.cost_cap(), step.config.timeout_s)
     each = " each" if step.foreach is not None else ""
-    fails = {
-        "skip": "",
-        "stop": "; if it fails, the plan stops",
-        "continue": "; if it fails, the rest goes on without it",
-    }
-    return (
-        f"{step.id}: {step.config.role}{runs}, {caps}{each}{after}{fails[step.if_fails]}:"
-        f" {quoted(texts.task, SHOWN_CHARS)}"
+    fails = f"; {_FAILS[step.if_fails]}" if step.if_fails in _FAILS else ""
+    return f"{step.id}: {step.config.role}{runs}, {caps}{each}{after}{fails}: {quoted(texts.task, SHOWN_CHARS)}"
+
+
+class StepSummary(BaseModel):
+    """A step as a row of a table.
+
+    Attributes:
+        role: Its role, with the number of runs of one that has several.
+        most: The most that it, or each of its runs, costs and takes.
+        after: The steps that it waits for.
+        task: The beginning of its task, in quotes.
+        note: What happens if it fails, where that is not usual, and which items it has.
+    """
+
+    id: str
+    role: str
+    most: str
+    after: str
+    task: str
+    note: str
+
+
+def step_summary(step: StepConfig, texts: Texts) -> StepSummary:
+    role = step.config.role if step.foreach is None else f"{step.config.role} x {step.new_runs:,}"
+    each = " each" if step.foreach is not None else ""
+    cost = "free" if step.config.free else format_usd(step.config.max_cost_micros, exact=True)
+    notes = [] if step.foreach is None else [f"one run for each of {step.foreach.text}"]
+    notes += [_FAILS[step.if_fails]] if step.if_fails in _FAILS else []
+    return StepSummary(
+        id=step.id,
+        role=role if step.new_runs else f"{role}, done before",
+        most=f"{cost}{each}, {minutes(step.config.timeout_s)}",
+        after=", ".join(step.needs),
+        task=quoted(texts.task, TASK_CHARS),
+        note="; ".join(notes),
     )
+
+
+_FAILS = {"stop": "if it fails, the plan stops", "continue": "if it fails, the rest goes on without it"}
 
 
 def short_steps(config: RunConfig, texts: Texts, most: int) -> list[str]:

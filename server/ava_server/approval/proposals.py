@@ -24,16 +24,19 @@ from ava_audit.events import (
 from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.units import MICROS_PER_CENT, cap_micros, day_of, format_usd, minutes
 from ava_audit.view import Command, Outcome, View
-from ava_server.approval.decide import PersonAnswer, Shown
+from ava_server.approval.decide import FoldedScreen, PersonAnswer, Shown
 from ava_server.approval.outcomes import closed_proposal
+from ava_server.approval.plan_summary import StepSummary, step_summary
 from ava_server.approval.shown import approval_line, proposal_message, proposal_rows
 from ava_server.approval.summary import (
     POWERS,
     TASK_CHARS,
+    WHOLE_CHARS,
     DayLeft,
     SummaryRow,
     likely_cost,
     message_of,
+    plain_name,
     powers,
     quoted,
     several_line,
@@ -333,6 +336,8 @@ class ProposalSummary(BaseModel):
         reach: What it may read, reach and change.
         powers: The same in words that are the same for each proposal.
         warnings: What else a person has to know.
+        name: Its label.
+        steps: The steps of a plan.
     """
 
     role: str
@@ -342,6 +347,22 @@ class ProposalSummary(BaseModel):
     reach: str
     powers: tuple[str, ...]
     warnings: tuple[str, ...]
+    name: str = ""
+    steps: tuple[StepSummary, ...] = ()
+
+
+class WholeText(BaseModel):
+    """A text of a proposal, of which a screen shows only the beginning until it is asked for more.
+
+    Attributes:
+        name: `task`, `context` or `instructions`; of a plan's step with its id.
+        text: At most `WHOLE_CHARS` of it.
+        chars: All of its characters.
+    """
+
+    name: str
+    text: str
+    chars: int
 
 
 class Pending(BaseModel):
@@ -356,6 +377,7 @@ class Pending(BaseModel):
         rows: The text, a sentence a row; empty from a server of an older version.
         created_us: When it was proposed; 0 from a server of an older version.
         likely_micros: What it is likely to cost, as `RunConfig` has it.
+        whole: Its task, context and instructions; empty from a server of an older version.
     """
 
     pending_id: str
@@ -371,6 +393,13 @@ class Pending(BaseModel):
     rows: tuple[SummaryRow, ...] = ()
     created_us: int = 0
     likely_micros: tuple[int, int] | None = None
+    whole: tuple[WholeText, ...] = ()
+
+    @property
+    def most(self) -> str:
+        """What it costs and takes at most, and likely; empty from a server of an older version."""
+        limits = self.summary.limits if self.summary is not None else ""
+        return limits.capitalize() if self.free or not limits else f"At most {limits}"
 
     @property
     def topics(self) -> dict[str, list[str]]:
@@ -419,7 +448,16 @@ def pending_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) 
         rows=rows,
         created_us=run.created_us,
         likely_micros=config.likely_micros,
+        whole=tuple(_whole_texts(texts)),
     )
+
+
+def _whole_texts(texts: Texts) -> Iterator[WholeText]:
+    for part in texts.steps or (texts,):
+        of = f" of {part.step}" if part.step is not None else ""
+        for name, text in (("task", part.task), ("context", part.context), ("instructions", part.system_prompt)):
+            if text:
+                yield WholeText(name=f"{name}{of}", text=text[:WHOLE_CHARS], chars=len(text))
 
 
 def waiting_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) -> Pending | str:
@@ -431,7 +469,6 @@ def waiting_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) 
 
 
 def _summary(config: RunConfig, texts: Texts, rows: Sequence[SummaryRow]) -> ProposalSummary:
-
     cost = "free" if config.free else format_usd(config.max_cost_micros, exact=True)
     return ProposalSummary(
         role=f"{config.role} without {' and '.join(config.lacks)}" if config.lacks else config.role,
@@ -441,6 +478,8 @@ def _summary(config: RunConfig, texts: Texts, rows: Sequence[SummaryRow]) -> Pro
         reach=config.reach,
         powers=_powers(config),
         warnings=warnings(rows),
+        name=plain_name(config),
+        steps=tuple(step_summary(step, texts.of_step(step.id)) for step in config.steps),
     )
 
 
@@ -494,13 +533,18 @@ def together_line(waiting: Sequence[Pending], cap_micros: int | None, timeout_s:
     return several_line(len(waiting), None if all(one.free for one in waiting) else cap, timeout_s)
 
 
-def agreement(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> PersonAnswer:
-    """Return a yes to proposals as they were shown, under lower limits as `confirm_spawn` takes them."""
+def agreement(
+    waiting: Sequence[Pending], limits: Mapping[str, Any], screens: Mapping[str, FoldedScreen] | None = None
+) -> PersonAnswer:
+    """Return a yes to proposals as they were shown, under lower limits as `confirm_spawn` takes them.
+
+    `screens`: what was on the screen of those of which something stayed folded, by their ids.
+    """
     lines = [one.approval_line for one in waiting]
     if len(waiting) > 1:
         cap = limits.get("group_max_cost_cents")
         lines.append(together_line(waiting, None if cap is None else cap_micros(cap), limits.get("group_timeout")))
-    return PersonAnswer(True, lines=lines, limits=limits)
+    return PersonAnswer(True, lines=lines, limits=limits, screens=screens or {})
 
 
 def together_note(waiting: Sequence[Pending], cap_micros: int | None) -> str:

@@ -215,8 +215,8 @@ def powers(config: RunConfig, specs: Collection[ToolSpec]) -> tuple[str, ...]:
 
 
 def warnings(rows: Iterable[SummaryRow]) -> tuple[str, ...]:
-    """Return the sentences of a proposal that a list of several must have too: all but facts, limits and the model."""
-    return tuple(row.text for row in rows if row.topic not in (*FACTS, "Model", "Limits", "Not available"))
+    """Return the sentences of a proposal that a list of several must have too: all but facts and what is folded."""
+    return tuple(row.text for row in rows if row.topic not in (*FACTS, *FOLDED, STEPS))
 
 
 def _reads(folder: str, changed: str, hosts: Sequence[str], has: Collection[str]) -> str:
@@ -321,6 +321,13 @@ PROJECT = "Project"
 """The topic of what files of the project say to the run."""
 ATTENTION = "Look at this"
 """The topic of what a person must not overlook."""
+STEPS = "Steps"
+"""The topic of a plan's steps, a row each."""
+FOLDED = ("Not available", "Done before", "Also told", "Model", "Limits")
+"""The topics that a terminal may fold. Every other is always shown: price, time, reach, what changes, commands,
+network, secrets, another agent, a weaker sandbox, warnings, and who asked."""
+WHOLE_CHARS = 20_000
+"""Characters of a text that `WholeText` has."""
 
 
 def run_rows(config: RunConfig, texts: Texts, day: DayLeft, client: str = "") -> tuple[SummaryRow, ...]:
@@ -365,13 +372,18 @@ def sees_files(config: RunConfig) -> bool:
 
 
 def model_rows(config: RunConfig) -> list[SummaryRow]:
-    """Return what a proposal says of who does the work: the model, and another agent."""
-    return [SummaryRow("Model", plain_line(text)) for text in _model_lines(config)]
+    """Return what a proposal says of who does the work: the model, its commands, and another agent."""
+    return [SummaryRow(topic, plain_line(text)) for topic, lines in _model_topics(config) for text in lines]
+
+
+def plain_name(config: RunConfig) -> str:
+    """Return a run's name as it stands in brackets; empty without one."""
+    return config.name.translate(_QUOTES | _BRACKETS) if config.name else ""
 
 
 def _first_lines(config: RunConfig, texts: Texts) -> list[str]:
     low, high = config.estimated_minutes
-    name = f" ({config.name.translate(_QUOTES | _BRACKETS)})" if config.name else ""
+    name = f" ({plain_name(config)})" if config.name else ""
     can = config.reach
     sees = sees_files(config)
     cost = "costs nothing" if config.free else f"costs {caps_text(config.max_cost_micros)}"
@@ -448,14 +460,20 @@ def _reach_topics(config: RunConfig, texts: Texts) -> Iterator[tuple[str, list[s
         yield "Web", [f"Its web searches go to {engine_title(config.search)}{by}, {cost}."]
     yield "MCP servers", [_server_line(name, use, config) for name, use in config.foreign.items()]
     yield "MCP servers", [f"{note}." for note in config.foreign_notes]
-    told: list[str] = []
     if config.role_source != BUILT_IN_SOURCE:
-        told.append(f"Its role is not built in; it comes from the file {quoted(config.role_source, BESIDES_CHARS)}.")
+        source = quoted(config.role_source, BESIDES_CHARS)
+        yield "Role", [f"Its role is not built in; it comes from the file {source}."]
     if config.context_from:
-        told.append(f"Results that it may read: {list_earlier(config.context_from)}.")
-    for what, given in (("Its instructions", texts.system_prompt), ("It is told besides", texts.context)):
-        if given:
-            told.append(f"{what}, {len(given):,} characters: {quoted(given, BESIDES_CHARS)}.")
+        yield "Earlier results", [f"Results that it may read: {list_earlier(config.context_from)}."]
+    told: list[str] = []
+    if texts.system_prompt:
+        count = len(texts.system_prompt)
+        told.append(f"Its instructions ({count:,} characters): {quoted(texts.system_prompt, BESIDES_CHARS)}.")
+    if texts.context:
+        count = len(texts.context)
+        told.append(
+            f"Context that it gets with its task ({count:,} characters): {quoted(texts.context, BESIDES_CHARS)}."
+        )
     yield "Also told", told
     yield PROJECT, _project_lines(config)
     yield "Machine", _travel_lines(config)
@@ -491,6 +509,13 @@ def _runner_lines(config: RunConfig) -> list[str]:
     ]
 
 
+def _model_topics(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
+    """Yield who does the work: the model; apart from it, which commands run for it, and another agent."""
+    yield "Model", _model_lines(config)
+    yield "Commands", _key_command_lines(config)
+    yield "Another agent", _runner_lines(config)
+
+
 def _model_lines(config: RunConfig) -> list[str]:
     if config.model.startswith("offline/"):
         model = [
@@ -501,20 +526,24 @@ def _model_lines(config: RunConfig) -> list[str]:
         thinks = ", which is told to think before it answers" if config.extended_thinking else ""
         free = " (free)" if config.price.free else ""
         model = [f"Model: {config.model}{free}{thinks}."]
-        if config.key_command:
-            command = quoted(" ".join(config.key_command), COMMAND_CHARS)
-            model.append(f"Its key comes from a command, which Ava runs outside the sandbox: {command}.")
-    if config.search_call is not None and config.search_call.key_command:
-        command = quoted(" ".join(config.search_call.key_command), COMMAND_CHARS)
-        model.append(f"The key of its web search comes from a command, which Ava runs outside the sandbox: {command}.")
-    model += _runner_lines(config)
     if config.thinking_note:
         model.append(f"It does not think first: {config.thinking_note}.")
     return model
 
 
+def _key_command_lines(config: RunConfig) -> list[str]:
+    lines: list[str] = []
+    if config.key_command and not config.model.startswith("offline/"):
+        command = quoted(" ".join(config.key_command), COMMAND_CHARS)
+        lines.append(f"Its key comes from a command, which Ava runs outside the sandbox: {command}.")
+    if config.search_call is not None and config.search_call.key_command:
+        command = quoted(" ".join(config.search_call.key_command), COMMAND_CHARS)
+        lines.append(f"The key of its web search comes from a command, which Ava runs outside the sandbox: {command}.")
+    return lines
+
+
 def _limit_topics(config: RunConfig, day: DayLeft) -> Iterator[tuple[str, list[str]]]:
-    yield "Model", _model_lines(config)
+    yield from _model_topics(config)
     turns, calls, tokens = config.max_iterations, config.max_tool_calls, config.max_tokens
     limits = [f"At most {turns:,} turns, {calls:,} tool calls and {tokens:,} tokens."]
     if not _day_lines(config, day):

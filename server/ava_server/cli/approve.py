@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from ava_audit.errors import AuditError
 from ava_audit.units import cap_micros, format_usd
-from ava_roles.wrap import clean
-from ava_server.approval.decide import PersonAnswer, Shown
+from ava_server.approval.decide import FoldedScreen, PersonAnswer, Shown
 from ava_server.cli import terminal
 from ava_server.cli.app import NOT_APPROVED, in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import read_settings
@@ -26,16 +25,15 @@ from ava_server.cli.service_client import (
     open_service,
     unless_decided,
 )
-from ava_server.cli.terminal import YES, agrees, ask, heading, one_line, say, someone_there, tell
+from ava_server.cli.start_question import MORE, ShownProposals, fits_table, together
+from ava_server.cli.terminal import YES, ask, heading, say, someone_there, tell
 from ava_server.core.commands import advice
 from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
-    from ava_server.approval.proposals import Pending, ProposalSummary
+    from ava_server.approval.proposals import Pending
     from ava_server.runs.pending_questions import PendingExtension
 
-TASK_COLUMNS = 40
-"""Columns that a task has beside the others of a table; with fewer, it is below them."""
 REJECT = ("r", "reject")
 _NO_GROUP = "--group-max and --group-timeout are for two or more proposals; give their ids"
 _Ids = Annotated[
@@ -135,41 +133,48 @@ async def _waiting(client: Approvals, ids: list[str]) -> tuple[list[PendingExten
 async def _all_waiting(client: Approvals, waiting: list[Pending], asking: list[PendingExtension]) -> int:
     done: list[bool] = []
 
-    async def ask_about(one: Pending | PendingExtension, title: str, question: str) -> None:
-        _show(one, title)
-        if someone_there() and (answer := await _ask_while_open(client, [one.shown], question)) in (*YES, *REJECT):
-            done.append(await _attempt(_decide(client, one, answer in YES)))
-
     answer: str | None = "o"
-    if _fits_table(waiting) and someone_there():
-        show_table(waiting, {})
+    if fits_table(waiting) and someone_there():
+        proposals = ShownProposals(waiting)
+        proposals.show()
         shown = [one.shown for one in waiting]
         question = "Start them? [y = all, r = reject all, o = one by one, Enter = later]"
-        answer = await _ask_while_open(client, shown, question)
+        answer = await _ask_while_open(client, shown, question, proposals)
         if answer is None:
             gone = await client.decided_elsewhere(shown)
             rest = [one for one in waiting if one.pending_id not in gone]
             return await _all_waiting(client, rest, asking) if rest or asking else 0
         if answer in YES:
-            done += await _start_each(client, waiting)
+            done += await _start_each(client, waiting, proposals.screens)
         elif answer in REJECT:
             done += [await _attempt(_decide(client, one, False)) for one in waiting]
     for number, one in enumerate(waiting if answer == "o" else (), 1):
-        question = "Start it? [y = yes, r = reject it, Enter = leave it waiting]"
-        await ask_about(one, f"{number} of {len(waiting)}, {one.pending_id}:", question)
+        question = f"{_start_it(number, len(waiting))} [y = yes, r = reject it, Enter = leave it waiting]"
+        proposal = ShownProposals([one], f"{number} of {len(waiting)}, {one.pending_id}:")
+        proposal.show()
+        if someone_there():
+            given = await _ask_while_open(client, [one.shown], question, proposal)
+            if given in (*YES, *REJECT):
+                done.append(await _attempt(_decide(client, one, given in YES, proposal.screens)))
     for more in asking:
         question = "Raise the cap? [y = yes; r = no, hand in the result so far; Enter = decide later]"
-        await ask_about(more, _asks_for_more(more), question)
+        _show(more, _asks_for_more(more))
+        if someone_there() and (given := await _ask_while_open(client, [more.shown], question)) in (*YES, *REJECT):
+            done.append(await _attempt(_decide(client, more, given in YES)))
     _close([*waiting, *asking], [], "Approve in a terminal: ava approve P-ID")
     return 0 if all(done) else NOT_APPROVED
 
 
-async def _ask_while_open(client: Approvals, shown: Sequence[Shown], question: str) -> str | None:
+async def _ask_while_open(
+    client: Approvals, shown: Sequence[Shown], question: str, proposals: ShownProposals | None = None
+) -> str | None:
     """Return the answer to a question; None, once it is said, where one of these was decided elsewhere.
 
-    A clear answer that comes too late is returned: carrying it out says why that is refused.
+    A clear answer that comes too late is returned: carrying it out says why that is refused. `proposals` are unfolded
+    first where that is asked for.
     """
-    answer = await unless_decided(client, shown, lambda: ask(question))
+    asks = partial(ask, question) if proposals is None else partial(ask_unfolding, question, proposals)
+    answer = await unless_decided(client, shown, asks)
     if answer in (*YES, *REJECT):
         return answer or ""
     elsewhere = await client.decided_elsewhere(shown)
@@ -191,13 +196,13 @@ async def _attempt(decision: Awaitable[object]) -> bool:
     return True
 
 
-async def _start_each(client: Approvals, waiting: list[Pending]) -> list[bool]:
+async def _start_each(client: Approvals, waiting: list[Pending], screens: Mapping[str, FoldedScreen]) -> list[bool]:
     from ava_server.approval.proposals import agreement  # not needed to read the command line
 
     await client.unlock([one.shown for one in waiting], "Nothing was started; they still wait.")
 
     async def approve(one: Pending) -> None:
-        decided = await client.decide([one.shown], agreement([one], {}))
+        decided = await client.decide([one.shown], agreement([one], {}, screens))
         decided.expect("approved", f"{one.pending_id} is not approved")
 
     done = [await _attempt(approve(one)) for one in waiting]
@@ -207,13 +212,18 @@ async def _start_each(client: Approvals, waiting: list[Pending]) -> list[bool]:
     return done
 
 
-async def _decide(client: Approvals, one: Pending | PendingExtension, approve: bool) -> None:
+async def _decide(
+    client: Approvals,
+    one: Pending | PendingExtension,
+    approve: bool,
+    screens: Mapping[str, FoldedScreen] | None = None,
+) -> None:
     from ava_server.runs.pending_questions import PendingExtension  # not needed to read the command line
 
     if isinstance(one, PendingExtension):
         say((await client.decide([one.shown], PersonAnswer(approve))).text)
     elif approve:
-        await _start(client, [one], {})
+        await _start(client, [one], {}, screens or {})
     else:
         say(await reject_proposal(client, one))
 
@@ -241,26 +251,19 @@ async def _approve_together(client: Approvals, waiting: list[Pending], limits: d
     if limits and len(waiting) < 2:  # several ids can name the same proposal
         raise BadInput(_NO_GROUP)
     check_group_cap(limits, sum(one.max_cost_micros for one in waiting))
-    if len(waiting) > 1:
-        show_table(waiting, limits)
-    else:
-        _show(waiting[0], f"{waiting[0].pending_id}:")
 
-    async def choice() -> tuple[list[Pending], dict[str, Any]]:
-        if len(waiting) > 1:
-            return await choose(waiting, limits)
-        return (waiting if await agrees("Start it?") else []), limits
+    async def choice() -> ChosenProposals:
+        return await choose(waiting, limits)
 
     shown = [one.shown for one in waiting]
     answer = await unless_decided(client, shown, choice)
     elsewhere = await client.decided_elsewhere(shown)
     if elsewhere:
         return await _say_elsewhere(client, waiting, elsewhere, withdrawn=answer is None)
-    chosen, limits = answer or ([], limits)
-    if not chosen:
+    if answer is None or not answer.proposals:
         say("Nothing was approved; it still waits." if len(waiting) == 1 else "Nothing was approved; they still wait.")
         return NOT_APPROVED
-    await _start(client, chosen, limits)
+    await _start(client, answer.proposals, answer.limits, answer.screens)
     return 0
 
 
@@ -286,112 +289,63 @@ def _close(waiting: Sequence[Pending | PendingExtension], ids: list[str], how: s
         tell(advice(how))
 
 
+def _start_it(number: int, count: int) -> str:
+    return "Start it?" if count == 1 else f"{number} of {count}: start it?"
+
+
 def _asks_for_more(one: PendingExtension) -> str:
     return f"{one.subagent_id} asks for more:"
 
 
-def _show(one: Pending | PendingExtension, title: str, show: Callable[[str], None] = say) -> None:
-    show(f"\n{title}\n{one.message}")
+def _show(one: Pending | PendingExtension, title: str) -> None:
+    say(f"\n{title}\n{one.message}")
     if one.shown.line:
-        show(one.shown.line)
+        say(one.shown.line)
 
 
 # -- several -----------------------------------------------------------------------------------------------------------
 
 
-def show_table(waiting: Sequence[Pending], limits: Mapping[str, Any], *, err: bool = False) -> None:
-    """Show several proposals before one question: as a table on a terminal, elsewhere each in full."""
-    stream, show = (sys.stderr, tell) if err else (sys.stdout, say)
-    if stream.isatty() and _fits_table(waiting):
-        for line, striking in _table(waiting, terminal.columns(stream)):
-            typer.echo(terminal.styled(clean(line)[0], fg="yellow") if striking else clean(line)[0], err=err)
-    else:
-        for number, one in enumerate(waiting, 1):
-            _show(one, f"{number} of {len(waiting)}, {one.pending_id}:", show)
-        show("")
-    show(f"All of them: {_together(waiting, limits)}")
+class ChosenProposals(NamedTuple):
+    """Which proposals a person starts, the limits of these together, and what was folded on their screen."""
+
+    proposals: list[Pending]
+    limits: dict[str, Any]
+    screens: dict[str, FoldedScreen]
 
 
-def _fits_table(waiting: Sequence[Pending]) -> bool:
-    return len(waiting) > 1 and all(one.summary is not None for one in waiting)
+async def ask_unfolding(question: str, proposals: ShownProposals) -> str:
+    """Return the answer to a question about proposals; what is folded of them is shown first, if that is the answer."""
+    while (answer := await ask(f"{question}{proposals.hint}")) in MORE and proposals.folded:
+        proposals.unfold()
+    return answer
 
 
-def _table(waiting: Sequence[Pending], width: int) -> list[tuple[str, bool]]:
-    """Return the lines of a table, and which of them belong to a proposal that needs a closer look."""
-    rows = [one.summary for one in waiting if one.summary is not None]
-    striking, remarks = _compared(rows)
-    common = [line for line in rows[0].warnings if all(line in row.warnings for row in rows)]
-    named = [(" ", "", "role", "at most", "model")]
-    for number, row in enumerate(rows, 1):
-        mark = "!" if number in striking else " "
-        named.append((mark, str(number), one_line(row.role), one_line(row.limits), one_line(row.model)))
-    heads = terminal.aligned(named)
-    widest = max(map(terminal.cells, heads)) + 2
-    beside = widest if width - widest >= TASK_COLUMNS else 0
-    indent = " " * len(f"!  {len(rows)}  ")
-    lines = [(heads[0].ljust(beside) + "task" * bool(beside), False)]
-    for number, (head, row, one) in enumerate(zip(heads[1:], rows, waiting, strict=True), 1):
-        own = [f"{one.pending_id} {row.reach}.", *(line for line in row.warnings if line not in common)]
-        texts = _with_task(head, row.task, own, beside, width, indent)
-        lines += [(part, number in striking) for part in _wrapped(texts, width)]
-    after = _wrapped([*(f"Each of them: {line}" for line in common), *remarks], width)
-    return [*lines, ("", False), *((part, False) for part in after)]
-
-
-def _with_task(head: str, task: str, below: list[str], beside: int, width: int, indent: str) -> list[str]:
-    """Return the lines of a row: its task from the column `beside` on, or below where there is no room (0)."""
-    if beside:
-        first, *more = terminal.wrapped_lines(task, width - beside, breaks=True)
-    else:
-        first, more, below = "", [], [task, *below]
-    beginning = [head.ljust(beside) + first, *(" " * beside + line.lstrip() for line in more)]
-    return [*beginning, *(indent + line for line in below)]
-
-
-def _wrapped(texts: Sequence[str], width: int) -> list[str]:
-    return [part for text in texts for part in terminal.wrapped_lines(text, width, breaks=True)]
-
-
-def _compared(rows: Sequence[ProposalSummary]) -> tuple[set[int], list[str]]:
-    """Return the numbers of the proposals that need a closer look, and what all or only some can do as lines.
-
-    A closer look needs what can do something serious; if none can, what can do something that another cannot.
-    """
-    from ava_server.approval.summary import POWERS, SERIOUS
-
-    everyone: list[str] = []
-    some: dict[str, list[int]] = {}
-    for power in POWERS:
-        held = [number for number, row in enumerate(rows, 1) if power in row.powers]
-        if 0 < len(held) < len(rows):
-            some[power] = held
-        elif held and power in SERIOUS:
-            everyone.append(power)
-    serious = {number for number, row in enumerate(rows, 1) if SERIOUS.intersection(row.powers)}
-    remarks = [f"! All of them can {', '.join(everyone)}."] if everyone else []
-    if some:
-        apart = (f"{power} ({', '.join(map(str, held))})" for power, held in some.items())
-        remarks.append(f"{'! ' * bool(SERIOUS & some.keys())}Only some of them can {', '.join(apart)}.")
-    return serious or {number for held in some.values() for number in held}, remarks
-
-
-async def choose(
-    waiting: list[Pending], limits: dict[str, Any], *, err: bool = False
-) -> tuple[list[Pending], dict[str, Any]]:
-    """Return which proposals a person starts, after `show_table`, and the limits of these together.
+async def choose(waiting: list[Pending], limits: dict[str, Any], *, err: bool = False) -> ChosenProposals:
+    """Show proposals, and return which of them a person starts.
 
     Raises BadInput: limits for several would be lost, because only one was chosen.
     """
-    answer = await ask("Start them? [y = all, n = none, o = one by one]")
+    [first, *others] = waiting
+    title = "" if others else f"{first.pending_id}:"
+    shown = ShownProposals(waiting, title, limits, err=err)
+    shown.show()
+    if not others:
+        agrees = await ask_unfolding("Start it? [y/N]", shown) in YES
+        return ChosenProposals(waiting if agrees else [], limits, shown.screens)
+    answer = await ask_unfolding("Start them? [y = all, n = none, o = one by one]", shown)
     if answer != "o":
-        return (waiting if answer in YES else []), limits
-    show = tell if err else say
+        return ChosenProposals(waiting if answer in YES else [], limits, shown.screens)
     chosen: list[Pending] = []
+    screens: dict[str, FoldedScreen] = {}
     for number, one in enumerate(waiting, 1):
-        _show(one, f"{number} of {len(waiting)}, {one.pending_id}:", show)
-        chosen += [one] if await agrees("Start it?") else []
-    together = sum(one.max_cost_micros for one in chosen)
-    if cap_micros(limits.get("group_max_cost_cents", 0)) >= together:  # without the others it limits nothing
+        alone = ShownProposals([one], f"{number} of {len(waiting)}, {one.pending_id}:", err=err)
+        alone.show()
+        if await ask_unfolding(f"{_start_it(number, len(waiting))} [y/N]", alone) in YES:
+            chosen.append(one)
+            screens |= alone.screens
+    combined = sum(one.max_cost_micros for one in chosen)
+    if cap_micros(limits.get("group_max_cost_cents", 0)) >= combined:  # without the others it limits nothing
         limits = {name: value for name, value in limits.items() if name != "group_max_cost_cents"}
     if len(chosen) == 1 and limits:
         raise BadInput(
@@ -399,8 +353,8 @@ async def choose(
             " Nothing was started."
         )
     if len(chosen) > 1:
-        show(f"\nThese: {_together(chosen, limits)}")
-    return chosen, limits
+        (tell if err else say)(f"\nThese: {together(chosen, limits)}")
+    return ChosenProposals(chosen, limits, screens)
 
 
 def check_group_cap(limits: Mapping[str, Any], together_micros: int) -> None:
@@ -411,24 +365,19 @@ def check_group_cap(limits: Mapping[str, Any], together_micros: int) -> None:
         )
 
 
-def _together(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
-    """Return the approval line of all together, and which shared cap keeps them from spending all of their own."""
-    from ava_server.approval.proposals import together_line, together_note
-
-    cap = cap_micros(limits["group_max_cost_cents"]) if "group_max_cost_cents" in limits else None
-    note = together_note(waiting, cap)
-    return f"{together_line(waiting, cap, limits.get('group_timeout'))}.{f' {note}' if note else ''}"
-
-
-async def approve_proposals(client: Approvals, waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
+async def approve_proposals(
+    client: Approvals, waiting: Sequence[Pending], limits: Mapping[str, Any], screens: Mapping[str, FoldedScreen]
+) -> str:
     """Raises Refused: they may not start; says why."""
     from ava_server.approval.proposals import agreement  # not needed to read the command line
 
-    decided = await client.decide([one.shown for one in waiting], agreement(waiting, limits))
+    decided = await client.decide([one.shown for one in waiting], agreement(waiting, limits, screens))
     decided.expect("approved", "Not approved")
     return "Approved." if len(waiting) == 1 else f"Approved, as the plan {decided.fields.get('group_id')}."
 
 
-async def _start(client: Approvals, waiting: Sequence[Pending], limits: Mapping[str, Any]) -> None:
-    say(await approve_proposals(client, waiting, limits))
+async def _start(
+    client: Approvals, waiting: Sequence[Pending], limits: Mapping[str, Any], screens: Mapping[str, FoldedScreen]
+) -> None:
+    say(await approve_proposals(client, waiting, limits, screens))
     say(await client.describe_start(waiting))

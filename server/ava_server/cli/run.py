@@ -29,12 +29,13 @@ from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import config_of
 from ava_server.cli import options
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
-from ava_server.cli.approve import check_group_cap, choose, show_table
+from ava_server.cli.approve import ChosenProposals, check_group_cap, choose
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import ended_runs, roles, runs_with_result, tiers
 from ava_server.cli.results import check_folder
 from ava_server.cli.service_client import Approvals, SessionTransport, open_service, propose, unless_decided
-from ava_server.cli.terminal import ReaderGone, agrees, heading, someone_there, tell, unless_interrupted
+from ava_server.cli.start_question import ShownProposals
+from ava_server.cli.terminal import ReaderGone, heading, someone_there, tell, unless_interrupted
 from ava_server.cli.wait import FollowedRuns, deliver
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing, with_advice
@@ -419,13 +420,11 @@ async def _withdraw(runtime: Runtime, service: Service, client: Approvals) -> No
 async def _proposed(service: Service, client: Approvals, request: RunRequest, made: list[SpawnAnswer]) -> list[str]:
     """Propose the runs, ask, and return the ids of those that start; `made` gets each proposal as it is made."""
     await _propose_all(service, client, request, made)
-    if len(made) == 1:
+    if len(made) == 1 and made[0].status != WAITING:  # the same task_id again: as if it had been started here
         tell(made[0].message or "")
-        if made[0].status != WAITING:  # the same task_id again: wait for it as if it had been started here
-            return [made[0].run_id]
-        tell(made[0].approval_line or "")
+        return [made[0].run_id]
     proposals = await client.waiting([proposal.pending_id or "" for proposal in made])
-    chosen, limits = await _chosen(client, proposals, request)
+    chosen, limits, screens = await _chosen(client, proposals, request)
     elsewhere = await client.decided_elsewhere([one.shown for one in proposals])
     if elsewhere:  # what was decided there holds, and the others are not started in part
         chosen = []
@@ -435,7 +434,7 @@ async def _proposed(service: Service, client: Approvals, request: RunRequest, ma
         return await _decided_meanwhile(client, proposals, elsewhere)
     from ava_server.approval.proposals import agreement
 
-    decided = await client.decide([one.shown for one in chosen], agreement(chosen, limits))
+    decided = await client.decide([one.shown for one in chosen], agreement(chosen, limits, screens))
     if decided.status != "approved" and (going := await _decided_meanwhile(client, chosen, None)):
         return going
     decided.expect("approved", "Not started")
@@ -468,10 +467,8 @@ async def _decided_meanwhile(
     return going
 
 
-async def _chosen(
-    client: Approvals, proposals: list[Pending], request: RunRequest
-) -> tuple[list[Pending], dict[str, Any]]:
-    """Return what is started, and the limits of these together; an error rejects all of them.
+async def _chosen(client: Approvals, proposals: list[Pending], request: RunRequest) -> ChosenProposals:
+    """Return what is started; an error rejects all of them.
 
     Raises Refused: the PIN was not given; BadInput: the cap of all is above the sum of their own, or would be lost.
     """
@@ -481,34 +478,31 @@ async def _chosen(
             raise BadInput("--yes skips the question, so --max-cost is required; such as --max-cost 0.50")
         if len(proposals) > 1:
             limits = _limits_of(request, sum(one.max_cost_micros for one in proposals))
-            show_table(proposals, limits, err=True)
-        return (proposals, limits) if request.yes else await _asked(client, proposals, limits)
+        if request.yes:
+            ShownProposals(proposals, limits=limits, err=True, asks=False).show()
+            return ChosenProposals(proposals, limits, {})
+        return await _asked(client, proposals, limits)
     except AvaError:
         await client.decide([one.shown for one in proposals], PersonAnswer(False))
         raise
 
 
-async def _asked(
-    client: Approvals, proposals: list[Pending], limits: dict[str, Any]
-) -> tuple[list[Pending], dict[str, Any]]:
-    """Return what the person starts, and the limits of these together; Ctrl-C means nothing."""
+async def _asked(client: Approvals, proposals: list[Pending], limits: dict[str, Any]) -> ChosenProposals:
+    """Return what the person starts; Ctrl-C means nothing."""
 
-    async def choice() -> tuple[list[Pending], dict[str, Any]]:
-        if len(proposals) > 1:
-            chosen, together = await choose(proposals, limits, err=True)
-        else:
-            chosen, together = (proposals if await agrees("Start it?") else []), limits
-        if chosen:
-            await client.unlock([one.shown for one in chosen], "Nothing was started.")
-        return chosen, together
+    async def choice() -> ChosenProposals:
+        chosen = await choose(proposals, limits, err=True)
+        if chosen.proposals:
+            await client.unlock([one.shown for one in chosen.proposals], "Nothing was started.")
+        return chosen
 
-    async def choice_here() -> tuple[list[Pending], dict[str, Any]] | None:
+    async def choice_here() -> ChosenProposals | None:
         return await unless_decided(client, [one.shown for one in proposals], choice)
 
     chosen = await unless_interrupted(choice_here, None)
     if chosen is None:
         tell()
-        return [], limits
+        return ChosenProposals([], limits, {})
     return chosen
 
 

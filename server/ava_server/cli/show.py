@@ -218,6 +218,8 @@ def _decided(one: RunDecision, utc: bool) -> Iterable[str]:
     yield f"{one.what} {format_ts(one.at_us, utc)} {one.how}".rstrip()
     if one.changes:
         yield f"Changed by the approval: {one.changes}"
+    if one.folded:
+        yield f"Not on the screen when it was approved: {one.folded}"
     if one.plan_id:
         yield f"Approved together with others as {one.plan_id}"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeGuard, TypeVar, cast
 
 import anyio
@@ -108,6 +108,8 @@ class HttpTransport:
             return Decided(await self.connection.call_tool(tool, given))
         if answer.agrees:
             given["digests"] = {each.id: each.digest for each in shown}
+            screens = {one_id: asdict(screen) for one_id, screen in answer.screens.items()}
+            given |= {"screens": screens} if screens else {}
         made = await self.connection.request("POST", WAITING.path, body=given, doubt=_MAY_BE_DECIDED)
         return Decided(validated(ConfirmAnswer, made).structured())
 

@@ -482,7 +482,7 @@ async def _ask_about(one: PendingQuestion) -> PersonAnswer:
     tell(f"{one.heading}:\n{one.drawn}")
     if not one.kind.in_words:
         return PersonAnswer(await terminal.agrees(one.kind.prompt))
-    words = await terminal.ask_words(one.kind.prompt)
+    words = await terminal.ask_words(one.prompt)
     return PersonAnswer(bool(words), words or None)
 
 

@@ -35,6 +35,7 @@ from ava_server.dashboard.screens import REFUSALS, Done, LogScreen, QuestionScre
 if TYPE_CHECKING:
     from textual.driver import Driver
 
+    from ava_server.approval.decide import FoldedScreen
     from ava_server.dashboard.decisions import DecisionQuestion, Kind
     from ava_server.render.run_view import RunView
 
@@ -236,14 +237,16 @@ class StatusApp(App[int]):
         self._keys_from_s = time.monotonic()
 
     @work
-    async def carry_out(self, decision: DecisionQuestion, answer: str, pin: str, done: Done) -> None:
+    async def carry_out(
+        self, decision: DecisionQuestion, answer: str, pin: str, done: Done, screen: FoldedScreen | None = None
+    ) -> None:
         """Carry out what a person has decided, and pass on what came of it."""
         from ava_server.dashboard.decisions import carry_out
 
         self.in_flight = decision
         try:
             with anyio.fail_after(DECIDES_WITHIN_S):
-                said = await carry_out(decision, self.reader.settings, answer, pin)
+                said = await carry_out(decision, self.reader.settings, answer, pin, screen)
         except TimeoutError:
             done("", TimeoutError(unknown(decision)))
         except Exception as error:

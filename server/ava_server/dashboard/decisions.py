@@ -12,11 +12,13 @@ from typing import Literal
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.units import now_us
 from ava_roles.wrap import add_bars
-from ava_server.approval.decide import PersonAnswer, Shown
+from ava_server.approval.decide import FoldedScreen, PersonAnswer, Shown
+from ava_server.approval.proposals import Pending
 from ava_server.budget.run_config import spent_text
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.approve import approve_proposals, reject_proposal
 from ava_server.cli.service_client import Approvals, SessionTransport, open_service
+from ava_server.cli.start_question import can_fold
 from ava_server.cli.status_overview import OverviewReader
 from ava_server.cli.terminal import YES
 from ava_server.config.settings import Settings
@@ -35,7 +37,7 @@ class DecisionQuestion:
     """A question to a person, under `text`: everything that the answer is about.
 
     `shown` is what is decided on, `declined` what holds if the answer is not yes, and `pin` means that a yes takes the
-    approval PIN too.
+    approval PIN too. Of a `proposal` some is folded first.
     """
 
     kind: Kind
@@ -46,6 +48,7 @@ class DecisionQuestion:
     shown: Shown
     declined: str = ""
     pin: bool = False
+    proposal: Pending | None = None
 
     @property
     def words(self) -> bool:
@@ -94,6 +97,7 @@ async def why_withdrawn(decision: DecisionQuestion, reader: OverviewReader) -> s
 async def _approval(kind: Kind, run: RunRow, reader: OverviewReader) -> DecisionQuestion:
     """Return the question whether a proposal starts, or a run near a cap gets more; or whether neither happens."""
     approves = kind == "approve"
+    proposal: Pending | None = None
     if run.state == WAITING:
         [proposal] = (await reader.decisions.send(WAITING_DECISIONS, id=[run.id])).proposals
         shown, text = proposal.shown, f"{proposal.message}\n\n{proposal.approval_line}"
@@ -105,7 +109,8 @@ async def _approval(kind: Kind, run: RunRow, reader: OverviewReader) -> Decision
         declines = "Decline it, so that the run hands in what it has?"
         question, done = ("Raise the cap?", "raised") if approves else (declines, "declined")
     declined, pin = f"Nothing was {done}; it still waits.", approves and await _takes_pin(shown, reader)
-    return DecisionQuestion(kind, run, title, text, question, shown, declined, pin)
+    folds = proposal if approves and proposal is not None and can_fold(proposal) else None
+    return DecisionQuestion(kind, run, title, text, question, shown, declined, pin, folds)
 
 
 async def _more(run: RunRow, reader: OverviewReader) -> PendingQuestion:
@@ -151,11 +156,13 @@ async def _message(run: RunRow, reader: OverviewReader) -> DecisionQuestion:
         )
         return DecisionQuestion("send", run, f"Send a message to {label(run)}", text, "Message:", Shown("send", run.id))
     pin = asked.to_allow and await _takes_pin(asked.shown, reader)
-    return DecisionQuestion("send", run, asked.heading, asked.message, "Answer:", asked.shown, pin=pin)
+    return DecisionQuestion("send", run, asked.heading, asked.message, asked.answer_prompt, asked.shown, pin=pin)
 
 
-async def carry_out(decision: DecisionQuestion, settings: Settings, answer: str, pin: str) -> str:
-    """Return what came of it. `answer` is the text of a message."""
+async def carry_out(
+    decision: DecisionQuestion, settings: Settings, answer: str, pin: str, screen: FoldedScreen | None = None
+) -> str:
+    """Return what came of it. `answer` is the text of a message; `screen` is what was shown, if some was folded."""
 
     async def read() -> str:
         if not pin:
@@ -172,7 +179,10 @@ async def carry_out(decision: DecisionQuestion, settings: Settings, answer: str,
                 raise Refused(f"{shown.id} has changed since it was shown; look at it again.")
             if not approves:
                 return await reject_proposal(client, now)
-            return f"{await approve_proposals(client, [now], {})} {await client.describe_start([now], then='')}"
+            screens = {} if screen is None else {now.pending_id: screen}
+            return (
+                f"{await approve_proposals(client, [now], {}, screens)} {await client.describe_start([now], then='')}"
+            )
         if shown.kind == "extend":
             return (await client.decide([shown], PersonAnswer(approves))).text
         decided = await client.decide([shown], PersonAnswer(True, answer if decision.words else None))

@@ -25,6 +25,7 @@ from ava_roles.errors import RolesError
 from ava_server.cli.log_look import run_at_once
 from ava_server.cli.results import cost_text, drawn_result
 from ava_server.cli.show import asked_lines, decided_lines
+from ava_server.cli.start_question import MORE, QuestionLine, folded_screen, proposal_lines
 from ava_server.cli.status_page import both_ends, fitting, folded, joined, remarks
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label, state_words
@@ -34,6 +35,7 @@ from ava_server.render.run_view import cost_of, run_answer
 from ava_server.service.record_requests import DETAIL
 
 if TYPE_CHECKING:
+    from ava_server.approval.decide import FoldedScreen
     from ava_server.cli.records import Records
     from ava_server.cli.status_overview import OverviewReader
     from ava_server.dashboard.decisions import DecisionQuestion
@@ -86,7 +88,9 @@ class _Status(Protocol):
     def tell(self, words: str, *, failed: bool = False) -> None: ...
     def fail(self, error: Exception) -> None: ...
     def accept_keys(self) -> None: ...
-    def carry_out(self, decision: DecisionQuestion, answer: str, pin: str, done: Done) -> object: ...
+    def carry_out(
+        self, decision: DecisionQuestion, answer: str, pin: str, done: Done, screen: FoldedScreen | None = None
+    ) -> object: ...
 
 
 class TextScreen(Screen[None]):
@@ -229,7 +233,10 @@ class LogScreen(RunScreen):
 
 
 class QuestionScreen(TextScreen):
-    """A question to a person, under everything that it is about; one key alone never answers it."""
+    """A question to a person, under everything that it is about; one key alone never answers it.
+
+    Of a proposal some is folded until `m` is typed; who approves without that has what was shown put on record.
+    """
 
     keys: tuple[str, ...] = (
         "y or yes and Enter agrees · anything else declines · Esc back · ↑↓ Page Up/Down scroll",
@@ -245,6 +252,7 @@ class QuestionScreen(TextScreen):
         self._input = Input(compact=True, select_on_focus=False)
         self._asked = (self._question, self._input)
         self._asks_pin = self._busy = False
+        self._folded = decision.proposal is not None
         self._note, self._failed, self._answer = "", False, ""
 
     def on_mount(self) -> None:
@@ -286,7 +294,12 @@ class QuestionScreen(TextScreen):
         self._ask()
 
     def content(self, width: int) -> Iterator[Text]:
-        yield from folded(self._decision.text, width, breaks=True)
+        proposal = self._decision.proposal
+        if proposal is None:
+            yield from folded(self._decision.text, width, breaks=True)
+            return
+        for line in proposal_lines(proposal, width, whole=not self._folded):
+            yield from _question_line(line, width)
 
     def note(self) -> Text:
         """Return what is wrong with the answer, or that more is to be read."""
@@ -305,6 +318,10 @@ class QuestionScreen(TextScreen):
             return None
         if self._asks_pin:
             return self._carry_out(self._answer, answer) if answer else self.say("No PIN is typed yet.")
+        if self._folded and answer.lower() in MORE:
+            self._folded = False
+            self._ask()
+            return self.draw()
         if self._decision.words and not (self._decision.pin and self._decision.agrees(answer)):
             return self._carry_out(answer, "") if answer else self.say("Nothing is typed yet.")
         if not self._decision.agrees(answer):
@@ -322,7 +339,7 @@ class QuestionScreen(TextScreen):
         decision = self._decision
         question = "Approval PIN (not shown):" if self._asks_pin else decision.question
         if not decision.words and not self._asks_pin:
-            question += " [y/N]"
+            question += f" [y/N]{' (more: m)' if self._folded else ''}"
         self._question.update(joined((question, "bold")))
         self._input.password = self._asks_pin
         self._input.value = ""
@@ -337,7 +354,9 @@ class QuestionScreen(TextScreen):
         self._input.disabled = True
         if self._asks_pin:
             self._input.value = ""
-        self.status.carry_out(self._decision, answer, pin, self._finish)
+        proposal = self._decision.proposal
+        screen = folded_screen(proposal, self.size.width) if proposal is not None and self._folded else None
+        self.status.carry_out(self._decision, answer, pin, self._finish, screen)
 
     def _finish(self, said: str, error: Exception | None) -> None:
         """After a refusal, the answer can be corrected and is still there."""
@@ -362,6 +381,16 @@ REFUSALS = (AvaError, AuditError, RolesError)
 
 def _wrapped(text: str, width: int, style: str) -> Text:
     return Text("\n", no_wrap=True).join(folded(text, max(width, 1), style, breaks=True))
+
+
+_EMPHASIS = {"first": "bold", "look": "bold yellow", "quiet": "dim", "": ""}
+
+
+def _question_line(line: QuestionLine, width: int) -> Iterator[Text]:
+    parts = list(folded(line.text, width, _EMPHASIS[line.emphasis], breaks=True))
+    if parts and line.bold:
+        parts[0].stylize("bold", 0, line.bold)
+    yield from parts or [Text()]
 
 
 # -- a run as lines ----------------------------------------------------------------------------------------------------

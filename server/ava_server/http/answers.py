@@ -37,7 +37,7 @@ from ava_audit.rows import RunRow, is_plan_id
 from ava_audit.search import LogQuery
 from ava_audit.units import DAY_US
 from ava_audit.view import View, append
-from ava_server.approval.decide import PersonAnswer, Shown, approval_needs
+from ava_server.approval.decide import FoldedScreen, PersonAnswer, Shown, approval_needs
 from ava_server.budget.user_limits import STRICTEST_FIRST, day_caps
 from ava_server.config.changes import read_users
 from ava_server.config.settings import Policy, UserSettings
@@ -70,11 +70,19 @@ APPROVALS_CLIENT = "approvals"
 _FIELDS = ("status", "decisions", "group_id", "approval_lines")
 
 
+class ScreenBody(BaseModel, extra="forbid", strict=True):
+    """What was on the screen of the person who decides, and, counted, what was folded there."""
+
+    text: str = Field(max_length=20_000)
+    folded: str = Field(max_length=2_000)
+
+
 class ProposalsBody(BaseModel, extra="forbid", strict=True):
     """The body of a decision; two or more proposals are approved as one plan, whose cap of time is in seconds.
 
     `approving` has their approval lines letter for letter, and the line of all of them if there are several; `digests`
-    has the digest of each proposal as GET /approvals showed it.
+    has the digest of each proposal as GET /approvals showed it. `screens` has what was shown of those of which some was
+    folded.
     """
 
     decision: Literal["approve", "reject"]
@@ -83,6 +91,7 @@ class ProposalsBody(BaseModel, extra="forbid", strict=True):
     digests: dict[str, str] = Field(default_factory=dict)
     group_max_cost_cents: float | int | None = None
     group_timeout: float | int | None = None
+    screens: dict[str, ScreenBody] = Field(default_factory=dict[str, ScreenBody], max_length=50)
 
 
 class ExtensionBody(BaseModel, extra="forbid", strict=True):
@@ -139,7 +148,8 @@ async def _decided(app: App, token: Token, request: Request) -> Response:
     shown, answer = _shown(wanted), PersonAnswer(approves)
     if isinstance(wanted, ProposalsBody):
         limits = wanted.model_dump(include={"group_max_cost_cents", "group_timeout"}, exclude_none=True)
-        answer = PersonAnswer(approves, lines=wanted.approving, limits=limits)
+        screens = {given: FoldedScreen(screen.text, screen.folded) for given, screen in wanted.screens.items()}
+        answer = PersonAnswer(approves, lines=wanted.approving, limits=limits, screens=screens)
     service = app.service_for((token, None), lambda: _approver(token))
     app.begin(service.session)
     decided = await decide(service, shown, answer)

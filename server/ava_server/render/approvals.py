@@ -58,6 +58,7 @@ class RunDecision:
         changes: What it has changed, in words; empty where nothing was.
         plan_id: The plan as whose step it was approved.
         more: It answers a request for more.
+        folded: What of the proposal was folded on the screen of who approved it, counted.
     """
 
     at_us: int
@@ -66,6 +67,7 @@ class RunDecision:
     changes: str = ""
     plan_id: str | None = None
     more: bool = False
+    folded: str = ""
 
 
 DECISIONS = ("SpawnDecided", "Answered")
@@ -87,7 +89,8 @@ def decisions_in(
             how = how_decided(fact.channel or fact.decision, began(entry.session_id), entry.user_id)
             changes = changed_words(fact.changes)
             if isinstance(fact, SpawnDecided):
-                first.append(RunDecision(entry.ts_us, fact.decision.capitalize(), how, changes, fact.group_id))
+                what, folded = fact.decision.capitalize(), fact.folded or ""
+                first.append(RunDecision(entry.ts_us, what, how, changes, fact.group_id, folded=folded))
             else:
                 raised.append(RunDecision(entry.ts_us, f"Request for more {fact.decision}", how, changes, more=True))
     return first + raised

@@ -154,7 +154,8 @@ def _what(entry: Entry) -> str:
             task_id = proposed.config.get("task_id")
             return f"{proposed.pending_id} {about}{f', task_id {task_id}' if task_id else ''}"
         case events.SpawnDecided() as decided:
-            return f"{decided.pending_id} {entry.run_id or ''} {decided.decision} {decided.channel or ''}".rstrip()
+            how = f"{decided.pending_id} {entry.run_id or ''} {decided.decision} {decided.channel or ''}".rstrip()
+            return f"{how}; not on the screen: {decided.folded}" if decided.folded else how
         case events.CancelRequested() as asked:
             return f"{asked.subagent_id} by {asked.by}{f': {asked.reason}' if asked.reason else ''}"
         case events.ErrorOccurred() as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
@@ -142,7 +142,22 @@ class PendingQuestion:
     @property
     def untrusted(self) -> str:
         """What the subagent or a tool wrote; empty where Ava's own words say all."""
-        return "\n".join((self.text, *(f"- {option}" for option in self.options)))
+        options = zip(option_keys(self.options), self.options, strict=True)
+        return "\n".join((self.text, *(f"{key}. {option}" for key, option in options)))
+
+    @property
+    def answer_prompt(self) -> str:
+        """What a terminal asks below it; an option is answered by its key."""
+        return f"Answer ({self._keys}, or words):" if self.options else "Answer:"
+
+    @property
+    def prompt(self) -> str:
+        """What a terminal asks below it, where a run's steps are followed."""
+        return self.kind.prompt.replace("(", f"({self._keys}, or words; ", 1) if self.options else self.kind.prompt
+
+    @property
+    def _keys(self) -> str:
+        return ", ".join(option_keys(self.options))
 
     @property
     def message(self) -> str:
@@ -178,6 +193,20 @@ class PendingQuestion:
     def approved_by(self, given: Given | None) -> bool:
         """Tell whether an answer is a yes that takes what an approval does."""
         return given is not None and self.kind.is_yes(given)
+
+
+def option_keys(options: Sequence[str]) -> list[str]:
+    """Return the key of each option: its number, or a letter where an option looks like a number itself."""
+    if len(options) > 26 or not any(option.strip().isdigit() for option in options):
+        return [str(number) for number in range(1, len(options) + 1)]
+    return [chr(ord("a") + number) for number in range(len(options))]
+
+
+def chosen_option(typed: str, options: Sequence[str]) -> str:
+    """Return the option whose key was typed; else what was typed."""
+    if typed in options:
+        return typed
+    return dict(zip(option_keys(options), options, strict=True)).get(typed.strip().lower(), typed)
 
 
 class QuestionKind(Protocol):
@@ -690,6 +719,8 @@ class _InWords:
         run, text = one.run, None if given is None else str(given)
         if self.is_approval and by.channel == "host_call":
             return _refused(_ONLY_A_PERSON)
+        if text is not None and by.channel in PERSON_CHANNELS:
+            text = chosen_option(text, one.options)
         answers = text is not None and self._answers(text)
         decision: Literal["answered", "declined"] = "answered" if answers else "declined"
         decided = Answered(kind=one.asked.kind, ask_id=one.id, decision=decision, channel=by.channel)

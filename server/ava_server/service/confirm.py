@@ -12,7 +12,7 @@ from pydantic import Field
 from ava_audit.errors import AuditError
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.units import cap_micros, format_ts
-from ava_server.approval.decide import ONLY_PERSON
+from ava_server.approval.decide import ONLY_PERSON, FoldedScreen
 from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, reject
 from ava_server.approval.proposals import MOST_WAITING
 from ava_server.approval.questions import NOT_AGREED, Person, Question, Reply
@@ -32,6 +32,8 @@ from ava_server.service.spawn import Spawns, started_next
 
 PLAN_END_S = 5.0
 """Seconds in which a plan notes its own end after its last run's."""
+SCREEN_CHARS, FOLDED_CHARS = 20_000, 2_000
+"""Characters that the log has of what was on a person's screen, and of what was folded there."""
 
 
 class TerminalConfirmArgs(ConfirmArgs):
@@ -155,11 +157,17 @@ class Confirmations(Operations):
             plan_max_micros=cap_micros(args.group_max_cost_cents) if args.group_max_cost_cents else None,
             plan_timeout_s=args.group_timeout,
             plan_ids=new_pairs("group_id"),
+            screens={pending_id: self._plain(screen) for pending_id, screen in caller.screens.items()},
         )
         if (decided := await self._client.decide(asked, caller)) is not None:
             return decided
         who, channel = self._session.who, self._session.channel
         return await caller.record.do(approve(asked, who, channel, self._runtime.spawn_limits_of(who.user_id)))
+
+    def _plain(self, screen: FoldedScreen) -> FoldedScreen:
+        """Return a screen as the log may have it: shortened, and without secrets."""
+        redact = self._access.redact
+        return FoldedScreen(redact(screen.text[:SCREEN_CHARS]), redact(screen.folded[:FOLDED_CHARS]))
 
     async def _answer(
         self, args: ConfirmArgs, decided: ConfirmOutcome, wait_s: float, caller: CallContext

@@ -12,6 +12,7 @@ from ava_audit.events import Event, ToolCall, ToolResult
 from ava_audit.sanitize import sanitize_json
 from ava_audit.units import HOUR_US
 from ava_audit.view import Command, Outcome, T, View, append
+from ava_server.approval.decide import FoldedScreen
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id
 from ava_server.render.host_text import text_of
@@ -197,6 +198,7 @@ class CallContext:
         progress: Called with a status line while the call waits.
         record: Writes the call, unless it is in the log.
         degraded: A proposal may miss tools that its role needs.
+        screens: What was on a person's screen, by proposal, where some of it stayed folded.
         news: The news, where it was read together with the answer.
     """
 
@@ -204,6 +206,7 @@ class CallContext:
     record: CallRecord
     asking: Asking = NOBODY
     degraded: bool = False
+    screens: Mapping[str, FoldedScreen] = field(default_factory=dict[str, FoldedScreen])
     news: list[News] = field(default_factory=list[News])
 
 

@@ -21,7 +21,7 @@ from ava_audit.search import LogQuery, search
 from ava_audit.units import now_us
 from ava_roles.errors import RolesError
 from ava_roles.wrap import escape_result
-from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
+from ava_server.approval.decide import Decided, FoldedScreen, PersonAnswer, Shown, tool_call
 from ava_server.approval.proposals import changed_since
 from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import LogArgs, parse, refuse_deep, shown
@@ -190,12 +190,13 @@ class Service:
         asking: Asking = NOBODY,
         raises: bool = False,
         degraded: bool = False,
+        screens: Mapping[str, FoldedScreen] | None = None,
     ) -> Answer:
         """Call a tool; a caller's mistake is an answer, not an exception.
 
         `progress`: called with a sentence while the call waits. `raises`: raise a mistake once it is recorded, for a
         caller that handles kinds of mistakes. `degraded`: a proposal may miss tools that its role needs: a person at a
-        terminal has accepted that.
+        terminal has accepted that. `screens`: what was on a person's screen, by proposal, where some of it was folded.
 
         Raises:
             AvaError: There is no such tool, or its arguments are nested too deeply; with `raises`, any mistake.
@@ -211,7 +212,7 @@ class Service:
         await self._runtime.credentials.refresh()
         refused, redacted = await self._let_in(spec, given)
         record = CallRecord(self._access, tool, given, redacted)
-        caller = CallContext(progress, record, asking, degraded)
+        caller = CallContext(progress, record, asking, degraded, screens or {})
         mistake: Exception | None = None
         try:
             await record.start()
@@ -297,7 +298,7 @@ async def decide(service: Service, shown: Sequence[Shown], answer: PersonAnswer)
         if run is not None and run.state == WAITING:  # the call would start it
             raise Refused(f"{one.id} does not wait to be resumed; nothing was done")
     tool, given = tool_call(shown, answer)
-    done = await service.call(tool, given, ignore_progress, raises=True)
+    done = await service.call(tool, given, ignore_progress, raises=True, screens=answer.screens)
     return Decided(done.structured())
 
 

@@ -195,7 +195,8 @@ class Deciding(PagePart):
     async def send(self, request: Request) -> Response:
         """Send a message to a run, or the answer to its question."""
         visitor, form = await _sent(request)
-        run_id, question, text = _run_id(request), form.one("question"), form.one("message")
+        run_id, question = _run_id(request), form.one("question")
+        text = form.one("option") or form.one("message")
         allows = await self._context.store.read(lambda view: is_approval(view, run_id, question, text))
         if allows:
             await self._prove(request.scope["path"], visitor, form, ids=[run_id])

@@ -335,10 +335,12 @@ def _result(fact: events.ToolResult) -> Detail:
 def _event(fact: events.Fact) -> Detail:
     match fact:
         case events.UserMessage():
-            return Detail("person", _MESSAGES[fact.kind], fact.text)
+            screen = f"\n\nOn the screen was:\n{fact.screen}" if fact.screen else ""
+            return Detail("person", _MESSAGES[fact.kind], f"{fact.text}{screen}")
         case events.SpawnDecided():
             how = CHANNELS.get(fact.channel or fact.decision, "")
-            return Detail("ask", f"{fact.decision.capitalize()} {how}".rstrip())
+            folded = f"Not on the screen: {fact.folded}" if fact.folded else ""
+            return Detail("ask", f"{fact.decision.capitalize()} {how}".rstrip(), folded)
         case events.ErrorOccurred():
             text = "\n".join(filter(None, (fact.error, fact.what_to_do)))
             return Detail("error", f"Error: {fact.kind}", text, failed=True)
