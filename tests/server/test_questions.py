@@ -20,6 +20,7 @@ from support.terminal import ava
 from ava_audit.events import Answered, Asked, Channel, RunClaimed, ToolCall, ToolResult, UserMessage
 from ava_roles.wrap import BAR
 from ava_server.render.host_text import run_text
+from ava_server.runs.pending_questions import chosen_option
 from ava_server.service.access import Session
 from ava_server.service.service import Service
 
@@ -220,6 +221,22 @@ async def test_an_answer_with_a_key_is_refused_and_the_question_stays(tmp_path: 
         refused = await lab.call("message_subagent", subagent_id=run_id, message=f"Use {key}")
         assert refused.status == "failed" and "looks like a key" in refused.message and key not in refused.message
         assert (await lab.run(run_id)).asked is not None
+
+
+@pytest.mark.parametrize(
+    ("typed", "options", "answer"),
+    [
+        ("2", ["EUR", "USD"], "USD"),
+        ("USD", ["EUR", "USD"], "USD"),
+        ("3", ["EUR", "USD"], "3"),
+        ("in euros", ["EUR", "USD"], "in euros"),
+        ("2", ["3", "2", "1"], "2"),
+        ("a", ["3", "2", "1"], "3"),
+        ("1", [], "1"),
+    ],
+)
+def test_the_key_of_an_option_stands_for_it_and_never_for_another(typed: str, options: list[str], answer: str) -> None:
+    assert chosen_option(typed, options) == answer
 
 
 # -- how it reaches the person ----------------------------------------------------------------------------------------

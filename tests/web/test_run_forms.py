@@ -84,6 +84,23 @@ async def test_the_answer_to_a_question_counts_for_that_question_only(tmp_path: 
         assert (decided.decision, decided.channel) == ("answered", "browser")
 
 
+async def test_an_option_of_a_question_is_a_button(tmp_path: Path) -> None:
+    asked = {"question": QUESTION, "options": ["EUR", "US <b>dollars"]}
+    async with (
+        open_lab(tmp_path, [Say(calls=[("ask", asked)]), hand_over()], config=PRICED) as lab,
+        serving_pages(lab) as browser,
+    ):
+        run_id = await lab.start()
+        await lab.logged(run_id, "Asked")
+        page = f"/subagents/{run_id}"
+        assert 'name="option" value="US &lt;b&gt;dollars"' in (await browser.get(page)).text
+        answer = await browser.send(page, f"{page}/message", option="US <b>dollars", message="")
+        assert answer.status_code == 303, answer.text
+        await lab.ended(run_id)
+        answers = [said.text for said in await lab.facts(run_id, UserMessage) if said.kind == "answer"]
+        assert answers == ["US <b>dollars"]
+
+
 async def test_a_form_is_swapped_only_when_it_is_about_something_else(tmp_path: Path) -> None:
     async with open_lab(tmp_path, ASKS, config=PRICED) as lab, serving_pages(lab) as browser:
         run_id = await lab.start()
