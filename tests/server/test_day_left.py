@@ -15,7 +15,7 @@ from support.runtime import DONE, hand_over, open_lab
 from ava_server.approval.decisions import CheckedApproval
 from ava_server.approval.proposals import together_note
 from ava_server.approval.questions import question
-from ava_server.cli.approve import show_table
+from ava_server.cli.start_question import ShownProposals
 
 PRICE = '[prices."custom:test"]\ninput = 2.0\noutput = 10.0\n'
 CAP = "Its cost cap buys at least"
@@ -55,7 +55,7 @@ async def test_the_figure_counts_what_is_left_of_the_day_and_names_that_budget(
         assert one.summary is not None and any("is left of" in line for line in one.summary.warnings)
         for text in (one.message, " ".join(question(shown).text.split(" \n")), drawn.text.replace("\n", " ")):
             assert f"Only $0.20 is left of {DAYS[day][1]}" in text and turns_in(text) == turns_in(made.message)
-        show_table([one], {})
+        ShownProposals([one]).show()
         assert f"Only $0.20 is left of {DAYS[day][1]}" in capsys.readouterr().out
 
 
@@ -94,7 +94,7 @@ async def test_a_group_names_the_cap_that_all_of_them_share(tmp_path: Path, caps
         says = f"Their own caps are $0.80 together, and only $0.60 is left of {DAYS['user'][1]}: some may end early."
         text = question(await checked(lab, *made)).text
         waiting = await waiting_of(lab)
-        show_table(waiting, {})
+        ShownProposals(waiting).show()
         limited = together_note(waiting, 500_000)
         answer = await lab.approve(*made, group_max_cost_cents=5)
     assert says in text and says in capsys.readouterr().out and says in together_note(waiting, None)

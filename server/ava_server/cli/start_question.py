@@ -42,6 +42,9 @@ _STYLES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+Emphasis = Literal["", "first", "look", "quiet"]
+
+
 class QuestionLine(NamedTuple):
     """A line of a question.
 
@@ -51,7 +54,7 @@ class QuestionLine(NamedTuple):
     """
 
     text: str
-    emphasis: Literal["", "first", "look", "quiet"] = ""
+    emphasis: Emphasis = ""
     bold: int = 0
 
 
@@ -323,10 +326,13 @@ class _Table:
         texts = _with_task(head, summary.task, below, beside, self._width, self._indent)
         lines: list[QuestionLine] = []
         for number, text in enumerate(texts):
-            folded = text.strip().startswith(_FOLDED_WORDS) and text is texts[-1]
-            first = "quiet" if folded else "look" if striking else "first" if text.strip() == reach else ""
-            parts = wrapped_lines(text, self._width, breaks=True)
-            lines += [QuestionLine(part, first, self._price * (number == 0 and part is parts[0])) for part in parts]
+            emphasis: Emphasis = "look" if striking else "first" if text.strip() == reach else ""
+            if text is texts[-1] and text.strip().startswith(_FOLDED_WORDS):
+                emphasis = "quiet"
+            bold = self._price if number == 0 else 0
+            for part in wrapped_lines(text, self._width, breaks=True):
+                lines.append(QuestionLine(part, emphasis, bold))
+                bold = 0
         return lines
 
 
