@@ -84,6 +84,9 @@ async def test_a_wait_ends_when_all_that_is_left_waits_for_the_person(tmp_path: 
         checked = await lab.call("check_subagent", group_id=plan_id, wait_seconds=20)
         assert time.monotonic() - began < 10, "the plan itself says nothing until it ends"
         assert checked.runs[0].plan["runs"] == {"waiting for a person": 2}
+        await anyio.sleep(1.1)
+        later = await lab.call("check_subagent", group_id=plan_id)
+        assert later.runs[0].elapsed_seconds == checked.runs[0].elapsed_seconds, "its time stands still, and so it says"
         refused = await lab.call("message_subagent", subagent_id=plan_id, message="Go on.")
         assert refused.status == "failed" and "reads no messages" in refused.message
 

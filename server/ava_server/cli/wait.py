@@ -231,7 +231,7 @@ class RunWatch:
 
 def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
     """Return a line for all runs, and a table; what a run does comes last, where a narrow terminal cuts it."""
-    from ava_server.render.run_view import cost_of, elapsed_s
+    from ava_server.render.run_view import cost_of
 
     live = progress.width is not None
     rows = [("", "run", "what", "time", "turn", "cost", "now")] if live else []
@@ -245,7 +245,7 @@ def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
         if live and run.wait is not None and run.wait.cause not in ("money", "queue", "owner"):
             doing = state_words(run.state)  # what a person can do about it is below the table, uncut
             waits += _fitting(f"{run.row.id}: {run.wait.for_people()}", progress.width)
-        rows.append((mark, run.row.id, what, f"{elapsed_s(run.row, run.at_us):.0f} s", turn, cost_of(run), doing))
+        rows.append((mark, run.row.id, what, f"{run.elapsed_s:.0f} s", turn, cost_of(run), doing))
     ended, spent = sum(run.over for run in seen), sum(run.row.cost_micros for run in seen)
     head = f"{len(seen)} subagents, {ended} ended, {format_usd(spent)} spent:"
     return [head, *terminal.aligned(rows, right=(3, 4)), *waits]

@@ -320,6 +320,11 @@ class RunView:
         return self.question.untrusted if self.question is not None else ""
 
     @property
+    def elapsed_s(self) -> float:
+        """What of its time has passed, in seconds."""
+        return self.caps[0].used if self.caps else elapsed_s(self.row, self.at_us)
+
+    @property
     def spent(self) -> str:
         return "free" if self.free else format_usd(self.row.cost_micros)
 
@@ -499,7 +504,7 @@ def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owne
         iteration=run.turns,
         tokens=run.tokens,
         cost_cents=run.cost_micros / 10_000,
-        elapsed_seconds=round(elapsed_s(run, shown.at_us), 1),
+        elapsed_seconds=round(shown.elapsed_s, 1),
         last_tool=shown.last_tool,
         stop_reason=run.stop_reason,
         model=run.model,
@@ -574,13 +579,15 @@ def _caps(view: View, run: RunRow, at_us: int, plan: PlanView | None) -> tuple[t
     cap = config.cost_cap(run.cost_micros)
     turns = Cap("turns", run.turns, config.max_iterations)
     calls = Cap("tool_calls", run.tool_calls, config.max_tool_calls)
-    held = run.held_micros
+    held, used_s = run.held_micros, elapsed_s(run, at_us)
     if plan is not None:
+        shared = view.plan_caps(run.id)
+        used_s = 0.0 if shared is None else shared.passed_us(run.ended_us or at_us) / 1e6
         turns = Cap("steps", plan.steps_by_state.get("done", 0), len(plan.steps))
         calls = Cap("runs", sum(plan.runs_by_state.values()), config.most_runs)
         held = plan.held_micros
     return (
-        Cap("seconds", elapsed_s(run, at_us), config.timeout_s),
+        Cap("seconds", used_s, config.timeout_s),
         turns,
         calls,
         Cap("tokens", run.tokens, config.max_tokens),
