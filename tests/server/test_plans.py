@@ -283,6 +283,37 @@ async def test_a_step_can_read_all_that_its_inputs_were_cut_of(tmp_path: Path) -
     assert len(results) <= 20_000
 
 
+async def test_each_input_of_a_step_can_be_read_again_by_its_name(tmp_path: Path) -> None:
+    read: list[str] = []
+
+    def work(request: dict[str, Any]) -> Say:
+        messages = request["messages"]
+        tasks = "".join(message["content"] for message in messages if message["role"] == "user")
+        if "Compare" not in tasks:
+            return submits(f"the result of {'first' if 'First' in tasks else 'second'}")
+        results = [message["content"] for message in messages if message["role"] == "tool"]
+        if not results:
+            names = ("input 1", "input 2", "input 3")
+            return Say(calls=[("read_tool_result", {"id": name}) for name in names])
+        read.extend(results)
+        return submits("compared")
+
+    steps = [
+        {"id": "first", "role": "researcher", "task": "First"},
+        {"id": "second", "role": "researcher", "task": "Second"},
+        {"id": "both", "role": "researcher", "task": "Compare {{first}} with {{second}}."},
+    ]
+    with running_model_server(work) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED) as lab:
+            proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=steps)
+            await lab.approve(proposal)
+            assert (await lab.ended(proposal.group_id)).state == "success"
+    first, second, third = read
+    assert "the result of first" in first and "the result of second" in second
+    assert "tool_output_" in first and "tool_output_" in second, "still marked as data"
+    assert "there is no earlier result 'input 3'" in third
+
+
 async def test_of_many_results_those_that_do_not_fit_are_named_with_their_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -603,6 +603,14 @@ class History:
         """The results of the run's own calls, with their `seq`; what its task has brought is not among them."""
         return [(seq, fact) for seq, fact in self.outputs if fact.call_id is not None]
 
+    def input_named(self, name: str) -> ToolResult | None:
+        """Return what the task brings of other runs under a name, such as `input 2`, or None."""
+        inputs = (self.task.inputs if self.task is not None else None) or ()
+        for given in inputs:
+            if given["name"] == name.strip().lower():
+                return ToolResult(tool=READ_SUBAGENT_RESULT.name, success=True, output=given["text"])
+        return None
+
     def tool_turns(self) -> list[ToolTurn]:
         """Return the results of all calls."""
         return [_tool_turn(fact.tool, fact) for _seq, fact in self.outputs]
