@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -168,7 +168,14 @@ _TOP = {
     "cost_micros": "costMicros",
 }
 _SEED = {"session_id": "sessionId", "agent_id": "agentId", "user_id": "userId", "type": "eventType"}
-_PLACES = [[(name, HEADER.index(column)) for column, name in names.items()] for names in (_SEED, _METADATA, _TOP)]
+
+
+def _places(names: Mapping[str, str]) -> list[tuple[str, int]]:
+    return [(name, HEADER.index(column)) for column, name in names.items()]
+
+
+_PLACES = [_places(names) for names in (_SEED, _METADATA, _TOP)]
+"""For each part of a line: the names of its fields, and where in a row their values are."""
 
 
 def mirror_line(row: Sequence[Any]) -> bytes:
@@ -200,7 +207,7 @@ def line_fault(line: bytes) -> str | None:
 def check_line(line: bytes) -> tuple[dict[str, Any], list[Any]] | str:
     """Return a mirror line's JSON object and its row as `LINE_COLUMNS` select it, or what is wrong with the line."""
     try:
-        value, row = _parsed(line)
+        value, row = _parse_line(line)
         *header, content, sha, digest, before = row
         written = mirror_line(row)
         numbered = isinstance(value["seq"], int) and value["seq"] > 0
@@ -221,7 +228,7 @@ def check_line(line: bytes) -> tuple[dict[str, Any], list[Any]] | str:
 def entry_of_line(line: bytes) -> Entry:
     """Return the entry of a mirror line; its hashes are not checked. Raises ValueError: it is not a line of the log."""
     try:
-        return entry_of(_parsed(line)[1])
+        return entry_of(_parse_line(line)[1])
     except _NO_LINE as error:
         raise ValueError("it is not a line of the log") from error
 
@@ -229,21 +236,26 @@ def entry_of_line(line: bytes) -> Entry:
 _NO_LINE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
-def _parsed(line: bytes) -> tuple[dict[str, Any], list[Any]]:
+def _parse_line(line: bytes) -> tuple[dict[str, Any], list[Any]]:
     value: dict[str, Any] = json.loads(line)
     metadata = value["metadata"]
-    header = [
-        value[_SEED[column]] if column in _SEED else (metadata if column in _METADATA else value).get(name)
-        for column, name in ((column, {**_SEED, **_METADATA, **_TOP}[column]) for column in HEADER)
-    ]
+    header: list[Any] = []
+    for column in HEADER:
+        if column in _SEED:
+            header.append(value[_SEED[column]])
+        elif column in _METADATA:
+            header.append(metadata.get(_METADATA[column]))
+        else:
+            header.append(value.get(_TOP[column]))
     sha, before, digest = (bytes.fromhex(value[name]) for name in ("contentSha", "prevHash", "hash"))
     content = _raw_content(line) if "content" in value else None
     return value, [*header, content, sha, digest, before]
 
 
 def _cents(micros: int) -> str:
-    whole, rest = divmod(abs(micros), 10_000)
-    return f"{'-' if micros < 0 else ''}{whole}" + (f".{rest:04d}".rstrip("0") if rest else "")
+    cents, rest = divmod(abs(micros), 10_000)
+    text = f"{cents}.{rest:04d}".rstrip("0") if rest else str(cents)
+    return f"-{text}" if micros < 0 else text
 
 
 def _raw_content(line: bytes) -> str:
@@ -304,15 +316,17 @@ def missing_hash(digest: bytes, seq: int) -> Fault:
 def diagnose(row: Row, near: list[Row]) -> Fault:
     """Say what happened at an entry whose hash does not continue the chain. `near`: it and the entries around it."""
     seq = row[0]
-    hashes = {0: GENESIS, **{other[0]: other[_HASH] for other in near}}
+    hashes = {0: GENESIS}
+    hashes.update((other[0], other[_HASH]) for other in near)
     twin = next((number for number, digest in hashes.items() if 0 < number < seq and digest == row[_HASH]), None)
     if twin is not None and _follows(row, hashes.get(twin - 1, b""), twin):
         return Fault("inserted", seq, f"entry {seq} was inserted: it is a copy of entry {twin}")
     after = [other for other in near if other[0] > seq]
     if after and _follows(after[0], row[_HASH], after[0][0]):
         return Fault("changed", seq, f"entry {seq} was changed")
-    if gone := _missing_before(row, after):
-        which = "an entry is" if gone == 1 else f"{gone} entries are"
+    missing = _count_missing(row, after)
+    if missing:
+        which = "an entry is" if missing == 1 else f"{missing} entries are"
         return Fault("missing", seq, f"{which} missing before entry {seq}")
     inserted = _find_inserted(row, after, near, hashes)
     if inserted is not None:
@@ -323,20 +337,26 @@ def diagnose(row: Row, near: list[Row]) -> Fault:
     return Fault("changed", seq, f"entry {seq} was changed or replaced")
 
 
-def _missing_before(row: Row, after: list[Row]) -> int:
+def _count_missing(row: Row, after: list[Row]) -> int:
     """Return how many entries are gone before one that was renumbered with its successor: these are still chained."""
-    numbers = range(1, WINDOW if after else 1)
-    return next((gone for gone in numbers if _follows(after[0], row[_HASH], row[0] + 1 + gone)), 0)
+    if after:
+        for count in range(1, WINDOW):
+            if _follows(after[0], row[_HASH], row[0] + 1 + count):
+                return count
+    return 0
 
 
 def _find_inserted(row: Row, after: list[Row], near: list[Row], hashes: dict[int, bytes]) -> Fault | None:
-    for other in (row, *after):  # renumbered up: the entry continues the chain from before the inserted ones
-        for more in range(1, WINDOW):
-            first = other[0] - more
-            chained = 1 <= first <= row[0] and _follows(other, hashes.get(first - 1, b""), first)
-            place = next((each for each in near if each[0] == first), None) if chained else None
-            if chained and (place is None or _place_of(place, near, hashes) is None):
-                which = f"entry {first} was" if more == 1 else f"entries {first} to {other[0] - 1} were"
+    """Return the fault of entries that were inserted, so that the ones behind them were renumbered."""
+    by_seq = {other[0]: other for other in reversed(near)}
+    for renumbered in (row, *after):
+        for count in range(1, WINDOW):
+            first = renumbered[0] - count  # the number of the renumbered entry before, and of the first inserted one
+            if not 1 <= first <= row[0] or not _follows(renumbered, hashes.get(first - 1, b""), first):
+                continue
+            inserted = by_seq.get(first)
+            if inserted is None or _place_of(inserted, near, hashes) is None:
+                which = f"entry {first} was" if count == 1 else f"entries {first} to {renumbered[0] - 1} were"
                 return Fault("inserted", first, f"{which} inserted")
     return None
 

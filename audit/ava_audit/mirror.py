@@ -95,7 +95,8 @@ class Mirror:
                 batch = await self._store.read(_next_batch)
                 if not batch.lines:
                     return
-                if damaged := await anyio.to_thread.run_sync(self._find_wrong_lengths, batch.sizes):
+                damaged = await anyio.to_thread.run_sync(self._find_wrong_lengths, batch.sizes)
+                if damaged:
                     # Then read again: an unfinished note, e.g. of a cancelled call, may be the cause.
                     await self._repair(damaged)
                     continue
@@ -104,7 +105,7 @@ class Mirror:
                 noted = await self._store.maintain(note)
                 damaged = await anyio.to_thread.run_sync(self._find_wrong_lengths, sizes)
                 await self._repair(damaged if noted else sizes)
-                if noted and batch.whole:
+                if noted and batch.is_last:
                     return
 
     async def _repair(self, files: Iterable[str]) -> None:
@@ -132,17 +133,17 @@ class Mirror:
         Only a crash just after a line makes one, and a year's log has a hundred thousand files.
         """
         sizes = view.mirrored()
-        found = {file: size_and_time(f"{self.folder}/{file}") for file in sizes}
-        late_s = max((at_s for _size, at_s in found.values()), default=0.0) - LATE_S
-
-        def is_whole(file: str) -> bool:
-            size, at_s = found[file]
-            late = size > 0 and at_s > late_s
-            return size == sizes[file] and (
-                not late or _is_line_of(view, file, _last_line(self.folder / file, torn=True))
-            )
-
-        return [file for file in sizes if not is_whole(file)]
+        states = {file: size_and_time(f"{self.folder}/{file}") for file in sizes}
+        newest_s = max((written_s for _size, written_s in states.values()), default=0.0)
+        damaged: list[str] = []
+        for file, (size, written_s) in states.items():
+            is_damaged = size != sizes[file]
+            if not is_damaged and size > 0 and written_s > newest_s - LATE_S:
+                last_line = _last_line(self.folder / file, torn=True)
+                is_damaged = not _is_line_of(view, file, last_line)
+            if is_damaged:
+                damaged.append(file)
+        return damaged
 
     def _append(self, lines: Mapping[str, Sequence[bytes]]) -> dict[str, int]:
         sizes: dict[str, int] = {}
@@ -186,16 +187,22 @@ def repair_file(view: View, *, folder: Path, file: str) -> int:
             if not _has_foreign_entry(view, out, good):
                 out.truncate(good)
                 return good
+    _quarantine(path)
+    return repair_file(view, folder=folder, file=file)
+
+
+def _quarantine(path: Path) -> None:
     number = 1
-    while (free := path.with_name(f"{path.stem}.{QUARANTINE_MARK}-{number}{path.suffix}")).exists():
+    target = path.with_name(f"{path.stem}.{QUARANTINE_MARK}-{number}{path.suffix}")
+    while target.exists():
         number += 1
-    path.rename(free)
+        target = path.with_name(f"{path.stem}.{QUARANTINE_MARK}-{number}{path.suffix}")
+    path.rename(target)
     log.warning(
         "%s has entries that this log lacks (the log was removed or restored from an older copy): it is kept as %s",
         path.name,
-        free.name,
+        target.name,
     )
-    return repair_file(view, folder=folder, file=file)
 
 
 def _repaired(view: View, *, folder: Path, file: str) -> Repaired:
@@ -218,11 +225,13 @@ def _rows_of(view: View, file: str, upto: int) -> Iterator[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class _Batch:
+    """What is written next: the lines of the entries in `(after, upto]` by file, and the files' sizes before."""
+
     after: int
     upto: int
     lines: Mapping[str, Sequence[bytes]]
     sizes: Mapping[str, int]
-    whole: bool
+    is_last: bool
 
 
 def _next_batch(view: View) -> _Batch:
@@ -231,7 +240,8 @@ def _next_batch(view: View) -> _Batch:
     for row in limit_content(view.rows("seq > ?", after, limit=SLICE), SLICE_CHARS):
         lines.setdefault(file_of(row[_AGENT], row[_TS]), []).append(mirror_line(row))
         upto = int(row[0])
-    return _Batch(after, upto, lines, {file: view.mirrored_size(file) for file in lines}, upto == view.head())
+    sizes = {file: view.mirrored_size(file) for file in lines}
+    return _Batch(after, upto, lines, sizes, is_last=upto == view.head())
 
 
 def size_and_time(path: str | Path) -> tuple[int, float]:
@@ -282,8 +292,9 @@ def mirror_differences(view: View, folder: Path | None) -> list[Fault]:
 
 
 def _files(folder: Path | None) -> list[Path]:
-    found = [] if folder is None else sorted(folder.glob("*/*.jsonl"))
-    return [path for path in found if f".{QUARANTINE_MARK}-" not in path.name]
+    if folder is None:
+        return []
+    return [path for path in sorted(folder.glob("*/*.jsonl")) if f".{QUARANTINE_MARK}-" not in path.name]
 
 
 def _name(path: Path) -> str:
@@ -297,10 +308,12 @@ def _first_difference(view: View, path: Path) -> int | None:
         if view.mirrored_size(file) < 0:
             return None
         for row in _rows_of(view, file, view.head()):
-            seq, line = int(row[0]), mirror_line(row)
-            found = lines.read(len(line))
-            if found != line:
-                return None if len(found) < len(line) and line.startswith(found) else seq
+            seq = int(row[0])
+            line = mirror_line(row)
+            written = lines.read(len(line))
+            if written != line:
+                ends_early = len(written) < len(line) and line.startswith(written)
+                return None if ends_early else seq
         for line in lines:  # entries that are newer than the rows above, or foreign
             if line.endswith(b"\n") and not _is_line_of(view, file, line, after=seq):
                 return seq
@@ -309,9 +322,13 @@ def _first_difference(view: View, path: Path) -> int | None:
 
 def _is_line_of(view: View, file: str, line: bytes, *, after: int = 0) -> bool:
     """Tell whether a line matches the log, is in the right file, and is newer than the entry `after`."""
-    found = _LINE_END.search(line)
-    row = None if found is None else next(view.rows("seq = ? AND seq > ?", int(found[1]), after), None)
-    return row is not None and file_of(row[_AGENT], row[_TS]) == file and mirror_line(row) == line
+    match = _LINE_END.search(line)
+    if match is None:
+        return False
+    row = next(view.rows("seq = ? AND seq > ?", int(match[1]), after), None)
+    if row is None or file_of(row[_AGENT], row[_TS]) != file:
+        return False
+    return mirror_line(row) == line
 
 
 def _has_foreign_entry(view: View, file: IO[bytes], start: int) -> bool:
@@ -322,27 +339,33 @@ def _has_foreign_entry(view: View, file: IO[bytes], start: int) -> bool:
 
 def _foreign_entry(view: View | None, line: bytes) -> int | None:
     """Return the `seq` of a line's entry if the log lacks it; None if the log has it, or the line is not an entry."""
-    found = _LINE_END.search(line)
-    if found is None:
+    match = _LINE_END.search(line)
+    if match is None:
         return None
-    seq, digest = int(found[1]), bytes.fromhex(found[2].decode())
-    stored = None if view is None else next(view.select("SELECT hash FROM events WHERE seq = ?", seq), None)
-    known = stored is not None and stored[0] == digest
-    return None if known or line_fault(line) is not None else seq
+    seq, digest = int(match[1]), bytes.fromhex(match[2].decode())
+    if view is not None:
+        stored = next(view.select("SELECT hash FROM events WHERE seq = ?", seq), None)
+        if stored is not None and stored[0] == digest:
+            return None
+    return seq if line_fault(line) is None else None
 
 
 def _last_line(path: Path, *, torn: bool = False) -> bytes:
     """Return the last whole line of a file; with `torn`, its last line even if it is incomplete."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        wanted = _CHUNK
+        length = _CHUNK
         while True:
-            file.seek(max(0, size - wanted))
+            file.seek(max(0, size - length))
             lines = file.read().splitlines(keepends=True)
-            whole = [line for line in lines[1 if size > wanted else 0 :] if torn or line.endswith(b"\n")]
-            if whole or wanted >= size:
-                return whole[-1] if whole else b""
-            wanted *= 16
+            if size > length:
+                lines = lines[1:]  # the beginning of the first one was not read
+            for line in reversed(lines):
+                if torn or line.endswith(b"\n"):
+                    return line
+            if length >= size:
+                return b""
+            length *= 16
 
 
 def remove_old_quarantined(folder: Path, before_us: int) -> None:

@@ -48,7 +48,9 @@ PAUSE_S = 0.01
 BUSY_S = 0.2
 _TYPES = tuple(sorted(TRANSCRIPT_TYPES))
 _HAS_CONTENT = f"content IS NOT NULL AND type IN ({placeholders(_TYPES)})"
-_TYPE, _RUN_ID, _CONTENT = HEADER.index("type"), HEADER.index("run_id"), len(HEADER)
+_TYPE = HEADER.index("type")
+_RUN_ID = HEADER.index("run_id")
+_CONTENT = len(HEADER)
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,10 @@ def is_over(view: View, run: RunRow, now_us: int) -> bool:
 
     A plan needs the results of its runs, so these are over with it.
     """
-    plan = view.run(run.plan_id) if run.step is not None and run.plan_id is not None else None
-    if plan is not None and not plan.ended:
-        return False
+    if run.step is not None and run.plan_id is not None:
+        plan = view.run(run.plan_id)
+        if plan is not None and not plan.ended:
+            return False
     if run.state != WAITING:
         return run.ended
     proposal = view.proposal(run.pending_id)
@@ -188,7 +191,11 @@ async def remove_erased_folders(store: Store, folders: Iterable[Path]) -> None:
 
 
 def _folder_names(folders: Iterable[Path]) -> list[str]:
-    return sorted({path.name for folder in folders if folder.is_dir() for path in folder.glob("S-*")})
+    names: set[str] = set()
+    for folder in folders:
+        if folder.is_dir():
+            names.update(path.name for path in folder.glob("S-*"))
+    return sorted(names)
 
 
 @dataclass(frozen=True)
@@ -236,7 +243,7 @@ def _next_batch(view: View, *, upto: int, limit: int) -> _Batch | None:
     for row in view.rows("seq > ? AND seq <= ?", after, upto, limit=LOOK_AHEAD):
         run_id = row[_RUN_ID]
         if row[_TYPE] == "RunEnded" and run_id is not None:
-            for ended in _over_with(view, run_id, upto, limit):
+            for ended in _runs_over_with(view, run_id, upto, limit):
                 older_rows = f"run_id = ? AND seq <= ? AND {_HAS_CONTENT}"
                 for older in view.rows(older_rows, ended, row[0], *_TYPES, limit=BATCH):
                     batch.add(older)
@@ -253,22 +260,27 @@ def _next_batch(view: View, *, upto: int, limit: int) -> _Batch | None:
     return batch
 
 
-def _over_with(view: View, run_id: str, upto: int, limit: int) -> list[str]:
+def _runs_over_with(view: View, run_id: str, upto: int, limit: int) -> list[str]:
     """Return the runs whose content nobody needs once this one has ended: itself, and those of a plan's steps."""
     run = view.run(run_id)
     if run is not None and run.is_plan:
-        return [run_id, *(row.id for row in view.step_runs(run_id))]
+        return [run_id, *(step.id for step in view.step_runs(run_id))]
     return [run_id] if _was_over(view, run_id, upto, limit) else []
 
 
 def _was_over(view: View, run_id: str, upto: int, limit: int) -> bool:
+    """Tell whether a run was over at the horizon: the entry `upto`, and the time `limit`."""
     run = view.run(run_id)
-    if run is None or not is_over(view, run, limit):
-        return run is None
+    if run is None:
+        return True
+    if not is_over(view, run, limit):
+        return False
     if not run.ended:
         return True
-    last = run.plan_id if run.step is not None and run.plan_id is not None else run_id
-    end = view.last_entry(last, "RunEnded")
+    last_run = run_id
+    if run.step is not None and run.plan_id is not None:
+        last_run = run.plan_id
+    end = view.last_entry(last_run, "RunEnded")
     return end is not None and end.seq <= upto
 
 
@@ -277,11 +289,11 @@ def _erase_expired(db: Database, batch: _Batch, why: str) -> Outcome[int]:
         return Outcome(0)
     note_progress(db, "retention", batch.upto)
     counts = _erase(db, batch)
-    events = tuple(
-        Event(Who(SESSION_ID, "ava", user), LogErased(run_id=run_id, entries=count, why=why), run_id=run_id)
-        for (user, run_id), count in counts.items()
-    )
-    return Outcome(counts.total(), events)
+    events: list[Event] = []
+    for (user, run_id), count in counts.items():
+        fact = LogErased(run_id=run_id, entries=count, why=why)
+        events.append(Event(Who(SESSION_ID, "ava", user), fact, run_id=run_id))
+    return Outcome(counts.total(), tuple(events))
 
 
 def _erase_run(db: Database, batch: _Batch, run_id: str, who: Who, why: str) -> Outcome[int | None]:

@@ -339,9 +339,10 @@ def filter_rows(rows: Sequence[Any], text_query: str | None) -> list[Any]:
     if text_query is None or not rows:
         return list(rows)
     with contextlib.closing(open_in_memory()) as db:
-        index_words(db, [index_row(entry_of(row)) for row in sorted(rows)], after=0, erased=())
-        found = {seq for (seq,) in db.execute("SELECT rowid FROM words WHERE words MATCH ?", (text_query,))}
-    return [row for row in rows if row[0] in found]
+        index_rows = [index_row(entry_of(row)) for row in sorted(rows)]
+        index_words(db, index_rows, after=0, erased=())
+        matches = {seq for (seq,) in db.execute("SELECT rowid FROM words WHERE words MATCH ?", (text_query,))}
+    return [row for row in rows if row[0] in matches]
 
 
 SHORT_TYPES: dict[str, tuple[str, ...]] = {
@@ -389,15 +390,15 @@ def type_filter(names: Iterable[str]) -> TypeFilter:
     types: set[str] = set()
     failed = False
     for name in names:
-        wanted = name.strip().lower()
-        if wanted == "error":
+        low = name.strip().lower()
+        if low == "error":
             failed = True
-        elif wanted in SHORT_TYPES:
-            types.update(SHORT_TYPES[wanted])
-        elif wanted in exact:
-            types.add(exact[wanted])
+        elif low in SHORT_TYPES:
+            types.update(SHORT_TYPES[low])
+        elif low in exact:
+            types.add(exact[low])
         else:
-            near = difflib.get_close_matches(wanted, ("error", *SHORT_TYPES, *exact), n=1)
+            near = difflib.get_close_matches(low, ("error", *SHORT_TYPES, *exact), n=1)
             hint = f"did you mean {exact.get(near[0], near[0])}? " if near else ""
             raise BadQuery(
                 f"no event type {name[:60]!r}; {hint}short names are error, {', '.join(SHORT_TYPES)}; "
@@ -407,7 +408,8 @@ def type_filter(names: Iterable[str]) -> TypeFilter:
 
 
 def index_row(entry: Entry) -> IndexRow:
-    marks, text = [_token(entry.type)], ""
+    marks = [_token(entry.type)]
+    text = ""
     if entry.fact is not None:
         marks.append(f"level{entry.fact.severity}")
         if is_error(entry):
@@ -441,11 +443,15 @@ def match_expression(
 ) -> IndexQuery:
     """Return the query of the index; any text is safe as `search`."""
     filters: list[tuple[str, tuple[str, ...]]] = []
-    for column, wanted in (("agent", agents), ("user", users), ("session", sessions)):
-        if wanted:
-            filters.append(_any_of(column, map(_token, wanted)))
-    if types is not None and (types.names or types.failed):
-        filters.append(_any_of("marks", [*map(_token, sorted(types.names)), *([_FAILED] if types.failed else [])]))
+    for column, values in (("agent", agents), ("user", users), ("session", sessions)):
+        if values:
+            filters.append(_any_of(column, map(_token, values)))
+    if types is not None:
+        marks = [_token(name) for name in sorted(types.names)]
+        if types.failed:
+            marks.append(_FAILED)
+        if marks:
+            filters.append(_any_of("marks", marks))
     if level is not None and level != _LEVELS[0]:
         filters.append(_any_of("marks", [f"level{name}" for name in _LEVELS[_LEVELS.index(level) :]]))
     phrases: tuple[str, ...] = ()
@@ -465,7 +471,7 @@ def separate_words(text: str) -> str:
         return text
     text = dropped.sub(" ", text)
     text = single_words.sub(r" \g<0> ", text)
-    return symbols.sub(lambda found: f" u{ord(found[0]):x} ", text)
+    return symbols.sub(lambda symbol: f" u{ord(symbol[0]):x} ", text)
 
 
 @cache
@@ -476,16 +482,25 @@ def _patterns() -> Sequence[re.Pattern[str]]:
 
 
 def _phrases(search: str) -> list[str]:
-    texts = (separate_words(quoted or word).replace('"', " ") for quoted, word in _PHRASE.findall(search))
-    phrases = dict.fromkeys(part for text in texts for part in _cut_phrase(text))
+    """Return the phrases to search for, without those that have no word."""
+    phrases: dict[str, None] = {}
+    for quoted, word in _PHRASE.findall(search):
+        text = separate_words(quoted or word).replace('"', " ")
+        phrases.update(dict.fromkeys(_cut_phrase(text)))
     unsure = [phrase for phrase in phrases if not _WORD_CHARS.search(phrase)]
-    wordless = set(unsure) - _with_words(unsure) if unsure else set[str]()
-    return [phrase for phrase in phrases if phrase not in wordless]
+    if unsure:
+        with_words = _with_words(unsure)
+        for phrase in unsure:
+            if phrase not in with_words:
+                del phrases[phrase]
+    return list(phrases)
 
 
 def _cut_phrase(text: str) -> Iterator[str]:
     """Yield parts of at most `LONGEST_PHRASE` words: a longer phrase searches too long. The order is not checked."""
-    words = [part for word in _SEPARATORS.split(text) for part in _cut_word(word)]
+    words: list[str] = []
+    for word in _SEPARATORS.split(text):
+        words += _cut_word(word)
     for start in range(0, len(words), LONGEST_PHRASE):
         part = " ".join(words[start : start + LONGEST_PHRASE]).strip()
         if part:
@@ -497,9 +512,12 @@ def _cut_word(word: str) -> list[str]:
     if len(word) <= _LONG_WORD:
         return [word]
     category = unicodedata.ucd_3_2_0.category  # every tokenizer knows the categories of this old version
-    return "".join(
-        " " if category(char) in _WORD_ENDS and not "\u0300" <= char <= "\u036f" else char for char in word
-    ).split()
+    chars: list[str] = []
+    for char in word:
+        is_combining_mark = "\u0300" <= char <= "\u036f"
+        ends_word = category(char) in _WORD_ENDS and not is_combining_mark
+        chars.append(" " if ends_word else char)
+    return "".join(chars).split()
 
 
 def _with_words(phrases: Sequence[str]) -> set[str]:
@@ -508,7 +526,11 @@ def _with_words(phrases: Sequence[str]) -> set[str]:
         numbered = list(enumerate(phrases, 1))
         index_words(db, [(number, "x", "x", "x", "x", phrase) for number, phrase in numbered], after=0, erased=())
         sql = "SELECT 1 FROM words WHERE words MATCH ? AND rowid = ?"
-        return {phrase for number, phrase in numbered if db.execute(sql, (f'text : "{phrase}"', number)).fetchone()}
+        with_words: set[str] = set()
+        for number, phrase in numbered:
+            if db.execute(sql, (f'text : "{phrase}"', number)).fetchone():
+                with_words.add(phrase)
+        return with_words
 
 
 def _any_of(column: str, tokens: Iterable[str]) -> tuple[str, tuple[str, ...]]:

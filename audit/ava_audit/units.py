@@ -8,7 +8,8 @@ from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
 
 US_PER_S = 1_000_000
-HOUR_S, DAY_S = 3_600, 86_400
+HOUR_S = 3_600
+DAY_S = 86_400
 HOUR_US = HOUR_S * US_PER_S
 DAY_US = 24 * HOUR_US
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -38,7 +39,8 @@ def now_us() -> int:
 
 def steady_s() -> float:
     """Return seconds of a clock that nobody sets. Where the system has one, it also counts while the machine sleeps."""
-    if (clock := getattr(time, "CLOCK_BOOTTIME", None)) is not None:
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    if clock is not None:
         return time.clock_gettime(clock)
     return time.monotonic()
 
@@ -53,7 +55,8 @@ def parse_time(text: str, now_us: int, tz: tzinfo | None = None) -> int:
     try:
         return max(0, _parse(words, now_us, tz))
     except (ValueError, OverflowError):
-        raise ValueError(f"{_shortened(text)} is not a time; accepted are {ACCEPTED}") from None
+        shown = text if len(text) <= 60 else f"{text[:60]}…"
+        raise ValueError(f"{shown!r} is not a time; accepted are {ACCEPTED}") from None
 
 
 def _parse(words: str, now_us: int, tz: tzinfo | None) -> int:
@@ -66,12 +69,16 @@ def _parse(words: str, now_us: int, tz: tzinfo | None) -> int:
     if _AGO.fullmatch(words):
         seconds = sum(Decimal(number) * _UNITS[unit[0]] for number, unit in _ONE_SPAN.findall(words))
         return now_us - int(seconds * US_PER_S)
-    if clock := _CLOCK.fullmatch(words):
+    clock = _CLOCK.fullmatch(words)
+    if clock:
         day = _local_day(now_us, tz) - timedelta(days=clock[1] == "yesterday")
-        words = f"{day.isoformat()} {clock[2].rjust(5 if clock[2].count(':') == 1 else 8, '0')}"
-    if _ISO.fullmatch(words):
-        return _us(datetime.fromisoformat(words.replace(" +", "+").replace(" -", "-").replace(" z", "z").upper()), tz)
-    raise ValueError
+        has_seconds = clock[2].count(":") == 2
+        time_of_day = clock[2].rjust(len("00:00:00") if has_seconds else len("00:00"), "0")
+        words = f"{day.isoformat()} {time_of_day}"
+    if not _ISO.fullmatch(words):
+        raise ValueError
+    without_blanks = words.replace(" +", "+").replace(" -", "-").replace(" z", "z")
+    return _us(datetime.fromisoformat(without_blanks.upper()), tz)
 
 
 def _local_day(ts_us: int, tz: tzinfo | None) -> date:
@@ -90,10 +97,6 @@ def _us(moment: datetime, tz: tzinfo | None) -> int:
     if moment.tzinfo is None and tz is not None:
         moment = moment.replace(tzinfo=tz)
     return (_in_zone(moment, UTC) - EPOCH) // timedelta(microseconds=1)
-
-
-def _shortened(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:60] + "…")
 
 
 def format_ts(ts_us: int, utc: bool = False) -> str:
@@ -127,22 +130,23 @@ def format_duration(seconds: float) -> str:
     """Return a duration for people, in at most two units: `350 ms`, `45 s`, `2 min 5 s`, `3 d 4 h`."""
     if seconds < 0.9995:
         return f"{max(0, round(seconds * 1_000))} ms" if seconds > 0 else "0 s"
-    whole = round(seconds)
+    rounded = round(seconds)
     for size, unit, part_size, part_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            part = whole % size // part_size
-            return f"{whole // size} {unit}" + (f" {part} {part_unit}" if part else "")
-    return f"{whole} s"
+        if rounded >= size:
+            part = rounded % size // part_size
+            rest = f" {part} {part_unit}" if part else ""
+            return f"{rounded // size} {unit}{rest}"
+    return f"{rounded} s"
 
 
 def minutes(seconds: float) -> str:
     """Return a time limit in its largest whole unit, minutes up to two hours: `90 s`, `90 min`, `2 h`, `3 days`."""
-    whole = round(seconds)
-    if whole >= 2 * DAY_S and whole % DAY_S == 0:
-        return f"{whole // DAY_S} days"
-    if whole >= 2 * HOUR_S and whole % HOUR_S == 0:
-        return f"{whole // HOUR_S} h"
-    return f"{whole // 60} min" if whole >= 60 and whole % 60 == 0 else f"{seconds:g} s"
+    rounded = round(seconds)
+    for size, unit, fewest in ((DAY_S, "days", 2), (HOUR_S, "h", 2), (60, "min", 1)):
+        number, rest = divmod(rounded, size)
+        if number >= fewest and not rest:
+            return f"{number} {unit}"
+    return f"{seconds:g} s"
 
 
 MICROS_PER_CENT = 10_000
@@ -191,8 +195,9 @@ def format_usd(micros: int, *, exact: bool = False) -> str:
     if not exact:
         digits = 2 if abs(micros) >= MICROS_PER_CENT or micros == 0 else 1 - amount.adjusted()
         amount = amount.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
-    whole, _, part = f"{amount:f}".partition(".")
-    return f"{'-' if micros < 0 else ''}${whole}.{part.rstrip('0').ljust(2, '0')}"
+    dollars, _, decimals = f"{amount:f}".partition(".")
+    sign = "-" if micros < 0 else ""
+    return f"{sign}${dollars}.{decimals.rstrip('0').ljust(2, '0')}"
 
 
 def format_bytes(count: int) -> str:

@@ -41,13 +41,15 @@ CLOCK_S = 120
 POLL_S = 1.0
 """How often the store looks for commits of other processes that it did not hear of."""
 CONNECT_S = 5
-MAINTAINER, MAINTAIN_AFTER_S = 0x61_76_62, 3.0
+MAINTAINER = 0x61_76_62
+MAINTAIN_AFTER_S = 3.0
 """The advisory lock of the process that maintains the log, and how often others try to take it."""
 NETWORK = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 15_000}
 """After how long a connection counts as lost whose other end is gone (seconds; the last in milliseconds)."""
-_MADE = re.compile(r"CREATE (?:UNLOGGED )?(TABLE|TRIGGER|INDEX) (?:IF NOT EXISTS )?(\w+)")
+_CREATED = re.compile(r"CREATE (?:UNLOGGED )?(TABLE|TRIGGER|INDEX) (?:IF NOT EXISTS )?(\w+)")
 _FUNCTION = re.compile(r"CREATE FUNCTION (\w+)\(.*?\$\$(.*?)\$\$", re.DOTALL)
-_FOUND = """
+_ENABLED = "O"
+_OBJECTS = """
 SELECT 'table', relname::text, 'O' FROM pg_class WHERE relnamespace = 'ava'::regnamespace AND relkind IN ('r', 'p', 'v')
 UNION ALL SELECT 'index', relname::text, CASE WHEN indisvalid THEN 'O' ELSE 'broken' END
     FROM pg_class JOIN pg_index ON indexrelid = pg_class.oid
@@ -234,11 +236,23 @@ class PostgresBackend:
 
     def schema_changes(self, db: Database) -> schema.Changes:
         script = "\n".join((_script(), *schema.MigrationStatements().statements))
-        expected = {(kind.lower(), name): "O" for kind, name in _MADE.findall(script)}
-        expected |= {("function", name): body for name, body in _FUNCTION.findall(script)}
-        found = {(kind, name): state for kind, name, state in db.execute(_FOUND)}
-        lost = {key: "changed" if key in found else "removed" for key in expected if found.get(key) != expected[key]}
-        return {**lost, **{key: "added" for key in found if key not in expected}}
+        expected: dict[tuple[str, str], str] = {}
+        for kind, name in _CREATED.findall(script):
+            expected[kind.lower(), name] = _ENABLED
+        for name, body in _FUNCTION.findall(script):
+            expected["function", name] = body
+        actual = {(kind, name): state for kind, name, state in db.execute(_OBJECTS)}
+
+        changes: schema.Changes = {}
+        for key, state in expected.items():
+            if key not in actual:
+                changes[key] = "removed"
+            elif actual[key] != state:
+                changes[key] = "changed"
+        for key in actual:
+            if key not in expected:
+                changes[key] = "added"
+        return changes
 
 
 def _try_lock(connection: SessionConnection) -> bool:

@@ -70,28 +70,41 @@ _TOKEN_REST = re.compile(r"[A-Za-z0-9_+/=.~-]*+")
 _COOKIE_REST = re.compile(r"[^\r\n\"'`<>{}\\]*+")
 
 
-_AUTHORIZATIONS, _COOKIES = ("uthorization", "UTHORIZATION"), ("ookie", "OOKIE")
+_AUTHORIZATIONS = ("uthorization", "UTHORIZATION")
+_COOKIES = ("ookie", "OOKIE")
 
 
 def find_headers(text: str, looks: Looks, low: bytes) -> Iterator[SecretSpan]:
-    alone, with_scheme = Verdicts(_is_bare_token), Verdicts(_is_token)
-    places, start = PlacesBefore(text, _AUTHORIZATIONS, _AUTHORIZATION, low), 0
-    while (found := places.find(start)) is not None:
+    yield from _find_authorizations(text, looks, low)
+    yield from _find_cookies(text, looks, low)
+
+
+def _find_authorizations(text: str, looks: Looks, low: bytes) -> Iterator[SecretSpan]:
+    bare_tokens, tokens = Verdicts(_is_bare_token), Verdicts(_is_token)
+    places = PlacesBefore(text, _AUTHORIZATIONS, _AUTHORIZATION, low)
+    start = 0
+    while (place := places.find(start)) is not None:
         if not looks.take():
             yield from find_values(text, _AUTHORIZATIONS, _AUTHORIZATION)
-            break
-        at, match = found
+            return
+        at, match = place
         start = at + 1
-        if (alone if match[1] is None else with_scheme)[match[2]]:
+        scheme, value = match[1], match[2]
+        is_secret = bare_tokens[value] if scheme is None else tokens[value]
+        if is_secret:
             start = _end(_TOKEN_REST, text, match.end(2))
             yield SecretSpan("authorization", match.start(2), start)
+
+
+def _find_cookies(text: str, looks: Looks, low: bytes) -> Iterator[SecretSpan]:
     mixed = Verdicts(is_mixed)
-    places, start = PlacesBefore(text, _COOKIES, _COOKIE, low), 0
-    while (found := places.find(start)) is not None:
+    places = PlacesBefore(text, _COOKIES, _COOKIE, low)
+    start = 0
+    while (place := places.find(start)) is not None:
         if not looks.take():
             yield from find_values(text, _COOKIES, _COOKIE)
-            break
-        at, match = found
+            return
+        at, match = place
         start = at + 1
         if mixed[match[1]]:
             start = _end(_COOKIE_REST, text, match.end(1))
@@ -111,20 +124,18 @@ def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
     return match.end() if match else at
 
 
-NAMES = {
-    literal: secret
-    for secret, literals in {
-        "key": ("key", "Key", "KEY"),
-        "token": ("oken", "OKEN"),
-        "secret": ("ecret", "ECRET"),
-        "password": ("assword", "ASSWORD", "asswd", "ASSWD", "assphrase", "ASSPHRASE", "pwd", "Pwd", "PWD"),
-        "credential": ("redential", "REDENTIAL"),
-        "pass": ("_PASS",),
-        "jwt": ("JWT",),
-        "salt": ("SALT",),
-    }.items()
-    for literal in literals
+_LITERALS = {
+    "key": ("key", "Key", "KEY"),
+    "token": ("oken", "OKEN"),
+    "secret": ("ecret", "ECRET"),
+    "password": ("assword", "ASSWORD", "asswd", "ASSWD", "assphrase", "ASSPHRASE", "pwd", "Pwd", "PWD"),
+    "credential": ("redential", "REDENTIAL"),
+    "pass": ("_PASS",),
+    "jwt": ("JWT",),
+    "salt": ("SALT",),
 }
+NAMES = {literal: secret for secret, literals in _LITERALS.items() for literal in literals}
+"""What kind of secret each literal in a name means."""
 _BY_LOWER: dict[str, list[str]] = {}
 """The literals of names that differ in their case only."""
 for _literal in NAMES:
@@ -166,7 +177,7 @@ _DEFAULT = re.compile(
     r"[A-Za-z0-9_]{0,20}+\"\s{0,3}\{\s{0,3}(?:(?!default)[^{}\n]{0,99}+\n\s{0,9}){0,8}+default\s{0,9}=\s{0,3}\"([^\s\"\\]{8,300}+)\""
 )
 _SIGN_NEAR = r"(?=[A-Za-z0-9_-]{0,20}+[\s\"'`\\\]:=,>;*|│┃║])"
-"""Each of the following begins so; most places of a name do not, and need no more than this look."""
+"""Each of the following begins so; most places of a name do not, and are passed by this alone."""
 
 
 _KEY_BEFORE = "|".join(f"(?<=(?i:{word}){sign}...)" for word in _KEY_OF for sign in ("", "[_ .-]"))
@@ -205,14 +216,14 @@ def find_assignments(text: str, looks: Looks, low: bytes) -> Iterator[SecretSpan
     """Find the values of names such as `api_key`, `password` or `client_secret`: assigned, or in an XML element."""
     elements = "<" in text
     elsewhere = ValuesElsewhere(text, looks)
-    are_too_many = cache(lambda: looks.are_too_many(_number_of_names(low)))
+    are_too_many = cache(lambda: looks.are_too_many(_estimate_names(low)))
     for literals in _BY_LOWER.values():
         name, size = NAMES[literals[0]], len(literals[0])
         values = _Values(name, size)
         places = PlacesBefore(text, tuple(literals), _pattern_after(name, elements=elements), low, are_too_many)
         start = 0
-        while (found := places.find(start)) is not None:
-            at, match = found
+        while (place := places.find(start)) is not None:
+            at, match = place
             start = at + size
             if not looks.take(LOOK if match.lastindex is None else JUDGED):
                 yield from elsewhere.found()
@@ -227,25 +238,28 @@ def find_assignments(text: str, looks: Looks, low: bytes) -> Iterator[SecretSpan
             before = text[max(0, at - 40) : at]
             if not _may_name(name, before):
                 continue
-            place = _value_of(text, at, match, before, values, dense=places.dense)
-            if place is not None:
-                start = place[1]
+            span = _value_span(text, at, match, before, values, dense=places.dense)
+            if span is not None:
+                start = span[1]
                 looks.take(FOUND)
-                yield SecretSpan(name, *place)
+                yield SecretSpan(name, *span)
         if places.gave_up:
             yield from _find_in_dense(text)
             break
     yield from elsewhere.found()
 
 
-_SAMPLE_CHARS, _SAMPLES_APART = 512, 4_096
+_SAMPLE_CHARS = 512
+_SAMPLES_APART = 4_096
 
 
-def _number_of_names(low: bytes) -> int:
+def _estimate_names(low: bytes) -> int:
     """Return about how many names a text has, by samples of it."""
-    starts = range(0, len(low), _SAMPLES_APART)
-    found = sum(low.count(name.encode(), at, at + _SAMPLE_CHARS) for name in _BY_LOWER for at in starts)
-    return found * min(len(low), _SAMPLES_APART) // _SAMPLE_CHARS
+    count = 0
+    for name in _BY_LOWER:
+        for start in range(0, len(low), _SAMPLES_APART):
+            count += low.count(name.encode(), start, start + _SAMPLE_CHARS)
+    return count * min(len(low), _SAMPLES_APART) // _SAMPLE_CHARS
 
 
 def _find_in_dense(text: str) -> Iterator[SecretSpan]:
@@ -260,23 +274,28 @@ def _find_in_dense(text: str) -> Iterator[SecretSpan]:
             yield SecretSpan("secret", *match.span(1))
 
 
-def _value_of(
+def _value_span(
     text: str, at: int, match: re.Match[str], before: str, values: _Values, *, dense: bool
 ) -> tuple[int, int] | None:
+    """Return where the secret value of a name stands; None if it has none."""
     if match.lastgroup == "phrase":  # the last kind: it is none of the others
-        return _phrase(match, values.phrases)
+        return _phrase_span(match, values.phrases)
     after = at + values.size
-    place, may_be_more = None, True
+    span = None
+    may_stand_apart = True
     if match.lastgroup in ("quoted", "unquoted"):
-        place = _assigned(text, match, before, text[at:after], values, dense=dense)
-        may_be_more = match[1] is not None and match[1][0] == ","  # `"DB_PASSWORD", value=…`
-    if place is None and "<" in before:
-        place = _element(text, after, before, values)
-    if place is None and may_be_more:
-        place = _further_on(text, after, values)
-        if place is None and values.are_passwords and (phrase := _PHRASE.match(text, after)) is not None:
-            place = _phrase(phrase, values.phrases)
-    return place
+        span = _assigned_span(text, match, before, text[at:after], values, dense=dense)
+        may_stand_apart = match[1] is not None and match[1][0] == ","  # `"DB_PASSWORD", value=…`
+    if span is None and "<" in before:
+        span = _element_span(text, after, before, values)
+    if span is not None or not may_stand_apart:
+        return span
+    span = _span_apart(text, after, values)
+    if span is None and values.are_passwords:
+        phrase = _PHRASE.match(text, after)
+        if phrase is not None:
+            span = _phrase_span(phrase, values.phrases)
+    return span
 
 
 class _Values:
@@ -320,14 +339,19 @@ def _is_value(value: str, shortest: int) -> bool:
 def _may_name(name: str, before: str) -> bool:
     """Tell whether a name means a secret, by the text before it: `api_key` does, and `next_token` does not."""
     if name == "key":
-        return (before[:-1] if before[-1:] in ("_", " ", "-") else before).lower().endswith(_KEY_OF)
+        word = before[:-1] if before[-1:] in ("_", " ", "-") else before
+        return word.lower().endswith(_KEY_OF)
     if name == "token":
         word = before.lower().removesuffix("t")
-        return not (word[:-1] if word[-1:] in ("_", "-") else word).endswith(_NO_TOKEN_OF)
-    return name not in ("jwt", "salt") or not before[-1:].isalpha()  # not a part of another word
+        if word[-1:] in ("_", "-"):
+            word = word[:-1]
+        return not word.endswith(_NO_TOKEN_OF)
+    if name in ("jwt", "salt"):
+        return not before[-1:].isalpha()  # not a part of another word
+    return True
 
 
-def _assigned(
+def _assigned_span(
     text: str, match: re.Match[str], before: str, literal: str, values: _Values, *, dense: bool
 ) -> tuple[int, int] | None:
     # After a space without `=` or `:`, only the value of a command-line flag or of a line of a Dockerfile counts.
@@ -344,8 +368,8 @@ def _assigned(
     return (start, end) if end > start else None  # `?password=&user=…` has none
 
 
-def _further_on(text: str, after: int, values: _Values) -> tuple[int, int] | None:
-    """Return a value that stands apart from its name.
+def _span_apart(text: str, after: int, values: _Values) -> tuple[int, int] | None:
+    """Return where a secret value is that stands apart from its name.
 
     `{"name": "DB_PASSWORD", "value": "…"}`, also in YAML; a block or the first item of a list of YAML; a default of
     Terraform.
@@ -355,9 +379,9 @@ def _further_on(text: str, after: int, values: _Values) -> tuple[int, int] | Non
         if match is None:
             continue
         group = match.lastindex or 0
-        strict = pattern is _BLOCK or (pattern is _PAIR and match["pair_quote"] is None)
-        known = values.unquoted if strict else values.quoted
-        return match.span(group) if known[match[group]] else None
+        is_unquoted = pattern is _BLOCK or (pattern is _PAIR and match["pair_quote"] is None)
+        verdicts = values.unquoted if is_unquoted else values.quoted
+        return match.span(group) if verdicts[match[group]] else None
     return None
 
 
@@ -373,16 +397,20 @@ def _takes_next_word(before: str) -> bool:
     return _DOCKERFILE.fullmatch(before, line) is not None
 
 
-def _element(text: str, after: int, before: str, values: _Values) -> tuple[int, int] | None:
+def _element_span(text: str, after: int, before: str, values: _Values) -> tuple[int, int] | None:
     element = _ELEMENT_NAME.fullmatch(before, before.rindex("<"))
     if element is None:
         return None
-    match = _ELEMENT.match(text, after) or (_VALUE.match(text, after) if element[1] else None)
+    has_attribute = element[1] is not None
+    match = _ELEMENT.match(text, after)
+    if match is None and has_attribute:
+        match = _VALUE.match(text, after)
     if match is None:
         return None
     # `<string name="password">` is as often a label, and so are several words.
-    known = values.labels if element[1] or " " in match[1] else values.elements
-    return match.span(1) if known[match[1]] else None
+    may_be_label = has_attribute or " " in match[1]
+    verdicts = values.labels if may_be_label else values.elements
+    return match.span(1) if verdicts[match[1]] else None
 
 
 def _is_random_label(value: str) -> bool:
@@ -393,18 +421,28 @@ def _is_password_or_random(value: str) -> bool:
     return is_password(value, "") or is_random(value, 12)
 
 
-def _phrase(match: re.Match[str], is_phrase: Verdicts[bool]) -> tuple[int, int] | None:
-    return match.span("phrase") if is_phrase[f"{match['phrase_sign']} {match['phrase']}"] else None
+def _phrase_span(match: re.Match[str], phrases: Verdicts[bool]) -> tuple[int, int] | None:
+    sign_and_words = f"{match['phrase_sign']} {match['phrase']}"
+    return match.span("phrase") if phrases[sign_and_words] else None
 
 
-def _is_phrase(given: str) -> bool:
+def _is_phrase(sign_and_words: str) -> bool:
     """Tell whether several words are a password, by the sign before them and the words."""
-    sign, *words = given.split(" ")
-    letters = all(len(word) >= 3 and word.isascii() and word.isalpha() for word in words)
-    stock = any(word.lower() in STOCK_WORDS or word.upper() in _NO_ACCOUNTS for word in words)
+    sign, *words = sign_and_words.split(" ")
     # After a colon, words are as often a label: `"password": "Mot de passe"`.
-    plain = letters and not stock and sign != ":"
-    return plain or any(len(word) >= 6 and is_mixed(word) and not is_placeholder(word) for word in words)
+    if sign != ":" and all(map(_is_plain_phrase_word, words)):
+        return True
+    return any(map(_is_mixed_phrase_word, words))
+
+
+def _is_mixed_phrase_word(word: str) -> bool:
+    return len(word) >= 6 and is_mixed(word) and not is_placeholder(word)
+
+
+def _is_plain_phrase_word(word: str) -> bool:
+    if len(word) < 3 or not word.isascii() or not word.isalpha():
+        return False
+    return word.lower() not in STOCK_WORDS and word.upper() not in _NO_ACCOUNTS
 
 
 def _unquoted_end(text: str, match: re.Match[str], before: str, *, dense: bool) -> int:
@@ -451,17 +489,19 @@ def find_plain_passwords(text: str, looks: Looks) -> Iterator[SecretSpan]:
             account=Verdicts(lambda name: not _ACCOUNTS.isdisjoint(name.split("_"))),
             is_no_label=Verdicts(_is_no_label),
         )
-        places, start = PlacesBefore(text, (literal,), _MAY_BE_PLAIN), 0
-        while (found := places.find(start)) is not None:
+        places = PlacesBefore(text, (literal,), _MAY_BE_PLAIN)
+        start = 0
+        while (place := places.find(start)) is not None:
             if not looks.take():
                 yield from find_values(text, (literal,), _MAY_BE_PLAIN)
                 break
-            at, match = found
+            at, match = place
             start = at + len(literal)
             name = _environment_name(text, at)
             if name is not None and _is_plain_password(match, name, literal, verdicts):
-                start = match.end(match.lastgroup or "")
-                yield SecretSpan("password", *match.span(match.lastgroup or ""))
+                span = match.span(match.lastgroup or "")
+                start = span[1]
+                yield SecretSpan("password", *span)
 
 
 def _environment_name(text: str, end: int) -> str | None:
@@ -469,25 +509,32 @@ def _environment_name(text: str, end: int) -> str | None:
     before = text[max(0, end - _LONGEST_NAME - 1) : end]
     rest = before.rstrip(_IN_ENVIRONMENT_NAMES)
     name = before[len(rest) :]
-    if len(name) > _LONGEST_NAME or not (rest[-1:] in ("", '"', "'") or rest[-1].isspace()):
+    if len(name) > _LONGEST_NAME:
         return None
-    return name
+    sign = rest[-1:]
+    begins_word = sign in ("", '"', "'") or sign.isspace()
+    return name if begins_word else None
 
 
 def _is_no_label(assignment: str) -> bool:
+    """Tell whether the value of `NAME=value` is a password, and not what a screen shows."""
     name, value = assignment.split("=")
-    if not _NO_ACCOUNTS.isdisjoint(name.split("_")):
+    words = name.split("_")
+    if not _NO_ACCOUNTS.isdisjoint(words):
         return False
-    given = value.lower()
-    repeats = any(len(word) > 3 and word.lower() in given for word in (*name.split("_"), "password", "passwort"))
-    return not repeats and not _CAMEL_CASE.fullmatch(value) and not is_stock_phrase(value)
+    value_low = value.lower()
+    for word in (*words, "password", "passwort"):
+        if len(word) > 3 and word.lower() in value_low:
+            return False
+    return not _CAMEL_CASE.fullmatch(value) and not is_stock_phrase(value)
 
 
 def _is_plain_password(match: re.Match[str], name: str, literal: str, verdicts: _PlainVerdicts) -> bool:
     kind = match.lastgroup or ""
     if kind == "dollar":
         return verdicts.random[match[kind]]
-    if (kind == "in_yaml" or literal == "_PASS") and not verdicts.account[name]:
+    needs_account = kind == "in_yaml" or literal == "_PASS"
+    if needs_account and not verdicts.account[name]:
         return False
     return verdicts.is_no_label[f"{name}={match[kind]}"]
 
@@ -561,19 +608,32 @@ def find_curl_passwords(text: str, looks: Looks) -> Iterator[SecretSpan]:
     starts = [at for at, _after in places_of(text, "curl")]
     if not starts:
         return
-    is_pair = Verdicts(lambda pair: is_password(pair.partition(":")[2], pair.partition(":")[0]))
+    pairs = Verdicts(_is_login)
     commands = _Commands(text, starts, "\n")
     for literal in _CURL_OPTIONS:
         for at, after in commands.places_of(literal):
             if not looks.take():
                 yield from find_values(text, _CURL_OPTIONS, _CURL)
                 return
-            if literal[0] != " " and text[at - 1] in " -":
+            if literal[0] != " " and not _follows_flags(text, at):
                 continue
-            flag = literal[0] == " " or _JOINED_FLAGS.fullmatch(text, max(0, text.rfind(" ", max(0, at - 14), at)), at)
-            match = _CURL.match(text, after) if flag else None
-            if match is not None and is_pair[f"{match[1]}:{match[2]}"]:
+            match = _CURL.match(text, after)
+            if match is not None and pairs[f"{match[1]}:{match[2]}"]:
                 yield SecretSpan("password", match.start(2), match.end(2))
+
+
+def _follows_flags(text: str, at: int) -> bool:
+    """Tell whether flags are joined before a place, as in `-sSu`."""
+    if text[at - 1] in " -":
+        return False
+    blank = max(0, text.rfind(" ", max(0, at - 14), at))
+    return _JOINED_FLAGS.fullmatch(text, blank, at) is not None
+
+
+def _is_login(pair: str) -> bool:
+    """Tell whether `user:password` has a password."""
+    user, _, password = pair.partition(":")
+    return is_password(password, user)
 
 
 _SPACE = r"(?:\s|\\[nrt]){1,8}+"
@@ -588,33 +648,47 @@ _NETRC_INDENT = "\"'> \t"
 
 
 def find_netrc_passwords(text: str) -> Iterator[SecretSpan]:
-    is_pair = Verdicts(lambda pair: is_password(pair.partition(" ")[2], pair.partition(" ")[0]))
+    pairs = Verdicts(_is_netrc_login)
     for at, match in matches_after(text, "machine", _NETRC_HOST):
         host, space = match[1], match[2]
         # `machine learning login …` is prose, and so is most that is not a line of its own.
-        named = "." in host or host == "localhost" or not space.isspace() or "\n" in space
-        if named or (host != "learning" and _begins_line(text, at)):
-            yield from _netrc_password(text, match.end(2), is_pair)
+        is_host = "." in host or host == "localhost"
+        is_entry = is_host or not space.isspace() or "\n" in space
+        if is_entry or (host != "learning" and _begins_line(text, at)):
+            yield from _find_netrc_password(text, match.end(2), pairs)
     if text.startswith("default"):
-        yield from _netrc_password(text, len("default"), is_pair)
+        yield from _find_netrc_password(text, len("default"), pairs)
     for _at, after in places_of(text, "\ndefault"):
-        yield from _netrc_password(text, after, is_pair)
+        yield from _find_netrc_password(text, after, pairs)
+
+
+def _is_netrc_login(pair: str) -> bool:
+    """Tell whether `user password` has a password."""
+    user, _, password = pair.partition(" ")
+    return is_password(password, user)
 
 
 def _begins_line(text: str, at: int) -> bool:
     before = text[max(0, at - 42) : at]
     rest = before.rstrip(_NETRC_INDENT)
     indent = before[len(rest) :]
-    return '"' in indent or "'" in indent or rest.endswith(("\n", "\\n")) or (not rest and at <= 42)
+    if not rest and at <= 42:  # the beginning of the text
+        return True
+    is_quoted = '"' in indent or "'" in indent
+    return is_quoted or rest.endswith(("\n", "\\n"))
 
 
-def _netrc_password(text: str, at: int, is_pair: Verdicts[bool]) -> Iterator[SecretSpan]:
+def _find_netrc_password(text: str, at: int, pairs: Verdicts[bool]) -> Iterator[SecretSpan]:
     login = _NETRC_LOGIN.match(text, at)
-    match = _NETRC_PASSWORD.match(text, login.end() if login else at)
-    if login is None or match is None or not (login[1] or match[3]):
+    if login is None:
         return
-    if is_pair[f"{login[1] or ''} {match[1] or match[2]}"]:
-        yield SecretSpan("password", *match.span(1 if match[1] else 2))
+    match = _NETRC_PASSWORD.match(text, login.end())
+    if match is None:
+        return
+    user, login_behind = login[1] or "", match[3]
+    group = 1 if match[1] else 2  # with quotes, or without
+    if (user or login_behind) and pairs[f"{user} {match[group]}"]:
+        yield SecretSpan("password", *match.span(group))
 
 
 _JDBC = re.compile(r"[^\s\"'<>`\\]{1,600}+")
@@ -627,7 +701,7 @@ _JDBC_ORACLE = re.compile(r"oracle:(?:thin|oci8?):([^/@]{1,100}+)/([^@]{3,200}+)
 
 def find_jdbc_passwords(text: str) -> Iterator[SecretSpan]:
     end = 0
-    is_value = Verdicts(lambda value: is_password(value, ""))
+    passwords = Verdicts(lambda value: is_password(value, ""))
     for _at, after in places_of(text, "jdbc:"):
         address = _JDBC.match(text, after) if after >= end else None
         if address is None:  # an address inside an address is not one
@@ -637,7 +711,8 @@ def find_jdbc_passwords(text: str) -> Iterator[SecretSpan]:
         oracle = _JDBC_ORACLE.match(text, start, end)
         for match in _JDBC_PASSWORD.finditer(text, start, end):
             value = match[1] or match[2]
-            if is_value[value] and not (user and value == user[1]):
+            repeats_user = user is not None and value == user[1]
+            if passwords[value] and not repeats_user:
                 yield SecretSpan("password", *match.span(match.lastindex or 0))
         if oracle is not None and is_password(oracle[2], oracle[1]):
             yield SecretSpan("password", oracle.start(2), oracle.end(2))
@@ -663,26 +738,33 @@ _LOGIN_FIRST = ("docker", "podman", "registry", "oc")
 """Commands whose `-p` is a password only after their word `login`."""
 _WITH_LOGIN = {name: re.compile(f"{name}(?={_LOGIN.pattern})") for name in _LOGIN_FIRST}
 _SEPARATE = {option.strip(): _OPTIONS[option][0] for option in (" -p ", " -P", " -w", " -a ")}
-PASSWORD_OPTIONS = {
-    **_OPTIONS,
-    **{f"{quote}{option}{quote}": (commands, _LISTED) for option, commands in _SEPARATE.items() for quote in "\"'"},
-    **{f"{quote}-p": (_OPTIONS[" -p"][0], _LISTED_JOINED) for quote in "\"'"},
-}
+PASSWORD_OPTIONS = dict(_OPTIONS)
 """Options whose value is a password: how the names of their commands begin, and the value.
 
 Also as items of a list: `["redis-cli", "-a", "…"]`.
 """
+for _option, _names in _SEPARATE.items():
+    for _quote in ('"', "'"):
+        PASSWORD_OPTIONS[f"{_quote}{_option}{_quote}"] = (_names, _LISTED)
+for _quote in ('"', "'"):
+    PASSWORD_OPTIONS[f"{_quote}-p"] = (_OPTIONS[" -p"][0], _LISTED_JOINED)
 
 
-_DASH_AND_LETTER = re.compile(f"-[{''.join(sorted({option[2] for option in PASSWORD_OPTIONS if option[1] == '-'}))}]")
+_OPTION_LETTERS = sorted({option[2] for option in PASSWORD_OPTIONS if option[1] == "-"})
+_DASH_AND_LETTER = re.compile(f"-[{''.join(_OPTION_LETTERS)}]")
 """One quick search for it saves some twenty."""
 
 
 def find_option_passwords(text: str, looks: Looks) -> Iterator[SecretSpan]:
     """Find passwords in command-line options: `mysql -p…`, `sshpass -p …`, `redis-cli -a …`."""
-    is_given = Verdicts(lambda value: not value.isdigit() and is_password(value, ""))
-    begun = {text[max(0, match.start() - 1) : match.end()] for match in _DASH_AND_LETTER.finditer(text)}
-    options = [option for option in PASSWORD_OPTIONS if (option[1] != "-" or option[:3] in begun) and option in text]
+    passwords = Verdicts(lambda value: not value.isdigit() and is_password(value, ""))
+    beginnings = {text[max(0, match.start() - 1) : match.end()] for match in _DASH_AND_LETTER.finditer(text)}
+    options: list[str] = []
+    for option in PASSWORD_OPTIONS:
+        if option[1] == "-" and option[:3] not in beginnings:
+            continue
+        if option in text:
+            options.append(option)
     near = _places_near(text, options)
     commands: dict[str, _Commands] = {}
     for option in options:
@@ -694,8 +776,11 @@ def find_option_passwords(text: str, looks: Looks) -> Iterator[SecretSpan]:
                 yield from find_values(text, (option,), value)
                 break
             match = value.match(text, after)
-            if match is not None and is_given[match[match.lastindex or 0]]:
-                yield SecretSpan("password", *match.span(match.lastindex or 0))
+            if match is None:
+                continue
+            group = match.lastindex or 0
+            if passwords[match[group]]:
+                yield SecretSpan("password", *match.span(group))
 
 
 _IN_COMMAND_NAMES = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
@@ -708,7 +793,8 @@ _LOGIN_CHARS = 16
 
 def _places_near(text: str, options: list[str]) -> list[tuple[int, int]]:
     """Return the parts of a text that can have the commands of some options: the whole text if these are many."""
-    places = sorted(islice((at for option in options for at, _after in places_of(text, option)), _FEW_OPTIONS + 1))
+    all_places = (at for option in options for at, _after in places_of(text, option))
+    places = sorted(islice(all_places, _FEW_OPTIONS + 1))
     if len(places) > _FEW_OPTIONS:
         return [(0, len(text))]
     near: list[tuple[int, int]] = []
@@ -728,7 +814,8 @@ def _command_starts(text: str, names: str, near: list[tuple[int, int]]) -> list[
                 starts += [match.start() for match in _WITH_LOGIN[name].finditer(text, start, end)]
             else:
                 starts += [at for at, _after in places_of(text, name, start, end)]
-    return sorted(at for at in starts if at == 0 or text[at - 1] not in _IN_COMMAND_NAMES)
+    begin_word = [at for at in starts if at == 0 or text[at - 1] not in _IN_COMMAND_NAMES]
+    return sorted(begin_word)
 
 
 _DIGEST = re.compile(r"\\?(?:[\"']{0,2}|&quot;)([0-9a-fA-F]{32,128}+)")
@@ -779,9 +866,10 @@ def find_by_member(text: str) -> Iterator[SecretSpan]:
         with suppress(ValueError):
             if b":" in b64decode(match[1] + "=" * (-len(match[1]) % 4)):
                 yield SecretSpan("password", *match.span(1))
-    for _at, match in matches_after(text, '"d', _JWK_KEY) if "kty" in text else ():
-        if is_random(match[1], 40):
-            yield SecretSpan("private-key", *match.span(1))
+    if "kty" in text:
+        for _at, match in matches_after(text, '"d', _JWK_KEY):
+            if is_random(match[1], 40):
+                yield SecretSpan("private-key", *match.span(1))
     for at, match in matches_after(text, ":AA", _BOT_TOKEN):
         number = text[max(0, at - 11) : at]
         digits = len(number) - len(number.rstrip("0123456789"))
@@ -802,23 +890,30 @@ _PGPASS_HOST = re.compile(r"(?:[A-Za-z0-9.*-]{1,80}|/[A-Za-z0-9/._-]{1,80})")
 
 def find_addresses(text: str, looks: Looks) -> Iterator[SecretSpan]:
     """Find passwords in data source names of Go (`user:password@tcp(host)/db`) and in the lines of `.pgpass`."""
-    is_pair = Verdicts(lambda pair: is_password(pair.partition(":")[2], pair.partition(":")[0]))
-    for literal in ("@tcp(", "@unix(") if "@" in text else ():
+    if "@" in text:
+        yield from _find_source_names(text, looks)
+    for match in _PGPASS.finditer(text):
+        start = match.start()
+        line = text.rfind("\n", max(0, start - 90), start) + 1
+        begins_line = line > 0 or start <= 80
+        if begins_line and _PGPASS_HOST.fullmatch(text, line, start) and is_password(match[2], match[1]):
+            yield SecretSpan("password", *match.span(2))
+
+
+def _find_source_names(text: str, looks: Looks) -> Iterator[SecretSpan]:
+    pairs = Verdicts(_is_login)
+    for literal in ("@tcp(", "@unix("):
         for at, _after in places_of(text, literal):
             if text.find(":", max(0, at - _LONGEST_DSN), at) < 0:
                 continue
             if not looks.take():
-                yield from (SecretSpan("secret", *word.span()) for word in _DSN_WORDS.finditer(text))
+                for words in _DSN_WORDS.finditer(text):
+                    yield SecretSpan("secret", *words.span())
                 break
             start = at - len(_last_word(text, at))
             match = _DSN.fullmatch(text, start, at)
-            if match is not None and is_pair[f"{match[1]}:{match[2]}"]:
+            if match is not None and pairs[f"{match[1]}:{match[2]}"]:
                 yield SecretSpan("password", *match.span(2))
-    for match in _PGPASS.finditer(text):
-        at = match.start()
-        line = text.rfind("\n", max(0, at - 90), at) + 1
-        if (line or at <= 80) and _PGPASS_HOST.fullmatch(text, line, at) and is_password(match[2], match[1]):
-            yield SecretSpan("password", *match.span(2))
 
 
 _NO_BREAK = re.compile(r"[^ \n\t\"'`=]*+")
@@ -826,5 +921,6 @@ _NO_BREAK = re.compile(r"[^ \n\t\"'`=]*+")
 
 def _last_word(text: str, end: int) -> str:
     before = text[max(0, end - _LONGEST_DSN) : end]
-    backwards = _NO_BREAK.match(before[::-1])
-    return before[len(before) - (backwards.end() if backwards else 0) :]
+    reversed_word = _NO_BREAK.match(before[::-1])
+    length = reversed_word.end() if reversed_word else 0
+    return before[len(before) - length :]

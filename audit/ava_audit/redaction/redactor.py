@@ -89,12 +89,22 @@ def pem_keys(text: str) -> Iterator[tuple[list[SecretSpan], list[KeyWord]]]:
 
 
 def _pem(text: str, start: int, after: int, end: int) -> tuple[list[SecretSpan], list[KeyWord]]:
-    if 0 <= end - after <= _PEM_LONGEST and text.find(PEM_BEGIN, after, end) < 0:
-        words, stop = _key_words(text, after, end)
-        if stop == end and sum(len(word.text) for word in words) >= _FEWEST_KEY_CHARS:
-            last = _PEM_LAST.match(text, end + len(PEM_END))
-            return [SecretSpan("private-key", start, last.end() if last else end)], words
+    """Return what to redact of the key that begins at `start`, and its words.
+
+    Its BEGIN line ends at `after`; `end` is where the next END line begins, negative if there is none.
+    """
+    has_end = 0 <= end - after <= _PEM_LONGEST and text.find(PEM_BEGIN, after, end) < 0
+    if not has_end:
+        return _cut_pem(text, start, after)
+    words, stop = _key_words(text, after, end)
+    chars = sum(len(word.text) for word in words)
+    if stop < end or chars < _FEWEST_KEY_CHARS:
         return list(_long_base64(text, after, end)), []
+    end_line = _PEM_LAST.match(text, end + len(PEM_END))
+    return [SecretSpan("private-key", start, end_line.end() if end_line else end)], words
+
+
+def _cut_pem(text: str, start: int, after: int) -> tuple[list[SecretSpan], list[KeyWord]]:
     body = _PEM_BODY.match(text, after)
     words, _stop = _key_words(text, after, body.end() if body else after)
     if not any(len(word.text) >= _CUT_KEY_WIDTH for word in words):
@@ -128,14 +138,19 @@ def _key_words(text: str, at: int, end: int) -> tuple[list[KeyWord], int]:
 
 
 def _is_key_line(word: str) -> bool:
-    varied = UPPER.search(word) is not None and LOWER.search(word) is not None
-    return varied and (len(word) >= _KEY_WIDTH or (len(word) >= _SHORT_KEY_WIDTH and DIGIT.search(word) is not None))
+    if UPPER.search(word) is None or LOWER.search(word) is None:
+        return False
+    if len(word) >= _KEY_WIDTH:
+        return True
+    return len(word) >= _SHORT_KEY_WIDTH and DIGIT.search(word) is not None
 
 
 def _may_end_a_key(word: str) -> bool:
     """Tell whether a word can be the last line of a private key: `exit` and `return` cannot."""
-    plain = word.isalpha() and (word[1:].islower() or word.isupper())
-    return not plain if len(word) < _SHORT_KEY_WIDTH else _is_key_line(word)
+    if len(word) >= _SHORT_KEY_WIDTH:
+        return _is_key_line(word)
+    is_plain_word = word.isalpha() and (word[1:].islower() or word.isupper())
+    return not is_plain_word
 
 
 def _long_base64(text: str, start: int, end: int) -> Iterator[SecretSpan]:
@@ -175,7 +190,9 @@ def find_key_ends(text: str) -> Iterator[SecretSpan]:
 
 def _key_start(text: str, low: int, end: int) -> tuple[int | None, int]:
     """Return where the lines of a key that ends at `end` begin (None: no key), and how wide they are (0: one line)."""
-    width, start, next_start = 0, None, end
+    width = 0
+    start = None
+    next_start = end
     for token in reversed(list(_KEY_TOKEN.finditer(text, low, end))):
         size = len(token[0])
         between = text[token.end() : next_start]
@@ -188,7 +205,8 @@ def _key_start(text: str, low: int, end: int) -> tuple[int | None, int]:
                 width = size
             elif size != width:
                 # The first line of an output may begin in the middle of a line of the key.
-                return (token.start() if width and size < width and is_mixed(token[0]) else start), width
+                is_rest_of_line = width > size and is_mixed(token[0])
+                return token.start() if is_rest_of_line else start, width
         start = next_start = token.start()
     return start, width
 
@@ -199,8 +217,10 @@ SHORTEST_VALUE = 8
 
 PIECE_CHARS = 65_536
 """The most characters that are searched at once."""
-_OVERLAP_CHARS, _OVERLAP_MARKED_CHARS = 4_096, 8_192
-"""How much of a piece is looked at again; more where marks stand between the characters of a secret."""
+_OVERLAP_CHARS = 4_096
+"""How much of a piece is searched again with the next one."""
+_OVERLAP_MARKED_CHARS = 8_192
+"""The same where marks stand between the characters of a secret."""
 _BEFORE_CHARS = 1_024
 """The most characters before a secret that say what it is."""
 _CUT_CHARS = 256
@@ -217,10 +237,11 @@ def _spans_of(piece: Iterable[SecretSpan], start: int, seen: int) -> list[Secret
     if not start:
         return _merge_spans(piece)
     first = seen - start
-    merged = _merge_spans(
-        [span if span[1] >= first else span._replace(start=first) for span in piece if span[2] > first]
-    )
-    return [SecretSpan(name, begin + start, end + start) for name, begin, end in merged]
+    spans: list[SecretSpan] = []
+    for span in piece:
+        if span[2] > first:
+            spans.append(span if span[1] >= first else span._replace(start=first))
+    return [SecretSpan(name, begin + start, end + start) for name, begin, end in _merge_spans(spans)]
 
 
 def _next_piece(text: str, start: int, end: int, cut: list[SecretSpan], *, marked: bool) -> int:
@@ -266,8 +287,8 @@ class Redactor:
         """Replace these values too from now on; a value keeps the first name it was learned under."""
         stripped = {name: value.strip() for name, value in values.items()}
         with self._learn_lock:
-            short = (name for name, value in stripped.items() if 0 < len(value) < SHORTEST_VALUE)
-            self.too_short = tuple(dict.fromkeys((*self.too_short, *short)))
+            short = [name for name, value in stripped.items() if 0 < len(value) < SHORTEST_VALUE]
+            self.too_short = tuple(dict.fromkeys([*self.too_short, *short]))
             names = dict(self._names)
             for name, value in stripped.items():
                 if len(value) >= SHORTEST_VALUE:
@@ -299,34 +320,38 @@ class Redactor:
 
     def redact_values(self, text: str) -> tuple[str, int]:
         """Return the text with only the configured values replaced, and the number of replacements."""
-        return _replace_spans(text, self._known(text))
+        return _replace_spans(text, self._find_configured(text))
 
     def find_shapes(self, text: str) -> list[SecretSpan]:
         """Return in order what looks like a key and is not a configured value; a task with one is refused."""
-        configured = list(self._known(text))
-        return [
-            found
-            for found in _joined(self._in_pieces(text, lambda piece: self._seen_too(piece, _find_by_pattern)))
-            if not any(known.start < found.end and found.start < known.end for known in configured)
-        ]
+        configured = list(self._find_configured(text))
+        shapes: list[SecretSpan] = []
+        for span in self._search(text, lambda piece: self._find_seen(piece, _find_by_pattern)):
+            if not any(known.start < span.end and span.start < known.end for known in configured):
+                shapes.append(span)
+        return shapes
 
     def _all(self, text: str) -> Iterator[SecretSpan]:
-        return _joined(self._in_pieces(text, self._everything))
+        return self._search(text, self._everything)
 
-    def _known(self, text: str) -> Iterator[SecretSpan]:
-        return _joined(self._in_pieces(text, lambda piece: self._seen_too(piece, self._configured)))
+    def _find_configured(self, text: str) -> Iterator[SecretSpan]:
+        return self._search(text, lambda piece: self._find_seen(piece, self._configured))
 
-    def _everything(self, text: str) -> Iterator[SecretSpan]:
-        return self._seen_too(text, lambda part: chain(self._configured(part), _find_by_pattern(part)))
+    def _everything(self, piece: str) -> Iterator[SecretSpan]:
+        return self._find_seen(piece, lambda part: chain(self._configured(part), _find_by_pattern(part)))
 
-    def _seen_too(self, text: str, find: Callable[[str], Iterator[SecretSpan]]) -> Iterator[SecretSpan]:
-        """Find also what only who reads the text finds: a search sees the marks between the characters of a secret."""
+    def _search(self, text: str, find: Callable[[str], Iterator[SecretSpan]]) -> Iterator[SecretSpan]:
+        """Yield what is found in a text of any length, in order and without overlaps."""
+        return _join_spans(self._in_pieces(text, find))
+
+    def _find_seen(self, text: str, find: Callable[[str], Iterator[SecretSpan]]) -> Iterator[SecretSpan]:
+        """Yield what is found in a text as it is, and without the marks that split a secret and that no reader sees."""
         yield from find(text)
         offsets = self.seen_offsets(text)
         if offsets is None:
             return
-        for found in find("".join([text[at] for at in offsets])):
-            yield SecretSpan(found.name, offsets[found.start], offsets[found.end - 1] + 1)
+        for span in find("".join([text[at] for at in offsets])):
+            yield SecretSpan(span.name, offsets[span.start], offsets[span.end - 1] + 1)
 
     def _in_pieces(self, text: str, find: Callable[[str], Iterator[SecretSpan]]) -> Iterator[SecretSpan]:
         """Yield what is found in a text, searched in pieces that overlap, so that each secret is whole in one of them.
@@ -423,11 +448,11 @@ class RunRedactor(Redactor):
 
         Give it the run's own files only: a page could contain a key made of words, to blank these words elsewhere.
         """
-        for given in (text, *_decoded_keys(text)):
-            for _spans, words in pem_keys(given):
+        for source in (text, *_decoded_keys(text)):
+            for _spans, words in pem_keys(source):
                 if words:
                     data = "".join(_NO_BASE64.sub("", word.text) for word in words)
-                    self._learn_key(data, given[words[0].start : words[-1].end])
+                    self._learn_key(data, source[words[0].start : words[-1].end])
 
     def _learn_key(self, data: str, written: str) -> None:
         with self._learn_lock:
@@ -461,17 +486,17 @@ class RunRedactor(Redactor):
         return chain(self._shared._configured(text), self._parts_of_keys(text))
 
     def _parts_of_keys(self, text: str) -> Iterator[SecretSpan]:
-        if not (pieces := self._pieces):
+        pieces = self._pieces
+        if not pieces:
             return
-        public = [match.span() for match in _PUBLIC_BLOCK.finditer(text)]
-        for run in _KEY_TOKEN.finditer(text):
-            word = run[0]
-            if (
-                any(word[at : at + _PIECE] in pieces for at in range(len(word) - _PIECE + 1))
-                and not _PUBLIC_RUN.fullmatch(word)
-                and not any(start <= run.start() < end for start, end in public)
-            ):
-                yield SecretSpan("private-key", run.start(), run.end())
+        public_blocks = [match.span() for match in _PUBLIC_BLOCK.finditer(text)]
+        for token in _KEY_TOKEN.finditer(text):
+            word = token[0]
+            if not any(word[at : at + _PIECE] in pieces for at in range(len(word) - _PIECE + 1)):
+                continue
+            is_public = _PUBLIC_RUN.fullmatch(word) or any(start <= token.start() < end for start, end in public_blocks)
+            if not is_public:
+                yield SecretSpan("private-key", token.start(), token.end())
 
 
 def _decoded_keys(text: str) -> Iterator[str]:
@@ -486,12 +511,12 @@ def _pieces_of(data: str, written: str) -> Iterator[str]:
 
     `data` is the key's base64 text without anything else, `written` the same as in the file, with its line ends.
     """
-    skipped = next((count for first, count in _COMMON_BEGINNINGS.items() if data.startswith(first)), 0)
-    for form in (data[skipped:], *_base64_forms(written[skipped:].encode("utf-8", "replace"))):
+    common = next((count for first, count in _COMMON_BEGINNINGS.items() if data.startswith(first)), 0)
+    for form in (data[common:], *_base64_forms(written[common:].encode("utf-8", "replace"))):
         for at in range(0, len(form) - _PIECE + 1, _PIECE // 2):
             piece = form[at : at + _PIECE]
-            plain_word = piece.isalpha() and (piece[1:].islower() or piece.isupper())
-            if len(set(piece)) >= _PIECE_CHARS and not plain_word:
+            is_plain_word = piece.isalpha() and (piece[1:].islower() or piece.isupper())
+            if len(set(piece)) >= _PIECE_CHARS and not is_plain_word:
                 yield piece
 
 
@@ -556,18 +581,18 @@ def _find_by_pattern(text: str) -> Iterator[SecretSpan]:
     if len(text) <= _SHORT_TEXT and not any(map(text.__contains__, MARKS)):
         return find_prefixed(text)
     looks, low = Looks(text), lower_bytes(text)
-    found = [find_prefixed(text)]
+    searches = [find_prefixed(text)]
     for find in _FINDERS:
         if find in _BY_NAME:
-            found.append(find(text, looks, low))
+            searches.append(find(text, looks, low))
         elif find in _COUNTED:
-            found.append(find(text, looks))
+            searches.append(find(text, looks))
         else:
-            found.append(find(text))
-    return chain.from_iterable(found)
+            searches.append(find(text))
+    return chain.from_iterable(searches)
 
 
-def _joined(spans: Iterable[SecretSpan]) -> Iterator[SecretSpan]:
+def _join_spans(spans: Iterable[SecretSpan]) -> Iterator[SecretSpan]:
     """Yield spans that are in order, without overlaps; it keeps one of them, for a long text may have very many."""
     last: SecretSpan | None = None
     for span in spans:
@@ -584,19 +609,19 @@ def _joined(spans: Iterable[SecretSpan]) -> Iterator[SecretSpan]:
 def _merge_spans(places: Iterable[SecretSpan]) -> list[SecretSpan]:
     """Merge overlapping places, in order of the text; the one found first gives the name."""
     merged: list[SecretSpan] = []
-    ranked = [(found[1], order, found) for order, found in enumerate(places)]
+    ranked = [(span[1], order, span) for order, span in enumerate(places)]
     ranked.sort()
     rank = last_end = 0
-    for start, order, found in ranked:
+    for start, order, span in ranked:
         if start >= last_end or not merged:
-            merged.append(found)
-            rank, last_end = order, found[2]
+            merged.append(span)
+            rank, last_end = order, span[2]
             continue
-        last_end = max(last_end, found[2])
+        last_end = max(last_end, span[2])
         last = merged[-1]
         if order < rank:
             rank = order
-            merged[-1] = SecretSpan(found[0], last[1], last_end)
+            merged[-1] = SecretSpan(span[0], last[1], last_end)
         elif last_end > last[2]:
             merged[-1] = SecretSpan(last[0], last[1], last_end)
     return merged
@@ -607,7 +632,9 @@ def _replace_spans(text: str, places: Iterable[SecretSpan], *, lines: bool = Fal
     done = 0
     for name, start, end in places:
         mark = f"[redacted:{name}]"
-        parts += (text[done:start], "\n".join([mark] * (text.count("\n", start, end) + 1)) if lines else mark)
+        if lines:
+            mark = "\n".join([mark] * (text.count("\n", start, end) + 1))
+        parts += (text[done:start], mark)
         done = end
     if not parts:
         return text, 0
@@ -643,7 +670,9 @@ def _base64_forms(data: bytes) -> Iterator[str]:
             yield encoded.replace("+", "-").replace("/", "_")
 
 
-_LONGEST_FRAGMENT, _SHORTEST_FRAGMENT, _SHORTEST_END = 8, 5, 3
+_LONGEST_FRAGMENT = 8
+_SHORTEST_FRAGMENT = 5
+_SHORTEST_END = 3
 
 
 def redact_fragments(text: str, name: str, value: str) -> tuple[str, int]:
@@ -654,8 +683,8 @@ def redact_fragments(text: str, name: str, value: str) -> tuple[str, int]:
     """
     size = min(_LONGEST_FRAGMENT, max(_SHORTEST_FRAGMENT, len(value) // 2))
     digits = value.encode("utf-8", "surrogatepass").hex()
-    written = {*written_forms(value), digits, digits.upper()}
-    fragments = {form[at : at + size] for form in written for at in range(len(form) - size + 1)}
+    forms = {*written_forms(value), digits, digits.upper()}
+    fragments = {form[at : at + size] for form in forms for at in range(len(form) - size + 1)}
     spans: list[SecretSpan] = []
     for start in range(len(text) - size + 1):
         if text[start : start + size] in fragments:
@@ -663,7 +692,8 @@ def redact_fragments(text: str, name: str, value: str) -> tuple[str, int]:
             spans.append(SecretSpan(name, first, start + size))
     covered = spans[-1].end if spans else 0
     for length in range(size - 1, _SHORTEST_END - 1, -1):
-        if covered <= len(text) - length and any(text.endswith(form[:length]) for form in written):
-            spans.append(SecretSpan(name, len(text) - length, len(text)))
+        start = len(text) - length
+        if covered <= start and any(text.endswith(form[:length]) for form in forms):
+            spans.append(SecretSpan(name, start, len(text)))
             break
     return _replace_spans(text, spans)

@@ -292,7 +292,9 @@ def is_random(value: str, shortest: int) -> bool:
         return False
     if not is_mixed(value) and not is_mixed_case(value):
         return False
-    return not is_placeholder(value) and "://" not in value and not _IDENTIFIER.fullmatch(value)
+    if "://" in value or is_placeholder(value):
+        return False
+    return not _IDENTIFIER.fullmatch(value)
 
 
 _DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*+(?:\.[A-Za-z_][A-Za-z0-9_]*+)++")

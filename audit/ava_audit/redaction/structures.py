@@ -133,8 +133,10 @@ class _Header(NamedTuple):
 def secret_name(text: str) -> str:
     """Return what kind of secret a text names (`password`, `key`), empty if it names none."""
     words = _CAMEL_HUMP.sub("_", text).lower()
-    found = _SECRET_NAME.fullmatch(words)
-    return "" if found is None or _NO_SECRET.match(words) else found.lastgroup or ""
+    match = _SECRET_NAME.fullmatch(words)
+    if match is None or _NO_SECRET.match(words):
+        return ""
+    return match.lastgroup or ""
 
 
 class ValuesElsewhere:
@@ -166,17 +168,24 @@ class ValuesElsewhere:
         if at < self._last:  # another literal
             self._done = 0
         self._last = at
-        name = self._judge.names[_word_before(self._text, at) + self._text[at:after]] if at >= self._done else ""
-        if name:
-            self._looks.take(TABLE)
-            for start, end in _lines_of_value(self._text, after, self._judge.values[name]):
-                self._done = end
-                if start < end:
-                    self._spans.append(SecretSpan(name, start, end))
+        if at < self._done:
+            return
+        name = self._kind_of_name(at, after)
+        if not name:
+            return
+        self._looks.take(TABLE)
+        for start, end in _lines_of_value(self._text, after, self._judge.values[name]):
+            self._done = end
+            if start < end:
+                self._spans.append(SecretSpan(name, start, end))
+
+    def _kind_of_name(self, at: int, after: int) -> str:
+        """Return what kind of secret the name at a place means, empty if it means none."""
+        return self._judge.names[_word_before(self._text, at) + self._text[at:after]]
 
     def _may_be_title(self, at: int, after: int) -> bool:
         word = self._text[at:after]
-        return word.lower() == "key" or bool(self._judge.names[_word_before(self._text, at) + word])
+        return word.lower() == "key" or bool(self._kind_of_name(at, after))
 
     def _look_at_line(self, at: int) -> None:
         text = self._text
@@ -185,18 +194,26 @@ class ValuesElsewhere:
         if known is not None:
             self._end = known
             return
-        self._end = _line_end(text, at)
+        line_end = text.find("\n", at)
+        self._end = len(text) if line_end < 0 else line_end
         self._looks.take(LOOK)
         beside = _value_beside(text, self._start, self._judge)
         if beside is not None:
             self._looks.take(JUDGED)
             self._spans.append(beside)
-        elif (table := _table_at(text, self._start, self._judge, self._looks)) is not None:
-            header, body = table
-            empty = _EMPTY_LINE.search(text, body - 1)
-            self._end = empty.start() + 1 if empty is not None else len(text)
-            self._spans += _secrets_of(text, header, body, self._end, self._judge)
+        else:
+            self._look_at_table()
         self._looked[self._start] = self._end
+
+    def _look_at_table(self) -> None:
+        text = self._text
+        table = _table_at(text, self._start, self._judge, self._looks)
+        if table is None:
+            return
+        header, body = table
+        empty_line = _EMPTY_LINE.search(text, body - 1)
+        self._end = len(text) if empty_line is None else empty_line.start() + 1
+        self._spans += _secrets_of(text, header, body, self._end, self._judge)
 
     def found(self) -> Iterator[SecretSpan]:
         yield from self._spans
@@ -215,11 +232,6 @@ def open_heading(text: str) -> str:
         if not line:
             break
     return ""
-
-
-def _line_end(text: str, at: int) -> int:
-    end = text.find("\n", at)
-    return len(text) if end < 0 else end
 
 
 def _word_before(text: str, at: int) -> str:
@@ -256,18 +268,21 @@ def _value_beside(text: str, start: int, judge: _Judge) -> SecretSpan | None:
     row = _NAMED_ROW.match(text, start)
     if row is None:
         return None
-    name, group = judge.names[row["name"]], "in_pipes" if row["in_pipes"] else "alone"
-    return SecretSpan(name, *row.span(group)) if name and judge.values[name][row[group]] else None
+    name = judge.names[row["name"]]
+    group = "in_pipes" if row["in_pipes"] else "alone"
+    if not name or not judge.values[name][row[group]]:
+        return None
+    return SecretSpan(name, *row.span(group))
 
 
 def _table_at(text: str, start: int, judge: _Judge, looks: Looks | None = None) -> tuple[_Header, int] | None:
     """Return the header that the line at a place is, and where its rows begin; None if it is no header."""
-    found = _HEADER.match(text, start) if _MAY_BE_HEADER.match(text, start) else None
-    if found is None or found.end() == len(text):
+    match = _HEADER.match(text, start) if _MAY_BE_HEADER.match(text, start) else None
+    if match is None or match.end() == len(text):
         return None
-    line, body = found[0], found.end()
+    line, body = match[0], match.end()
     if line not in judge.headers:
-        judge.headers[line] = _read_header(line, found.lastgroup or "", judge)
+        judge.headers[line] = _read_header(line, match.lastgroup or "", judge)
     header = judge.headers[line]
     if not header.secrets:
         return None
@@ -281,17 +296,24 @@ def _table_at(text: str, start: int, judge: _Judge, looks: Looks | None = None) 
     if header.layout == "blanks":
         return (header, body) if _row_pattern(header.layout, 1).match(text, body) else None
     row = _row_pattern(header.layout, len(header.offsets) - 1)
-    before = text.rfind("\n", max(0, start - _LINE_CHARS), max(0, start - 1)) + 1
-    is_row = before < start and row.match(text, before)
-    return (header, body) if row.match(text, body) and not is_row else None
+    if not row.match(text, body):
+        return None
+    line_before = text.rfind("\n", max(0, start - _LINE_CHARS), max(0, start - 1)) + 1
+    is_row = line_before < start and row.match(text, line_before)
+    return None if is_row else (header, body)
 
 
 def _read_header(line: str, kind: str, judge: _Judge) -> _Header:
     layout, _, apart = kind.partition("_")
-    titles = list(_cell_pattern(layout).finditer(line[:-1]))
-    names = {number: judge.names[_bare(title[0])[0]] for number, title in enumerate(titles)}
-    secrets = {number: name for number, name in names.items() if name}
-    return _Header(layout, secrets, [title.start() for title in titles], bool(apart))
+    secrets: dict[int, str] = {}
+    offsets: list[int] = []
+    for number, title in enumerate(_cell_pattern(layout).finditer(line[:-1])):
+        offsets.append(title.start())
+        text, _before = _bare(title[0])
+        name = judge.names[text]
+        if name:
+            secrets[number] = name
+    return _Header(layout, secrets, offsets, bool(apart))
 
 
 @cache
@@ -353,22 +375,34 @@ class _Judge:
         self.words = Verdicts(_may_be_word)
 
 
+_SHORTEST = {"password": 8, "pass": 8, "token": 16}
+_SHORTEST_OTHER = 12
+
+
 def _is_value(name: str, text: str) -> bool:
-    shortest = {"password": 8, "pass": 8, "token": 16}.get(name, 12)
-    plain = len(text) > _CELL_CHARS or any(map(str.isspace, text)) or is_code(text)
-    return not plain and is_random(text, shortest) and is_mixed(text)
+    if not _may_be_secret(text):
+        return False
+    return is_random(text, _SHORTEST.get(name, _SHORTEST_OTHER)) and is_mixed(text)
 
 
 def _is_secret(name: str, cell: str) -> bool:
-    text = _bare(cell)[0]
+    text, _before = _bare(cell)
     if name != "password" or len(text) < 6:
         return _is_value(name, text)
-    plain = len(text) > _CELL_CHARS or any(map(str.isspace, text)) or is_code(text) or "://" in text
-    return not plain and is_mixed(text) and is_password(text, "") and not _ALGORITHM.fullmatch(text.lower())
+    if not _may_be_secret(text) or not is_mixed(text):
+        return False
+    if "://" in text or _ALGORITHM.fullmatch(text.lower()):
+        return False
+    return is_password(text, "")
+
+
+def _may_be_secret(text: str) -> bool:
+    """Tell whether a text is short, one word, and no code."""
+    return len(text) <= _CELL_CHARS and not any(map(str.isspace, text)) and not is_code(text)
 
 
 def _may_be_word(cell: str) -> bool:
     """Tell whether a cell is a password, which may also have letters only."""
-    text = _bare(cell)[0]
-    is_word = 8 <= len(text) <= 64 and text.isascii() and text.isalpha() and is_password(text, "")
-    return is_word or _is_secret("password", cell)
+    text, _before = _bare(cell)
+    is_word = 8 <= len(text) <= 64 and text.isascii() and text.isalpha()
+    return (is_word and is_password(text, "")) or _is_secret("password", cell)

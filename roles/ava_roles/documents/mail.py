@@ -135,15 +135,23 @@ class _Reader:
 
     def _alternatives(self, parts: list[Message], blocks: list[str] | None, depth: int) -> None:
         """Read the plain form of a body, and those beside it that are no form of it or say more."""
-        plain_parts = [each for each in parts if each.get_content_type() == "text/plain" and _words(each).strip()]
-        plain_words = set(_different_words("\n".join(map(_words, plain_parts))))
-        for each in parts:
-            pages = _pages_of(each)
-            is_repeated = False
-            if plain_parts and pages:
-                is_repeated = all(self._adds_little(page, plain_words) for page in pages)
-            if each in plain_parts or each.get_content_type() != "text/plain":
-                self._part(each, None if is_repeated else blocks, depth + 1)
+        plain_texts: dict[Message, str] = {}
+        for part in parts:
+            text = _words(part) if part.get_content_type() == "text/plain" else ""
+            if text.strip():
+                plain_texts[part] = text
+        plain_words = set(_different_words("\n".join(plain_texts.values())))
+        for part in parts:
+            if part in plain_texts:
+                self._part(part, blocks, depth + 1)
+            elif part.get_content_type() != "text/plain":
+                is_repeated = bool(plain_texts) and self._repeats(part, plain_words)
+                self._part(part, None if is_repeated else blocks, depth + 1)
+
+    def _repeats(self, part: Message, plain_words: set[str]) -> bool:
+        """Tell whether a part has pages, and they add little to the plain form."""
+        pages = _pages_of(part)
+        return bool(pages) and all(self._adds_little(page, plain_words) for page in pages)
 
     def _adds_little(self, page: Message, plain_words: set[str]) -> bool:
         """Tell whether nearly all words of a page are in its plain form; name the others."""

@@ -558,10 +558,15 @@ def _control_text(control: Any) -> str | None:
 
 def _field_value(control: Any) -> str:
     """Return the chosen options of a control, or its value, or the paragraphs in it."""
-    chosen: list[str] = []
+    choices: list[str] = []
     for option in children(control, "form:option", "form:item"):
         if value_of(option, "current-selected") == "true":
-            chosen.append(value_of(option, "label") or "")
+            choices.append(value_of(option, "label") or "")
+    choice = ", ".join(choices)
+    if choice:
+        return choice
     value = value_of(control, "current-value") or value_of(control, "value")
+    if value:
+        return value
     paragraphs = ["".join(each.itertext()) for each in children(control, "text:p")]
-    return ", ".join(chosen) or value or "\n".join(paragraphs) or "(empty)"
+    return "\n".join(paragraphs) or "(empty)"

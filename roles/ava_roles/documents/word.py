@@ -399,11 +399,10 @@ class _Reader(FlowReader):
                 state = child(box, "w:default")
             self._say("☒" if is_on(state) else "☐")
         elif choices is not None:
-            entries = [value_of(each) or "" for each in children(choices, "w:listEntry")]
+            entries = children(choices, "w:listEntry")
             choice = value_of(child(choices, "w:result")) or value_of(child(choices, "w:default")) or "0"
-            index = int(choice[:4]) if choice.isascii() and choice.isdecimal() else len(entries)
-            if index < len(entries):
-                self._say(entries[index])
+            if choice.isascii() and choice.isdecimal() and int(choice[:4]) < len(entries):
+                self._say(value_of(entries[int(choice[:4])]) or "")
 
     # -- boxes, pictures and objects --------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from abc import ABC, abstractmethod
@@ -22,26 +23,28 @@ _LONGEST_S = 31 * 86_400
 
 def asked_to_wait(headers: Mapping[str, str], now: float | None = None) -> float | None:
     """Return the seconds in `Retry-After`, a number or a date; None without one. Header names are in lower case."""
-    given = headers.get("retry-after", "").strip()
-    if given.isascii() and given.isdigit():
-        return min(float(given[:9]), _LONGEST_S)
+    retry_after = headers.get("retry-after", "").strip()
+    if retry_after.isascii() and retry_after.isdigit():
+        return min(float(retry_after[:9]), _LONGEST_S)
     try:
-        until = parsedate_to_datetime(given).timestamp()
+        until = parsedate_to_datetime(retry_after).timestamp()
     except (ValueError, OverflowError):
         return None
-    return min(max(until - (time.time() if now is None else now), 0.0), _LONGEST_S)
+    if now is None:
+        now = time.time()
+    return min(max(until - now, 0.0), _LONGEST_S)
 
 
 def wait_words(seconds: float | None) -> str:
     """Return a wait in words: `in 30 s`, `in about 5 min`; `later` if it is unknown."""
     if seconds is None:
         return "later (it does not say when)"
-    whole = max(int(-(-seconds // 1)), 1)
-    if whole <= 120:
-        return f"in {whole} s"
-    if whole <= 7_200:
-        return f"in about {-(-whole // 60)} min"
-    return f"in about {-(-whole // 3_600)} h"
+    seconds = max(math.ceil(seconds), 1)
+    if seconds <= 120:
+        return f"in {seconds} s"
+    if seconds <= 7_200:
+        return f"in about {math.ceil(seconds / 60)} min"
+    return f"in about {math.ceil(seconds / 3_600)} h"
 
 
 DEADLINE_S: Final = 20.0
@@ -143,7 +146,8 @@ async def search(engine: Engine, query: str, count: int, send: Send) -> SearchRe
     rows = engine.rows(answer)
     if rows is None:
         raise ToolFailed(f"{engine.title} answered in a form that is not known here; {WITHOUT}")
-    hits, note = pick_hits(rows, engine.fields, count), engine.note(answer)
+    hits = pick_hits(rows, engine.fields, count)
+    note = engine.note(answer)
     if not hits and note:
         raise ToolFailed(f"{engine.title} found nothing: {note}; try again later, or in other words")
     return SearchResults(engine.title, hits, note)
@@ -169,18 +173,22 @@ def _answer(engine: Engine, reply: SearchReply) -> Mapping[str, Any]:
         answer = None
     members = cast("Mapping[str, Any]", answer) if isinstance(answer, dict) else None
     if not 200 <= reply.status < 300:
-        raise ToolFailed(_refusal(engine, reply, _code(members or {})))
+        raise ToolFailed(_explain_status(engine, reply, _error_code(members or {})))
     if members is None:
-        what = "a web page" if reply.body.lstrip()[:1] == b"<" else "something else"
-        raise ToolFailed(engine.fault(reply, "") or f"{engine.title} answered with {what} and not with JSON; {WITHOUT}")
+        fault = engine.fault(reply, "")
+        if fault is None:
+            what = "a web page" if reply.body.lstrip()[:1] == b"<" else "something else"
+            fault = f"{engine.title} answered with {what} and not with JSON; {WITHOUT}"
+        raise ToolFailed(fault)
     return members
 
 
-def _refusal(engine: Engine, reply: SearchReply, code: str) -> str:
+def _explain_status(engine: Engine, reply: SearchReply, code: str) -> str:
     """Say what an error status means. The engine's own text is not repeated: it may quote the request."""
-    if own := engine.fault(reply, code):
-        return own
-    what = f"HTTP {reply.status}{f', {code}' if code else ''}"
+    fault = engine.fault(reply, code)
+    if fault is not None:
+        return fault
+    what = f"HTTP {reply.status}, {code}" if code else f"HTTP {reply.status}"
     match reply.status:
         case 401 | 403:
             return f"{engine.title} refused the key ({what}): {new_key(engine)}"
@@ -205,18 +213,24 @@ def new_key(engine: Engine) -> str:
     return f"a person has to store another one (`ava key set {engine.title.lower()}`); meanwhile {WITHOUT}"
 
 
-def _code(answer: Mapping[str, Any]) -> str:
+def _error_code(answer: Mapping[str, Any]) -> str:
     """Return the code in `{"error": {…}}` or a list of such errors; empty if there is none."""
-    given: object = answer.get("error") or answer.get("errors")
-    if isinstance(given, list):
-        given = next(iter(cast("list[object]", given)), None)
-    code = cast("dict[str, object]", given).get("code") if isinstance(given, dict) else None
-    return str(code) if isinstance(code, str | int) and _CODE.fullmatch(str(code)) else ""
+    error: object = answer.get("error") or answer.get("errors")
+    if isinstance(error, list):
+        errors = cast("list[object]", error)
+        error = errors[0] if errors else None
+    if not isinstance(error, dict):
+        return ""
+    code = cast("dict[str, object]", error).get("code")
+    if not isinstance(code, str | int):
+        return ""
+    return str(code) if _CODE.fullmatch(str(code)) else ""
 
 
 def _is_address(url: str) -> bool:
-    known = url.startswith(("https://", "http://"))
-    return known and len(url) <= _URL_CHARS and url.isprintable() and not any(char.isspace() for char in url)
+    if len(url) > _URL_CHARS or not url.startswith(("https://", "http://")):
+        return False
+    return url.isprintable() and not any(map(str.isspace, url))
 
 
 def plain(text: object, most: int) -> str:
@@ -253,18 +267,20 @@ class Kagi(Engine):
 
     def ask(self, query: str, count: int) -> SearchRequest:
         if self._is_version_0:
-            asked = urlencode({"q": query, "limit": count})
-            return SearchRequest("GET", f"{self.base_url}/search?{asked}", {"Authorization": f"Bot {self.key}"})
+            parameters = urlencode({"q": query, "limit": count})
+            return SearchRequest("GET", f"{self.base_url}/search?{parameters}", {"Authorization": f"Bot {self.key}"})
         headers = {"Authorization": f"Bearer {self.key}"}
-        return SearchRequest(
-            "POST", f"{self.base_url}/search", headers, {"query": query, "workflow": "search", "limit": count}
-        )
+        body = {"query": query, "workflow": "search", "limit": count}
+        return SearchRequest("POST", f"{self.base_url}/search", headers, body)
 
     def rows(self, answer: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-        given: object = answer.get("data")
-        if not self._is_version_0:  # grouped by kind; a kind without results is missing
-            given = _under(answer, "data").get("search", []) if isinstance(given, dict) else None
-        rows = _rows(given)
+        data: object = answer.get("data")
+        if self._is_version_0:
+            rows = _rows(data)
+        elif isinstance(data, dict):  # grouped by kind; a kind without results is missing
+            rows = _rows(_under(answer, "data").get("search", []))
+        else:
+            rows = None
         # In version 0, the list also contains related searches (t: 1).
         return None if rows is None else [row for row in rows if row.get("t", 0) == 0]
 
@@ -292,10 +308,11 @@ class Brave(Engine):
         return 5_000
 
     def ask(self, query: str, count: int) -> SearchRequest:
-        asked = {"q": query, "count": count, "spellcheck": "false", "text_decorations": "false", "result_filter": "web"}
-        return SearchRequest(
-            "GET", f"{self.base_url}/web/search?{urlencode(asked)}", {"X-Subscription-Token": self.key}
+        parameters = urlencode(
+            {"q": query, "count": count, "spellcheck": "false", "text_decorations": "false", "result_filter": "web"}
         )
+        headers = {"X-Subscription-Token": self.key}
+        return SearchRequest("GET", f"{self.base_url}/web/search?{parameters}", headers)
 
     def rows(self, answer: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
         """A response without any has no `web`."""
@@ -308,7 +325,7 @@ class Brave(Engine):
         what = f"HTTP {reply.status}, {code}"
         if code in ("SUBSCRIPTION_TOKEN_INVALID", "SUBSCRIPTION_TOKEN_MISSING", "SUBSCRIPTION_NOT_FOUND"):
             return f"{self.title} refused the key ({what}): {new_key(self)}"
-        again = wait_words(_reset(reply.headers))
+        again = wait_words(_seconds_to_reset(reply.headers))
         if code in ("QUOTA_LIMITED", "USAGE_LIMIT_EXCEEDED"):
             return (
                 f"the plan of this key is used up at {self.title} ({what}): it can search again {again}, or when a"
@@ -319,17 +336,19 @@ class Brave(Engine):
         return None
 
 
-def _reset(headers: Mapping[str, str]) -> float | None:
+def _seconds_to_reset(headers: Mapping[str, str]) -> float | None:
     """Return when a used-up limit is reset: `Retry-After`, else Brave's lists of remaining requests and reset times."""
-    if (seconds := asked_to_wait(headers)) is not None:
+    seconds = asked_to_wait(headers)
+    if seconds is not None:
         return seconds
-    left, until = (
-        [part.strip() for part in headers.get(f"x-ratelimit-{name}", "").split(",")] for name in ("remaining", "reset")
-    )
-    ends = [
-        int(end[:9]) for rest, end in zip(left, until, strict=False) if rest == "0" and end.isascii() and end.isdigit()
-    ]
-    return float(max(ends)) if ends else None
+    remaining = headers.get("x-ratelimit-remaining", "").split(",")
+    resets = headers.get("x-ratelimit-reset", "").split(",")
+    waits: list[int] = []
+    for requests, reset in zip(remaining, resets, strict=False):
+        reset = reset.strip()
+        if requests.strip() == "0" and reset.isascii() and reset.isdigit():
+            waits.append(int(reset[:9]))
+    return float(max(waits)) if waits else None
 
 
 @dataclass(frozen=True)
@@ -347,12 +366,14 @@ class Searxng(Engine):
         return _rows(answer.get("results"))
 
     def note(self, answer: Mapping[str, Any]) -> str:
-        given = answer.get("unresponsive_engines")
-        silent = [
-            ": ".join(plain(part, 40) for part in cast("list[object]", each)[:2])
-            for each in (cast("list[object]", given) if isinstance(given, list) else [])
-            if isinstance(each, list) and each
-        ]
+        engines = answer.get("unresponsive_engines")
+        if not isinstance(engines, list):
+            return ""
+        silent: list[str] = []
+        for each in cast("list[object]", engines):
+            if isinstance(each, list) and each:
+                name_and_reason = cast("list[object]", each)[:2]
+                silent.append(": ".join(plain(part, 40) for part in name_and_reason))
         return f"engines that did not answer: {list_names(silent, _SHOWN_FAULTS)}" if silent else ""
 
     def fault(self, reply: SearchReply, code: str) -> str | None:
@@ -374,9 +395,16 @@ class Searxng(Engine):
 
 def _hit(url: object, title: object, snippet: object, *dates: object) -> Hit:
     address = url.strip() if isinstance(url, str) else ""
-    date = next((given for each in dates if (given := plain(each, _DATE_CHARS))), None)
-    day = _DAY.match(date) if date else None
-    return Hit(address, plain(title, _TITLE_CHARS), plain(snippet, _SNIPPET_CHARS), day[0] if day else date)
+    return Hit(address, plain(title, _TITLE_CHARS), plain(snippet, _SNIPPET_CHARS), _first_date(dates))
+
+
+def _first_date(dates: Iterable[object]) -> str | None:
+    for each in dates:
+        date = plain(each, _DATE_CHARS)
+        if date:
+            day = _DAY.match(date)
+            return day[0] if day else date
+    return None
 
 
 def _rows(value: object) -> list[Mapping[str, Any]] | None:
@@ -386,5 +414,5 @@ def _rows(value: object) -> list[Mapping[str, Any]] | None:
 
 
 def _under(answer: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    below = answer.get(name)
-    return cast("Mapping[str, Any]", below) if isinstance(below, dict) else {}
+    inner = answer.get(name)
+    return cast("Mapping[str, Any]", inner) if isinstance(inner, dict) else {}

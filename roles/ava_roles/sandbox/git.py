@@ -195,11 +195,13 @@ def _refuse_links(place: Path, *, may_be_refs: bool = False) -> None:
 
 
 def _refuse_link(path: Path, *, may_be_ref: bool = False) -> None:
-    if is_link(path):
-        target = path.readlink() if path.is_symlink() else Path()
-        # An old form of "ref: refs/…", which git reads so where it looks for a branch; elsewhere it follows the link.
-        if not may_be_ref or target.parts[:1] != ("refs",) or ".." in target.parts:
-            raise NoGitFolder(f"{path} is a link, and git would follow it; {_CLONE}")
+    if not is_link(path):
+        return
+    target = path.readlink() if path.is_symlink() else Path()
+    # An old form of "ref: refs/…", which git reads so where it looks for a branch; elsewhere it follows the link.
+    is_ref = target.parts[:1] == ("refs",) and ".." not in target.parts
+    if not (may_be_ref and is_ref):
+        raise NoGitFolder(f"{path} is a link, and git would follow it; {_CLONE}")
 
 
 GIT_S = 30.0

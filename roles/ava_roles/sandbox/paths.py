@@ -52,7 +52,8 @@ class Root:
         Raises FolderReplaced: another folder, a link or a file is there; OSError: it cannot be opened.
         """
         try:
-            access = (DescriptorPaths if path_access.has_folder_descriptors() else PlainPaths).open_without_links(path)
+            kind = DescriptorPaths if path_access.has_folder_descriptors() else PlainPaths
+            access = kind.open_without_links(path)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 raise FolderReplaced(f"{path}, or a folder above it, is now a link or a file") from None
@@ -108,7 +109,10 @@ class Root:
         data = bytearray()
         with _translate_errors(parts), self._access.open_file(parts) as descriptor:
             before = FileMark.of(os.fstat(descriptor))
-            while len(data) <= cap and (piece := os.read(descriptor, min(1 << 20, cap + 1 - len(data)))):
+            while len(data) <= cap:
+                piece = os.read(descriptor, min(1 << 20, cap + 1 - len(data)))
+                if not piece:
+                    break
                 data += piece
             return data, before, FileMark.of(os.fstat(descriptor))
 
@@ -185,10 +189,13 @@ class Root:
                     if names == start:
                         raise _tool_error(error, start, folder=True) from None
                     continue
-                above = "/".join((*names, ""))
-                found = (each._replace(name=above + each.name) for each in inside)
-                wanted = [each for each in found if keep is None or keep(each)]
-                pending += sorted(wanted, key=_order, reverse=True)
+                prefix = f"{entry.name}/" if entry.name else ""
+                children: list[FolderEntry] = []
+                for each in inside:
+                    child = each._replace(name=prefix + each.name)
+                    if keep is None or keep(child):
+                        children.append(child)
+                pending += sorted(children, key=_order, reverse=True)
 
     def parts(self, rel: str) -> list[str]:
         """Return the names from the root to a path, none for the root. Raises AccessRefused: it cannot lie beneath."""
@@ -200,27 +207,28 @@ class Root:
                 text = PurePath(text).relative_to(self.path).as_posix()
             except ValueError:
                 raise _outside(rel) from None
-        found = [part for part in text.split("/") if part not in ("", ".")]
-        if ".." in found or text.startswith("/") or (os.name == "nt" and ":" in text):
+        parts = [part for part in text.split("/") if part not in ("", ".")]
+        has_drive = os.name == "nt" and ":" in text
+        if ".." in parts or text.startswith("/") or has_drive:
             raise _outside(rel)
-        return found
+        return parts
 
     def find(self, rel: str) -> str:
         """Return the path that a name means: itself, else the only one that is `shown` like it, in NFC or NFD.
 
         Raises AccessRefused, ToolFailed: it cannot be found, or several look like it.
         """
-        found: list[str] = []
+        path: list[str] = []
         for part in self.parts(rel):
-            with _translate_errors((*found, part), folder=True):
-                names = [entry.name for entry in self._access.entries(found)]
+            with _translate_errors((*path, part), folder=True):
+                names = [entry.name for entry in self._access.entries(path)]
             alike = [part] if part in names else [name for name in names if _looks(name) == _looks(part)]
             if len(alike) > 1:
                 raise ToolFailed(f"{len(alike)} names look like {shown(part)}; list the folder, or rename all but one")
-            found.append(alike[0] if alike else part)
             if not alike:
-                raise _tool_error(FileNotFoundError(errno.ENOENT, ""), found)
-        return "/".join(found)
+                raise _tool_error(FileNotFoundError(errno.ENOENT, ""), [*path, part])
+            path.append(alike[0])
+        return "/".join(path)
 
     def _entry(self, parts: Sequence[str]) -> FolderEntry:
         with _translate_errors(parts, folder=True):
@@ -262,7 +270,7 @@ def _looks(name: str) -> str:
 
 
 def _order(entry: FolderEntry) -> str:
-    return entry.name + ("/" if entry.kind == "folder" else "")
+    return f"{entry.name}/" if entry.kind == "folder" else entry.name
 
 
 def _outside(rel: str) -> AccessRefused:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ava_roles.sandbox.path_access import read_small
 from ava_roles.sandbox.paths import shown
@@ -24,10 +25,21 @@ from ava_roles.sandbox.workspace import HOMES, KERNEL, ROOT_HOMES
 _LIBRARY = re.compile(r"libpython\d[\w.]*\.so[\w.]*")
 _ORIGIN = re.compile(r"\$ORIGIN|\$\{ORIGIN\}")
 _ELF = b"\x7fELF\x02\x01"  # 64 bits, the low byte first
-_HEADER, _SEGMENT, _ENTRY = struct.Struct("<16sHHIQQQIHHH"), struct.Struct("<IIQQQQQQ"), struct.Struct("<QQ")
-_SEGMENTS_MAX, _DYNAMIC_MAX, _TEXT_MAX = 64, 65_536, 4_096
-_LOAD, _DYNAMIC = 1, 2
-_END, _NEEDED, _STRINGS, _RPATH, _RUNPATH = 0, 1, 5, 15, 29
+_HEADER = struct.Struct("<16sHHIQQQIHHH")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_ENTRY = struct.Struct("<QQ")
+_SEGMENTS_MAX = 64
+_DYNAMIC_MAX = 65_536
+_TEXT_MAX = 4_096
+# Kinds of segments.
+_LOAD = 1
+_DYNAMIC = 2
+# Tags of the entries of a dynamic segment.
+_END = 0
+_NEEDED = 1
+_STRINGS = 5
+_RPATH = 15
+_RUNPATH = 29
 
 
 def python_library(program: Path) -> Path | None:
@@ -36,45 +48,82 @@ def python_library(program: Path) -> Path | None:
     Also None if that path is relative to the program (`$ORIGIN`), in its own installation. No content is trusted.
     """
     try:
-        descriptor = os.open(program, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        try:
-            needed, folders = _read_links(descriptor) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ([], [])
-        finally:
-            os.close(descriptor)
-        name = next((each for each in needed if _LIBRARY.fullmatch(each)), None)
-        for folder in folders if name is not None else ():
+        libraries, folders = _read_links(program)
+        names = [each for each in libraries if _LIBRARY.fullmatch(each)]
+        if not names:
+            return None
+        for folder in folders:
             place = _ORIGIN.sub(lambda _: str(program.parent), folder)
-            library = Path(os.path.normpath(f"{place}/{name}"))
+            library = Path(os.path.normpath(f"{place}/{names[0]}"))
             if library.is_absolute() and library.is_file():
-                return library if place == folder and _LIBRARY.fullmatch(library.resolve().name) else None
+                is_outside = place == folder and _LIBRARY.fullmatch(library.resolve().name)
+                return library if is_outside else None
     except (OSError, OverflowError, ValueError, struct.error):  # not such a program, or not readable
         pass
     return None
 
 
-def _read_links(descriptor: int) -> tuple[list[str], list[str]]:
+def _read_links(program: Path) -> tuple[list[str], list[str]]:
     """Return an ELF program's libraries and the loader's folders. Anything else raises, or has neither."""
-    segments = _segments(descriptor)
-    loaded = [(start, offset, length) for kind, _, offset, start, _, length, *_ in segments if kind == _LOAD]
-    entries = [entry for each in segments if each[0] == _DYNAMIC for entry in _entries(descriptor, each[2], each[5])]
-    strings = next((value for tag, value in entries if tag == _STRINGS), -1)
-    begin = next((offset + strings - start for start, offset, length in loaded if 0 <= strings - start < length), None)
-    if begin is None:
-        return [], []
+    descriptor = os.open(program, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return [], []
+        segments = _segments(descriptor)
+        entries = _dynamic_entries(descriptor, segments)
+        strings = _strings_offset(segments, entries)
+        if strings is None:
+            return [], []
 
-    def texts(wanted: int) -> list[str]:
-        return [_text(descriptor, begin + value) for tag, value in entries if tag == wanted]
+        def texts(tag: int) -> list[str]:
+            return [_text(descriptor, strings + value) for each, value in entries if each == tag]
 
-    folders = texts(_RUNPATH) or texts(_RPATH)
-    return texts(_NEEDED), [folder for each in folders for folder in each.split(":") if folder]
+        libraries = texts(_NEEDED)
+        folders: list[str] = []
+        for paths in texts(_RUNPATH) or texts(_RPATH):
+            folders += filter(None, paths.split(":"))
+        return libraries, folders
+    finally:
+        os.close(descriptor)
 
 
-def _segments(descriptor: int) -> list[tuple[int, ...]]:
+class _Segment(NamedTuple):
+    """A segment of a program: where it is in the file, and where it is loaded."""
+
+    kind: int
+    offset: int
+    start: int
+    length: int
+
+
+def _segments(descriptor: int) -> list[_Segment]:
     header = _HEADER.unpack(_read(descriptor, 0, _HEADER.size))
     if not header[0].startswith(_ELF):
         return []
-    at, size, count = header[5], header[9], min(header[10], _SEGMENTS_MAX)
-    return [_SEGMENT.unpack(_read(descriptor, at + number * size, _SEGMENT.size)) for number in range(count)]
+    table, size, count = header[5], header[9], min(header[10], _SEGMENTS_MAX)
+    segments: list[_Segment] = []
+    for number in range(count):
+        data = _read(descriptor, table + number * size, _SEGMENT.size)
+        kind, _flags, offset, start, _physical, length, *_ = _SEGMENT.unpack(data)
+        segments.append(_Segment(kind, offset, start, length))
+    return segments
+
+
+def _dynamic_entries(descriptor: int, segments: list[_Segment]) -> list[tuple[int, int]]:
+    entries: list[tuple[int, int]] = []
+    for segment in segments:
+        if segment.kind == _DYNAMIC:
+            entries += _entries(descriptor, segment.offset, segment.length)
+    return entries
+
+
+def _strings_offset(segments: list[_Segment], entries: list[tuple[int, int]]) -> int | None:
+    """Return where the names of libraries and folders are in the file; None if no segment has them."""
+    address = next((value for tag, value in entries if tag == _STRINGS), -1)
+    for segment in segments:
+        if segment.kind == _LOAD and 0 <= address - segment.start < segment.length:
+            return segment.offset + address - segment.start
+    return None
 
 
 def _entries(descriptor: int, at: int, size: int) -> Iterator[tuple[int, int]]:
@@ -99,6 +148,7 @@ SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/s
 """The folders of the system's own programs."""
 _CLOSED = tuple(Path(folder) for folder in ("/etc", "/run", "/var/run"))
 _LINKS_MAX = 10
+_NAME_ALONE = "name the toolchain in it alone"
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,80}")
 
 
@@ -137,10 +187,10 @@ def find_toolchains(
         try:
             search.add_project(workspace, dependencies)
         except OSError as error:  # for example another user's interpreter
-            what = f"{shown(str(error.filename))}: {error.strerror}"
-            search.found.refused.append(f"some toolchains of the project cannot be read ({what})")
+            why = f"{shown(str(error.filename))}: {error.strerror}"
+            search.toolchains.refused.append(f"some toolchains of the project cannot be read ({why})")
     search.add_configured()
-    return search.found
+    return search.toolchains
 
 
 def find_installation(
@@ -162,7 +212,7 @@ def find_installation(
     for file in files:
         search.add_file(file)
     search.add_configured()
-    return search.found
+    return search.toolchains
 
 
 def script_interpreter(script: Path, programs: str) -> list[str]:
@@ -171,11 +221,13 @@ def script_interpreter(script: Path, programs: str) -> list[str]:
         start = read_small(script, 256).partition(b"\n")[0]
     except OSError:
         return []
-    words = os.fsdecode(start).removeprefix("#!").split() if start.startswith(b"#!") else []
+    if not start.startswith(b"#!"):
+        return []
+    words = os.fsdecode(start).removeprefix("#!").split()
     if words and words[0].endswith("/env"):
         words = [word for word in words[1:] if word != "-S"]
-    found = shutil.which(words[0], path=programs) if words else None
-    return [found, *words[1:]] if found is not None else []
+    interpreter = shutil.which(words[0], path=programs) if words else None
+    return [interpreter, *words[1:]] if interpreter is not None else []
 
 
 class _Search:
@@ -183,17 +235,17 @@ class _Search:
         self.home, self.read_only = host.home.resolve(), host.read_only
         self.closed = [folder.resolve() for folder in host.closed]
         self.programs, self.workspace = programs, workspace
-        self.found = Toolchains()
+        self.toolchains = Toolchains()
 
     def add_project(self, workspace: Path, dependencies: Sequence[str]) -> None:
         environments = [workspace / name for name in dependencies if (workspace / name / "pyvenv.cfg").is_file()]
         modules = [name for name in dependencies if name.rpartition("/")[2] == "node_modules"]
-        self.found.path += [str(environment / "bin") for environment in environments]
-        self.found.path += [str(workspace / name / ".bin") for name in modules]
+        self.toolchains.path += [str(environment / "bin") for environment in environments]
+        self.toolchains.path += [str(workspace / name / ".bin") for name in modules]
         for environment in environments:
             self._add_environment(environment)
         if environments:
-            self.found.variables["VIRTUAL_ENV"] = str(environments[0])
+            self.toolchains.variables["VIRTUAL_ENV"] = str(environments[0])
         else:
             self._add_python(workspace)
         if modules or (workspace / "package.json").is_file():
@@ -218,19 +270,19 @@ class _Search:
 
     def add_file(self, file: Path) -> None:
         real = file.resolve()
-        refused = self._refusal(file, asked=True) or self._refusal(real, asked=True)
-        if real.is_file() and refused is None and not _in_system(file):
-            self.found.shown[file] = real
+        refusal = self._refusal(file) or self._refusal(real)
+        if real.is_file() and refusal is None and not _in_system(file):
+            self.toolchains.shown[file] = real
 
     def add_configured(self) -> None:
         for folder in self.read_only:
-            if not folder.is_dir():
-                self.found.refused.append(f"{folder} (sandbox.read_only) is not a folder")
-            elif (why := self._refusal(folder.resolve(), asked=True)) is not None:
-                self.found.refused.append(f"{folder} (sandbox.read_only) {why}")
-            else:
-                self.found.shown[folder] = folder.resolve()
-                self.found.path.append(str(folder / "bin" if (folder / "bin").is_dir() else folder))
+            refusal = self._refusal(folder.resolve()) if folder.is_dir() else "is not a folder"
+            if refusal is not None:
+                self.toolchains.refused.append(f"{folder} (sandbox.read_only) {refusal}")
+                continue
+            self.toolchains.shown[folder] = folder.resolve()
+            programs = folder / "bin"
+            self.toolchains.path.append(str(programs if programs.is_dir() else folder))
 
     # -- one kind of toolchain each -----------------------------------------------------------------------------------
 
@@ -254,9 +306,10 @@ class _Search:
         if program is None:
             return
         path = Path(program)
-        if path.parent.name == "shims" and (path.parent.parent / "versions").is_dir():
-            version = _first_word(workspace / ".python-version") or _first_word(path.parent.parent / "version")
-            path = path.parent.parent / "versions" / version / "bin" / "python3"
+        pyenv = path.parent.parent
+        if path.parent.name == "shims" and (pyenv / "versions").is_dir():
+            version = _first_word(workspace / ".python-version") or _first_word(pyenv / "version")
+            path = pyenv / "versions" / version / "bin" / "python3"
         real = path.resolve()
         if _is_python(real):
             self._add_program(real)
@@ -281,17 +334,16 @@ class _Search:
 
     def _add_rust(self, workspace: Path) -> None:
         """Show a toolchain of rustup and cargo's packages, but not the rest of cargo's folder, where keys lie."""
-        toolchains = self.home / ".rustup" / "toolchains"
+        installed = self.home / ".rustup" / "toolchains"
         settings = self.home / ".rustup" / "settings.toml"
         default = _find_version(settings, 100_000, r'default_toolchain\s*=\s*"([^"]+)"') or "none"
-        names = [_rust_channel(workspace), default, ""]
-        for name in names:
-            for folder in sorted(toolchains.glob(f"{name}*" if name else "*")):
+        for name in (_rust_channel(workspace), default, ""):
+            for folder in sorted(installed.glob(f"{name}*")):
                 if (folder / "bin" / "cargo").is_file():
                     self._add_program(folder / "bin" / "cargo")
                     for cache in ("registry", "git"):
                         self._show(self.home / ".cargo" / cache, self.home / ".cargo" / cache)
-                    self.found.variables |= {"CARGO_HOME": str(self.home / ".cargo"), "CARGO_NET_OFFLINE": "true"}
+                    self.toolchains.variables |= {"CARGO_HOME": str(self.home / ".cargo"), "CARGO_NET_OFFLINE": "true"}
                     return
 
     def _add_go(self) -> None:
@@ -301,31 +353,33 @@ class _Search:
             self._add_program(real)
         modules = self.home / "go" / "pkg" / "mod"
         self._show(modules, modules)
-        self.found.variables |= {"GOMODCACHE": str(modules), "GOPROXY": "off", "GOTOOLCHAIN": "local"}
+        self.toolchains.variables |= {"GOMODCACHE": str(modules), "GOPROXY": "off", "GOTOOLCHAIN": "local"}
 
     # -- showing ------------------------------------------------------------------------------------------------------
 
     def _add_program(self, real: Path) -> None:
         shown = _in_system(real) or self._show(real.parent.parent, real.parent.parent)
         if shown and str(real.parent) not in SYSTEM_PATH:  # those come last on the PATH anyway
-            self.found.path.append(str(real.parent))
+            self.toolchains.path.append(str(real.parent))
 
     def _show(self, name: Path, prefix: Path) -> bool:
         if _in_system(prefix):
             return True
         if _in_system(name):  # it would hide the system's own programs
             return False
-        if not prefix.is_dir() or self._refusal(prefix) is not None or self._refusal(name) is not None:
+        if not prefix.is_dir():
             return False
-        self.found.shown[name] = prefix
+        if self._refusal_of_found(prefix) is not None or self._refusal_of_found(name) is not None:
+            return False
+        self.toolchains.shown[name] = prefix
         return True
 
     def _add_library(self, real: Path) -> None:
         """Show an interpreter's library where the loader looks, which is maybe not under the program's names."""
         library = python_library(real) if _is_python(real) else None
-        if library is None or any(library.is_relative_to(name) for name in self.found.shown):
+        if library is None or any(library.is_relative_to(name) for name in self.toolchains.shown):
             return
-        if self._refusal(library) is None:
+        if self._refusal_of_found(library) is None:
             self.add_file(library)
 
     def _holds_one(self, root: Path) -> bool:
@@ -333,23 +387,28 @@ class _Search:
         above = self.home if root.is_relative_to(self.home) else Path(root.root)
         return len(root.relative_to(above).parts) > 1 or (root / "pyvenv.cfg").is_file()
 
-    def _refusal(self, folder: Path, *, asked: bool = False) -> str | None:
-        alone = "name the toolchain in it alone"
-        holds_homes = folder == Path(folder.root) or self.home.is_relative_to(folder) or str(folder) in HOMES
-        reasons = [
-            (holds_homes, f"is or contains a home folder; {alone}"),
-            (str(folder.parent) in HOMES or str(folder) in ROOT_HOMES, f"is a home folder; {alone}"),
-            (any(overlap(folder, each) for each in self.closed), "is, contains or lies in Ava's own folder"),
-            (folder in _CLOSED or any(map(folder.is_relative_to, KERNEL)), "belongs to the system"),
-        ]
-        if not asked:
-            found = self.workspace is not None and overlap(folder, self.workspace)
-            is_settings = folder.parent == self.home and folder.name.startswith(".")
-            reasons += [
-                (found, "contains the workspace, or lies in it"),
-                (is_settings, f"is a folder of settings; {alone}"),
-            ]
-        return next((why for refused, why in reasons if refused), None)
+    def _refusal(self, path: Path) -> str | None:
+        """Return why no command may see a path, whoever names it; None if it may."""
+        if path == Path(path.root) or self.home.is_relative_to(path) or str(path) in HOMES:
+            return f"is or contains a home folder; {_NAME_ALONE}"
+        if str(path.parent) in HOMES or str(path) in ROOT_HOMES:
+            return f"is a home folder; {_NAME_ALONE}"
+        if any(overlap(path, folder) for folder in self.closed):
+            return "is, contains or lies in Ava's own folder"
+        if path in _CLOSED or any(map(path.is_relative_to, KERNEL)):
+            return "belongs to the system"
+        return None
+
+    def _refusal_of_found(self, path: Path) -> str | None:
+        """Return why no command may see a path that nobody named, but that links or programs lead to."""
+        refusal = self._refusal(path)
+        if refusal is not None:
+            return refusal
+        if self.workspace is not None and overlap(path, self.workspace):
+            return "contains the workspace, or lies in it"
+        if path.parent == self.home and path.name.startswith("."):
+            return f"is a folder of settings; {_NAME_ALONE}"
+        return None
 
 
 def _in_system(path: Path) -> bool:
@@ -362,8 +421,9 @@ def overlap(one: Path, other: Path) -> bool:
 
 def _is_python(real: Path) -> bool:
     """Tell whether a path is a Python interpreter in its installation, not just something that a link names."""
-    fits = _is_file(real) and real.parent.name == "bin" and real.name.startswith(("python", "pypy"))
-    return fits and any((real.parent.parent / "lib").glob("p*y*3*"))
+    if not _is_file(real) or real.parent.name != "bin" or not real.name.startswith(("python", "pypy")):
+        return False
+    return any((real.parent.parent / "lib").glob("p*y*3*"))
 
 
 def _is_file(path: Path) -> bool:
@@ -390,8 +450,9 @@ def _interpreter_folder(environment: Path) -> Path | None:
     with suppress(OSError, UnicodeDecodeError):
         for line in read_small(environment / "pyvenv.cfg", 10_000).decode().splitlines():
             key, _, value = line.partition("=")
-            if key.strip() == "home" and value.strip().startswith("/") and "\0" not in value:
-                return Path(value.strip())
+            folder = value.strip()
+            if key.strip() == "home" and folder.startswith("/") and "\0" not in folder:
+                return Path(folder)
     return None
 
 
@@ -414,6 +475,7 @@ def _find_version(file: Path, most: int, *patterns: str) -> str | None:
     with suppress(OSError, UnicodeDecodeError):
         text = read_small(file, most).decode()
         for pattern in patterns:
-            if found := re.search(pattern, text):
-                return found[1] if _VERSION.fullmatch(found[1]) else ""
+            match = re.search(pattern, text)
+            if match:
+                return match[1] if _VERSION.fullmatch(match[1]) else ""
     return None

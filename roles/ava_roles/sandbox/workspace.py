@@ -73,26 +73,30 @@ def resolve_workspace(
     folder that the call names is refused; says why, and which folders are allowed.
     """
     asked = asked or ""
-    named = asked.strip() != ""
+    is_named = asked.strip() != ""
     if only_roots and not roots:
         missing = "no folder is set for this user; a person can add one to workspaces in [users.NAME]"
-        if named:
+        if is_named:
             raise WorkspaceRefused(f"workspace: {missing}")
         return Workspace(None, False, f"no workspace: {missing}")
-    places = WorkspaceRule.of(home, data_root, allow)
+    rule = WorkspaceRule.of(home, data_root, allow)
     roots = tuple(root.resolve() for root in roots)
-    found, clients = _found(places, roots, client_roots, env, cwd)
-    if not named:
-        return found
-    if env and env.strip() and found.path is None:  # a wrong setting has to be corrected
-        raise WorkspaceRefused(f"workspace: cannot be given: {found.why}")
-    allowed = roots or tuple(dict.fromkeys((*clients, *([found.path] if found.path else []))))
+    default, clients = _find_default(rule, roots, client_roots, env, cwd)
+    if not is_named:
+        return default
+    if env and env.strip() and default.path is None:  # a wrong setting has to be corrected
+        raise WorkspaceRefused(f"workspace: cannot be given: {default.why}")
+    allowed = roots
+    if not roots:
+        folders = clients if default.path is None else (*clients, default.path)
+        allowed = tuple(dict.fromkeys(folders))
     try:
-        folder = _folder(places, asked, allowed, relative_to=found.path)
+        folder = _folder(rule, asked, allowed, relative_to=default.path)
     except WorkspaceRefused as refusal:
         beneath = f"beneath {' or '.join(map(str, allowed))}" if allowed else "of one project"
-        others = ", or have a person set other roots ([workspace] in config.toml)"
-        hint = " that exists and can be read" if isinstance(refusal, _NoFolder) else others
+        hint = ", or have a person set other roots ([workspace] in config.toml)"
+        if isinstance(refusal, _NoFolder):
+            hint = " that exists and can be read"
         raise WorkspaceRefused(f"workspace: {refusal}; give a folder {beneath}{hint}") from None
     return Workspace(folder, True, "given in the call", named=bool(allowed))
 
@@ -106,7 +110,8 @@ def recheck_workspace(
     """
     if roots is not None and not _Look().is_within(folder, (str(root.resolve()) for root in roots)):
         raise WorkspaceRefused(f"{folder} is outside the allowed folders")
-    if refusal := WorkspaceRule.of(home, data_root, allow).refusal(folder):
+    refusal = WorkspaceRule.of(home, data_root, allow).refusal(folder)
+    if refusal is not None:
         raise WorkspaceRefused(refusal)
 
 
@@ -115,7 +120,8 @@ def project_at(given: str, *, holding: Sequence[str], data_root: Path, home: Pat
 
     Raises WorkspaceRefused: it is not a folder, or is always refused as a workspace; says why.
     """
-    return project_above(_folder(WorkspaceRule.of(home, data_root, None), given, ()), holding=holding, home=home)
+    folder = _folder(WorkspaceRule.of(home, data_root, None), given, ())
+    return project_above(folder, holding=holding, home=home)
 
 
 def project_above(folder: Path, *, holding: Sequence[str], home: Path) -> Path:
@@ -164,22 +170,24 @@ class WorkspaceRule:
             return True
         if len(upwards) == 1:
             return False
-        users = len(upwards) == 3 and Path(upwards[1]).name.lower() == "users"  # C:\\Users
-        return users or self.look.is_any(upwards[1], HOMES)
+        if len(upwards) == 3 and Path(upwards[1]).name.lower() == "users":  # C:\\Users
+            return True
+        return self.look.is_any(upwards[1], HOMES)
 
     def refusal(self, folder: Path) -> str | None:
         """Return why a folder, with its links resolved, is refused; None if it may be a workspace. Blocks."""
-        within, given, data_root = self.look.is_within, str(folder), str(self.data_root)
-        upwards = _upwards(given)
+        is_within = self.look.is_within
+        path, data_root = str(folder), str(self.data_root)
+        upwards = _upwards(path)
         if len(upwards) == 1:
             return f"{folder} is the whole file system"
-        if within(folder, KERNEL):
+        if is_within(folder, KERNEL):
             return f"{folder} belongs to the kernel"
-        if within(folder, (data_root,)) or within(self.data_root, (given,)):
+        if is_within(folder, (data_root,)) or is_within(self.data_root, (path,)):
             return f"{folder} is, lies in or contains Ava's own folder {self.data_root}"
         if self.leads_home(upwards):
             return f"{folder} is a home folder"
-        if within(self.home, (given,)) or self.look.is_any(given, HOMES):
+        if is_within(self.home, (path,)) or self.look.is_any(path, HOMES):
             return f"{folder} contains home folders"
         for place, part in enumerate(folder.parts):
             if part.startswith(".") and self.leads_home(upwards[len(upwards) - place :]):
@@ -193,11 +201,13 @@ class WorkspaceRule:
         """Return the system folder or other user's home that contains a folder, unless `allow` names it; else None."""
         if self.allow is None:
             return None
-        own = (str(self.home),) if self._is_users() else ()
-        user = _user()  # only root can create the folder with a user's removable disks
-        disks = (f"{MEDIA}/{user.name}",) if user is not None and user.name else ()
-        named = (str(folder) for folder in self.allow if folder.parent != folder)
-        if self.look.is_within(folder, (*own, *disks, *OPEN, *named)):
+        open_folders = [*OPEN, *(str(allowed) for allowed in self.allow if allowed.parent != allowed)]
+        if self._is_users_home():
+            open_folders.append(str(self.home))
+        user = _user()
+        if user is not None and user.name:
+            open_folders.append(f"{MEDIA}/{user.name}")  # the user's removable disks; only root can create this folder
+        if self.look.is_within(folder, open_folders):
             return None
         if self.look.is_within(folder, SYSTEM):
             system = next(system for system in SYSTEM if self.look.is_within(folder, (system,)))
@@ -208,24 +218,29 @@ class WorkspaceRule:
                 return f"{above}, another user's home"
         return None
 
-    def _is_users(self) -> bool:
+    def _is_users_home(self) -> bool:
         """Tell whether the home is the user's and not a system folder: a variable may name any folder as home."""
-        if self.look.is_any(str(self.home), [above for system in SYSTEM for above in _upwards(system)]):
+        home = str(self.home)
+        system_folders: list[str] = []
+        for system in SYSTEM:
+            system_folders += _upwards(system)
+        if self.look.is_any(home, system_folders):
             return False
         user = _user()
-        listed = user is not None and user.home.is_absolute() and self.look.is_any(str(user.home), (str(self.home),))
-        return listed or not self.look.is_within(self.home, SYSTEM)
+        if user is not None and user.home.is_absolute() and self.look.is_any(str(user.home), (home,)):
+            return True
+        return not self.look.is_within(self.home, SYSTEM)
 
 
-def _found(
-    places: WorkspaceRule, roots: tuple[Path, ...], client_roots: Sequence[str], env: str | None, cwd: Path
+def _find_default(
+    rule: WorkspaceRule, roots: tuple[Path, ...], client_roots: Sequence[str], env: str | None, cwd: Path
 ) -> tuple[Workspace, tuple[Path, ...]]:
     """Return the workspace that the rule finds, and the client's roots that are not refused."""
     clients: list[Path] = []
     reasons: list[str] = []
     for root in dict.fromkeys(client_roots):
         try:
-            clients.append(_folder(places, root, roots))
+            clients.append(_folder(rule, root, roots))
         except WorkspaceRefused as refusal:
             reasons.append(f"the client's root: {refusal}")
     if len(clients) == 1 and not reasons:
@@ -236,13 +251,14 @@ def _found(
         reasons.append("the client names no root")
     if env and env.strip():
         try:
-            return Workspace(_folder(places, env, roots), False, "AVA_WORKSPACE"), tuple(clients)
+            return Workspace(_folder(rule, env, roots), False, "AVA_WORKSPACE"), tuple(clients)
         except WorkspaceRefused as refusal:
             return Workspace(None, False, f"no workspace: AVA_WORKSPACE: {refusal}; correct it"), tuple(clients)
     reasons.append("AVA_WORKSPACE is not set")
     try:
-        folder = _folder(places, str(cwd), roots)
-        if repository := _repository(places, folder):
+        folder = _folder(rule, str(cwd), roots)
+        repository = _repository(rule, folder)
+        if repository is not None:
             why = f"the server's working folder, inside the git repository {repository}"
             return Workspace(folder, False, why), tuple(clients)
         reasons.append(f"the server's working folder {folder} is not inside a git repository")
@@ -252,50 +268,53 @@ def _found(
     return Workspace(None, False, why), tuple(clients)
 
 
-def _folder(places: WorkspaceRule, given: str, allowed: Sequence[Path], *, relative_to: Path | None = None) -> Path:
+def _folder(rule: WorkspaceRule, text: str, allowed: Sequence[Path], *, relative_to: Path | None = None) -> Path:
     """Return the folder that a text names, links resolved. Raises WorkspaceRefused; says why, and no more.
 
     Its existence is checked last, so that a refusal reveals nothing about what lies outside.
     """
-    path = _path(given.strip(), places.home, relative_to)
+    path = _path(text.strip(), rule.home, relative_to)
     try:
         folder = path.resolve()
-        if refusal := places.refusal(folder):
+        refusal = rule.refusal(folder)
+        if refusal is not None:
             raise WorkspaceRefused(refusal)
-        if allowed and not places.look.is_within(folder, map(str, allowed)):
+        if allowed and not rule.look.is_within(folder, map(str, allowed)):
             raise WorkspaceRefused(f"{folder} is outside the allowed folders")
         if folder.is_dir():
             return folder
     except (OSError, RuntimeError, ValueError) as error:  # no permission, a loop of links, a NUL
-        raise _NoFolder(f"{given!r:.200} cannot be read") from error
+        raise _NoFolder(f"{text!r:.200} cannot be read") from error
     raise _NoFolder(f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist")
 
 
-def _path(given: str, home: Path, relative_to: Path | None) -> Path:
+def _path(text: str, home: Path, relative_to: Path | None) -> Path:
     """Return the absolute path that a text names: a path, `~`, or a `file://` URI."""
-    if "://" in given:
+    if "://" in text:
         try:
-            uri = urlsplit(given)
+            uri = urlsplit(text)
         except ValueError:
             uri = urlsplit("")
         if uri.scheme.lower() != "file" or uri.netloc.lower() not in ("", "localhost"):
-            raise WorkspaceRefused(f"{given!r:.200} is not a file:// URI of this machine")
+            raise WorkspaceRefused(f"{text!r:.200} is not a file:// URI of this machine")
         local = unquote(uri.path)
-        return Path(local[1:] if _WINDOWS_DRIVE.match(local) else local)
-    if given == "~" or given.startswith("~/"):
-        return home / given[2:]
-    path = Path(given)
+        if _WINDOWS_DRIVE.match(local):
+            local = local.removeprefix("/")
+        return Path(local)
+    if text == "~" or text.startswith("~/"):
+        return home / text[2:]
+    path = Path(text)
     if path.is_absolute():
         return path
     if relative_to is None:
-        raise WorkspaceRefused(f"{given!r:.200} is relative, and there is no folder that it could be relative to")
+        raise WorkspaceRefused(f"{text!r:.200} is relative, and there is no folder that it could be relative to")
     return relative_to / path
 
 
-def _repository(places: WorkspaceRule, folder: Path) -> Path | None:
+def _repository(rule: WorkspaceRule, folder: Path) -> Path | None:
     upwards = _upwards(str(folder))
     for place, candidate in enumerate(upwards):
-        if places.leads_home(upwards[place:]):
+        if rule.leads_home(upwards[place:]):
             return None
         # In a worktree or submodule, .git is a file that names the repository.
         git = f"{candidate}{os.sep}.git"
@@ -310,23 +329,25 @@ class _User(NamedTuple):
 
 
 def _user() -> _User | None:
-    number = getattr(os, "getuid", None)
+    get_uid = getattr(os, "getuid", None)
+    if get_uid is None:
+        return None
     try:
         import pwd
 
-        found = pwd.getpwuid(number()) if number is not None else None
+        entry = pwd.getpwuid(get_uid())
     except (ImportError, KeyError):  # on Windows; in a container
         return None
-    return _User(found.pw_name, Path(found.pw_dir)) if found is not None else None
+    return _User(entry.pw_name, Path(entry.pw_dir))
 
 
 def _is_own(home: Path) -> bool:
     """Tell whether a home folder is shared by all users, or belongs to this user, as in many containers."""
     if home.name.lower() in ("shared", "public"):
         return True
-    user = getattr(os, "getuid", None)
+    get_uid = getattr(os, "getuid", None)
     try:
-        return user is not None and home.stat().st_uid == user()
+        return get_uid is not None and home.stat().st_uid == get_uid()
     except OSError:
         return False
 
@@ -342,25 +363,23 @@ class _Look:
         self._known: dict[str, _Identity] = {}
 
     def is_within(self, path: Path, folders: Iterable[str]) -> bool:
-        return self._any_same(_upwards(str(path)), folders)
+        return self._have_common(_upwards(str(path)), folders)
 
     def is_any(self, path: str, folders: Iterable[str]) -> bool:
-        return self._any_same((path,), folders)
+        return self._have_common((path,), folders)
 
-    def _any_same(self, paths: Iterable[str], folders: Iterable[str]) -> bool:
-        found: list[set[_Identity]] = []
-        for side in (paths, folders):
-            identities: set[_Identity] = set()
-            for path in side:
-                if path not in self._known:
-                    try:
-                        status = os.stat(path)  # noqa: PTH116 (a Path for each folder takes longer than asking)
-                        self._known[path] = (status.st_dev, status.st_ino)
-                    except OSError:
-                        self._known[path] = os.path.normcase(path)
-                identities.add(self._known[path])
-            found.append(identities)
-        return not found[0].isdisjoint(found[1])
+    def _have_common(self, paths: Iterable[str], folders: Iterable[str]) -> bool:
+        identities = {self._identity(path) for path in paths}
+        return not identities.isdisjoint({self._identity(folder) for folder in folders})
+
+    def _identity(self, path: str) -> _Identity:
+        if path not in self._known:
+            try:
+                status = os.stat(path)  # noqa: PTH116 (a Path for each folder takes longer than asking)
+                self._known[path] = (status.st_dev, status.st_ino)
+            except OSError:
+                self._known[path] = os.path.normcase(path)
+        return self._known[path]
 
 
 @lru_cache(maxsize=64)

@@ -108,21 +108,24 @@ class _Copy:
     _installed: set[str] = field(default_factory=set[str])
 
     def copy_folder(self, carried: list[str]) -> CopyReport:
-        found = list(self._walk("", carried))
-        size = sum(entry.size for entry in found)
-        if len(found) > FOLDER_FILES or size > min(FOLDER_BYTES, self.most_bytes):
-            hidden = tuple(_unsafe_entries(self.root.path, self.check))
-            self.report.whole, self.report.files, self.report.size, self.report.hidden = False, len(found), size, hidden
-            return self.report
-        self.report.dependencies = (*carried, *sorted(self._installed.difference(carried)))
-        self._copy_all((entry.name for entry in found), FOLDER_FILES, FOLDER_BYTES, FOLDER_BYTES)
-        return self.report
+        entries = list(self._walk("", carried))
+        size = sum(entry.size for entry in entries)
+        report = self.report
+        if len(entries) > FOLDER_FILES or size > min(FOLDER_BYTES, self.most_bytes):
+            report.whole = False
+            report.files = len(entries)
+            report.size = size
+            report.hidden = tuple(_unsafe_entries(self.root.path, self.check))
+            return report
+        report.dependencies = (*carried, *sorted(self._installed.difference(carried)))
+        self._copy_all((entry.name for entry in entries), FOLDER_FILES, FOLDER_BYTES, FOLDER_BYTES)
+        return report
 
     def copy_checkout(self, checkout: Checkout, carried: list[str]) -> CopyReport:
         names = self.split_names(checkout, carried)
-        beneath = tuple(f"{name}/" for name in self.report.dependencies)
-        wanted = (name for name in names if not name.startswith(beneath)) if beneath else iter(names)
-        self._copy_all(wanted, CHECKOUT_FILES, CHECKOUT_BYTES, FILE_BYTES)
+        dependencies = tuple(f"{name}/" for name in self.report.dependencies)
+        names_to_copy = (name for name in names if not name.startswith(dependencies))
+        self._copy_all(names_to_copy, CHECKOUT_FILES, CHECKOUT_BYTES, FILE_BYTES)
         return self.report
 
     def split_names(self, checkout: Checkout, carried: list[str]) -> list[str]:

@@ -17,6 +17,7 @@ from ava_roles.errors import WorktreeFailed
 from ava_roles.sandbox.git import NOTHING_OUTSIDE, Accept, copy_file
 from ava_roles.sandbox.paths import shown
 from ava_roles.worktree.repository import (
+    SUBMODULE_MODE,
     CommitFiles,
     Git,
     UserRepository,
@@ -54,8 +55,9 @@ def inspect_checkout(repository: Path, home: Path, accept: Accept = NOTHING_OUTS
         files = CommitFiles.of(git, head)
         filtered = filtered_files(git, head, list(files.blobs)) if b"filter" in files.attributes else []
         uncommitted = _count_uncommitted(checkout, git, head)
-    lfs = sum(value == "lfs" for _name, value in filtered)
-    filters = sorted({value for _name, value in filtered} - {"lfs"})
+    filter_names = [name for _file, name in filtered]
+    lfs = filter_names.count("lfs")
+    filters = sorted(set(filter_names) - {"lfs"})
     notes: list[str] = []
     if uncommitted:
         changed = "1 file has" if uncommitted == 1 else f"{uncommitted:,} files have"
@@ -74,12 +76,15 @@ def _count_uncommitted(checkout: UserRepository, git: Git, head: str) -> int:
     """Return how many files differ from the last commit, not submodules: their `.git` may lead to anybody's."""
     index = git.own / "index"
     with translate_os_errors("reading the index"):
-        for name in ("index", *(path.name for path in checkout.folder.glob("sharedindex.*"))):
-            copy_file(checkout.folder, name, git.own / name)
+        copy_file(checkout.folder, "index", index)
+        for path in checkout.folder.glob("sharedindex.*"):
+            copy_file(checkout.folder, path.name, git.own / path.name)
     indexed = git.on(checkout.root, index)
     changed = set(indexed("ls-files", "-z", "--modified", "--deleted", "--others", "--exclude-standard").names())
-    staged = (entry.partition("\t") for entry in indexed("ls-files", "-z", "--stage").names())
-    changed -= {name for stage, _tab, name in staged if stage.startswith("160000 ")}
+    for entry in indexed("ls-files", "-z", "--stage").names():
+        stage, _, name = entry.partition("\t")
+        if stage.startswith(f"{SUBMODULE_MODE} "):
+            changed.discard(name)
     if index.exists():
         changed |= set(indexed("diff-index", "--cached", "-z", "--name-only", "--ignore-submodules=all", head).names())
     return len(changed)
@@ -108,10 +113,12 @@ def find_verify_commands(repository: Path, home: Path, accept: Accept = NOTHING_
     """
     checkout = UserRepository.at(repository, home, accept=accept)
     with checkout.joined() as git:
-        project = _Project(git, checkout.head(git)[0], repository)
-        for level in _LEVELS:
-            if fitting := [found for find in level if (found := find(project)) is not None]:
-                return tuple(fitting)
+        commit, _branch = checkout.head(git)
+        project = _Project(git, commit, repository)
+        for finders in _LEVELS:
+            commands = [command for command in (find(project) for find in finders) if command is not None]
+            if commands:
+                return tuple(commands)
     return ()
 
 
@@ -144,13 +151,15 @@ def _pytest_settings(project: _Project) -> VerifyCommand | None:
     for name, section in (("tox.ini", "pytest"), ("setup.cfg", "tool:pytest")):
         if re.search(rf"^\[{section}\]", project.text(name), re.MULTILINE):
             return project.pytest(f"[{section}] in {name}")
-    found = sorted(project.names & {"conftest.py", "test/conftest.py", "tests/conftest.py"})
-    return project.pytest(found[0]) if found else None
+    for name in ("conftest.py", "test/conftest.py", "tests/conftest.py"):
+        if name in project.names:
+            return project.pytest(name)
+    return None
 
 
 def _python_tests(project: _Project) -> VerifyCommand | None:
-    name = min((name for name in project.names if _PYTHON_TEST.fullmatch(name)), default=None)
-    return project.pytest(name) if name is not None else None
+    names = [name for name in project.names if _PYTHON_TEST.fullmatch(name)]
+    return project.pytest(min(names)) if names else None
 
 
 def _npm_script(project: _Project) -> VerifyCommand | None:
@@ -172,9 +181,10 @@ def _go(project: _Project) -> VerifyCommand | None:
 
 
 def _make(project: _Project) -> VerifyCommand | None:
-    names = (name for name in ("GNUmakefile", "makefile", "Makefile") if _MAKE_TEST.search(project.text(name)))
-    name = next(names, None)
-    return VerifyCommand("make test", f"test in {name}") if name else None
+    for name in ("GNUmakefile", "makefile", "Makefile"):
+        if _MAKE_TEST.search(project.text(name)):
+            return VerifyCommand("make test", f"test in {name}")
+    return None
 
 
 _LEVELS: tuple[tuple[Callable[[_Project], VerifyCommand | None], ...], ...] = (
@@ -185,7 +195,9 @@ _LEVELS: tuple[tuple[Callable[[_Project], VerifyCommand | None], ...], ...] = (
 
 
 def _table(value: object, key: str) -> Mapping[str, Any]:
-    inner: object = cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return {}
+    inner: object = cast("dict[str, Any]", value).get(key)
     return cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
 
 
@@ -202,7 +214,7 @@ _TREE_KINDS: Mapping[str, Literal["file", "program", "link", "submodule"]] = {
     "100644": "file",
     "100755": "program",
     "120000": "link",
-    "160000": "submodule",
+    SUBMODULE_MODE: "submodule",
 }
 
 
@@ -214,8 +226,8 @@ def read_commit(checkout: UserRepository, commit: str, most_files: int, most_byt
     with checkout.joined() as git:
         rows: list[tuple[str, str, str, int]] = []
         for line in git("ls-tree", "-r", "-z", "-l", "--full-tree", commit).names():
-            about, _tab, name = line.partition("\t")
-            mode, _type, sha, size = about.split()
+            fields, _tab, name = line.partition("\t")
+            mode, _type, sha, size = fields.split()
             rows.append((name, mode, sha, int(size) if size.isdecimal() else 0))
         total = sum(size for _name, _mode, _sha, size in rows)
         if len(rows) > most_files or total > most_bytes:
@@ -223,16 +235,15 @@ def read_commit(checkout: UserRepository, commit: str, most_files: int, most_byt
                 f"commit {commit[:12]} has {len(rows):,} files with {total:,} bytes; at most {most_files:,} files and"
                 f" {most_bytes:,} bytes are copied"
             )
-        wanted = [sha for _name, mode, sha, _size in rows if _TREE_KINDS.get(mode) != "submodule"]
-        content = git("cat-file", "--batch", stdin="".join(f"{sha}\n" for sha in wanted).encode()).out
-    found: list[TrackedFile] = []
-    at = 0
+        blobs = [sha for _name, mode, sha, _size in rows if mode != SUBMODULE_MODE]
+        content = git("cat-file", "--batch", stdin="".join(f"{sha}\n" for sha in blobs).encode()).out
+    files: list[TrackedFile] = []
+    position = 0
     for name, mode, _sha, length in rows:
-        kind = _TREE_KINDS.get(mode, "file")
         data = b""
-        if kind != "submodule":
-            at = content.index(b"\n", at) + 1
-            data = content[at : at + length]
-            at += length + 1
-        found.append(TrackedFile(name, kind, data))
-    return found
+        if mode != SUBMODULE_MODE:
+            position = content.index(b"\n", position) + 1
+            data = content[position : position + length]
+            position += length + 1
+        files.append(TrackedFile(name, _TREE_KINDS.get(mode, "file"), data))
+    return files

@@ -33,6 +33,7 @@ from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.worktree.repository import (
     NO_GIT,
+    SUBMODULE_MODE,
     Git,
     UserRepository,
     filtered_files,
@@ -72,7 +73,9 @@ _SEPARATORS = re.compile(r"[\s;&|()<>'\"=,:\[\]{}`$]+")
 _MAX_FILE_CHARS = 200_000
 _MAX_COMPARED = 500
 _MAX_BRANCHES = 50
-_LINK_MODE, _MAX_LINKS, _MAX_LINK_BYTES = "120000", 100, 500
+_LINK_MODE = "120000"
+_MAX_LINKS = 100
+_MAX_LINK_BYTES = 500
 _FALLBACK_AUTHOR = ("Ava", "ava@localhost")
 
 
@@ -96,11 +99,17 @@ def _names_file(word: str, path: str) -> bool:
 
 
 def _command_words(git: Git, commit: str, commands: Sequence[str]) -> set[str]:
-    words = {word for line in commands for word in _SEPARATORS.split(line) if word}
-    files = set(git("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).names())
-    for name in files & {*_RUNNERS, *(word.removeprefix("./") for word in words)}:
+    """Return the words of commands, and those with a dot or slash of the files that these commands run."""
+    words: set[str] = set()
+    for command in commands:
+        words.update(filter(None, _SEPARATORS.split(command)))
+    scripts = {*_RUNNERS, *(word.removeprefix("./") for word in words)}
+    files = git("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).names()
+    for name in scripts.intersection(files):
         text = git("cat-file", "blob", f"{commit}:{name}").out[:_MAX_FILE_CHARS].decode("utf-8", "replace")
-        words |= {word.removeprefix("./") for word in _SEPARATORS.split(text) if "/" in word or "." in word}
+        for word in _SEPARATORS.split(text):
+            if "/" in word or "." in word:
+                words.add(word.removeprefix("./"))
     return words
 
 
@@ -118,12 +127,14 @@ def changed_files(git: Git, base: str, head: str, commands: Sequence[str] = ()) 
     counts: dict[str, tuple[int, int]] = {}
     for line in git("diff-tree", "-r", "-z", "--numstat", *_DIFF_OPTIONS, base, head).names():
         added, removed, name = line.split("\t", 2)
-        counts[name] = (int(added) if added.isdigit() else 0, int(removed) if removed.isdigit() else 0)
+        if added.isdigit() and removed.isdigit():  # of a binary file, both are a dash
+            counts[name] = int(added), int(removed)
     words = _command_words(git, base, commands)
-    return tuple(
-        ChangedFile(name, *counts.get(name, (0, 0)), kind, is_test(name, words), links.get(name))
-        for name, kind in sorted(kinds.items())
-    )
+    files: list[ChangedFile] = []
+    for name, kind in sorted(kinds.items()):
+        added_lines, removed_lines = counts.get(name, (0, 0))
+        files.append(ChangedFile(name, added_lines, removed_lines, kind, is_test(name, words), links.get(name)))
+    return tuple(files)
 
 
 def unified_diff(git: Git, base: str, head: str, context: int) -> str:
@@ -154,7 +165,8 @@ def publish_branch(trees: Trees, message: str) -> Branch | None:
         changed = changed_files(git, record.base, head, (trees.spec.verify, trees.spec.setup or ""))
         copy_objects(trees.repository, joined, git, record.base, head)
         update_branch(trees.repository, joined, record.branch, head, branches.get(record.branch))
-    if filtered := filtered_files(git, head, [each.path for each in changed if each.kind != "removed"]):
+    filtered = filtered_files(git, head, [each.path for each in changed if each.kind != "removed"])
+    if filtered:
         # Only their number: the model chose the names.
         files = "1 changed file" if len(filtered) == 1 else f"{len(filtered):,} changed files"
         notes.append(f"no git filter was run, although {files} would pass through one")
@@ -249,22 +261,30 @@ def list_branches(joined: Git) -> dict[str, str]:
 
 def _is_free(name: str, branches: Iterable[str]) -> bool:
     """Tell whether a branch can have this name: none has it, is above it or is below it."""
-    low = name.lower()  # a file system may ignore case
-    others = [each.lower() for each in branches]
-    return not any(each == low or each.startswith(f"{low}/") or low.startswith(f"{each}/") for each in others)
+    name = name.lower()  # a file system may ignore case
+    for branch in branches:
+        other = branch.lower()
+        if other == name or other.startswith(f"{name}/") or name.startswith(f"{other}/"):
+            return False
+    return True
 
 
 def new_objects(git: Git, base: str, head: str) -> list[str]:
     """Return a commit's objects that its parent does not have: the commit, trees and files."""
     raw = git("diff-tree", "-r", "-t", "-z", "--raw", "--no-abbrev", "--no-renames", base, head).names()
-    new = [words[3] for entry in raw[::2] if (words := entry.split())[1] != "160000" and set(words[3]) != {"0"}]
-    return list(dict.fromkeys([head, git.line("rev-parse", f"{head}^{{tree}}"), *new]))
+    objects = [head, git.line("rev-parse", f"{head}^{{tree}}")]
+    for entry in raw[::2]:
+        _old_mode, mode, _old, object_id, _kind = entry.split()
+        is_removed = set(object_id) == {"0"}
+        if mode != SUBMODULE_MODE and not is_removed:
+            objects.append(object_id)
+    return list(dict.fromkeys(objects))
 
 
 def copy_objects(repository: UserRepository, joined: Git, git: Git, base: str, head: str) -> None:
     wanted = new_objects(git, base, head)
-    listed = joined("cat-file", "--batch-check=%(objectname)", stdin=lines_of(wanted)).out.decode().splitlines()
-    missing = [each.removesuffix(" missing") for each in listed if each.endswith(" missing")]
+    lines = joined("cat-file", "--batch-check=%(objectname)", stdin=lines_of(wanted)).out.decode().splitlines()
+    missing = [line.removesuffix(" missing") for line in lines if line.endswith(" missing")]
     if not missing:
         return
     packed = git("pack-objects", "--stdout", "-q", "--window=0", stdin=lines_of(missing)).out
@@ -280,9 +300,12 @@ def update_branch(repository: UserRepository, joined: Git, name: str, head: str,
     if at == head:
         return
     parts = name.split("/")
-    ways = ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
-    paths = [repository.common / above / way for above in ("refs/heads", "logs/refs/heads") for way in ways]
-    created = [path for path in paths if not path.exists()]
+    created: list[Path] = []
+    for folder in ("refs/heads", "logs/refs/heads"):
+        for depth in range(1, len(parts) + 1):
+            path = repository.common.joinpath(folder, *parts[:depth])
+            if not path.exists():
+                created.append(path)
     # Only this run makes it, so a lock is left over from a crash. With reftable, refs/heads is a file.
     with translate_os_errors("making the branch"), suppress(NotADirectoryError):
         (repository.common / "refs/heads" / f"{name}.lock").unlink(missing_ok=True)
@@ -306,7 +329,8 @@ def _give_to_owner(repository: UserRepository, created: Sequence[Path]) -> None:
                 os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
-PACK, SETTINGS = "commit.pack", "settings.json"
+PACK = "commit.pack"
+SETTINGS = "settings.json"
 _MEMBERS = (PACK, SETTINGS, "exclude", "attributes", "ignore")
 """What a snapshot has: the objects, the settings, and the three files that say what git ignores and converts."""
 _SMALL_BYTES = 1_000_000
@@ -337,16 +361,19 @@ def pack_snapshot(
         git = checkout.git_folder(aside / "git", joined=False)  # git writes temporary files beside its objects
         objects = _objects_of(git, commit)
         sizes = git("cat-file", "--batch-check=%(objectsize)", stdin=lines_of(objects)).out.split()
-        if (unpacked := sum(map(int, sizes))) > _UNPACKED * limit:
+        unpacked = sum(map(int, sizes))
+        if unpacked > _UNPACKED * limit:
             return f"its files have {unpacked / 1e6:,.0f} MB"
         name = git.line("-c", "pack.compression=6", *_PACKING, str(aside / "pack"), stdin=lines_of(objects))
         pack = aside / f"pack-{name}.pack"
-        if (size := pack.stat().st_size) > limit:
+        size = pack.stat().st_size
+        if size > limit:
             return f"it has {size / 1e6:,.0f} MB compressed"
         ignore = Path(checkout.excludes())
         settings = {name: checkout.settings.get(name, default) for name, default in _DEFAULTS.items()}
-        if kind := checkout.settings.get(_FORMAT, ""):
-            settings[_FORMAT] = kind
+        object_format = checkout.settings.get(_FORMAT, "")
+        if object_format:
+            settings[_FORMAT] = object_format
         small = {
             SETTINGS: json.dumps(settings, sort_keys=True).encode(),
             "exclude": _info(checkout, "exclude"),
@@ -426,9 +453,9 @@ def bring_branch(
         _check_branch(git, branch)
         with checkout.joined() as joined:
             branches = list_branches(joined)
-            there = next((name for name in names_of(branch.run_id) if branches.get(name) == branch.head), None)
-            if there is not None:
-                return there
+            for name in names_of(branch.run_id):
+                if branches.get(name) == branch.head:
+                    return name
             name = free_name(repository, branch.run_id, branches)
             copy_objects(checkout, joined, git, branch.base, branch.head)
             update_branch(checkout, joined, name, branch.head, None)
@@ -442,18 +469,18 @@ def _check_branch(git: Git, branch: TravelledBranch) -> None:
     parents = git.line("rev-parse", f"{branch.head}^@").split()
     if parents != [branch.base]:
         raise WorktreeFailed(f"the commit {branch.head} does not follow the approved commit {branch.base}")
-    outside = [
-        each.path for each in changed_files(git, branch.base, branch.head) if not within(branch.namespace, each.path)
-    ]
-    if outside:
-        raise WorktreeFailed(f"the branch changes {shown(outside[0])}, which {branch.run_id} may not change")
+    for file in changed_files(git, branch.base, branch.head):
+        if not within(branch.namespace, file.path):
+            raise WorktreeFailed(f"the branch changes {shown(file.path)}, which {branch.run_id} may not change")
 
 
 def _objects_of(git: Git, commit: str) -> list[str]:
-    listed = git("ls-tree", "-r", "-t", "-z", "--full-tree", commit).names()
-    entries = [entry.partition("\t")[0].split() for entry in listed]
-    found = [words[2] for words in entries if words[1] != "commit"]
-    return [commit, git.line("rev-parse", f"{commit}^{{tree}}"), *sorted(set(found))]
+    objects: set[str] = set()
+    for entry in git("ls-tree", "-r", "-t", "-z", "--full-tree", commit).names():
+        _mode, kind, object_id = entry.partition("\t")[0].split()
+        if kind != "commit":
+            objects.add(object_id)
+    return [commit, git.line("rev-parse", f"{commit}^{{tree}}"), *sorted(objects)]
 
 
 def _info(checkout: UserRepository, name: str) -> bytes:
@@ -463,10 +490,10 @@ def _info(checkout: UserRepository, name: str) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes() if path.is_file() and path.stat().st_size <= _SMALL_BYTES else b""
-    except OSError:
-        return b""
+    with suppress(OSError):
+        if path.is_file() and path.stat().st_size <= _SMALL_BYTES:
+            return path.read_bytes()
+    return b""
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:
@@ -482,11 +509,11 @@ def _unpack(snapshot: Path, own: Path, later: Path, beneath: Path, commit: str) 
         raise WorktreeFailed(NO_GIT)
     for name in ("objects/pack", "info", "refs/heads"):
         make_folders(own / name, beneath)
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     pack = own / "objects" / "pack" / f"pack-{commit}.pack"
     with tarfile.open(snapshot, "r:") as tar:
         for member in tar:
-            if member.name not in _MEMBERS or not member.isreg() or member.name in found:
+            if member.name not in _MEMBERS or not member.isreg() or member.name in files:
                 raise ValueError(f"it has {shown(member.name)}")
             source = tar.extractfile(member)
             assert source is not None, "it is a regular file"
@@ -494,27 +521,28 @@ def _unpack(snapshot: Path, own: Path, later: Path, beneath: Path, commit: str) 
                 with pack.open("xb") as file:
                     while data := source.read(_SMALL_BYTES):
                         file.write(data)
-                found[PACK] = b""
+                files[PACK] = b""
             else:
-                found[member.name] = source.read(_SMALL_BYTES)
-    if set(found) != set(_MEMBERS):
-        raise ValueError(f"it lacks {min(set(_MEMBERS) - set(found))}")
+                files[member.name] = source.read(_SMALL_BYTES)
+    if set(files) != set(_MEMBERS):
+        raise ValueError(f"it lacks {min(set(_MEMBERS) - set(files))}")
     for name in ("exclude", "attributes"):
-        (own / "info" / name).write_bytes(found[name])
-    (own / "info" / "ignore").write_bytes(found["ignore"])
+        (own / "info" / name).write_bytes(files[name])
+    (own / "info" / "ignore").write_bytes(files["ignore"])
     (own / "shallow").write_text(f"{commit}\n")
-    (own / "config").write_text(_config_text(json.loads(found[SETTINGS]), later / "info" / "ignore"), "utf-8")
+    (own / "config").write_text(_config_text(json.loads(files[SETTINGS]), later / "info" / "ignore"), "utf-8")
     (own / "HEAD").write_text(f"{commit}\n")
     return Git(program, own)
 
 
-def _config_text(given: Any, ignore: Path) -> str:
-    values = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+def _config_text(settings_json: Any, ignore: Path) -> str:
+    values = cast("dict[str, Any]", settings_json) if isinstance(settings_json, dict) else {}
     settings = {name: str(values.get(name, default)) for name, default in _DEFAULTS.items()}
     settings["core.excludesfile"] = str(ignore)
     lines = ["[core]", f"\trepositoryformatversion = {1 if values.get(_FORMAT) else 0}", "\tbare = false"]
-    if kind := str(values.get(_FORMAT, "")):
-        lines.append(f'[extensions]\n\tobjectformat = "{"sha256" if kind == "sha256" else "sha1"}"')
+    if str(values.get(_FORMAT, "")):
+        object_format = "sha256" if values[_FORMAT] == "sha256" else "sha1"
+        lines.append(f'[extensions]\n\tobjectformat = "{object_format}"')
     for name, value in settings.items():
         section, _dot, key = name.partition(".")
         escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ").replace("\0", "")
@@ -535,6 +563,6 @@ def _index(git: Git, pack: Path) -> None:
 def _check_complete(git: Git, commit: str) -> None:
     git("index-pack", str(git.own / "objects" / "pack" / f"pack-{commit}.pack"))
     objects = _objects_of(git, commit)
-    listed = git("cat-file", "--batch-check=%(objectname)", stdin=lines_of(objects)).out.split(b"\n")
-    if any(each.endswith(b" missing") for each in listed):
+    lines = git("cat-file", "--batch-check=%(objectname)", stdin=lines_of(objects)).out.split(b"\n")
+    if any(line.endswith(b" missing") for line in lines):
         raise WorktreeFailed(f"the copy of the repository lacks files of the commit {commit}")

@@ -78,16 +78,23 @@ class Git:
 
     def run(self, *words: str, stdin: bytes = b"") -> GitOutput:
         """Run git, and return how it ended. Raises WorktreeFailed: it could not be started, or took too long."""
-        at = [f"--git-dir={self.own}", *([f"--work-tree={self.tree}"] if self.tree is not None else [])]
-        settings = [part for each in SAFE_CONFIG for part in ("-c", each)]
-        index = {"GIT_INDEX_FILE": str(self.index)} if self.index is not None else {}
+        command = [self.program, f"--git-dir={self.own}"]
+        if self.tree is not None:
+            command.append(f"--work-tree={self.tree}")
+        for setting in SAFE_CONFIG:
+            command += ["-c", setting]
+        command += words
+        env = git_environment(self.own)
+        if self.index is not None:
+            env["GIT_INDEX_FILE"] = str(self.index)
+        env |= self.variables
         ended = False
         try:
             with translate_os_errors(f"git {words[0]}"):
                 done = run_git(
-                    [self.program, *at, *settings, *words],
+                    command,
                     folder=self.tree or self.own,
-                    env={**git_environment(self.own), **index, **self.variables},
+                    env=env,
                     aside=self.own,
                     within_s=GIT_S,
                     check=self.check,
@@ -107,7 +114,8 @@ class Git:
         """Run git. Raises WorktreeFailed: it failed; quotes git."""
         done = self.run(*words, stdin=stdin)
         if done.code != 0:
-            places = [self.own, *(Path(place) for place in self.variables.values() if place.startswith("/"))]
+            places = [self.own]
+            places += [Path(value) for value in self.variables.values() if value.startswith("/")]
             raise WorktreeFailed(_explain_failure(words[0], done, full=any(map(_is_full, places))))
         return done
 
@@ -135,18 +143,21 @@ def _is_full(place: Path) -> bool:
     return False
 
 
-def _explain_failure(what: str, done: GitOutput, *, full: bool) -> str:
+_MISSING_OBJECTS = ("unable to read sha1", "unable to read tree", "missing", "bad object", "not our")
+
+
+def _explain_failure(command: str, done: GitOutput, *, full: bool) -> str:
     why = " ".join(done.errors.split())[:400] or f"exit code {done.code}"
     if done.code == -_FILE_SIZE_SIGNAL:
         why = "File too large: a limit on the file size is set here"
     if full or "No space left" in why or "File too large" in why:
-        return f"git {what} failed: the disk is full; make room there, and start again ({why})"
-    if any(sign in why for sign in ("unable to read sha1", "unable to read tree", "missing", "bad object", "not our")):
+        return f"git {command} failed: the disk is full; make room there, and start again ({why})"
+    if any(phrase in why for phrase in _MISSING_OBJECTS):
         return (
-            f"git {what} failed, because objects of the commit are missing from the repository ({why}); a partial clone"
-            " has to fetch them first (git fetch --refetch, or a checkout of the whole tree)"
+            f"git {command} failed, because objects of the commit are missing from the repository ({why}); a partial"
+            " clone has to fetch them first (git fetch --refetch, or a checkout of the whole tree)"
         )
-    return f"git {what} failed: {why}"
+    return f"git {command} failed: {why}"
 
 
 _COPIED_SETTINGS = ("core.autocrlf", "core.eol", "core.ignorecase", "core.sharedrepository")
@@ -190,16 +201,15 @@ class UserRepository:
             raise NoRepository(f"{root} is not a folder; give the root of a git checkout as workspace")
         git = root / ".git"
         if not git.exists():
-            _refuse(root)
+            raise NoRepository(_explain_no_checkout(root))
         program = git_program(root)
         if program is None:
             raise WorktreeFailed(NO_GIT)
-        found = _find_folders(root, accept)
-        folder, common = found.folder, found.common
-        for place in (folder / "HEAD", common / "objects"):
+        folders = _find_folders(root, accept)
+        for place in (folders.folder / "HEAD", folders.common / "objects"):
             if not os.path.lexists(place):
                 raise NoRepository(f"{root} is not a git checkout any more ({place} is missing); repair or clone it")
-        checkout = cls(root, folder, common, program, home, approved, accept)
+        checkout = cls(root, folders.folder, folders.common, program, home, approved, accept)
         checkout.recheck()
         return checkout
 
@@ -241,16 +251,22 @@ class UserRepository:
                 if done.code != 0:
                     why = f"git cannot read the configuration of {self.root}: {done.errors[:300]}; repair it"
                     raise WorktreeFailed(why)
-                pairs = (os.fsdecode(each).partition("\n") for each in done.out.split(b"\0") if each)
-                # A switch that is named without a value is on.
-                return {key.lower(): value if newline or key != _SIGNS else "true" for key, newline, value in pairs}
+                values: dict[str, str] = {}
+                for entry in done.out.split(b"\0"):
+                    if entry:
+                        key, newline, value = os.fsdecode(entry).partition("\n")
+                        if key == _SIGNS and not newline:  # a switch that is named without a value is on
+                            value = "true"
+                        values[key.lower()] = value
+                return values
 
-            own, config = read(), self.common / "config"
-            theirs = read("--file", str(config), "--no-includes") if config.is_file() else {}
-        ignore = Path(theirs.pop("core.excludesfile", ""))
+            user_settings = read()
+            config = self.common / "config"
+            repository_settings = read("--file", str(config), "--no-includes") if config.is_file() else {}
+        ignore = Path(repository_settings.pop("core.excludesfile", ""))
         if ignore.is_absolute() and any(map(ignore.resolve().is_relative_to, (self.root, self.common))):
-            theirs["core.excludesfile"] = str(ignore)
-        return own | theirs
+            repository_settings["core.excludesfile"] = str(ignore)
+        return user_settings | repository_settings
 
     @property
     def signs_commits(self) -> bool:
@@ -270,7 +286,8 @@ class UserRepository:
         be created.
         """
         self.recheck()
-        if (found := _find_folders(self.root, self.accept)).folder != self.folder or found.common != self.common:
+        folders = _find_folders(self.root, self.accept)
+        if folders.folder != self.folder or folders.common != self.common:
             raise FolderReplaced(f"{self.root} is now a different repository")
         with translate_os_errors("creating a git directory"):
             shared = own
@@ -280,8 +297,10 @@ class UserRepository:
                 make_folders(shared, own.parent)
                 (own / "commondir").write_text("common\n")
                 (own / "reftable").symlink_to(self.folder / "reftable")
-            for name in ("objects/info", "info", *(() if joined else ("refs/heads",))):
+            for name in ("objects/info", "info"):
                 make_folders(shared / name, own.parent)
+            if not joined:
+                make_folders(shared / "refs/heads", own.parent)
             (shared / "config").write_text(self._configuration(joined), "utf-8")
             for name in ("info/exclude", "info/attributes"):
                 if (self.common / name).is_file():
@@ -290,7 +309,7 @@ class UserRepository:
                 copy_file(self.common, "shallow", shared / "shallow")
             if not joined:
                 (own / "HEAD").write_text("ref: refs/heads/none\n")
-                (own / "objects/info/alternates").write_bytes(_quoted(os.fsencode(self.objects)) + b"\n")
+                (own / "objects/info/alternates").write_bytes(_quote_path(os.fsencode(self.objects)) + b"\n")
                 return Git(self.program, own)
             (own / "HEAD").write_bytes(self._head())
             for name in ("refs", "packed-refs", "logs", "reftable"):
@@ -307,23 +326,28 @@ class UserRepository:
     def head(self, git: Git) -> tuple[str, str | None]:
         """Return the checked-out commit and its branch (None: detached). Raises NoRepository: no commit."""
         commit = git.run("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
-        branch = git.run("symbolic-ref", "--quiet", "HEAD")
-        name = os.fsdecode(branch.out).strip().removeprefix("refs/heads/") if branch.code == 0 else None
+        reference = git.run("symbolic-ref", "--quiet", "HEAD")
+        branch = None
+        if reference.code == 0:
+            branch = os.fsdecode(reference.out).strip().removeprefix("refs/heads/")
         if commit.code == 0:
-            return os.fsdecode(commit.out).strip(), name
+            return os.fsdecode(commit.out).strip(), branch
         missing = os.fsdecode(git.run("rev-parse", "--verify", "--quiet", "HEAD").out).strip()
         if missing:
             raise NoRepository(f"{self.root} does not have the commit {missing} that HEAD names; repair it (git fsck)")
-        on = f" on {name}" if name else ""
+        where = f" on {branch}" if branch else ""
         raise NoRepository(
-            f"{self.root} has no commit{on} that work could start from; commit something first (git add, git commit)"
+            f"{self.root} has no commit{where} that work could start from; commit something first (git add, git commit)"
         )
 
     def excludes(self) -> str:
-        given = self.settings.get("core.excludesfile", "")
-        if not given:
+        """Return the path of the user's list of names to ignore."""
+        path = self.settings.get("core.excludesfile", "")
+        if not path:
             return str(self.home / ".config" / "git" / "ignore")
-        return str(self.home / given[2:]) if given.startswith("~/") else given
+        if path.startswith("~/"):
+            return str(self.home / path.removeprefix("~/"))
+        return path
 
     def _head(self) -> bytes:
         head = self.folder / "HEAD"
@@ -332,23 +356,28 @@ class UserRepository:
         return read_small(head, 5_000)
 
     def _configuration(self, joined: bool) -> str:
-        extensions = {
-            name: self.settings[f"extensions.{name}"]
-            for name, known in _EXTENSIONS.items()
-            if self.settings.get(f"extensions.{name}", "") in known and (joined or name == "objectformat")
-        }
-        logs = self.settings.get("core.logallrefupdates", "true") if (self.common / "logs").is_dir() else "false"
-        copied = [name for name in _COPIED_SETTINGS if name in self.settings]
+        extensions: dict[str, str] = {}
+        for name in _EXTENSIONS if joined else ("objectformat",):
+            value = self.settings.get(f"extensions.{name}", "")
+            if value in _EXTENSIONS[name]:
+                extensions[name] = value
+        logs = "false"
+        if joined and (self.common / "logs").is_dir():
+            logs = self.settings.get("core.logallrefupdates", "true")
         lines = [
             "[core]",
             f"\trepositoryformatversion = {1 if extensions else 0}",
             "\tbare = false",
-            f"\tlogallrefupdates = {_value(logs if joined else 'false')}",
-            f"\texcludesfile = {_value(self.excludes())}",
-            *(f"\t{name.partition('.')[2]} = {_value(self.settings[name])}" for name in copied),
+            f"\tlogallrefupdates = {_quote_value(logs)}",
+            f"\texcludesfile = {_quote_value(self.excludes())}",
         ]
+        for setting in _COPIED_SETTINGS:
+            if setting in self.settings:
+                lines.append(f"\t{setting.removeprefix('core.')} = {_quote_value(self.settings[setting])}")
         if extensions:
-            lines += ["[extensions]", *(f"\t{name} = {_value(value)}" for name, value in extensions.items())]
+            lines.append("[extensions]")
+        for name, value in extensions.items():
+            lines.append(f"\t{name} = {_quote_value(value)}")
         return "\n".join(lines) + "\n"
 
 
@@ -358,29 +387,29 @@ def _find_folders(root: Path, accept: Accept) -> GitFolders:
     except NoGitFolder as error:
         raise NoRepository(str(error)) from None
     except OSError as error:
-        why = f"{error.filename or root / '.git'} cannot be read ({error.strerror})"
+        place = error.filename or root / ".git"
+        why = f"{place} cannot be read ({error.strerror})"
         raise NoRepository(f"{why}; give a checkout that is your own") from None
 
 
-def _refuse(root: Path) -> None:
+def _explain_no_checkout(root: Path) -> str:
+    """Say what a folder without `.git` is, and what to give instead."""
     if (root / "HEAD").is_file() and (root / "objects").is_dir():
-        raise NoRepository(f"{root} is a bare repository, without files; clone it, and give the clone as workspace")
+        return f"{root} is a bare repository, without files; clone it, and give the clone as workspace"
     for above in root.parents:
         if (above / ".git").exists():
-            raise NoRepository(
+            return (
                 f"{root} is inside the git checkout {above}; give that as workspace, and {root.name} in the namespace"
             )
-    raise NoRepository(
-        f"{root} is not a git repository; run git init and commit in it first, or give another as workspace"
-    )
+    return f"{root} is not a git repository; run git init and commit in it first, or give another as workspace"
 
 
-def _value(text: str) -> str:
+def _quote_value(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
     return f'"{escaped}"'
 
 
-def _quoted(path: bytes) -> bytes:
+def _quote_path(path: bytes) -> bytes:
     """Return a path as the `alternates` file takes it: in quotes if it would be misread."""
     if not path.startswith((b'"', b"#")) and b"\n" not in path:
         return path
@@ -389,6 +418,7 @@ def _quoted(path: bytes) -> bytes:
 
 
 _MAX_BYTES = 100_000_000
+SUBMODULE_MODE = "160000"
 
 
 @dataclass(frozen=True)
@@ -401,14 +431,27 @@ class CommitFiles:
 
     @classmethod
     def of(cls, git: Git, commit: str) -> CommitFiles:
-        listed = git("ls-tree", "-r", "-z", "--full-tree", commit).names()
-        entries = [(entry.partition("\t")[0].split(), entry.partition("\t")[2]) for entry in listed]
-        blobs = {name: words[2] for words, name in entries if words[1] == "blob"}
-        ids = [object_id for name, object_id in blobs.items() if name.rpartition("/")[2] == ".gitattributes"]
-        text = git("cat-file", "--batch", stdin="".join(f"{each}\n" for each in ids).encode()).out if ids else b""
+        submodules: list[str] = []
+        blobs: dict[str, str] = {}
+        attribute_ids: list[str] = []
+        for entry in git("ls-tree", "-r", "-z", "--full-tree", commit).names():
+            fields, _, name = entry.partition("\t")
+            mode, kind, object_id = fields.split()
+            if mode == SUBMODULE_MODE:
+                submodules.append(name)
+            if kind == "blob":
+                blobs[name] = object_id
+                if name.rpartition("/")[2] == ".gitattributes":
+                    attribute_ids.append(object_id)
+
+        attributes = b""
+        if attribute_ids:
+            stdin = "".join(f"{each}\n" for each in attribute_ids).encode()
+            attributes = git("cat-file", "--batch", stdin=stdin).out
         local = git.own / "info" / "attributes"
-        text += local.read_bytes() if local.is_file() else b""
-        return cls(tuple(name for words, name in entries if words[0] == "160000"), blobs, text)
+        if local.is_file():
+            attributes += local.read_bytes()
+        return cls(tuple(submodules), blobs, attributes)
 
 
 @dataclass(frozen=True)
@@ -425,15 +468,25 @@ class ProtectedPaths:
 
 
 def find_protected_paths(git: Git, commit: str, tree: Path | None) -> ProtectedPaths:
-    """Return the protected paths of a commit; `tree` was just written from it, and None uses what was found then."""
+    """Return the protected paths of a commit.
+
+    `tree` was just written from it: which files seem changed is stored. With None, what was stored then is used.
+    """
     files = CommitFiles.of(git, commit)
-    filtered = filtered_files(git, commit, list(files.blobs)) if b"lfs" in files.attributes else []
-    saved = git.own / "written.json"
+    pointers: list[str] = []
+    if b"lfs" in files.attributes:
+        filtered = filtered_files(git, commit, list(files.blobs))
+        pointers = [name for name, filter_name in filtered if filter_name == "lfs"]
+    written_file = git.own / "written.json"
     if tree is not None:
-        converts = files.attributes or any(git.run("config", key).code == 0 for key in ("core.autocrlf", "core.eol"))
-        saved.write_text(json.dumps(_seemingly_changed(git, commit, tree) if converts else {}))
-    pointers = frozenset(name for name, value in filtered if value == "lfs")
-    return ProtectedPaths(frozenset(files.submodules), pointers, json.loads(saved.read_text()))
+        converts = bool(files.attributes) or _converts_line_ends(git)
+        written = _seemingly_changed(git, commit, tree) if converts else {}
+        written_file.write_text(json.dumps(written))
+    return ProtectedPaths(frozenset(files.submodules), frozenset(pointers), json.loads(written_file.read_text()))
+
+
+def _converts_line_ends(git: Git) -> bool:
+    return any(git.run("config", key).code == 0 for key in ("core.autocrlf", "core.eol"))
 
 
 def filtered_files(git: Git, commit: str, names: Sequence[str]) -> list[tuple[str, str]]:
@@ -442,8 +495,8 @@ def filtered_files(git: Git, commit: str, names: Sequence[str]) -> list[tuple[st
         indexed("read-tree", commit)
         stdin = b"".join(os.fsencode(name) + b"\0" for name in names)
         fields = indexed("check-attr", "-z", "--cached", "--stdin", "filter", stdin=stdin).names()
-    found = zip(fields[::3], fields[2::3], strict=True)
-    return [(name, value) for name, value in found if value not in ("unspecified", "unset", "set")]
+    filters = zip(fields[::3], fields[2::3], strict=True)  # the path, the word `filter`, and the value
+    return [(name, value) for name, value in filters if value not in ("unspecified", "unset", "set")]
 
 
 def _seemingly_changed(git: Git, commit: str, tree: Path) -> dict[str, str]:
@@ -452,8 +505,13 @@ def _seemingly_changed(git: Git, commit: str, tree: Path) -> dict[str, str]:
         indexed("read-tree", commit)
         indexed.run("update-index", "-q", "--really-refresh")
         changed = dict.fromkeys(indexed("ls-files", "-z", "--modified").names())
+    digests: dict[str, str] = {}
     with closing(Root.open(tree)) as root:
-        return {name: digest for name in changed if (digest := file_digest(root, name))}
+        for name in changed:
+            digest = file_digest(root, name)
+            if digest:
+                digests[name] = digest
+    return digests
 
 
 def file_digest(tree: Root, name: str) -> str:
@@ -478,10 +536,9 @@ _MANIFESTS = frozenset(
 
 def manifests_digest(git: Git, tree: str) -> str:
     """Return a digest of a commit or tree that changes when a file that names dependencies does."""
-    listed = git("ls-tree", "-r", "-z", "--full-tree", tree).names()
-    found: list[str] = []
-    for entry in listed:
+    manifests: list[str] = []
+    for entry in git("ls-tree", "-r", "-z", "--full-tree", tree).names():
         name = entry.partition("\t")[2].rpartition("/")[2]
         if name in _MANIFESTS or (name.startswith("requirements") and name.endswith(".txt")):
-            found.append(entry)
-    return hashlib.sha256("\0".join(found).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+            manifests.append(entry)
+    return hashlib.sha256("\0".join(manifests).encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -27,21 +27,23 @@ _LFS_POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\r?\n")
 _LFS_POINTER_BYTES = 1024
 _IGNORED_BY_HFS = re.compile("[\u200c-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 """Characters that HFS+ ignores in a name (git's list, and the rest of the two blocks that it is from)."""
-_MAX_PATHS, _MAX_CHARS = 200, 1_000
+_MAX_PATHS = 200
+_MAX_CHARS = 1_000
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 
-def namespace_of(given: str | Sequence[str]) -> tuple[str, ...]:
+def namespace_of(namespace: str | Sequence[str]) -> tuple[str, ...]:
     """Return paths from the repository's root, with `/`; "." is all; none inside another. Raises BadNamespace."""
-    texts = [given] if isinstance(given, str) else list(given)
+    texts = [namespace] if isinstance(namespace, str) else list(namespace)
     if not texts:
         raise BadNamespace('it names nothing; give the files or folders that may be changed, such as "src/parser"')
     if len(texts) > _MAX_PATHS:
         raise BadNamespace(f"it names {len(texts)} paths, and at most {_MAX_PATHS} are allowed; name their folders")
-    found = dict.fromkeys(map(_normal, texts))
-    if "." in found:
+    paths = dict.fromkeys(map(_normal, texts))
+    if "." in paths:
         return (".",)
-    return tuple(path for path in found if not any(path.startswith(f"{other}/") for other in found))
+    folders = tuple(f"{path}/" for path in paths)
+    return tuple(path for path in paths if not path.startswith(folders))
 
 
 def within(namespace: Sequence[str], path: str) -> bool:
@@ -52,21 +54,27 @@ def within(namespace: Sequence[str], path: str) -> bool:
 def _normal(text: str) -> str:
     if not text.strip():
         raise BadNamespace('an empty path; give one relative to the repository\'s root, or "." for all of it')
-    has_control = any(ord(char) < 32 or ord(char) == 127 for char in text)
-    is_absolute = text.startswith(("/", "~", "\\")) or _DRIVE.match(text) is not None
     parts = [part for part in text.split("/") if part not in ("", ".")]
-    is_pattern = any("*" in part or "?" in part for part in parts)
-    for is_wrong, why in (
-        (has_control, "has a control character in it; give the path as it is"),
-        (len(text) > _MAX_CHARS, f"is longer than {_MAX_CHARS} characters; name the folder that it lies in"),
-        (is_absolute, "is not relative; give it as it is called from the repository's root"),
-        (".." in parts, 'has ".." in it; give it as it is called from the repository\'s root'),
-        (any(part.lower() == ".git" for part in parts), "lies in .git, which is git's own; name files of the project"),
-        (is_pattern, "is a pattern, and only plain paths are understood; name the folder"),
-    ):
-        if is_wrong:
-            raise BadNamespace(f"{shown(text)!r} {why}")
+    fault = _fault_of_path(text, parts)
+    if fault is not None:
+        raise BadNamespace(f"{shown(text)!r} {fault}")
     return "/".join(parts) or "."
+
+
+def _fault_of_path(text: str, parts: Sequence[str]) -> str | None:
+    if any(ord(char) < 32 or ord(char) == 127 for char in text):
+        return "has a control character in it; give the path as it is"
+    if len(text) > _MAX_CHARS:
+        return f"is longer than {_MAX_CHARS} characters; name the folder that it lies in"
+    if text.startswith(("/", "~", "\\")) or _DRIVE.match(text):
+        return "is not relative; give it as it is called from the repository's root"
+    if ".." in parts:
+        return 'has ".." in it; give it as it is called from the repository\'s root'
+    if ".git" in [part.lower() for part in parts]:
+        return "lies in .git, which is git's own; name files of the project"
+    if "*" in text or "?" in text:
+        return "is a pattern, and only plain paths are understood; name the folder"
+    return None
 
 
 class Edits:
@@ -143,8 +151,11 @@ def belongs_to_git(name: str) -> bool:
     HFS+ ignores characters of no width. NTFS ignores case, spaces and dots at the end, streams; it has `git~1`.
     """
     visible = _IGNORED_BY_HFS.sub("", unicodedata.normalize("NFKC", name)).casefold()
-    stems = (part.partition(":")[0].rstrip(" .") for part in re.split(r"[\\/]", visible))
-    return any(stem == ".git" or re.fullmatch(r"git~\d+", stem) for stem in stems)
+    for part in re.split(r"[\\/]", visible):
+        stem = part.partition(":")[0].rstrip(" .")
+        if stem == ".git" or re.fullmatch(r"git~\d+", stem):
+            return True
+    return False
 
 
 def _is_within(parts: Sequence[str], folder: str) -> bool:
@@ -199,7 +210,8 @@ def failing_part(output: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     lines = text.split("\n")
-    if (from_end := _first(lines[::-1], (_PYTEST_SUMMARY,))) is not None:
+    from_end = _first(lines[::-1], (_PYTEST_SUMMARY,))
+    if from_end is not None:
         start = len(lines) - 1 - from_end
         summary = "\n".join(lines[start:])
         first = _first(lines[:start], (_PYTEST,))
@@ -209,18 +221,25 @@ def failing_part(output: str, limit: int) -> str:
         details = "\n".join(lines[first:start])
         return f"{_cut_middle(details, room)}\n{summary}" if room > 200 else summary
     first = _first(lines, _STARTS_OF_FAILURES)
-    return _cut_beginning(text, limit) if first is None else _cut_middle("\n".join(lines[first:]), limit)
+    if first is None:
+        return _cut_beginning(text, limit)
+    return _cut_middle("\n".join(lines[first:]), limit)
 
 
 def _first(lines: Sequence[str], patterns: Sequence[re.Pattern[str]]) -> int | None:
-    return next((n for n, line in enumerate(lines) if any(pattern.match(line) for pattern in patterns)), None)
+    """Return the number of the first line that begins with one of the patterns."""
+    for number, line in enumerate(lines):
+        if any(pattern.match(line) for pattern in patterns):
+            return number
+    return None
 
 
 def _cut_middle(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     room = max(0, limit - len(_CUT) - 2)
-    head, tail = text[: room * 2 // 3], text[len(text) - (room - room * 2 // 3) :]
+    head_chars = room * 2 // 3
+    head, tail = text[:head_chars], text[len(text) - (room - head_chars) :]
     if "\n" in head:
         head = head[: head.rindex("\n")]
     if "\n" in tail:

@@ -125,12 +125,12 @@ class Trees:
     def _protect(self, base: str, tree: Path | None = None) -> None:
         self._protected = find_protected_paths(self.git, base, tree)
         for path in self.spec.namespace:
-            inside = next((name for name in self._protected.submodules if within((name,), path)), None)
-            if inside is not None:
-                raise BadNamespace(
-                    f"{shown(path)} is in the submodule {shown(inside)}, a repository of its own; give that as"
-                    " workspace to change it"
-                )
+            for submodule in self._protected.submodules:
+                if within((submodule,), path):
+                    raise BadNamespace(
+                        f"{shown(path)} is in the submodule {shown(submodule)}, a repository of its own; give that as"
+                        " workspace to change it"
+                    )
 
     # -- the worktree -------------------------------------------------------------------------------------------------
 
@@ -168,11 +168,10 @@ class Trees:
             remove_tree(self.folder.home)
 
     def may_change(self, name: str) -> bool:
-        return (
-            within(self.spec.namespace, name)
-            and name not in self._protected.pointers
-            and not any(within((each,), name) for each in self._protected.submodules)
-        )
+        """Tell whether the work may change a file: it is in the namespace, no pointer of Git LFS, in no submodule."""
+        if not within(self.spec.namespace, name) or name in self._protected.pointers:
+            return False
+        return not within(tuple(self._protected.submodules), name)
 
     def candidate(self, check: Callable[[], None] = _no_check) -> str:
         with self._lock:
@@ -183,9 +182,11 @@ class Trees:
                 shutil.copyfile(self._base_index, index)
             staged = git.on(self.folder.tree, index)
             update = ("update-index", "--add", "--remove", "--replace", "-z", "--stdin")
-            if untracked := self._new_files(git.on(self.folder.tree, self._base_index)):
+            untracked = self._new_files(git.on(self.folder.tree, self._base_index))
+            if untracked:
                 staged(*update, stdin=_lines(untracked))
-            if changed := list(filter(self.may_change, self._changed(staged))):
+            changed = list(filter(self.may_change, self._changed(staged)))
+            if changed:
                 staged(*update, stdin=_lines(changed))
             return staged.line("write-tree")
 
@@ -201,31 +202,34 @@ class Trees:
         return [name for name in names if not self.may_change(name)]
 
     def _changed(self, git: Git) -> list[str]:
-        found = self._without_dependencies(git("ls-files", "-z", "--modified", "--deleted").names())
+        names = self._without_dependencies(git("ls-files", "-z", "--modified", "--deleted").names())
         written = self._protected.written
         if not written or git.tree is None:
-            return found
+            return names
         with closing(Root.open(git.tree)) as root:
-            return [name for name in found if name not in written or file_digest(root, name) != written[name]]
+            return [name for name in names if name not in written or file_digest(root, name) != written[name]]
 
     def _untracked(self, git: Git) -> list[str]:
-        found = self._without_dependencies(git("ls-files", "-z", "--others", "--exclude-standard").names())
-        return [name for name in found if not any(map(is_git_name, name.split("/")))]
+        names = self._without_dependencies(git("ls-files", "-z", "--others", "--exclude-standard").names())
+        return [name for name in names if not any(map(is_git_name, name.split("/")))]
 
     def _rule_files(self, git: Git) -> list[str]:
         """Return untracked files that tell git what to ignore, beside tracked files; others are a tool's own."""
-        found = git("ls-files", "-z", "--others", "--", *(f":(glob)**/{name}" for name in _RULE_FILES)).names()
-        if not found:
+        patterns = [f":(glob)**/{name}" for name in _RULE_FILES]
+        names = git("ls-files", "-z", "--others", "--", *patterns).names()
+        if not names:
             return []
         folders = {""}
-        for name in git("ls-files", "-z").names():
-            while (name := name.rpartition("/")[0]) and name not in folders:
-                folders.add(name)
-        return [name for name in self._without_dependencies(found) if name.rpartition("/")[0] in folders]
+        for tracked in git("ls-files", "-z").names():
+            folder = tracked.rpartition("/")[0]
+            while folder not in folders:
+                folders.add(folder)
+                folder = folder.rpartition("/")[0]
+        return [name for name in self._without_dependencies(names) if name.rpartition("/")[0] in folders]
 
     def _without_dependencies(self, names: Iterable[str]) -> list[str]:
         """Leave out the folders that are mounted over the tree, read-only."""
-        return [name for name in dict.fromkeys(names) if not any(within((each,), name) for each in self.dependencies)]
+        return [name for name in dict.fromkeys(names) if not within(self.dependencies, name)]
 
     # -- the check tree -----------------------------------------------------------------------------------------------
 

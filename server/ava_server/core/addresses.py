@@ -16,25 +16,32 @@ PORTS = {"http": 80, "https": 443}
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-def public_url(given: str | None, option: str = "--public-url") -> str | None:
+def public_url(url: str | None, option: str = "--public-url") -> str | None:
     """Return the public URL without a trailing slash, or None. Raises BadInput: it is not the URL of a server."""
-    if given is None:
+    if url is None:
         return None
+    if not _is_server_url(url.strip()):
+        raise BadInput(f"{option}: {url[:80]!r} is not the URL of a server; write it like https://ava.example.org")
+    return url.strip().rstrip("/")
+
+
+def _is_server_url(url: str) -> bool:
+    """Tell whether a URL has a scheme, a host and maybe a port, and nothing more."""
     try:
-        parts = urlsplit(given.strip())
-        fits = parts.scheme in PORTS and bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
-        fits = fits and parts.username is None and not parts.query and not parts.fragment
+        parts = urlsplit(url)
+        if parts.scheme not in PORTS or not parts.hostname or parts.port == 0:
+            return False
     except ValueError:
-        fits = False
-    if not fits:
-        raise BadInput(f"{option}: {given[:80]!r} is not the URL of a server; write it like https://ava.example.org")
-    return given.strip().rstrip("/")
+        return False
+    if parts.username is not None or parts.path not in ("", "/"):
+        return False
+    return not parts.query and not parts.fragment
 
 
-def proxies_of(given: Sequence[str]) -> tuple[Network, ...]:
+def proxies_of(addresses: Sequence[str]) -> tuple[Network, ...]:
     try:
-        return tuple(ipaddress.ip_network(each.strip(), strict=False) for each in given)
-    except ValueError as wrong:
+        return tuple(ipaddress.ip_network(address.strip(), strict=False) for address in addresses)
+    except ValueError as error:
         raise BadInput(
-            f"--trusted-proxy: {wrong}; give an address such as 10.0.0.2, or a network like 10.0.0.0/24"
+            f"--trusted-proxy: {error}; give an address such as 10.0.0.2, or a network like 10.0.0.0/24"
         ) from None

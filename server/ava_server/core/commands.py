@@ -28,28 +28,33 @@ _NEAR = 40
 
 
 @dataclass
-class _Named:
+class _Server:
+    """The server that a command shows, by how a command for it begins; None for the one of this machine."""
+
     command: str | None = None
 
 
-_named: ContextVar[_Named] = ContextVar("named")
+_server: ContextVar[_Server] = ContextVar("server")
 
 
 def forget_server() -> None:
     """Begin a command: no server is named yet."""
-    _named.set(_Named())
+    _server.set(_Server())
 
 
 def name_server(command: str) -> None:
     """Say that what this command shows is another server's; `command` is how a command for that begins."""
-    if (named := _named.get(None)) is not None:
-        named.command = command
+    server = _server.get(None)
+    if server is not None:
+        server.command = command
 
 
 def advice(text: str) -> str:
     """Return one of Ava's own texts with commands that work where this command looks: here, or at a named server."""
-    named = _named.get(None)
-    return text if named is None or named.command is None else advice_there(text, named.command)
+    server = _server.get(None)
+    if server is None or server.command is None:
+        return text
+    return advice_there(text, server.command)
 
 
 def advice_there(text: str, command: str) -> str:
@@ -59,28 +64,31 @@ def advice_there(text: str, command: str) -> str:
     `--url` is said to be for the server's own machine. A text that was adapted stays as it is.
     """
 
-    def quoted(found: re.Match[str]) -> str:
-        before, after = found.string[: found.start()], found.string[found.end() :]
+    def adapt_quoted(match: re.Match[str]) -> str:
+        before, after = match.string[: match.start()], match.string[match.end() :]
         if _ON_THE_SERVER.search(before):
-            return found[0]
-        if _takes_url(found[1]):
-            return f"`{command} {found[1]}`"
-        return found[0] if _says_where(before, after) else f"{found[0]} on the server"
+            return match[0]
+        if _takes_url(match[1]):
+            return f"`{command} {match[1]}`"
+        return match[0] if _says_where(before, after) else f"{match[0]} on the server"
 
-    def bare(found: re.Match[str]) -> str:
-        return f"{command} " if _takes_url(found.string[found.end() :].partition("\n")[0]) else found[0]
+    def adapt_bare(match: re.Match[str]) -> str:
+        line = match.string[match.end() :].partition("\n")[0]
+        return f"{command} " if _takes_url(line) else match[0]
 
-    return _BARE.sub(bare, _QUOTED.sub(quoted, text))
+    return _BARE.sub(adapt_bare, _QUOTED.sub(adapt_quoted, text))
 
 
 def _takes_url(line: str) -> bool:
     words = line.split()
-    two = " ".join(words[:2])
-    name = two if two in TWO_WORDS else words[0].rstrip(".,;:)")
+    name = " ".join(words[:2])
+    if name not in TWO_WORDS:
+        name = words[0].rstrip(".,;:)")
     return name in TAKE_URL and LOCAL_OPTIONS.get(name) not in words
 
 
 def _says_where(before: str, after: str) -> bool:
     """Tell whether the sentence around a command says already that it is for the server's machine."""
-    near = before[-_NEAR:].rpartition(". ")[2], re.split(r"[.;]", after[:_NEAR])[0]
-    return any(map(_THERE.search, near))
+    same_sentence_before = before[-_NEAR:].rpartition(". ")[2]
+    same_sentence_after = re.split(r"[.;]", after[:_NEAR])[0]
+    return bool(_THERE.search(same_sentence_before) or _THERE.search(same_sentence_after))

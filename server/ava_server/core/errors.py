@@ -41,13 +41,17 @@ def key_shapes() -> Redactor:
     return Redactor({}, seen_offsets=seen_offsets)
 
 
+_SENTENCE_ENDS = (".", "!", "?", ":", ";", "…", ".)", ".`", '."')
+
+
 def with_advice(problem: str, advice: str) -> str:
     """Return a text about a problem, and the sentence that says what to do, as two sentences."""
     problem = problem.rstrip()
     if not advice or not problem:
         return problem or advice
-    ends = problem.endswith((".", "!", "?", ":", ";", "…")) or problem.endswith((".)", ".`", '."'))
-    return f"{problem}{'' if ends else '.'} {advice}"
+    if problem.endswith(_SENTENCE_ENDS):
+        return f"{problem} {advice}"
+    return f"{problem}. {advice}"
 
 
 class AvaError(Exception):

@@ -36,16 +36,22 @@ def read_span(
     `1h` counts from `at_us`, by default now. `zone` is that of a time without one, by default this machine's. `dashes`
     stand before the names in errors. Raises BadInput: one is not a time, or the end is before the beginning.
     """
-    at_us, read = now_us() if at_us is None else at_us, dict[str, int]()
-    for name, given in (("since", since), ("until", until)):
-        if given is not None:
-            try:
-                read[name] = parse_time(given, at_us, zone)
-            except ValueError as error:
-                raise BadInput(f"{dashes}{name}: {error}") from None
-    if len(read) == 2 and read["until"] < read["since"]:
+    if at_us is None:
+        at_us = now_us()
+    since_us = _read_time(f"{dashes}since", since, at_us, zone)
+    until_us = _read_time(f"{dashes}until", until, at_us, zone)
+    if since_us is not None and until_us is not None and until_us < since_us:
         raise BadInput(f"{dashes}until: {until!r:.60} is before {dashes}since ({since!r:.60}); give a later time")
-    return read.get("since"), read.get("until")
+    return since_us, until_us
+
+
+def _read_time(argument: str, text: str | None, at_us: int, zone: tzinfo | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_time(text, at_us, zone)
+    except ValueError as error:
+        raise BadInput(f"{argument}: {error}") from None
 
 
 def new_id(field: str) -> str:

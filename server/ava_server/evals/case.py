@@ -69,12 +69,14 @@ class Contains(_Check):
     texts: tuple[str, ...]
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
-        lacking = [text for text in self.texts if _plain(text) not in _plain(output_text(result))]
-        return f"the output lacks {_listed(lacking)}" if lacking else None
+        output = _plain(output_text(result))
+        missing = [text for text in self.texts if _plain(text) not in output]
+        return f"the output lacks {_list_texts(missing)}" if missing else None
 
     def fault(self) -> str | None:
-        empty = not self.texts or not all(_plain(text) for text in self.texts)
-        return "it can never fail: an empty text stands in every output" if empty else None
+        if self.texts and all(map(_plain, self.texts)):
+            return None
+        return "it can never fail: an empty text stands in every output"
 
 
 class Absent(_Check):
@@ -84,13 +86,14 @@ class Absent(_Check):
     texts: tuple[str, ...]
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
-        there = [text for text in self.texts if _plain(text) in _plain(output_text(result))]
-        return f"the output has {_listed(there)}" if there else None
+        output = _plain(output_text(result))
+        present = [text for text in self.texts if _plain(text) in output]
+        return f"the output has {_list_texts(present)}" if present else None
 
     def fault(self) -> str | None:
         if not self.texts:
             return "it can never fail: it names no text"
-        return None if all(_plain(text) for text in self.texts) else "an empty text stands in every output"
+        return None if all(map(_plain, self.texts)) else "an empty text stands in every output"
 
 
 class Schema(_Check):
@@ -100,12 +103,13 @@ class Schema(_Check):
     schema_: dict[str, Any] = Field(alias="schema")
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
-        wrong = find_mismatch(_untrusted(result).get("output"), self.schema_)
-        return None if wrong is None else f"the output does not hold the schema: {wrong}"
+        mismatch = find_mismatch(_untrusted(result).get("output"), self.schema_)
+        return None if mismatch is None else f"the output does not hold the schema: {mismatch}"
 
     def fault(self) -> str | None:
-        if wrong := check_schema(self.schema_):
-            return wrong
+        fault = check_schema(self.schema_)
+        if fault:
+            return fault
         if any(find_mismatch(value, self.schema_) for value in _ANY_VALUES):
             return None
         return "it can never fail: this schema allows every value"
@@ -118,9 +122,9 @@ class Equals(_Check):
     value: Any
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
-        found = _untrusted(result).get("output")
-        wrong = find_mismatch(found, {"const": self.value})  # unlike ==, where true is 1
-        return None if wrong is None else f"the output is {_short(found)}, not {_short(self.value)}"
+        output = _untrusted(result).get("output")
+        mismatch = find_mismatch(output, {"const": self.value})  # unlike ==, where true is 1
+        return None if mismatch is None else f"the output is {_short(output)}, not {_short(self.value)}"
 
     def fault(self) -> str | None:
         return check_schema({"const": self.value})
@@ -134,13 +138,13 @@ class Sources(_Check):
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
         findings: Sequence[Mapping[str, Any]] = _untrusted(result).get("findings") or ()
-        good = {each["finding"] for each in result.get("quotes_checked") or () if each["verdict"] == "found"}
-        named = [str(one.get("source_url")) for number, one in enumerate(findings, 1) if number in good]
-        # A place follows the path: `notes.md:3`, `report.pdf, page 2`.
-        lacking = [
-            path for path in self.paths if not any(re.match(rf"{re.escape(path)}(?![^:,])", one) for one in named)
-        ]
-        return f"no finding quotes {_listed(lacking)}" if lacking else None
+        sources: list[str] = []
+        for check in result.get("quotes_checked") or ():
+            number = check["finding"]
+            if check["verdict"] == "found" and 1 <= number <= len(findings):
+                sources.append(str(findings[number - 1].get("source_url")))
+        missing = [path for path in self.paths if not any(_is_place_in(path, source) for source in sources)]
+        return f"no finding quotes {_list_texts(missing)}" if missing else None
 
     def fault(self) -> str | None:
         return None if self.paths else "it can never fail: it names no source"
@@ -201,14 +205,13 @@ class Case(TomlFile):
 
     def failures(self, result: Mapping[str, Any]) -> list[str]:
         """Return why a stored result (`SubagentComplete.result`) does not pass, a sentence for each check."""
-        ending = any(isinstance(check, Endings) for check in self.checks)
-        checks = self.checks if ending else (Endings(any=("success",)), *self.checks)
-        found = [why for check in checks if (why := check.failure(result)) is not None]
-        if (why := self._untouched(result)) is not None:
-            found.append(why)
-        return found
+        names_ending = any(isinstance(check, Endings) for check in self.checks)
+        checks = self.checks if names_ending else (Endings(any=("success",)), *self.checks)
+        failures = [check.failure(result) for check in checks]
+        failures.append(self._lack_of_work(result))
+        return list(filter(None, failures))
 
-    def _untouched(self, result: Mapping[str, Any]) -> str | None:
+    def _lack_of_work(self, result: Mapping[str, Any]) -> str | None:
         """Return why a coder's result shows no work: nothing was changed, or what passes has passed before."""
         changes: Mapping[str, Any] | None = result.get("changes")
         if changes is None:
@@ -216,38 +219,60 @@ class Case(TomlFile):
         if not changes.get("files"):
             return "the coder changed nothing"
         before = fields_of(fields_of(changes.get("verify")).get("before"))
-        tells = any(not isinstance(check, Verify | Absent | Endings) for check in self.checks)
-        if before.get("passed") and not tells:
+        checks_answer = any(not isinstance(check, Verify | Absent | Endings) for check in self.checks)
+        if before.get("passed") and not checks_answer:
             return "the verify command passes without any work; add a check of the answer, or a test that fails"
         return None
 
     def faults(self) -> list[tuple[tuple[str | int, ...], str]]:
-        """Return what is wrong with it; checks that can never fail are, too."""
-        found: list[tuple[tuple[str | int, ...], str]] = []
-        for key, given in (("workspace", self.workspace), ("recording", self.recording)):
-            if given is not None and (why := self._place_fault(given, folder=key == "workspace")):
-                found.append(((key,), why))
-        found += argument_faults(self.arguments, self.role, self.task)
-        own = [(("checks", number), why) for number, check in enumerate(self.checks) if (why := check.fault())]
-        no_answer = any(isinstance(check, Endings) and "success" not in check.any for check in self.checks)
-        empty = [each for each in _EMPTY_ANSWERS if not no_answer or each["status"] == "success"]
-        if not own and any(not self.failures(answer) for answer in empty):
-            own = [
-                (("checks", 0), "the checks can never fail: an empty answer passes all of them; add one of the answer")
-            ]
-        return [*found, *own]
+        """Return what is wrong with it: where, and a sentence. A check that can never fail is wrong, too."""
+        faults: list[tuple[tuple[str | int, ...], str]] = []
+        for key, path, is_folder in (("workspace", self.workspace, True), ("recording", self.recording, False)):
+            fault = self._fault_of_path(path, is_folder) if path is not None else None
+            if fault is not None:
+                faults.append(((key,), fault))
+        faults += argument_faults(self.arguments, self.role, self.task)
+        has_check_fault = False
+        for number, check in enumerate(self.checks):
+            fault = check.fault()
+            if fault:
+                has_check_fault = True
+                faults.append((("checks", number), fault))
+        if not has_check_fault and self._passes_empty_answer():
+            fault = "the checks can never fail: an empty answer passes all of them; add one of the answer"
+            faults.append((("checks", 0), fault))
+        return faults
 
-    def path(self, given: str) -> Path:
-        return self.folder / given
+    def _passes_empty_answer(self) -> bool:
+        expects_no_answer = any(isinstance(check, Endings) and "success" not in check.any for check in self.checks)
+        for answer in _EMPTY_ANSWERS:
+            if expects_no_answer and answer["status"] != "success":
+                continue
+            if not self.failures(answer):
+                return True
+        return False
 
-    def _place_fault(self, given: str, *, folder: bool) -> str | None:
-        parts, there, within = PurePosixPath(given), self.path(given), self.folder.resolve()
-        outside = parts.is_absolute() or ".." in parts.parts or not parts.parts or "\\" in given or ":" in given
-        if outside or (there.exists() and not there.resolve().is_relative_to(within)):
-            return f"{given!r} has to lie in the folder of the case, also behind a link; give a path relative to it"
-        if there.is_dir() if folder else there.is_file():
-            return None
-        return f"there is no {'folder' if folder else 'file'} {given!r} beside the case"
+    def path(self, relative: str) -> Path:
+        return self.folder / relative
+
+    def _fault_of_path(self, relative: str, is_folder: bool) -> str | None:
+        """Return why a file or folder of the case cannot be used; None if it can."""
+        path = self.path(relative)
+        if not _stays_beneath(relative) or (path.exists() and not path.resolve().is_relative_to(self.folder.resolve())):
+            return f"{relative!r} has to lie in the folder of the case, also behind a link; give a path relative to it"
+        if is_folder and not path.is_dir():
+            return f"there is no folder {relative!r} beside the case"
+        if not is_folder and not path.is_file():
+            return f"there is no file {relative!r} beside the case"
+        return None
+
+
+def _stays_beneath(relative: str) -> bool:
+    """Tell whether a path, which may also be one of Windows, stays beneath the folder that it is relative to."""
+    path = PurePosixPath(relative)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        return False
+    return "\\" not in relative and ":" not in relative
 
 
 def argument_faults(arguments: Mapping[str, Any], role: str, task: str) -> Iterator[tuple[tuple[str], str]]:
@@ -268,11 +293,11 @@ def load_cases(folder: Path) -> list[Case]:
     faults: list[str] = []
     files = sorted(path for path in folder.glob("*.toml") if path.name != SUITE)
     for path in files:
-        found = read_toml(path, Case, id=path.stem, folder=path.parent)
-        if isinstance(found, Case):
-            cases.append(found)
+        result = read_toml(path, Case, id=path.stem, folder=path.parent)
+        if isinstance(result, Case):
+            cases.append(result)
         else:
-            faults += found
+            faults += result
     if not files:
         faults = [
             f"{folder}: there is no case in this folder;"
@@ -283,21 +308,26 @@ def load_cases(folder: Path) -> list[Case]:
     return cases
 
 
-def read_toml(path: Path, kind: type[T], **given: Any) -> T | list[str]:
-    """Return what is in a file, with `given` values, or every fault of it as `file:line: sentence`. Blocking."""
+def read_toml(path: Path, kind: type[T], **fields: Any) -> T | list[str]:
+    """Return what is in a file, with further `fields`, or every fault of it as `file:line: sentence`. Blocking."""
     text = ""
     try:
         text = read_bytes(path, MOST_BYTES).decode()
-        written = tomllib.loads(text)
-        if odd := [key for key, each in written.items() if not _is_json(each)]:
-            return [f"{path}:{_line_of(text, (key,))}: {_named((key,))}{_NO_JSON}" for key in odd]
-        value = kind.model_validate({**written, **given})
-        found = value.faults()
+        document = tomllib.loads(text)
+        faults: list[tuple[tuple[str | int, ...], str]] = [
+            ((key,), _NO_JSON) for key, each in document.items() if not _is_json(each)
+        ]
+        if not faults:
+            value = kind.model_validate({**document, **fields})
+            faults = value.faults()
+            if not faults:
+                return value
     except ValidationError as error:
-        found = [(_place(fault["loc"]), fault["msg"]) for fault in error.errors()]
+        faults = [(_place(fault["loc"]), fault["msg"]) for fault in error.errors()]
     except tomllib.TOMLDecodeError as error:
-        at = _LINE.search(str(error))
-        return [f"{path}:{at[1] if at else 1}: {error}"]
+        match = _LINE.search(str(error))
+        line = match[1] if match else 1
+        return [f"{path}:{line}: {error}"]
     except UnicodeDecodeError:
         return [f"{path}:1: it is not UTF-8 text"]
     except OSError as error:
@@ -306,10 +336,7 @@ def read_toml(path: Path, kind: type[T], **given: Any) -> T | list[str]:
         return [str(error)]
     except (ValueError, RecursionError):
         return [f"{path}:1: a number in it is too long, or its values are nested too deep"]
-    else:
-        if not found:
-            return value
-    return [f"{path}:{_line_of(text, place)}: {_named(place)}{why}" for place, why in found]
+    return [f"{path}:{_line_of(text, place)}: {_key_path(place)}: {why}" for place, why in faults]
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -335,19 +362,23 @@ def _is_json(value: Any) -> bool:
         return False
 
 
+_TABLES = ("arguments", "checks")
+
+
 def write_case(case: Case) -> Path:
     """Write a new case into its folder, and return the path. Blocking. Raises SuiteFaults, FileExistsError."""
     path = case.folder / f"{case.id}.toml"
-    if faults := case.faults():
-        raise SuiteFaults("\n".join(f"{path}: {_named(place)}{why}" for place, why in faults))
+    faults = case.faults()
+    if faults:
+        raise SuiteFaults("\n".join(f"{path}: {_key_path(place)}: {why}" for place, why in faults))
     fields = case.model_dump(mode="json", by_alias=True, exclude_none=True)
-    given = {key: value for key, value in fields.items() if value not in ([], {})}
-    tables = [given.pop(key) for key in ("arguments", "checks") if key in given]
     document = tomlkit.document()
-    for key, value in given.items():
-        document.add(key, value)
-    for key, value in zip([key for key in ("arguments", "checks") if fields[key]], tables, strict=True):
-        document.add(key, tomlkit.item(_without_nulls(value)))
+    for key, value in fields.items():
+        if key not in _TABLES and value not in ([], {}):
+            document.add(key, value)
+    for key in _TABLES:  # TOML has them last
+        if fields[key]:
+            document.add(key, tomlkit.item(_without_nulls(fields[key])))
     with path.open("x", encoding="utf-8") as file:
         file.write(tomlkit.dumps(document))
     return path
@@ -368,8 +399,13 @@ def _plain(text: str) -> str:
     return normalize(text).casefold()
 
 
-def _listed(texts: Sequence[str]) -> str:
-    return ", ".join(_short(text) for text in texts)
+def _list_texts(texts: Sequence[str]) -> str:
+    return ", ".join(map(_short, texts))
+
+
+def _is_place_in(path: str, source: str) -> bool:
+    """Tell whether a source is a file or a place in it: `notes.md:3`, `report.pdf, page 2`."""
+    return re.match(rf"{re.escape(path)}(?![^:,])", source) is not None
 
 
 def _short(value: Any) -> str:
@@ -381,7 +417,9 @@ def _without_nulls(value: Any) -> Any:
     """Return a value for TOML, which has no null."""
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}  # pyright: ignore[reportUnknownVariableType]
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
 
 
 def _place(loc: Sequence[str | int]) -> tuple[str | int, ...]:
@@ -389,19 +427,28 @@ def _place(loc: Sequence[str | int]) -> tuple[str | int, ...]:
     return (*loc[:2], *loc[3:]) if loc[:1] == ("checks",) else tuple(loc)
 
 
-def _named(place: Sequence[str | int]) -> str:
-    return "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".") + ": "
+def _key_path(place: Sequence[str | int]) -> str:
+    """Return a place as a person writes it, e.g. `checks[1].texts`."""
+    text = ""
+    for part in place:
+        text += f"[{part + 1}]" if isinstance(part, int) else f".{part}"
+    return text.lstrip(".")
 
 
 def _line_of(text: str, place: Sequence[str | int]) -> int:
     """Return the line of a key, or of the table that it should be in, as a case is usually written."""
     lines = text.splitlines()
-    begin, names = 0, list(place)
-    if len(names) > 1 and isinstance(names[1], int):
-        heads = [number for number, line in enumerate(lines) if re.match(rf"\s*\[\[\s*{names[0]}\s*\]\]", line)]
-        begin = heads[names[1]] if names[1] < len(heads) else 0
-        names = names[2:]
-    for number in range(begin, len(lines)):
-        if names and re.match(rf"\s*\[*{re.escape(str(names[0]))}\s*[=.\]]", lines[number]):
-            return number + 1
+    begin = 0
+    keys = list(place)
+    index = keys[1] if len(keys) > 1 else None
+    if isinstance(index, int):  # of a table such as [[checks]]
+        head = re.compile(rf"\s*\[\[\s*{keys[0]}\s*\]\]")
+        heads = [number for number, line in enumerate(lines) if head.match(line)]
+        begin = heads[index] if index < len(heads) else 0
+        keys = keys[2:]
+    if keys:
+        assignment = re.compile(rf"\s*\[*{re.escape(str(keys[0]))}\s*[=.\]]")
+        for number in range(begin, len(lines)):
+            if assignment.match(lines[number]):
+                return number + 1
     return begin + 1

@@ -163,15 +163,19 @@ def read_recording(path: Path) -> Recording:
 def _without_secrets(entry: Entry, redactor: Redactor) -> Entry:
     """Return an entry without secrets and names; its hashes stay those of the log."""
     content = json.loads(entry.content or "{}")
-    hidden = redactor.redact_json(content)
-    text = entry.content if hidden == content else json.dumps(hidden, ensure_ascii=False, separators=(",", ":"))
+    redacted = redactor.redact_json(content)
+    text = entry.content
+    if redacted != content:
+        text = json.dumps(redacted, ensure_ascii=False, separators=(",", ":"))
     return entry._replace(session_id=_NOBODY, user_id=_NOBODY, content=text)
 
 
 # -- a case of it ------------------------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_FILE_BYTES, MOST_BYTES = 1_000, 10_000_000, 50_000_000
-"""What is kept of a workspace: so many files, so many bytes of each, and in all."""
+MOST_FILES = 1_000
+MOST_FILE_BYTES = 10_000_000
+MOST_BYTES = 50_000_000
+"""The most that is kept of a workspace: files, bytes of each, and bytes in all."""
 MOST_TRACKED = 20_000
 """Files of a commit that are kept, of at most `MOST_BYTES` in all."""
 MOST_FIGURES = 5
@@ -217,8 +221,8 @@ def freeze(
     """Write a run as a case into a folder, which is made where it is missing. Blocking.
 
     With `workspace` the files that the run read are kept, with `whole` all of its workspace; of a coder's run, all that
-    its base commit tracks. Its output has to contain
-    the texts of `contains`, or pass the checks that are proposed from its result.
+    its base commit tracks. The case's output has to contain the texts of `contains`, or pass the checks that are
+    proposed from the run's result.
 
     Raises:
         BadInput: The name is taken or none.
@@ -228,46 +232,55 @@ def freeze(
     """
     if not re.fullmatch(r"[\w.-]{1,80}", case_id) or case_id.startswith(".") or f"{case_id}.toml".lower() == SUITE:
         raise BadInput(f"--id: {case_id!r} cannot name a case; use letters, digits, `-` and `_`, but not `suite`")
-    config, texts, hide = recording.config, recording.texts, redactor.redact_json
+    config, texts, redact = recording.config, recording.texts, redactor.redact_json
     checks = (Contains(texts=tuple(contains)),) if contains else propose_checks(recording)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as made:
-        files, left_out = 0, list[str]()
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as path:
+        new = Path(path)
+        files = 0
+        left_out: list[str] = []
         if config.coding is not None and workspace:
-            files, left_out = _copy_base(recording.run_id, config.coding, Path(made), redactor)
+            files, left_out = _copy_base(recording.run_id, config.coding, new, redactor)
         elif config.coding is not None:
             left_out.append(f"its repository {config.coding.repository} (commit {config.coding.base[:12]})")
         elif config.workspace is not None and workspace:
-            files, left_out = _copy(recording, Path(config.workspace), Path(made), redactor, whole=whole)
+            files, left_out = _copy(recording, Path(config.workspace), new, redactor, whole=whole)
         if config.context_from:
             left_out.append(f"the results of {', '.join(run.id for run in config.context_from)}, which it could read")
         case = Case(
             id=case_id,
             folder=folder,
-            task=hide(texts.task),
+            task=redact(texts.task),
             role=config.role,
-            context=hide(texts.context),
-            system_prompt=hide(texts.system_prompt),
+            context=redact(texts.context),
+            system_prompt=redact(texts.system_prompt),
             workspace=case_id if files else None,
             recording=f"{case_id}.jsonl",
-            arguments={name: hide(value) for name, value in config.asked.items() if name not in _KEPT},
-            # They were made of what the run wrote.
-            checks=tuple(
-                type(check).model_validate(hide(check.model_dump(mode="json", by_alias=True))) for check in checks
-            ),
+            arguments={name: redact(value) for name, value in config.asked.items() if name not in _KEPT},
+            checks=tuple(_redact_check(check, redactor) for check in checks),
         )
-        size = sum(path.lstat().st_size for path in Path(made).rglob("*") if path.is_file() or path.is_symlink())
+        size = sum(each.lstat().st_size for each in new.rglob("*") if each.is_file() or each.is_symlink())
         base = config.coding.base if config.coding is not None and files else None
-        path = _write(case, recording.lines(redactor), made)
-        return Frozen(case, path, files, tuple(left_out), size, base)
+        file = _write(case, recording.lines(redactor), new)
+        return Frozen(case, file, files, tuple(left_out), size, base)
 
 
-def _write(case: Case, recording: bytes, workspace: str) -> Path:
+def _redact_check(check: Check, redactor: Redactor) -> Check:
+    """Return a check without secrets: it was made of what the run wrote."""
+    fields = redactor.redact_json(check.model_dump(mode="json", by_alias=True))
+    return type(check).model_validate(fields)
+
+
+def _write(case: Case, recording: bytes, workspace: Path) -> Path:
     """Write all of a case or nothing, and return its file. Raises BadInput: its name is taken."""
-    folder, lines = case.folder, case.folder / f"{case.id}.jsonl"
-    names = [f"{case.id}.toml", lines.name, *([case.id] if case.workspace else [])]
-    if taken := next((name for name in names if (folder / name).exists()), None):
-        raise BadInput(f"--id: there is a {taken} in {folder} already; give another --id")
+    folder = case.folder
+    lines = folder / f"{case.id}.jsonl"
+    names = [f"{case.id}.toml", lines.name]
+    if case.workspace:
+        names.append(case.id)
+    for name in names:
+        if (folder / name).exists():
+            raise BadInput(f"--id: there is a {name} in {folder} already; give another --id")
     lines.write_bytes(recording)
     try:
         if case.workspace:
@@ -287,49 +300,59 @@ def propose_checks(recording: Recording) -> tuple[Check, ...]:
     changes: Mapping[str, Any] = result.get("changes") or {}
     verify: Mapping[str, Any] = changes.get("verify") or {}
     before: Mapping[str, Any] = verify.get("before") or {}
-    found: list[Check] = []
+    checks: list[Check] = []
     if changes.get("verified") and before.get("passed") is False and changes.get("files"):
-        found.append(Verify())
-    if config.output_schema is not None and Schema(schema=config.output_schema).fault() is None:
-        found.append(Schema(schema=config.output_schema))
-    quoted = _quoted_findings(result)
-    if figures := _figures(quoted, normalize(output_text(result)), recording.texts.task):
-        found.append(Contains(texts=figures))
-    if sources := dict.fromkeys(str(one["source_url"]) for one in quoted if one.get("source_url")):
-        found.append(Sources(paths=tuple(sources)[:MOST_FIGURES]))
-    if not found and before.get("passed"):
+        checks.append(Verify())
+    if config.output_schema is not None:
+        schema = Schema(schema=config.output_schema)
+        if schema.fault() is None:
+            checks.append(schema)
+    findings = _quoted_findings(result)
+    figures = _figures(findings, normalize(output_text(result)), recording.texts.task)
+    if figures:
+        checks.append(Contains(texts=figures))
+    sources = dict.fromkeys(str(finding["source_url"]) for finding in findings if finding.get("source_url"))
+    if sources:
+        checks.append(Sources(paths=tuple(sources)[:MOST_FIGURES]))
+    if not checks and before.get("passed"):
         raise Refused(
             f"{recording.run_id}: its verify command passed before the work already, so it cannot tell whether the work"
             ' was done. Say what its answer has to contain (--contains "TEXT"), or run the coder again with a --verify'
             " that fails until the work is done, such as a new test outside its namespace"
         )
-    if result["status"] != "success" or not found:
+    if result["status"] != "success" or not checks:
         raise Refused(
             f"{recording.run_id}: from its result ({result['status']}) follows no check that could fail: no quote was"
             " found in a source, there is no schema, and no verify command failed before and passed after. Say what its"
             ' answer has to contain: --contains "TEXT"'
         )
-    return tuple(found)
+    return tuple(checks)
 
 
 def _quoted_findings(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    good = {each["finding"] for each in result.get("quotes_checked") or () if each["verdict"] == "found"}
+    """Return the findings whose quotes were found in what the run read."""
+    numbers = {each["finding"] for each in result.get("quotes_checked") or () if each["verdict"] == "found"}
     findings: Sequence[Mapping[str, Any]] = result["untrusted_result"].get("findings") or ()
-    return [one for number, one in enumerate(findings, 1) if number in good]
+    return [finding for number, finding in enumerate(findings, 1) if number in numbers]
 
 
-def _figures(quoted: Sequence[Mapping[str, Any]], output: str, task: str) -> tuple[str, ...]:
+def _figures(findings: Sequence[Mapping[str, Any]], output: str, task: str) -> tuple[str, ...]:
     """Return the figures of the quotes that the output has too, and that the task did not give away."""
-    figures = (figure for one in quoted for figure in _FIGURE.findall(normalize(str(one.get("quote")))))
-    return tuple(dict.fromkeys(each for each in figures if each in output and each not in task))[:MOST_FIGURES]
+    figures: dict[str, None] = {}
+    for finding in findings:
+        for figure in _FIGURE.findall(normalize(str(finding.get("quote")))):
+            if figure in output and figure not in task:
+                figures[figure] = None
+    return tuple(figures)[:MOST_FIGURES]
 
 
 def _copy(
     recording: Recording, workspace: Path, target: Path, redactor: Redactor, *, whole: bool
 ) -> tuple[int, list[str]]:
     """Copy what a run read of its workspace, or all of it; return how many files, and what was left out."""
-    size, count = 0, 0
-    left_out, unread = list[str](), list[str]()
+    size = count = 0
+    left_out: list[str] = []
+    unread: list[str] = []
     with closing(_open(recording, workspace)) as root:
         names = [entry.name for entry in root.walk()] if whole else _names_read(recording)
         if len(names) > MOST_FILES:
@@ -343,16 +366,17 @@ def _copy(
             if more or size + len(data) > MOST_BYTES:
                 left_out.append(f"{shown(name)}, which is too large")
                 continue
-            kept, is_text = _hidden(data, redactor)
-            if not is_text and kept != data:
+            redacted, is_text = _redact_bytes(data, redactor)
+            if not is_text and redacted != data:
                 left_out.append(f"{shown(name)}, which is not text and has a secret")
                 continue
             if not is_text:
                 unread.append(shown(name))
             path = target.joinpath(*root.parts(name))
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(kept)
-            size, count = size + len(data), count + 1
+            path.write_bytes(redacted)
+            size += len(data)
+            count += 1
         if unread:
             left_out.append(f"the search for secrets in what is not text: {list_names(unread, MOST_NAMED)}")
         if not whole and {"run_bash", "python_exec"} & set(recording.config.tools):
@@ -362,7 +386,8 @@ def _copy(
 
 def _copy_base(run_id: str, coding: Coding, target: Path, redactor: Redactor) -> tuple[int, list[str]]:
     """Copy what the base commit of a coder's run tracks; return how many files, and what was left out or replaced."""
-    left_out, replaced, outside = list[str](), list[str](), list[str]()
+    replaced: list[str] = []
+    outside: list[str] = []
     try:
         checkout = UserRepository.at(Path(coding.repository), Path.home(), coding.identity)
         tracked = read_commit(checkout, coding.base, MOST_TRACKED, MOST_BYTES)
@@ -377,7 +402,7 @@ def _copy_base(run_id: str, coding: Coding, target: Path, redactor: Redactor) ->
         if file.kind == "submodule" or (file.kind == "link" and not _stays_inside(file)):
             outside.append(shown(file.name))
             continue
-        data, is_text = _hidden(file.data, redactor)
+        data, is_text = _redact_bytes(file.data, redactor)
         if data != file.data and (not is_text or file.kind == "link"):
             raise Refused(
                 f"{run_id}: {shown(file.name)} has a key in it and is no text, so it cannot be replaced there; take it"
@@ -392,6 +417,7 @@ def _copy_base(run_id: str, coding: Coding, target: Path, redactor: Redactor) ->
             path.write_bytes(data)
             path.chmod(0o755 if file.kind == "program" else 0o644)
         count += 1
+    left_out: list[str] = []
     if outside:
         left_out.append(f"submodules, and links to other places: {list_names(outside, MOST_NAMED)}")
     if replaced:
@@ -418,26 +444,31 @@ def _open(recording: Recording, workspace: Path) -> Root:
 
 def _names_read(recording: Recording) -> list[str]:
     """Return the files that the run's tools name as their sources."""
-    reads = {name for name, spec in tool_specs().items() if spec.files}
-    results = [fact for fact in recording.facts(ToolResult) if fact.tool in reads and fact.success]
-    places = (str(source["location"]) for fact in results for source in fact.sources)
-    return sorted(dict.fromkeys(place for place in places if place != "."))
+    tools = {name for name, spec in tool_specs().items() if spec.files}
+    places: set[str] = set()
+    for result in recording.facts(ToolResult):
+        if result.tool in tools and result.success:
+            places.update(str(source["location"]) for source in result.sources)
+    places.discard(".")
+    return sorted(places)
 
 
-def _hidden(data: bytes, redactor: Redactor) -> tuple[bytes, bool]:
-    """Return a file's bytes with the secrets hidden, and whether it is text; latin-1 decodes everything."""
+def _redact_bytes(data: bytes, redactor: Redactor) -> tuple[bytes, bool]:
+    """Return a file's bytes without secrets, and whether it is text; latin-1 decodes everything."""
     marked = [name for mark, name in _MARKS if data.startswith(mark)][:1]
-    guessed = ["utf-16-le", "utf-16-be"] if not marked and data.count(0) * 4 > len(data) else []
+    has_many_zeros = data.count(0) * 4 > len(data)
+    guessed = ["utf-16-le", "utf-16-be"] if has_many_zeros and not marked else []
     is_text = False
     for encoding in (*marked, *guessed, "utf-8", "latin-1"):
         try:
             text = data.decode(encoding)
         except UnicodeDecodeError:
             continue
-        is_text = is_text or not _BINARY.search(text)
-        hidden, found = redactor.redact_lines(text)
-        if found:
-            return hidden.encode(encoding, "replace"), is_text
+        if not _BINARY.search(text):
+            is_text = True
+        redacted, secrets = redactor.redact_lines(text)
+        if secrets:
+            return redacted.encode(encoding, "replace"), is_text
         if encoding not in guessed:
             break
     return data, is_text

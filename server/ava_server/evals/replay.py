@@ -73,7 +73,8 @@ from ava_server.runs.result import RunResult
 
 MOST_PAUSES = 10
 _FROM_OUTSIDE = (UserMessage, Answered)
-DIFF_LINES, LINE_CHARS = 6, 200
+DIFF_LINES = 6
+LINE_CHARS = 200
 MOST_NOTED = 20
 _MARK = re.compile(r"\[redacted:[^\]]*\]")
 
@@ -114,7 +115,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay found.
+    """How a replay differs from the recorded run.
 
     Attributes:
         first: Where the requests first differ; None where all are the same.
@@ -150,8 +151,8 @@ class Replayer:
     @staticmethod
     @asynccontextmanager
     async def open() -> AsyncGenerator[Replayer]:
-        with tempfile.TemporaryDirectory(prefix="ava-replay-") as made:
-            folder = Path(made)
+        with tempfile.TemporaryDirectory(prefix="ava-replay-") as path:
+            folder = Path(path)
             settings = await anyio.to_thread.run_sync(partial(load_settings, folder, env={}))
             async with Store.open(folder, "") as store:
                 yield Replayer(store, settings)
@@ -161,11 +162,12 @@ class Replayer:
         self._count += 1
         run_id, pending_id = f"S-{self._count:06x}", f"P-{self._count:08x}"
         proposed, decided = recording.first(SpawnProposed), recording.first(SpawnDecided)
-        config = _changed(RunConfig.model_validate(proposed.config), change)
+        config = _apply_change(RunConfig.model_validate(proposed.config), change)
         choice = change.choice
-        same_model = choice is None or (
-            choice.name == recording.config.model and choice.wire == recording.first(RunStarted).parameters.get("wire")
-        )
+        same_model = True
+        if choice is not None:
+            recorded_wire = recording.first(RunStarted).parameters.get("wire")
+            same_model = choice.name == recording.config.model and choice.wire == recorded_wire
         tape = Tape(recording, config.price, same_model=same_model)
         ids = {"pending_id": pending_id, "subagent_id": run_id}
         opening: list[Fact] = [
@@ -178,7 +180,7 @@ class Replayer:
         row = await self._store.read(lambda view: view.run(run_id))
         entries = await self._store.read(lambda view: view.entries(run_id))
         assert row is not None, "it was just written"
-        return _compared(recording, tape, entries)
+        return _compare(recording, tape, entries)
 
     async def _play(self, run_id: str, tape: Tape, setup: TapeSetup) -> None:
         outside = _Outside(self._store, run_id, tape.recording)
@@ -213,8 +215,10 @@ class Replayer:
             run = view.run(run_id)
             assert run is not None, "it was proposed"
             who = _who(run_id)
+            if run.ended:
+                return Outcome(None, ())
             fact = recorded.model_copy(update={"generation": run.generation + 1})
-            return Outcome(None, (*settle_unknown(run, who), Event(who, fact, run_id=run_id)) if not run.ended else ())
+            return Outcome(None, (*settle_unknown(run, who), Event(who, fact, run_id=run_id)))
 
         await self._store.do(command)
         row, entries = await self._store.read(lambda view: (view.run(run_id), view.entries(run_id)))
@@ -231,10 +235,11 @@ class _Outside:
 
     def __init__(self, store: Store, run_id: str, recording: Recording) -> None:
         self._store, self._run_id = store, run_id
-        own = [
-            entry for entry in recording.entries if entry.generation is None and isinstance(entry.fact, _FROM_OUTSIDE)
-        ]
-        self._left = own[1:]  # the first is the task
+        entries: list[Entry] = []
+        for entry in recording.entries:
+            if entry.generation is None and isinstance(entry.fact, _FROM_OUTSIDE):
+                entries.append(entry)
+        self._left = entries[1:]  # the first is the task
 
     async def write_until(self, seq: float) -> None:
         """Write what came before an entry of the recording, and is not written yet."""
@@ -248,9 +253,9 @@ class _Outside:
         assert run is not None, "it was proposed"
         events: list[Event] = []
         for fact in due:
-            asked: dict[str, Any] = json.loads(run.asked or "{}")
-            if isinstance(fact, Answered) and asked.get("kind") == fact.kind:
-                fact = fact.model_copy(update={"ask_id": asked["ask_id"]})
+            question: dict[str, Any] = json.loads(run.asked or "{}")
+            if isinstance(fact, Answered) and question.get("kind") == fact.kind:
+                fact = fact.model_copy(update={"ask_id": question["ask_id"]})
             elif not isinstance(fact, UserMessage):
                 continue  # the replay has not asked for it
             events.append(Event(_who(self._run_id), fact, run_id=self._run_id))
@@ -276,8 +281,8 @@ class _TapeRun(AgentRun):
         if coding is not None:
             self._coding = TapeCoding(tape, coding, self._log, self.say)
         reasons = [fact.last.reason for fact in tape.recording.facts(CostReserved) if fact.last is not None]
-        grouped = PLAN_TIME_OVER in [*reasons, tape.recording.result["stop_reason"]]
-        self.seconds_left = self._run.left_s - 0.001 if grouped else None
+        reasons.append(tape.recording.result["stop_reason"])
+        self.seconds_left = self._run.left_s - 0.001 if PLAN_TIME_OVER in reasons else None
 
 
 class _TapeReservations(Reservations):
@@ -298,13 +303,13 @@ class _TapeReservations(Reservations):
         self._tape.at(recorded, self._config.timeout_s)
         await self._outside.write_until(min(recorded.entry.seq, self._tape.pause_seq))
         last = recorded.reserved.last
-        from_elsewhere = last is not None and (last.status == "timeout" or last.reason.startswith(SHARED_CAPS))
-        if self.cap is None and from_elsewhere:
-            self.cap = last
-        found = await super().next()
-        if not isinstance(found, Paused):
+        if self.cap is None and last is not None:
+            comes_from_elsewhere = last.status == "timeout" or last.reason.startswith(SHARED_CAPS)
+            self.cap = last if comes_from_elsewhere else None
+        step = await super().next()
+        if not isinstance(step, Paused):
             self._tape.go_on(recorded.entry.generation or 0)
-        return found
+        return step
 
     async def _beyond(self) -> RunResult | None:
         """End as the recorded run did where it made no further call; return None where the replay makes one."""
@@ -324,61 +329,79 @@ def _who(run_id: str) -> Who:
 # -- what is changed --------------------------------------------------------------------------------------------------
 
 
-def _changed(config: RunConfig, change: ReplayChange) -> RunConfig:
+def _apply_change(config: RunConfig, change: ReplayChange) -> RunConfig:
     """Return a configuration with another role and model, where the call itself did not decide.
 
     Tools that this version lacks are left out.
     """
     fields: dict[str, Any] = {}
-    if (role := change.role) is not None and role.text != config.role_text:
-        before = parse_role(config.role_text, config.role_source, config.role)
-        fields |= {"role_text": role.text, "role_source": role.source, "tools": _tools(config, before, role)}
-        for cap in CAPS:
-            if cap.argument not in config.asked and cap.default(role) != cap.default(before):
-                fields[cap.field] = cap.stored(cap.default(role))
-        for name in ("plan", "extended_thinking", "questions"):
-            if config.asked.get(name) is None and getattr(role, name) != getattr(before, name):
-                fields[name] = getattr(role, name)
-    if (choice := change.choice) is not None:
+    if change.role is not None and change.role.text != config.role_text:
+        fields |= _fields_of_role(config, change.role)
+    choice = change.choice
+    if choice is not None:
         fields |= {
             "model": choice.name, "provider": choice.provider, "model_id": choice.model_id, "tier": choice.tier,
             "base_url": choice.base_url, "price": choice.price,
         }  # fmt: skip
     config = config.model_copy(update=fields)
-    foreign = {name for use in config.foreign.values() for name in use.tools}
-    here = {*tool_specs(), *RUN_TOOLS, *foreign}
-    return config.model_copy(update={"tools": tuple(name for name in config.tools if name in here)})
+    available = {*tool_specs(), *RUN_TOOLS, *_foreign_tools(config)}
+    return config.model_copy(update={"tools": tuple(name for name in config.tools if name in available)})
 
 
-def _tools(config: RunConfig, before: Role, role: Role) -> tuple[str, ...]:
+def _fields_of_role(config: RunConfig, role: Role) -> dict[str, Any]:
+    """Return what another role changes in a configuration."""
+    before = parse_role(config.role_text, config.role_source, config.role)
+    tools = _tools_of_role(config, before, role)
+    fields: dict[str, Any] = {"role_text": role.text, "role_source": role.source, "tools": tools}
+    for cap in CAPS:
+        if cap.argument not in config.asked and cap.default(role) != cap.default(before):
+            fields[cap.field] = cap.stored(cap.default(role))
+    for name in ("plan", "extended_thinking", "questions"):
+        if config.asked.get(name) is None and getattr(role, name) != getattr(before, name):
+            fields[name] = getattr(role, name)
+    return fields
+
+
+def _tools_of_role(config: RunConfig, before: Role, role: Role) -> tuple[str, ...]:
     """Return a run's tools under a changed role: what it had and the role still has, and what is new and built in."""
-    asked, blocked = config.asked.get("tools"), config.asked.get("blocked_tools") or ()
-    new = [
-        name
-        for name in role.tools
-        if name not in before.tools
-        and name in tool_specs()
-        and name not in blocked
-        and (asked is None or name in asked)
-    ]
-    foreign = {name for use in config.foreign.values() for name in use.tools}
-    return (*(name for name in config.tools if name in role.tools or name in foreign), *new)
+    kept = _foreign_tools(config).union(role.tools)
+    tools = [name for name in config.tools if name in kept]
+    requested = config.asked.get("tools")
+    blocked = config.asked.get("blocked_tools") or ()
+    for name in role.tools:
+        if name in before.tools or name not in tool_specs() or name in blocked:
+            continue
+        if requested is None or name in requested:
+            tools.append(name)
+    return tuple(tools)
+
+
+def _foreign_tools(config: RunConfig) -> set[str]:
+    names: set[str] = set()
+    for use in config.foreign.values():
+        names.update(use.tools)
+    return names
 
 
 # -- how it differs ---------------------------------------------------------------------------------------------------
 
 
-def _compared(recording: Recording, tape: Tape, entries: Sequence[Entry]) -> Replayed:
-    before, after = _sums(recording.entries), _sums(entries)
-    first = _first_difference(tape)
-    notes = list(dict.fromkeys([*tape.notes, *_decided_otherwise(recording.entries, entries)]))
+def _compare(recording: Recording, tape: Tape, entries: Sequence[Entry]) -> Replayed:
+    notes = list(dict.fromkeys([*tape.notes, *_compare_decisions(recording.entries, entries)]))
     if tape.ended:
         notes.append(f"{tape.ended}: the replay ends there")
     else:
-        notes += _ended_otherwise(recording.entries, entries)
+        notes += _compare_endings(recording.entries, entries)
     if len(notes) > MOST_NOTED:
         notes[MOST_NOTED:] = [f"{len(notes) - MOST_NOTED} more such differences"]
-    return Replayed(recording.run_id, first, before, after, tuple(notes), bool(tape.changed) or not tape.same_model)
+    return Replayed(
+        recording.run_id,
+        first=_first_difference(tape),
+        before=_sums(recording.entries),
+        after=_sums(entries),
+        notes=tuple(notes),
+        estimated=bool(tape.changed) or not tape.same_model,
+    )
 
 
 def _first_difference(tape: Tape) -> Difference | None:
@@ -395,24 +418,25 @@ def _parts(tape: Tape, before: Request, now: Request) -> Iterator[RequestPart]:
     """Yield the parts of a request that differ; of its messages, the first that does."""
     if before.system != now.system:
         yield RequestPart("the system prompt", _diff(before.system, now.system))
-    was, tools = ({tool.name: tool.as_dict() for tool in each.tools} for each in (before, now))
-    for name in dict.fromkeys([*was, *tools]):
-        if was.get(name) != tools.get(name):
-            one, other = (_tool_text(each.get(name)) for each in (was, tools))
-            yield RequestPart(f"the tool {name}", _diff(one, other))
-    turns_before, turns = (tape.comparable(each)[2] for each in (before, now))
-    pairs: Iterator[tuple[Turn | str | None, Turn | str | None]] = zip_longest(turns_before, turns)
-    for number, (earlier, later) in enumerate(pairs, 1):
-        if earlier != later:
-            kind = _kind(later or earlier or "")
-            yield RequestPart(f"message {number} ({kind})", _diff(_turn_text(earlier), _turn_text(later)))
+    tools_before = {tool.name: tool.as_dict() for tool in before.tools}
+    tools_now = {tool.name: tool.as_dict() for tool in now.tools}
+    for name in dict.fromkeys([*tools_before, *tools_now]):
+        tool_before, tool_now = tools_before.get(name), tools_now.get(name)
+        if tool_before != tool_now:
+            yield RequestPart(f"the tool {name}", _diff(_tool_text(tool_before), _tool_text(tool_now)))
+    turns_before, turns_now = tape.comparable(before)[2], tape.comparable(now)[2]
+    pairs: Iterator[tuple[Turn | str | None, Turn | str | None]] = zip_longest(turns_before, turns_now)
+    for number, (turn_before, turn_now) in enumerate(pairs, 1):
+        if turn_before != turn_now:
+            kind = _kind(turn_now or turn_before or "")
+            yield RequestPart(f"message {number} ({kind})", _diff(_turn_text(turn_before), _turn_text(turn_now)))
             break
-    for what, least, most in (
+    for name, limit_before, limit_now in (
         ("the most tokens of the answer", before.max_output, now.max_output),
         ("the tokens for thinking", before.thinking, now.thinking),
     ):
-        if least != most:
-            yield RequestPart(what, (f"-{least}", f"+{most}"))
+        if limit_before != limit_now:
+            yield RequestPart(name, (f"-{limit_before}", f"+{limit_now}"))
 
 
 def _tool_text(tool: dict[str, Any] | None) -> str:
@@ -448,93 +472,107 @@ def _diff(before: str, now: str) -> tuple[str, ...]:
     lines = list(difflib.unified_diff(before.splitlines(), now.splitlines(), n=0, lineterm=""))[2:]
     shown: list[str] = []
     for sign in "-+":
-        found = [line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]}…" for line in lines if line[0] == sign]
-        if len(found) > DIFF_LINES:
-            found[DIFF_LINES:] = [f"{sign}… {len(found) - DIFF_LINES} more lines"]
-        shown += found
+        side = [line for line in lines if line[0] == sign]
+        for line in side[:DIFF_LINES]:
+            shown.append(line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]}…")
+        if len(side) > DIFF_LINES:
+            shown.append(f"{sign}… {len(side) - DIFF_LINES} more lines")
     return tuple(shown)
 
 
-def _decided_otherwise(recorded: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
-    was, now = _calls(recorded), _calls(entries)
-    notes = [note for key, fact in now.items() if key in was for note in _reserved_otherwise(was[key], fact)]
-    outcomes, results = _results(recorded), _results(entries)
-    for call, result in results.items():
-        earlier = outcomes.get(call)
-        if earlier is not None and (earlier.success, bool(earlier.output_sha)) != (
-            result.success,
-            bool(result.output_sha),
-        ):
+def _compare_decisions(recorded: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
+    notes: list[str] = []
+    reserved_before = _reservations(recorded)
+    for key, reserved in _reservations(entries).items():
+        if key in reserved_before:
+            notes += _compare_reservations(reserved_before[key], reserved)
+    results_before = _results(recorded)
+    for call, result in _results(entries).items():
+        before = results_before.get(call)
+        if before is None:
+            continue
+        if before.success != result.success or bool(before.output_sha) != bool(result.output_sha):
             line = result.output.partition("\n")[0][:200]
             notes.append(f"turn {call[0]}: {result.tool} would be answered with: {line}")
-    notes += [
-        f"the guardrail {name} would have {what} {tool or 'it'}"
-        for name, what, tool in _tripped(entries) - _tripped(recorded)
-    ]
-    asked = [sum(isinstance(entry.fact, PAUSES) for entry in each) for each in (recorded, entries)]
-    if asked[1] > asked[0]:
+    for name, action, tool in _trips(entries) - _trips(recorded):
+        notes.append(f"the guardrail {name} would have {action} {tool or 'it'}")
+    if _count_pauses(entries) > _count_pauses(recorded):
         notes.append("it would ask a person, and nobody's answer is recorded: it goes on without one")
     return notes
 
 
-def _reserved_otherwise(before: CostReserved, now: CostReserved) -> Iterator[str]:
-    turn, last = f"turn {now.turn}", now.last or before.last
-    if last is not None and (now.last is None or before.last is None):
-        yield f"{turn} {'would be the last' if now.last else 'would not be the last any more'}: {last.reason}"
-    for what, one, other in (
-        ("results left out", len(before.elide), len(now.elide)),
-        ("results cut", len(before.cut), len(now.cut)),
-    ):
-        if one != other:
-            yield f"{turn}: {other} {what}, not {one}"
+def _compare_reservations(before: CostReserved, now: CostReserved) -> Iterator[str]:
+    turn = f"turn {now.turn}"
+    if now.last is not None and before.last is None:
+        yield f"{turn} would be the last: {now.last.reason}"
+    elif before.last is not None and now.last is None:
+        yield f"{turn} would not be the last any more: {before.last.reason}"
+    if len(before.elide) != len(now.elide):
+        yield f"{turn}: {len(now.elide)} results left out, not {len(before.elide)}"
+    if len(before.cut) != len(now.cut):
+        yield f"{turn}: {len(now.cut)} results cut, not {len(before.cut)}"
     if now.max_output != before.max_output:
         yield f"{turn}: an answer of at most {now.max_output:,} tokens, not {before.max_output:,}"
-    if (told := _topics(now)) != (was_told := _topics(before)):
-        yield f"{turn}: it is told of {told}, not of {was_told}"
+    topics_before, topics_now = _topics(before), _topics(now)
+    if topics_before != topics_now:
+        yield f"{turn}: it is told of {topics_now}, not of {topics_before}"
 
 
-def _ended_otherwise(recorded: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
-    was, now = (_last(each, RunEnded) for each in (recorded, entries))
-    if was is None or now is None or was.status != now.status:
-        then = f"{now.status} ({now.stop_reason})" if now is not None else "nothing yet"
-        earlier = was.status if was is not None else "an end from outside"
-        return [f"it would end with {then}, not with {earlier}"] if was is not now else []
-    notes = [
-        f"the guardrail {name} would not have {what} {tool or 'it'} any more"
-        for name, what, tool in _tripped(recorded) - _tripped(entries)
-    ]
-    one, other = ((ending.error_kind or "", ending.stop_reason) for ending in (was, now))
-    if one != other:
-        notes.append(f"it would end with {' '.join(other).strip()}, not with {' '.join(one).strip()}")
-    before, after = (_comparable(_last(each, SubagentComplete)) for each in (recorded, entries))
-    return [*notes, *_result_otherwise(before, after)]
+def _compare_endings(recorded: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
+    before, now = _own_ending(recorded, RunEnded), _own_ending(entries, RunEnded)
+    if before is None and now is None:
+        return []
+    if before is None or now is None or before.status != now.status:
+        ending_now = "nothing yet" if now is None else f"{now.status} ({now.stop_reason})"
+        ending_before = "an end from outside" if before is None else before.status
+        return [f"it would end with {ending_now}, not with {ending_before}"]
+    notes: list[str] = []
+    for name, action, tool in _trips(recorded) - _trips(entries):
+        notes.append(f"the guardrail {name} would not have {action} {tool or 'it'} any more")
+    reason_before = f"{before.error_kind or ''} {before.stop_reason}".strip()
+    reason_now = f"{now.error_kind or ''} {now.stop_reason}".strip()
+    if reason_before != reason_now:
+        notes.append(f"it would end with {reason_now}, not with {reason_before}")
+    result_before = _comparable(_own_ending(recorded, SubagentComplete))
+    result_now = _comparable(_own_ending(entries, SubagentComplete))
+    notes += _compare_results(result_before, result_now)
+    return notes
 
 
-def _result_otherwise(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    if _MARK.findall(before["text"]) != _MARK.findall(after["text"]):
-        return  # the recorded run hid a secret that a replay does not know
+def _compare_results(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    if _MARK.findall(before["text"]) != _MARK.findall(now["text"]):
+        return  # the recorded run redacted a secret that a replay does not know
     for name, text in before.items():
-        if text != after[name]:
-            yield f"its {name} would differ: {' '.join(_diff(text, after[name]))}"
+        if text != now[name]:
+            yield f"its {name} would differ: {' '.join(_diff(text, now[name]))}"
 
 
 def _comparable(complete: SubagentComplete | None) -> dict[str, str]:
     """Return what a replay can make again of a result: no branch, no file and no text of an error."""
     result: Mapping[str, Any] = complete.result if complete is not None else {}
     untrusted: Mapping[str, Any] = result.get("untrusted_result") or {}
+    quotes: Sequence[Mapping[str, Any]] = result.get("quotes_checked") or ()
     changes: Mapping[str, Any] = result.get("changes") or {}
     parts = {
         "text": {key: untrusted.get(key) for key in ("summary", "output", "caveats", "findings")},
         "confidence": result.get("confidence"),
-        "quotes": [(each["finding"], each["verdict"]) for each in result.get("quotes_checked") or ()],
+        "quotes": [(quote["finding"], quote["verdict"]) for quote in quotes],
         "verification": [changes.get("verified"), changes.get("verify")],
     }
     return {name: json.dumps(part, ensure_ascii=False, indent=1, sort_keys=True) for name, part in parts.items()}
 
 
-def _tripped(entries: Sequence[Entry]) -> Counter[tuple[str, str, str | None]]:
-    facts = (entry.fact for entry in entries)
-    return Counter((fact.guardrail, fact.action, fact.tool) for fact in facts if isinstance(fact, GuardrailTripped))
+def _trips(entries: Sequence[Entry]) -> Counter[tuple[str, str, str | None]]:
+    """Count what guardrails did: their names, what they did, and the tools."""
+    trips: Counter[tuple[str, str, str | None]] = Counter()
+    for entry in entries:
+        if isinstance(entry.fact, GuardrailTripped):
+            trips[entry.fact.guardrail, entry.fact.action, entry.fact.tool] += 1
+    return trips
+
+
+def _count_pauses(entries: Sequence[Entry]) -> int:
+    return sum(isinstance(entry.fact, PAUSES) for entry in entries)
 
 
 def _topics(fact: CostReserved) -> str:
@@ -542,53 +580,70 @@ def _topics(fact: CostReserved) -> str:
     return ", ".join(sorted(topic.partition(":E-")[0] for topic in fact.notices)) or "nothing"
 
 
-def _calls(entries: Sequence[Entry]) -> dict[Key, CostReserved]:
-    facts = (entry.fact for entry in entries)
-    return {
-        (fact.turn, fact.attempt): fact for fact in facts if isinstance(fact, CostReserved) and fact.tool_call is None
-    }
+def _reservations(entries: Sequence[Entry]) -> dict[Key, CostReserved]:
+    """Return the reservations of calls of the model, by turn and attempt."""
+    reservations: dict[Key, CostReserved] = {}
+    for entry in entries:
+        fact = entry.fact
+        if isinstance(fact, CostReserved) and fact.tool_call is None:
+            reservations[fact.turn, fact.attempt] = fact
+    return reservations
 
 
 def _results(entries: Sequence[Entry]) -> dict[tuple[int | None, str | None], ToolResult]:
-    facts = (entry.fact for entry in entries if entry.generation is not None)
-    return {(fact.turn, fact.call_id): fact for fact in facts if isinstance(fact, ToolResult)}
+    """Return the results of tools, by turn and call."""
+    results: dict[tuple[int | None, str | None], ToolResult] = {}
+    for entry in entries:
+        fact = entry.fact
+        if entry.generation is not None and isinstance(fact, ToolResult):
+            results[fact.turn, fact.call_id] = fact
+    return results
 
 
 def _sums(entries: Sequence[Entry]) -> Sums:
-    settled = [entry for entry in entries if entry.type == "CostUpdate"]
-    usages = [entry.usage for entry in settled if entry.usage is not None]
-    return Sums(
-        calls=len(settled),
-        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
-        output_tokens=sum(usage.output_tokens for usage in usages),
-        micros=sum(entry.cost_micros or 0 for entry in settled),
-    )
+    calls = prompt_tokens = output_tokens = micros = 0
+    for entry in entries:
+        if entry.type != "CostUpdate":
+            continue
+        calls += 1
+        micros += entry.cost_micros or 0
+        if entry.usage is not None:
+            prompt_tokens += entry.usage.prompt_tokens
+            output_tokens += entry.usage.output_tokens
+    return Sums(calls, prompt_tokens, output_tokens, micros)
 
 
-def _last(entries: Sequence[Entry], kind: type[F]) -> F | None:
+def _own_ending(entries: Sequence[Entry], kind: type[F]) -> F | None:
     """Return how a run ended by itself, of one type of fact; None where it did not."""
-    own = (entry.fact for entry in entries if entry.generation is not None)
-    return next((fact for fact in own if isinstance(fact, kind)), None)
+    for entry in entries:
+        if entry.generation is not None and isinstance(entry.fact, kind):
+            return entry.fact
+    return None
 
 
-def report_lines(found: Replayed) -> list[str]:
-    if found.same:
-        return [f"{found.run_id}: the same (calls: {found.after.calls}; {format_usd(found.after.micros)})."]
-    lines = [f"{found.run_id}: differs{'' if found.first else '; its requests are the same'}."]
-    if found.first is not None:
-        lines.append(f"First in turn {found.first.turn}: {', '.join(part.name for part in found.first.parts)}.")
-        lines += [f"  {line}" for part in found.first.parts for line in part.lines]
+def report_lines(replayed: Replayed) -> list[str]:
+    before, after = replayed.before, replayed.after
+    if replayed.same:
+        return [f"{replayed.run_id}: the same (calls: {after.calls}; {format_usd(after.micros)})."]
+    first = replayed.first
+    if first is None:
+        lines = [f"{replayed.run_id}: differs; its requests are the same."]
+    else:
+        names = ", ".join(part.name for part in first.parts)
+        lines = [f"{replayed.run_id}: differs.", f"First in turn {first.turn}: {names}."]
+        for part in first.parts:
+            lines += [f"  {line}" for line in part.lines]
         lines.append(
-            f"From the answer of turn {found.first.turn} on, it is assumed that the model would have answered the same."
+            f"From the answer of turn {first.turn} on, it is assumed that the model would have answered the same."
         )
-    about = "about " if found.estimated else ""
-    one, other = found.before, found.after
+    about = "about " if replayed.estimated else ""
     lines.append(
-        f"Tokens: {one.prompt_tokens:,} in and {one.output_tokens:,} out before;"
-        f" {about}{other.prompt_tokens:,} and {other.output_tokens:,} now."
+        f"Tokens: {before.prompt_tokens:,} in and {before.output_tokens:,} out before;"
+        f" {about}{after.prompt_tokens:,} and {after.output_tokens:,} now."
     )
     lines.append(
-        f"Cost: {format_usd(one.micros, exact=True)} before; {about}{format_usd(other.micros, exact=True)} now."
-        f" Calls: {one.calls} before; {other.calls} now."
+        f"Cost: {format_usd(before.micros, exact=True)} before; {about}{format_usd(after.micros, exact=True)} now."
+        f" Calls: {before.calls} before; {after.calls} now."
     )
-    return [*lines, *(f"- {note}" for note in found.notes)]
+    lines += [f"- {note}" for note in replayed.notes]
+    return lines

@@ -71,7 +71,7 @@ PAUSES = (RunPaused, Asked)
 TIME_OVER = "the time for tools is over"
 _LEFT = re.compile(r"(\d{1,9}) s\b")
 _CUT = re.compile(r"\n\[cut at (\d{1,7}) of \d+ characters; [^\n]*\]\Z")
-_TOLD = re.compile(r"(?:\n\[this is the 3rd time [^\n]*\]|\n\[the 3rd edit [^\n]*\])+\Z")
+_WARNINGS = re.compile(r"(?:\n\[this is the 3rd time [^\n]*\]|\n\[the 3rd edit [^\n]*\])+\Z")
 _HOLE = re.compile(r"\n\[… (\d{1,7}) characters left out here …\]\n")
 _REMOVED = re.compile(r' invisible_characters_removed="(\d{1,7})"')
 _INVISIBLE = "\u200b"
@@ -101,9 +101,9 @@ class TapeAttempt:
     @property
     def usage(self) -> Usage | None:
         """The tokens that the provider reported; None where it did not."""
-        usage = self.paid.usage if self.paid is not None and self.settled is not None else None
-        thinking = self.settled.thinking_tokens if self.settled is not None else 0
-        return usage and usage.model_copy(update={"thinking_tokens": thinking})
+        if self.settled is None or self.paid is None or self.paid.usage is None:
+            return None
+        return self.paid.usage.model_copy(update={"thinking_tokens": self.settled.thinking_tokens})
 
 
 @dataclass(frozen=True)
@@ -147,17 +147,17 @@ class Tape:
         self._claim = 0
         self._now_us = self._zero_us = self._before_us = 0
         self._pauses: dict[int | None, int] = {}
-        held: TapeAttempt | None = None
+        unsettled: TapeAttempt | None = None
         for entry in recording.entries:
             match entry.fact:
                 case CostReserved() as fact:
-                    held = TapeAttempt(entry, fact)
+                    unsettled = TapeAttempt(entry, fact)
                     if fact.tool_call is not None:
-                        self.searches[fact.turn, fact.tool_call] = held
+                        self.searches[fact.turn, fact.tool_call] = unsettled
                     else:
-                        self.attempts[fact.turn, fact.attempt] = held
-                case CostUpdate() as fact if held is not None:
-                    held.settled, held.paid = fact, entry
+                        self.attempts[fact.turn, fact.attempt] = unsettled
+                case CostUpdate() as fact if unsettled is not None:
+                    unsettled.settled, unsettled.paid = fact, entry
                 case AssistantMessage() as fact if attempt := self._attempt_of(entry, fact.turn, fact.attempt):
                     attempt.said = fact
                 case ErrorOccurred() as fact if attempt := self._attempt_of(entry, fact.turn, fact.attempt):
@@ -195,7 +195,10 @@ class Tape:
 
     def go_on(self, generation: int) -> None:
         """Go on under this claim with what was recorded under another one: the run did not pause here."""
-        self._claim = next((n for n, each in enumerate(self.claims) if _generation(each) == generation), self._claim)
+        for number, claim in enumerate(self.claims):
+            if _generation(claim) == generation:
+                self._claim = number
+                return
 
     @property
     def pause_seq(self) -> float:
@@ -209,19 +212,27 @@ class Tape:
     @property
     def has_more_claims(self) -> bool:
         """Whether another process took the run after this claim, to work on it."""
-        return any(
-            isinstance(each.fact, RunClaimed) and each.fact.reason != "cancel"
-            for each in self.claims[self._claim + 1 :]
-        )
+        for claim in self.claims[self._claim + 1 :]:
+            if isinstance(claim.fact, RunClaimed) and claim.fact.reason != "cancel":
+                return True
+        return False
 
-    def _active_before(self, claim: int) -> int:
-        total = 0
-        for first, following in pairwise(self.claims[: claim + 1]):
-            own = [each for each in self.recording.entries if first.seq < each.seq < following.seq and each.generation]
-            paused = [each.fact.active_us for each in own if isinstance(each.fact, PAUSES)]
-            spent_us = own[-1].ts_us - first.ts_us if own else 0
-            total = paused[-1] if paused else total + max(spent_us, 0)
-        return total
+    def _active_before(self, number: int) -> int:
+        """Return for how long the recorded run was active before a claim, in microseconds."""
+        total_us = 0
+        for claim, next_claim in pairwise(self.claims[: number + 1]):
+            paused_us: int | None = None
+            end_us = claim.ts_us
+            for entry in self.recording.entries:
+                if claim.seq < entry.seq < next_claim.seq and entry.generation:
+                    end_us = entry.ts_us
+                    if isinstance(entry.fact, PAUSES):
+                        paused_us = entry.fact.active_us
+            if paused_us is not None:  # a pause says how long it was in all
+                total_us = paused_us
+            else:
+                total_us += max(end_us - claim.ts_us, 0)
+        return total_us
 
     def clock(self) -> float:
         return (self._now_us - self._zero_us) / 1e6
@@ -229,9 +240,12 @@ class Tape:
     def at(self, attempt: TapeAttempt, timeout_s: float) -> None:
         """Set the clock to when a call of the model was reserved."""
         self._now_us = attempt.entry.ts_us
-        told = _LEFT.search(attempt.reserved.notice or "") if "left:time" in attempt.reserved.notices else None
-        if told is not None:  # by the milliseconds between the notice and its entry, it would tell another second
-            self._now_us = self._zero_us - self._before_us + round((timeout_s - int(told[1])) * 1e6)
+        if "left:time" not in attempt.reserved.notices:
+            return
+        notice = _LEFT.search(attempt.reserved.notice or "")
+        if notice is not None:  # by the milliseconds between the notice and its entry, it would tell another second
+            left_s = int(notice[1])
+            self._now_us = self._zero_us - self._before_us + round((timeout_s - left_s) * 1e6)
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -252,13 +266,14 @@ class Tape:
         if attempt is None or said is None:
             await self._unanswered(key[0], attempt)
         calls = tuple(tool_use(call["call_id"], call["name"], call["raw_args"]) for call in said.calls)
-        usage = attempt.usage if unchanged else self._scaled(key, attempt.usage, request)
+        raw = said.raw if self.same_model else model.assistant_message(said.text or None, calls)
+        usage = attempt.usage if unchanged else self._scale_usage(key, attempt.usage, request)
         return Completion(
             text=said.text,
             calls=calls,
-            raw=(said.raw if self.same_model else model.assistant_message(said.text or None, calls)) or {},
+            raw=raw or {},
             usage=usage,
-            cost_micros=self._reported(attempt, usage),
+            cost_micros=self._reported_cost(attempt, usage),
             stop_reason=said.stop_reason,
             request_id=said.request_id,
             notes=said.notes,
@@ -280,73 +295,86 @@ class Tape:
     def _is_same(self, key: Key, attempt: TapeAttempt, model: Model, request: Request) -> bool:
         if self.same_model and hashlib.sha256(model.encode(request)).hexdigest() == attempt.reserved.request_sha:
             return True
+        if self.same_model and not self.recording.redacted:
+            return False  # in the same format and without a redacted secret, the same request has the same bytes
         before = self.recorded(key)
-        same = before is not None and self.comparable(before) == self.comparable(request)
-        # Without a secret that was replaced, and in the same format, the same request has the same bytes.
-        return same and (not self.same_model or self.recording.redacted)
+        return before is not None and self.comparable(before) == self.comparable(request)
 
     def comparable(self, request: Request) -> tuple[Any, ...]:
         """Return what a replay compares of a request; of another model, not how the answers are written."""
-        turns = [
-            "an answer" if not self.same_model and isinstance(turn, AssistantTurn) else turn for turn in request.turns
-        ]
+        turns: list[Turn | str] = []
+        for turn in request.turns:
+            is_foreign_answer = isinstance(turn, AssistantTurn) and not self.same_model
+            turns.append("an answer" if is_foreign_answer else turn)
         tools = {tool.name: tool.as_dict() for tool in request.tools}
         return request.system, tools, turns, request.max_output, request.thinking
 
     def recorded(self, key: Key) -> Request | None:
         """Return the request of a recorded call, from the recording alone; None where there was none."""
         if self._recorded is None:
-            history, found = History(""), dict[Key, Request]()
+            history = History("")
+            requests: dict[Key, Request] = {}
             for entry in self.recording.entries:
                 fact = entry.fact
                 if isinstance(fact, CostReserved) and fact.tool_call is None and history.prefix is not None:
                     recipe = Recipe.of(fact)
-                    found[fact.turn, fact.attempt] = history.request(recipe, fact.max_output, fact.thinking)
+                    requests[fact.turn, fact.attempt] = history.request(recipe, fact.max_output, fact.thinking)
                 if fact is not None:
                     history.add(entry.seq, fact, entry.usage, fenced=entry.generation is not None)
-            self._recorded = found
+            self._recorded = requests
         return self._recorded.get(key)
 
-    def _scaled(self, key: Key, usage: Usage | None, request: Request) -> Usage | None:
+    def _scale_usage(self, key: Key, usage: Usage | None, request: Request) -> Usage | None:
         """Return the tokens of a call whose request differs: its prompt's grow and shrink with its bytes."""
         before = self.recorded(key)
         if usage is None or before is None:
             return usage
         ratio = _size(request) / max(_size(before), 1)
-        kinds = ("input_tokens", "cache_read_tokens", "cache_write_tokens")
-        return usage.model_copy(update={kind: round(getattr(usage, kind) * ratio) for kind in kinds})
+        prompt_tokens = {
+            "input_tokens": round(usage.input_tokens * ratio),
+            "cache_read_tokens": round(usage.cache_read_tokens * ratio),
+            "cache_write_tokens": round(usage.cache_write_tokens * ratio),
+        }
+        return usage.model_copy(update=prompt_tokens)
 
-    def _reported(self, attempt: TapeAttempt, usage: Usage | None) -> int | None:
-        """Return what the provider would report as the cost; None where it reports none."""
+    def _reported_cost(self, attempt: TapeAttempt, usage: Usage | None) -> int | None:
+        """Return what the provider would report as the cost, in micro-USD; None where it reports none."""
         paid = attempt.paid.cost_micros if attempt.paid is not None else None
         if attempt.settled is None or attempt.settled.price_source != "provider" or not paid:
             return None
         if not self.same_model or self._price != self.recording.config.price:
             return None
-        recorded = attempt.usage
-        if recorded is None or usage is None or recorded == usage or not cost_micros(self._price, recorded):
+        recorded_usage = attempt.usage
+        if recorded_usage is None or usage is None or recorded_usage == usage:
             return paid
-        return round(paid * cost_micros(self._price, usage) / cost_micros(self._price, recorded))
+        recorded_cost = cost_micros(self._price, recorded_usage)
+        if not recorded_cost:
+            return paid
+        return round(paid * cost_micros(self._price, usage) / recorded_cost)
 
     def _error(self, attempt: TapeAttempt, error: ErrorOccurred) -> ModelError:
         """Return the recorded error, so that the run does after it what it did: another attempt, a pause, its end."""
         turn, number = attempt.reserved.turn, attempt.reserved.attempt
-        following = self.attempts.get((turn, number + 1))
-        after = [entry.fact for entry in self.recording.entries if entry.seq > attempt.entry.seq]
-        pauses = next(
-            (isinstance(each, RunPaused) for each in after if isinstance(each, RunPaused | CostReserved)), False
-        )
+        has_next_attempt = (turn, number + 1) in self.attempts
+        pauses = self._pauses_after(attempt.entry)
         unknown = attempt.settled is not None and attempt.settled.settlement == "unknown"
         return ModelError(
             error.error,
             kind=cast("ModelErrorKind", error.kind),
             sent=True,
             answered=unknown,
-            retryable=following is not None or pauses or self.ran_out,
+            retryable=has_next_attempt or pauses or self.ran_out,
             again_after_s=PAUSE_FROM_S + 1 if pauses else 0.0,
             request_id=error.request_id,
             what_to_do=error.what_to_do,
         )
+
+    def _pauses_after(self, reserved: Entry) -> bool:
+        """Tell whether the recorded run paused after a call of the model, before its next one."""
+        for entry in self.recording.entries:
+            if entry.seq > reserved.seq and isinstance(entry.fact, RunPaused | CostReserved):
+                return isinstance(entry.fact, RunPaused)
+        return False
 
     # -- the tools ----------------------------------------------------------------------------------------------------
 
@@ -354,19 +382,22 @@ class Tape:
         """Return the recorded output of a tool's call. Raises ToolFailed: its paid search does not fit a cap."""
         turn = self.history.turn
         search = self.searches.get((turn, at.call_id))
-        paid = search is not None and search.settled is not None and search.settled.settlement != "not_billed"
-        if paid and at.search is not None:
+        settled = search.settled if search is not None else None
+        is_paid = settled is not None and settled.settlement != "not_billed"
+        if is_paid and at.search is not None:
             await at.search(" ".join(str(getattr(args, "query", "")).split()), 1)
         recorded = self.results.get((turn, at.call_id))
         if recorded is None or recorded.entry.generation != self.generation:
-            begun = next((each for each in self.recording.entries if _begins(each.fact, turn, at.call_id)), None)
-            if recorded is not None or begun is not None:
-                await self._lost(begun or self.claims[self._claim])
+            call = self._recorded_call(turn, at.call_id)
+            if call is not None:
+                await self._lost(call)
+            if recorded is not None:
+                await self._lost(self.claims[self._claim])
             await self.stop(f"the recording has no result of {spec.name} in turn {turn}")
         fact = recorded.fact
         if fact.output_sha is None:
             if TIME_OVER in fact.output:
-                await self._lost(recorded.entry, over=True)
+                await self._end_by_result()
             why = fact.output.partition("\n")[0]
             self.notes.append(
                 f"turn {turn}: {spec.name} would be called; it was not ({why}), so its result is not known"
@@ -374,28 +405,37 @@ class Tape:
             return ToolOutput(fact.output, success=False)
         return self._output(fact, spec)
 
+    def _recorded_call(self, turn: int, call_id: str) -> Entry | None:
+        for entry in self.recording.entries:
+            fact = entry.fact
+            if isinstance(fact, ToolCall) and fact.turn == turn and fact.call_id == call_id:
+                return entry
+        return None
+
     def _output(self, fact: ToolResult, spec: ToolSpec) -> ToolOutput:
         """Return what a tool returned, as far as the log has it, so that the loop makes the recorded result of it."""
         text = fact.output if fact.success else fact.output.removeprefix("Failed.\n")
-        text = _TOLD.sub("", text)
+        text = _WARNINGS.sub("", text)
         footer = _CUT.search(text)
-        text = text if footer is None else text[: footer.start()]
+        if footer is not None:
+            text = text[: footer.start()]
         nonce = self.recording.first(RunStarted).nonce
         wrapped = re.fullmatch(rf"<tool_output_{nonce}\b([^>]*)>\n(.*)\n</tool_output_{nonce}>", text, re.DOTALL)
         removed = 0
         if wrapped is not None:
-            found = _REMOVED.search(wrapped[1])
-            removed, text = int(found[1]) if found else 0, wrapped[2]
+            attributes, text = wrapped.groups()
+            attribute = _REMOVED.search(attributes)
+            removed = int(attribute[1]) if attribute else 0
         if footer is not None:
-            text = self._whole(fact, spec, text, int(footer[1]))
+            text = self._fill_cut(fact, spec, text, int(footer[1]))
         own = wrapped is None and spec.foreign is None
         return ToolOutput(
             text + removed * _INVISIBLE, fact.success, fact.count, sources_of(fact), own=own, unread=fact.unread or ""
         )
 
-    def _whole(self, fact: ToolResult, spec: ToolSpec, text: str, most: int) -> str:
-        """Return an output that was cut with a filling for what the log does not have of it."""
-        lacks = min(max((fact.chars or 0) - len(text), 0), MOST_CHARS)
+    def _fill_cut(self, fact: ToolResult, spec: ToolSpec, text: str, most: int) -> str:
+        """Return an output that was cut, with a filling for what the log does not have of it."""
+        missing_chars = min(max((fact.chars or 0) - len(text), 0), MOST_CHARS)
         if spec.max_chars > most:
             self.notes.append(
                 f"turn {fact.turn}: {spec.name} would show up to {spec.max_chars:,} characters; the log has the first"
@@ -403,14 +443,14 @@ class Tape:
             )
         hole = _HOLE.search(text)
         if hole is None:
-            return text + _filling(fact, lacks)
+            return text + _filling(fact, missing_chars)
         return text[: hole.start()] + _filling(fact, int(hole[1])) + text[hole.end() :]
 
     # -- where the recording does not go on ---------------------------------------------------------------------------
 
-    async def _lost(self, begun: Entry, *, over: bool = False) -> NoReturn:
-        """Do what ended a call in the recorded run: its time, a cancel, or the end of its process."""
-        for entry in self.recording.entries if not over else ():
+    async def _lost(self, begun: Entry) -> NoReturn:
+        """Do what ended a call in the recorded run: a cancel, the end of its process, or its time."""
+        for entry in self.recording.entries:
             if entry.seq <= begun.seq:
                 continue
             match entry.fact:
@@ -424,6 +464,10 @@ class Tape:
                     break
                 case _:
                     pass
+        await self._end_by_result()
+
+    async def _end_by_result(self) -> NoReturn:
+        """Cancel the run, or end its time, as the recorded result says."""
         assert self.run is not None
         if self.recording.result["status"] == "cancelled":  # its entry came after the ending
             self.run.cancel(self.recording.result["cancel_reason"])
@@ -438,8 +482,9 @@ class Tape:
 
     async def run_out(self) -> NoReturn:
         """Do what ended the recorded run between two calls."""
-        began = [self.claims[self._claim], *(each.entry for each in self.attempts.values())]
-        await self._lost(max(began, key=lambda entry: entry.seq))
+        begun = [attempt.entry for attempt in self.attempts.values()]
+        begun.append(self.claims[self._claim])
+        await self._lost(max(begun, key=lambda entry: entry.seq))
 
     async def leave(self) -> NoReturn:
         """End what this claim does, as if its process were gone."""
@@ -462,13 +507,10 @@ def _generation(claim: Entry) -> int:
     return claim.fact.generation if isinstance(claim.fact, RunClaimed) else 0
 
 
-def _begins(fact: Fact | None, turn: int, call_id: str) -> bool:
-    return isinstance(fact, ToolCall) and (fact.turn, fact.call_id) == (turn, call_id)
-
-
 def _filling(fact: ToolResult, chars: int) -> str:
     """Return a text of this length that is the same for the same output, and looks like no secret."""
-    words = " ".join((fact.output_sha or "")[at : at + 4] for at in range(0, 64, 4)) + " "
+    digest = fact.output_sha or ""
+    words = "".join(f"{digest[start : start + 4]} " for start in range(0, 64, 4))
     return (words * (chars // len(words) + 1))[:chars]
 
 
@@ -515,13 +557,14 @@ class TapeSearch(TapeModel):
     async def stream(self, request: Request, check: SendCheck = unchecked) -> AsyncGenerator[LocalStream]:
         """Return no results, with the recorded usage and cost."""
         reserved = self.tape.history.search
-        key = (reserved.turn, reserved.tool_call or "") if reserved is not None else (0, "")
-        attempt = self.tape.searches.get(key)
-        paid = attempt.paid.cost_micros if attempt is not None and attempt.paid is not None else None
-        raw: dict[str, Any] = {"rows": [], "fault": "", "searches": 1}
+        attempt = None
+        if reserved is not None:
+            attempt = self.tape.searches.get((reserved.turn, reserved.tool_call or ""))
         usage = attempt.usage if attempt is not None else None
+        cost = attempt.paid.cost_micros if attempt is not None and attempt.paid is not None else None
+        raw: dict[str, Any] = {"rows": [], "fault": "", "searches": 1}
         await check()
-        yield LocalStream(Completion("", (), raw, usage, paid))
+        yield LocalStream(Completion("", (), raw, usage, cost))
 
 
 @dataclass(frozen=True)
@@ -554,10 +597,12 @@ class TapeSecrets(SecretInjection):
     async def inject(self, spec: ToolSpec, args: Mapping[str, Any]) -> tuple[InjectedSecret, ...]:
         """Return none. Raises SecretRefused: as in the recorded run."""
         history = self._tape.history
-        call = next((each for each in history.calls if each.name == spec.name and each.args == args), None)
-        found = self._tape.results.get((history.turn, call.call_id)) if call is not None else None
-        if found is not None and found.fact.output_sha is None and has_placeholder(args):
-            raise SecretRefused(found.fact.output.removeprefix("Refused: "))
+        for call in history.calls:
+            if call.name == spec.name and call.args == args:
+                recorded = self._tape.results.get((history.turn, call.call_id))
+                if recorded is not None and recorded.fact.output_sha is None and has_placeholder(args):
+                    raise SecretRefused(recorded.fact.output.removeprefix("Refused: "))
+                break
         return ()
 
 
@@ -588,14 +633,14 @@ class TapeHistory(History):
         """Do nothing: a result has its place before it is written."""
 
     def _placed(self, seq: int, fact: ToolResult) -> tuple[int, ToolResult]:
-        found = self._tape.results.get((fact.turn or 0, fact.call_id or ""))
-        if found is None:
+        recorded = self._tape.results.get((fact.turn or 0, fact.call_id or ""))
+        if recorded is None:
             return _UNKNOWN_SEQ + len(self.outputs), fact
-        sha, own = found.fact.output_sha, fact.output_sha
+        sha, own = recorded.fact.output_sha, fact.output_sha
         if sha is not None and own is not None and sha != own:
             output = fact.output.replace(f"read_tool_result R-{own[:8]} ", f"read_tool_result R-{sha[:8]} ")
             fact = fact.model_copy(update={"output": output, "output_sha": sha})
-        return found.entry.seq, fact
+        return recorded.entry.seq, fact
 
 
 class TapeCoding(CodingWork):
@@ -614,12 +659,12 @@ class TapeCoding(CodingWork):
         """Record the worktree as it was told; return the recorded ending where there was none."""
         if self._history.worktree is not None:
             return None
-        found = self._tape.recording.facts(WorktreeReady)
-        if not found:
+        worktrees = self._tape.recording.facts(WorktreeReady)
+        if not worktrees:
             result = self._tape.recording.result
             error: Mapping[str, Any] = result.get("error") or {}
             return RunResult(result["status"], result["stop_reason"], error_kind=error.get("kind"))
-        await self._log.record(found[0])
+        await self._log.record(worktrees[0])
         return None
 
     def place(self, place: ToolContext) -> ToolContext:
@@ -629,11 +674,12 @@ class TapeCoding(CodingWork):
         if self._history.check is not None:
             return self._history.check
         number = 1 if self._history.last_check is None else self._history.last_check.number + 1
-        found = next((each for each in self._tape.recording.facts(WorkChecked) if each.number == number), None)
-        if found is None:
+        checks = [each for each in self._tape.recording.facts(WorkChecked) if each.number == number]
+        if not checks:
             await self._tape.stop(f"the recording has no check {number} of the work")
-        told = "" if found.verify.passed else self._failed_words(found.verify, number)
-        checked = found.model_copy(update={"call_id": call_id, "turn": self._history.turn, "told": told})
+        recorded = checks[0]
+        told = "" if recorded.verify.passed else self._failed_words(recorded.verify, number)
+        checked = recorded.model_copy(update={"call_id": call_id, "turn": self._history.turn, "told": told})
         await self._log.record(checked)
         return checked
 

@@ -107,37 +107,47 @@ def prefix_of(suite: str) -> str:
     return f"eval:{suite}:"
 
 
-def find_suite(given: str) -> Suite:
+def find_suite(folder_or_name: str) -> Suite:
     """Return the suite in a folder, or the shipped one of this name. Blocking.
 
     Raises:
         BadInput: There is no such folder, and no shipped suite of this name.
         SuiteFaults: The suite is not valid; has every fault with its line.
     """
-    folder = Path(given)
+    folder = Path(folder_or_name)
     with contextlib.suppress(RuntimeError):  # there is no such user
         folder = folder.expanduser()
     if not folder.is_dir():
-        shipped = {path.name: path for place in SHIPPED if place.is_dir() for path in place.iterdir() if path.is_dir()}
-        if given not in shipped:
+        shipped = _shipped_suites()
+        if folder_or_name not in shipped:
             raise BadInput(
-                f"SUITE: there is no folder {given!r}; give one with cases, or a shipped suite: {', '.join(shipped)}"
+                f"SUITE: there is no folder {folder_or_name!r}; give one with cases, or a shipped suite:"
+                f" {', '.join(shipped)}"
             )
-        folder = shipped[given]
+        folder = shipped[folder_or_name]
     folder = folder.resolve()
     faults: list[str] = []
-    about = read_toml(folder / SUITE, _SuiteFile) if (folder / SUITE).exists() else _SuiteFile()
-    if isinstance(about, list):
-        faults += about
+    file = read_toml(folder / SUITE, _SuiteFile) if (folder / SUITE).exists() else _SuiteFile()
+    if isinstance(file, list):
+        faults += file
     cases: Sequence[Case] = ()
     try:
         cases = load_cases(folder)
-    except SuiteFaults as found:
-        faults.append(str(found))
-    if faults or isinstance(about, list):
+    except SuiteFaults as error:
+        faults.append(str(error))
+    if faults or isinstance(file, list):
         raise SuiteFaults("\n".join(faults))
     name = _NAME.sub("-", folder.name.lower()).strip("-")[:_NAME_CHARS] or "suite"
-    return Suite(name, folder, about.about, about.arguments, tuple(cases))
+    return Suite(name, folder, file.about, file.arguments, tuple(cases))
+
+
+def _shipped_suites() -> dict[str, Path]:
+    """Return the folders of the shipped suites by their names."""
+    suites: dict[str, Path] = {}
+    for place in SHIPPED:
+        if place.is_dir():
+            suites.update((path.name, path) for path in place.iterdir() if path.is_dir())
+    return suites
 
 
 def copy_workspaces(suite: Suite) -> dict[str, tuple[Path, str]]:
@@ -145,7 +155,7 @@ def copy_workspaces(suite: Suite) -> dict[str, tuple[Path, str]]:
     copies: dict[str, tuple[Path, str]] = {}
     for case in suite.cases:
         folder = case.path(case.workspace) if case.workspace is not None else None
-        copies[case.id] = frozen_copy(folder, repository="namespace" in {**suite.arguments, **case.arguments})
+        copies[case.id] = frozen_copy(folder, repository="namespace" in _arguments(suite, case))
     return copies
 
 
@@ -164,49 +174,59 @@ def plan_cells(
     Raises:
         BadInput: A role or a model is not known; says of which case.
     """
-    cells: list[Cell] = []
-    named = [(column, _chosen(suite, column, catalog, models)) for column in columns]
+    cells: dict[tuple[str, str], Cell] = {}
+    choices_of_columns = [(column, _choices(suite, column, catalog, models)) for column in columns]
     for case in suite.cases:
         copy, sha = copies[case.id]
-        arguments = {**suite.arguments, **case.arguments}
-        texts = {"task": case.task, "context": case.context, "system_prompt": case.system_prompt}
-        given = {**{key: value for key, value in texts.items() if value is not None}, **arguments}
-        for column, chosen in named:
-            role, choice = chosen[case.id]
-            model, free = choice.name, choice.price.free
-            decides = [case.id, {**given, "model": model}, sha, catalog.get(role.name).text]
-            key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
-            spawn = {**given, "role": role.name, "workspace": str(copy), "name": case.id[:_ID_CHARS]}
-            spawn |= {"model": column.model} if column.model is not None else {}
-            named_models = ", ".join(sorted({each.name for _role, each in chosen.values()}))
-            label = f"{named_models} · {column.role}" if column.role is not None else named_models
+        arguments = _arguments(suite, case)
+        request: dict[str, Any] = {"task": case.task}
+        if case.context is not None:
+            request["context"] = case.context
+        if case.system_prompt is not None:
+            request["system_prompt"] = case.system_prompt
+        request |= arguments
+        for column, choices in choices_of_columns:
+            role, choice = choices[case.id]
+            label = ", ".join(sorted({each.name for _role, each in choices.values()}))
+            if column.role is not None:
+                label = f"{label} · {column.role}"
+            spawn = {**request, "role": role.name, "workspace": str(copy), "name": case.id[:_ID_CHARS]}
+            if column.model is not None:
+                spawn["model"] = column.model
+            basis = [case.id, {**request, "model": choice.name}, sha, catalog.get(role.name).text]
+            key = hashlib.sha256(json.dumps(basis, sort_keys=True).encode()).hexdigest()[:16]
             cap = float(arguments.get(CAP, role.max_cost_cents))
-            refusal = _refusal(role, arguments) if model == OFFLINE else ""
-            cells += [
-                Cell(case, label, number, spawn, f"{key}:{number}", cap, refusal, free)
-                for number in range(1, tries + 1)
-            ]
-    return list({(cell.column, cell.id): cell for cell in cells}.values())
+            refusal = _refusal(role, arguments) if choice.name == OFFLINE else ""
+            for number in range(1, tries + 1):
+                cell_id = f"{key}:{number}"
+                cells[label, cell_id] = Cell(case, label, number, spawn, cell_id, cap, refusal, choice.price.free)
+    return list(cells.values())
 
 
-def _chosen(suite: Suite, column: Column, catalog: Catalog, models: ModelSettings) -> dict[str, tuple[Role, Choice]]:
+def _choices(suite: Suite, column: Column, catalog: Catalog, models: ModelSettings) -> dict[str, tuple[Role, Choice]]:
     """Return the role and the model of each case in a column."""
-    found: dict[str, tuple[Role, Choice]] = {}
+    choices: dict[str, tuple[Role, Choice]] = {}
     for case in suite.cases:
-        asked = column.model or {**suite.arguments, **case.arguments}.get("model")
+        model = column.model or _arguments(suite, case).get("model")
         try:
             role = catalog.get(column.role or case.role)
-            found[case.id] = role, choose(asked, role.model, models)
+            choices[case.id] = role, choose(model, role.model, models)
         except (AvaError, RolesError) as error:
             raise BadInput(f"{case.id}: {error}") from error
-    return found
+    return choices
+
+
+def _arguments(suite: Suite, case: Case) -> dict[str, Any]:
+    return {**suite.arguments, **case.arguments}
 
 
 def _refusal(role: Role, arguments: Mapping[str, Any]) -> str:
     """Return why the offline reader cannot be asked: it is the floor, and has not solved what it cannot do."""
     if role.needs_model:
         return f"the role {role.name} needs a language model"
-    return "the offline reader writes no output in a given form" if "output_schema" in arguments else ""
+    if "output_schema" in arguments:
+        return "the offline reader writes no output in a given form"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -224,15 +244,19 @@ class Round:
 
     def newest(self, cell: Cell) -> RunRow | None:
         """Return the run that counts for a cell."""
-        return next(reversed(self.runs.get(cell.id, ())), None)
+        runs = self.runs.get(cell.id)
+        return runs[-1] if runs else None
 
     def left(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells that have to be proposed: without a run, or whose run says nothing about the model."""
-        return [
-            cell
-            for cell in cells
-            if not cell.refusal and ((run := self.newest(cell)) is None or (run.ended and not has_verdict(cell, run)))
-        ]
+        left: list[Cell] = []
+        for cell in cells:
+            if cell.refusal:
+                continue
+            run = self.newest(cell)
+            if run is None or (run.ended and not has_verdict(cell, run)):
+                left.append(cell)
+        return left
 
     @property
     def spent_micros(self) -> int:
@@ -242,8 +266,11 @@ class Round:
     @property
     def held_micros(self) -> int:
         """What its runs that go on may still cost; micro-USD."""
-        going = [run for run in self.every if not run.ended]
-        return sum(max(0, config_of(run.config).max_cost_micros - run.cost_micros) for run in going)
+        held = 0
+        for run in self.every:
+            if not run.ended:
+                held += max(0, config_of(run.config).max_cost_micros - run.cost_micros)
+        return held
 
 
 def has_verdict(cell: Cell, run: RunRow) -> bool:
@@ -255,9 +282,11 @@ def has_verdict(cell: Cell, run: RunRow) -> bool:
         return False
     if run.state == "error":
         return run.error_kind in _OWN_FAULTS
-    shared = (run.stop_reason or "").startswith(SHARED_CAPS)
-    lowered = run.state == "cost_exceeded" and config_of(run.config).asked.get(CAP) != cell.spawn.get(CAP)
-    return not shared and not lowered
+    if (run.stop_reason or "").startswith(SHARED_CAPS):
+        return False
+    if run.state == "cost_exceeded":
+        return bool(config_of(run.config).asked.get(CAP) == cell.spawn.get(CAP))
+    return True
 
 
 def find_round(
@@ -269,14 +298,20 @@ def find_round(
         number, _colon, cell_id = str(row.task_id).removeprefix(prefix_of(suite.name)).partition(":")
         if number.isdecimal():
             approved = rounds.setdefault(int(number), [])
-            approved += [(cell_id, row)] if row.state != WAITING else []
-    chosen = which or max(rounds, default=0) + (1 if again else 0) or 1
-    every = rounds.get(chosen, [])
+            if row.state != WAITING:
+                approved.append((cell_id, row))
+    if which:
+        number_of_round = which
+    else:
+        newest = max(rounds, default=0)
+        number_of_round = max(1, newest + 1 if again else newest)
     runs: dict[str, list[RunRow]] = {cell.id: [] for cell in cells}
-    for cell_id, row in every:
+    every: list[RunRow] = []
+    for cell_id, row in rounds.get(number_of_round, []):
+        every.append(row)
         if cell_id in runs:
             runs[cell_id].append(row)
-    return Round(chosen, runs, [row for _id, row in every])
+    return Round(number_of_round, runs, every)
 
 
 # -- workspaces -------------------------------------------------------------------------------------------------------
@@ -301,7 +336,7 @@ def frozen_copy(folder: Path | None, *, repository: bool) -> tuple[Path, str]:
     try:
         sha = tree_hash(folder)
         key = hashlib.sha256(f"{sha} {name}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        place = _private_place() / f"{key}{'-git' if repository else ''}"
+        place = _private_place() / (f"{key}-git" if repository else key)
         copy = place / name
         if not _is_copy(copy, sha):
             _copy(folder, copy, sha, repository=repository)
@@ -312,13 +347,18 @@ def frozen_copy(folder: Path | None, *, repository: bool) -> tuple[Path, str]:
 
 def tree_hash(folder: Path | None) -> str:
     """Return the hash of the names, contents and executable bits in a folder, without its `.git`. Blocking."""
-    found = hashlib.sha256()
-    for path in _files(folder) if folder is not None else ():
-        content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
-        kind = "link" if path.is_symlink() else "program" if os.access(path, os.X_OK) else "file"
-        name = path.relative_to(folder).as_posix() if folder is not None else ""
-        found.update(f"{kind} {len(content)} {name}\0".encode() + content)
-    return found.hexdigest()
+    digest = hashlib.sha256()
+    if folder is None:
+        return digest.hexdigest()
+    for path in _files(folder):
+        if path.is_symlink():
+            kind, content = "link", str(path.readlink()).encode()
+        else:
+            kind = "program" if os.access(path, os.X_OK) else "file"
+            content = path.read_bytes()
+        name = path.relative_to(folder).as_posix()
+        digest.update(f"{kind} {len(content)} {name}\0".encode() + content)
+    return digest.hexdigest()
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -328,12 +368,13 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _private_place() -> Path:
-    number = getattr(os, "getuid", None)  # Windows has none, and its folder for temporary files is the user's own
-    place = Path(tempfile.gettempdir()).resolve() / f"ava-evals-{number() if number is not None else os_user()}"
+    get_uid = getattr(os, "getuid", None)  # Windows has none, and its folder for temporary files is the user's own
+    user = get_uid() if get_uid is not None else os_user()
+    place = Path(tempfile.gettempdir()).resolve() / f"ava-evals-{user}"
     make_private_folder(place)
-    found = place.lstat()
-    open_to_others = number is not None and bool(found.st_mode & 0o077)
-    if not stat.S_ISDIR(found.st_mode) or not is_own(found) or open_to_others:
+    status = place.lstat()
+    is_open_to_others = get_uid is not None and bool(status.st_mode & 0o077)
+    if not stat.S_ISDIR(status.st_mode) or not is_own(status) or is_open_to_others:
         raise ConfigError(f"{place} is open to others, so no workspace is copied there; remove it, or set TMPDIR.")
     return place
 
@@ -345,10 +386,10 @@ def _is_copy(copy: Path, sha: str) -> bool:
 def _copy(folder: Path | None, target: Path, sha: str, *, repository: bool) -> None:
     """Put a copy in its place at once. One that another process has put there meanwhile stays: runs may read it."""
     place = target.parent
-    made = Path(tempfile.mkdtemp(dir=place.parent, prefix="new-"))
-    old = made.with_name(f"{made.name}-old")
+    new = Path(tempfile.mkdtemp(dir=place.parent, prefix="new-"))
+    old = new.with_name(f"{new.name}-old")
     try:
-        copy = made / target.name
+        copy = new / target.name
         if folder is None:
             copy.mkdir()
         else:
@@ -358,13 +399,13 @@ def _copy(folder: Path | None, target: Path, sha: str, *, repository: bool) -> N
         if place.exists() and not _is_copy(target, sha):
             place.rename(old)  # somebody has changed it
         try:
-            made.rename(place)
+            new.rename(place)
         except OSError:
             if not _is_copy(target, sha):
                 raise
     finally:
-        for left in (made, old):
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _commit(folder: Path) -> None:
@@ -372,9 +413,9 @@ def _commit(folder: Path) -> None:
     git = shutil.which("git")
     if git is None:
         raise ConfigError("git is not installed, and a case of a coder needs it")
-    who = {f"GIT_{role}_{what}": value for role in ("AUTHOR", "COMMITTER")
-           for what, value in (("NAME", "suite"), ("EMAIL", "suite@localhost"), ("DATE", _DATE))}  # fmt: skip
-    env = {"PATH": os.environ.get("PATH", ""), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, **who}
+    env = {"PATH": os.environ.get("PATH", ""), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+    for role in ("AUTHOR", "COMMITTER"):
+        env |= {f"GIT_{role}_NAME": "suite", f"GIT_{role}_EMAIL": "suite@localhost", f"GIT_{role}_DATE": _DATE}
     for words in (
         ("init", "-q", "-b", "main", "--template="),
         ("add", "-A", "-f"),

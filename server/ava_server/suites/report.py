@@ -34,17 +34,17 @@ def money_text(ratio: Ratio) -> str:
     return _ratio_text(ratio, lambda micros: format_usd(round(micros)))
 
 
-def _ratio_text(ratio: Ratio, shown: Callable[[float], str]) -> str:
+def _ratio_text(ratio: Ratio, show: Callable[[float], str]) -> str:
     if ratio.value is None:
         return "nothing solved"
-    low = DASH if ratio.low is None else shown(ratio.low)
-    high = "?" if ratio.high is None else shown(ratio.high)
-    return f"{shown(ratio.value)} ({low}{DASH}{high})"
+    low = DASH if ratio.low is None else show(ratio.low)
+    high = "?" if ratio.high is None else show(ratio.high)
+    return f"{show(ratio.value)} ({low}{DASH}{high})"
 
 
 def mark_of(verdicts: Sequence[TryVerdict]) -> str:
     """Return how the tries of one case went: `yes`, `no`, `2/3`, and `?` for each without a verdict."""
-    known = [one.passed for one in verdicts if one.passed is not None]
+    known = [verdict.passed for verdict in verdicts if verdict.passed is not None]
     unknown = "?" if len(known) < len(verdicts) else ""
     if not known:
         return unknown
@@ -54,73 +54,93 @@ def mark_of(verdicts: Sequence[TryVerdict]) -> str:
 
 
 def figures(column: ColumnScore, tries: int) -> list[tuple[str, str]]:
-    every = [(f"pass^{tries}", share_text(column.pass_all))] if tries > 1 else []
-    return [
-        ("pass@1", share_text(column.pass_1)),
-        *every,
-        ("cost per solved", money_text(column.cost_per_solved)),
-        ("seconds per solved", _ratio_text(column.seconds_per_solved, lambda seconds: f"{seconds:.1f} s")),
-        ("spent", f"{format_usd(column.cost_micros)}"),
-        ("tries", f"{column.tries}" + (f" and {column.without} without verdict" if column.without else "")),
-    ]
+    """Return the figures of a column with their names; those of all columns have the same names."""
+    pairs = [("pass@1", share_text(column.pass_1))]
+    if tries > 1:
+        pairs.append((f"pass^{tries}", share_text(column.pass_all)))
+    pairs.append(("cost per solved", money_text(column.cost_per_solved)))
+    pairs.append(("seconds per solved", _ratio_text(column.seconds_per_solved, lambda seconds: f"{seconds:.1f} s")))
+    pairs.append(("spent", format_usd(column.cost_micros)))
+    without = f" and {column.without} without verdict" if column.without else ""
+    pairs.append(("tries", f"{column.tries}{without}"))
+    return pairs
 
 
-def comparison_lines(found: Comparison) -> list[str]:
-    head = (
-        f"{found.second} against {found.first}, in {counted(found.cases, 'case')}: better in {len(found.better)}, worse"
-        f" in {len(found.worse)} (sign test: p = {found.p_value:.2f}); cost per solved try:"
-        f" {money_text(found.after)}, against {money_text(found.before)}."
-    )
-    changed = [("better", found.better), ("worse", found.worse)]
+def comparison_lines(comparison: Comparison) -> list[str]:
     lines = [
-        f"  {word}: {one_line(case)}, {100 * before:.0f} % to {100 * after:.0f} %"
-        for word, cases in changed
-        for case, (before, after) in cases.items()
+        f"{comparison.second} against {comparison.first}, in {counted(comparison.cases, 'case')}: better in"
+        f" {len(comparison.better)}, worse in {len(comparison.worse)} (sign test: p = {comparison.p_value:.2f}); cost"
+        f" per solved try: {money_text(comparison.after)}, against {money_text(comparison.before)}."
     ]
-    return [head, *lines, *found.notes]
+    for word, cases in (("better", comparison.better), ("worse", comparison.worse)):
+        for case, (before, after) in cases.items():
+            lines.append(f"  {word}: {one_line(case)}, {100 * before:.0f} % to {100 * after:.0f} %")
+    lines += comparison.notes
+    return lines
 
 
 def table(result: SuiteResult) -> list[str]:
-    names = [column.name for column in result.columns]
-    cases = list(dict.fromkeys(one.case for one in result.verdicts))
+    cases = list(dict.fromkeys(verdict.case for verdict in result.verdicts))
     tries = "" if result.tries == 1 else f", {result.tries} tries each"
-    lines = [
-        f"{result.suite}, round {result.round}: {counted(len(cases), 'case')}{tries}."
-        f" {format_usd(result.cost_micros)} spent.",
-        "",
-    ]
-    rows = [figures(column, result.tries) for column in result.columns]
-    lines += aligned(
-        [("", *names), *((group[0][0], *(value for _name, value in group)) for group in zip(*rows, strict=True))]
-    )
+    title = f"{result.suite}, round {result.round}: {counted(len(cases), 'case')}{tries}."
+    lines = [f"{title} {format_usd(result.cost_micros)} spent.", ""]
+    lines += aligned(_figure_rows(result))
     lines += ["In brackets: the interval that holds the value in 95 of 100 cases (docs/evals.md).", ""]
-    marks = ((case, *(mark_of(tried(result, case, name)) for name in names)) for case in cases)
-    lines += aligned([("case", *names), *((one_line(case), *found) for case, *found in marks)])
-    if failed := [one for one in result.verdicts if one.passed is False]:
+    lines += aligned(_case_rows(result, cases))
+    failed = [verdict for verdict in result.verdicts if verdict.passed is False]
+    if failed:
         lines += ["", "Not passed:", *_failure_lines(failed)]
-    for pair in result.comparisons:
-        lines += ["", *comparison_lines(pair)]
-    return [*lines, *(["", *map(one_line, result.notes)] if result.notes else [])]
+    for comparison in result.comparisons:
+        lines += ["", *comparison_lines(comparison)]
+    if result.notes:
+        lines += ["", *map(one_line, result.notes)]
+    return lines
+
+
+def _figure_rows(result: SuiteResult) -> list[tuple[str, ...]]:
+    """Return a row for the names of the columns, and one for each figure."""
+    rows: list[tuple[str, ...]] = [("", *(column.name for column in result.columns))]
+    columns = [figures(column, result.tries) for column in result.columns]
+    for row in zip(*columns, strict=True):
+        name = row[0][0]
+        rows.append((name, *(value for _name, value in row)))
+    return rows
+
+
+def _case_rows(result: SuiteResult, cases: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return a row for the names of the columns, and one for each case."""
+    names = [column.name for column in result.columns]
+    rows: list[tuple[str, ...]] = [("case", *names)]
+    for case in cases:
+        marks = [mark_of(verdicts_of(result, case, name)) for name in names]
+        rows.append((one_line(case), *marks))
+    return rows
 
 
 def _failure_lines(failed: Sequence[TryVerdict]) -> list[str]:
     lines: list[str] = []
-    for one in failed[:MOST_FAILURES]:
-        where = ", ".join(filter(None, (one.case, one.column, one.run)))
-        lines.append(f"  {where}: {cut(one_line(one.why), WHY_CHARS)}")
+    for verdict in failed[:MOST_FAILURES]:
+        place = ", ".join(filter(None, (verdict.case, verdict.column, verdict.run)))
+        lines.append(f"  {place}: {cut(one_line(verdict.why), WHY_CHARS)}")
     if len(failed) > MOST_FAILURES:
         lines.append(f"  and {len(failed) - MOST_FAILURES} more; --json has all")
     return lines
 
 
-def tried(result: SuiteResult, case: str, column: str) -> list[TryVerdict]:
-    return [one for one in result.verdicts if (one.case, one.column) == (case, column)]
+def verdicts_of(result: SuiteResult, case: str, column: str) -> list[TryVerdict]:
+    return [verdict for verdict in result.verdicts if verdict.case == case and verdict.column == column]
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 _COLOURS = ("#0b6e99", "#c2571a", "#3a7d34", "#8a3d9c", "#9c6b00", "#b0304f", "#4a5a6a", "#00796b")
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 520, 320, 52, 32, 30, 48
+# The picture and its margins, in pixels.
+_WIDTH = 520
+_HEIGHT = 320
+_LEFT = 52
+_RIGHT = 32
+_TOP = 30
+_BOTTOM = 48
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430;
   background: #fff }
@@ -172,10 +192,11 @@ def _picture(result: SuiteResult) -> Iterator[str]:
     if not known:
         return
     most = max(cost for _number, _column, cost in known)
-    label = "Cost per try against solved tries: " + "; ".join(
-        f"{column.name} {format_usd(round(cost))}, {100 * column.pass_1.value:.0f} %" for _n, column, cost in known
-    )
-    yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="{_text(label)}">'
+    points: list[str] = []
+    for _number, column, cost in known:
+        points.append(f"{column.name} {format_usd(round(cost))}, {100 * column.pass_1.value:.0f} %")
+    label = _text(f"Cost per try against solved tries: {'; '.join(points)}")
+    yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="{label}">'
     yield '<g font-size="12" fill="currentColor" stroke="none">'
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = _y(share)
@@ -187,7 +208,9 @@ def _picture(result: SuiteResult) -> Iterator[str]:
         yield f'<text x="{x:.1f}" y="{y}" text-anchor="middle">{_text(format_usd(round(part * most)))}</text>'
     yield f'<text x="{_x(0.5):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">cost per try</text></g>'
     for number, column, cost in known:
-        x, colour, quality = _x(cost / (most or 1.0)), _COLOURS[number % len(_COLOURS)], column.pass_1
+        x = _x(cost / (most or 1.0))
+        colour = _COLOURS[number % len(_COLOURS)]
+        quality = column.pass_1
         yield f'<g stroke="{colour}" fill="{colour}"><path d="M{x:.1f} {_y(quality.low):.1f}V{_y(quality.high):.1f}"/>'
         yield f'<circle cx="{x:.1f}" cy="{_y(quality.value):.1f}" r="5"/>'
         side, anchor = (-10, "end") if x > _WIDTH * 0.6 else (10, "start")
@@ -197,8 +220,10 @@ def _picture(result: SuiteResult) -> Iterator[str]:
 
 
 def _per_try(result: SuiteResult, column: ColumnScore) -> float:
-    known = known_tries(result.verdicts, column.name).values()
-    return sum(one.cost_micros for tried in known for one in tried) / column.tries
+    cost_micros = 0
+    for verdicts in known_tries(result.verdicts, column.name).values():
+        cost_micros += sum(verdict.cost_micros for verdict in verdicts)
+    return cost_micros / column.tries
 
 
 def _x(part: float) -> float:
@@ -211,22 +236,26 @@ def _y(share: float) -> float:
 
 def _figures(result: SuiteResult) -> Iterator[str]:
     yield f'<div class="wide"><table>\n<caption>Figures</caption>\n<tr><th></th>{_heads(result)}</tr>'
-    for group in zip(*(figures(column, result.tries) for column in result.columns), strict=True):
-        values = "".join(f"<td>{_text(value)}</td>" for _name, value in group)
-        yield f'<tr><th scope="row">{_text(group[0][0])}</th>{values}</tr>'
+    for name, *values in _figure_rows(result)[1:]:
+        cells = "".join(f"<td>{_text(value)}</td>" for value in values)
+        yield f'<tr><th scope="row">{_text(name)}</th>{cells}</tr>'
     yield "</table></div>"
 
 
 def _cases(result: SuiteResult) -> Iterator[str]:
     yield f'<div class="wide"><table>\n<caption>Cases</caption>\n<tr><th>case</th>{_heads(result)}</tr>'
-    for case in dict.fromkeys(one.case for one in result.verdicts):
+    for case in dict.fromkeys(verdict.case for verdict in result.verdicts):
         cells: list[str] = []
         for column in result.columns:
-            found = tried(result, case, column.name)
-            known = {one.passed for one in found}
-            kind = "yes" if known == {True} else "no" if known == {False} else ""
-            cost = format_usd(sum(one.cost_micros for one in found))
-            cells.append(f'<td class="{kind}">{_text(mark_of(found))}, {_text(cost)}</td>')
+            verdicts = verdicts_of(result, case, column.name)
+            outcomes = {verdict.passed for verdict in verdicts}
+            kind = ""
+            if outcomes == {True}:
+                kind = "yes"
+            elif outcomes == {False}:
+                kind = "no"
+            cost = format_usd(sum(verdict.cost_micros for verdict in verdicts))
+            cells.append(f'<td class="{kind}">{_text(mark_of(verdicts))}, {_text(cost)}</td>')
         yield f'<tr><th scope="row">{_text(case)}</th>{"".join(cells)}</tr>'
     yield "</table></div>"
 
@@ -236,11 +265,13 @@ def _heads(result: SuiteResult) -> str:
 
 
 def _failures(result: SuiteResult) -> Iterator[str]:
-    failed = [one for one in result.verdicts if one.passed is not True]
-    if failed:
-        yield '<div class="wide"><table>\n<caption>Not passed</caption>'
-        yield "<tr><th>case</th><th>column</th><th>run</th><th>ending</th><th>why</th></tr>"
-        for one in failed:
-            row = (one.case, one.column, one.run or "", one.ending, one.why)
-            yield f"<tr>{''.join(f'<td>{_text(value)}</td>' for value in row)}</tr>"
-        yield "</table></div>"
+    failed = [verdict for verdict in result.verdicts if verdict.passed is not True]
+    if not failed:
+        return
+    yield '<div class="wide"><table>\n<caption>Not passed</caption>'
+    yield "<tr><th>case</th><th>column</th><th>run</th><th>ending</th><th>why</th></tr>"
+    for verdict in failed:
+        row = (verdict.case, verdict.column, verdict.run or "", verdict.ending, verdict.why)
+        cells = "".join(f"<td>{_text(value)}</td>" for value in row)
+        yield f"<tr>{cells}</tr>"
+    yield "</table></div>"

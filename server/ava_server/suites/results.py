@@ -67,7 +67,9 @@ def wilson(solved: float, of: float) -> tuple[float, float]:
     share, weight = solved / of, Z * Z / of
     middle = (share + weight / 2) / (1 + weight)
     half = Z / (1 + weight) * math.sqrt(share * (1 - share) / of + weight / (4 * of))
-    return (0.0 if share == 0 else middle - half), (1.0 if share == 1 else middle + half)
+    low = 0.0 if share == 0 else middle - half
+    high = 1.0 if share == 1 else middle + half
+    return low, high
 
 
 def pass_at_1(cases: Sequence[tuple[int, int]]) -> Proportion:
@@ -79,22 +81,31 @@ def pass_at_1(cases: Sequence[tuple[int, int]]) -> Proportion:
     shares = [solved / tries for solved, tries in cases if tries]
     if not shares:
         return Proportion(0.0, 0.0, 1.0, 0)
-    number, tries = len(shares), sum(tries for _solved, tries in cases)
+    number = len(shares)
+    tries = sum(each for _solved, each in cases)
     mean = sum(shares) / number
     effective = float(number)
     if number > 1 and 0 < mean < 1:
-        spread = sum((share - mean) ** 2 for share in shares) / (number * (number - 1))
-        effective = mean * (1 - mean) / spread if spread else math.inf
+        variance = sum((share - mean) ** 2 for share in shares) / (number * (number - 1))
+        effective = mean * (1 - mean) / variance if variance else math.inf
     effective = min(max(effective, number), tries)
-    return Proportion(mean, *wilson(mean * effective, effective), tries)
+    low, high = wilson(mean * effective, effective)
+    return Proportion(mean, low, high, tries)
 
 
 def pass_all(cases: Sequence[tuple[int, int]], tries: int) -> Proportion:
-    """Return the share of cases of which each of so many tries is solved; where that is open, a case does not count."""
-    whole = [solved >= tries for solved, done in cases if done >= tries or solved < done]
-    if not whole:
+    """Return the share of cases all of whose `tries` are solved; a case that may still become one does not count.
+
+    Args:
+        cases: Of each case, its solved tries and its tries with a verdict.
+        tries: How often each case is tried.
+    """
+    are_solved = [solved >= tries for solved, known in cases if known >= tries or solved < known]
+    number = len(are_solved)
+    if not number:
         return Proportion(0.0, 0.0, 1.0, 0)
-    return Proportion(sum(whole) / len(whole), *wilson(sum(whole), len(whole)), len(whole))
+    low, high = wilson(sum(are_solved), number)
+    return Proportion(sum(are_solved) / number, low, high, number)
 
 
 def per_solved(cases: Sequence[tuple[float, float]]) -> Ratio:
@@ -103,17 +114,20 @@ def per_solved(cases: Sequence[tuple[float, float]]) -> Ratio:
     Args:
         cases: Of each case, its solved tries and the sum over all its tries; or both per try.
     """
-    solved, total = sum(one for one, _sum in cases), sum(each for _one, each in cases)
-    if not solved:
+    ratio = _ratio(cases)
+    if ratio == math.inf:
         return Ratio(None, None, None)
-    random, found = Random(SEED), list[float]()  # noqa: S311  (a fixed seed: the same numbers each time)
-    for _number in range(RESAMPLES):
-        drawn = random.choices(cases, k=len(cases))
-        count = sum(one for one, _sum in drawn)
-        found.append(sum(each for _one, each in drawn) / count if count else math.inf)
-    found.sort()
-    low, high = found[int(TAIL * RESAMPLES)], found[math.ceil((1 - TAIL) * RESAMPLES) - 1]
-    return Ratio(total / solved, low if low < math.inf else None, high if high < math.inf else None)
+    random = Random(SEED)  # noqa: S311  (a fixed seed: the same numbers each time)
+    ratios = sorted(_ratio(random.choices(cases, k=len(cases))) for _number in range(RESAMPLES))
+    low = ratios[int(TAIL * RESAMPLES)]
+    high = ratios[math.ceil((1 - TAIL) * RESAMPLES) - 1]
+    return Ratio(ratio, low if low < math.inf else None, high if high < math.inf else None)
+
+
+def _ratio(cases: Sequence[tuple[float, float]]) -> float:
+    """Return the sum per solved try; infinite where nothing is solved."""
+    solved = sum(each for each, _sum in cases)
+    return sum(each for _solved, each in cases) / solved if solved else math.inf
 
 
 def sign_test(better: int, worse: int) -> float:
@@ -167,20 +181,21 @@ async def score(suite: str, results: Sequence[tuple[Cell, Mapping[str, Any] | No
         return result
 
     names = [f"{cell.case.id} {cell.column} {cell.id}" for cell, _result in results]
-    cases = [
-        EvalsCase[Cell, Mapping[str, Any], None](name=name, inputs=cell)
-        for name, (cell, _result) in zip(names, results, strict=True)
-    ]
+    cases: list[EvalsCase[Cell, Mapping[str, Any], None]] = []
+    for name, (cell, _result) in zip(names, results, strict=True):
+        cases.append(EvalsCase(name=name, inputs=cell))
     dataset = Dataset[Cell, Mapping[str, Any], None](name=suite, cases=cases, evaluators=[CaseChecks()])
     report = await dataset.evaluate(ava, progress=False)
     scores: dict[str, Score] = {}
     for case in report.cases:
-        if (found := case.assertions.get(PASSED)) is not None:
-            scores[case.name] = Score(found.value, found.reason or "")
+        assertion = case.assertions.get(PASSED)
+        if assertion is not None:
+            scores[case.name] = Score(assertion.value, assertion.reason or "")
         else:
-            scores[case.name] = Score(None, "; ".join(failure.error_message for failure in case.evaluator_failures))
-    for failed in report.failures:
-        scores[failed.name] = Score(None, failed.error_message.removeprefix(f"{ResultErased.__name__}: "))
+            messages = [failure.error_message for failure in case.evaluator_failures]
+            scores[case.name] = Score(None, "; ".join(messages))
+    for failure in report.failures:
+        scores[failure.name] = Score(None, failure.error_message.removeprefix(f"{ResultErased.__name__}: "))
     return [scores[name] for name in names]
 
 
@@ -277,61 +292,87 @@ class SuiteResult(_Model):
     notes: tuple[str, ...]
 
 
-def result_of(suite: str, about: str, done: Round, cells: Sequence[Cell], scores: Mapping[str, Score]) -> SuiteResult:
-    verdicts = [_verdict(cell, done, scores.get(cell.id)) for cell in cells]
-    names = list(dict.fromkeys(cell.column for cell in cells))
+def result_of(
+    suite: str, about: str, current: Round, cells: Sequence[Cell], scores: Mapping[str, Score]
+) -> SuiteResult:
+    """Return what a round has shown; `scores` has those of the ended tries, by `Cell.id`."""
+    verdicts = [_verdict(cell, current.newest(cell), scores.get(cell.id)) for cell in cells]
     tries = max(cell.number for cell in cells)
-    runs = {
-        name: [run for cell in cells if cell.column == name for run in done.runs.get(cell.id, ())] for name in names
-    }
-    columns = [_column(name, verdicts, tries, runs[name]) for name in names]
+    runs: dict[str, list[RunRow]] = {}
+    for cell in cells:
+        runs.setdefault(cell.column, []).extend(current.runs.get(cell.id, ()))
+    columns = [_column(name, verdicts, tries, runs_of_column) for name, runs_of_column in runs.items()]
     result = SuiteResult(
         suite=suite,
         about=about,
-        round=done.number,
+        round=current.number,
         tries=tries,
         cost_micros=sum(column.cost_micros for column in columns),
         columns=tuple(columns),
         verdicts=tuple(verdicts),
         notes=tuple(_notes(verdicts, columns)),
     )
-    pairs = [((result, names[0]), (result, name)) for name in names[1:]]
-    return result.model_copy(update={"comparisons": tuple(compare_columns(*pair) for pair in pairs)})
+    first, *others = [column.name for column in columns]
+    comparisons = [compare_columns((result, first), (result, name)) for name in others]
+    return result.model_copy(update={"comparisons": tuple(comparisons)})
 
 
-def _verdict(cell: Cell, done: Round, scored: Score | None) -> TryVerdict:
-    run = done.newest(cell)
-    passed, why = scored or (Score(False, cell.refusal) if cell.refusal else Score(None, "it was not approved"))
-    if scored is None and run is not None:
+def _verdict(cell: Cell, run: RunRow | None, score: Score | None) -> TryVerdict:
+    if score is not None:
+        passed, why = score
+    elif cell.refusal:
+        passed, why = False, cell.refusal
+    else:
+        passed, why = None, "it was not approved"
+    if run is None:
+        return TryVerdict(
+            case=cell.case.id,
+            column=cell.column,
+            number=cell.number,
+            run=None,
+            ending="",
+            passed=passed,
+            why=why,
+            cost_micros=0,
+            seconds=0.0,
+        )
+    if score is None:
         why = run.stop_reason or run.state.replace("_", " ")
     return TryVerdict(
         case=cell.case.id,
         column=cell.column,
         number=cell.number,
-        run=run.id if run is not None else None,
-        ending=run.state if run is not None else "",
+        run=run.id,
+        ending=run.state,
         passed=passed,
         why=why,
-        cost_micros=run.cost_micros if run is not None else 0,
-        seconds=run.active_us / US_PER_S if run is not None else 0.0,
+        cost_micros=run.cost_micros,
+        seconds=run.active_us / US_PER_S,
     )
 
 
 def _column(name: str, verdicts: Sequence[TryVerdict], tries: int, runs: Sequence[RunRow]) -> ColumnScore:
-    known = known_tries(verdicts, name).values()
-    counts = [(_solved(tried), len(tried)) for tried in known]
-    number = sum(map(len, known))
+    counts: list[tuple[int, int]] = []
+    costs: list[tuple[float, float]] = []
+    seconds: list[tuple[float, float]] = []
+    for case_verdicts in known_tries(verdicts, name).values():
+        solved = _count_solved(case_verdicts)
+        counts.append((solved, len(case_verdicts)))
+        costs.append((solved, sum(verdict.cost_micros for verdict in case_verdicts)))
+        seconds.append((solved, sum(verdict.seconds for verdict in case_verdicts)))
+    with_verdict = sum(number for _solved, number in counts)
+    prices = [_price_text(config_of(run.config).price) for run in runs]
     return ColumnScore(
         name=name,
-        tries=number,
-        without=sum(one.column == name for one in verdicts) - number,
-        solved=sum(map(_solved, known)),
+        tries=with_verdict,
+        without=sum(verdict.column == name for verdict in verdicts) - with_verdict,
+        solved=sum(solved for solved, _number in counts),
         pass_1=pass_at_1(counts),
         pass_all=pass_all(counts, tries),
         cost_micros=sum(run.cost_micros for run in runs),
-        cost_per_solved=per_solved([(_solved(tried), sum(one.cost_micros for one in tried)) for tried in known]),
-        seconds_per_solved=per_solved([(_solved(tried), sum(one.seconds for one in tried)) for tried in known]),
-        price=tuple(dict.fromkeys(map(_price_text, (config_of(run.config).price for run in runs)))),
+        cost_per_solved=per_solved(costs),
+        seconds_per_solved=per_solved(seconds),
+        price=tuple(dict.fromkeys(prices)),
     )
 
 
@@ -347,26 +388,37 @@ def _notes(verdicts: Sequence[TryVerdict], columns: Sequence[ColumnScore]) -> It
                 " counts with what it has cost."
             )
         if column.without:
-            why = next(one.why for one in verdicts if one.column == column.name and one.passed is None)
+            why = next(each.why for each in verdicts if each.column == column.name and each.passed is None)
             yield f"{column.name}: {column.without} of {column.tries + column.without} tries have no verdict ({why})."
 
 
 def compare_columns(first: tuple[SuiteResult, str], second: tuple[SuiteResult, str]) -> Comparison:
     """Return two columns case by case, each given by its result and its name."""
-    before, after = (_per_try(known_tries(result.verdicts, name)) for result, name in (first, second))
-    one, other = (_column_of(result, name) for result, name in (first, second))
+    result_before, name_before = first
+    result_after, name_after = second
+    before = _shares_and_costs(known_tries(result_before.verdicts, name_before))
+    after = _shares_and_costs(known_tries(result_after.verdicts, name_after))
+    better: dict[str, tuple[float, float]] = {}
+    worse: dict[str, tuple[float, float]] = {}
     cases = [case for case in before if case in after]
-    both = {case: (before[case][0], after[case][0]) for case in cases}
-    better = {case: pair for case, pair in both.items() if pair[1] > pair[0]}
-    worse = {case: pair for case, pair in both.items() if pair[1] < pair[0]}
+    for case in cases:
+        shares = before[case][0], after[case][0]
+        if shares[1] > shares[0]:
+            better[case] = shares
+        elif shares[1] < shares[0]:
+            worse[case] = shares
+
     notes: list[str] = []
-    if only := before.keys() ^ after.keys():
-        notes.append(f"{len(only)} cases are only in one of them.")
-    if one.name == other.name and one.price != other.price:
-        notes.append(f"The price of {one.name} has changed from {_last(one.price)} to {_last(other.price)}.")
+    in_one_only = before.keys() ^ after.keys()
+    if in_one_only:
+        notes.append(f"{len(in_one_only)} cases are only in one of them.")
+    price_before = _column_of(result_before, name_before).price
+    price_after = _column_of(result_after, name_after).price
+    if name_before == name_after and price_before != price_after:
+        notes.append(f"The price of {name_before} has changed from {_last(price_before)} to {_last(price_after)}.")
     return Comparison(
-        first=one.name,
-        second=other.name,
+        first=name_before,
+        second=name_after,
         cases=len(cases),
         better=better,
         worse=worse,
@@ -387,20 +439,21 @@ def _last(prices: Sequence[str]) -> str:
 
 def known_tries(verdicts: Sequence[TryVerdict], column: str) -> dict[str, list[TryVerdict]]:
     """Return the tries of each case that have a verdict in a column; cases without one are left out."""
-    tried: dict[str, list[TryVerdict]] = {}
-    for one in verdicts:
-        if one.column == column and one.passed is not None:
-            tried.setdefault(one.case, []).append(one)
-    return tried
+    tries: dict[str, list[TryVerdict]] = {}
+    for verdict in verdicts:
+        if verdict.column == column and verdict.passed is not None:
+            tries.setdefault(verdict.case, []).append(verdict)
+    return tries
 
 
-def _solved(tried: Sequence[TryVerdict]) -> int:
-    return sum(one.passed is True for one in tried)
+def _count_solved(verdicts: Sequence[TryVerdict]) -> int:
+    return sum(verdict.passed is True for verdict in verdicts)
 
 
-def _per_try(known: Mapping[str, Sequence[TryVerdict]]) -> dict[str, tuple[float, float]]:
+def _shares_and_costs(tries: Mapping[str, Sequence[TryVerdict]]) -> dict[str, tuple[float, float]]:
     """Return the share of solved tries of each case, and what one has cost: two columns may differ in their number."""
-    return {
-        case: (_solved(tried) / len(tried), sum(one.cost_micros for one in tried) / len(tried))
-        for case, tried in known.items()
-    }
+    shares: dict[str, tuple[float, float]] = {}
+    for case, verdicts in tries.items():
+        cost = sum(verdict.cost_micros for verdict in verdicts)
+        shares[case] = _count_solved(verdicts) / len(verdicts), cost / len(verdicts)
+    return shares

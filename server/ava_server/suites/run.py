@@ -43,6 +43,7 @@ from ava_server.suites.report import comparison_lines, table, write_page
 from ava_server.suites.results import SuiteResult, compare_columns, result_of, score
 
 if TYPE_CHECKING:
+    from ava_audit.rows import RunRow
     from ava_server.config.settings import Settings
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service
@@ -77,7 +78,11 @@ class SuiteRequest:
     @property
     def columns(self) -> list[Column]:
         """The columns: each model with each role."""
-        return [Column(model, role) for model in self.models or (None,) for role in self.roles or (None,)]
+        columns: list[Column] = []
+        for model in self.models or (None,):
+            for role in self.roles or (None,):
+                columns.append(Column(model, role))
+        return columns
 
 
 def run_suite(request: SuiteRequest) -> int:
@@ -109,38 +114,44 @@ async def _run(settings: Settings, suite: Suite, request: SuiteRequest) -> int:
         catalog, models = await runtime.catalog(roots), runtime.credentials.models
         cells = plan_cells(suite, request.columns, request.tries, copies, catalog, models)
         find = partial(find_round, user=service.session.user, suite=suite, cells=cells)
-        done = await runtime.store.read(partial(find, again=request.again))
-        stopped = await _bring_up(runtime, service, suite, cells, done, request)
-        if stopped is not None:
-            return stopped
-        done = await runtime.store.read(partial(find, which=done.number))
-        result = await _scored(runtime, suite, cells, done)
-        for run in (run for runs in done.runs.values() for run in runs):
-            await note_fetched(runtime.store, service.session, COMMAND, run)
+        before = await runtime.store.read(partial(find, again=request.again))
+        code = await _make_runs(runtime, service, suite, cells, before, request)
+        if code is not None:
+            return code
+        after = await runtime.store.read(partial(find, which=before.number))
+        result = await _score_round(runtime, suite, cells, after)
+        for runs in after.runs.values():
+            for run in runs:
+                await note_fetched(runtime.store, service.session, COMMAND, run)
     if request.html is not None:
         await anyio.to_thread.run_sync(write_page, request.html, result)
     if request.as_json:
         say_json({**place_json(settings.paths), **result.model_dump(mode="json")})
     else:
         say("\n".join(table(result)))
-    without = [one for one in result.verdicts if one.passed is None]
-    capped = any(one.ending == "cost_exceeded" for one in without)
-    return ENDING_CODES["cost_exceeded"] if capped else MODEL if without else 0
+    endings_without_verdict = {verdict.ending for verdict in result.verdicts if verdict.passed is None}
+    if not endings_without_verdict:
+        return 0
+    return ENDING_CODES["cost_exceeded"] if "cost_exceeded" in endings_without_verdict else MODEL
 
 
-async def _bring_up(
-    runtime: Runtime, service: Service, suite: Suite, cells: Sequence[Cell], done: Round, request: SuiteRequest
+async def _make_runs(
+    runtime: Runtime, service: Service, suite: Suite, cells: Sequence[Cell], current: Round, request: SuiteRequest
 ) -> int | None:
-    """Have what a round lacks approved, and wait for all of its runs; return the exit code if that was ended before."""
-    left = done.left(cells)
-    running = [run.id for cell in cells if (run := done.newest(cell)) is not None and not run.ended]
-    tell(f"{suite.name}, round {done.number}: {_counts(cells, left, running)}.")
+    """Have the missing runs of a round approved, and wait for all; return the exit code if that was ended before."""
+    left = current.left(cells)
+    running: list[str] = []
+    for cell in cells:
+        run = current.newest(cell)
+        if run is not None and not run.ended:
+            running.append(run.id)
+    tell(f"{suite.name}, round {current.number}: {_counts(cells, left, running)}.")
     if left:
-        spawns, most = _spawns(suite, left, done, request.max_micros)
+        spawns, most = _spawns(suite, left, current, request.max_micros)
         await _check_hourly_limit(runtime, service, left)
-        asked = RunRequest(spawns, most_micros=most, yes=request.yes, withdraws=True)
+        proposal = RunRequest(spawns, most_micros=most, yes=request.yes, withdraws=True)
         try:
-            approved = await approve(runtime, service, asked)
+            approved = await approve(runtime, service, proposal)
         except Refused:
             await _check_hourly_limit(runtime, service, left)  # another program may have used it up meanwhile
             raise
@@ -173,19 +184,22 @@ async def _check_hourly_limit(runtime: Runtime, service: Service, left: Sequence
 
 
 def _counts(cells: Sequence[Cell], left: Sequence[Cell], running: Sequence[str]) -> str:
-    known = sum(not cell.refusal for cell in cells) - len(left) - len(running)
-    parts = [f"{counted(len(cells), 'try', 'tries')} of {counted(len({cell.case.id for cell in cells}), 'case')}"]
-    parts += (
-        [f"{known} in the log already, not paid again" + ("" if left or running else "; --again begins a new round")]
-        if known
-        else []
-    )
-    parts += [f"{len(running)} under way"] if running else []
-    return ", ".join([*parts, *([f"{len(left)} to approve"] if left else [])])
+    cases = {cell.case.id for cell in cells}
+    in_log = sum(not cell.refusal for cell in cells) - len(left) - len(running)
+    parts = [f"{counted(len(cells), 'try', 'tries')} of {counted(len(cases), 'case')}"]
+    if in_log and not left and not running:
+        parts.append(f"{in_log} in the log already, not paid again; --again begins a new round")
+    elif in_log:
+        parts.append(f"{in_log} in the log already, not paid again")
+    if running:
+        parts.append(f"{len(running)} under way")
+    if left:
+        parts.append(f"{len(left)} to approve")
+    return ", ".join(parts)
 
 
 def _spawns(
-    suite: Suite, left: Sequence[Cell], done: Round, max_micros: int | None
+    suite: Suite, left: Sequence[Cell], current: Round, max_micros: int | None
 ) -> tuple[tuple[dict[str, Any], ...], int | None]:
     """Return the arguments of the runs that a round lacks, and the most that they may cost together."""
     if len(left) > MOST_WAITING:
@@ -193,47 +207,50 @@ def _spawns(
             f"{suite.name}: {len(left)} runs are more than one approval takes ({MOST_WAITING}); give fewer models or"
             " tries first: a later call adds more to the same round"
         )
-    spawns = [{**cell.spawn, "task_id": cell.task_id(suite.name, done.number)} for cell in left]
+    spawns = [{**cell.spawn, "task_id": cell.task_id(suite.name, current.number)} for cell in left]
     if max_micros is None:
         return tuple(spawns), None
-    held = done.held_micros
-    rest = max_micros - done.spent_micros - held
+    held = current.held_micros
+    rest = max_micros - current.spent_micros - held
     if rest < MICROS_PER_CENT:
+        spent = f"round {current.number} of {suite.name} has cost {format_usd(current.spent_micros)}"
         may = f", and what is under way may cost {format_usd(held)}" if held else ""
-        raise BadInput(
-            f"--max-cost: round {done.number} of {suite.name} has cost {format_usd(done.spent_micros)}{may}; give more"
-            " than that, it is for the whole round"
-        )
+        raise BadInput(f"--max-cost: {spent}{may}; give more than that, it is for the whole round")
     if len(spawns) == 1 and rest // MICROS_PER_CENT < left[0].cap_cents:
         spawns[0][CAP] = rest // MICROS_PER_CENT
     return tuple(spawns), rest
 
 
-async def _scored(runtime: Runtime, suite: Suite, cells: Sequence[Cell], done: Round) -> SuiteResult:
-    ended = [
-        (cell, run) for cell in cells if (run := done.newest(cell)) is not None and run.ended and has_verdict(cell, run)
-    ]
-    stored = await runtime.store.read(lambda view: [stored_result(view, run) for _cell, run in ended])
-    scores = await score(suite.name, [(cell, result) for (cell, _run), result in zip(ended, stored, strict=True)])
-    by_id = {cell.id: one for (cell, _run), one in zip(ended, scores, strict=True)}
-    return result_of(suite.name, suite.about, done, cells, by_id)
+async def _score_round(runtime: Runtime, suite: Suite, cells: Sequence[Cell], current: Round) -> SuiteResult:
+    ended: list[tuple[Cell, RunRow]] = []
+    for cell in cells:
+        run = current.newest(cell)
+        if run is not None and run.ended and has_verdict(cell, run):
+            ended.append((cell, run))
+    stored = await runtime.store.read(lambda view: [(cell, stored_result(view, run)) for cell, run in ended])
+    scores = await score(suite.name, stored)
+    by_cell = {cell.id: each for (cell, _run), each in zip(ended, scores, strict=True)}
+    return result_of(suite.name, suite.about, current, cells, by_cell)
 
 
 def compare_files(first: Path, second: Path, as_json: bool) -> None:
     """Show two results case by case, for each column that both have; two single columns are the same one."""
-    one, other = _read_result(first), _read_result(second)
-    names = [
-        (column.name, column.name) for column in one.columns if column.name in {each.name for each in other.columns}
-    ]
-    if not names and len(one.columns) == len(other.columns) == 1:
-        names = [(one.columns[0].name, other.columns[0].name)]
-    if not names:
+    before, after = _read_result(first), _read_result(second)
+    names_before = [column.name for column in before.columns]
+    names_after = [column.name for column in after.columns]
+    pairs = [(name, name) for name in names_before if name in names_after]
+    if not pairs and len(names_before) == len(names_after) == 1:
+        pairs = [(names_before[0], names_after[0])]
+    if not pairs:
         raise BadInput(f"{first} and {second} have no column in common; run both with the same --model or --role")
-    found = [compare_columns((one, before), (other, after)) for before, after in names]
+    comparisons = [compare_columns((before, name), (after, name_after)) for name, name_after in pairs]
     if as_json:
-        say_json({"comparisons": [each.model_dump(mode="json") for each in found]})
-    else:
-        say("\n".join(line for each in found for line in comparison_lines(each)))
+        say_json({"comparisons": [each.model_dump(mode="json") for each in comparisons]})
+        return
+    lines: list[str] = []
+    for comparison in comparisons:
+        lines += comparison_lines(comparison)
+    say("\n".join(lines))
 
 
 def _read_result(path: Path) -> SuiteResult:
