@@ -63,17 +63,17 @@ class TableSpec(Generic[R]):
     def _statements_for(self, changed: bytes) -> Iterator[tuple[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]]]:
         key = self.columns[0]
         for table, columns in self.parts.items():
-            wanted = compress(self.columns, changed or cycle([1]))
-            own = [column for column in wanted if column in columns]
+            changed_columns = compress(self.columns, changed or cycle([1]))
+            own = [column for column in changed_columns if column in columns]
             if changed and own:
                 assignments = ", ".join(f"{column} = ?" for column in own)
                 own.append(key)
-                yield f"UPDATE {table} SET {assignments} WHERE {key} = ?", self._picked(own)  # noqa: S608
+                yield f"UPDATE {table} SET {assignments} WHERE {key} = ?", self._pick(own)  # noqa: S608
             elif own:
                 places = ", ".join("?" * len(own))
-                yield f"INSERT INTO {table} ({', '.join(own)}) VALUES ({places})", self._picked(own)  # noqa: S608
+                yield f"INSERT INTO {table} ({', '.join(own)}) VALUES ({places})", self._pick(own)  # noqa: S608
 
-    def _picked(self, columns: Sequence[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    def _pick(self, columns: Sequence[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
         return itemgetter(*map(self.columns.index, columns))
 
 
@@ -81,7 +81,7 @@ PROPOSALS = TableSpec("proposals", ProposalRow)
 RUNS = TableSpec("runs", RunRow, side_table=("configs", frozenset({"config", "terms"})))
 PLANS = TableSpec("plans", PlanCaps)
 BUDGETS = TableSpec("budgets", Bucket)
-PROJECTIONS = tuple(table for spec in (PROPOSALS, RUNS, PLANS, BUDGETS) for table in spec.parts)
+PROJECTIONS = (*PROPOSALS.parts, *RUNS.parts, *PLANS.parts, *BUDGETS.parts)
 
 
 class ProjectionTable(Generic[R]):
@@ -126,10 +126,10 @@ class ProjectionTable(Generic[R]):
         missing = [key for key in dict.fromkeys(keys) if key not in known]
         if not missing:
             return lambda: None
-        found = self._db.execute(f"{self._spec.several} ({', '.join('?' * len(missing))})", missing)
+        cursor = self._db.execute(f"{self._spec.several} ({', '.join('?' * len(missing))})", missing)
 
         def read() -> None:
-            for values in found.fetchall():
+            for values in cursor.fetchall():
                 self._stored[values[0]] = values
                 self._rows[values[0]] = self._spec.kind(*values)
             self._absent.update(key for key in missing if key not in self._rows)
@@ -193,13 +193,13 @@ class Projections:
         self._all: tuple[ProjectionTable[Any], ...] = (self.proposals, self.runs, self.plans, self.budgets)
         self._version: object = None
         self._used: Sequence[str] = ()
-        self._asked: list[Callable[[], None]] = []
+        self._readers: list[Callable[[], None]] = []
         self._shared = False
         self._running: dict[str, tuple[str, str | None]] | None = None
 
     def ask(self, run_ids: Collection[str]) -> None:
         """Ask for what the next transaction is about, if others wrote before the last one: they will have again."""
-        self._asked = self._ask(run_ids, again=True) if self._shared else []
+        self._readers = self._ask(run_ids, again=True) if self._shared else []
 
     def begin(self, run_ids: Collection[str]) -> None:
         """Start a transaction: drop the least used rows over the limit, and read again what others may have changed."""
@@ -207,10 +207,10 @@ class Projections:
         self._shared, self._version = version != self._version, version
         self._running = None
         self.evict(keep=0 if self._shared else CACHED_ROWS)
-        asked = self._asked if self._shared else []
-        for read in asked or self._ask(run_ids, again=False):
+        readers = self._readers if self._shared else []
+        for read in readers or self._ask(run_ids, again=False):
             read()
-        self._asked = []
+        self._readers = []
 
     def _ask(self, run_ids: Collection[str], *, again: bool) -> list[Callable[[], None]]:
         """Ask for all rows before the first is read: with Postgres, each wait for an answer takes long."""
@@ -224,8 +224,8 @@ class Projections:
         Plans do not count: their runs do.
         """
         if self._running is None:
-            found = self._db.execute("SELECT id, user_id, instance FROM runs WHERE state = ?", (RUNNING,))
-            self._running = {run_id: (user, instance) for run_id, user, instance in found if not is_plan_id(run_id)}
+            rows = self._db.execute("SELECT id, user_id, instance FROM runs WHERE state = ?", (RUNNING,))
+            self._running = {run_id: (user, instance) for run_id, user, instance in rows if not is_plan_id(run_id)}
         for row in self.runs.cached:  # all that this transaction has changed are there
             if row.state == RUNNING and not row.is_plan:
                 self._running[row.id] = (row.user_id, row.instance)
@@ -291,10 +291,9 @@ def index_words(
     """
     if not rows:
         return 0
-    gone = db.execute(
-        "SELECT seq FROM events WHERE seq > ? AND seq <= ? AND content IS NULL", (after, rows[-1][0])
-    ).fetchall()
-    if _progress(db, "words") != after or {seq for (seq,) in gone} != set(erased):
+    sql = "SELECT seq FROM events WHERE seq > ? AND seq <= ? AND content IS NULL"
+    erased_now = {seq for (seq,) in db.execute(sql, (after, rows[-1][0])).fetchall()}
+    if _progress(db, "words") != after or erased_now != set(erased):
         return 0
     end = time.monotonic() + for_s
     done = size = 0

@@ -84,8 +84,8 @@ class _Cleaner:
             return str(text)
         return _UNSTORABLE.sub(self._replace, text)
 
-    def _replace(self, found: re.Match[str]) -> str:
-        char = found[0]
+    def _replace(self, match: re.Match[str]) -> str:
+        char = match[0]
         if len(char) == 2:
             self.changes["split surrogate pair"] += 1
             return char.encode("utf-16", "surrogatepass").decode("utf-16")
@@ -107,7 +107,8 @@ class _Cleaner:
 
     def _as_text(self, value: object) -> str:
         self.changes[f"value of type {type(value).__name__}"] += 1
-        return self.text(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
+        text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+        return self.text(text)
 
     def _drop(self, what: str) -> None:
         self.changes[what] += 1
@@ -130,18 +131,23 @@ def _strings(value: object) -> list[str]:
         items = list(cast("dict[str, object]", value).values())
     elif isinstance(value, list):
         items = cast("list[object]", value)
-    return [text for item in items for text in _strings(item)]
+    strings: list[str] = []
+    for item in items:
+        strings += _strings(item)
+    return strings
 
 
 def _shrink(value: Any, size: int, max_bytes: int, changes: Counter[str]) -> Any:
     """Cut the longest strings to one length, the largest with which the value fits; None if that is not enough."""
     sizes = sorted((_size(text) for text in _strings(value)), reverse=True)
-    kept, limit = size, -1
+    rest = size  # what the value has without the strings that are cut
+    limit = -1
     for count, longest in enumerate(sizes, start=1):
         # If the `count` longest strings have `limit` bytes each, the value fits exactly.
-        kept -= longest
-        limit = (max_bytes - kept) // count
-        if limit >= (sizes[count] if count < len(sizes) else 0):
+        rest -= longest
+        limit = (max_bytes - rest) // count
+        next_longest = sizes[count] if count < len(sizes) else 0
+        if limit >= next_longest:
             changes[f"string longer than {limit:,} bytes"] += count
             break
     if limit < _CUT_ROOM:

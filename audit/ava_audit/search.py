@@ -129,8 +129,8 @@ class Conditions:
     """A query as SQL conditions and as queries of the text index.
 
     `where` are conditions on `events`; `rest` are those of them that are compared even with the index. `text_query` is
-    type, text and severity alone, for an index of entries that meet `where`. `one_run`: every entry of one run is
-    wanted, but for what `where` leaves out.
+    type, text and severity alone, for an index of entries that meet `where`. `one_run`: the query asks for all entries
+    of one run that meet `where`.
     """
 
     def __init__(self, query: LogQuery) -> None:
@@ -139,24 +139,24 @@ class Conditions:
         runs_only = bool(query.agents) and all(map(_is_run, query.agents))
         ids = replace(query, users=(), sessions=()) if runs_only else query
         parts: list[tuple[str, Sequence[Any]]] = []
-        for column, wanted in (
+        for column, column_ids in (
             ("agent_id", query.agents),
             ("user_id", query.users),
             ("session_id", query.sessions),
             ("run_id", query.runs),
         ):
-            if wanted:
+            if column_ids:
                 # No id has a lone surrogate or NUL, which databases do not accept: the replacement matches nothing.
-                values = [value.encode("utf-8", "replace").decode().replace("\0", "?") for value in wanted]
-                parts.append((f"{column} IN ({placeholders(wanted)})", values))
+                values = [each.encode("utf-8", "replace").decode().replace("\0", "?") for each in column_ids]
+                parts.append((f"{column} IN ({placeholders(values)})", values))
         if query.without:
             parts.append((f"type NOT IN ({placeholders(query.without)})", query.without))
         for condition, time_us in (("+ts_us >= ?", query.since_us), ("+ts_us < ?", query.until_us)):
             if time_us is not None:
                 parts.append((condition, [time_us]))
-        self.where, self.values = _joined(parts)
+        self.where, self.values = _join_conditions(parts)
         # The index knows the agents. Who may read an entry is compared as it is stored: an index may have hashes.
-        self.rest, self.rest_values = _joined(parts[1:] if query.agents else parts)
+        self.rest, self.rest_values = _join_conditions(parts[1:] if query.agents else parts)
         text = match_expression(types=types, level=query.level, search=query.search)
         self.impossible = text.impossible
         # All entries of one run are found in order by the log's own index of agents, in half the time.
@@ -168,62 +168,72 @@ class Conditions:
 )  # fmt: skip
 
 
-def _joined(parts: Sequence[tuple[str, Sequence[Any]]]) -> tuple[str, list[Any]]:
-    return " AND ".join([ALWAYS, *(part for part, _ in parts)]), [value for _, values in parts for value in values]
+def _join_conditions(parts: Sequence[tuple[str, Sequence[Any]]]) -> tuple[str, list[Any]]:
+    """Return conditions as one, and the values of all their parameters."""
+    conditions = [ALWAYS]
+    values: list[Any] = []
+    for condition, condition_values in parts:
+        conditions.append(condition)
+        values += condition_values
+    return " AND ".join(conditions), values
 
 
 def _page(view: View, *, query: LogQuery, conditions: Conditions) -> EntryPage:
     head, indexed = view.head(), view.progress("words")
+    if conditions.impossible:
+        return EntryPage((), None, head)
     low, high = _bounds(view, query, head)
-    wanted = query.limit + 1
+    limit = query.limit + 1  # one more tells whether there is a next page
     rows: list[Any] = []
-    for after, upto in () if conditions.impossible else _spans(view, query, low, high):
+    for after, upto in _spans(view, query, low, high):
         if upto > indexed:
-            rows += _tail(view, conditions, max(after, indexed), upto, wanted - len(rows))
-        if len(rows) < wanted:
-            rows += _indexed(view, conditions, after, min(upto, indexed), wanted - len(rows))
-        if len(rows) == wanted:
+            rows += _tail(view, conditions, max(after, indexed), upto, limit - len(rows))
+        if len(rows) < limit:
+            rows += _indexed(view, conditions, after, min(upto, indexed), limit - len(rows))
+        if len(rows) == limit:
             break
     entries = tuple(entry_of(row) for row in rows[: query.limit])
-    more = len(rows) > query.limit and bool(entries)
-    return EntryPage(entries, entries[-1].seq if more else None, head)
+    has_more = len(rows) > query.limit and bool(entries)
+    return EntryPage(entries, entries[-1].seq if has_more else None, head)
 
 
-def _indexed(view: View, conditions: Conditions, low: int, high: int, wanted: int) -> list[Any]:
+def _indexed(view: View, conditions: Conditions, low: int, high: int, limit: int) -> list[Any]:
     """Return the newest matching entries of the text index.
 
-    An index that is not in the order of the log finds all entries with a word before the newest of them are known, and
-    a database cannot know how rare a word is. So the newest entries are compared one by one, where what is frequent is
-    found; then the index is asked for longer and longer ranges, and for everything once little is found.
+    An index that is not in the order of the log reads all entries with a word before it knows the newest, and a
+    database cannot know how rare a word is. So the newest entries are compared one by one, which finds a frequent word;
+    then the index is searched in ever longer ranges, and in everything once it finds little.
     """
     if view.words_in_order or conditions.one_run or not conditions.index_query:
-        return [*_select(view, conditions, low, high, wanted, use_index=not conditions.one_run)]
+        return [*_select(view, conditions, low, high, limit, use_index=not conditions.one_run)]
     start = max(low, high - NEAR)
-    rows = [*_select(view, conditions, start, high, wanted, use_index=True)]
+    rows = [*_select(view, conditions, start, high, limit, use_index=True)]
     size = BLOCK
-    while start > low and len(rows) < wanted:
+    while start > low and len(rows) < limit:
         start, high = max(low, start - size), start
-        found = [*_among(view, conditions, start, high, wanted - len(rows))]
-        rows += found
-        size = 2 * size if len(found) > RARE else high
+        more_rows = [*_among(view, conditions, start, high, limit - len(rows))]
+        rows += more_rows
+        size = 2 * size if len(more_rows) > RARE else high
     return rows
 
 
-def _among(view: View, conditions: Conditions, low: int, high: int, wanted: int) -> Iterator[Any]:
-    """Yield the newest matching entries of a range, after the index has found all that are there."""
+def _among(view: View, conditions: Conditions, low: int, high: int, limit: int) -> Iterator[Any]:
+    """Yield the newest matching entries of a range, after the index has found all in it."""
     assert conditions.index_query is not None
-    key, (matching, values) = view.words_key, view.words_condition(conditions.index_query, (low, high))
+    key = view.words_key
+    condition, values = view.words_condition(conditions.index_query, (low, high))
+    matches = f"SELECT {key} AS seq FROM words WHERE {condition} AND {key} > ? AND {key} <= ?"  # noqa: S608
+    match_values = [*values, low, high]
     # Without "+ 0", Postgres may read all entries in their order until it has found enough.
-    found = f"SELECT {key} AS seq FROM words WHERE {matching} AND {key} > ? AND {key} <= ?"  # noqa: S608
-    most, few = [*values, low, high], f"ORDER BY {key} + 0 DESC LIMIT ?"
     if conditions.rest == ALWAYS:
-        sql = f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq IN ({found} {few}) ORDER BY seq DESC"  # noqa: S608
-        return view.select(sql, *most, wanted)
+        newest = f"{matches} ORDER BY {key} + 0 DESC LIMIT ?"
+        sql = f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq IN ({newest}) ORDER BY seq DESC"  # noqa: S608
+        return view.select(sql, *match_values, limit)
     sql = (
-        f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq IN ({found}) AND {conditions.rest}"  # noqa: S608
+        f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq IN ({matches}) AND {conditions.rest}"  # noqa: S608
         " ORDER BY seq + 0 DESC LIMIT ?"
     )
-    return view.select(sql, *most, *conditions.rest_values, wanted)
+    return view.select(sql, *match_values, *conditions.rest_values, limit)
 
 
 def _bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:
@@ -244,19 +254,23 @@ def _bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:
 def _spans(view: View, query: LogQuery, low: int, high: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of `seq` in which entries of the query's time can be, the newest first.
 
-    If a clock was set back, time and `seq` disagree. That is only looked for where the range of a well-set clock has
-    too few entries; after a long time, what is there before it costs less than looking.
+    If a clock was set back, time and `seq` disagree. The entries before the range of a well-set clock are searched only
+    if that range has too few. After a long time, searching them costs less than asking whether one of them fits.
     """
     if query.since_us is None:
         yield low, high
-    elif query.until_us is not None:
+        return
+    if query.until_us is not None:
         first, last = view.seq_bounds(query.since_us, query.until_us)
         yield max(low, first - 1), min(high, last)
-    elif (found := next(view.select(_FIRST, query.since_us), None)) is not None:
-        first = int(found[0])
-        yield max(low, first - 1), high
-        if high - first > MANY or next(view.select(_EARLIER, query.since_us, first), None) is not None:
-            yield low, min(first - 1, high)
+        return
+    row = next(view.select(_FIRST, query.since_us), None)
+    if row is None:
+        return
+    first = int(row[0])
+    yield max(low, first - 1), high
+    if high - first > MANY or next(view.select(_EARLIER, query.since_us, first), None) is not None:
+        yield low, min(first - 1, high)
 
 
 _FIRST = "SELECT seq FROM events WHERE ts_us >= ? ORDER BY ts_us LIMIT 1"
@@ -289,7 +303,8 @@ def _select(
     """Yield the rows after `low`, up to `high`, that meet the conditions; those on the text only with `use_index`."""
     order = "ASC" if oldest_first else "DESC"
     if use_index and conditions.index_query:
-        key, (matching, values) = view.words_key, view.words_condition(conditions.index_query)
+        key = view.words_key
+        matching, values = view.words_condition(conditions.index_query)
         # CROSS JOIN keeps the index as the outer loop, which returns rows in the right order.
         sql = (
             f"SELECT {columns} FROM words CROSS JOIN events ON events.seq = {key}"  # noqa: S608
@@ -305,14 +320,15 @@ def _select(
 
 
 def _tail(view: View, conditions: Conditions, low: int, high: int, limit: int) -> list[Any]:
-    found: list[Any] = []
-    while len(found) < limit:
+    """Return the newest matching entries that the index does not have yet."""
+    matches: list[Any] = []
+    while len(matches) < limit:
         rows = list(_select(view, conditions, low, high, SLICE))
-        found += filter_rows(rows, conditions.text_query)
+        matches += filter_rows(rows, conditions.text_query)
         if len(rows) < SLICE:
             break
         high = rows[-1][0] - 1
-    return found[:limit]
+    return matches[:limit]
 
 
 def _new_rows(view: View, *, conditions: Conditions, after: int, upto: int) -> list[Any]:
@@ -326,8 +342,8 @@ def _export_slice(view: View, *, conditions: Conditions, low: int, high: int) ->
     indexed = view.progress("words")
     use_index = bool(conditions.index_query) and low < indexed
     upto = min(indexed, high) if use_index else high
-    found = _select(view, conditions, low, upto, SLICE, columns=LINE_COLUMNS, oldest_first=True, use_index=use_index)
-    rows = list(limit_content(found, SLICE_CHARS))
+    matches = _select(view, conditions, low, upto, SLICE, columns=LINE_COLUMNS, oldest_first=True, use_index=use_index)
+    rows = list(limit_content(matches, SLICE_CHARS))
     reached = rows[-1][0] if rows else upto
     if not use_index:
         rows = filter_rows(rows, conditions.text_query)

@@ -86,20 +86,21 @@ def spending(view: View, since_us: int, until_us: int, user: str | None = None) 
     if first_us is None:
         return Spending(None, (), {}, ())
     period = {"after": _before(view, since_us), "since": since_us, "until": until_us}
-    spent = [DaySpending(*row) for row in view.select(_script("spending.sql"), **period)]
-    of_spent = {each.run_id for each in spent}
-    known = {run.id: run for run in view.ended_runs(RunFacts, since_us, until_us)}
-    for run_id in of_spent - known.keys():  # those that were still going on
-        if (facts := view.run_facts(run_id)) is not None:
-            known[run_id] = facts
-    runs = {run_id: run for run_id, run in known.items() if user in (None, run.user_id)}
+    days = [DaySpending(*row) for row in view.select(_script("spending.sql"), **period)]
+    spending_ids = {day.run_id for day in days}
+    all_runs = {run.id: run for run in view.ended_runs(RunFacts, since_us, until_us)}
+    for run_id in spending_ids - all_runs.keys():  # those that were still going on
+        facts = view.run_facts(run_id)
+        if facts is not None:
+            all_runs[run_id] = facts
+    runs = {run_id: run for run_id, run in all_runs.items() if user in (None, run.user_id)}
     errors = view.select(_script("spending_errors.sql"), **period, user=user)
     return Spending(
         int(first_us),
-        tuple(each for each in spent if each.run_id in runs),
-        runs,
-        tuple(ErrorCount(kind, count, run_id) for kind, count, _seq, run_id in errors),
-        len(of_spent - runs.keys()),
+        spent=tuple(day for day in days if day.run_id in runs),
+        runs=runs,
+        errors=tuple(ErrorCount(kind, count, run_id) for kind, count, _seq, run_id in errors),
+        others=len(spending_ids - runs.keys()),
     )
 
 
@@ -244,9 +245,12 @@ def start_waits(view: View, bounds_us: Sequence[int]) -> StartWaits:
         f"SELECT CASE{within} ELSE {len(bounds_us)} END, count(*), sum({wait}) FROM runs"  # noqa: S608
         " WHERE started_us IS NOT NULL AND queued_us IS NOT NULL GROUP BY 1"
     )
-    found = {place: (runs, total_us) for place, runs, total_us in rows}
-    counts = tuple(found.get(place, (0, 0))[0] for place in range(len(bounds_us) + 1))
-    return StartWaits(counts, int(sum(total_us for _runs, total_us in found.values())))
+    counts = [0] * (len(bounds_us) + 1)
+    total_us = 0
+    for place, runs, runs_us in rows:
+        counts[place] = runs
+        total_us += int(runs_us)
+    return StartWaits(tuple(counts), total_us)
 
 
 @dataclass(frozen=True)
@@ -295,13 +299,14 @@ def count_new_entries(view: View, known: EntryCounts) -> NewCounts:
     after, upto = known.upto, view.head()
     counts: list[tuple[str, Labels, int, int]] = []
     for type_name, names in PERMANENT.items():
-        counts += _counted(view, type_name, names, after, upto, "")
+        counts += _count_entries(view, type_name, names, after, upto, "")
     for type_name, names in ERASABLE.items():
-        counts += _counted(view, type_name, names, max(after, known.since), upto, " AND events.generation IS NOT NULL")
+        first = max(after, known.since)
+        counts += _count_entries(view, type_name, names, first, upto, " AND events.generation IS NOT NULL")
     return NewCounts(after, upto, tuple(counts))
 
 
-def _counted(
+def _count_entries(
     view: View, type_name: str, fields: tuple[str, ...], after: int, upto: int, only: str
 ) -> Iterator[tuple[str, Labels, int, int]]:
     """Count the entries of a type within (`after`, `upto`] by model and fields; an erased entry has no fields."""
@@ -371,45 +376,52 @@ class FoundDecision:
 def decision_page(view: View, period: Period, before: tuple[int, int] | None, limit: int) -> list[FoundDecision]:
     """Return the decisions of a period, newest first; at most `limit`."""
     ts_us, seq = before if before is not None else (period.until_us, 0)
-    left = replace(period, until_us=min(period.until_us, ts_us + 1))  # the index starts there, however long the period
+    older = replace(period, until_us=min(period.until_us, ts_us + 1))  # so that the index starts at the page
     then = " AND (events.ts_us < :ts OR events.seq < :seq) ORDER BY events.ts_us DESC, events.seq DESC LIMIT :limit"
-    rows = _select(view, left, "events.ts_us, events.seq", then, ts=ts_us, seq=seq, limit=limit)
+    rows = _select(view, older, "events.ts_us, events.seq", then, ts=ts_us, seq=seq, limit=limit)
     newest = sorted(rows, reverse=True)[:limit]
-    found = (_found(view, int(each[1])) for each in newest)
-    return [each for each in found if each is not None]
+    decisions = [_decision(view, int(decision_seq)) for _ts_us, decision_seq in newest]
+    return [decision for decision in decisions if decision is not None]
 
 
 def decision_sums(view: View, period: Period) -> DecisionSums:
-    kind = f"CASE WHEN events.type = 'SpawnDecided' THEN {_DECISION} WHEN events.type = 'RunResumed' THEN 'resumed'"
-    kind += f" WHEN {_DECISION} = 'approved' THEN 'raised' ELSE 'declined' END"
-    what = f"{kind}, count(*), sum(runs.cost_micros), sum(runs.uncosted_micros)"
-    counts: dict[str, int] = {}
+    kind = (
+        f"CASE WHEN events.type = 'SpawnDecided' THEN {_DECISION} WHEN events.type = 'RunResumed' THEN 'resumed'"
+        f" WHEN {_DECISION} = 'approved' THEN 'raised' ELSE 'declined' END"
+    )
+    columns = f"{kind}, count(*), sum(runs.cost_micros), sum(runs.uncosted_micros)"
+    counts: Counter[str] = Counter()
     cost = uncosted = 0
-    for name, count, cost_micros, uncosted_micros in _select(view, period, what, " GROUP BY 1"):
-        counts[str(name)] = counts.get(str(name), 0) + int(count)
+    for name, count, cost_micros, uncosted_micros in _select(view, period, columns, " GROUP BY 1"):
+        counts[str(name)] += int(count)
         if name == "approved":  # each run is approved once
-            cost, uncosted = cost + int(cost_micros), uncosted + int(uncosted_micros)
-    return DecisionSums(counts, cost, uncosted)
+            cost += int(cost_micros)
+            uncosted += int(uncosted_micros)
+    return DecisionSums(dict(counts), cost, uncosted)
 
 
-def _select(view: View, period: Period, what: str, then: str, **values: object) -> Iterator[tuple[Any, ...]]:
+def _select(view: View, period: Period, columns: str, then: str, **values: object) -> Iterator[tuple[Any, ...]]:
     """Yield rows of the decisions about money of a period."""
-    for whose in (_ANY,) if period.user is None else (_OWN, _BY_OTHERS):
+    values |= {"since": period.since_us, "until": period.until_us}
+    conditions: tuple[str, ...] = (_ANY,)
+    if period.user is not None:
+        values["user"] = period.user
+        conditions = (_OWN, _BY_OTHERS)
+    for condition in conditions:
         yield from view.select(
-            f"SELECT {what} FROM events CROSS JOIN runs ON runs.id = events.run_id WHERE {whose}"  # noqa: S608
+            f"SELECT {columns} FROM events CROSS JOIN runs ON runs.id = events.run_id WHERE {condition}"  # noqa: S608
             " AND events.ts_us >= :since AND events.ts_us < :until"
             f" AND {_ON_MONEY}{then}",
-            since=period.since_us,
-            until=period.until_us,
-            **({} if period.user is None else {"user": period.user}),
             **values,
         )
 
 
-def _found(view: View, seq: int) -> FoundDecision | None:
+def _decision(view: View, seq: int) -> FoundDecision | None:
     entry = view.entry(seq)
-    run = view.run(entry.run_id or "") if entry is not None else None
-    if entry is None or run is None:
+    if entry is None:
+        return None
+    run = view.run(entry.run_id or "")
+    if run is None:
         return None
     [proposed] = view.newer_entries(run.id, 0, 1)
     return FoundDecision(entry, run, proposed, view.session_start(entry.session_id))

@@ -47,9 +47,13 @@ MAX_FAULTS = 20
 LONG = 20_000
 """Entries from which on a second process gains more than its start takes."""
 
+# Where a row of `ENTRY_COLUMNS` has what the chain needs; its header comes first.
 _N = len(HEADER)
-_TYPE, _VERSION = HEADER.index("type"), HEADER.index("v")
-_CONTENT, _SHA, _HASH = _N, _N + 1, _N + 2
+_TYPE = HEADER.index("type")
+_VERSION = HEADER.index("v")
+_CONTENT = _N
+_SHA = _N + 1
+_HASH = _N + 2
 _PARSED_OR_NEVER = CONTENT_TYPES | TRANSCRIPT_TYPES
 """Types whose content reducers parse, or whose content needs no parsing: all others are parsed here."""
 _REDUCED = f"""
@@ -79,8 +83,9 @@ def verify(
 
     Raises BadQuery: a hash is invalid; StoreUnavailable: there is no log, or it cannot be read now.
     """
-    wanted, trusted = (None if given is None else hash_of(given) for given in (head, since))
-    return verify_backend(backend_at(log), wanted, trusted, mirror, on_progress)
+    expected_head = None if head is None else hash_of(head)
+    trusted = None if since is None else hash_of(since)
+    return verify_backend(backend_at(log), expected_head, trusted, mirror, on_progress)
 
 
 def verify_backend(
@@ -95,16 +100,15 @@ def verify_backend(
         with contextlib.closing(backend.open_to_check()) as db:
             start, before = 0, GENESIS
             changes = backend.schema_changes(db)
-            if ("table", "removed") in {(kind, what) for (kind, _name), what in changes.items()}:
+            if any(kind == "table" and change == "removed" for (kind, _name), change in changes.items()):
                 return _nothing_checked(*schema_faults(changes))
             if since is not None and since != GENESIS:
                 # Newest first, because heads are noted near the end.
-                found = db.execute(
-                    "SELECT seq FROM events WHERE hash = ? ORDER BY seq DESC LIMIT 1", (since,)
-                ).fetchone()
-                if found is None:
+                newest = "SELECT seq FROM events WHERE hash = ? ORDER BY seq DESC LIMIT 1"
+                row = db.execute(newest, (since,)).fetchone()
+                if row is None:
                     return _nothing_checked(missing_hash(since, 0))
-                start, before = found[0], since
+                start, before = row[0], since
             walk = _Walk(backend, db, start, before, rebuild=since is None, head=head)
             faults = walk.run(on_progress or (lambda _done, _all: None))
             chained = walk.fault is None
@@ -193,7 +197,7 @@ class _Walk:
                 if self._db.execute("SELECT hash FROM events WHERE seq = ?", (upto,)).fetchone() != (digest,):
                     return
                 for row in self._db.execute(_REDUCED, (self.seq, upto)):
-                    self.fault = self._applied(self._rebuilt, row)
+                    self.fault = self._apply(self._rebuilt, row)
                     if self.fault is not None:
                         return
                     self._advance(row[0], row[-1])
@@ -273,9 +277,9 @@ class _Walk:
             return diagnose(row, near.fetchall())
         if content is not None and content_sha(content.encode("utf-8", "surrogateescape")) != row[_SHA]:
             return Fault("changed", seq, f"the content of entry {seq} was changed")
-        return None if self._rebuilt is None else self._applied(self._rebuilt, row)
+        return None if self._rebuilt is None else self._apply(self._rebuilt, row)
 
-    def _applied(self, rebuilt: MemoryState, row: Row) -> Fault | None:
+    def _apply(self, rebuilt: MemoryState, row: Row) -> Fault | None:
         """Apply an entry to the rebuilt projections, count erasures, and parse contents that nothing else parses."""
         try:
             fold(rebuilt, row)
@@ -283,7 +287,8 @@ class _Walk:
                 self._erased += 1
             elif row[_TYPE] not in _PARSED_OR_NEVER:
                 fact = read_fact(row[_TYPE], row[_VERSION], row[_CONTENT])
-                self._recorded += fact.entries if isinstance(fact, LogErased) else 0
+                if isinstance(fact, LogErased):
+                    self._recorded += fact.entries
         except (ValueError, TypeError, AssertionError, LookupError, AuditError) as error:
             return Fault("changed", row[0], f"entry {row[0]} is unchanged, but cannot be applied: {error}")
         return None

@@ -177,9 +177,9 @@ class View:
             where.append("+user_id = ?" if ended_since_us or expired_before_us else "user_id = ?")
             values.append(user)
         if states is not None:
-            state, wanted = _unended(list(states), expired_before_us)
-            where.append(state)
-            values.extend(wanted)
+            condition, state_values = _unended(list(states), expired_before_us)
+            where.append(condition)
+            values.extend(state_values)
         if ended_since_us is not None:
             where.append("ended_us >= ?")
             values.append(ended_since_us)
@@ -210,8 +210,8 @@ class View:
         return int(count)
 
     def runs_with_entries_after(self, seq: int) -> list[RunRow]:
-        found = "SELECT DISTINCT run_id FROM events WHERE seq > ? AND run_id IS NOT NULL"
-        return self._runs(f"id IN ({found})", seq)
+        ids = "SELECT DISTINCT run_id FROM events WHERE seq > ? AND run_id IS NOT NULL"
+        return self._runs(f"id IN ({ids})", seq)
 
     def newest_runs(
         self,
@@ -229,10 +229,12 @@ class View:
         expired proposal waits no longer.
         """
         # Walks the runs by time and stops when it has enough; runs that wait or run are few, and found by that.
-        where, values = [_LISTED], list[Any]()
+        where = [_LISTED]
+        values: list[Any] = []
         if phase is not None:
             where.append(_PHASES[phase])
-            values += [now_us] if phase != "running" else []
+            if phase != "running":
+                values.append(now_us)
         few = "+" if phase in ("waiting", "running") else ""
         for column, value in (("user_id", user), ("role", role)):
             if value is not None:
@@ -244,14 +246,19 @@ class View:
         return self._runs(f"{' AND '.join(where)} ORDER BY {few}created_us DESC, id LIMIT ?", *values, limit)
 
     def roles(self, user: str | None) -> list[str]:
-        users = self.users() if user is None else {user}
-        return sorted({role for each in users for role in self._distinct("role", "user_id = ? AND", each)})
+        roles: set[str] = set()
+        for each in self.users() if user is None else {user}:
+            roles.update(self._distinct("role", "user_id = ? AND", each))
+        return sorted(roles)
 
     def running(self, gone: Iterable[str] = (), *, but: str = "") -> dict[str, int]:
         """Return the number of running runs by user; those of owners in `gone`, and the run `but`, do not count."""
         dead = frozenset(gone)
-        found = self._rows.running()
-        return dict(Counter(user for run, (user, owner) in found.items() if run != but and owner not in dead))
+        counts: Counter[str] = Counter()
+        for run, (user, owner) in self._rows.running().items():
+            if run != but and owner not in dead:
+                counts[user] += 1
+        return dict(counts)
 
     def past_runs(
         self, user: str, role: str, model: str, endings: Sequence[str], limit: int, but: Sequence[str] = ()
@@ -266,11 +273,11 @@ class View:
             f"SELECT {_PAST} FROM runs WHERE user_id = ? AND role = ? AND started_us IS NOT NULL"  # noqa: S608
             f" AND ended_us IS NOT NULL{unless} ORDER BY ended_us DESC LIMIT {PAST_RUNS}"
         )
-        wanted = (
+        with_ending = (
             f"SELECT {_PAST} FROM ({newest}) AS newest WHERE state IN ({placeholders(endings)})"  # noqa: S608
             " ORDER BY model <> ?, ended_us DESC LIMIT ?"
         )
-        sql = f"SELECT {_PAST}, terms FROM ({wanted}) AS wanted JOIN configs USING (id)"  # noqa: S608
+        sql = f"SELECT {_PAST}, terms FROM ({with_ending}) AS wanted JOIN configs USING (id)"  # noqa: S608
         return [PastRun(*row) for row in self.select(sql, user, role, *reasons, *endings, model, limit)]
 
     def ended_runs(self, kind: type[F], since_us: int, until_us: int, user: str | None = None) -> Iterator[F]:
@@ -297,14 +304,14 @@ class View:
 
     def changed_after(self, seq: int, types: Iterable[str]) -> list[tuple[str, str, bool]]:
         """Return id and user of each run with entries after a `seq`, and whether one of them has one of these types."""
-        wanted = list(types)
-        found = f"max(CASE WHEN type IN ({placeholders(wanted)}) THEN 1 ELSE 0 END)"
+        names = list(types)
+        has_type = f"max(CASE WHEN type IN ({placeholders(names)}) THEN 1 ELSE 0 END)"
         rows = self.select(
-            f"SELECT runs.id, runs.user_id, {found} FROM events"  # noqa: S608
+            f"SELECT runs.id, runs.user_id, {has_type} FROM events"  # noqa: S608
             " JOIN runs ON runs.id = events.run_id WHERE seq > ? GROUP BY runs.id",
-            *wanted, seq,
+            *names, seq,
         )  # fmt: skip
-        return [(str(run_id), str(user), bool(found)) for run_id, user, found in rows]
+        return [(str(run_id), str(user), bool(count)) for run_id, user, count in rows]
 
     def unfetched(self, user: str, limit: int = 50) -> list[RunRow]:
         """Return this user's ended runs whose result was neither fetched nor erased, newest first; no plan's runs."""
@@ -437,8 +444,8 @@ class View:
         return next(self.select(sql, seq, *types), None) is not None
 
     def is_erased(self, run_id: str) -> bool:
-        found = self.select("SELECT 1 FROM events WHERE run_id = ? AND type = 'LogErased' LIMIT 1", run_id)
-        return next(found, None) is not None
+        rows = self.select("SELECT 1 FROM events WHERE run_id = ? AND type = 'LogErased' LIMIT 1", run_id)
+        return next(rows, None) is not None
 
     def last_erasure(self) -> int:
         """Return the `seq` of the newest `LogErased`, 0 without one."""
@@ -519,11 +526,12 @@ class View:
         return self._db.words_condition(query, near)
 
     def _distinct(self, column: str, where: str = "", *values: object) -> Iterator[str]:
-        """Yield what a column of the runs has, each found by the one before it: the number of runs does not matter."""
+        """Yield the values of a column of the runs, each by one look-up: the number of runs does not matter."""
         sql = f"SELECT min({column}) FROM runs WHERE {where} {column} > ?"  # noqa: S608
-        found = ""
-        while (found := self._one(sql, *values, found)[0]) is not None:
-            yield str(found)
+        (value,) = self._one(sql, *values, "")
+        while value is not None:
+            yield str(value)
+            (value,) = self._one(sql, *values, value)
 
     def _one(self, sql: str, *values: object) -> tuple[Any, ...]:
         return next(self.select(sql, *values))
@@ -551,8 +559,8 @@ def _unended(states: Sequence[str], expired_before_us: int | None) -> tuple[str,
         return f"state IN ({placeholders(states)})", [*states]
     others = [state for state in states if state != WAITING]
     of_others = f"SELECT id FROM runs WHERE state IN ({placeholders(others)}) UNION ALL " if others else ""  # noqa: S608
-    found = f"+state IN ({placeholders(states)}) AND id IN ({of_others}{_UNEXPIRED})"
-    return found, [*states, *others, expired_before_us]
+    condition = f"+state IN ({placeholders(states)}) AND id IN ({of_others}{_UNEXPIRED})"
+    return condition, [*states, *others, expired_before_us]
 
 
 def _unless(but: Sequence[str]) -> tuple[str, list[str]]:

@@ -87,7 +87,8 @@ def _opened(path: Path) -> Generator[OpenedLog]:
     """
     if not path.is_file():  # opening a pipe would wait for ever
         raise OSError("it is not a regular file")
-    wal, shared = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
+    wal = path.with_name(f"{path.name}-wal")
+    shared = path.with_name(f"{path.name}-shm")
 
     def state() -> tuple[bool, int, int, int]:
         file = path.stat()
@@ -102,9 +103,9 @@ def _opened(path: Path) -> Generator[OpenedLog]:
 
     before = state()
     in_use = before[0]
-    uri = uri_of(path, f"mode=ro{'' if in_use else '&immutable=1'}")
-    opened = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, factory=SqliteDatabase)
-    with contextlib.closing(opened) as db:
+    uri = uri_of(path, "mode=ro" if in_use else "mode=ro&immutable=1")
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, factory=SqliteDatabase)
+    with contextlib.closing(connection) as db:
         db.execute("BEGIN")
         partial = not in_use and wal.exists() and wal.stat().st_size > 0
         yield OpenedLog(db, partial, changed)

@@ -49,7 +49,8 @@ MAX_CHARS = 1_000_000
 MAX_BLOCKS = 500
 PROBE_S = 4.0
 """How long to wait for the newer handshake; an older server may not answer it at all."""
-MAX_PAGES, MAX_TOOLS = 20, 500
+MAX_PAGES = 20
+MAX_TOOLS = 500
 IS_AVA = "is Ava itself, and a subagent starts no subagents"
 
 log = logging.getLogger("ava.foreign")
@@ -156,21 +157,22 @@ async def drop_requests(streams: Any, state: ConnectionState) -> AsyncGenerator[
 
 async def _lines(pipes: Pipes, state: ConnectionState) -> AsyncIterator[bytes]:
     """Yield what a program writes, line by line, until it ends or writes a line that is too long."""
-    kept = bytearray()
-    looked = 0
+    buffer = bytearray()
+    searched = 0  # bytes of the buffer that have no line end
     while True:
         try:
-            kept += await pipes.stdout.receive(65_536)
+            buffer += await pipes.stdout.receive(65_536)
         except anyio.EndOfStream:
             return
-        while (end := kept.find(b"\n", looked)) >= 0:
-            line = bytes(kept[:end])
-            del kept[: end + 1]
-            looked = 0
+        end = buffer.find(b"\n", searched)
+        while end >= 0:
+            line = bytes(buffer[:end])
+            del buffer[: end + 1]
             if line.strip():
                 yield line
-        looked = len(kept)
-        if looked > MAX_BYTES:
+            end = buffer.find(b"\n")
+        searched = len(buffer)
+        if searched > MAX_BYTES:
             state.fault = f"wrote a line of more than {MAX_BYTES:,} bytes, and was ended"
             return
 
@@ -266,8 +268,10 @@ def _render_block(block: Any) -> str:
     kind = getattr(block, "type", "")
     if kind == "text":
         return str(block.text)
-    if kind in ("image", "audio"):
-        return f"[{'an image' if kind == 'image' else 'a sound'} ({block.mime_type}) is left out]"
+    if kind == "image":
+        return f"[an image ({block.mime_type}) is left out]"
+    if kind == "audio":
+        return f"[a sound ({block.mime_type}) is left out]"
     if kind == "resource_link":
         return f"[a link: {block.uri} {block.name}]"
     if kind == "resource":
@@ -312,17 +316,17 @@ class LaunchContext:
         for each in entry.read_write:
             if not each.is_dir():
                 raise ToolFailed(f"cannot be started: its folder {each} does not exist")
-            if any(overlap(each.resolve(), one.resolve()) for one in self.host.closed):
+            if any(overlap(each.resolve(), closed.resolve()) for closed in self.host.closed):
                 raise ToolFailed(f"cannot be started: its folder {each} is, contains or lies in Ava's own folder")
-        needed = find_installation(Path(program).absolute(), _files_among(entry.args), self.host)
-        seen = [Bind(source, PurePosixPath(name)) for name, source in needed.shown.items()]
-        seen += [Bind(each, PurePosixPath(each), writable=True) for each in (*entry.read_write, folder)]
-        given = {"PATH": path, "HOME": str(folder), "TMPDIR": str(folder), **env}
+        installation = find_installation(Path(program).absolute(), _files_among(entry.args), self.host)
+        binds = [Bind(source, PurePosixPath(name)) for name, source in installation.shown.items()]
+        binds += [Bind(each, PurePosixPath(each), writable=True) for each in (*entry.read_write, folder)]
+        variables = {"PATH": path, "HOME": str(folder), "TMPDIR": str(folder), **env}
         return Command(
             argv=(program, *entry.args),
             folder=PurePosixPath(folder),
-            binds=tuple(seen),
-            environment=child_environment(self.run_id, given),
+            binds=tuple(binds),
+            environment=child_environment(self.run_id, variables),
             timeout_s=MAX_LIFE_S,
             network=entry.network,
             stdin=True,
@@ -341,17 +345,17 @@ class McpConnection:
         """Return the tools that it offers. Raises ToolFailed: it is Ava itself."""
         from mcp_types import PaginatedRequestParams
 
-        listed: list[Any] = []
+        tools: list[Any] = []
         cursor: str | None = None
         for _page in range(MAX_PAGES):
             page = await self._session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
-            listed += page.tools
+            tools += page.tools
             cursor = page.next_cursor
-            if cursor is None or len(listed) > MAX_TOOLS:
+            if cursor is None or len(tools) > MAX_TOOLS:
                 break
-        if {"spawn_subagent", "confirm_spawn"} <= {tool.name for tool in listed}:
+        if {"spawn_subagent", "confirm_spawn"} <= {tool.name for tool in tools}:
             raise ToolFailed(IS_AVA)
-        return offered_tools(self._entry.name, listed[:MAX_TOOLS])
+        return offered_tools(self._entry.name, tools[:MAX_TOOLS])
 
     async def call(self, tool: str, args: Mapping[str, Any]) -> ToolOutput:
         """Call a tool; a cancellation is sent on. Raises ToolFailed: the server wanted input by a person or model."""
@@ -418,7 +422,8 @@ async def _streams(entry: ServerEntry, launch: LaunchContext, state: ConnectionS
             try:
                 yield streams
             finally:
-                if errors := pipes.errors().strip():
+                errors = pipes.errors().strip()
+                if errors:
                     log.debug("%s on stderr: %r", entry.name, errors[-500:])
     finally:
         with anyio.CancelScope(shield=True), suppress(OSError):  # it is removed with the run
@@ -469,6 +474,6 @@ def describe_failure(error: BaseException, state: ConnectionState | None = None)
 def _unwrap(error: BaseException) -> BaseException:
     """Return the cause inside a task group's error: a ToolFailed, if there is one."""
     while isinstance(error, BaseExceptionGroup):
-        within = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
-        error = next((each for each in within if isinstance(each, ToolFailed)), within[0])
+        inner = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
+        error = next((each for each in inner if isinstance(each, ToolFailed)), inner[0])
     return error

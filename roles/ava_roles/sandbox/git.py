@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +29,8 @@ from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import path_outside
 
 _CLONE = "clone the repository, and give the clone as workspace"
-_SMALL, _LIST = 5_000, 100_000
+_POINTER_BYTES = 5_000
+_LIST_BYTES = 100_000
 _WORKTREE = re.compile(r"^[ \t]*worktree[ \t]*=[ \t]*(.*?)[ \t\r]*$", re.MULTILINE | re.IGNORECASE)
 
 Accept = Callable[[Path], None]
@@ -53,11 +54,11 @@ class GitFolders:
     outside: str
 
 
-def only(named: str) -> Accept:
+def only(approved: str) -> Accept:
     """Return what accepts one git folder, the approved one; none if that is empty."""
 
     def accept(folder: Path) -> None:
-        if not named or not folder.is_relative_to(named):
+        if not approved or not folder.is_relative_to(approved):
             raise WorkspaceRefused("it lies outside the checkout, and is not approved")
 
     return accept
@@ -76,13 +77,13 @@ def find_git_folders(repository: Path, accept: Accept = NOTHING_OUTSIDE) -> GitF
     _refuse_link(git)
     folder = _resolve(root / _pointer(git, "gitdir: ")) if git.is_file() else git
     inside = folder.is_relative_to(root)
-    _ask(accept, git, folder, inside=inside)
+    _check_accepted(accept, git, folder, inside=inside)
     pointer = folder / "commondir"
     _refuse_link(pointer)
     common = _resolve(folder / _pointer(pointer)) if pointer.exists() else folder
     if inside and not common.is_relative_to(root):
         raise NoGitFolder(f"{pointer} leads out of {root}; {_CLONE}")
-    _ask(accept, pointer, common, inside=inside)
+    _check_accepted(accept, pointer, common, inside=inside)
     if not inside and not _is_checkout_of(root, folder, common):
         words = ["git", f"--git-dir={common}", "worktree", "repair", str(root)]
         if folder == common:
@@ -94,7 +95,7 @@ def find_git_folders(repository: Path, accept: Accept = NOTHING_OUTSIDE) -> GitF
     return GitFolders(folder, common, "" if inside else str(common))
 
 
-def _ask(accept: Accept, pointer: Path, folder: Path, *, inside: bool) -> None:
+def _check_accepted(accept: Accept, pointer: Path, folder: Path, *, inside: bool) -> None:
     if inside:
         return
     try:
@@ -104,7 +105,7 @@ def _ask(accept: Accept, pointer: Path, folder: Path, *, inside: bool) -> None:
 
 
 def _pointer(file: Path, before: str = "") -> str:
-    text = _text(file, _SMALL).strip()
+    text = _text(file, _POINTER_BYTES).strip()
     if not text.startswith(before) or "\0" in text or "\n" in text:
         raise NoGitFolder(f"{file} names no repository; {_CLONE}")
     return text.removeprefix(before)
@@ -129,27 +130,30 @@ def _is_checkout_of(root: Path, folder: Path, common: Path) -> bool:
     """Tell whether a git folder elsewhere names a checkout as its own: only who may write there can make it do so."""
     with suppress(FileNotFoundError):
         if folder != common:
-            named = _pointer(folder / "gitdir")
-            return folder.parent == common / "worktrees" and _resolve(folder / named) == root / ".git"
+            checkout = _pointer(folder / "gitdir")
+            return folder.parent == common / "worktrees" and _resolve(folder / checkout) == root / ".git"
         for name in ("config.worktree", "config"):
-            if (folder / name).is_file() and (found := _WORKTREE.findall(_text(folder / name, _LIST))):
-                named = re.sub(r"\\(.)", r"\1", found[-1].strip('"'))
-                return _resolve(folder / named) == root
+            file = folder / name
+            worktrees = _WORKTREE.findall(_text(file, _LIST_BYTES)) if file.is_file() else []
+            if worktrees:
+                checkout = re.sub(r"\\(.)", r"\1", worktrees[-1].strip('"'))
+                return _resolve(folder / checkout) == root
     return False
 
 
 def _check_followed(folder: Path, common: Path, within: Sequence[Path]) -> None:
     """Check that what git follows in a git folder is not a link, and that its objects lie in these folders."""
     _refuse_link(folder / "HEAD", may_be_ref=True)
-    for place in (folder / "reftable", *map(common.joinpath, ("config", "packed-refs", "reftable"))):
+    for place in (folder / "reftable", common / "config", common / "packed-refs", common / "reftable"):
         _refuse_links(place)
-    for place in (folder / "reftable", common / "reftable"):
-        tables = place / "tables.list"
-        if tables.is_file() and "/" in _text(tables, _LIST):
+    for reftable in (folder / "reftable", common / "reftable"):
+        tables = reftable / "tables.list"
+        if tables.is_file() and "/" in _text(tables, _LIST_BYTES):
             raise NoGitFolder(f"{tables} leads elsewhere; {_CLONE}")
     _refuse_links(common / "refs", may_be_refs=True)
     _refuse_links(common / "logs")
-    pending, seen = [common / "objects"], set[Path]()
+    pending = [common / "objects"]
+    seen: set[Path] = set()
     while pending:
         objects = pending.pop()
         if objects not in seen:
@@ -163,21 +167,20 @@ def _alternates(objects: Path, within: Sequence[Path]) -> list[Path]:
     file = objects / "info" / "alternates"
     if not file.exists():
         return []
-    found: list[Path] = []
-    for line in _text(file, _LIST).split("\n"):
+    alternates: list[Path] = []
+    for line in _text(file, _LIST_BYTES).split("\n"):
         if not line or line.startswith("#"):
             continue
-        path = Path(
-            os.path.normpath(objects / line)
-        )  # as git does; it would unquote a path in quotes, and cut it at \0
-        beneath = any(path.is_relative_to(each) for each in within)
-        if line.startswith('"') or "\0" in line or not beneath or _resolve(objects / line) != path:
+        path = Path(os.path.normpath(objects / line))  # as git does
+        is_misread = line.startswith('"') or "\0" in line  # git unquotes a path in quotes, and cuts one at \0
+        is_beneath = any(path.is_relative_to(folder) for folder in within)
+        if is_misread or not is_beneath or _resolve(objects / line) != path:
             mend = f"git -C {shlex.quote(str(within[0]))} repack -a -d && rm {shlex.quote(str(file))}"
             raise NoGitFolder(
                 f"{file} leads to the objects of another repository; copy them with `{mend}`, or {_CLONE}"
             )
-        found.append(path)
-    return found
+        alternates.append(path)
+    return alternates
 
 
 def _refuse_links(place: Path, *, may_be_refs: bool = False) -> None:
@@ -277,14 +280,18 @@ def run_git(
     `env` is its whole environment, and `aside` a folder for temporary files without a name. It inherits the descriptors
     `held`. With `outlives`, it goes on if this process is killed. Raises OSError: it cannot be started.
     """
-    with tempfile.TemporaryFile(dir=aside) as given, tempfile.TemporaryFile(dir=aside) as out, _memory_file() as errors:
-        given.write(stdin)
-        given.seek(0)
+    with (
+        tempfile.TemporaryFile(dir=aside) as input_,
+        tempfile.TemporaryFile(dir=aside) as out,
+        _memory_file() as errors,
+    ):
+        input_.write(stdin)
+        input_.seek(0)
         process = subprocess.Popen(  # noqa: S603 - Ava's own arguments, and names from a file or after `--`
             list(command) if outlives else ending_with_us(command),
             cwd=folder,
             env=dict(env),
-            stdin=given,
+            stdin=input_file,
             stdout=out,
             stderr=errors,
             pass_fds=held,
@@ -318,8 +325,8 @@ def ending_with_us(command: Sequence[str]) -> list[str]:
 def _knows_death_signal() -> bool:
     """Tell whether `setpriv` has the option; that of BusyBox and of util-linux before 2.33 do not."""
     try:
-        tried = [_SETPRIV, "--pdeathsig", "KILL", "/bin/sh", "-c", "exit 0"]
-        return subprocess.run(tried, env={}, capture_output=True, timeout=5, check=False).returncode == 0  # noqa: S603
+        command = [_SETPRIV, "--pdeathsig", "KILL", "/bin/sh", "-c", "exit 0"]
+        return subprocess.run(command, env={}, capture_output=True, timeout=5, check=False).returncode == 0  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return False
 
@@ -367,38 +374,49 @@ def list_checkout(
         raise ToolFailed("git is not installed here, and without it the files of this checkout cannot be listed")
     within = folder.relative_to(repository).as_posix()
     with _isolated_git_folder(repository, aside, git_folder) as own:
-        config = (*SAFE_CONFIG, f"core.excludesFile={global_excludes_file(git, own, home)}")
-        options = [part for each in config for part in ("-c", each)]
+        command = [git, f"--git-dir={own}", f"--work-tree={repository}"]
+        for setting in (*SAFE_CONFIG, f"core.excludesFile={global_excludes_file(git, own, home)}"):
+            command += ["-c", setting]
+        command += ["ls-files", "-z"]
 
         def ls_files(*args: str) -> list[str]:
-            said = run_git(
-                [git, f"--git-dir={own}", f"--work-tree={repository}", *options, "ls-files", "-z", *args, "--", within],
+            output = run_git(
+                [*command, *args, "--", within],
                 folder=repository,
                 env=git_environment(own),
                 aside=own,
                 within_s=GIT_S,
                 check=check,
             )
-            if said.code is None:
+            if output.code is None:
                 raise ToolFailed(f"git did not list the files of this checkout within {GIT_S:g} s")
-            if said.code != 0:
-                why = said.errors[:300] or f"exit code {said.code}"
+            if output.code != 0:
+                why = output.errors[:300] or f"exit code {output.code}"
                 raise ToolFailed(f"git cannot list the files of this checkout: {why}")
-            return said.names()
+            return output.names()
 
-        marked = ls_files("-t", "--cached", "--others", "--exclude-standard")
-        ignored = ls_files("--others", "--ignored", "--exclude-standard", "--directory")
+        tagged_names = ls_files("-t", "--cached", "--others", "--exclude-standard")
+        ignored_names = ls_files("--others", "--ignored", "--exclude-standard", "--directory")
     above = "" if within == "." else f"{within}/"
+    tracked: dict[str, None] = {}
+    others: list[str] = []
+    for tagged in tagged_names:  # "? NAME" for an untracked file, and another letter for a tracked one
+        tag, name = tagged[:2], tagged[2:]
+        if name == above or not name.startswith(above):
+            continue
+        if tag == "? ":
+            others.append(name.removeprefix(above))
+        else:
+            tracked[name.removeprefix(above)] = None
+    ignored_folders = [name for name in ignored_names if name.endswith("/")]
     return Checkout(
-        tracked=tuple(dict.fromkeys(_beneath(above, (name[2:] for name in marked if not name.startswith("? "))))),
-        others=tuple(_beneath(above, (name[2:] for name in marked if name.startswith("? ")))),
-        ignored=tuple(name.rstrip("/") for name in _beneath(above, ignored) if name.endswith("/")),
-        foreign=any(name.endswith("/") and above.startswith(name) for name in ignored),
+        tracked=tuple(tracked),
+        others=tuple(others),
+        ignored=tuple(
+            name.removeprefix(above).rstrip("/") for name in ignored_folders if name.startswith(above) and name != above
+        ),
+        foreign=any(above.startswith(name) for name in ignored_folders),
     )
-
-
-def _beneath(above: str, names: Iterable[str]) -> Iterator[str]:
-    return (name.removeprefix(above) for name in names if name.startswith(above) and name != above)
 
 
 @contextmanager
@@ -409,14 +427,15 @@ def _isolated_git_folder(repository: Path, aside: Path, git_folder: str) -> Gene
     (own / "refs").mkdir()
     (own / "info").mkdir()
     try:
-        found = find_git_folders(repository, only(git_folder))
-        folder, common = found.folder, found.common
+        folders = find_git_folders(repository, only(git_folder))
+        folder, common = folders.folder, folders.common
         (own / "HEAD").write_text("ref: refs/heads/none\n")
         (own / "config").write_text(object_format_config(common))
         (own / "objects" / "info" / "alternates").write_bytes(os.fsencode(common / "objects") + b"\n")
         copy_file(common, "info/exclude", own / "info" / "exclude")
-        for name in ("index", *(path.name for path in folder.glob("sharedindex.*"))):
-            copy_file(folder, name, own / name)
+        copy_file(folder, "index", own / "index")
+        for path in folder.glob("sharedindex.*"):
+            copy_file(folder, path.name, own / path.name)
         yield own
     except NoGitFolder as error:
         raise ToolFailed(str(error)) from None
@@ -448,7 +467,7 @@ def global_excludes_file(git: str, own: Path, home: Path) -> str:
     env = {**git_environment(own), "HOME": str(home), "GIT_DIR": str(own)}
     del env["GIT_CONFIG_GLOBAL"]
     with suppress(OSError, subprocess.SubprocessError):
-        asked = subprocess.run(  # noqa: S603 - fixed arguments
+        output = subprocess.run(  # noqa: S603 - fixed arguments
             ending_with_us([git, "config", "--global", "--type=path", "--get", "core.excludesFile"]),
             cwd="/",
             env=env,
@@ -457,6 +476,6 @@ def global_excludes_file(git: str, own: Path, home: Path) -> str:
             timeout=5,
             check=False,
         )
-        if asked.returncode == 0 and asked.stdout.strip():
-            return os.fsdecode(asked.stdout.rstrip(b"\n"))
+        if output.returncode == 0 and output.stdout.strip():
+            return os.fsdecode(output.stdout.rstrip(b"\n"))
     return str(home / ".config" / "git" / "ignore")

@@ -22,9 +22,11 @@ from ava_roles.sandbox.path_access import FolderEntry, make_folders, remove_tree
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.workspace import repository_of
 
-FOLDER_FILES, FOLDER_BYTES = 20_000, 200_000_000
+FOLDER_FILES = 20_000
+FOLDER_BYTES = 200_000_000
 """The most that is copied of a folder without git; a larger one is shown itself, read-only."""
-CHECKOUT_FILES, CHECKOUT_BYTES = 50_000, 500_000_000
+CHECKOUT_FILES = 50_000
+CHECKOUT_BYTES = 500_000_000
 """The most that is copied of a checkout."""
 FILE_BYTES = 100_000_000
 """Larger files of a checkout are left out."""
@@ -134,10 +136,9 @@ class _Copy:
         dependencies = dict.fromkeys((*carried, *filter(self._is_dependency, checkout.ignored)))
         names: list[str] = list(checkout.tracked)
         for name in checkout.others:
-            parts = name.rstrip("/").split("/")
-            installed = next((number for number, part in enumerate(parts, 1) if part in INSTALLED), None)
+            installed = _installed_folder(name)
             if installed is not None:
-                dependencies["/".join(parts[:installed])] = None
+                dependencies[installed] = None
             else:
                 names.append(name)
         self.report.dependencies = tuple(name for name in dependencies if _is_folder(self.root, name))
@@ -180,7 +181,8 @@ class _Copy:
             try:
                 self._copy_file(name, most_each)
             except AccessRefused:
-                if (target := self.root.read_link(name)) is None:
+                target = self.root.read_link(name)
+                if target is None:
                     self.report.left_out["files that may not be read or have a second name (hard links)"] += 1
                 else:
                     self._links.append((name, target))
@@ -210,23 +212,35 @@ class _Copy:
     def _copy_file(self, name: str, most: int) -> None:
         """Copy a regular file; one that grows meanwhile is cut."""
         with self.root.open_file(name) as source:
-            found = os.fstat(source)
-            if found.st_size > most:
+            status = os.fstat(source)
+            if status.st_size > most:
                 self.report.left_out[f"files of more than {most // 1_000_000:,} MB"] += 1
                 return
             target = self.into / name
             make_folders(target.parent, self.into, 0o755)
-            mode = 0o755 if found.st_mode & stat.S_IXUSR else 0o644
+            mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
             copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), mode)
             size = 0
             with os.fdopen(copy, "wb") as file:
-                while size <= most and (piece := os.read(source, _PIECE)):
+                while size <= most:
+                    piece = os.read(source, _PIECE)
+                    if not piece:
+                        break
                     self.check()
                     size += file.write(piece)
                 file.flush()
-                os.utime(copy, ns=(found.st_atime_ns, found.st_mtime_ns))
+                os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
         self.report.size += size
         self.report.files += 1
+
+
+def _installed_folder(name: str) -> str | None:
+    """Return the outermost folder in a path that a package manager has made."""
+    parts = name.rstrip("/").split("/")
+    for number, part in enumerate(parts, 1):
+        if part in INSTALLED:
+            return "/".join(parts[:number])
+    return None
 
 
 def _is_folder(root: Root, name: str) -> bool:
@@ -265,7 +279,7 @@ def find_special_file(folder: Path, check: Callable[[], None]) -> str | None:
 
 
 _MAX_FILES = 50_000
-_SEPARATORS = {"\0", *("\\:" if os.name == "nt" else "")}
+_SEPARATORS = set("\0\\:" if os.name == "nt" else "\0")
 
 
 def pack_folder(root: Root, home: Path, limit: int, aside: Path, path: Path, git_folder: str = "") -> str | None:
@@ -311,12 +325,17 @@ def unpack_folder(archive: Path, place: Path, beneath: Path, limit: int) -> None
 
 
 def _files(folder: Path) -> list[str]:
-    return [
-        os.path.relpath(os.path.join(above, name), folder)  # noqa: PTH118 - a name may be no text
-        for above, _folders, names in os.walk(folder)
-        for name in names
-        if not Path(above, name).is_symlink()
-    ]
+    files: list[str] = []
+    for above, _folders, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(above, name)  # noqa: PTH118 - a name may be no text
+            if not os.path.islink(path):  # noqa: PTH114
+                files.append(os.path.relpath(path, folder))
+    return files
+
+
+def _is_plain_name(name: str) -> bool:
+    return name not in ("", ".", "..") and _SEPARATORS.isdisjoint(name)
 
 
 def _unpack(tar: tarfile.TarFile, into: Path, limit: int) -> None:
@@ -324,7 +343,7 @@ def _unpack(tar: tarfile.TarFile, into: Path, limit: int) -> None:
     size = 0
     for number, member in enumerate(tar):
         parts = member.name.split("/")
-        if not member.isreg() or any(part in ("", ".", "..") or _SEPARATORS & set(part) for part in parts):
+        if not member.isreg() or not all(map(_is_plain_name, parts)):
             raise ValueError(f"it has {shown(member.name)}")
         size += member.size
         if size > limit or number >= _MAX_FILES:

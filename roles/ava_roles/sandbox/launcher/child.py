@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from ava_roles.sandbox.launcher.spec import LaunchSpec
 
 
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as in shells
+# Exit codes as in shells.
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OBSTRUCTED = (errno.ENOTDIR, errno.ELOOP, errno.ENOENT)
 
@@ -55,8 +57,10 @@ def _exec_bubblewrap(spec: LaunchSpec, reports: tuple[str | int, ...]) -> NoRetu
         drop_to_user(spec.uid)
     os.chdir("/")
     kernel.no_new_privileges()
-    families = (kernel.IPV4, kernel.IPV6, kernel.NETLINK)
-    filter_at = _in_memory(kernel.seccomp_filter(families if spec.network else (kernel.UNIX, *families)))
+    families: tuple[int, ...] = (kernel.IPV4, kernel.IPV6, kernel.NETLINK)
+    if not spec.network:
+        families = (kernel.UNIX, *families)
+    filter_at = _in_memory(kernel.seccomp_filter(families))
     options = _bubblewrap_options(spec, sources, ("--seccomp", filter_at, *reports))
     options_at = _in_memory(b"".join(word + b"\0" for word in options))  # hides the environment from other users
     for report in reports:
@@ -70,13 +74,14 @@ def _bubblewrap_options(spec: LaunchSpec, sources: list[str], descriptors: tuple
     """Return bubblewrap's options, with those that name descriptors."""
     words = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    words += [] if spec.network else ["--unshare-net"]
+    if not spec.network:
+        words.append("--unshare-net")
     for path in SYSTEM:
         if os.path.islink(path):
             words += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
             words += ["--ro-bind", path, path]
-    for path in (*SETTINGS, *(NETWORK_SETTINGS if spec.network else ())):
+    for path in _settings(spec):
         words += ["--ro-bind-try", path, path]
     words += ["--proc", "/proc", "--tmpfs", "/proc/sys", "--remount-ro", "/proc/sys", "--dev", "/dev"]
     for path in ("/dev/shm", "/tmp"):  # noqa: S108 - the sandbox's own
@@ -88,6 +93,11 @@ def _bubblewrap_options(spec: LaunchSpec, sources: list[str], descriptors: tuple
         words += ["--setenv", name, value]
     words += map(str, descriptors)
     return [os.fsencode(word) for word in words]
+
+
+def _settings(spec: LaunchSpec) -> tuple[str, ...]:
+    """Return the system's files of settings that the command may read."""
+    return (*SETTINGS, *NETWORK_SETTINGS) if spec.network else tuple(SETTINGS)
 
 
 def _apply_landlock(spec: LaunchSpec) -> None:
@@ -103,7 +113,7 @@ def _apply_landlock(spec: LaunchSpec) -> None:
         writable = [source for source, _target, may_write in spec.binds if may_write]
         _translate_paths(spec)
     kernel.no_new_privileges()
-    readable += [*SYSTEM, *SETTINGS, *(NETWORK_SETTINGS if spec.network else ())]
+    readable += [*SYSTEM, *_settings(spec)]
     families = (kernel.IPV4, kernel.IPV6, kernel.NETLINK) if spec.network else ()
     program = kernel.seccomp_filter(families, attributes=True, by_path=not spec.uid)
     kernel.restrict_access(readable, writable, network=spec.network, abi=spec.abi)
@@ -129,17 +139,18 @@ def _exec_program(spec: LaunchSpec) -> NoReturn:
 
 def _translate_paths(spec: LaunchSpec) -> None:
     """Replace targets of binds by their sources: without mounts, nothing is at its target."""
-    names = sorted(((target, source) for source, target, _writable in spec.binds), key=lambda each: -len(each[0]))
+    longest_first = sorted(spec.binds, key=lambda bind: -len(bind[1]))
 
-    def translated(text: str) -> str:
-        for target, source in names:
-            if text == target or text.startswith(f"{target}/"):
-                return source + text[len(target) :]
-        return text
+    def translate(path: str) -> str:
+        for source, target, _writable in longest_first:
+            if path == target or path.startswith(f"{target}/"):
+                return source + path[len(target) :]
+        return path
 
-    spec.folder = translated(spec.folder)
-    spec.argv = [translated(word) for word in spec.argv]
-    spec.environment = {name: ":".join(map(translated, value.split(":"))) for name, value in spec.environment.items()}
+    spec.folder = translate(spec.folder)
+    spec.argv = [translate(word) for word in spec.argv]
+    for name, value in spec.environment.items():
+        spec.environment[name] = ":".join(map(translate, value.split(":")))
 
 
 def _in_memory(data: bytes) -> int:
@@ -172,12 +183,12 @@ def _make_mount_points(spec: LaunchSpec) -> None:
     write to. No command may be running in these folders meanwhile. Raises OSError: something else is at a mount point
     in a read-only folder: what the bind was to hide would be visible.
     """
-    kept: list[tuple[str, str, bool]] = []
+    binds: list[tuple[str, str, bool]] = []
     for source, target, writable in spec.binds:
-        around = [bind for bind in kept if target.startswith(f"{bind[1]}/")]
-        if around:
-            outer, above, may_write = max(reversed(around), key=lambda bind: len(bind[1]))
-            *folders, last = [name for name in target[len(above) :].split("/") if name]
+        outer_binds = [bind for bind in binds if target.startswith(f"{bind[1]}/")]
+        if outer_binds:
+            outer, outer_target, may_write = max(reversed(outer_binds), key=lambda bind: len(bind[1]))
+            *folders, last = [name for name in target[len(outer_target) :].split("/") if name]
             owner = spec.uid if may_write else None
             try:
                 is_folder = stat.S_ISDIR(os.stat(source).st_mode)
@@ -190,8 +201,8 @@ def _make_mount_points(spec: LaunchSpec) -> None:
                 if may_write and error.errno in _OBSTRUCTED:
                     continue
                 raise
-        kept.append((source, target, writable))
-    spec.binds = kept
+        binds.append((source, target, writable))
+    spec.binds = binds
 
 
 def _mount_sources(spec: LaunchSpec) -> list[str]:
@@ -205,22 +216,23 @@ def _mount_sources(spec: LaunchSpec) -> list[str]:
 def _enter_new_root(spec: LaunchSpec) -> None:
     """Make a root of the system's programs and the binds, and enter it. Raises OSError: refused, as in a container."""
     _leave_mounts()
-    shown = [path for path in SYSTEM if not os.path.islink(path)]
-    shown += [*SETTINGS, *(NETWORK_SETTINGS if spec.network else ()), *READ_DEVICES, *WRITE_DEVICES]
-    mounts = [
-        (path, os.open(path, os.O_PATH | os.O_CLOEXEC), path in WRITE_DEVICES) for path in shown if os.path.exists(path)
-    ]
-    links = {path: os.readlink(path) for path in SYSTEM if os.path.islink(path)}
-    binds = [
-        (target, os.open(source, os.O_PATH | os.O_CLOEXEC), writable)
-        for source, target, writable in spec.binds
-        if not any(target == path or target.startswith(f"{path}/") for path in SYSTEM)  # these are there already
-    ]
+    links: dict[str, str] = {}
+    mounts: list[tuple[str, int, bool]] = []
+    for path in (*SYSTEM, *_settings(spec), *READ_DEVICES, *WRITE_DEVICES):
+        if path in SYSTEM and os.path.islink(path):
+            links[path] = os.readlink(path)
+        elif os.path.exists(path):
+            mounts.append((path, os.open(path, os.O_PATH | os.O_CLOEXEC), path in WRITE_DEVICES))
+    binds: list[tuple[str, int, bool]] = []
+    for source, target, writable in spec.binds:
+        is_there_already = any(target == path or target.startswith(f"{path}/") for path in SYSTEM)
+        if not is_there_already:
+            binds.append((target, os.open(source, os.O_PATH | os.O_CLOEXEC), writable))
     _cover_place()
     for path, place, writable in mounts:
         _bind(place, path, writable=writable)
-    for path, leads_to in links.items():
-        os.symlink(leads_to, _PLACE + path)
+    for path, link_target in links.items():
+        os.symlink(link_target, _PLACE + path)
     temporary = _PLACE + "/tmp"  # noqa: S108 - in the new root
     os.mkdir(temporary)
     kernel.mount("tmpfs", temporary, "tmpfs", _PLAIN, f"mode=1777,size={TEMPORARY}")
@@ -289,9 +301,9 @@ def _open_or_make(parent: int, name: str, *, is_folder: bool, owner: int | None)
             pass
     if is_folder:
         return os.open(name, _FOLDER, dir_fd=parent)
-    found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    mode = os.fstat(found).st_mode
+    descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    mode = os.fstat(descriptor).st_mode
     if stat.S_ISDIR(mode) or stat.S_ISLNK(mode):
-        os.close(found)
+        os.close(descriptor)
         raise OSError(errno.ENOTDIR, "something else is in the way", name)
-    return found
+    return descriptor

@@ -37,23 +37,23 @@ GIVE_UP_S = 10.0
 
 
 def children(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, read_text(f"/proc/{pid}/task/{task}/children").split())
+            pids += map(int, read_text(f"/proc/{pid}/task/{task}/children").split())
     except OSError:  # the process has ended
         pass
-    return found
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     pending = [pid]
     while pending:
-        below = children(pending.pop())
-        found += below
-        pending += below
-    return found
+        inner = children(pending.pop())
+        pids += inner
+        pending += inner
+    return pids
 
 
 def read_text(path: str) -> str:
@@ -121,9 +121,10 @@ def _end_all(main: int) -> int | None:
                     os.kill(pid, number)
                 except OSError:  # it has ended, or we may not end it
                     pass
-        found, left = _reap(main)
-        status = found if status is None else status
-        if not left:
+        reaped_status, has_children = _reap(main)
+        if status is None:
+            status = reaped_status
+        if not has_children:
             break
         time.sleep(0.002)
     return status
@@ -181,10 +182,10 @@ def _run_commands(control: socket, guard_at: int) -> None:
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # without a handler nothing is written to the pipe
     opened = _count_open()
     for number in range(1, _COMMANDS + 1):
-        given = _receive(control, guard_at)
-        if not given:
+        descriptors = _receive(control, guard_at)
+        if not descriptors:
             break
-        spec_at, server_at, report_at, *streams = given
+        spec_at, server_at, report_at, *streams = descriptors
         with open(spec_at, "rb") as file:
             spec = from_bytes(file.read())
         report = _Supervisor(spec, (server_at, guard_at), streams).supervise()
@@ -210,7 +211,10 @@ def _receive(control: socket, guard_at: int) -> list[int]:
     if not ready:
         control.shutdown(SHUT_RD)  # from now on the server cannot give one, but it may have done so just before
     _data, ancillary, _flags, _address = control.recvmsg(1, CMSG_SPACE(4 * _DESCRIPTORS), MSG_CMSG_CLOEXEC)
-    return [number for _level, _kind, data in ancillary for number in memoryview(data).cast("i")]
+    descriptors: list[int] = []
+    for _level, _kind, data in ancillary:
+        descriptors += memoryview(data).cast("i")
+    return descriptors
 
 
 def _count_open() -> int:
@@ -275,14 +279,18 @@ class _Supervisor:
         why = self._watch()
         status = _end_all(self._main)
         fault = self._relay.end() if self._relay else ""
-        self._status = status if self._status is None else self._status
+        if self._status is None:
+            self._status = status
         for descriptor in (failure_read, status_read):  # processes that could not be ended may still hold the other end
             os.set_blocking(descriptor, False)
         failure, bubblewrap_status = _read_all(failure_read), _read_all(status_read)
         os.close(failure_read)
         os.close(status_read)
-        failure = failure or (fault if why == "failed" else "")
-        return f"failed {failure}" if failure else why or self._report_exit(bubblewrap_status)
+        if why == "failed":
+            failure = failure or fault
+        if failure:
+            return f"failed {failure}"
+        return why or self._report_exit(bubblewrap_status)
 
     def _run_child(self, failure_at: int, status_at: int) -> None:
         try:
@@ -311,7 +319,8 @@ class _Supervisor:
             if now >= end:
                 return "timeout"
             if now >= look_at:
-                if why := self._exceeded_limit():
+                why = self._exceeded_limit()
+                if why:
                     return why
                 look_at = time.monotonic() + _LOOK_S
             events = waiting.poll(max(0.0, min(end, look_at) - time.monotonic()) * 1000)
