@@ -281,12 +281,12 @@ def run_git(
     `held`. With `outlives`, it goes on if this process is killed. Raises OSError: it cannot be started.
     """
     with (
-        tempfile.TemporaryFile(dir=aside) as input_,
+        tempfile.TemporaryFile(dir=aside) as input_file,
         tempfile.TemporaryFile(dir=aside) as out,
         _memory_file() as errors,
     ):
-        input_.write(stdin)
-        input_.seek(0)
+        input_file.write(stdin)
+        input_file.seek(0)
         process = subprocess.Popen(  # noqa: S603 - Ava's own arguments, and names from a file or after `--`
             list(command) if outlives else ending_with_us(command),
             cwd=folder,

@@ -85,7 +85,7 @@ def start_detached(
     with os.fdopen(os.open(words, flags, 0o600), "ab") as output:
         if output.tell() > OUTPUT_BYTES:
             output.truncate(0)
-        started = subprocess.Popen(  # noqa: S603 - this very program
+        process = subprocess.Popen(  # noqa: S603 - this very program
             (*launcher, *command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -97,11 +97,13 @@ def start_detached(
             close_fds=True,
             pass_fds=holds,
         )
-    if launcher and (code := started.wait()):
-        raise OSError(f"{command[0]} cannot be started (code {code}); see {words}")
+    if launcher:
+        code = process.wait()
+        if code:
+            raise OSError(f"{command[0]} cannot be started (code {code}); see {words}")
 
 
-class _Started:
+class _StartedProgram:
     """Tells whether a program that was just started still runs: it holds one end of a pipe. Not on Windows."""
 
     def __init__(self, stack: ExitStack) -> None:
@@ -134,10 +136,14 @@ PAGES_READY_S = 20.0
 """For the pages a person waits, who sees what happens: a slow machine has more time."""
 PAGES_PORT = 8643
 """The first port that the pages try."""
-HTTP_IDLE_S, HTTP_DRAIN_S = 12 * 3_600.0, 5.0
-"""After so long without a request and without an open stream, the HTTP server ends, and then within this time."""
-PAGES_IDLE_S, PAGES_DRAIN_S = 30 * 60.0, 1.0
-"""After so long without an open page they end, and then within this time for requests."""
+HTTP_IDLE_S = 12 * 3_600.0
+"""The HTTP server ends after this long without a request and without an open stream."""
+HTTP_DRAIN_S = 5.0
+"""How long its requests then have to finish."""
+PAGES_IDLE_S = 30 * 60.0
+"""The pages end after this long without an open page."""
+PAGES_DRAIN_S = 1.0
+"""How long their requests then have to finish."""
 LOOK_EVERY_S = 0.2
 """How often the background process looks for what is wanted of it."""
 WORKER_IDLE_S = 60.0
@@ -179,7 +185,8 @@ class LocalServer:
 
         Each server also locks its record: one that has just taken the lock has not replaced an older record yet.
         """
-        return self.last_port() if is_held(self.port_file if _LOCKS_RECORD else self.lock) else None
+        lock = self.port_file if _LOCKS_RECORD else self.lock
+        return self.last_port() if is_held(lock) else None
 
     def last_port(self) -> int | None:
         """Return the port that was recorded last, by a server that may have ended; None if there is none. Blocking."""
@@ -251,25 +258,25 @@ class LocalServer:
             return self._start(stack, port, time.monotonic() + within_s, within_s)
 
     def _start(self, stack: ExitStack, port: int | None, end: float, within_s: float) -> int:
-        started: _Started | None = None
+        started: _StartedProgram | None = None
         words = self.root.worker_words
         while True:
-            ended = started is not None and started.has_ended()
-            wanted = self.wanted.exists()
-            serving = self.port()
-            if serving is not None and port in (None, serving):
-                return serving
-            if serving is not None:
+            has_ended = started is not None and started.has_ended()
+            is_wanted = self.wanted.exists()
+            current_port = self.port()
+            if current_port is not None:
+                if port in (None, current_port):
+                    return current_port
                 raise ConfigError(
-                    f"{self.what} of {self.root.path} uses port {serving}, not {port}; run `ava init` again"
+                    f"{self.what} of {self.root.path} uses port {current_port}, not {port}; run `ava init` again"
                 )
-            if not wanted:
+            if not is_wanted:
                 raise ConfigError(f"{self.what} cannot listen; see {words}")
             if is_held(self.root.worker_lock):
                 pass  # that process listens soon
             elif newer_is_coming(self.root):
                 started = None  # where this one has started an older process, that has left its place
-            elif ended:
+            elif has_ended:
                 self.wanted.unlink(missing_ok=True)
                 raise ConfigError(f"{self.what} ended as soon as it was started; see {words}")
             elif started is None:
@@ -278,8 +285,8 @@ class LocalServer:
                 raise ConfigError(f"{self.what} did not start within {within_s:.0f} s; see {words}")
             time.sleep(0.05)
 
-    def _start_process(self, stack: ExitStack) -> _Started:
-        started = _Started(stack)
+    def _start_process(self, stack: ExitStack) -> _StartedProgram:
+        started = _StartedProgram(stack)
         try:
             start_background(self.root, ("--listen",), holds=started.holds)
         except OSError as error:
@@ -361,8 +368,10 @@ class ProcessRecord:
             return None
 
     def write(self, path: Path) -> None:
-        does = " listens" if self.only_listens else ""
-        replace_file(path, f"{self.process} {self.version}{does}\n".encode())
+        words = [str(self.process), self.version]
+        if self.only_listens:
+            words.append("listens")
+        replace_file(path, f"{' '.join(words)}\n".encode())
 
 
 def hold_worker_lock(root: DataRoot, beside: str = "", *, only_listens: bool = False) -> HeldLock | None:
@@ -400,15 +409,15 @@ def newer_is_coming(root: DataRoot) -> bool:
     If no newer process has come within `WORKER_READY_S` after the older one left, the request no longer counts.
     """
     try:
-        asked_by = root.worker_leave.read_text("ascii")
+        version_of_request = root.worker_leave.read_text("ascii")
         age_s = time.time() - root.worker_leave.stat().st_mtime
     except (OSError, ValueError):
         return False
-    return _is_newer(asked_by, version(_PACKAGE)) and age_s < LEAVES_WITHIN_S + WORKER_READY_S
+    return _is_newer(version_of_request, version(_PACKAGE)) and age_s < LEAVES_WITHIN_S + WORKER_READY_S
 
 
-def _is_newer(one: str, other: str) -> bool:
-    return version_numbers(one) > version_numbers(other)
+def _is_newer(candidate: str, other: str) -> bool:
+    return version_numbers(candidate) > version_numbers(other)
 
 
 class WorkerProcesses:

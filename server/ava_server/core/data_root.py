@@ -193,13 +193,14 @@ def find_data_root(data_root: Path | None = None, env: Mapping[str, str] | None 
     """Return the data root: the one given, AVA_DATA_ROOT, or the platform's. Raises ConfigError: not absolute."""
     if data_root is not None:
         return DataRoot(Path(os.path.abspath(data_root)))  # noqa: PTH100 - links are not resolved
-    given = (os.environ if env is None else env).get("AVA_DATA_ROOT", "").strip()
-    if not given:
+    variables = os.environ if env is None else env
+    folder = variables.get("AVA_DATA_ROOT", "").strip()
+    if not folder:
         return default_data_root()
     try:
-        return DataRoot(absolute_folder(Path(given)))
-    except ValueError as wrong:
-        raise ConfigError(f"AVA_DATA_ROOT is {given!r}; allowed is {wrong}.") from None
+        return DataRoot(absolute_folder(Path(folder)))
+    except ValueError as error:
+        raise ConfigError(f"AVA_DATA_ROOT is {folder!r}; allowed is {error}.") from None
 
 
 def default_data_root() -> DataRoot:
@@ -256,5 +257,6 @@ def _refuse_unmakeable(path: Path) -> None:
     if path.is_symlink():
         raise ConfigError(f"The data root {path} is a broken link. {_ELSEWHERE}")
     above = next(parent for parent in path.parents if parent.exists())
-    if any(above.is_relative_to(kernel) for kernel in _KERNEL) or not os.access(above, os.W_OK | os.X_OK):
+    is_kernels = any(map(above.is_relative_to, _KERNEL))
+    if is_kernels or not os.access(above, os.W_OK | os.X_OK):
         raise ConfigError(f"The data root {path} does not exist and cannot be created in {above}. {_ELSEWHERE}")

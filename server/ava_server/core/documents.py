@@ -77,11 +77,11 @@ class SharedDocuments:
 
     def look_again(self) -> None:
         """Learn what others have changed until now; callers at the same time share one query. Raises ConfigError."""
-        asked = time.monotonic()
+        called = time.monotonic()
         with self._connection():
-            if self._looked >= asked:  # somebody else has looked since
+            if self._looked >= called:  # another caller has looked since
                 return
-            if asked - self._failed < PAUSE_S:
+            if called - self._failed < PAUSE_S:
                 raise ConfigError("the database with tokens and sessions has not answered a moment ago")
             try:
                 self._look()
@@ -130,13 +130,14 @@ class SharedDocuments:
         began = time.monotonic()
         if self._looked == float("-inf"):
             self._take_over()
-        newer = self._database.newer({name: version for name, (version, _text) in self._known.items()})
-        self._known = {**self._known, **newer}
+        versions = {name: version for name, (version, _text) in self._known.items()}
+        self._known = {**self._known, **self._database.newer(versions)}
         self._looked = began
 
     def _take_over(self) -> None:
         """Store the files of this data root, if the database has no documents yet; rename them then."""
-        paths = [path for name in sorted(SHARED) if (path := self._folder / name).exists()]
+        candidates = [self._folder / name for name in sorted(SHARED)]
+        paths = [path for path in candidates if path.exists()]
         if not paths:
             return
         texts = {path.name: read_private(path, "entries", _REMEDY) for path in paths}
@@ -151,7 +152,7 @@ class SharedDocuments:
 
 @dataclass(frozen=True)
 class SharedDocument:
-    """One of them."""
+    """One document of `SharedDocuments`."""
 
     documents: SharedDocuments
     name: str
@@ -194,9 +195,12 @@ def documents_of(root: Path) -> SharedDocuments | None:
             return None
         key = (Path(os.path.abspath(root)), url)  # noqa: PTH100 - links are not resolved
         with _OPENING:
-            if key not in _OPEN and (database := backend_of(root, url).documents()) is not None:
+            if key not in _OPEN:
+                database = backend_of(root, url).documents()
+                if database is None:
+                    return None
                 _OPEN[key] = SharedDocuments(root / FOLDER, database)
-            return _OPEN.get(key)
+            return _OPEN[key]
     except AuditError as error:
         raise ConfigError(str(error)) from error
 

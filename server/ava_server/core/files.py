@@ -108,10 +108,11 @@ class PrivateFile:
     def entries(self) -> dict[str, Any]:
         try:
             return tomllib.loads(self._text())
-        except (ValueError, RecursionError) as wrong:  # the parser does not raise TOMLDecodeError for every fault
+        except (ValueError, RecursionError) as error:  # the parser does not raise TOMLDecodeError for every fault
             # The parser's message may quote the line, and the line may be a secret.
-            at = re.search(r"\(at [^)]*\)", str(wrong))
-            raise ConfigError(f"{self.path} is not valid TOML {at[0] if at else ''}. {self.remedy}") from None
+            match = re.search(r"\(at [^)]*\)", str(error))
+            place = match[0] if match else ""
+            raise ConfigError(f"{self.path} is not valid TOML {place}. {self.remedy}") from None
 
     def read(self, make: Callable[[str, Any], T], command: str) -> dict[str, T]:
         """Return its entries by name, as `make` reads each (ValueError: invalid). `command` writes entries."""
@@ -132,8 +133,8 @@ class PrivateFile:
             return tomlkit.dumps(document)
 
         path = self.path
-        if (shared := self._shared) is not None:
-            shared.change(edited)
+        if self._shared is not None:
+            self._shared.change(edited)
             return
         try:
             with writing_alone(path.with_name(path.name + ".lock"), self.command, path):
@@ -177,8 +178,9 @@ class PrivateFile:
         refuse_shared(folder, status, again, f"The folder {folder} is open to others. Correct it with: {fix}")
 
     def _text(self) -> str:
-        shared = self._shared
-        return read_private(self.path, self.holds, self.remedy) if shared is None else shared.text
+        if self._shared is not None:
+            return self._shared.text
+        return read_private(self.path, self.holds, self.remedy)
 
 
 def make_private_folder(folder: Path) -> None:
@@ -202,7 +204,7 @@ class WatchedFile(Generic[T]):
         self._make = read
         self._reading = threading.Lock()
         self._seen: tuple[int, ...] | None = None
-        self._made: T | None = None
+        self._value: T | None = None
         self._is_resolved = False
         self._shared: SharedDocument | None = None
 
@@ -216,7 +218,8 @@ class WatchedFile(Generic[T]):
 
     def look_again(self) -> bool:
         """Learn what other servers have just written, and tell whether that is new. Blocking; not for a file."""
-        if (shared := self._document()) is None:
+        shared = self._document()
+        if shared is None:
             return False
         shared.documents.look_again()
         return self.is_changed
@@ -225,14 +228,14 @@ class WatchedFile(Generic[T]):
         """Blocking. Raises AvaError: the file cannot be read, or is invalid."""
         with self._reading:
             seen = self._state()
-            if self._made is None or seen != self._seen:
-                self._made = None
+            if self._value is None or seen != self._seen:
+                self._value = None
                 try:
-                    self._made = self._make()
+                    self._value = self._make()
                 finally:
                     self._seen = seen  # last: who finds it changed does not have to wait
-            assert self._made is not None
-            return self._made
+            assert self._value is not None
+            return self._value
 
     def refresh(self) -> None:
         """Read the file if it has changed; an error is left to `current`. Blocking."""

@@ -70,17 +70,20 @@ def checked_command(command: Sequence[str], projects: Iterable[Path] = ()) -> Ow
     """
     projects = tuple(projects)
     path = _safe_path(projects)
-    found = Path(shutil.which(command[0], path=path) or "")
-    if not found.is_absolute():
+    program = Path(shutil.which(command[0], path=path) or "")
+    if not program.is_absolute():
         raise ConfigError(
             f"the program {command[0]} is not found on the PATH, outside the project and where nobody else can write:"
             " install it, or give its full path"
         )
-    for each in (found, *(file for word in command[1:] for file in _named_files(word))):
-        fault = _fault(each, projects)
+    files = [program]
+    for word in command[1:]:
+        files += _files_named_in(word)
+    for file in files:
+        fault = _fault(file, projects)
         if fault is not None:
             raise ConfigError(fault)
-    return OwnCommand((str(found), *command[1:]), path)
+    return OwnCommand((str(program), *command[1:]), path)
 
 
 def _safe_path(projects: Sequence[Path]) -> str:
@@ -92,7 +95,8 @@ def _safe_path(projects: Sequence[Path]) -> str:
             path = path_outside(path, here)
     for project in projects:
         path = path_outside(path, project)
-    return os.pathsep.join(folder for folder in path_outside(path, None).split(os.pathsep) if _is_safe(folder))
+    folders = path_outside(path, None).split(os.pathsep)
+    return os.pathsep.join(filter(_is_safe, folders))
 
 
 def _is_safe(folder: str) -> bool:
@@ -102,7 +106,7 @@ def _is_safe(folder: str) -> bool:
         return False
 
 
-def _named_files(word: str) -> Iterator[Path]:
+def _files_named_in(word: str) -> Iterator[Path]:
     """Yield what an argument may name: `x`, `--file=x`, `-f/x`, and each word of a shell's `-c`."""
     pieces = {word, *_BETWEEN.split(word)}
     pieces |= {piece[piece.index("/") :] for piece in pieces if "/" in piece}
@@ -111,10 +115,10 @@ def _named_files(word: str) -> Iterator[Path]:
             continue
         path = home_folder() / piece
         try:
-            named = path.is_file() or (Path(piece).is_absolute() and path.exists())
+            is_name = path.is_file() or (Path(piece).is_absolute() and path.exists())
         except OSError:  # a name too long for a file is an argument like any other
             continue
-        if named:
+        if is_name:
             yield path
 
 
@@ -124,19 +128,19 @@ def _fault(path: Path, projects: Iterable[Path]) -> str | None:
     for project in projects:
         if any(each.is_relative_to(project.resolve()) or each.is_relative_to(project) for each in chain):
             return f"{path} lies in the project {project}, whose files others write; install it elsewhere"
-    user = getattr(os, "geteuid", None)  # Windows has none, and no such modes
-    if user is None:
+    get_uid = getattr(os, "geteuid", None)  # Windows has none, and no such modes
+    if get_uid is None:
         return None
     for each in chain:
-        found = each.lstat()
-        if found.st_uid not in (0, user()):
+        status = each.lstat()
+        if status.st_uid not in (0, get_uid()):
             return f"{each} belongs to another user, who could put another program there"
-        sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-        if stat.S_ISLNK(found.st_mode) or sticky:
+        is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        if stat.S_ISLNK(status.st_mode) or is_sticky:
             continue  # a link has no mode of its own; in a sticky folder, others change only what is theirs
-        if found.st_mode & stat.S_IWOTH:
+        if status.st_mode & stat.S_IWOTH:
             return f"every user can write to {each}: take that away with `chmod o-w {each}`"
-        if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
+        if status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid):
             return f"other users of its group can write to {each}: take that away with `chmod g-w {each}`"
     return None
 
@@ -172,10 +176,10 @@ def _is_own_group(group: int) -> bool:
 
     try:
         name = pwd.getpwuid(os.geteuid()).pw_name
-        found = grp.getgrgid(group)
+        entry = grp.getgrgid(group)
     except KeyError:
         return False
-    return found.gr_name == name and set(found.gr_mem) <= {name}
+    return entry.gr_name == name and set(entry.gr_mem) <= {name}
 
 
 async def run_program(

@@ -62,7 +62,8 @@ def shortage_in(error: BaseException) -> str:
     """Return what the system has run out of for now, and what to do, if an error says so; else an empty text."""
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
-        return next((text for each in group.exceptions if (text := shortage_in(each))), "")
+        shortages = (shortage_in(each) for each in group.exceptions)
+        return next(filter(None, shortages), "")
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return f"no more files can be opened at the moment: try again. {RAISE_LIMIT}"
     if is_thread_shortage(error):

@@ -132,8 +132,9 @@ class Drain:
         """Refuse to start anything new. Raises Refused: the shutdown has begun, or too few files can be opened."""
         if self.begun:
             raise Refused(ENDS_SOON)
-        if (why := find_shortage()) is not None:
-            raise Refused(why)
+        shortage = find_shortage()
+        if shortage is not None:
+            raise Refused(shortage)
 
     def wait(self, scope: anyio.CancelScope) -> AbstractContextManager[None]:
         """End a wait when the shutdown begins; `scope` surrounds it."""

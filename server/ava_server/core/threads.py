@@ -92,19 +92,19 @@ def run_async(main: Callable[..., Awaitable[T]], *args: Any) -> T:
 
 async def each_at_once(work: Callable[[K], Awaitable[object]], items: Iterable[K]) -> None:
     """Do work with each of some items at the same time, and with all of them; then raise the first error, if any."""
-    failed: list[Exception] = []
+    errors: list[Exception] = []
 
-    async def one(item: K) -> None:
+    async def work_on(item: K) -> None:
         try:
             await work(item)
         except Exception as error:
-            failed.append(error)
+            errors.append(error)
 
     async with anyio.create_task_group() as tasks:
         for item in items:
-            tasks.start_soon(one, item)
-    if failed:
-        raise failed[0]
+            tasks.start_soon(work_on, item)
+    if errors:
+        raise errors[0]
 
 
 @contextmanager
@@ -136,15 +136,15 @@ async def read_apart(read: Callable[[], T]) -> T:
     import asyncio
 
     loop = asyncio.get_running_loop()
-    found: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
     def settle(value: T | None, error: BaseException | None) -> None:
-        if found.done():
+        if future.done():
             return
         if error is not None:
-            found.set_exception(error)
+            future.set_exception(error)
         else:
-            found.set_result(value)  # type: ignore[arg-type]  # without an error, this is what was read
+            future.set_result(value)  # type: ignore[arg-type]  # without an error, this is what was read
 
     def work() -> None:
         value: T | None = None
@@ -157,7 +157,7 @@ async def read_apart(read: Callable[[], T]) -> T:
             loop.call_soon_threadsafe(settle, value, error)
 
     threading.Thread(target=work, name="ava-read", daemon=True).start()
-    return await found
+    return await future
 
 
 GRACE_S = 1.5
@@ -172,18 +172,18 @@ async def run_apart(tasks: anyio.abc.TaskGroup, work: Callable[[], Awaitable[T]]
     """
     done = anyio.Event()
     scope = anyio.CancelScope()
-    begun = False
+    has_begun = False
     results: list[T] = []
-    failed: list[Exception] = []
+    errors: list[Exception] = []
 
     async def task() -> None:
-        nonlocal begun
-        begun = True
+        nonlocal has_begun
+        has_begun = True
         try:
             with scope:
                 results.append(await work())
         except Exception as error:  # raised below, for the waiting caller
-            failed.append(error)
+            errors.append(error)
         finally:
             done.set()
 
@@ -196,9 +196,9 @@ async def run_apart(tasks: anyio.abc.TaskGroup, work: Callable[[], Awaitable[T]]
     finally:
         if not done.is_set():
             scope.cancel()
-            if begun:  # a task that never began never ends
+            if has_begun:  # a task that never began never ends
                 with anyio.CancelScope(shield=True), anyio.move_on_after(GRACE_S):
                     await done.wait()
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]
     return results[0]
