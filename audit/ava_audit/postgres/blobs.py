@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -22,9 +23,11 @@ from ava_audit.units import now_us
 T = TypeVar("T")
 
 PART_BYTES = 1_000_000
-ATTEMPTS, PAUSE_S = 5, 0.2
-RACES, RACE_S = 50, 0.02
+ATTEMPTS = 5
+PAUSE_S = 0.2
+RACES = 50
 """How often a transaction is repeated that removed a blob while another process began to use it."""
+RACE_S = 0.02
 REMOVAL_S = 20
 """How long a process waits for another one that removes blobs."""
 SAME_S = 120
@@ -93,10 +96,10 @@ class PostgresBlobs:
 
         def work(conn: psycopg.Connection[Any]) -> None:
             _take_turn(conn)
-            found = conn.execute(
+            deleted = conn.execute(
                 "DELETE FROM blob_uses WHERE run_id = ANY(%s) AND (%s::text IS NULL OR purpose = %s)", (ids, use, use)
             )
-            if found.rowcount:
+            if deleted.rowcount:
                 conn.execute(_FREE)
 
         if ids:
@@ -157,12 +160,14 @@ def _take_turn(conn: psycopg.Connection[Any]) -> None:
 def _insert(conn: psycopg.Connection[Any], blob: Blob, file: IO[bytes]) -> None:
     """Store the bytes of a file; raise if they are not those of its digest."""
     conn.execute("INSERT INTO blobs (sha256, bytes) VALUES (%s, %s)", blob)
-    digest, number = hashlib.sha256(), 0
+    digest = hashlib.sha256()
     file.seek(0)
-    while data := file.read(PART_BYTES):
+    for number in count():
+        data = file.read(PART_BYTES)
+        if not data:
+            break
         digest.update(data)
         conn.execute("INSERT INTO blob_parts (sha256, part, data) VALUES (%s, %s, %b)", (blob.sha256, number, data))
-        number += 1
     if digest.hexdigest() != blob.sha256:
         raise BlobRefused("a file changed while it was stored; try again")
 
@@ -172,7 +177,8 @@ def _parts(conn: psycopg.Connection[Any], blob: Blob, run_id: str) -> Iterator[b
     used = conn.execute("SELECT 1 FROM blob_uses WHERE run_id = %s AND sha256 = %s LIMIT 1", (run_id, blob.sha256))
     if used.fetchone() is None:
         raise BlobRefused(f"the file {blob.sha256[:12]} is not in the database any more")
-    digest, size, number = hashlib.sha256(), 0, 0
+    digest = hashlib.sha256()
+    size = number = 0
     while size < blob.size:
         sql = "SELECT data FROM blob_parts WHERE sha256 = %s AND part = %s AND length(data) BETWEEN 1 AND %s"
         row = conn.execute(sql, (blob.sha256, number, PART_BYTES), binary=True).fetchone()
@@ -180,7 +186,8 @@ def _parts(conn: psycopg.Connection[Any], blob: Blob, run_id: str) -> Iterator[b
             raise BlobRefused(f"the file {blob.sha256[:12]} is not complete in the database")
         data = bytes(row[0])
         digest.update(data)
-        size, number = size + len(data), number + 1
+        size += len(data)
+        number += 1
         yield data
     if size != blob.size or digest.hexdigest() != blob.sha256:
         raise BlobRefused(f"the file {blob.sha256[:12]} was changed in the database")

@@ -53,7 +53,7 @@ def translate(sql: str) -> str:
 
 LOCK = 0x61_76_61
 CHANNEL = "ava_log"
-_TOLD = re.compile(r"(\d+)(?: (\d+) ([A-Za-z ]*))?")
+_NOTICE = re.compile(r"(\d+)(?: (\d+) ([A-Za-z ]*))?")
 """A commit as other processes are told of it: the newest entry; from 0.2.0 on also the newest before, and the types."""
 COMMIT = "COMMIT"
 FETCHED = 50
@@ -178,7 +178,8 @@ class PostgresDatabase:
         name = f"stream_{self._streams}"
         declare = cast("LiteralString", f"DECLARE {name} NO SCROLL CURSOR FOR {translate(sql)}")
         psycopg.ClientCursor(self._conn).execute(declare, findable(values))
-        while rows := self.execute(f"FETCH {FETCHED} FROM {name}").fetchall():
+        while True:
+            rows = self.execute(f"FETCH {FETCHED} FROM {name}").fetchall()
             yield from rows
             if len(rows) < FETCHED:
                 break
@@ -204,10 +205,10 @@ class PostgresDatabase:
             self._pipeline.__enter__()
             conn.execute("BEGIN")
             conn.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
-            found = conn.execute(_BEGUN)
+            cursor = conn.execute(_BEGUN)
             if ask is not None:
                 ask()
-            log_id, self._version, seq, sha = found.fetchone() or ("", 0, 0, b"")
+            log_id, self._version, seq, sha = cursor.fetchone() or ("", 0, 0, b"")
             self._newest = (seq, sha) if seq else None
             head = seq or 0
             self._place.check(log_id, head, known)
@@ -243,7 +244,7 @@ class PostgresDatabase:
         assert self._conn is not None
         wrote = commit if commit is not None and commit.head > commit.before else None
         if wrote is not None:
-            self._conn.execute(cast("LiteralString", f"SELECT pg_notify('{CHANNEL}', '{_told(wrote)}')"))
+            self._conn.execute(cast("LiteralString", f"SELECT pg_notify('{CHANNEL}', '{_notice_of(wrote)}')"))
         try:
             done = self._conn.execute(cast("LiteralString", COMMIT))
             self._leave()
@@ -407,17 +408,26 @@ def _is_refusal(error: psycopg.Error) -> bool:
     return isinstance(error, psycopg.errors.PipelineAborted) or error.diag.severity_nonlocalized == "ERROR"
 
 
-def _told(commit: Commit) -> str:
-    return f"{commit.head}" if commit.types is None else f"{commit.head} {commit.before} {' '.join(commit.types)}"
+def _notice_of(commit: Commit) -> str:
+    """Return a commit as it is told to other processes; `_drain` reads it."""
+    if commit.types is None:
+        return str(commit.head)
+    return f"{commit.head} {commit.before} {' '.join(commit.types)}"
 
 
 def _drain(conn: psycopg.Connection[Any]) -> list[Commit]:
-    found = (_TOLD.fullmatch(notice.payload) for notice in conn.notifies(timeout=0))
-    return [
-        Commit(int(one[1])) if one[2] is None else Commit(int(one[1]), int(one[2]), frozenset(one[3].split()))
-        for one in found
-        if one is not None
-    ]
+    """Return the commits of which other processes have told this connection."""
+    commits: list[Commit] = []
+    for notice in conn.notifies(timeout=0):
+        match = _NOTICE.fullmatch(notice.payload)
+        if match is None:
+            continue
+        head, before, types = match.groups()
+        if before is None:
+            commits.append(Commit(int(head)))
+        else:
+            commits.append(Commit(int(head), int(before), frozenset(types.split())))
+    return commits
 
 
 def _cancel(conn: psycopg.Connection[Any]) -> None:
@@ -429,11 +439,14 @@ def _cancel(conn: psycopg.Connection[Any]) -> None:
 
 _PARTS = re.compile("[0-9A-Za-z\x80-\U0010ffff]+")
 """Parts of a text between ASCII characters that are in no word: each is split by itself."""
-BLOCK_BITS, MOST_BLOCKS = 14, 16
-"""Each 2**14 entries are a block, and its number is a key of theirs: so the index finds the newest entries alone. A
-condition names at most so many blocks."""
-KNOWN_PARTS, LONGEST_PART = 20_000, 100
-"""How many parts that are not ASCII are remembered, and up to which length."""
+BLOCK_BITS = 14
+"""Each 2**14 entries are a block, and its number is a key of theirs: so the index finds the newest entries alone."""
+MOST_BLOCKS = 16
+"""The most blocks that a condition names."""
+KNOWN_PARTS = 20_000
+"""How many parts that are not ASCII are remembered."""
+LONGEST_PART = 100
+"""Characters of a part that is remembered."""
 
 
 class Tokenizer:
@@ -457,19 +470,19 @@ class Tokenizer:
         return words
 
     def _split(self, part: str) -> list[str]:
-        found = self._known.get(part)
-        if found is None:
+        words = self._known.get(part)
+        if words is None:
             self._db.execute("BEGIN")
             try:
                 self._db.execute("INSERT INTO split (rowid, text) VALUES (1, ?)", (part,))
-                found = [word for (word,) in self._db.execute("SELECT term FROM found ORDER BY offset")]
+                words = [word for (word,) in self._db.execute("SELECT term FROM found ORDER BY offset")]
             finally:
                 self._db.execute("ROLLBACK")
             if len(self._known) >= KNOWN_PARTS:
                 self._known.clear()
             if len(part) <= LONGEST_PART:
-                self._known[part] = found
-        return found
+                self._known[part] = words
+        return words
 
     def close(self) -> None:
         self._db.close()
@@ -485,8 +498,10 @@ def key_of(column: str, token: str) -> int:
 def keys_of(row: IndexRow, words: Iterable[str] = ()) -> list[int]:
     """Return the keys of a row of the index, with these words as its text."""
     seq, agent, session, user, marks, _text = row
-    filters = [("agent", agent), ("session", session), ("user", user), *(("marks", mark) for mark in marks.split())]
-    return sorted({*(key_of(*each) for each in filters), *(key_of("text", word) for word in words), block_of(seq)})
+    keys = {key_of("agent", agent), key_of("session", session), key_of("user", user), block_of(seq)}
+    keys.update(key_of("marks", mark) for mark in marks.split())
+    keys.update(key_of("text", word) for word in words)
+    return sorted(keys)
 
 
 def block_of(seq: int) -> int:

@@ -18,7 +18,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, LiteralString, NamedTuple
 
@@ -91,8 +91,8 @@ class SessionConnection:
         if self._conn is None or self._conn.closed:
             self._conn = dial(self._conninfo, readonly=False, channel=None)
             self._conn.execute("SELECT set_config('statement_timeout', %s, false)", (self._most_ms,))
-        found = self._conn.execute(sql, values)
-        return found.fetchall() if found.description is not None else []
+        cursor = self._conn.execute(sql, values)
+        return cursor.fetchall() if cursor.description is not None else []
 
     def _drop(self) -> None:
         if self._conn is not None:
@@ -285,7 +285,7 @@ class LeasedInstances:
     def activities(self) -> Activities:
         """Return what runs are doing on any machine, as it was read within a tenth of a second."""
         with self._lock:
-            read_s, found = self._activities
+            read_s, activities = self._activities
             if time.monotonic() - read_s > SHOWN_KNOWN_S:
                 sql = f"SELECT name, doing FROM activities WHERE {_IS_SHOWN}"  # noqa: S608
                 try:
@@ -293,9 +293,9 @@ class LeasedInstances:
                 except (psycopg.Error, OSError) as error:
                     log.debug("cannot read what runs are doing: %s", first_line(error))
                     rows = []
-                found = {(name, run): text for name, doing in rows for run, text in activities_in(doing)}
-                self._activities = time.monotonic(), found
-            return found
+                activities = _activities_in(rows)
+                self._activities = time.monotonic(), activities
+            return activities
 
     def remove_dead(self, keep: frozenset[str]) -> None:
         """Remove files of dead processes of this machine, leases that expired a while ago, and what they showed."""
@@ -319,3 +319,12 @@ class LeasedInstances:
                 self._read_s = time.monotonic()
                 self._leases = {name: _Lease(self._read_s + left / 1000, lasts / 1000) for name, left, lasts in rows}
             return self._leases
+
+
+def _activities_in(rows: Sequence[tuple[str, str]]) -> Activities:
+    """Return what the rows of processes show of their runs."""
+    activities: dict[tuple[str, str], str] = {}
+    for name, doing in rows:
+        for run, text in activities_in(doing):
+            activities[name, run] = text
+    return activities

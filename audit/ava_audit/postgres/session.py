@@ -63,8 +63,11 @@ class LogPlace:
         """
         if self.log_id is None:
             self.log_id = log_id
-        what = "another log" if log_id != self.log_id else "an older copy of the log" if head < known else None
-        if what is None:
+        if log_id != self.log_id:
+            what = "another log"
+        elif head < known:
+            what = "an older copy of the log"
+        else:
             self.moved = None
             return
         self.moved = (

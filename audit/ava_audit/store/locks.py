@@ -75,7 +75,8 @@ def refuse_unfit(root: Path) -> None:
             f"the data root {root} is on a network file system ({kind}), where locks do not work: "
             "set AVA_DATA_ROOT to a folder on a local disk"
         )
-    if (fault := lock_fault(root)) is not None:
+    fault = lock_fault(root)
+    if fault is not None:
         raise DataRootRefused(f"the data root cannot be used: {fault}")
 
 
@@ -120,9 +121,9 @@ def mount_table() -> str:
 def _network_kind(mounts: str, path: Path) -> str | None:
     place, kind = Path("/"), ""
     for line in mounts.splitlines():
-        before, found, after = line.partition(" - ")
+        before, separator, after = line.partition(" - ")
         fields = before.split(" ")
-        if not found or len(fields) < 5:
+        if not separator or len(fields) < 5:
             continue
         point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4]))
         # A later mount on the same point hides the earlier one.
@@ -241,8 +242,10 @@ def is_held(path: Path) -> bool:
 def hold_within(path: Path, seconds: float) -> HeldLock | None:
     """Take a lock that others hold for a moment at most; None if it is held all the time. Blocks."""
     end = time.monotonic() + seconds
-    while (held := try_hold(path)) is None and time.monotonic() < end:
+    held = try_hold(path)
+    while held is None and time.monotonic() < end:
         time.sleep(0.05)
+        held = try_hold(path)
     return held
 
 
@@ -289,9 +292,9 @@ class LockMembership:
     def announce(self, address: str) -> None:
         path = self._held.path.with_suffix(_ADDRESS)
         if address:
-            made = path.with_suffix(".new")
-            made.write_text(address, "utf-8")
-            made.replace(path)
+            new = path.with_suffix(".new")
+            new.write_text(address, "utf-8")
+            new.replace(path)
         else:
             path.unlink(missing_ok=True)
 
@@ -338,7 +341,8 @@ class LockMembership:
 
 async def keep_renewing(membership: Membership, every_s: float, within_s: float) -> None:
     """Renew a membership every so many seconds, until cancelled; a failure is logged once."""
-    limiter, failed = anyio.CapacityLimiter(1), False
+    limiter = anyio.CapacityLimiter(1)
+    failed = False
     while True:
         await anyio.sleep(every_s)
         try:
@@ -382,8 +386,8 @@ class LockedInstances:
         return math.inf
 
     def seen_us(self, name: str, /) -> int | None:
-        found = _bytes_of(self.folder / f"{name}.lock") or b""
-        return int(found) if _TIME.fullmatch(found) else None
+        content = _bytes_of(self.folder / f"{name}.lock") or b""
+        return int(content) if _TIME.fullmatch(content) else None
 
     def known_dead(self, name: str) -> bool:
         return (self.folder / f"{name}.lock").exists() and not self.alive(name)
@@ -404,14 +408,21 @@ class LockedInstances:
         return [LiveInstance(name, "", UNANNOUNCED) for name in names if self.alive(name)]
 
     def activities(self) -> Activities:
-        read_s, found = self._activities
+        read_s, activities = self._activities
         if time.monotonic() - read_s > KNOWN_S:
             try:
-                found = {(path.stem, run): text for path in self.folder.glob(f"*{SUFFIX}") for run, text in _read(path)}
+                activities = self._read_activities()
             except OSError:
-                found = {}
-            self._activities = time.monotonic(), found
-        return found
+                activities = {}
+            self._activities = time.monotonic(), activities
+        return activities
+
+    def _read_activities(self) -> Activities:
+        activities: dict[tuple[str, str], str] = {}
+        for path in self.folder.glob(f"*{SUFFIX}"):
+            for run, text in _read(path):
+                activities[path.stem, run] = text
+        return activities
 
     def remove_dead(self, keep: frozenset[str]) -> None:
         for path in self.folder.glob(f"*{SUFFIX}"):
@@ -458,7 +469,8 @@ def _take(path: Path, file: IO[Any] | int, *, shared: bool = False) -> bool:
             return False
         return True
     try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # file systems differ in what they say of a held lock
         return False
     except OSError as error:
@@ -514,7 +526,8 @@ class ActivityFile:
             if self._removed or (self._file is None and not activities):
                 return
             # It never shrinks: what is shown no longer is overwritten, and blocks that a disk has given are kept.
-            self._size = max(self._size, -(-(len(body) + _CHECKSUM) // _BLOCK) * _BLOCK)
+            blocks = math.ceil((len(body) + _CHECKSUM) / _BLOCK)
+            self._size = max(self._size, blocks * _BLOCK)
             body = body.ljust(self._size - _CHECKSUM)
             try:
                 if self._file is None:
@@ -540,7 +553,8 @@ class ActivityFile:
 
 def _read(path: Path) -> Iterator[tuple[str, str]]:
     for _ in range(_ATTEMPTS):
-        if (data := _bytes_of(path, SHOWN_S)) is None:
+        data = _bytes_of(path, SHOWN_S)
+        if data is None:
             return
         if data[:_CHECKSUM] == b"%08x" % zlib.crc32(data[_CHECKSUM:]):
             yield from activities_in(data[_CHECKSUM:])
@@ -554,8 +568,8 @@ def _bytes_of(path: Path, within_s: float = math.inf) -> bytes | None:
     except OSError:
         return None
     try:
-        state = os.fstat(file)
-        if not stat.S_ISREG(state.st_mode) or abs(time.time() - state.st_mtime) > within_s:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or abs(time.time() - status.st_mtime) > within_s:
             return None
         data = os.read(file, _MOST_BYTES + 1)
         return data if len(data) <= _MOST_BYTES else None
@@ -568,9 +582,11 @@ def _bytes_of(path: Path, within_s: float = math.inf) -> bytes | None:
 def activities_in(shown: bytes | str) -> Iterator[tuple[str, str]]:
     """Yield the runs that a process shows, each with what it does; nothing of what is not of this form."""
     try:
-        found: object = json.loads(shown)
+        activities: object = json.loads(shown)
     except (ValueError, RecursionError):
         return
-    for run, text in cast("dict[str, object]", found).items() if isinstance(found, dict) else ():
+    if not isinstance(activities, dict):
+        return
+    for run, text in cast("dict[str, object]", activities).items():
         if isinstance(text, str):
             yield run, text

@@ -25,7 +25,8 @@ MAX_STARTS = 3
 CLOSE_S = 1.0
 """How long a server may take to close its session before it is cancelled."""
 CANCEL_S = 3.0
-CACHE_S, FAULT_CACHE_S = 300.0, 15.0
+CACHE_S = 300.0
+FAULT_CACHE_S = 15.0
 
 log = logging.getLogger("ava.foreign")
 
@@ -48,27 +49,27 @@ class ToolDiscovery:
 
     async def offers(self, entries: Iterable[ServerEntry]) -> Mapping[str, ToolListing]:
         """Return the listings of servers, by name; all are asked side by side, each for at most `START_S`."""
-        found: dict[str, ToolListing] = {}
+        listings: dict[str, ToolListing] = {}
 
-        async def one(entry: ServerEntry) -> None:
-            found[entry.name] = await self._one(entry)
+        async def list_one(entry: ServerEntry) -> None:
+            listings[entry.name] = await self._listing(entry)
 
         async with anyio.create_task_group() as tasks:
             for entry in entries:
-                tasks.start_soon(one, entry)
-        return found
+                tasks.start_soon(list_one, entry)
+        return listings
 
     def forget(self) -> None:
         self._cache.clear()
 
-    async def _one(self, entry: ServerEntry) -> ToolListing:
+    async def _listing(self, entry: ServerEntry) -> ToolListing:
         async with self._locks.setdefault(entry.digest, anyio.Lock()):
             until, listing = self._cache.get(entry.digest, (0.0, ToolListing()))
             if time.monotonic() < until:
                 return listing
             listing = await list_tools(entry, await self._launch(entry))
-            kept_s = FAULT_CACHE_S if listing.fault else CACHE_S
-            self._cache[entry.digest] = (time.monotonic() + kept_s, listing)
+            cache_s = FAULT_CACHE_S if listing.fault else CACHE_S
+            self._cache[entry.digest] = (time.monotonic() + cache_s, listing)
             return listing
 
 
@@ -128,22 +129,25 @@ class RunMcpServers:
         self._tasks = tasks
         faults: dict[str, str] = {}
 
-        async def one(name: str) -> None:
+        async def start_one(name: str) -> None:
             started = await self._ensure_started(name)
             if started.fault:
                 faults[name] = f"the MCP server {name} {started.fault}"
                 return
             for tool in self._approved.get(name, ()):
-                if (fault := _describe_change(tool, started.offers)) is not None:
-                    faults[name] = fault
+                change = _describe_change(tool, started.offers)
+                if change is not None:
+                    faults[name] = change
                     return
 
         async with anyio.create_task_group() as starting:
             for name in self._servers:
-                starting.start_soon(one, name)
-        if faults and self._on_change is not None:
+                starting.start_soon(start_one, name)
+        if not faults:
+            return None
+        if self._on_change is not None:
             self._on_change()
-        return next((faults[name] for name in sorted(faults)), None)
+        return faults[min(faults)]
 
     async def call(self, server: str, tool: OfferedTool, args: Mapping[str, Any]) -> ToolOutput:
         """Call a tool; an ended server is started again. Raises ToolFailed: it failed; says how, in Ava's own words."""
@@ -151,8 +155,9 @@ class RunMcpServers:
         connection = started.connection
         if connection is None:
             raise ToolFailed(f"The MCP server {server} {started.fault or 'is not there'}.")
-        if (fault := _describe_change(tool, started.offers)) is not None:
-            raise ToolFailed(f"Not called: {fault}.")
+        change = _describe_change(tool, started.offers)
+        if change is not None:
+            raise ToolFailed(f"Not called: {change}.")
         from mcp.shared.exceptions import MCPError
         from mcp_types import CONNECTION_CLOSED
 

@@ -149,19 +149,23 @@ class CommandLayout:
 
 def bindable_dependencies(project: Path, report: CopyReport, check: Callable[[], None]) -> tuple[str, ...]:
     """Return the dependencies that commands may see; others have a pipe, socket or device, a way out of the sandbox."""
-    kept: list[str] = []
+    names: list[str] = []
     for name in report.dependencies:
-        if (special := find_special_file(project / name, check)) is not None:
-            report.left_out[f"{shown(name)}, because of the pipe, socket or device {shown(special)}"] += 1
+        special = find_special_file(project / name, check)
+        if special is None:
+            names.append(name)
         else:
-            kept.append(name)
-    return tuple(kept)
+            report.left_out[f"{shown(name)}, because of the pipe, socket or device {shown(special)}"] += 1
+    return tuple(names)
 
 
 def read_only_note(dependencies: Sequence[str]) -> list[str]:
     if not dependencies:
         return []
-    return [f"read-only: {', '.join(map(shown, dependencies[:8]))}{', …' if len(dependencies) > 8 else ''}"]
+    names = [shown(name) for name in dependencies[:8]]
+    if len(dependencies) > 8:
+        names.append("…")
+    return [f"read-only: {', '.join(names)}"]
 
 
 def _measure(folders: Sequence[Path]) -> int | None:

@@ -124,7 +124,7 @@ class DescriptorPaths:
 
     def entries(self, parts: Sequence[str]) -> list[FolderEntry]:
         """Return what is in a folder, unsorted; entries that vanish meanwhile are left out."""
-        found: list[FolderEntry] = []
+        entries: list[FolderEntry] = []
         with _closing(self._open(parts or ["."], os.O_RDONLY | os.O_DIRECTORY | _SAFE)) as descriptor:
             if os.fstat(descriptor).st_dev != self._device:
                 raise OSError(errno.EXDEV, "another file system", "/".join(parts))
@@ -132,8 +132,9 @@ class DescriptorPaths:
                 for each in scan:
                     with suppress(FileNotFoundError):
                         status = each.stat(follow_symlinks=False)
-                        found.append(FolderEntry(each.name, _kind(status.st_mode), status.st_size, FileMark.of(status)))
-        return found
+                        mark = FileMark.of(status)
+                        entries.append(FolderEntry(each.name, _kind(status.st_mode), status.st_size, mark))
+        return entries
 
     def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool, aside: Path | None) -> None:
         """Write a temporary file beside the target, or in `aside`, and rename it."""
@@ -147,9 +148,9 @@ class DescriptorPaths:
             _closing(os.open(aside, _FOLDER_ITSELF) if aside else os.dup(folder)) as place,
         ):
             with suppress(FileNotFoundError):
-                there = os.stat(last, dir_fd=folder, follow_symlinks=False)
-                _refuse_special(there, "/".join(parts), self._device)
-                mode = stat.S_IMODE(there.st_mode) & 0o777
+                status = os.stat(last, dir_fd=folder, follow_symlinks=False)
+                _refuse_special(status, "/".join(parts), self._device)
+                mode = stat.S_IMODE(status.st_mode) & 0o777
             temporary = _temporary_name(last)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, mode, dir_fd=place)
             try:
@@ -192,10 +193,10 @@ class PlainPaths:
     @classmethod
     def open_without_links(cls, path: Path) -> PlainPaths:
         """Open a folder by an absolute path. Raises OSError: ELOOP where a part of it is a link."""
-        found = cls(path)
+        paths = cls(path)
         if any(map(is_link, (path, *path.parents))):
             raise OSError(errno.ELOOP, "a link", str(path))
-        return found
+        return paths
 
     @property
     def status(self) -> os.stat_result:
@@ -220,13 +221,13 @@ class PlainPaths:
         (self._checked(parts[:-1]) / parts[-1]).symlink_to(target)
 
     def entries(self, parts: Sequence[str]) -> list[FolderEntry]:
-        found: list[FolderEntry] = []
+        entries: list[FolderEntry] = []
         for each in self._checked(parts).iterdir():
             with suppress(FileNotFoundError):
                 status = each.lstat()
                 kind: EntryKind = "link" if is_link(each) else _kind(status.st_mode)
-                found.append(FolderEntry(each.name, kind, status.st_size, FileMark.of(status)))
-        return found
+                entries.append(FolderEntry(each.name, kind, status.st_size, FileMark.of(status)))
+        return entries
 
     def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool, aside: Path | None) -> None:
         folder = self._checked(parts[:-1], missing_ok=create_dirs)
@@ -234,9 +235,9 @@ class PlainPaths:
             folder.mkdir(parents=True, exist_ok=True)
         target = self._checked(parts, missing_ok=True)
         with suppress(FileNotFoundError):
-            there = target.lstat()
-            _refuse_special(there, str(target))
-            mode = stat.S_IMODE(there.st_mode) & 0o777
+            status = target.lstat()
+            _refuse_special(status, str(target))
+            mode = stat.S_IMODE(status.st_mode) & 0o777
         temporary = (aside or folder) / _temporary_name(parts[-1])
         try:
             with temporary.open("xb") as file:
@@ -289,17 +290,17 @@ def is_link(path: Path) -> bool:
     return False
 
 
-def _refuse_special(found: os.stat_result, name: str, device: int | None = None) -> None:
+def _refuse_special(status: os.stat_result, name: str, device: int | None = None) -> None:
     """Raise OSError for everything but a regular file with one name, on a given file system."""
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "a folder", name)
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         raise OSError(errno.ELOOP, "a link", name)
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", name)
-    if found.st_nlink > 1:
+    if status.st_nlink > 1:
         raise OSError(errno.EMLINK, "hard link", name)
-    if device not in (None, found.st_dev):
+    if device not in (None, status.st_dev):
         raise OSError(errno.EXDEV, "another file system", name)
 
 

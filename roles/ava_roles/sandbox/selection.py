@@ -31,9 +31,12 @@ PROBE_S = 5.0
 """A probe takes 0.1 s on an idle machine. One that needs more than this has no capacity for commands."""
 _PROGRAMS = "/usr/bin:/bin:/usr/local/bin"
 """Not the environment's PATH: it may name folders that others can write to."""
-_LEAST_ABI, _ABI_FOR_SIGNALS = 3, 6
-"""Landlock before version 3 cannot stop truncation; before 6, a command of the server's own user could signal it."""
-_WORK, _READABLE = PurePosixPath("/workspace"), PurePosixPath("/readable")
+_LEAST_ABI = 3
+"""Landlock before this version cannot stop truncation."""
+_ABI_FOR_SIGNALS = 6
+"""Before this version, a command of the server's own user could signal the server."""
+_WORK = PurePosixPath("/workspace")
+_READABLE = PurePosixPath("/readable")
 _ATTACKER = Path(__file__).with_name("attacker.py")
 _TRIED = "tried"
 """What the attacker prints last, when it has tried everything."""
@@ -103,9 +106,9 @@ def _missing_for_bubblewrap(bwrap: str | None) -> str | None:
 
 def _missing_for_landlock(abi: int, uid: int) -> str | None:
     least = _LEAST_ABI if uid else _ABI_FOR_SIGNALS
-    if abi >= least:
-        return None
-    return f"the kernel has version {abi} of it, and {least} is needed" if abi else "the kernel has none"
+    if not abi:
+        return "the kernel has none"
+    return None if abi >= least else f"the kernel has version {abi} of it, and {least} is needed"
 
 
 def _advice(installed: bool, why: str) -> str:
@@ -120,18 +123,25 @@ def _advice(installed: bool, why: str) -> str:
         return "allow user namespaces: sudo sysctl -w user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1"
     if "--size" in why:
         return "install bubblewrap 0.7 or newer"
-    root = "--cap-add SYS_ADMIN " if linux.is_root() else ""
-    return (
-        f"in a container, let it make namespaces and mounts (Docker: {root}--security-opt seccomp=unconfined "
-        "--security-opt apparmor=unconfined --security-opt systempaths=unconfined)"
-    ) + (", or run Ava as an ordinary user" if root else "")
+    options = (
+        "--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined"
+    )
+    allow = "in a container, let it make namespaces and mounts"
+    if linux.is_root():
+        return f"{allow} (Docker: --cap-add SYS_ADMIN {options}), or run Ava as an ordinary user"
+    return f"{allow} (Docker: {options})"
 
 
 def pick_uid(state: Path) -> int | None:
     """Return a user id without an account, the same for all servers of a data root, other for another's commands."""
-    taken = _ids_in("/etc/passwd") | _ids_in("/etc/group")
-    first = int.from_bytes(hashlib.sha256(os.fsencode(state.resolve())).digest()[:8]) % len(USERS)
-    return next((uid for uid in (*USERS[first:], *USERS[:first]) if uid not in taken), None)
+    account_ids = _ids_in("/etc/passwd") | _ids_in("/etc/group")
+    digest = hashlib.sha256(os.fsencode(state.resolve())).digest()
+    first = int.from_bytes(digest[:8]) % len(USERS)
+    candidates: list[int] = [*USERS[first:], *USERS[:first]]
+    for uid in candidates:
+        if uid not in account_ids:
+            return uid
+    return None
 
 
 def _ids_in(path: str) -> set[int]:
@@ -139,7 +149,12 @@ def _ids_in(path: str) -> set[int]:
         lines = Path(path).read_text("utf-8", "replace").splitlines()
     except OSError:
         return set()
-    return {int(fields[2]) for line in lines if len(fields := line.split(":")) > 2 and fields[2].isdecimal()}
+    ids: set[int] = set()
+    for line in lines:
+        fields = line.split(":")
+        if len(fields) > 2 and fields[2].isdecimal():
+            ids.add(int(fields[2]))
+    return ids
 
 
 # -- the probe --------------------------------------------------------------------------------------------------------
@@ -158,7 +173,7 @@ def _probe_in_thread(sandbox: Sandbox, state: Path) -> str | None:
 def probe_sandbox(sandbox: Sandbox, state: Path) -> str | None:
     """Attack a sandbox; return what is wrong with it, or None where every attack failed. Blocks."""
     with temporary_folder("probe-", state) as decoys, ExitStack() as stack:
-        work, readable, outside = (decoys / each for each in ("here", "readable", "outside"))
+        work, readable, outside = decoys / "here", decoys / "readable", decoys / "outside"
         for folder in (work, readable, outside):
             folder.mkdir()
         (readable / "file").write_text("x")
@@ -184,16 +199,16 @@ def probe_sandbox(sandbox: Sandbox, state: Path) -> str | None:
             done = anyio.run(sandbox.run, command)
         except ToolFailed as error:
             return str(error)
-        *worked, tried = done.output.splitlines() or [""]
-        if tried != _TRIED:
+        *successes, last_line = done.output.splitlines() or [""]
+        if last_line != _TRIED:
             return f"a command in it ended with {done.code} ({done.ended}): {done.output.strip()[-300:]}"
         if list(outside.iterdir()) or [each.name for each in readable.iterdir()] != ["file"]:
-            worked.append("writes outside")
+            successes.append("writes outside")
         if not (work / "written").exists():
             return "a command in it cannot write where it may"
         if (work / "written").stat().st_uid == 0:
-            worked.append("is root")
-        return f"a command in it {', '.join(dict.fromkeys(worked))}" if worked else None
+            successes.append("is root")
+        return f"a command in it {', '.join(dict.fromkeys(successes))}" if successes else None
 
 
 def interpreter_binds(program: Path) -> tuple[Bind, ...]:

@@ -34,7 +34,8 @@ END_S = 15.0
 """Seconds for a supervisor to end its command; then its guard does so, in the same time at most."""
 REST_S = 2.0
 """Seconds to read what an ended command has written; no process is left that could write more."""
-_PATH, _TEMPORARY = "/usr/bin:/bin", PurePosixPath("/tmp")  # noqa: S108 - as a command sees it
+_PATH = "/usr/bin:/bin"
+_TEMPORARY = PurePosixPath("/tmp")  # noqa: S108 - as a command sees it
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class SupervisedSandbox:
     @asynccontextmanager
     async def _supervise(self, command: Command) -> AsyncGenerator[_Running]:
         """Hold the supervisor of a command; when this is left, all the command's processes have ended."""
-        async with self._temporary_folder(command) as given, self._start(given) as running:
+        async with self._temporary_folder(command) as completed, self._start(completed) as running:
             yield running
 
     @asynccontextmanager
@@ -103,9 +104,9 @@ class SupervisedSandbox:
                 if not command.stdin:  # programs such as rg would read a pipe
                     stdin_at, stderr_at = os.open(os.devnull, os.O_RDONLY), stdout_at
                     theirs.callback(os.close, stdin_at)
-                given = (spec_at, server_at, report_at, stdin_at, stdout_at, stderr_at)
+                descriptors = (spec_at, server_at, report_at, stdin_at, stdout_at, stderr_at)
                 try:
-                    supervisor = self._supervisors.give(given, errors=stderr_at)
+                    supervisor = self._supervisors.give(descriptors, errors=stderr_at)
                 except OSError as error:
                     raise ToolFailed(f"no process could be started for the command: {error.strerror}") from error
             running = _Running(supervisor, _Report(reader), stdin, stdout, stderr)
@@ -135,8 +136,8 @@ class SupervisedSandbox:
         environment = {"PATH": _PATH, "HOME": str(command.folder), **command.environment}
         if self.kind == "landlock":
             environment.setdefault("TMPDIR", str(_TEMPORARY))
-        own = command.limits or self._limits
-        limits = ResourceLimits(**{**vars(own), "cpu_s": max(own.cpu_s, command.cpu_s)})
+        limits = command.limits or self._limits
+        limits = ResourceLimits(**{**vars(limits), "cpu_s": max(limits.cpu_s, command.cpu_s)})
         return LaunchSpec(
             kind=self.kind,
             argv=list(command.argv),
@@ -270,7 +271,7 @@ class PipeWriter(_End, ByteSendStream):
 
 
 _LONGEST_SEQUENCE = 64
-_BEGUN_SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*+[ -/]*+)?\Z")
+_SEQUENCE_BEGINNING = re.compile(rb"\x1b(?:\[[0-?]*+[ -/]*+)?\Z")
 _SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*+[ -/]*+)?[@-~]?+")
 """A control sequence of ECMA-48, such as a colour."""
 
@@ -286,22 +287,25 @@ class Output:
         self._before_tail = b""
 
     def add(self, piece: bytes) -> None:
-        fits = self._head_limit - len(self._head)
-        self._head += piece[:fits]
-        self._tail += piece[fits:]
-        if (over := len(self._tail) - self._tail_limit) > 0:
-            self._before_tail = (self._before_tail + self._tail[:over])[-_LONGEST_SEQUENCE:]
-            del self._tail[:over]
-            self._dropped += over
+        room = self._head_limit - len(self._head)
+        self._head += piece[:room]
+        self._tail += piece[room:]
+        excess = len(self._tail) - self._tail_limit
+        if excess > 0:
+            self._before_tail = (self._before_tail + self._tail[:excess])[-_LONGEST_SEQUENCE:]
+            del self._tail[:excess]
+            self._dropped += excess
 
     def text(self) -> tuple[str, int]:
         """Return the output, and how many bytes were cut out of its middle."""
         if not self._dropped:
             return (self._head + self._tail).decode("utf-8", "replace"), 0
         tail = bytes(self._tail)
-        if begun := _BEGUN_SEQUENCE.search(self._before_tail):  # its rest would be shown as text
-            tail = _SEQUENCE.sub(b"", begun[0] + tail, count=1)
-        first, last = (each.decode("utf-8", "replace") for each in (self._head, tail))
+        beginning = _SEQUENCE_BEGINNING.search(self._before_tail)
+        if beginning:  # the rest of the sequence would be shown as text
+            tail = _SEQUENCE.sub(b"", beginning[0] + tail, count=1)
+        first = self._head.decode("utf-8", "replace")
+        last = tail.decode("utf-8", "replace")
         return f"{first}\n… {self._dropped:,} bytes left out …\n{last}", self._dropped
 
     async def drain(self, stream: ByteReceiveStream) -> None:
@@ -324,16 +328,16 @@ class Supervisor:
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lifeline, lifeline = socket.socketpair()
         with control, lifeline:
-            given = (lifeline.fileno(), control.fileno())
+            sockets = (lifeline.fileno(), control.fileno())
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
-                    [sys.executable, "-I", "-S", "-c", _START, _SOURCES, *map(str, given)],
+                    [sys.executable, "-I", "-S", "-c", _START, _SOURCES, *map(str, sockets)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
                     cwd="/",
                     env={},
-                    pass_fds=given,
+                    pass_fds=sockets,
                     start_new_session=True,
                 )
             except BaseException:
