@@ -57,7 +57,8 @@ HEADER = [
     "duration_ms",
 ]
 """The columns of an entry's header, in the order they are hashed."""
-_TS, _COST = HEADER.index("ts_us"), HEADER.index("cost_micros")
+_TS = HEADER.index("ts_us")
+_COST = HEADER.index("cost_micros")
 
 ENTRY_COLUMNS = ", ".join([*HEADER, "content", "content_sha", "hash"])
 
@@ -277,7 +278,8 @@ ProgressCallback = Callable[[int, int], None]
 Row = tuple[Any, ...]
 
 _N = len(HEADER)
-_SHA, _HASH = _N + 1, _N + 2
+_SHA = _N + 1
+_HASH = _N + 2
 
 
 @dataclass(frozen=True)

@@ -516,7 +516,7 @@ class RunResumed(Fact):
     seen_us: int | None = None
 
     def search_text(self) -> str:
-        return f"resumed by {self.channel}{' (forced)' if self.force else ''}"
+        return f"resumed by {self.channel} (forced)" if self.force else f"resumed by {self.channel}"
 
 
 class RunStarted(Fact):
@@ -723,7 +723,8 @@ class WorkChecked(Fact):
         return "info" if self.verify.passed else "warning"
 
     def search_text(self) -> str:
-        return f"{'passed' if self.verify.passed else 'failed'} {self.verify.output}".rstrip()
+        outcome = "passed" if self.verify.passed else "failed"
+        return f"{outcome} {self.verify.output}".rstrip()
 
 
 class CancelRequested(Fact):

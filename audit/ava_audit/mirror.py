@@ -47,7 +47,8 @@ LATE_S = 86_400.0
 """How long before the newest file another one was written whose last line is compared at the start."""
 QUARANTINE_MARK = "set-aside"
 _CHUNK = 65_536
-_TS, _AGENT = HEADER.index("ts_us"), HEADER.index("agent_id")
+_TS = HEADER.index("ts_us")
+_AGENT = HEADER.index("agent_id")
 _SUBAGENT = re.compile(r"S-[0-9A-Za-z]{1,64}")
 _LINE_END = re.compile(rb'\},"seq":(\d{1,18}),[^{}]*"hash":"([0-9a-f]{64})"\}\s*\Z')
 

@@ -90,9 +90,12 @@ def _fill(
             raise ImportRefused("the target already has entries: import into a new data root or an empty database")
         rows = _chained(lines)
         head = 0, GENESIS
-        while some := list(islice(rows, SLICE)):
-            append_entries(db, some)
-            head = some[-1][0], some[-1][-1]
+        while True:
+            entries = list(islice(rows, SLICE))
+            if not entries:
+                break
+            append_entries(db, entries)
+            head = entries[-1][0], entries[-1][-1]
             on_progress(lines.tell() if lines.seekable() else 0, _size(lines))
         rebuild_projections(db)
         projections = Projections(db)
@@ -110,11 +113,14 @@ def _fill(
 def _chained(lines: BinaryIO) -> Iterator[tuple[Any, ...]]:
     """Yield the row of each line. Raises ImportRefused: a line is not the next entry of one chain."""
     seq, digest = 0, GENESIS
-    while line := lines.readline(LONGEST_LINE):
-        checked = check_line(line)
-        if isinstance(checked, str):
-            raise ImportRefused(f"line {seq + 1}: {checked}; nothing was imported")
-        *entry, before = checked[1]
+    while True:
+        line = lines.readline(LONGEST_LINE)
+        if not line:
+            return
+        result = check_line(line)
+        if isinstance(result, str):
+            raise ImportRefused(f"line {seq + 1}: {result}; nothing was imported")
+        *entry, before = result[1]
         if entry[0] != seq + 1 or before != digest:
             raise ImportRefused(
                 f"line {seq + 1} is not the entry after entry {seq}: the file is not a whole log; nothing was imported"

@@ -242,17 +242,7 @@ class PostgresBackend:
         for name, body in _FUNCTION.findall(script):
             expected["function", name] = body
         actual = {(kind, name): state for kind, name, state in db.execute(_OBJECTS)}
-
-        changes: schema.Changes = {}
-        for key, state in expected.items():
-            if key not in actual:
-                changes[key] = "removed"
-            elif actual[key] != state:
-                changes[key] = "changed"
-        for key in actual:
-            if key not in expected:
-                changes[key] = "added"
-        return changes
+        return schema.compare_definitions(expected, actual)
 
 
 def _try_lock(connection: SessionConnection) -> bool:

@@ -427,8 +427,8 @@ _MARKED_INSIDE = (
 
 @cache
 def key_patterns() -> tuple[KeyPattern, ...]:
-    listed = json.loads(Path(__file__).with_name("shapes.json").read_text("utf-8"))["shapes"]
-    others = (KeyPattern(name, tuple(literals), rest, entropy) for name, literals, rest, entropy in listed)
+    shapes = json.loads(Path(__file__).with_name("shapes.json").read_text("utf-8"))["shapes"]
+    others = [KeyPattern(name, tuple(literals), rest, entropy) for name, literals, rest, entropy in shapes]
     return (*_OWN, *others)
 
 
@@ -447,26 +447,30 @@ class _Beginnings(NamedTuple):
 
 @cache
 def _beginnings() -> _Beginnings:
-    shapes: _Shapes = {}
-    literals = {literal for pattern in key_patterns() for literal in pattern.literals}
-    for found in literals:
-        shapes[found] = [
-            (len(literal), pattern, re.compile(pattern.rest))
-            for pattern in key_patterns()
-            for literal in pattern.literals
-            if found.startswith(literal)
-        ]
+    literals: set[str] = set()
+    for pattern in key_patterns():
+        literals.update(pattern.literals)
+    shapes: _Shapes = {literal: _shapes_beginning(literal) for literal in literals}
     inside = "|".join(f"(?P<m{number}>{mark})" for number, (_name, mark, _rest) in enumerate(_MARKED_INSIDE))
-    rests = {
-        literal: _begin_of_rest(literal, [pattern for _size, pattern, _rest in shapes[literal]])
-        for literal in literals
-        if len(literal) <= _SHORT_LITERAL
-    }
+    rests: dict[str, str] = {}
+    for literal in literals:
+        if len(literal) <= _SHORT_LITERAL:
+            rests[literal] = _begin_of_rest(literal, [pattern for _size, pattern, _rest in shapes[literal]])
     begins = f"(?:(?P<literal>{_longest_of(literals)})|{inside})"
     # Most signs have no key behind them: the word ends too soon, or it is a line of signs.
     long = f"(?!{_SIGN}{{3}})(?=[A-Za-z0-9_~.+/=-]{{{FEWEST_CHARS}}})"
     behind = f"[.~+/=]{long}(?=(?P<literal>{_longest_of(literals, rests)})|{inside})"
     return _Beginnings(re.compile(begins), re.compile(behind), shapes)
+
+
+def _shapes_beginning(text: str) -> list[tuple[int, KeyPattern, re.Pattern[str]]]:
+    """Return the shapes whose literal is a beginning of a text."""
+    shapes: list[tuple[int, KeyPattern, re.Pattern[str]]] = []
+    for pattern in key_patterns():
+        for literal in pattern.literals:
+            if text.startswith(literal):
+                shapes.append((len(literal), pattern, re.compile(pattern.rest)))
+    return shapes
 
 
 def _begin_of_rest(literal: str, patterns: list[KeyPattern]) -> str:
@@ -485,18 +489,19 @@ _SHORT_LITERAL = 8
 """Characters of a beginning that can stand so close that the whole key is looked for by one regular expression."""
 
 
-def _longest_of(literals: set[str], rests: Mapping[str, str] = MappingProxyType({}), begun: str = "") -> str:
+def _longest_of(literals: set[str], rests: Mapping[str, str] = MappingProxyType({}), prefix: str = "") -> str:
     """Return a pattern for the longest of some texts, of which some have a rest behind them.
 
-    It looks at each character once, however many texts there are.
+    It looks at each character once, however many texts there are. All texts begin with `prefix`, which was matched.
     """
     branches: list[str] = []
-    for first in sorted({literal[len(begun)] for literal in literals if literal != begun}):
-        longer = begun + first
-        inner = {literal for literal in literals if literal.startswith(longer)}
-        branches.append(re.escape(first) + _longest_of(inner, rests, longer))
-    if begun in literals:
-        branches.append(f"(?={rests[begun]})" if begun in rests else "")
+    next_chars = {literal[len(prefix)] for literal in literals if literal != prefix}
+    for char in sorted(next_chars):
+        longer_prefix = prefix + char
+        inner = {literal for literal in literals if literal.startswith(longer_prefix)}
+        branches.append(re.escape(char) + _longest_of(inner, rests, longer_prefix))
+    if prefix in literals:
+        branches.append(f"(?={rests[prefix]})" if prefix in rests else "")
     return f"(?:{'|'.join(branches)})" if len(branches) > 1 else branches[0]
 
 
@@ -518,11 +523,12 @@ class _Entropies(NamedTuple):
 
 def find_prefixed(text: str) -> Iterator[SecretSpan]:
     mask = text.encode("latin-1", "replace").translate(_MASK)
-    entropies = _Entropies(Verdicts(entropy_of), Verdicts(lambda begun: log2(len(set(begun)))))
+    entropies = _Entropies(Verdicts(entropy_of), Verdicts(lambda key: log2(len(set(key)))))
     start = mask.find(_RUN)
     while start >= 0:
         end = mask.find(b" ", start)
-        end = len(mask) if end < 0 else end
+        if end < 0:
+            end = len(mask)
         yield from _keys_in_run(text, start, end, entropies)
         start = mask.find(_RUN, end)
 
@@ -532,10 +538,11 @@ def _keys_in_run(text: str, start: int, end: int, entropies: _Entropies) -> Iter
     begins = _beginnings()
     done = start
     places = [start]
-    escaped = text[start - 1 : start] in ("\\", "%")
-    if escaped or text[start] == "-":
-        before = _BEFORE.match(text, start - 1 if escaped else start, end)
-        places += [before.end()] if before is not None else []
+    is_escaped = text[start - 1 : start] in ("\\", "%")
+    if is_escaped or text[start] == "-":
+        before = _BEFORE.match(text, start - 1 if is_escaped else start, end)
+        if before is not None:
+            places.append(before.end())
     for at in places:
         match = begins.here.match(text, at, end) if at >= done else None
         key = _key_at(text, at, match, begins.shapes, entropies) if match is not None else None
@@ -552,10 +559,10 @@ def _keys_in_run(text: str, start: int, end: int, entropies: _Entropies) -> Iter
 
 
 def _key_at(text: str, start: int, match: re.Match[str], shapes: _Shapes, entropies: _Entropies) -> SecretSpan | None:
-    begun = match.lastgroup or ""
-    if begun != "literal":
-        name, _mark, marked_rest = _MARKED_INSIDE[int(begun[1:])]
-        key = re.compile(marked_rest).match(text, match.end(begun))
+    group = match.lastgroup or ""
+    if group != "literal":
+        name, _mark, marked_rest = _MARKED_INSIDE[int(group[1:])]
+        key = re.compile(marked_rest).match(text, match.end(group))
         return SecretSpan(name, start, key.end()) if key is not None else None
     for length, shape, rest in shapes[match["literal"]]:
         if shape.entropy and entropies.most[text[start : start + _ENTROPY_CHARS]] < shape.entropy:

@@ -46,7 +46,8 @@ class SqliteDatabase(sqlite3.Connection):
         try:
             self.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
-            if fault := _lock_fault(error, self._path()):
+            fault = _lock_fault(error, self._path())
+            if fault:
                 raise StoreUnavailable(f"{fault}. Nothing was written") from error
             if re.search("locked|busy", str(error)):
                 raise Busy("another program holds ava.db") from error
@@ -124,7 +125,9 @@ class SqliteDatabase(sqlite3.Connection):
 def uri_of(path: Path, options: str) -> str:
     """Return the URI of a file for SQLite. `Path.as_uri` does the same, but imports `ssl` from Python 3.14 on."""
     name = os.fsencode(path.absolute().as_posix())
-    return f"file://{'' if name.startswith(b'/') else '/'}{quote(name)}?{options}"
+    if not name.startswith(b"/"):  # a drive of Windows
+        name = b"/" + name
+    return f"file://{quote(name)}?{options}"
 
 
 def connect(path: Path, *, readonly: bool = False) -> SqliteDatabase:
@@ -177,7 +180,8 @@ def disk_fault(error: BaseException, path: Path) -> str | None:
 
     SQLite does not say so then.
     """
-    if fault := _lock_fault(error, path):
+    fault = _lock_fault(error, path)
+    if fault:
         return str(fault)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     try:

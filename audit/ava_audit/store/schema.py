@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from importlib import resources
 from typing import cast
 
@@ -128,16 +128,29 @@ def schema_changes(db: sqlite3.Connection) -> Changes:
     """Return how the schema differs from a new database's: without its triggers, any SQL could change entries."""
     with contextlib.closing(open_in_memory()) as new:
         expected = _definitions(new)
-    found = _definitions(db)
-    lost = {key: "changed" if key in found else "removed" for key in expected if found.get(key) != expected[key]}
-    return {**lost, **{key: "added" for key in found if key not in expected}}
+    return compare_definitions(expected, _definitions(db))
+
+
+def compare_definitions(expected: Mapping[tuple[str, str], str], actual: Mapping[tuple[str, str], str]) -> Changes:
+    """Return how definitions, by kind and name, differ from the expected ones."""
+    changes: Changes = {}
+    for key, definition in expected.items():
+        if key not in actual:
+            changes[key] = "removed"
+        elif actual[key] != definition:
+            changes[key] = "changed"
+    for key in actual:
+        if key not in expected:
+            changes[key] = "added"
+    return changes
 
 
 def schema_faults(changes: Changes) -> list[Fault]:
-    return [
-        Fault("schema", 0, f"the {kind} {name} was {what}: find out what else writes to this file")
-        for (kind, name), what in changes.items()
-    ]
+    faults: list[Fault] = []
+    for (kind, name), change in changes.items():
+        text = f"the {kind} {name} was {change}: find out what else writes to this file"
+        faults.append(Fault("schema", 0, text))
+    return faults
 
 
 def _definitions(db: sqlite3.Connection) -> dict[tuple[str, str], str]:

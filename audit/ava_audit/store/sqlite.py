@@ -148,7 +148,8 @@ class SqliteBackend:
             needs_migration(version, self.place, OlderSchema.REFUSE)
         except BaseException as error:
             db.close()
-            if why := disk_fault(error, path):
+            why = disk_fault(error, path)
+            if why:
                 raise StoreUnavailable(f"{path} cannot be read: {why}") from error
             raise
         return db
@@ -343,17 +344,17 @@ def database_url(root: Path) -> str:
 
     An empty variable counts as unset, as for every setting.
     """
-    given = os.environ.get(VARIABLE, "").strip()
-    if given:
-        return given
+    from_variable = os.environ.get(VARIABLE, "").strip()
+    if from_variable:
+        return from_variable
     path = root / "config.toml"
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
             raise DataRootRefused(f"{path} is not a regular file; `ava doctor` tells more")
-        found = _setting_in(path, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        url = _setting_in(path, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except (OSError, ValueError) as error:
         raise DataRootRefused(f"{path} cannot be read: {type(error).__name__}; `ava doctor` tells more") from None
-    return found.strip() if isinstance(found, str) else ""
+    return url.strip() if isinstance(url, str) else ""

@@ -76,7 +76,8 @@ class Body:
         return True
 
 
-SLOW_S, PAUSE_S = 5.0, 1.0
+SLOW_S = 5.0
+PAUSE_S = 1.0
 _HOSTS_KEPT = 256
 
 
@@ -109,8 +110,9 @@ class HostQueue:
             async with queue.lock:
                 with anyio.move_on_after(SLOW_S):
                     await queue.ended.wait()
-                if pause and (wait := queue.free_at - self._clock()) > 0:
-                    await self._sleep(wait)
+                wait_s = queue.free_at - self._clock() if pause else 0.0
+                if wait_s > 0:
+                    await self._sleep(wait_s)
                 queue.ended = ended = anyio.Event()
             try:
                 yield
@@ -147,8 +149,10 @@ class Response:
     def decoded(self) -> Decoded:
         """Return the body as text, by its mark, the header's charset or its own label; else the encoding is guessed."""
         label = label_of_type(self.headers.get("content-type", ""))
-        found = decode(self.body, label, cut=self.truncated)
-        return found if found is not None else Decoded(self.body.decode("cp1252", "replace"), "cp1252", guessed=True)
+        decoded = decode(self.body, label, cut=self.truncated)
+        if decoded is not None:
+            return decoded
+        return Decoded(self.body.decode("cp1252", "replace"), "cp1252", guessed=True)
 
     def text(self) -> str:
         return self.decoded().text
@@ -216,18 +220,20 @@ class Fetcher:
         """
         target = first = self._checked(url)
         trail: list[str] = []
-        waits = False
+        is_waiting = False
         try:
             with anyio.fail_after(deadline_s):
                 while True:
                     if before is not None:
                         await before(str(target))
-                    sent = _headers(accept) | dict(headers or {} if _origin(target) == _origin(first) else {})
+                    request_headers = _headers(accept)
+                    if headers and _origin(target) == _origin(first):
+                        request_headers |= headers
                     # The site itself asked for the request after a redirect, so it needs no pause.
-                    waits = True
+                    is_waiting = True
                     async with self._turns.turn(target.host, pause=not trail):
-                        waits = False
-                        response, next_url = await self._request(target, sent, max_bytes, tuple(trail))
+                        is_waiting = False
+                        response, next_url = await self._request(target, request_headers, max_bytes, tuple(trail))
                     if next_url is None:
                         return response
                     if len(trail) >= max_redirects:
@@ -236,7 +242,7 @@ class Fetcher:
                     trail.append(str(target))
                     target = self._checked(next_url)
         except TimeoutError:
-            if waits:
+            if is_waiting:
                 raise NotRequested(
                     f"{masked(str(target))} was not requested: other requests to {target.host} took"
                     f" all {deadline_s:g} s; request it again on its own"
@@ -290,12 +296,12 @@ class Fetcher:
             raise ToolFailed(f"{masked(str(target))} could not be read: {error or type(error).__name__}") from None
         except zlib.error:
             raise ToolFailed(f"{masked(str(target))} could not be read: its gzip encoding is broken") from None
-        named = {name.lower(): value for name, value in response.headers.items()}
-        content_type = named.get("content-type", "").split(";")[0].strip().lower()
-        fetched = Response(
-            response.status_code, str(target), named, content_type, bytes(body.data), body.truncated, trail
+        response_headers = {name.lower(): value for name, value in response.headers.items()}
+        content_type = response_headers.get("content-type", "").split(";")[0].strip().lower()
+        result = Response(
+            response.status_code, str(target), response_headers, content_type, bytes(body.data), body.truncated, trail
         )
-        return fetched, next_url
+        return result, next_url
 
 
 def _headers(accept: str | None) -> dict[str, str]:

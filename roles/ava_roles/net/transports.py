@@ -145,22 +145,27 @@ class _KeptConnection(httpcore2.AsyncConnectionPool):
 
     def __init__(self, context: ssl.SSLContext, keep_alive_s: float) -> None:
         super().__init__(ssl_context=context, keepalive_expiry=keep_alive_s, network_backend=NetworkBackend())
-        self._kept: httpcore2.AsyncConnectionInterface | None = None
+        self._connection: httpcore2.AsyncConnectionInterface | None = None
 
     async def handle_async_request(self, request: httpcore2.Request) -> httpcore2.Response:
         if request.url.scheme not in (b"http", b"https"):
             raise httpcore2.UnsupportedProtocol(f"no protocol for {request.url.scheme!r}")
-        origin, kept = request.url.origin, self._kept
-        if kept is None or not kept.can_handle_request(origin) or not kept.is_available() or kept.has_expired():
+        origin = request.url.origin
+        connection = self._connection
+        if connection is None or not _can_be_used(connection, origin):
             await self.aclose()
-            self._kept = kept = self.create_connection(origin)
-        return await kept.handle_async_request(request)
+            self._connection = connection = self.create_connection(origin)
+        return await connection.handle_async_request(request)
 
     async def aclose(self) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
             with anyio.move_on_after(_CLOSE_S, shield=True):
-                await kept.aclose()
+                await connection.aclose()
+
+
+def _can_be_used(connection: httpcore2.AsyncConnectionInterface, origin: httpcore2.Origin) -> bool:
+    return connection.can_handle_request(origin) and connection.is_available() and not connection.has_expired()
 
 
 class KeptTransport(PooledTransport):
@@ -198,11 +203,11 @@ class SystemResolver:
                 raise OSError("too many name lookups are hanging; the resolver of this machine does not answer")
             self._under_way += 1
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         finally:
             with self._lock:
                 self._under_way -= 1
-        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        return list(dict.fromkeys(str(address[0]) for *_, address in entries))
 
 
 class PublicNetworkBackend(NetworkBackend):
@@ -276,14 +281,15 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
     """
 
     def __init__(self, proxy: str, context: ssl.SSLContext, keep_alive_s: float = 0.0, variable: str = "") -> None:
-        given = httpx2.Proxy(proxy, ssl_context=context if proxy.lower().startswith("https:") else None)
-        one = httpx2.Limits(
+        uses_tls = proxy.lower().startswith("https:")
+        http_proxy = httpx2.Proxy(proxy, ssl_context=context if uses_tls else None)
+        limits = httpx2.Limits(
             max_connections=1, max_keepalive_connections=1 if keep_alive_s else 0, keepalive_expiry=keep_alive_s
         )
-        super().__init__(verify=context, trust_env=False, limits=one, proxy=given)
+        super().__init__(verify=context, trust_env=False, limits=limits, proxy=http_proxy)
         self._place = proxy_place(proxy)
         self._variable = variable
-        self._logs_in = given.auth is not None
+        self._logs_in = http_proxy.auth is not None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request, and return the response of the host behind the proxy.

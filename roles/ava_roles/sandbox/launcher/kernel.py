@@ -23,11 +23,26 @@ else:
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_PARENT_DEATH_SIGNAL, _SET_DUMPABLE, _SET_SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 1, 4, 22, 36, 38
+# What prctl sets.
+_PARENT_DEATH_SIGNAL = 1
+_SET_DUMPABLE = 4
+_SET_SECCOMP = 22
+_SUBREAPER = 36
+_NO_NEW_PRIVS = 38
 _FILTER = 2
-NEW_MOUNTS, NEW_USER, NEW_NETWORK = 0x0002_0000, 0x1000_0000, 0x4000_0000
+# Namespaces.
+NEW_MOUNTS = 0x0002_0000
+NEW_USER = 0x1000_0000
+NEW_NETWORK = 0x4000_0000
 _GET_OWNER = 0xB701
-READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 0x1000, 0x4000, 1 << 18
+# Flags of mounts.
+READ_ONLY = 1
+NO_SUID = 2
+NO_DEVICES = 4
+REMOUNT = 32
+BIND = 0x1000
+RECURSIVE = 0x4000
+PRIVATE = 1 << 18
 
 
 class _Program(ctypes.Structure):
@@ -59,8 +74,8 @@ def no_new_privileges() -> None:
 
 
 def install_filter(program: bytes) -> None:
-    whole = _Program(len(program) // 8, program)
-    _checked(_LIBC.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(whole), 0, 0), "seccomp")
+    structure = _Program(len(program) // 8, program)
+    _checked(_LIBC.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(structure), 0, 0), "seccomp")
 
 
 def unshare(flags: int) -> None:
@@ -95,15 +110,24 @@ def _checked(result: int, what: str) -> int:
     return result
 
 
-_CREATE, _ADD, _RESTRICT = 444, 445, 446
+# System calls of Landlock.
+_CREATE = 444
+_ADD = 445
+_RESTRICT = 446
 _PATH_BENEATH = 1
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_FOLDER = 1, 2, 4, 8
+# Rights of Landlock.
+_EXECUTE = 1
+_WRITE_FILE = 2
+_READ_FILE = 4
+_READ_FOLDER = 8
 _MAKE_DEVICES = 1 << 6 | 1 << 11
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 """The number of file rights by Landlock version; later versions have 16, the last of which is about devices."""
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | 1 << 15
-_TCP, _TCP_FROM = 3, 4
-_ABSTRACT_SOCKETS_AND_SIGNALS, _SCOPES_FROM = 3, 6
+_TCP = 3
+_TCP_FROM = 4  # the version of Landlock
+_ABSTRACT_SOCKETS_AND_SIGNALS = 3
+_SCOPES_FROM = 6  # the version of Landlock
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl/openssl.cnf", "/etc/localtime")
@@ -111,7 +135,8 @@ NETWORK_SETTINGS = (
     "/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/ssl/certs",
     "/etc/ca-certificates", "/etc/pki/tls", "/etc/pki/ca-trust",
 )  # fmt: skip
-READ_DEVICES, WRITE_DEVICES = ("/dev/zero", "/dev/urandom", "/dev/random"), ("/dev/null",)
+READ_DEVICES = ("/dev/zero", "/dev/urandom", "/dev/random")
+WRITE_DEVICES = ("/dev/null",)
 
 
 def restrict_access(readable: list[str], writable: list[str], *, network: bool, abi: int) -> None:
@@ -121,12 +146,12 @@ def restrict_access(readable: list[str], writable: list[str], *, network: bool, 
     `network`, TCP is refused.
     """
     rights = (1 << _RIGHTS.get(abi, 16)) - 1
-    wanted = struct.pack("Q", rights)
+    handled = struct.pack("Q", rights)
     if abi >= _TCP_FROM:
-        wanted += struct.pack("Q", 0 if network else _TCP)
+        handled += struct.pack("Q", 0 if network else _TCP)
     if abi >= _SCOPES_FROM:
-        wanted += struct.pack("Q", _ABSTRACT_SOCKETS_AND_SIGNALS)
-    ruleset = _landlock(_CREATE, wanted, len(wanted), 0)
+        handled += struct.pack("Q", _ABSTRACT_SOCKETS_AND_SIGNALS)
+    ruleset = _landlock(_CREATE, handled, len(handled), 0)
     try:
         for path in (*readable, *READ_DEVICES):
             _allow(ruleset, path, (_EXECUTE | _READ_FILE | _READ_FOLDER) & rights)
@@ -181,13 +206,30 @@ _BY_PATH: dict[str, tuple[int, int]] = {
     "fchownat": (260, 54), "utime": (132, 88), "utimes": (235, 88), "futimesat": (261, 88),
 }  # fmt: skip
 """Landlock does not cover these either. They matter where the command's user owns files outside."""
-_SOCKET, _CLONE = (41, 198), (56, 220)
+_AARCH64_UTIMENSAT = 88  # also serves open files
+_SOCKET = (41, 198)
+_CLONE = (56, 220)
 _NEW_NAMESPACES = 0x7E02_0000
-UNIX, IPV4, IPV6, NETLINK = 1, 2, 10, 16
+# Families of sockets.
+UNIX = 1
+IPV4 = 2
+IPV6 = 10
+NETLINK = 16
 _MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _KILL, _ERROR = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
-_NUMBER, _MACHINE, _FIRST = 0, 4, 16  # offsets in the kernel's seccomp_data
+# Instructions of a filter.
+_LOAD = 0x20
+_EQUAL = 0x15
+_AT_LEAST = 0x35
+_ANY_BIT = 0x45
+_RETURN = 0x06
+# Answers of a filter.
+_ALLOW = 0x7FFF_0000
+_KILL = 0x8000_0000
+_ERROR = 0x0005_0000
+# Offsets in the kernel's seccomp_data.
+_NUMBER = 0
+_MACHINE = 4
+_FIRST = 16
 _X32_NUMBERS = 0x4000_0000  # on x86-64, numbers from here on are calls of the x32 ABI
 
 
@@ -201,9 +243,14 @@ def seccomp_filter(families: tuple[int, ...], *, attributes: bool = False, by_pa
     if name not in _MACHINES:
         raise OSError(errno.ENOSYS, f"the system call numbers of this machine type are unknown ({name})", "seccomp")
     column, audit = _MACHINES[name]
-    refused = _numbers(_REFUSED, column) | (_numbers(_ATTRIBUTES, column) if attributes else set[int]())
+    refused = _numbers(_REFUSED, column)
+    if attributes:
+        refused |= _numbers(_ATTRIBUTES, column)
     if by_path:
-        refused |= _numbers(_BY_PATH, column) - ({88} if column else set())  # aarch64's 88 also serves open files
+        numbers_by_path = _numbers(_BY_PATH, column)
+        if name == "aarch64":
+            numbers_by_path.discard(_AARCH64_UTIMENSAT)
+        refused |= numbers_by_path
     steps = [(_LOAD, 0, 0, _MACHINE), (_EQUAL, 1, 0, audit), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
     if column == 0:
         steps += [(_AT_LEAST, 0, 1, _X32_NUMBERS), (_RETURN, 0, 0, _KILL)]
@@ -222,24 +269,27 @@ def seccomp_filter(families: tuple[int, ...], *, attributes: bool = False, by_pa
 
 
 def _numbers(table: dict[str, tuple[int, int]], column: int) -> set[int]:
-    return {both[column] for both in table.values()}
+    return {numbers[column] for numbers in table.values()}
 
 
 def _resource_limits(limits: ResourceLimits) -> tuple[tuple[str, int, int], ...]:
-    return (
-        *((("as", resource.RLIMIT_AS, limits.address_space),) if limits.address_space else ()),
+    """Return each limit with its option of prlimit and its number."""
+    values = (
         ("fsize", resource.RLIMIT_FSIZE, limits.file),
         ("nproc", resource.RLIMIT_NPROC, limits.processes),
         ("nofile", resource.RLIMIT_NOFILE, limits.open_files),
         ("cpu", resource.RLIMIT_CPU, limits.cpu_s),
         ("core", resource.RLIMIT_CORE, 0),
     )
+    if not limits.address_space:
+        return values
+    return (("as", resource.RLIMIT_AS, limits.address_space), *values)
 
 
 def prlimit_command(limits: ResourceLimits) -> list[str]:
     """Return the command that sets limits and executes the rest; inside the sandbox, which counts its own processes."""
-    wanted = [(option, _allowed(number, value)) for option, number, value in _resource_limits(limits)]
-    return [PRLIMIT, *(f"--{option}={value}" for option, value in wanted), "--"]
+    options = [f"--{option}={_allowed(number, value)}" for option, number, value in _resource_limits(limits)]
+    return [PRLIMIT, *options, "--"]
 
 
 def set_limits(limits: ResourceLimits, uid: int) -> None:
@@ -304,9 +354,9 @@ def measure(folders: list[str], owner: int = 0) -> int:
         except OSError:
             continue
         try:
-            found = os.fstat(top)
-            total += _size(found, seen)
-            _give(None, f"/proc/self/fd/{top}", found, owner, follow=True)
+            status = os.fstat(top)
+            total += _size(status, seen)
+            _give(None, f"/proc/self/fd/{top}", status, owner, follow=True)
             total += _measure_below(folder, seen, owner)
         finally:
             os.close(top)
@@ -328,10 +378,10 @@ def _measure_below(folder: str, seen: set[tuple[int, int]], owner: int) -> int:
                 continue
             name = names.pop()
             try:
-                found = os.stat(name, dir_fd=here, follow_symlinks=False)
-                total += _size(found, seen)
-                _give(here, name, found, owner)
-                if not stat.S_ISDIR(found.st_mode):
+                status = os.stat(name, dir_fd=here, follow_symlinks=False)
+                total += _size(status, seen)
+                _give(here, name, status, owner)
+                if not stat.S_ISDIR(status.st_mode):
                     continue
                 if len(stack) >= DEEPEST:
                     raise TooDeep
@@ -354,18 +404,18 @@ def _list(name: str, parent: int | None) -> tuple[int, list[str]]:
         raise
 
 
-def _size(found: os.stat_result, seen: set[tuple[int, int]]) -> int:
-    if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
-        if (found.st_dev, found.st_ino) in seen:
+def _size(status: os.stat_result, seen: set[tuple[int, int]]) -> int:
+    if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+        if (status.st_dev, status.st_ino) in seen:
             return _ENTRY
-        seen.add((found.st_dev, found.st_ino))
-    return found.st_blocks * 512 + _ENTRY
+        seen.add((status.st_dev, status.st_ino))
+    return status.st_blocks * 512 + _ENTRY
 
 
-def _give(parent: int | None, name: str, found: os.stat_result, owner: int, *, follow: bool = False) -> None:
+def _give(parent: int | None, name: str, status: os.stat_result, owner: int, *, follow: bool = False) -> None:
     """Give a user what root or another of `USERS` owns, but no file with several names: one may be elsewhere."""
-    others = found.st_uid == 0 or (found.st_uid in USERS and found.st_uid != owner)
-    if owner and others and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1):
+    others = status.st_uid == 0 or (status.st_uid in USERS and status.st_uid != owner)
+    if owner and others and (stat.S_ISDIR(status.st_mode) or status.st_nlink == 1):
         os.chown(name, owner, owner, dir_fd=parent, follow_symlinks=follow)
 
 
@@ -374,10 +424,10 @@ def free(folders: list[str]) -> int:
     least = 1 << 62
     for folder in folders:
         try:
-            found = os.statvfs(folder)
+            status = os.statvfs(folder)
         except OSError:
             continue
-        least = min(least, found.f_bavail * found.f_frsize)
+        least = min(least, status.f_bavail * status.f_frsize)
     return least
 
 
@@ -388,11 +438,11 @@ def measure_unlinked(pids: list[int]) -> int:
         try:
             for number in os.listdir(f"/proc/{pid}/fd"):
                 try:
-                    found = os.stat(f"/proc/{pid}/fd/{number}")
+                    status = os.stat(f"/proc/{pid}/fd/{number}")
                 except OSError:  # it has been closed
                     continue
-                if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
-                    sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
+                if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                    sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
         except OSError:  # the process has ended, or hides itself
             continue
     return sum(sizes.values())
