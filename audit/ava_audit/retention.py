@@ -264,8 +264,11 @@ def _runs_over_with(view: View, run_id: str, upto: int, limit: int) -> list[str]
     """Return the runs whose content nobody needs once this one has ended: itself, and those of a plan's steps."""
     run = view.run(run_id)
     if run is not None and run.is_plan:
-        return [run_id, *(step.id for step in view.step_runs(run_id))]
-    return [run_id] if _was_over(view, run_id, upto, limit) else []
+        step_ids = [step.id for step in view.step_runs(run_id)]
+        return [run_id, *step_ids]
+    if _was_over(view, run_id, upto, limit):
+        return [run_id]
+    return []
 
 
 def _was_over(view: View, run_id: str, upto: int, limit: int) -> bool:

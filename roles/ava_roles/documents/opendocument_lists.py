@@ -57,8 +57,9 @@ class OpenStyles:
         while parent in self._elements and parent not in chain and len(chain) < _MAX_BASES:
             chain.append(parent)
             parent = value_of(self._elements[parent], "parent-style-name") or ""
-        is_title = "Title" in (name, parent, *chain)
-        return OpenStyle(heading=1 if is_title else 0, hidden=self._is_hidden(chain))
+        names = {name, parent, *chain}
+        heading = 1 if "Title" in names else 0
+        return OpenStyle(heading, self._is_hidden(chain))
 
     def _is_hidden(self, chain: list[str]) -> bool:
         """Tell whether the first style that says so, of one and those that it is based on, hides its text."""

@@ -399,10 +399,7 @@ class _Reader(FlowReader):
                 state = child(box, "w:default")
             self._say("☒" if is_on(state) else "☐")
         elif choices is not None:
-            entries = children(choices, "w:listEntry")
-            choice = value_of(child(choices, "w:result")) or value_of(child(choices, "w:default")) or "0"
-            if choice.isascii() and choice.isdecimal() and int(choice[:4]) < len(entries):
-                self._say(value_of(entries[int(choice[:4])]) or "")
+            self._say(_chosen_entry(choices))
 
     # -- boxes, pictures and objects --------------------------------------------------------------------------
 
@@ -531,6 +528,15 @@ class _Reader(FlowReader):
         "dgm:relIds": _diagram,
     }
     """What each element gives that is more than its text."""
+
+
+def _chosen_entry(choices: Any) -> str:
+    """Return the entry of a list that is chosen, or else its default, or else the first."""
+    number = value_of(child(choices, "w:result")) or value_of(child(choices, "w:default")) or "0"
+    entries = children(choices, "w:listEntry")
+    if number.isascii() and number.isdecimal() and int(number[:4]) < len(entries):
+        return value_of(entries[int(number[:4])]) or ""
+    return ""
 
 
 def _rows(table: Any) -> Iterator[Any]:

@@ -84,9 +84,11 @@ def is_test(path: str, words: Iterable[str] = ()) -> bool:
     if any(_names_file(word, path) for word in words):
         return True
     *folders, name = path.split("/")
-    if name.lower() in _TEST_SETTINGS or _TEST_CONFIG.fullmatch(name) or path.startswith(".cargo/"):
+    if name.lower() in _TEST_SETTINGS or path.startswith(".cargo/"):
         return True
-    return not _TEST_FOLDERS.isdisjoint(map(str.lower, folders)) or _TEST_FILE.fullmatch(name) is not None
+    if _TEST_CONFIG.fullmatch(name) or _TEST_FILE.fullmatch(name):
+        return True
+    return not _TEST_FOLDERS.isdisjoint(map(str.lower, folders))
 
 
 def _names_file(word: str, path: str) -> bool:

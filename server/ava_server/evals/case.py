@@ -137,12 +137,7 @@ class Sources(_Check):
     paths: tuple[str, ...]
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
-        findings: Sequence[Mapping[str, Any]] = _untrusted(result).get("findings") or ()
-        sources: list[str] = []
-        for check in result.get("quotes_checked") or ():
-            number = check["finding"]
-            if check["verdict"] == "found" and 1 <= number <= len(findings):
-                sources.append(str(findings[number - 1].get("source_url")))
+        sources = _quoted_sources(result)
         missing = [path for path in self.paths if not any(_is_place_in(path, source) for source in sources)]
         return f"no finding quotes {_list_texts(missing)}" if missing else None
 
@@ -176,10 +171,11 @@ class Endings(_Check):
 
 Check = Annotated[Contains | Absent | Schema | Equals | Sources | Verify | Endings, Field(discriminator="kind")]
 _ANY_VALUES: tuple[Any, ...] = (None, True, 0, -1.5, "", "text", [], [None], {}, {"a": 1})
-_EMPTY_ANSWERS: tuple[Mapping[str, Any], ...] = tuple(
-    {"status": status, "untrusted_result": {"output": output, "findings": []}}
-    for status in ("success", "no_answer")
-    for output in (None, "")
+_EMPTY_ANSWERS: tuple[Mapping[str, Any], ...] = (
+    {"status": "success", "untrusted_result": {"output": None, "findings": []}},
+    {"status": "success", "untrusted_result": {"output": "", "findings": []}},
+    {"status": "no_answer", "untrusted_result": {"output": None, "findings": []}},
+    {"status": "no_answer", "untrusted_result": {"output": "", "findings": []}},
 )
 
 
@@ -401,6 +397,17 @@ def _plain(text: str) -> str:
 
 def _list_texts(texts: Sequence[str]) -> str:
     return ", ".join(map(_short, texts))
+
+
+def _quoted_sources(result: Mapping[str, Any]) -> list[str]:
+    """Return the sources of the findings whose quotes were found in what the run read."""
+    findings: Sequence[Mapping[str, Any]] = _untrusted(result).get("findings") or ()
+    sources: list[str] = []
+    for check in result.get("quotes_checked") or ():
+        number = check["finding"]
+        if check["verdict"] == "found" and 1 <= number <= len(findings):
+            sources.append(str(findings[number - 1].get("source_url")))
+    return sources
 
 
 def _is_place_in(path: str, source: str) -> bool:

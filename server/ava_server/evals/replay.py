@@ -63,6 +63,7 @@ from ava_server.evals.tape import (
 from ava_server.evals.tape_setup import ReplayResources, TapeSetup
 from ava_server.models.base import AssistantTurn, Request, ToolTurn, Turn, UserTurn
 from ava_server.models.clients import ClientPool
+from ava_server.models.json_text import fields_of
 from ava_server.models.selection import Choice
 from ava_server.runs.context import ActiveRun, RunContext
 from ava_server.runs.history import History
@@ -550,9 +551,9 @@ def _compare_results(before: Mapping[str, str], now: Mapping[str, str]) -> Itera
 def _comparable(complete: SubagentComplete | None) -> dict[str, str]:
     """Return what a replay can make again of a result: no branch, no file and no text of an error."""
     result: Mapping[str, Any] = complete.result if complete is not None else {}
-    untrusted: Mapping[str, Any] = result.get("untrusted_result") or {}
+    untrusted = fields_of(result.get("untrusted_result"))
+    changes = fields_of(result.get("changes"))
     quotes: Sequence[Mapping[str, Any]] = result.get("quotes_checked") or ()
-    changes: Mapping[str, Any] = result.get("changes") or {}
     parts = {
         "text": {key: untrusted.get(key) for key in ("summary", "output", "caveats", "findings")},
         "confidence": result.get("confidence"),
