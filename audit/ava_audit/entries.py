@@ -122,7 +122,7 @@ def entry_of(row: Sequence[Any]) -> Entry:
 
 
 def limit_content(rows: Iterable[Sequence[Any]], max_chars: int) -> Iterator[Any]:
-    """Yield rows of the log until their contents exceed so many characters: 500 of the largest would be a gigabyte."""
+    """Yield rows of the log until their contents exceed `max_chars`: 500 of the largest would be a gigabyte."""
     size = 0
     for row in rows:
         yield row

@@ -59,7 +59,7 @@ ERASE_EVERY_S = 3_600.0
 SWEEP_EVERY_S = 300.0
 """How often leftovers of dead processes are removed."""
 ERASE_BATCHES = 50
-"""Batches of expired content between two checks for a run that somebody wants erased now."""
+"""Batches of expired content between two checks for a run that is to be erased now."""
 
 
 async def run_maintenance(
@@ -199,7 +199,7 @@ def next_index_rows(view: View) -> tuple[int, set[int], list[IndexRow], bool]:
 
 
 async def _checkpoint_wal(store: Store) -> None:
-    """Empty the write-ahead log when it has grown, and when nobody has written to it for a while, as its file tells."""
+    """Empty the write-ahead log when it has grown, or when its file has not changed for a while."""
 
     async def look() -> tuple[int, float]:
         return await anyio.to_thread.run_sync(size_and_time, store.wal)

@@ -42,7 +42,7 @@ MERGE_PAGES = 25
 REWRITE_BYTES = 100_000_000
 """A larger database is not rewritten after an erasure, because writers would wait too long."""
 WAL_BYTES = 4_000_000
-"""A larger write-ahead log is moved into the database at once; a smaller one when nobody writes."""
+"""A larger write-ahead log is moved into the database at once; a smaller one when no process writes."""
 PAUSE_S = 0.01
 """The shortest pause after a transaction. The pause is as long as the transaction took: half of the time stays free."""
 BUSY_S = 0.2
@@ -103,7 +103,7 @@ def is_over(view: View, run: RunRow, now_us: int) -> bool:
 
 
 def retention_horizon(view: View, now_us: int, days: int) -> tuple[int, int]:
-    """Return the last `seq` of the entries that are older than so many days, and the time limit (microseconds UTC).
+    """Return the last `seq` of the entries that are older than `days`, and the time limit (microseconds UTC).
 
     A clock may be wrong, and an erasure is final, so only time that the log has seen pass counts. "Now" is at most one
     day after the newest entry that is a day old: if the clock jumps ahead, nothing is erased for a day. An entry is not
@@ -120,7 +120,7 @@ def retention_horizon(view: View, now_us: int, days: int) -> tuple[int, int]:
 
 
 async def erase_expired(store: Store, days: int, *, batches: int) -> bool:
-    """Erase at most so many batches of what is older than so many days; True if nothing is left."""
+    """Erase at most `batches` of what is older than `days`; return True if nothing is left."""
     upto, limit = await store.read(partial(retention_horizon, now_us=now_us(), days=days))
     for _ in range(batches):
         batch = await store.read(partial(_next_batch, upto=upto, limit=limit))
@@ -221,7 +221,7 @@ def _unfinished(view: View) -> _Unfinished:
 
 
 def _run_batch(view: View, *, run_id: str, also: Sequence[int] = ()) -> _Batch:
-    """Return the next batch of a run. The first includes all entries that quote it: later, nobody could find them."""
+    """Return the next batch of a run. The first includes all entries that quote it: later they could not be found."""
     batch = _Batch()
     for seq in also:
         for row in view.rows(f"seq = ? AND {_HAS_CONTENT}", seq, *_TYPES):

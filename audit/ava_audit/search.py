@@ -40,7 +40,7 @@ SEARCH_S = 30.0
 FEW = 200
 """Entries of a page that is read at once, without a thread."""
 MANY = 50_000
-"""Looking through so many entries of a time range takes ten milliseconds."""
+"""Comparing this many entries of a time range takes ten milliseconds."""
 ALWAYS = "1 = 1"
 NEAR = 400
 """Newest entries that are compared one by one where the text index is not in the order of the log."""

@@ -38,7 +38,7 @@ def now_us() -> int:
 
 
 def steady_s() -> float:
-    """Return seconds of a clock that nobody sets. Where the system has one, it also counts while the machine sleeps."""
+    """Return the seconds of a monotonic clock; where the system has one, of a clock that also counts during sleep."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     if clock is not None:
         return time.clock_gettime(clock)

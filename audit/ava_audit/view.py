@@ -104,7 +104,7 @@ NO_PLAN = "substr(id, 1, 2) <> 'G-'"
 """Runs without plans, which take no slot and cost what their runs do."""
 _LISTED = "(+step IS NULL OR +state = 'queued' AND +waits_for IN ('more', 'answer', 'resume'))"
 _UNEXPIRED = f"SELECT run_id FROM proposals WHERE state = '{WAITING}' AND expires_us > ?"  # noqa: S608
-"""Runs that wait for an approval: found by when they expire, because expired ones keep their state for ever."""
+"""Runs that wait for an approval: found by when they expire, because expired ones keep their state."""
 _QUEUED = "SELECT id FROM runs WHERE state = 'queued'"
 _EXPIRES = "(SELECT expires_us FROM proposals WHERE proposals.pending_id = runs.pending_id)"
 _PHASES: Mapping[RunPhase, str] = {
@@ -131,7 +131,7 @@ class View:
         return self._db.sizes()
 
     def after(self, entries: int) -> View:
-        """Return this view as it will be after so many further entries that change no projection."""
+        """Return this view as it will be after a number of further entries that change no projection."""
         return View(self._db, self._projections, self.head() + entries)
 
     # -- runs, proposals, plans, budgets -----------------------------------------------------------------------------

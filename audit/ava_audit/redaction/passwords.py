@@ -182,7 +182,7 @@ _SIGN_NEAR = r"(?=[A-Za-z0-9_-]{0,20}+[\s\"'`\\\]:=,>;*|│┃║])"
 
 _KEY_BEFORE = "|".join(f"(?<=(?i:{word}){sign}...)" for word in _KEY_OF for sign in ("", "[_ .-]"))
 _IS_KEY = f"(?s:(?<=[a-zA-Z_ .-]...)(?:{_KEY_BEFORE}))"
-"""What has to stand before the end of `key`: without it, a `key` is no secret, and many texts have very many."""
+"""What precedes the end of `key` in the name of a secret. Many texts have the word `key` very often without it."""
 
 
 def _may_follow(*kinds: re.Pattern[str], before: str = "") -> re.Pattern[str]:
@@ -277,7 +277,7 @@ def _find_in_dense(text: str) -> Iterator[SecretSpan]:
 def _value_span(
     text: str, at: int, match: re.Match[str], before: str, values: _Values, *, dense: bool
 ) -> tuple[int, int] | None:
-    """Return where the secret value of a name stands; None if it has none."""
+    """Return where the secret value of a name is; None if it has none."""
     if match.lastgroup == "phrase":  # the last kind: it is none of the others
         return _phrase_span(match, values.phrases)
     after = at + values.size
@@ -369,7 +369,7 @@ def _assigned_span(
 
 
 def _span_apart(text: str, after: int, values: _Values) -> tuple[int, int] | None:
-    """Return where a secret value is that stands apart from its name.
+    """Return where the secret value is if something separates it from its name.
 
     `{"name": "DB_PASSWORD", "value": "…"}`, also in YAML; a block or the first item of a list of YAML; a default of
     Terraform.
@@ -505,7 +505,7 @@ def find_plain_passwords(text: str, looks: Looks) -> Iterator[SecretSpan]:
 
 
 def _environment_name(text: str, end: int) -> str | None:
-    """Return what of a variable's name stands before a place; None where it is a part of another word."""
+    """Return the part of a variable's name before a place; None where it is a part of another word."""
     before = text[max(0, end - _LONGEST_NAME - 1) : end]
     rest = before.rstrip(_IN_ENVIRONMENT_NAMES)
     name = before[len(rest) :]

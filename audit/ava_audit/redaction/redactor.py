@@ -71,7 +71,7 @@ def find_private_keys(text: str) -> Iterator[SecretSpan]:
 
 
 def pem_keys(text: str) -> Iterator[tuple[list[SecretSpan], list[KeyWord]]]:
-    """Yield what to hide of each PEM private key, and its words; no words where other text stands between its marks."""
+    """Yield what to redact of each PEM private key, and its words; no words if other text is between its marks."""
     at = text.find(PEM_BEGIN)
     end = -2
     while at >= 0:
@@ -229,10 +229,10 @@ _WORD_REST = re.compile(r"[^\s\"'`<>]*+")
 
 
 def _spans_of(piece: Iterable[SecretSpan], start: int, seen: int) -> list[SecretSpan]:
-    """Return what is found in a piece as spans of the text, from `seen` on: the piece before has what stands before it.
+    """Return what is found in a piece as spans of the text, from `seen` on; the piece before has everything before it.
 
-    What begins there and goes on behind `seen` is cut: where secrets stand everywhere, several are hidden as one, and
-    not the same ones in both pieces.
+    A span that begins before `seen` and ends after it is cut. In a text full of secrets, several are redacted as one,
+    and not the same ones in both pieces.
     """
     if not start:
         return _merge_spans(piece)
@@ -507,7 +507,7 @@ def _decoded_keys(text: str) -> Iterator[str]:
 
 
 def _pieces_of(data: str, written: str) -> Iterator[str]:
-    """Yield the pieces by which a private key is recognised: every part with 16 characters contains one of them.
+    """Yield the pieces by which a private key is recognised: every part of 16 characters contains one of them.
 
     `data` is the key's base64 text without anything else, `written` the same as in the file, with its line ends.
     """
@@ -593,7 +593,7 @@ def _find_by_pattern(text: str) -> Iterator[SecretSpan]:
 
 
 def _join_spans(spans: Iterable[SecretSpan]) -> Iterator[SecretSpan]:
-    """Yield spans that are in order, without overlaps; it keeps one of them, for a long text may have very many."""
+    """Yield spans that are in order without overlaps, holding only one in memory: a long text may have very many."""
     last: SecretSpan | None = None
     for span in spans:
         if last is not None and span.start < last.end:

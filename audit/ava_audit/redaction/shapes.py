@@ -33,11 +33,11 @@ def lower_bytes(text: str) -> bytes:
 _DENSE_PLACES, _DENSE_CHARS = 32, 2_048
 _BETWEEN_DENSE = 8
 _SKIPPED_CHARS = 128
-"""To go on behind so many characters, a search begins anew."""
+"""A search that continues farther ahead than this starts again."""
 
 
 class PlacesBefore:
-    """Finds where one of some literals stands with a pattern behind it.
+    """Finds where a literal is followed by a pattern.
 
     Where they stand everywhere, one regular expression goes on: it is several times as quick there.
     """
@@ -73,7 +73,7 @@ class PlacesBefore:
 
     @property
     def dense(self) -> bool:
-        """Whether the literals stand everywhere: a text is hardly ever so, unless somebody made it to be slow."""
+        """Whether the literals are everywhere, as in a text that was made to be slow."""
         return self._rest is not None
 
     def find(self, start: int) -> tuple[int, re.Match[str]] | None:
@@ -113,7 +113,7 @@ class PlacesBefore:
 
 
 def matches_after(text: str, literal: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, re.Match[str]]]:
-    """Yield where a literal stands with a pattern behind it, and the match; use the groups of it only."""
+    """Yield where a literal is followed by a pattern, and the match; use only its groups."""
     places = PlacesBefore(text, (literal,), pattern)
     place = places.find(0)
     while place is not None:
@@ -164,7 +164,7 @@ class Looks:
         self._left = _COST_IN_ANY + len(text) // _CHARS_OF_COST
 
     def are_too_many(self, marks: int) -> bool:
-        """Tell whether so many marks are too many even to look at what follows each of them."""
+        """Tell whether there are too many marks even to look at what follows each of them."""
         return marks > _COST_IN_ANY + self._chars // _CHARS_OF_MARK
 
     def take(self, cost: int = JUDGED) -> bool:
@@ -515,7 +515,7 @@ _REST = re.compile(r"[A-Za-z0-9_-]*+")
 
 
 class _Entropies(NamedTuple):
-    """Of texts: their entropy; and one that no beginning of them exceeds, that of so many different characters."""
+    """The entropy of texts, and an upper bound of it: that of as many equally frequent characters."""
 
     exact: Verdicts[float]
     most: Verdicts[float]

@@ -103,7 +103,7 @@ _CELLS = {
     "pipe": (r"(?:[^|│┃║\\\n]|\\[^\n])*+", _PIPE),
     "blanks": (r"[^\s]++(?: [^\s]++)*+", r"[ \t]{2,99}+"),
 }
-"""By the layout of a table: a cell, and what stands between two of them."""
+"""By the layout of a table: the pattern of a cell, and of what separates two cells."""
 _NAMED_ROW = re.compile(
     rf"[ \t]{{0,99}}+(?:{_PIPE}[ \t]{{0,99}}+)?{_QUOTE}(?P<name>[A-Za-z][\w.-]{{0,39}}+){_QUOTE}"
     rf"(?:[ \t]{{0,99}}+{_PIPE}[ \t]{{0,99}}+{_QUOTE}(?P<in_pipes>[^\s|│┃║`\"*']{{8,300}}+){_QUOTE}"
@@ -331,7 +331,7 @@ def _row_pattern(layout: str, number: int) -> re.Pattern[str]:
 
 @cache
 def _place_pattern(offset: int) -> re.Pattern[str]:
-    """Return a pattern for a row whose cell stands so far from the beginning of its line, as its title does."""
+    """Return a pattern for a row with a cell at `offset` in its line, where its title is."""
     cell, _between = _CELLS["blanks"]
     return re.compile(f"^[^\\n]{{{offset - 1}}} ({cell})" if offset else f"^({cell})", re.MULTILINE)
 

@@ -139,7 +139,7 @@ def _network_kind(mounts: str, path: Path) -> str | None:
 
 log = logging.getLogger("ava.locks")
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
-"""Opening a pipe would wait for ever."""
+"""Opening a pipe would block."""
 _TRY_EVERY_S = 0.005
 """How often the lock is tried within a time, and on Windows, whose own waiting tries once a second, for ten seconds."""
 
@@ -210,7 +210,7 @@ class HeldLock:
 
 
 def try_hold(path: Path) -> HeldLock | None:
-    """Take the lock at `path`, creating its file; None if somebody else holds it. Raises NoLocks."""
+    """Take the lock at `path`, creating its file; None if another process holds it. Raises NoLocks."""
     file = path.open("ab")
     held = False
     try:
@@ -250,7 +250,7 @@ def hold_within(path: Path, seconds: float) -> HeldLock | None:
 
 
 async def hold_when_free(path: Path, every_s: float) -> HeldLock:
-    """Take the lock at `path` as soon as it is free, trying every so many seconds."""
+    """Take the lock at `path` as soon as it is free, trying every `every_s` seconds."""
     while True:
         held: HeldLock | None = None
         try:
@@ -340,7 +340,7 @@ class LockMembership:
 
 
 async def keep_renewing(membership: Membership, every_s: float, within_s: float) -> None:
-    """Renew a membership every so many seconds, until cancelled; a failure is logged once."""
+    """Renew a membership every `every_s` seconds until cancelled; log a failure once."""
     limiter = anyio.CapacityLimiter(1)
     failed = False
     while True:
@@ -365,7 +365,7 @@ class LockedInstances:
         self._check_location = check_location
 
     def join(self, announcement: Announcement = UNANNOUNCED, /) -> LockMembership:
-        """Nothing is announced, because nobody elsewhere is on this log."""
+        """Announce nothing: all processes of this log are on this machine."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         while True:
             name = secrets.token_hex(6)
@@ -459,7 +459,7 @@ def _wait_for(path: Path, file: IO[Any], within_s: float) -> None:
 
 
 def _take(path: Path, file: IO[Any] | int, *, shared: bool = False) -> bool:
-    """Try to lock an open file; return False if somebody else holds it. Raises NoLocks: it cannot be locked."""
+    """Try to lock an open file; return False if another process holds it. Raises NoLocks: it cannot be locked."""
     if sys.platform == "win32":
         import portalocker
 
@@ -562,7 +562,7 @@ def _read(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _bytes_of(path: Path, within_s: float = math.inf) -> bytes | None:
-    """Return a file's bytes; None if it cannot be read, is too long, or was not written within so many seconds."""
+    """Return a file's bytes; None if it cannot be read, is too long, or was last written before `within_s`."""
     try:
         file = os.open(path, _READ)
     except OSError:

@@ -175,7 +175,7 @@ CLOSE_S = 2.0
 LOOKS = 16
 """So many looks at most without letting other tasks run."""
 LIVE_S = 0.2
-"""Live activities are written with the next command, or after so many seconds without one."""
+"""Seconds without a command after which live activities are written; otherwise the next command writes them."""
 _CLOSED = "the log is closed: this server is shutting down"
 
 

@@ -13,7 +13,7 @@ def unseen_addresses(html: bytes) -> set[bytes]:
 
 
 def count_of_addresses(addresses: set[bytes]) -> list[str]:
-    """Return a phrase on addresses that nobody sees, if there are any."""
+    """Return a phrase on addresses that are not shown, if there are any."""
     count = len(addresses)
     if not count:
         return []

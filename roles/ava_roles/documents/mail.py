@@ -181,7 +181,7 @@ class _Reader:
         self._named.append(f"{what}: {name or kind[:_NAME_CHARS]} ({size:,} bytes)")
 
     def _name_links(self, page: Message) -> None:
-        """Name how many links lead to an address that nobody sees."""
+        """Name how many links lead to an address that is not shown."""
         data: Any = page.get_payload(decode=True)
         self._named += count_of_addresses(unseen_addresses(data or b""))
 

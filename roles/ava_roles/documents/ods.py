@@ -24,7 +24,7 @@ from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted, column_lette
 from ava_roles.tools.pages import parsing
 
 _MOST_REPEATS = 100
-"""A row that is the same as the next ones is shown so often; then it is said how many follow."""
+"""The most times that equal rows in succession are shown; a note says how many follow."""
 _VALUES = ("string-value", "date-value", "time-value", "boolean-value", "value")
 _SHOWN = ("text:p", "text:h", "text:list", "table:table")
 _HIDDEN = ("collapse", "filter")
@@ -33,7 +33,7 @@ _COLUMN_GROUPS = frozenset(("table:table-columns", "table:table-header-columns",
 
 @parsing("OpenDocument spreadsheet")
 def read_ods(data: bytes, _wanted: Wanted = ALL) -> Extracted:
-    """Return a spreadsheet, a table for each sheet: values as last shown, formulas where there is no value."""
+    """Return a spreadsheet, a table for each sheet: values as last shown, and formulas of cells without a value."""
     package = OpenPackage(data, "OpenDocument spreadsheet", ".ods")
     reader = _Reader(package, "office:spreadsheet")
     return reader.extracted()

@@ -169,7 +169,7 @@ class OpenReader(FlowReader):
             self._inside(element)
 
     def _say(self, written: str | None) -> None:
-        """Add text as it stands in the XML: blanks count once, and between paragraphs not at all."""
+        """Add text of the XML: several blanks become one, and blanks between paragraphs are dropped."""
         if not written:
             return
         if written.isspace() and not self._paragraphs:
@@ -193,7 +193,7 @@ class OpenReader(FlowReader):
         return (value_of(element, attribute) or "")[:ADDRESS_CHARS]
 
     def _apart(self, element: Any) -> list[str]:
-        """Return the blocks of something that stands apart from the paragraph around it, such as a text box."""
+        """Return the blocks of something that is separate from the paragraph around it, such as a text box."""
         outer = self._paragraphs, self._hidden, self._lists.open
         self._paragraphs, self._hidden, self._lists.open = 0, False, []
         blocks = self._blocks_of(element)
@@ -254,7 +254,7 @@ class OpenReader(FlowReader):
         self._put(" " * min(count_of(element, "c"), _MOST_SPACES))
 
     def _hidden_string(self, element: Any) -> None:
-        """Read a text that a condition hides; it stands in an attribute too."""
+        """Read a text that a condition hides; an attribute has it too."""
         if value_of(element, "is-hidden") == "true":
             self._emitted += 1
             self._hidden_words += len((value_of(element, "string-value") or "").split())
@@ -279,7 +279,7 @@ class OpenReader(FlowReader):
             self._put(f" ({address})" if words else address)
 
     def _changes(self, element: Any) -> None:
-        """Leave out what is deleted, and say so; what is inserted stands in the text."""
+        """Count what is deleted, and leave it out; what is inserted is in the text."""
         for each in element.iter():
             name = name_of(each)
             if name in ("text:deletion", "table:deletion"):

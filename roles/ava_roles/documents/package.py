@@ -85,14 +85,14 @@ def _first_child(element: Any, name: str) -> Any:
 
 
 def children(element: Any, *names: str) -> list[Any]:
-    """Return the children of these names, in their order; none of an element that is None."""
+    """Return the children of these names, in their order; None has no children."""
     if element is None:
         return []
     return [each for each in element if name_of(each) in names]
 
 
 def descendants(element: Any, *names: str) -> list[Any]:
-    """Return the element and what is in it, at any depth, of these names; nothing for an element that is None."""
+    """Return the element and its descendants, as far as they have one of these names; None has none."""
     if element is None:
         return []
     return [each for each in element.iter() if name_of(each) in names]

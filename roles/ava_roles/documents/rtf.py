@@ -665,7 +665,7 @@ class _Reader:
         flow.inner_cells = []
 
     def _end_inner_table(self, flow: _Flow) -> None:
-        """Keep what stands in a table in a table and has no end of its own."""
+        """Keep the cells of an inner table that has no end of its own."""
         flow.inner_cells += flow.in_inner_cell
         flow.in_inner_cell = []
         self._end_inner_row(flow)

@@ -44,7 +44,7 @@ _BRACKETS = {
     "m:d": ("(", ")"),
     "m:mr": ("", "; "),
 }
-"""What stands before and after the text of an element, if it has any."""
+"""What is put before and after the text of an element, if it has any."""
 _SILENT_NAMES = """
     w:pPr w:rPr w:tblPr w:tblPrEx w:tblGrid w:trPr w:tcPr w:sectPr w:sdtPr w:sdtEndPr w:customXmlPr w:smartTagPr
     w:rubyPr w:delText w:delInstrText w:moveFrom w:ffData w:fldData m:ctrlPr m:rPr a:rPr a:endParaRPr
@@ -179,7 +179,7 @@ class _Reader(FlowReader):
         return "\n\n".join(self._apart(element))
 
     def _apart(self, element: Any) -> list[str]:
-        """Return the blocks of something that stands apart from the paragraph around it, such as a text box."""
+        """Return the blocks of something that is separate from the paragraph around it, such as a text box."""
         outer = self._fields, self._instructions, self._hidden
         self._fields, self._instructions, self._hidden = [], 0, False
         blocks = self._blocks_of(element)

@@ -10,7 +10,7 @@ from typing import Any
 from ava_roles.documents.package import child, children, number_of, value_of
 from ava_roles.numerals import NUMERALS
 
-_BODY_LEVEL = 9  # of an outline: text that is no heading
+_BODY_LEVEL = 9  # of an outline: body text
 _LEVELS = 9
 _PLACE = re.compile(r"%([1-9])")
 _BULLET = "•"
@@ -109,7 +109,7 @@ class _Level:
 
 @dataclass
 class _List:
-    """A list that paragraphs name: the scheme with which it shares its numbers, and what it starts anew."""
+    """A list that paragraphs name: the scheme with which it shares its numbers, and the levels that it restarts."""
 
     scheme: str
     levels: dict[int, _Level]

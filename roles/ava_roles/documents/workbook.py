@@ -41,7 +41,7 @@ _SHAPES = "{http://schemas.openxmlformats.org/drawingml/2006/spreadsheetDrawing}
 
 @parsing("workbook")
 def read_xlsx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
-    """Return a workbook, a table for each sheet: values as last calculated, formulas where there is no value."""
+    """Return a workbook, a table for each sheet: values as last calculated, and formulas of cells without a value."""
     with open_office_file(data, "workbook", ".xlsx") as archive:
         if "xl/workbook.bin" in archive.namelist():
             raise ToolFailed("this workbook cannot be read: it is in a binary format; ask for a copy saved as .xlsx")

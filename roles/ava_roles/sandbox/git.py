@@ -127,7 +127,7 @@ def _text(file: Path, most: int) -> str:
 
 
 def _is_checkout_of(root: Path, folder: Path, common: Path) -> bool:
-    """Tell whether a git folder elsewhere names a checkout as its own: only who may write there can make it do so."""
+    """Tell whether a git folder elsewhere names a checkout as its own: that takes the right to write there."""
     with suppress(FileNotFoundError):
         if folder != common:
             checkout = _pointer(folder / "gitdir")

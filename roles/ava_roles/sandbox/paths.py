@@ -65,7 +65,7 @@ class Root:
 
     @classmethod
     def adopt(cls, path: Path, descriptor: int | None) -> Root:
-        """Return a root for a descriptor that was inherited from another process; by path where that is None."""
+        """Return a root for a descriptor that was inherited from another process, or for the path if that is None."""
         return cls.open(path) if descriptor is None else cls(path, DescriptorPaths(descriptor))
 
     def identity(self) -> str:
@@ -126,7 +126,7 @@ class Root:
             yield descriptor
 
     def read_link(self, rel: str) -> str | None:
-        """Return the target of a link, unresolved; None where there is no link."""
+        """Return the target of a link, unresolved; None if the name is no link."""
         try:
             return self._access.read_link(self.parts(rel))
         except OSError:

@@ -277,7 +277,7 @@ _SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*+[ -/]*+)?[@-~]?+")
 
 
 class Output:
-    """The beginning and the end of a command's output, together at most so many bytes."""
+    """The beginning and the end of a command's output, together at most `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._head_limit = max(0, limit) // 2

@@ -73,7 +73,7 @@ def _current_place() -> Path | None:
 
 
 def _try_lock(folder: Path) -> int | None:
-    """Lock a folder and return its descriptor; None if somebody else holds it, or folders cannot be locked here."""
+    """Lock a folder and return its descriptor; None if another process holds it, or folders cannot be locked here."""
     if sys.platform == "win32":  # there are neither worktrees nor sandboxes
         return None
     descriptor = os.open(folder, os.O_RDONLY)

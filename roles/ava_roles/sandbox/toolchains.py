@@ -388,7 +388,7 @@ class _Search:
         return len(root.relative_to(above).parts) > 1 or (root / "pyvenv.cfg").is_file()
 
     def _refusal(self, path: Path) -> str | None:
-        """Return why no command may see a path, whoever names it; None if it may."""
+        """Return why no command may see a path, even one that a setting names; None if it may."""
         if path == Path(path.root) or self.home.is_relative_to(path) or str(path) in HOMES:
             return f"is or contains a home folder; {_NAME_ALONE}"
         if str(path.parent) in HOMES or str(path) in ROOT_HOMES:
@@ -400,7 +400,7 @@ class _Search:
         return None
 
     def _refusal_of_found(self, path: Path) -> str | None:
-        """Return why no command may see a path that nobody named, but that links or programs lead to."""
+        """Return why no command may see a path to which links or programs lead; None if it may."""
         refusal = self._refusal(path)
         if refusal is not None:
             return refusal

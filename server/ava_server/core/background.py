@@ -240,7 +240,7 @@ class LocalServer:
         replace_file(self.wanted, str(port).encode())
 
     def wanted_port(self) -> int | None:
-        """Return the port on which it is to listen; None where nobody has asked. Blocking."""
+        """Return the port on which it is to listen; None without such a request. Blocking."""
         try:
             return int(self.wanted.read_text("ascii"))
         except (OSError, ValueError):

@@ -87,7 +87,7 @@ class DataRoot:
     """Temporary files of runs, a folder per run."""
     temporary = _Place("temporary")
     texts = _Place("texts.db")
-    """The texts of files that were read, which are made anew where they are missing."""
+    """The texts of files that were read; missing ones are extracted again."""
     worktrees = _Place("worktrees")
     """Where runs change files, a folder per run while it lasts."""
     worker_lock = _Place("worker.lock")

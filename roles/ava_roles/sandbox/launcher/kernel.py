@@ -301,7 +301,7 @@ def set_limits(limits: ResourceLimits, uid: int) -> None:
 
 
 def allow_open_files(count: int) -> None:
-    """Let this process have so many open descriptors, if it may."""
+    """Raise this process's limit on open descriptors to `count`, as far as it may."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (_allowed(resource.RLIMIT_NOFILE, count), hard))
 

@@ -141,7 +141,7 @@ else first."""
 _SIGNALLED = 128
 _IDLE_S = 60.0
 _COMMANDS = 200
-"""A supervisor ends after so many commands or so long without one."""
+"""A supervisor ends after this many commands, or after `_IDLE_S` without one."""
 _DESCRIPTORS = 6
 
 
