@@ -246,8 +246,8 @@ async def test_names_who_raised_or_lowered_a_cap_and_where(tmp_path: Path) -> No
         "max_cost_cents raised from the role's $0.50 to $0.80 by the proposal itself",
         "max_iterations lowered from the role's 20 to 5 by the proposal itself",
     ]
-    assert "max_cost_cents lowered to $0.70 at the approval (host_call)" in whats
-    assert "max_tool_calls lowered to 9 at the approval (host_call)" in whats
+    assert "max_cost_cents lowered to $0.70 at the approval by a call of the host" in whats
+    assert "max_tool_calls lowered to 9 at the approval by a call of the host" in whats
     assert f"the plan {answer.group_id} set at most $0.90 and 5 min for all of its runs at its approval" in whats
     assert "limits.user_daily_cents in config.toml was $0.60, below the run's own cap of $0.70" in whats
     assert "Who raised or lowered a cap:" in text

@@ -108,14 +108,14 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
     assert [shown.row.name for shown in overview.now.runs] == ["new", "busy", "patient", "done"]
     text = "\n".join(lines)
     assert re.search(
-        r"^S-\w{6}  to approve  researcher \(new\)\n  asked \d\d:\d\d: May it\?\n"
+        r"^S-\w{6}  \? to approve  researcher \(new\)\n  asked \d\d:\d\d: May it\?\n"
         r"  P-\w{8}, at most \$0.50 and 10 min, expires (?:[\d-]+ )?\d\d:\d\d\n"
         r"  ava approve P-\w{8}, or ava reject P-\w{8}$",
         text,
         re.MULTILINE,
     )
     busy = next(number for number, line in enumerate(lines) if "(busy)" in line)
-    assert re.fullmatch(r"S-\w{6}  running     researcher \(busy\)", lines[busy])
+    assert re.fullmatch(r"S-\w{6}  ▶ running     researcher \(busy\)", lines[busy])
     assert re.fullmatch(r"  asked \d\d:\d\d: Goes on and on", lines[busy + 1])
     assert lines[busy + 2].startswith("  Thinking")
     figures = [r"\d+/600 s", r"turn 2/20", r"1/40 calls", r"\d+k?/2\.0M tok", r"\$0.\d+/\$0.40"]
@@ -126,8 +126,8 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
         bars = ["█?░+", "█+░+", "█░+", "█?░+", "█+▒+░+"]
         row = " +".join(f"{figure} +{drawn}" for figure, drawn in zip(figures, bars, strict=True))
         assert re.fullmatch(f"  {row}", lines[busy + 3])
-    assert re.search(r"^S-\w{6}  queued +researcher \(patient\)\n.*\n  number 1 in the queue", text, re.MULTILINE)
-    ending = r"^S-\w{6}  success     researcher \(done\)\n  asked \d\d:\d\d, ended \d\d:\d\d: All is done here\n"
+    assert re.search(r"^S-\w{6}  … queued +researcher \(patient\)\n.*\n  number 1 in the queue", text, re.MULTILINE)
+    ending = r"^S-\w{6}  ✓ success     researcher \(done\)\n  asked \d\d:\d\d, ended \d\d:\d\d: All is done here\n"
     assert re.search(ending, text, re.MULTILINE)
     assert re.search(r"^  somebody|^  \w+ +█▒*░+ \$0.\d+ of \$10.00 spent, \$0.\d+ held$", text, re.MULTILINE)
     assert re.search(r"^  everybody +█▒*░+ \$0.\d+ of \$25.00 spent, \$0.\d+ held$", text, re.MULTILINE)

@@ -91,7 +91,7 @@ async def test_an_approval_with_a_lower_cap_shows_what_that_buys(tmp_path: Path)
 async def test_a_group_names_the_cap_that_all_of_them_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with open_lab(tmp_path, [], config=config("user", 60), runs=False) as lab:
         made = [await lab.propose(task=f"Part {number}", max_cost_cents=40) for number in range(2)]
-        says = f"Their own caps are $0.80 together, and only $0.60 is left of {DAYS['user'][1]}: some may end early."
+        says = f"Their caps add up to $0.80, but only $0.60 is left of {DAYS['user'][1]}: some may end early."
         text = question(await checked(lab, *made)).text
         waiting = await waiting_of(lab)
         ShownProposals(waiting).show()
@@ -117,4 +117,4 @@ def test_the_page_of_proposals_says_it_too(tmp_path: Path) -> None:
         made = [there.host.propose(task=f"Part {number}", max_cost_cents=70) for number in range(2)]
         page = visitor.get(f"/proposals?id={made[0]['pending_id']}&id={made[1]['pending_id']}").text
     assert page.count(f"Only $0.60 is left of {DAYS['user'][1]}, less than its cost cap.") == 2
-    assert "Their own caps are $1.40 together, and only $0.60 is left" in page
+    assert "Their caps add up to $1.40, but only $0.60 is left" in page

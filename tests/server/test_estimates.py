@@ -232,9 +232,9 @@ CONFIG = f"{PRICED}\n[limits]\nspawns_per_hour = 1000"
 
 
 SHARED: list[tuple[Ending, str]] = [
-    ("cost_exceeded", "the plan's cost cap was reached: the next call and a last one can take $0.10"),
-    ("cost_exceeded", "the user's budget of the day was reached: the next call and a last one can take $0.10"),
-    ("cost_exceeded", "the installation's budget of the day was reached: the next call and a last one can take $0.10"),
+    ("cost_exceeded", "the plan's cost cap was reached: $0.05 is left"),
+    ("cost_exceeded", "the user's budget of the day was reached: $0.05 is left"),
+    ("cost_exceeded", "the installation's budget of the day was reached: $0.05 is left"),
     ("timeout", "the plan's time is over"),
 ]
 
@@ -277,7 +277,7 @@ async def test_a_group_has_one_figure_for_all_together_on_each_surface(tmp_path:
         waiting = [one for one in await waiting_of(lab) if one.pending_id in ids]
     says = "Likely $0.24 to $0.32 together, without 1 for which there are no similar runs."
     assert says in asked and together_note(waiting, None) == says
-    assert together_note(waiting[:2], 300_000).startswith("Likely $0.24 to $0.30 together. Their own caps are")
+    assert together_note(waiting[:2], 300_000).startswith("Likely $0.24 to $0.30 together. Their caps add up to")
     assert together_note(waiting[2:], None) == ""
 
 

@@ -60,7 +60,7 @@ async def test_an_ended_run_shows_what_was_asked_who_approved_and_what_came_of_i
             "What does it cost?",
             "in euros",
             "Ava wants to start a researcher",
-            "Approved by the host&#39;s call or a script&#39;s --yes (host_call)",
+            "Approved by the host&#39;s call or a script&#39;s --yes",
             "<code>a.py</code> and <strong>this</strong>",
             "quote found word for word",
             "quote NOT found",

@@ -24,15 +24,13 @@ class Way:
 
 
 WAYS: Mapping[Channel, Way] = {
-    "elicitation": Way(
-        "in the host", "by a person, asked by the server through the host (elicitation)", by_person=True
-    ),
+    "elicitation": Way("in the host", "by a person, asked by the server through the host", by_person=True),
     "terminal": Way("in a terminal", "by a person at the terminal", by_person=True),
     "browser": Way("in the browser", "by a person in the browser", by_person=True),
     "http": Way("over HTTP", "by a person over HTTP", by_person=True),
     "host_call": Way(
         "by a call of the host",
-        "by the host's call or a script's --yes (host_call); the log has no answer of a person",
+        "by the host's call or a script's --yes; the log has no answer of a person",
         by_person=False,
     ),
     "auto": Way("by the policy auto", "by the policy auto, without a question", by_person=False),

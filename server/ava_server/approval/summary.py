@@ -614,10 +614,10 @@ def several_note(sum_micros: int, cap_micros: int, day: DayLeft, likely: Sequenc
         )
         notes.append(f"Likely {format_usd(half)} to {format_usd(most)} together{others}.")
     if sum_micros > min(cap_micros, day.micros):
-        own = f"Their own caps are {format_usd(sum_micros, exact=True)} together"
-        most = f"all of them may spend {format_usd(cap_micros, exact=True)}"
+        own = f"Their caps add up to {format_usd(sum_micros, exact=True)}"
+        most = f"together they may spend only {format_usd(cap_micros, exact=True)}"
         which = f"only {day.words}" if day.micros < cap_micros else most
-        notes.append(f"{own}, and {which}: some may end early.")
+        notes.append(f"{own}, but {which}: some may end early.")
     return " ".join(notes)
 
 

@@ -88,6 +88,19 @@ COMMANDS: Mapping[str, str] = {
 }
 """Each first word, and its module."""
 
+SHORT_HELP = """\
+Subagents in the background, approved before they run and capped while they run.
+
+  ava demo              See it work: free, without a key.
+  ava init HOST         Add Ava to Claude Code, Codex, Cursor or another host.
+  ava run ROLE "TASK"   Run a subagent here, and show its result.
+  ava approve           Decide what starts.
+  ava status            What waits, runs and has ended.
+  ava show              The last run and its result.
+  ava doctor            What is wrong, and what to do.
+
+All commands: `ava --help`. One command: `ava COMMAND --help`."""
+"""What `ava` alone prints."""
 URL_VARIABLE = "AVA_URL"
 _ANYWHERE = ("serve", "worker", "connect", "init", "demo", "doctor", "completion", "ui")
 """Commands that AVA_URL does not stop: they are not about a data root's runs, programs start them, or they open it."""
@@ -167,6 +180,9 @@ def main(args: Sequence[str]) -> int:
             stream.reconfigure(errors="replace")
     forget_server()
     try:
+        if not args:
+            typer.echo(SHORT_HELP)
+            return 0
         _refuse_elsewhere(args)
         build(args)(args=_joined(args), prog_name="ava")
     except SystemExit as ended:

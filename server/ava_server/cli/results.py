@@ -177,7 +177,8 @@ def cost_text(run: RunAnswer) -> str:
     from ava_audit.units import format_usd, micros_from_cents
 
     text = format_usd(micros_from_cents(run.cost_cents))
-    parts = [f"{name} {format_usd(micros_from_cents(value))}" for name, value in (run.cost_by or {}).items() if value]
+    known = {name: value for name, value in (run.cost_by or {}).items() if value and name != "uncosted"}
+    parts = [f"{name} {format_usd(micros_from_cents(value))}" for name, value in known.items()]
     if parts:
         text += f" ({', '.join(parts)})"
     return text + cost_notes(run)

@@ -335,7 +335,8 @@ class Approvals:
         """Return a sentence on whether the approved runs start, after watching for a moment."""
         started = await self._transport.watch_start([one.subagent_id for one in waiting])
         if started is None:
-            return f"The server at {self._transport.place} has {'it' if len(waiting) == 1 else 'them'}."
+            what = "it" if len(waiting) == 1 else "them"
+            return f"The server at {self._transport.place} starts {what} as soon as there is room."
         if started:
             return f"{'It has' if len(waiting) == 1 else 'They have'} started{then}."
         return (

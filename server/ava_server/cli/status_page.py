@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ava_audit.rows import ASKING, EXPIRED, HELD, WAITING
+from ava_audit.rows import EXPIRED, WAITING
 from ava_audit.units import HOUR_S, format_duration, format_ts, format_usd, minutes, now_us
 from ava_roles.wrap import add_bars, clean
 from ava_server.cli.terminal import cells, wrapped_lines
 from ava_server.core.ids import state_words
+from ava_server.render.state_look import STYLES, look_of
 from ava_server.service.checks import WORST_FIRST, CheckFinding, State
 from ava_server.service.current import Budget, others_words
 
@@ -34,13 +35,6 @@ LEAST_BAR = 10
 GAP, WHOSE_CHARS, MOST_TROUBLE = 2, 12, 3
 _BLOCKS, _PLAIN = ("█", "▒", "░"), ("#", "+", "-")
 _BAD = ("fault", "warning")
-_STATES = {
-    **dict.fromkeys((WAITING, *ASKING), "bold yellow"),
-    HELD: "bold magenta",
-    "interrupted": "bold magenta",
-    "running": "bold green",
-    "queued": "cyan",
-}
 _HEALTH = {"fault": "bold red", "warning": "yellow", "note": "", "ok": "green"}
 _HEALTH_INDENT = 23
 
@@ -137,7 +131,7 @@ class Page:
 
     @cached_property
     def _state_width(self) -> int:
-        return max(len(state_words(run.state)) for run in self.now.runs)
+        return max(len(state_cell(run.state)) for run in self.now.runs)
 
     def _full(self, run: RunView) -> Iterator[Text]:
         row = run.row
@@ -176,7 +170,7 @@ class Page:
         row = run.row
         name = f" ({row.name})" if row.name else ""
         owner = f" of {row.user_id}" if self.everybody else ""
-        state = state_words(run.state).ljust(self._state_width)
+        state = state_cell(run.state).ljust(self._state_width)
         return joined((f"{row.id}  ", "bold"), (f"{state}  ", state_style(run)), f"{row.role}{name}{owner}{more}")
 
     def _folded_figures(self, caps: Sequence[Cap]) -> Iterator[Text]:
@@ -208,7 +202,13 @@ class Page:
 
 
 def state_style(run: RunView) -> str:
-    return _STATES.get(run.state, "" if run.state == "success" else "yellow" if run.row.ended else "dim")
+    return STYLES[look_of(run.state).kind]
+
+
+def state_cell(state: str) -> str:
+    """Return a state with its sign: `✓ success`."""
+    look = look_of(state)
+    return f"{look.sign if can_write(look.sign) else look.plain} {state_words(state)}"
 
 
 def _spent(budget: Budget) -> str:

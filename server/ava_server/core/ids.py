@@ -115,7 +115,12 @@ def label(run: RunRow) -> str:
     return f"{run.role} {run.name} ({run.id})" if run.name else f"{run.role} {run.id}"
 
 
-_STATE_WORDS = {WAITING: "to approve", AWAITING_EXTENSION: "asks for more", AWAITING_ANSWER: "asks you"}
+_STATE_WORDS = {
+    WAITING: "to approve",
+    AWAITING_EXTENSION: "asks for more",
+    AWAITING_ANSWER: "asks you",
+    "superseded": "replaced",
+}
 
 
 def state_words(state: str) -> str:

@@ -26,6 +26,7 @@ from ava_server.cli.status_page import (
     joined,
     plain,
     remarks,
+    state_cell,
     state_style,
     terms,
 )
@@ -138,14 +139,14 @@ class LivePage(Page):
 
     @cached_property
     def _widths(self) -> tuple[int, int]:
-        states = max(len(state_words(run.state)) for run in self.listed)
+        states = max(len(state_cell(run.state)) for run in self.listed)
         most = states if self.width >= WIDE else STATE_CHARS
         return min(states, most), max(len(self._figures(run)) for run in self.listed)
 
     def _row(self, run: RunView) -> Text:
         """The task gets the width that the rest leaves."""
         row, here = run.row, run.row.id == self.selected
-        state = cut(state_words(run.state), self._widths[0]).ljust(self._widths[0])
+        state = cut(state_cell(run.state), self._widths[0]).ljust(self._widths[0])
         owner = f" of {row.user_id}" if self.everybody else ""
         line = joined(
             ("> " if here else "  ", "bold"),

@@ -42,9 +42,9 @@ def how_decided(channel: str, began: SessionStart | None, user: str) -> str:
     if channel != "host_call" or began is None:
         return CHANNELS.get(channel, "")
     if not by_script(channel, began):
-        return "by the host's call (host_call); the log has no answer of a person"
+        return "by the host's call; the log has no answer of a person"
     flag = "the flag --yes of `ava run`" if began.client == "ava run" else f"`{began.client}` without a terminal"
-    return f"by a script as {user}: {flag} (host_call); no person was asked"
+    return f"by a script as {user}: {flag}; no person was asked"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ava_audit.events import WHOLE
+from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.wrap import one_line
 from ava_server.render.responses import RunAnswer
 
@@ -190,7 +191,9 @@ def artifact_text(artifact: dict[str, Any]) -> str:
 
 def cost_notes(run: RunAnswer) -> str:
     """Return what is to be said of a cost behind its figure."""
-    text = ", part of it booked at its worst case because the provider did not say" if run.uncosted else ""
+    micros = micros_from_cents((run.cost_by or {}).get("uncosted") or 0)
+    part = f"{format_usd(micros)} of it" if micros else "part of it"
+    text = f"; {part} is the most that it can be, because the provider did not say" if run.uncosted else ""
     return text + ("; a call cost more than the provider's own limits allow" if run.overrun and not run.advice else "")
 
 

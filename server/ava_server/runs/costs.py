@@ -28,6 +28,7 @@ from ava_audit.rows import PlanCaps, RunRow
 from ava_audit.units import micros_from_cents
 from ava_roles.errors import RolesError
 from ava_roles.role import parse_role
+from ava_server.approval.channels import WAYS
 from ava_server.budget.run_config import CAPS, COST, TIME, RunConfig, config_of
 from ava_server.config.settings import Configured, limits_of
 from ava_server.models.base import AssistantTurn, ToolTurn, Turn, UserTurn
@@ -59,10 +60,11 @@ def cap_notes(
             case SpawnProposed() as proposed:
                 notes += _at_the_proposal(entry, RunConfig.model_validate(proposed.config))
             case SpawnDecided(decision="approved") as decided:
-                how = f"at the approval ({decided.channel})"
+                how = f"at the approval {WAYS[decided.channel].where}" if decided.channel else "at the approval"
                 notes += _changes(entry, decided.changes, "lowered", how, free=config.free)
             case Answered(for_more=True) as decided:
-                notes += _changes(entry, decided.changes, "raised", f"by a person near the cap ({decided.channel})")
+                where = WAYS[decided.channel].where
+                notes += _changes(entry, decided.changes, "raised", f"by a person near the cap, {where}")
             case _:
                 pass
     if not config.free:

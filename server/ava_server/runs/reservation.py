@@ -479,7 +479,7 @@ def cap_words(reached: CapReached, asked: CapRequest, log: RunLog) -> str:
     else:
         need, left = format_usd(asked.needs(reached.cap)), f"{format_usd(reached.left)} is"
     others = "; other runs hold the rest" if reached.gives_way else ""
-    return f"{caps[reached.cap]} was reached: the next call and a last one can take {need}, and {left} left{others}"
+    return f"{caps[reached.cap]} was reached: {left} left, and the next call with the last one may cost {need}{others}"
 
 
 def byte_tokens(tokens_per_byte: float) -> float:

@@ -29,6 +29,7 @@ from ava_server.config.sign_in import SESSION_US
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import state_words
 from ava_server.render.result import UntrustedText
+from ava_server.render.state_look import look_of
 from ava_server.service.access import Access
 from ava_server.service.current import Budget, todays_budgets
 from ava_server.web.markdown import html, is_web_address
@@ -300,7 +301,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(ago=ago, when=when, usd=format_usd, duration=format_duration, state=state_words)
+    made.filters.update(ago=ago, when=when, usd=format_usd, duration=format_duration, state=state_words, look=look_of)
     made.filters["markdown"], made.tests["web_address"] = html, is_web_address
     made.globals["static"] = static_url
     return made
