@@ -628,13 +628,13 @@ def test_status_shows_active_and_ended_runs_and_budgets_in_80_columns(root: Path
     lines = status.stdout.splitlines()
     assert lines[0] == f"Data root: {root}"
     assert max(map(len, lines[1:])) <= 80
-    assert re.match(r"S-\w{6}  running  researcher \(xxx", lines[1])
+    assert re.match(r"S-\w{6}  ▶ running  researcher \(xxx", lines[1])
     assert re.fullmatch(rf"  asked \d\d:\d\d: {re.escape(TASK)}", lines[2])
     assert any(re.match(r"  \d+/600 s +turn \d/20 +\d/40 calls +\d+/2\.0M tok +free$", line) for line in lines[3:5])
     assert any(re.fullmatch(rf"  asked \d\d:\d\d, ended \d\d:\d\d: {re.escape(TASK)}", line) for line in lines)
     assert {run["task"] for run in as_json["runs"]} == {TASK}
     assert "Ended within the last hour:" in lines
-    assert any(re.match(r"S-\w{6}  success ", line) for line in lines)
+    assert any(re.match(r"S-\w{6}  ✓ success ", line) for line in lines)
     assert any(line.endswith("$0.00 of $25.00 spent") for line in lines)
     assert sorted(run["state"] for run in as_json["runs"]) == ["running", "success"]
     assert [budget["cap_cents"] for budget in as_json["today"]] == [1000, 2500]
