@@ -186,7 +186,7 @@ async def test_shows_a_run_whose_configuration_this_version_cannot_read(tmp_path
     assert refused.why == "a newer Ava has proposed researcher S-000001, so it cannot be resumed with this one"
     done = ava(lab.root, "status", "--once", "--all")
     assert done.returncode == 0, done.stderr
-    assert "S-000001  held  researcher" in done.stdout and "`ava resume S-000001`" in done.stdout
+    assert "S-000001  ‖ held  researcher" in done.stdout and "`ava resume S-000001`" in done.stdout
     [shown] = json.loads(ava(lab.root, "status", "--json").stdout)["runs"]
     assert (shown["subagent_id"], shown["task"], shown["caps"]) == ("S-000001", "What is to come?", {})
 

@@ -162,7 +162,7 @@ async def test_each_size_shows_every_run_within_its_width_and_the_task_gets_what
 
 async def test_the_selected_run_shows_its_task_its_caps_and_its_last_actions(tmp_path: Path) -> None:
     async with everything(tmp_path) as (lab, gate), live_app(lab) as (app, pilot):
-        assert selected(app).split()[1:4] == [selected(app).split()[1], "to", "approve"]
+        assert selected(app).split()[2:5] == ["?", "to", "approve"]
         await shows(app, "at most $0.50 and 10 min")
         await pilot.press("down", "down")
         lines = await shows(app, "nowhere.md: failed")
