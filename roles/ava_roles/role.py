@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import yaml
@@ -22,6 +23,7 @@ from ava_roles.net.addresses import bound_host
 from ava_roles.placeholders import SECRET_NAME, label
 from ava_roles.tool import NEVER_FOR_SUBAGENTS, ToolSpec
 from ava_roles.tools.registry import tool_specs
+from ava_roles.tools.run import READ_SKILL
 from ava_roles.wrap import clean, one_line, show_controls
 
 if TYPE_CHECKING:
@@ -239,6 +241,7 @@ class _Keys(BaseModel):
     plan: bool = False
     extended_thinking: bool = False
     questions: Annotated[int, Field(ge=0, le=10)] = 1
+    skills: _Names = ()
     project_instructions: Annotated[ProjectInstructions, BeforeValidator(_project_instructions)] = False
     verify: _Command | None = None
     setup: _Command | None = None
@@ -277,6 +280,8 @@ class Role(_Keys):
         plan: A run plans before it works, unless the call says `plan: false`.
         extended_thinking: The model thinks before it answers.
         questions: How many questions a run may ask the person, 0 to 10.
+        skills: Names of the skills that a run may read, from `skills/` in the data root (`ava roles add FOLDER`). The
+            prompt has their names and descriptions; the tool `read_skill` reads them.
         project_instructions: Whether a run is told what AGENTS.md and CLAUDE.md of its folder say about working there;
             that allows nothing. `true` takes them from the folder, `base` from the newest commit of the default branch,
             for roles that review a change, whose author must not instruct them. A call can leave them out.
@@ -337,6 +342,8 @@ def read_role(text: str, source: str, default_name: str) -> tuple[Role | None, l
     if keys is None:
         return None, faults
     granted, denied = _named_tools(file, keys, faults)
+    if keys.skills:
+        granted[READ_SKILL.name] = READ_SKILL.name
     tools, ignored = _tools(granted, denied)
     for tool in keys.needs:
         if tool not in tools:
@@ -455,14 +462,15 @@ def system_prompt(
     tools: Sequence[ToolSpec],
     limits: Mapping[str, str],
     output_schema: Mapping[str, Any] | None,
+    skills: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return the system prompt: equal bytes for equal input, whatever the order of tools and limits.
 
     It begins with `shared_prompt`, which is the same for all runs of a role with the same tools, so that a provider can
     read it from its cache. What the spawn said follows: its own words (`system_prompt`), then task context, limits and
     the schema of the output. The task is the first user message; what differs between the runs of a plan, such as the
-    ids of earlier runs, stands after it. `limits` are words, e.g. `{"cost": "at most $0.50"}`. The first call reads two
-    data files.
+    ids of earlier runs, stands after it. `limits` are words, e.g. `{"cost": "at most $0.50"}`, and `skills` has the
+    description of each skill by its name. The first call reads two data files.
     """
     own_words, about_task = (system_prompt or "").strip(), (context or "").strip()
     rest = [
@@ -470,17 +478,17 @@ def system_prompt(
         _limits(limits),
         _output_schema(output_schema),
     ]
-    parts = (shared_prompt(role, tools), own_words, "\n\n".join(part for part in rest if part))
+    parts = (shared_prompt(role, tools, skills), own_words, "\n\n".join(part for part in rest if part))
     return _RULE.join(part for part in parts if part) + "\n"
 
 
-def shared_prompt(role: Role, tools: Sequence[ToolSpec]) -> str:
+def shared_prompt(role: Role, tools: Sequence[ToolSpec], skills: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return how the system prompt of every run of a role with these tools begins.
 
     It has three parts with `---` between them: the executor persona; the role's body; then capabilities and the form
     of the answer. Of each tool, it has the first sentence of the description; the request's tool list has all of it.
     """
-    rest = f"{_capabilities(tools)}\n\n## Output format\n\n{_data('output.md')}"
+    rest = f"{_capabilities(tools)}{_skills(skills)}\n\n## Output format\n\n{_data('output.md')}"
     return _RULE.join(part for part in (_data("executor.md"), role.body.strip(), rest) if part)
 
 
@@ -490,6 +498,13 @@ def _capabilities(tools: Sequence[ToolSpec]) -> str:
         return "## Capabilities\n\nYou have no tools but `submit_result`: work with what the task gives you."
     lines = "\n".join([f"- `{name}`: {sentence}" for name, sentence in own])
     return f"## Capabilities\n\nYour tools, and there are no others:\n\n{lines}"
+
+
+def _skills(skills: Mapping[str, str]) -> str:
+    if not skills:
+        return ""
+    lines = "\n".join([f"- `{name}`: {one_line(skills[name])}" for name in sorted(skills)])
+    return f"\n\n## Skills\n\nBefore you do work that one of these is about, read it with `read_skill`:\n\n{lines}"
 
 
 @lru_cache(maxsize=512)

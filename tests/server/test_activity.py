@@ -23,7 +23,7 @@ from ava_server.render.run_view import activity_of
 from ava_server.runs import activities, loop
 from ava_server.runs.history import History
 from ava_server.runs.questions import Ask
-from ava_server.runs.run_tools import ReadSubagentResult, run_tools
+from ava_server.runs.run_tools import ReadSkill, ReadSubagentResult, run_tools
 from ava_server.service.runtime import stored_result_words
 
 SAYS = [(name, arguments, says) for name, example in EXAMPLES.items() for arguments, says in example.says]
@@ -33,8 +33,9 @@ def every_tool() -> dict[str, Tool]:
     results = ReadSubagentResult(
         cast("Store", None), "somebody", (), stored_result_words
     )  # a sentence needs none of these
+    skills = ReadSkill(cast("History", None), (), Path())
     ask = Ask(cast("Store", None), cast("History", None), 1, 600)
-    return {**builtin_tools(), **run_tools(cast("History", None), Path(), ask, results)}
+    return {**builtin_tools(), **run_tools(cast("History", None), Path(), ask, results, skills)}
 
 
 @pytest.mark.requirement("S1-03")

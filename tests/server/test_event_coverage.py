@@ -27,7 +27,7 @@ from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step
 from support.models.search_formats import ANTHROPIC
 from support.network.web_site import Page, site
 from support.repositories.coding import asked
-from support.repositories.projects import checkout
+from support.repositories.projects import checkout, write
 from support.runtime import PRICED, Lab, arrived, connect, hand_over, open_lab, submits
 from support.stdio import using
 from support.tool_examples import EXAMPLES, HERE, HOST, example_of, must_list
@@ -71,7 +71,8 @@ UNSAID = {
 }
 """Words of a closed set that no entry here has: most of them nothing says yet. A proposal ends without a result."""
 
-ROLE = "---\nname: jack\ndescription: Has every tool.\ntools: [{tools}]\n---\nDo it.\n"
+ROLE = "---\nname: jack\ndescription: Has every tool.\ntools: [{tools}]\nskills: [prices]\n---\nDo it.\n"
+SKILL = "---\nname: prices\ndescription: How prices are read.\n---\nRead them twice.\n"
 MASON = (
     "---\nname: mason\ndescription: Edits.\ntools: [edit_file, write_file]\nsetup: 'true'\n"
     "project_instructions: true\n---\n"
@@ -233,6 +234,7 @@ async def happen(tmp: Path, server: ModelServer) -> None:
     tools = [name for name in builtin_tools() if name not in CHANGING]
     (tmp / "data" / "roles" / "jack.md").write_text(ROLE.format(tools=", ".join(tools)))
     (tmp / "data" / "roles" / "mason.md").write_text(MASON)
+    write(tmp / "data" / "skills" / "prices", {"SKILL.md": SKILL})
     (tmp / "data" / "memory").mkdir()
     (tmp / "data" / "memory" / "prices.md").write_text("Otter charges twelve cents.\n")
     with running_model_server([Fail(200, {"results": [HIT], "unresponsive_engines": []})]) as engine:

@@ -16,7 +16,7 @@ from ava_roles.wrap import wrap_tool_output
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.runs.history import History
 from ava_server.runs.questions import Ask
-from ava_server.runs.run_tools import ReadSubagentResult, ReadToolResult, Scratchpad, run_tools
+from ava_server.runs.run_tools import ReadSkill, ReadSubagentResult, ReadToolResult, Scratchpad, run_tools
 from ava_server.service.runtime import stored_result_words
 
 
@@ -80,6 +80,7 @@ async def test_a_missing_rest_of_a_result_fails_only_the_call(tmp_path: Path) ->
 async def test_all_run_tools_are_read_only(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as store:
         ask = Ask(store, history(), 1, 600)
-        tools = run_tools(history(), tmp_path, ask, ReadSubagentResult(store, "somebody", (), stored_result_words))
+        results = ReadSubagentResult(store, "somebody", (), stored_result_words)
+        tools = run_tools(history(), tmp_path, ask, results, ReadSkill(history(), (), tmp_path))
     assert set(tools) == set(RUN_TOOLS)
     assert all(tool.spec.read_only for tool in tools.values())

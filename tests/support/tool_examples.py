@@ -234,6 +234,12 @@ EXAMPLES: Mapping[str, ToolExample] = {
         says=(({"id": "R-12"}, "Reading an earlier result again"),),
         work=(({"id": "R-0"}, "the latest are R-"), ({"id": "R-{latest}"}, "<tool_output_")),
     ),
+    "read_skill": ToolExample(
+        flags="read_only",
+        call={"name": "prices"},
+        brings="tried in its own tests",
+        says=(({"name": "pri\x1b[31mces", "file": "never shown"}, "Reading the skill pri\ufffd[31mces"),),
+    ),
     "read_subagent_result": ToolExample(
         flags="read_only results common",
         call={"id": "S-{earlier}"},

@@ -378,3 +378,49 @@ def test_refuses_a_folder_that_cannot_be_a_project(root: Path) -> None:
     assert "does not exist" in run(root, "trust", "~nobody/there", code=2)
     assert "the whole file system" in run(root, "trust", "/", code=2)
     assert "Ava's own folder" in run(root, "trust", str(root), code=2)
+
+
+# -- add ---------------------------------------------------------------------------------------------------------------
+
+
+def adds(root: Path, path: Path, *answers: tuple[str, str]) -> tuple[int, str]:
+    with on_terminal(root, "roles", "add", str(path), cwd=root.parent, command=CONTROLLED) as screen:
+        code = screen.ended_after(answers)
+        assert "Traceback" not in screen.text
+        return code, screen.text
+
+
+def test_an_agent_file_is_shown_and_added_after_a_yes(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "strict.md"
+    file.write_text(REVIEWER)
+    assert "a person has to agree at a terminal" in run(root, "add", str(file), code=10)
+    code, screen = adds(root, file, ("strict-reviewer? [y/N]", "n"))
+    assert (code, "Nothing was added." in screen) == (10, True)
+    assert not (root / "roles" / "strict-reviewer.md").exists()
+    code, screen = adds(root, file, ("strict-reviewer? [y/N]", "y"))
+    assert code == 0 and "left out: color, hooks, tools: TodoWrite" in " ".join(screen.split())
+    assert (root / "roles" / "strict-reviewer.md").read_text() == REVIEWER
+    assert "strict-reviewer" in names(root, tmp_path)
+    assert "--name NAME" in run(root, "add", str(file), code=2)
+
+
+def test_a_skill_is_shown_and_added_after_a_yes_and_the_pin(root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "otters"
+    (folder / "scripts").mkdir(parents=True)
+    (folder / "SKILL.md").write_text(
+        "---\nname: otters\ndescription: Counts \x1b[31motters.\nallowed-tools: Read Task\n---\nX.\n"
+    )
+    (folder / "scripts" / "count.sh").write_text("#!/bin/sh\n")
+    assert "contains a control character" in run(root, "add", str(folder), code=2)
+    (folder / "SKILL.md").write_text(
+        "---\nname: otters\ndescription: Counts otters.\nallowed-tools: Read Task\n---\nX.\n"
+    )
+    PinFile(root / "secrets" / "pin.toml").set(PIN)
+    code, screen = adds(root, folder, ("skill otters? [y/N]", "y"), ("PIN", PIN))
+    shown = " ".join(screen.split())
+    assert code == 0, screen
+    assert "asks for these tools, which its roles must have: read_file" in shown
+    assert "Ava has no such tools: Task" in shown and "scripts/count.sh" in shown
+    assert (root / "skills" / "otters" / "SKILL.md").read_text().endswith("X.\n")
+    assert "It is installed already" in run(root, "add", str(folder / "SKILL.md"))
+    assert "has no file SKILL.md" in run(root, "add", str(tmp_path), code=2)

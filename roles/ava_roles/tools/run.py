@@ -94,7 +94,23 @@ ASK = ToolSpec(
     common=True,
 )
 
-RUN_SPECS = (SCRATCHPAD, READ_TOOL_RESULT, ASK, READ_SUBAGENT_RESULT)
+
+class ReadSkillArgs(ToolArgs):
+    """Arguments of `read_skill`."""
+
+    name: str = Field(description="A skill of yours.")
+    file: str = Field(default="", max_length=500, description="A file of it; without one, what the skill says.")
+    offset: int = Field(default=0, ge=0, description="Characters to skip.")
+
+
+READ_SKILL = ToolSpec(
+    name="read_skill",
+    description="Read a skill: how to do a kind of work. Where you run commands, they see its files.",
+    args=ReadSkillArgs,
+    timeout_s=90,  # it may have to make the folder of the commands
+)
+
+RUN_SPECS = (SCRATCHPAD, READ_TOOL_RESULT, ASK, READ_SKILL, READ_SUBAGENT_RESULT)
 
 
 _MAX_BYTES = 1_000_000

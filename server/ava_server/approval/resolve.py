@@ -21,11 +21,12 @@ from ava_roles.sandbox.git import NoGitFolder, only
 from ava_roles.sandbox.paths import folder_identity
 from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
+from ava_roles.skills import installed_skill
 from ava_roles.tool import Tool, ToolSpec
 from ava_roles.tools.registry import specs_of, tool_specs
-from ava_roles.tools.run import ASK
+from ava_roles.tools.run import ASK, READ_SKILL
 from ava_roles.tools.run import NAME as RECALL
-from ava_roles.wrap import show_controls
+from ava_roles.wrap import one_line, show_controls
 from ava_server.approval.coding import changes_files, refuse_coding, resolve_coding
 from ava_server.approval.estimates import with_estimate
 from ava_server.approval.output_schema import check_schema
@@ -54,6 +55,7 @@ from ava_server.budget.run_config import (
     ProjectText,
     RunConfig,
     SearchCall,
+    SkillUse,
     Texts,
 )
 from ava_server.config.agents import AgentSpec, agent_of
@@ -258,13 +260,38 @@ class _Resolution:
         if self._agent is not None:
             self._check_agent(self._agent, choice, found)
             found = replace(found, names=self._besides_its_own(found.names))
+        skills = self._skills(found.names) if choice.wire != "offline" else ()
         project = self._project_files(found, choice)
         told = [ProjectText(path=file.path, text=self._context.hide(file.text)) for file in project.files]
         texts = texts.model_copy(update={"project": tuple(told)})
         if choice.wire == "offline":  # it uses no memory
             found = replace(found, names=tuple(name for name in found.names if name not in self._memory))
             self._refuse_offline(found)
-        return self._assemble(choice, key_command, found, tuple(lacks), project), texts
+        return self._assemble(choice, key_command, found, tuple(lacks), project, skills), texts
+
+    def _skills(self, tools: Sequence[str]) -> tuple[SkillUse, ...]:
+        """Return the skills of the role. Raises Refused: one is not there, or asks for tools that the role lacks."""
+        role, used = self._role, list[SkillUse]()
+        for name in role.skills if READ_SKILL.name in tools else ():
+            try:
+                skill = installed_skill(self._context.settings.paths.skills, name)
+            except RolesError as error:
+                raise Refused(f"{role.name} names the skill {one_line(name, 80)!r}: {error}") from error
+            if lacking := skill.lacking(role.tools):
+                raise Refused(
+                    f"the skill {name} asks for {', '.join(lacking)}, which {role.name} does not have; add"
+                    f" {'it' if len(lacking) == 1 else 'them'} to the role's tools, or take the skill out of it"
+                )
+            used.append(
+                SkillUse(
+                    name=name,
+                    description=self._context.hide(skill.description),
+                    sha256=skill.sha256,
+                    files=len(skill.files),
+                    size=skill.size,
+                )
+            )
+        return tuple(used)
 
     def _project_files(self, found: _FoundTools, choice: Choice) -> ProjectFiles:
         """Return what files of the project say about working in it, as far as the run is given that."""
@@ -364,6 +391,8 @@ class _Resolution:
             found |= {name for name, spec in tool_specs().items() if spec.results}
         if not self._context.notes:
             found |= self._memory.difference(self._only or ())
+        if not self._role.skills:
+            found.add(READ_SKILL.name)
         if self._role.questions == 0 or self._context.settings.limits.question_wait_s == 0:
             found.add(ASK.name)
         return found
@@ -511,6 +540,7 @@ class _Resolution:
         found: _FoundTools,
         lacks: tuple[str, ...],
         project: ProjectFiles,
+        skills: tuple[SkillUse, ...],
     ) -> RunConfig:
         args, role, context = self._args, self._role, self._context
         caps, clamped = caps_of(args, role, choice, context.settings.limits)
@@ -547,6 +577,7 @@ class _Resolution:
             foreign=self._foreign.uses(found.names),
             foreign_notes=self._foreign.notes(found.unavailable),
             coding=found.coding,
+            skills=skills,
             project_files=tuple(
                 ProjectFileSize(path=one.path, size=one.size, is_cut=one.is_cut) for one in project.files
             ),

@@ -475,8 +475,20 @@ def _reach_topics(config: RunConfig, texts: Texts) -> Iterator[tuple[str, list[s
             f"Context that it gets with its task ({count:,} characters): {quoted(texts.context, BESIDES_CHARS)}."
         )
     yield "Also told", told
+    yield "Skills", _skill_lines(config)
     yield PROJECT, _project_lines(config)
     yield "Machine", _travel_lines(config)
+
+
+def _skill_lines(config: RunConfig) -> list[str]:
+    if not config.skills:
+        return []
+    named = [f"{skill.name} ({_files_with_size(skill.files, skill.size)})" for skill in config.skills]
+    return [f"It may read these skills of yours, whose programs run only in its sandbox: {', '.join(named)}."]
+
+
+def _files_with_size(files: int, size: int) -> str:
+    return f"{'1 file' if files == 1 else f'{files} files'}, {max(size / 1_000, 0.1):,.1f} kB"
 
 
 def _project_lines(config: RunConfig) -> list[str]:

@@ -183,6 +183,16 @@ class StoredFile(BaseModel, frozen=True, extra="ignore"):
     size: int
 
 
+class SkillUse(BaseModel, frozen=True, extra="ignore"):
+    """A skill that a run may read, as it was approved; `sha256` is of all its files."""
+
+    name: str
+    description: str
+    sha256: str
+    files: int
+    size: int  # in bytes
+
+
 class ProjectFileSize(BaseModel, frozen=True, extra="ignore"):
     """A file that says how to work in the project; `size` is that of the whole file, in bytes."""
 
@@ -377,6 +387,7 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     origin: str = ""  # the data root whose machine has its folder or repository; empty where that is the only one
     folder: StoredFile | None = None  # the files of its workspace, for other machines; None where they do not travel
     travel_note: str = ""  # why its folder or repository does not travel; else empty
+    skills: tuple[SkillUse, ...] = ()  # the skills that it may read
     project_files: tuple[ProjectFileSize, ...] = ()  # whose texts it is given, in their order
     project_origin: str = ""  # where these were read, where that is not its folder: the base of what it reviews
     project_left_out: tuple[str, ...] = ()  # the others, each with why
@@ -496,6 +507,7 @@ def _covered(config: RunConfig) -> dict[str, Any]:
         ("keyed", False),
         ("key_command", ()),
         ("steps", ()),
+        ("skills", ()),
         ("project_files", ()),
         ("project_origin", ""),
         ("project_left_out", ()),

@@ -74,6 +74,8 @@ def _brought(root: DataRoot) -> Iterator[tuple[str, str]]:
         yield root.secrets.name, _LINE + _some(_secrets(root), _LINE)
     if root.roles.is_dir() and (names := sorted(path.name for path in root.roles.rglob("*") if path.is_file())):
         yield root.roles.name, f" role files: {_some(names)}"
+    if root.skills.is_dir() and (names := sorted(path.name for path in root.skills.iterdir())):
+        yield root.skills.name, f" skills, which instruct subagents: {_some(names)}"
 
 
 def _secrets(root: DataRoot) -> Iterator[str]:

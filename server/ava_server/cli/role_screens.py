@@ -10,10 +10,12 @@ from ava_roles.catalog import Catalog, UntrustedFile
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.memory import Memory
 from ava_roles.role import Role, effect_words, first_sentence, system_prompt
+from ava_roles.skills import FILE as SKILL_FILE
+from ava_roles.skills import Skill
 from ava_roles.tool import ToolArgs, ToolSpec
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.tools.run import RUN_SPECS
-from ava_roles.wrap import clean, show_controls
+from ava_roles.wrap import clean, list_names, show_controls
 from ava_server.approval.coding import lacks_model
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve import caps_of
@@ -105,6 +107,23 @@ def trust_lines(untrusted: UntrustedFile, taken: str | None, known: Specs) -> li
     return lines + (_indent(f"ignored: the name is already used ({taken})") if taken else [])
 
 
+def skill_lines(skill: Skill) -> list[str]:
+    """Return what a person has to know before adding a skill."""
+    files = "1 file" if len(skill.files) == 1 else f"{len(skill.files)} files"
+    lines = [f"{skill.name}  (skill, {files}, {skill.size / 1_000:,.1f} kB, sha256 {skill.sha256[:12]})"]
+    lines += _indent(skill.description)
+    asked = ", ".join(skill.tools)
+    lines += _indent(f"asks for these tools, which its roles must have: {asked}" if asked else "asks for no tools")
+    if skill.unknown_tools:
+        lines += _indent(f"left out, because Ava has no such tools: {', '.join(skill.unknown_tools)}")
+    others = [name for name in sorted(skill.files) if name != SKILL_FILE]
+    if others:
+        lines += _indent(f"brings, for commands in the sandbox: {list_names(others, 20)}")
+    if skill.left_out:
+        lines += _indent(f"left out: {list_names(skill.left_out, 20)}")
+    return lines
+
+
 def _unable(role: Role, meant: ResolvedModel | None) -> list[str]:
     """Return that a role cannot run without a language model, if there is none."""
     return _indent(_NO_MODEL) if meant is not None and lacks_model(role, meant.choice) else []
@@ -178,6 +197,7 @@ def _features(role: Role) -> list[str]:
             ("its commands may reach the network", role.network),
             (f"runs to prepare: {role.setup}", role.setup),
             (f"runs to verify: {role.verify}", role.verify),
+            (f"may read the skills: {', '.join(role.skills)}", role.skills),
             (f"carries over: {', '.join(role.carry)}", role.carry),
             ("needs a language model: the offline reader cannot replace it", role.needs_model),
             ("is told what AGENTS.md and CLAUDE.md of its folder say", role.project_instructions is True),

@@ -205,6 +205,115 @@ def _check_files(files: list[str]) -> tuple[list[Remark], int]:
     return remarks, count
 
 
+# -- ava roles add ----------------------------------------------------------------------------------------------------
+
+
+@roles_command.command("add", short_help="Add an agent file of another program as a role, or a skill.")
+def add_command(
+    path: Annotated[str, typer.Argument(metavar="FILE|FOLDER", help="An agent file, or the folder of a skill.")],
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Another name for the role.")] = None,
+) -> None:
+    """Show what an agent file or a skill would be here, ask, and add it to the data root.
+
+    An agent file is one of Claude Code or opencode (Markdown), or of Codex (TOML): it becomes a role. A folder with a
+    SKILL.md becomes a skill, which a role can name in `skills`. If there is an approval PIN, it is asked for; under
+    `human` without one, you choose it.
+    """
+    root = checked_root("ava roles add")
+    settings = read_settings(root)
+    given = Path(path).absolute()
+    if given.name == "SKILL.md" and given.is_file():
+        given = given.parent
+    if given.is_dir():
+        if name is not None:
+            raise BadInput("--name: a skill has the name that its SKILL.md says; leave --name out")
+        run_async(_add_skill, root, given, settings)
+    else:
+        run_async(_add_role, root, given, name or "", settings)
+
+
+async def _add_role(root: DataRoot, file: Path, name: str, settings: Settings) -> None:
+    from ava_roles.agent_files import role_of_agent
+    from ava_roles.catalog import Folder, RoleFile, UntrustedFile, read_chosen_file, text_of
+    from ava_server.cli.role_screens import tools_here, trust_lines
+    from ava_server.config.role_folders import places_here
+
+    if name and not _NAME.fullmatch(name):
+        raise BadInput(f"{name[:80]!r} is not a role name: lower case letters, digits, - and _, a letter first.")
+    try:
+        added = role_of_agent(text_of(read_chosen_file(file, str(file)), str(file)), str(file), name)
+    except RoleFileError as error:
+        raise BadInput(str(error)) from None
+    role, catalog = added.role, places_here(root, settings).load()
+    shown = RoleFile(Folder(file.parent, str(file.parent)), file.name, str(file), role.text.encode())
+    say("\n".join(trust_lines(UntrustedFile(role.name, shown, False, role), None, tools_here(settings))))
+    if added.left_out:
+        say(f"  left out: {', '.join(added.left_out)}")
+    place = root.roles / f"{role.name}.md"
+    if role.name in catalog.by_name or place.exists():
+        source = catalog.by_name[role.name].source if role.name in catalog.by_name else str(place)
+        raise BadInput(f"There is already a role {role.name} ({source}). Give this one another name: --name NAME")
+    say(f"\nIts whole text is in {file}. It instructs a subagent.")
+    await _agree(root, settings, f"Add the role {role.name}?")
+    try:
+        root.create()
+        root.roles.mkdir(mode=0o700, exist_ok=True)
+        create_file(place, role.text.encode())
+    except OSError as failed:
+        raise ConfigError(f"{place} cannot be written: {failed.strerror or type(failed).__name__}.") from failed
+    say(f"Wrote {place}. It counts from the next proposal on: `ava roles show {role.name}`.")
+
+
+async def _add_skill(root: DataRoot, folder: Path, settings: Settings) -> None:
+    from ava_roles.sandbox.path_access import remove_tree
+    from ava_roles.skills import installed_skill, read_skill, write_skill
+    from ava_server.cli.role_screens import skill_lines
+
+    try:
+        skill = read_skill(folder, str(folder))
+    except RoleFileError as error:
+        raise BadInput(str(error)) from None
+    say("\n".join(skill_lines(skill)))
+    place = root.skills / skill.name
+    replaces = place.exists()
+    if replaces:
+        try:
+            same = installed_skill(root.skills, skill.name).sha256 == skill.sha256
+        except RoleFileError:
+            same = False
+        if same:
+            say(f"It is installed already, as it is: {place}.")
+            return
+        say("  It replaces the installed skill of this name, which is another.")
+    say(f"\nIts whole text is in {folder / 'SKILL.md'}. It instructs subagents whose role names it.")
+    await _agree(root, settings, f"{'Replace' if replaces else 'Add'} the skill {skill.name}?")
+    new = place.with_name(f".{skill.name}.new")
+    try:
+        root.create()
+        root.skills.mkdir(mode=0o700, exist_ok=True)
+        remove_tree(new)
+        new.mkdir(mode=0o700)
+        write_skill(skill, new)
+        remove_tree(place)
+        new.rename(place)
+    except OSError as failed:
+        raise ConfigError(f"{place} cannot be written: {failed.strerror or type(failed).__name__}.") from failed
+    say(f"Wrote {place}. To let a role read it, put this into its file: skills: [{skill.name}]")
+
+
+async def _agree(root: DataRoot, settings: Settings, question: str) -> None:
+    """Ask a person at the terminal, with the PIN where one is needed. Raises Refused: nobody is there, or says no."""
+    from ava_server.budget.user_limits import policy_in_force
+    from ava_server.cli.secret_input import ask_pin, needed_pin
+
+    if not someone_there():
+        raise Refused("Nothing is added: a person has to agree at a terminal, and there is none here.")
+    if not await agrees(question):
+        raise Refused("Nothing was added.")
+    if (pin := needed_pin(root, policy_in_force(settings, os_user())[0])) is not None:
+        await ask_pin(pin, choosing=True)
+
+
 # -- ava roles trust --------------------------------------------------------------------------------------------------
 
 

@@ -82,6 +82,8 @@ class DataRoot:
     memory = _Place("memory")
     """The notes that roles may recall."""
     roles = _Place("roles")
+    skills = _Place("skills")
+    """The skills that roles may name, a folder each."""
     sandbox = _Place("sandbox")
     scratch = _Place("scratch")
     """Temporary files of runs, a folder per run."""

@@ -55,6 +55,7 @@ def started(
             tools=specs,
             limits=limits,
             output_schema=config.output_schema,
+            skills={skill.name: skill.description for skill in config.skills},
         )
     )
     earlier = list_earlier(config.context_from) if READ_RESULT in tools else ""

@@ -31,7 +31,7 @@ import pydantic_core
 
 from ava_roles.passages import UNSPACED, filler_words
 from ava_roles.role import ANY
-from ava_roles.tools.run import READ_SUBAGENT_RESULT
+from ava_roles.tools.run import READ_SKILL, READ_SUBAGENT_RESULT
 from ava_roles.wrap import clean, one_line
 from ava_server.core.threads import compute_alone
 from ava_server.runs.history import PROJECT_FILES, SCRATCHPAD
@@ -109,7 +109,12 @@ class Origins:
         self._effects = effects
         self._specs = specs
         self._private = any(  # it reads what is not public
-            spec.files or spec.commands or spec.memory or spec.results or spec.foreign is not None
+            spec.files
+            or spec.commands
+            or spec.memory
+            or spec.results
+            or spec.foreign is not None
+            or spec.name == READ_SKILL.name
             for spec in specs.values()
         )
         self._texts: list[str] = []

@@ -57,6 +57,7 @@ def run_mark(
         "thinking": config.extended_thinking,
         "plan": config.plan,
         "tools": list(prefix.tools),
+        **({"skills": [skill.sha256 for skill in config.skills]} if config.skills else {}),
         "hosts": list(config.hosts),
         "search": config.search,
         "foreign": {name: use.digest for name, use in config.foreign.items()},

@@ -70,7 +70,7 @@ from ava_server.runs.history import History
 from ava_server.runs.prompt_prefix import PromptPrefixes
 from ava_server.runs.questions import Ask
 from ava_server.runs.reuse import folder_state, run_mark
-from ava_server.runs.run_tools import RESULT_CHARS, McpServers, ReadSubagentResult, foreign_tools, run_tools
+from ava_server.runs.run_tools import RESULT_CHARS, McpServers, ReadSkill, ReadSubagentResult, foreign_tools, run_tools
 from ava_server.runs.travel import Travel
 from ava_server.runs.workspace import open_workspace
 
@@ -408,9 +408,10 @@ class RunSetup:
         step_of_plan = history.task is not None and bool(history.task.inputs)
         most_chars = None if step_of_plan else RESULT_CHARS
         results = ReadSubagentResult(resources.store, user, config.context_from, resources.render_result, most_chars)
+        skills = ReadSkill(history, config.skills, resources.settings.paths.skills)
         tools: dict[str, Tool] = {
             **resources.tools,
-            **run_tools(history, scratch, ask, results),
+            **run_tools(history, scratch, ask, results, skills),
             **foreign_tools(config, servers),
         }
         if config.coding is not None:

@@ -50,6 +50,7 @@ TOOLS: dict[str, Tool] = {
         foreign("mcp__lab__lookup", network=True),
         Described("read_file", files=True),
         Described("read_tool_result"),
+        Described("read_skill"),
         Described("scratchpad"),
         Described("read_webpages", network=True),
         Described("web_search", network=True, search=True),
