@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from support.sandboxes.attacks import needs_confinement
 from ava_audit.events import GuardrailTripped, RunStarted, ToolResult
 from ava_server.budget.run_config import config_of
 
-OUTSIDE = Path("/etc/prices")
 SKILL = "---\nname: prices\ndescription: {about}\n{keys}---\n{text}\n"
 
 
@@ -142,7 +142,8 @@ async def test_programs_of_a_skill_run_in_the_sandbox_only(tmp_path: Path) -> No
         assert "/skills/prices." in first.output
         assert "ran" in ran.output and "SEEN" not in ran.output
         assert (folder / "SKILL.md").read_bytes() == before
-        assert not second.success and not OUTSIDE.exists()
+        assert not second.success
+    assert "prices" not in os.listdir("/etc")
 
 
 # -- containment ------------------------------------------------------------------------------------------------------

@@ -415,7 +415,7 @@ def test_a_skill_is_shown_and_added_after_a_yes_and_the_pin(root: Path, tmp_path
     (folder / "SKILL.md").write_text(
         "---\nname: otters\ndescription: Counts otters.\nallowed-tools: Read Task\n---\nX.\n"
     )
-    PinFile(root / "secrets" / "pin.toml").set(PIN)
+    PinFile(root / "secrets" / "approval.toml").set(PIN)
     code, screen = adds(root, folder, ("skill otters? [y/N]", "y"), ("PIN", PIN))
     shown = " ".join(screen.split())
     assert code == 0, screen
