@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,10 @@ def skill(root: Path, text: str = "Read them twice.", keys: str = "", about: str
 
 def reader(root: Path, tools: str = "read_file", more: str = "skills: [prices]\n") -> None:
     write_role(root / "data", tools, more, "reader")
+
+
+def has_landed_outside() -> bool:
+    return Path("/etc/prices").exists()
 
 
 async def read(lab: Lab, run_id: str) -> list[ToolResult]:
@@ -143,7 +146,7 @@ async def test_programs_of_a_skill_run_in_the_sandbox_only(tmp_path: Path) -> No
         assert "ran" in ran.output and "SEEN" not in ran.output
         assert (folder / "SKILL.md").read_bytes() == before
         assert not second.success
-    assert "prices" not in os.listdir("/etc")
+    assert not has_landed_outside()
 
 
 # -- containment ------------------------------------------------------------------------------------------------------
