@@ -108,10 +108,15 @@ def read_skill(folder: Path, source: str) -> Skill:
     return Skill(name, one_line(description), tools, unknown, document.body, files, programs, left_out)
 
 
+def is_installed(folder: Path, name: str) -> bool:
+    """Tell whether the folder for skills has one of this name. Blocking."""
+    return NAME.fullmatch(name) is not None and (folder / name).is_dir()
+
+
 def installed_skill(folder: Path, name: str) -> Skill:
-    """Return a skill of the folder for skills, by its name. Blocking. Raises RoleFileError: it is not there."""
+    """Return a skill of the folder for skills, by its name. Blocking. Raises RoleFileError: there is none."""
     source = f"skills/{name}"
-    if not NAME.fullmatch(name) or not (folder / name).is_dir():
+    if not is_installed(folder, name):
         raise RoleFileError(source, "is not installed; add it with `ava roles add FOLDER`")
     skill = read_skill(folder / name, source)
     if skill.name != name:

@@ -19,14 +19,14 @@ AGENTS = Path(__file__).parent.parent / "data" / "claude_agents"
 FILES = {path.relative_to(AGENTS).as_posix(): path for path in sorted(AGENTS.rglob("*.md"))}
 MEANT = {
     "code-reviewer": ("balanced", {"find_files", "search_codebase", "read_file", "read_webpages", "web_search"}, 20),
-    "security-auditor": ("deep", {"read_file", "search_codebase"}, 20),
+    "security-auditor": ("deep", {"read_file", "search_codebase", "read_skill"}, 20),
     "docs-writer": ("fast", set(RESEARCH_TOOLS), 12),
     "test-runner": ("balanced", {"run_bash", "read_file"}, 20),
 }
 """Tier, tools and turns of each."""
 PASSED_OVER = {
     "code-reviewer": ["color", "tools: TodoWrite", "tools: BashOutput", "tools: KillBash"],
-    "security-auditor": ["hooks", "memory", "permissionMode", "skills"],
+    "security-auditor": ["hooks", "memory", "permissionMode"],
     "docs-writer": ["background", "effort", "isolation", "mcpServers"],
     "test-runner": ["tools: Bash(npm test:*)", "tools: MultiEdit", "tools: Task(docs-writer)"],
 }

@@ -93,8 +93,6 @@ async def test_a_skill_that_changed_since_the_approval_is_not_read(tmp_path: Pat
         ),
         ("allowed-tools: Read Grep(x y)\n", "skills: [prices]\n", "asks for search_codebase, which reader does not"),
         ("allowed-tools: [Read, mcp__mail__send]\n", "skills: [prices]\n", "asks for mcp__mail__send, which reader"),
-        ("", "skills: [otters]\n", "'otters': skills/otters: is not installed; add it with `ava roles add FOLDER`"),
-        ("", "skills: [../roles]\n", "is not installed"),
         ("name: other\n", "skills: [prices]\n", "is given twice"),
     ],
 )
@@ -108,6 +106,19 @@ async def test_what_a_role_cannot_have_is_one_sentence_and_nothing_is_sent(
         answer = await lab.call("spawn_subagent", **given)
         assert answer.status in ("failed", "refused") and says in answer.message and "\n" not in answer.message
         assert lab.server.requests == []
+
+
+async def test_a_skill_that_is_not_installed_is_named_and_the_run_goes_without(tmp_path: Path) -> None:
+    """Claude Code's agents name theirs, which may be installed only there."""
+    reader(tmp_path, more="skills: [otters, ../roles, prices]\n")
+    skill(tmp_path)
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        proposal = await lab.propose(role="reader")
+        assert '(`ava roles add FOLDER`): "otters", "../roles".' in proposal.message
+        assert "read_skill" in proposal.tools and "prices (1 file" in proposal.message
+    reader(tmp_path, more="skills: [otters]\n")
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        assert "read_skill" not in (await lab.propose(role="reader")).tools
 
 
 async def test_tools_that_ava_lacks_and_a_blocked_skill_do_not_matter(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ava_roles.sandbox.git import NoGitFolder, only
 from ava_roles.sandbox.paths import folder_identity
 from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
-from ava_roles.skills import installed_skill
+from ava_roles.skills import installed_skill, is_installed
 from ava_roles.tool import Tool, ToolSpec
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.tools.run import ASK, READ_SKILL
@@ -260,38 +260,44 @@ class _Resolution:
         if self._agent is not None:
             self._check_agent(self._agent, choice, found)
             found = replace(found, names=self._besides_its_own(found.names))
-        skills = self._skills(found.names) if choice.wire != "offline" else ()
+        skills, not_installed = self._skills(found.names) if choice.wire != "offline" else ((), ())
+        if not skills:
+            found = replace(found, names=tuple(name for name in found.names if name != READ_SKILL.name))
         project = self._project_files(found, choice)
         told = [ProjectText(path=file.path, text=self._context.hide(file.text)) for file in project.files]
         texts = texts.model_copy(update={"project": tuple(told)})
         if choice.wire == "offline":  # it uses no memory
             found = replace(found, names=tuple(name for name in found.names if name not in self._memory))
             self._refuse_offline(found)
-        return self._assemble(choice, key_command, found, tuple(lacks), project, skills), texts
+        return self._assemble(choice, key_command, found, tuple(lacks), project, skills, not_installed), texts
 
-    def _skills(self, tools: Sequence[str]) -> tuple[SkillUse, ...]:
-        """Return the skills of the role. Raises Refused: one is not there, or asks for tools that the role lacks."""
-        role, used = self._role, list[SkillUse]()
-        for name in role.skills if READ_SKILL.name in tools else ():
+    def _skills(self, tools: Sequence[str]) -> tuple[tuple[SkillUse, ...], tuple[str, ...]]:
+        """Return the skills of the role, and the names of those that are not installed. Raises Refused.
+
+        A skill that cannot be read, or asks for tools that the role lacks, refuses the run.
+        """
+        role, folder = self._role, self._context.settings.paths.skills
+        wanted = role.skills if READ_SKILL.name in tools else ()
+        missing = tuple(one_line(name, 80) for name in wanted if not is_installed(folder, name))
+        used: list[SkillUse] = []
+        for name in wanted:
+            if not is_installed(folder, name):
+                continue
             try:
-                skill = installed_skill(self._context.settings.paths.skills, name)
+                skill = installed_skill(folder, name)
             except RolesError as error:
-                raise Refused(f"{role.name} names the skill {one_line(name, 80)!r}: {error}") from error
+                raise Refused(f"{role.name} names the skill {name}: {error}") from error
             if lacking := skill.lacking(role.tools):
                 raise Refused(
                     f"the skill {name} asks for {', '.join(lacking)}, which {role.name} does not have; add"
                     f" {'it' if len(lacking) == 1 else 'them'} to the role's tools, or take the skill out of it"
                 )
+            description = self._context.hide(skill.description)
+            size = skill.size
             used.append(
-                SkillUse(
-                    name=name,
-                    description=self._context.hide(skill.description),
-                    sha256=skill.sha256,
-                    files=len(skill.files),
-                    size=skill.size,
-                )
+                SkillUse(name=name, description=description, sha256=skill.sha256, files=len(skill.files), size=size)
             )
-        return tuple(used)
+        return tuple(used), missing
 
     def _project_files(self, found: _FoundTools, choice: Choice) -> ProjectFiles:
         """Return what files of the project say about working in it, as far as the run is given that."""
@@ -541,6 +547,7 @@ class _Resolution:
         lacks: tuple[str, ...],
         project: ProjectFiles,
         skills: tuple[SkillUse, ...],
+        missing_skills: tuple[str, ...],
     ) -> RunConfig:
         args, role, context = self._args, self._role, self._context
         caps, clamped = caps_of(args, role, choice, context.settings.limits)
@@ -578,6 +585,7 @@ class _Resolution:
             foreign_notes=self._foreign.notes(found.unavailable),
             coding=found.coding,
             skills=skills,
+            missing_skills=missing_skills,
             project_files=tuple(
                 ProjectFileSize(path=one.path, size=one.size, is_cut=one.is_cut) for one in project.files
             ),

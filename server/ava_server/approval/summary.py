@@ -481,10 +481,14 @@ def _reach_topics(config: RunConfig, texts: Texts) -> Iterator[tuple[str, list[s
 
 
 def _skill_lines(config: RunConfig) -> list[str]:
-    if not config.skills:
-        return []
-    named = [f"{skill.name} ({_files_with_size(skill.files, skill.size)})" for skill in config.skills]
-    return [f"It may read these skills of yours, whose programs run only in its sandbox: {', '.join(named)}."]
+    lines: list[str] = []
+    if config.skills:
+        named = [f"{skill.name} ({_files_with_size(skill.files, skill.size)})" for skill in config.skills]
+        lines.append(f"It may read these skills of yours, whose programs run only in its sandbox: {', '.join(named)}.")
+    if config.missing_skills:
+        names = list_names([quoted(name, PATH_CHARS) for name in config.missing_skills])
+        lines.append(f"Skills that its role names and that are not installed (`ava roles add FOLDER`): {names}.")
+    return lines
 
 
 def _files_with_size(files: int, size: int) -> str:

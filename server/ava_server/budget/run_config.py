@@ -388,6 +388,7 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     folder: StoredFile | None = None  # the files of its workspace, for other machines; None where they do not travel
     travel_note: str = ""  # why its folder or repository does not travel; else empty
     skills: tuple[SkillUse, ...] = ()  # the skills that it may read
+    missing_skills: tuple[str, ...] = ()  # those that its role names besides, and that are not installed
     project_files: tuple[ProjectFileSize, ...] = ()  # whose texts it is given, in their order
     project_origin: str = ""  # where these were read, where that is not its folder: the base of what it reviews
     project_left_out: tuple[str, ...] = ()  # the others, each with why
@@ -508,6 +509,7 @@ def _covered(config: RunConfig) -> dict[str, Any]:
         ("key_command", ()),
         ("steps", ()),
         ("skills", ()),
+        ("missing_skills", ()),
         ("project_files", ()),
         ("project_origin", ""),
         ("project_left_out", ()),
