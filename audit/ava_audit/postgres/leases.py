@@ -43,7 +43,7 @@ FORGET_AFTER_S = 600
 _RENEW = """
 INSERT INTO leases (name, kind, host, pid, address, offers, lease_ms, renewed_at)
 VALUES (%(name)s, %(kind)s, %(host)s, %(pid)s, %(address)s, %(offers)s, %(lease_ms)s, clock_timestamp())
-ON CONFLICT (name) DO UPDATE SET renewed_at = clock_timestamp(), address = EXCLUDED.address
+ON CONFLICT (name) DO UPDATE SET renewed_at = clock_timestamp(), address = EXCLUDED.address, offers = EXCLUDED.offers
 """
 _END = "UPDATE leases SET renewed_at = clock_timestamp(), lease_ms = 0 WHERE name = %s"
 _FORGET = "DELETE FROM leases WHERE name = %s"
@@ -129,6 +129,10 @@ class LeaseMembership:
     def announce(self, address: str) -> None:
         self._address = address
         self.renew()
+
+    def tell(self, facts: Mapping[str, Any], /) -> None:
+        offers = {**json.loads(str(self._row["offers"])), **facts}
+        self._row = {**self._row, "offers": json.dumps(offers)}
 
     def holds(self) -> bool:
         """Tell whether the lease was renewed so lately that it does not end before the next renewals."""
@@ -271,14 +275,16 @@ class LeasedInstances:
             return True
 
     def live(self) -> list[LiveInstance]:
-        sql = f"SELECT name, host, kind, address, offers FROM leases WHERE {_EXPIRES} > clock_timestamp()"  # noqa: S608
+        silent = "CAST(extract(epoch FROM clock_timestamp() - renewed_at) AS double precision)"
+        columns = f"name, host, kind, address, offers, {silent}"
+        sql = f"SELECT {columns} FROM leases WHERE {_EXPIRES} > clock_timestamp()"  # noqa: S608
         try:
             rows = self._connection.run(sql)
         except (psycopg.Error, OSError) as error:
             raise StoreUnavailable(f"{self._place} cannot be read: {first_line(error)}") from error
         return [
-            LiveInstance(name, host, Announcement(kind, address, json.loads(offers)))
-            for name, host, kind, address, offers in rows
+            LiveInstance(name, host, Announcement(kind, address, json.loads(offers)), max(0.0, silent_s))
+            for name, host, kind, address, offers, silent_s in rows
             if not self._files.known_dead(name)
         ]
 

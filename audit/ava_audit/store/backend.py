@@ -55,6 +55,7 @@ class LiveInstance:
     name: str
     host: str
     announcement: Announcement
+    silent_s: float = 0.0  # since it last showed that it lives
 
 
 Activities = Mapping[tuple[str, str], str]
@@ -75,6 +76,10 @@ class Membership(Protocol):
 
         Repeat it before `SHOWN_S` is over. Where it cannot be written, nothing is shown, and nothing else happens.
         """
+        ...
+
+    def tell(self, facts: Mapping[str, Any], /) -> None:
+        """Add to what this instance offers, for others to read once it has been renewed."""
         ...
 
     def holds(self) -> bool:

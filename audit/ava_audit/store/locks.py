@@ -289,6 +289,9 @@ class LockMembership:
             if activities and not self._released:
                 self._held.note_time()
 
+    def tell(self, _facts: Mapping[str, Any], /) -> None:
+        """Tell nobody: a lock file says no more about an instance than its name."""
+
     def announce(self, address: str) -> None:
         path = self._held.path.with_suffix(_ADDRESS)
         if address:

@@ -24,6 +24,7 @@ from ava_server.config.secrets import read_secrets
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.service.checks import Check, CheckFinding, Setup, data, machine, models, roles
+from ava_server.service.checks.delivery import delivery
 from ava_server.service.current import todays_budgets
 
 _BROKEN = (
@@ -132,6 +133,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("approval", data.approval),
     ("log", log),
     ("processes", data.processes),
+    ("delivery", delivery),
     ("budget", budgets),
     ("keys", models.keys),
     ("secrets", roles.secrets),

@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import anyio.to_thread
 
 from ava_audit.errors import AuditError
 from ava_audit.rows import ASKING
@@ -25,7 +30,7 @@ from ava_server.config.settings import Settings, load_settings
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
-from ava_server.service.checks import CheckFinding, data
+from ava_server.service.checks import CheckFinding, Setup, data
 from ava_server.service.current import Budget, CurrentRuns, LogFacts, todays_budgets
 from ava_server.service.record_requests import CURRENT
 
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
     from ava_server.service.records import CurrentViews
 
 T = TypeVar("T")
+DELIVERY_EVERY_S = 5.0
+"""How often what delivers runs is asked for its state."""
 PROBE_ENDS_S = 5.0
 """How long the end waits for the sandbox probe, so that it leaves no folder behind."""
 
@@ -49,6 +56,7 @@ class Overview:
         keeper: One of them keeps index and mirror.
         free_bytes: What is left on the disk; None where that is not known.
         providers: The configured providers, and whether each has a key.
+        delivery: What delivers runs to workers, where the log is shared.
         faults: What is wrong with settings and keys.
         trouble: Why the log could not be read.
     """
@@ -58,6 +66,7 @@ class Overview:
     keeper: bool
     free_bytes: int | None
     providers: Mapping[str, bool]
+    delivery: tuple[CheckFinding, ...] = ()
     faults: tuple[str, ...] = ()
     trouble: AuditError | AvaError | None = None
 
@@ -86,6 +95,7 @@ class OverviewReader:
         root = settings.paths
         self._instances = backend_of(root.path).instances(root.instances)
         self._log = LogLook(root)
+        self._delivery: tuple[float, tuple[CheckFinding, ...]] = (-math.inf, ())
         more: dict[str, Any] = {"settings": lambda: self.settings, "most_runs": most}
         self.records = Records(MemoryTransport(root, self._log, self._instances, **more))
 
@@ -125,9 +135,20 @@ class OverviewReader:
             keeper=data.seems_held(root.path / "keeper.lock"),
             free_bytes=data.free_bytes(root.path),
             providers=providers,
+            delivery=await anyio.to_thread.run_sync(self._read_delivery),
             faults=tuple(faults),
             trouble=trouble,
         )
+
+    def _read_delivery(self) -> tuple[CheckFinding, ...]:
+        """Ask the engine and the workers, at most every few seconds: it is a connection each time."""
+        read_s, found = self._delivery
+        if self.settings.shares_log and time.monotonic() - read_s > DELIVERY_EVERY_S:
+            from ava_server.service.checks.delivery import delivery
+
+            found = tuple(delivery(Setup(os.environ, self.settings.paths, self.settings)))
+            self._delivery = time.monotonic(), found
+        return found
 
     def _nothing(self) -> CurrentViews:
         caps, at_us = day_caps(self.settings, self.user), now_us()
@@ -181,6 +202,7 @@ def health(
     found = [CheckFinding("settings", "fault", fault, short="settings wrong") for fault in overview.faults]
     if not settings.enabled:
         found.append(CheckFinding("settings", "warning", data.SWITCHED_OFF, short="switched off"))
+    found += overview.delivery
     found += [*_processes(overview), *_log(overview.now.log, trouble, keeper=overview.keeper)]
     if overview.free_bytes is not None:
         found.append(_disk(overview.free_bytes))

@@ -55,9 +55,11 @@ from ava_roles.mcp_client.tools import server_of
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.budget.user_limits import day_cents, installation_scope, user_scope
+from ava_server.delivery import EngineState
 from ava_server.http.limits import error_response, forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App
 from ava_server.runs.submit import NAME as SUBMIT
+from ava_server.service.engines import workers_among
 from ava_server.telemetry import provider_of
 
 if TYPE_CHECKING:
@@ -121,10 +123,17 @@ class Families:
     """The metrics, as the library collects them. Blocks."""
 
     def __init__(
-        self, log: LogState, runtime: Runtime, live: Sequence[LiveInstance], now_us: int, open_sessions: int | None
+        self,
+        log: LogState,
+        runtime: Runtime,
+        live: Sequence[LiveInstance],
+        engine: EngineState | None,
+        now_us: int,
+        open_sessions: int | None,
     ) -> None:
         self._log = log
         self._live = live
+        self._engine = engine
         self._runtime = runtime
         self._entry_counts = runtime.entry_counts
         self._now_us = now_us
@@ -138,6 +147,7 @@ class Families:
     def collect(self) -> Iterator[Metric]:
         yield from self._installation()
         yield from self._current_runs()
+        yield from self._delivery()
         yield from self._run_totals()
         yield from self._calls()
         if self._runtime.settings.metrics.by_user:
@@ -195,6 +205,24 @@ class Families:
         yield _gauge("ava_day_spent_usd", "Spent by the installation on this UTC day.", (), spent_micros / 1e6)
         text = "What the installation may spend in a UTC day, as configured for this process."
         yield _gauge("ava_day_cap_usd", text, (), self._runtime.settings.limits.installation_daily_cents / 100)
+
+    def _delivery(self) -> Iterator[Metric]:
+        workers = workers_among(self._live)
+        slots = sum(worker.slots for worker in workers)
+        yield _gauge("ava_worker_slots", "How many runs the live workers take at once.", (), slots)
+        refused = sum(worker.refused for worker in workers)
+        text = "Claims that live workers refused because another one has the run."
+        yield _gauge("ava_claims_refused", text, (), refused)
+        if self._engine is None:
+            return
+        up = {(self._runtime.manager.delivery.name,): int(not self._engine.fault)}
+        yield _gauge("ava_delivery_up", "1 while the engine that delivers runs can be used.", ("engine",), up)
+        counts = {(queue, "waiting"): count for queue, count in self._engine.waiting.items()}
+        counts |= {(queue, "taken"): count for queue, count in self._engine.taken.items()}
+        text = "Deliveries in the engine: waiting for a worker, or taken by one."
+        yield _gauge("ava_deliveries", text, ("queue", "state"), counts)
+        text = "Deliveries in the engine that were given to a worker more than once."
+        yield _gauge("ava_deliveries_again", text, (), self._engine.again)
 
     def _age(self, line: WaitingRuns) -> float:
         return 0.0 if line.since_us is None else max(self._now_us - line.since_us, 0) / 1e6
@@ -322,7 +350,11 @@ async def render(runtime: Runtime, *, open_sessions: int | None = None) -> bytes
         )
         runtime.entry_counts.add(_with_tool_labels(log.news, runtime))
         live = await anyio.to_thread.run_sync(runtime.instances.live)
-        return await anyio.to_thread.run_sync(generate_latest, Families(log, runtime, live, at_us, open_sessions))
+        delivery = runtime.manager.delivery
+        engine = await delivery.state() if delivery.carries else None
+        return await anyio.to_thread.run_sync(
+            generate_latest, Families(log, runtime, live, engine, at_us, open_sessions)
+        )
 
 
 def _read_log(view: View, now_us: int, entry_counts: EntryCounts, *, by_user: bool) -> LogState:

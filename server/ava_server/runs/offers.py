@@ -25,6 +25,10 @@ def may_forget(run: RunRow | None, instance: str, now_us: int) -> bool | None:
     return False
 
 
+REFUSED = "refused"
+"""What a worker tells others: how many offers it has refused because another one has the run."""
+
+
 @dataclass
 class _Offer:
     answered: anyio.Event = field(default_factory=anyio.Event)
@@ -70,7 +74,9 @@ class Offers:
         forget = may_forget(run, self._membership.name, now_us)
         if forget is None and not self.leaving:
             return
-        self.refused += run is not None and run.state == RUNNING and run.instance != self._membership.name
+        if run is not None and run.state == RUNNING and run.instance != self._membership.name:
+            self.refused += 1
+            self._membership.tell({REFUSED: self.refused})
         offer = self._offers.pop(run_id)
         offer.forget = bool(forget)
         offer.answered.set()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ava_audit.store.backend import MARK
 from ava_extras import ExtraMissing, load
 from ava_server.config.keys import find_key
-from ava_server.core.errors import ConfigError
+from ava_server.core.errors import AvaError, ConfigError
+from ava_server.delivery import EngineState
+from ava_server.runs.offers import REFUSED
 
 if TYPE_CHECKING:
+    from ava_audit.store.backend import LiveInstance
     from ava_server.config.settings import Settings
     from ava_server.delivery import Delivery
 
@@ -67,3 +72,49 @@ def open_engine(settings: Settings) -> Delivery | None:
 
 def _without_user(address: str) -> str:
     return f"***@{address.rpartition('@')[2]}" if "@" in address else address
+
+
+# -- what operators see -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """A worker as it announces itself: `silent_s` since its last beat, `refused` claims of runs that others have."""
+
+    host: str
+    labels: tuple[str, ...]
+    version: str
+    slots: int
+    refused: int
+    silent_s: float
+
+
+def workers_among(live: Sequence[LiveInstance]) -> list[WorkerFacts]:
+    found: list[WorkerFacts] = []
+    for each in live:
+        offers = each.announcement.offers
+        if each.announcement.kind != "worker":
+            continue
+        found.append(
+            WorkerFacts(
+                host=each.host,
+                labels=tuple(map(str, offers.get("labels", ()))),
+                version=str(offers.get("version", "")),
+                slots=int(offers.get("runs", 0)),
+                refused=int(offers.get(REFUSED, 0)),
+                silent_s=each.silent_s,
+            )
+        )
+    return found
+
+
+async def read_engine(settings: Settings) -> EngineState:
+    """Connect to the engine and return how it is, also where it cannot be used."""
+    try:
+        engine = open_engine(settings)
+    except (AvaError, OSError) as error:
+        return EngineState(str(error).rstrip("."))
+    if engine is None:
+        return EngineState()
+    async with engine.connected():
+        return await engine.state()

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -412,7 +413,7 @@ def refuse_recursion() -> str | None:
 
 
 def announce_worker(runtime: Runtime) -> Announcement:
-    """Return what a worker offers: providers, labels, tools and sandbox, and how many runs it takes. Blocking.
+    """Return what a worker offers: providers, labels, tools, sandbox, version, and how many runs it takes. Blocking.
 
     It names providers and never keys: everybody who reads the database can see it.
     """
@@ -422,7 +423,8 @@ def announce_worker(runtime: Runtime) -> Announcement:
         "labels": sorted(runtime.settings.labels),
         "tools": sorted(runtime.tools),
         "sandbox": "none" if isinstance(sandbox, Unavailable) else sandbox.kind,
-        "runs": limits.running,
+        "runs": runtime.settings.delivery.slots or limits.running,
+        "version": version("ava-subagents"),
     }
     return Announcement("worker", offers=offers)
 

@@ -20,7 +20,9 @@ from ava_audit.units import DAY_US, US_PER_S, format_bytes, format_duration, now
 from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.service.checks import WORST_FIRST, CheckFinding, Setup, data, models, run_checks
+from ava_server.service.checks.delivery import engine_finding, worker_findings
 from ava_server.service.current import Budget
+from ava_server.service.engines import workers_among
 from ava_server.service.records import current_runs
 from ava_server.web.context import PageContext, reader_of
 from ava_server.web.events import rows_of
@@ -107,6 +109,8 @@ class HealthPage:
         found = [data.upkeep(now.lags, keeper=True), data.confinement(sandbox), data.budgets(now.budgets, day_settings)]
         if (why := runtime.manager.out_of_reach) is not None:
             found += [CheckFinding("log", "fault", f"this server cannot use the log: {why}", "See the checks below.")]
+        if runtime.manager.leaves_runs and runtime.settings.shares_log:
+            found += await self._delivery()
         try:
             with anyio.fail_after(CHECKED_WITHIN_S):
                 found += await anyio.to_thread.run_sync(checked, setup, abandon_on_cancel=True)
@@ -114,6 +118,14 @@ class HealthPage:
             text = f"the checks did not end within {CHECKED_WITHIN_S:.0f} s"
             found += [CheckFinding("checks", "fault", text, "See whether the disk of the data root answers.")]
         return found if self._context.site.local else [without_paths(each) for each in found]
+
+    async def _delivery(self) -> list[CheckFinding]:
+        """Return how runs reach workers."""
+        runtime = self._context.runtime
+        engine = runtime.manager.delivery
+        found = [engine_finding(engine.name, await engine.state())] if engine.carries else []
+        live = await anyio.to_thread.run_sync(runtime.instances.live)
+        return [*found, *worker_findings(workers_among(live))]
 
 
 def checked(setup: Setup) -> list[CheckFinding]:

@@ -1,0 +1,86 @@
+"""The check of what delivers runs: the engine and its queues, and the workers on a shared log."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import anyio
+
+from ava_audit.errors import AuditError
+from ava_audit.store.sqlite import backend_of
+from ava_server.service.checks import CheckFinding, Setup
+from ava_server.service.engines import WorkerFacts, engine_fault, read_engine, workers_among
+
+if TYPE_CHECKING:
+    from ava_server.delivery import EngineState
+
+_START = "Start one with `ava worker --stay`."
+_AGAIN = "See under Scale in the documentation what Ava needs of it."
+
+
+def delivery(setup: Setup) -> Iterator[CheckFinding]:
+    """Report the engine and the workers, where the log is shared. Blocking."""
+    settings, root = setup.settings, setup.usable_root
+    if settings is None or root is None:
+        return
+    engine = settings.delivery.engine
+    if engine != "none":
+        if (fault := engine_fault(settings)) is not None:
+            yield CheckFinding("delivery", "fault", fault, setup.correct_settings)
+            return
+        yield engine_finding(engine, anyio.run(partial(read_engine, settings)))
+    if not settings.shares_log or settings.runs_on != "workers":
+        return
+    try:
+        with contextlib.closing(backend_of(root.path).instances(root.instances)) as instances:
+            live = instances.live()
+    except AuditError:  # the log's own check reports this
+        return
+    yield from worker_findings(workers_among(live))
+
+
+def engine_finding(engine: str, state: EngineState) -> CheckFinding:
+    """Return how the engine is, and what waits in it."""
+    if state.fault:
+        return CheckFinding("delivery", "fault", state.fault, _AGAIN, short=f"{engine} down")
+    waiting = {queue: count for queue, count in state.waiting.items() if count}
+    text = f"{engine} answers; {sum(state.taken.values())} deliveries are with workers"
+    if waiting:
+        named = ", ".join(f"{queue}: {count}" for queue, count in sorted(waiting.items()))
+        text += f", waiting: {named}"
+    else:
+        text += ", none waits"
+    if state.again:
+        text += f"; {state.again} were delivered again"
+    return CheckFinding("delivery", "ok", text, short=f"{engine}: {sum(waiting.values())} wait")
+
+
+def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
+    """Yield the workers, and those of another version."""
+    if not workers:
+        yield CheckFinding("workers", "warning", "no worker is running: approved runs wait", _START, short="no worker")
+        return
+    shown = "; ".join(map(_shown, sorted(workers, key=lambda one: (one.host, one.labels))))
+    count = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
+    yield CheckFinding("workers", "ok", f"{count}: {shown}", short=count)
+    here = version("ava-subagents")
+    others = sorted({one.version for one in workers if one.version and one.version != here})
+    if others:
+        text = f"workers run version {', '.join(others)}, and this is {here}"
+        yield CheckFinding("workers", "warning", text, "Install the same version everywhere.", short="versions differ")
+
+
+def _shown(worker: WorkerFacts) -> str:
+    words = [f"on {worker.host}", f"{worker.slots} slots"]
+    if worker.labels:
+        words.append(f"labels {', '.join(worker.labels)}")
+    if worker.version:
+        words.append(f"version {worker.version}")
+    words.append(f"last beat {worker.silent_s:.0f} s ago")
+    if worker.refused:
+        words.append(f"{worker.refused} second claims refused")
+    return ", ".join(words)

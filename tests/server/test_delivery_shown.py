@@ -1,0 +1,95 @@
+"""What operators see of the delivery: the engine, its queues, the workers; and each wrong setting as one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.engines.memory import MemoryEngine
+from support.runtime import open_lab
+
+from ava_audit.store.backend import MARK, Announcement, LiveInstance
+from ava_server.config.settings import load_settings
+from ava_server.core.errors import ConfigError
+from ava_server.delivery import EngineState
+from ava_server.service import runtime
+from ava_server.service.checks import Setup
+from ava_server.service.checks.delivery import delivery, engine_finding, worker_findings
+from ava_server.service.engines import engine_fault, open_engine, workers_among
+
+NATS = '[delivery]\nengine = "nats"\n'
+SHARED = 'database_url = "postgresql://ava@127.0.0.1:1/ava"\nruns_on = "workers"\n'
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (NATS + 'address = "nats://n:4222"\n', "needs a log in Postgres: set database_url"),
+        (SHARED.replace("workers", "here") + NATS, 'needs runs_on = "workers"'),
+        (SHARED + NATS, "needs an address that begins with nats:// or tls:// and has no password in it"),
+        (SHARED + NATS + 'address = "http://n:4222"\n', "given: 'http://n:4222'"),
+        (SHARED + NATS + 'address = "nats://ava@n:4222"\n', "given: '***@n:4222'"),
+        (SHARED + NATS + 'address = "tls://n:4222"\nca_file = "/nowhere/ca.pem"\n', "has the ca_file /nowhere/ca.pem"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_one_sentence_and_starts_nothing(tmp_path: Path, config: str, says: str) -> None:
+    (tmp_path / "config.toml").write_text(config)
+    settings = load_settings(tmp_path, {})
+    fault = engine_fault(settings)
+    assert fault is not None and says in fault and "\n" not in fault
+    with pytest.raises(ConfigError, match="under \\[delivery\\]"):
+        open_engine(settings)
+    (found,) = delivery(Setup({}, settings.paths, settings))
+    assert (found.state, found.text) == ("fault", fault)
+
+
+def test_an_engine_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[delivery]\nengine = "kafka"\n')
+    with pytest.raises(ConfigError, match=r'delivery\.engine is "kafka"; allowed is none or nats\.'):
+        load_settings(tmp_path, {})
+
+
+def test_the_extra_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.toml").write_text(SHARED + NATS + 'address = "nats://n:4222"\n')
+    (tmp_path / MARK).write_text("log\n")
+    monkeypatch.setattr("ava_extras.has_extra", lambda _name: False)
+    with pytest.raises(ConfigError, match="Delivery of runs by NATS needs the extra nats; add it with: "):
+        open_engine(load_settings(tmp_path, {}))
+
+
+def test_an_engine_is_shown_with_its_queues() -> None:
+    found = engine_finding("nats", EngineState("", {"any": 3, "label-gpu": 0}, {"any": 2, "label-gpu": 0}, 1))
+    assert found.state == "ok"
+    assert found.text == "nats answers; 2 deliveries are with workers, waiting: any: 3; 1 were delivered again"
+    assert engine_finding("nats", EngineState()).text.endswith("none waits")
+    down = engine_finding("nats", EngineState("the NATS server at n does not answer"))
+    assert (down.state, down.short) == ("fault", "nats down")
+
+
+def test_workers_are_shown_with_labels_version_beat_and_refusals() -> None:
+    offers = {"labels": ["gpu"], "version": "0.0.1", "runs": 4, "refused": 2}
+    live = [
+        LiveInstance("a", "one", Announcement("worker", offers=offers), 1.2),
+        LiveInstance("b", "two", Announcement("server")),
+    ]
+    workers, versions = worker_findings(workers_among(live))
+    assert workers.text == (
+        "1 worker: on one, 4 slots, labels gpu, version 0.0.1, last beat 1 s ago, 2 second claims refused"
+    )
+    assert versions.state == "warning" and versions.text.startswith("workers run version 0.0.1, and this is")
+    (none,) = worker_findings([])
+    assert none.state == "warning" and "no worker is running" in none.text
+
+
+async def test_metrics_have_the_engine_and_a_run_says_that_it_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ava_server.http.metrics import render
+
+    engine = MemoryEngine(is_down=True)
+    monkeypatch.setattr(runtime, "open_engine", lambda _settings: engine.delivery())
+    async with open_lab(tmp_path, config='runs_on = "workers"\n', background=True) as lab:
+        text = (await render(lab.runtime)).decode()
+        assert 'ava_delivery_up{engine="memory"} 0.0' in text and "ava_worker_slots 0.0" in text
+        engine.is_down = False
+        assert 'ava_delivery_up{engine="memory"} 1.0' in (await render(lab.runtime)).decode()
