@@ -264,13 +264,16 @@ async def test_a_process_that_was_stopped_waits_a_lease_before_it_takes_others_f
 
 
 async def test_a_process_that_joins_a_server_that_has_just_started_waits_a_lease(
-    server: PostgresServer, url: str, here: Instances, there: Instances
+    server: PostgresServer, url: str, tmp_path: Path, here: Instances
 ) -> None:
-    second = there.join()
-    server.stop(signal.SIGQUIT)
-    await anyio.sleep(1.2 * LEASE_S)
-    server.start()
-    first = here.join()
-    assert here.alive(second.name)
-    first.remove()
-    second.remove()
+    lease_s = 300.0
+    with closing(backend_of(tmp_path / "there", url).instances(tmp_path / "there" / "instances", lease_s)) as there:
+        second = there.join()
+        with psycopg.connect(url, autocommit=True) as conn:
+            conn.execute("UPDATE ava.leases SET renewed_at = now() - interval '1 hour'")
+        server.stop(signal.SIGQUIT)
+        server.start()
+        first = here.join()
+        assert here.alive(second.name)
+        first.remove()
+        second.remove()

@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from support.engines.memory import MemoryEngine
 from support.model_server import Fail, Gate, Say, Script
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 
@@ -248,6 +249,7 @@ async def test_the_docs_list_each_metric_with_its_labels(tmp_path: Path) -> None
         await one_run(lab)
         await lab.propose()
         await lab.write(Event(lab.session.who, SessionStart(transport="memory")))
+        lab.runtime.manager.delivery = MemoryEngine().delivery()
         given: dict[str, set[str]] = {}
         for name, labels in await prometheus.scrape():
             if name.startswith("ava_"):

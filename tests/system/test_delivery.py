@@ -6,7 +6,7 @@ Each data root of its own is a machine. `none` is the log itself, and the refere
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -124,8 +124,10 @@ async def fleet(
             yield found
 
 
-def gated(*gates: Gate) -> list[Say]:
-    return [*(replace(DONE, gate=gate) for gate in gates), DONE]
+def gated(*gates: Gate) -> Callable[[object], Say]:
+    """The first answers wait for these gates, one each; all others come at once."""
+    left = list(gates)
+    return lambda _request: replace(DONE, gate=left.pop(0)) if left else DONE
 
 
 async def test_a_zombie_wakes_up_and_then_its_successor_dies(
@@ -249,8 +251,7 @@ async def test_runs_that_live_and_runs_that_wait_outlast(
     if engine is None and fault != "log away":
         pytest.skip("there is no engine")
     gate = Gate(within_s=300)
-    script = [replace(DONE, gate=gate), replace(DONE, gate=gate), DONE]
-    async with fleet(tmp_path, postgres, engine, script) as now, AsyncExitStack() as stack:  # noqa: SIM117
+    async with fleet(tmp_path, postgres, engine, gated(gate, gate)) as now, AsyncExitStack() as stack:  # noqa: SIM117
         async with with_live_and_waiting(now, gate, stack):
             if fault == "log away":
                 postgres.stop(signal.SIGQUIT)  # in this thread: the server ends with the one that started it

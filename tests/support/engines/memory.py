@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from ava_server.delivery import PLANS, Body, DeliveryFailed, EngineState
+from ava_server.delivery import ANY, PLANS, Body, DeliveryFailed, EngineState
 from ava_server.delivery.message import handle
 
 
@@ -97,7 +97,9 @@ class MemoryDelivery:
                         tasks.start_soon(give, message)
 
     async def state(self) -> EngineState:
-        return EngineState("the engine is down" if self._engine.is_down else "")
+        if self._engine.is_down:
+            return EngineState("the engine is down")
+        return EngineState(waiting={ANY: len(self._engine.messages)})
 
     def _check(self) -> None:
         if self._engine.is_down:
