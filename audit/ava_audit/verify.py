@@ -341,12 +341,16 @@ def verify_lines(lines: Path | BinaryIO, on_progress: ProgressCallback | None = 
     seq = entries = gaps = done = 0
     digest = ""
     with opened as file:
-        while line := file.readline(LONGEST_LINE):
+        while True:
+            line = file.readline(LONGEST_LINE)
+            if not line:
+                break
             value = _check_next(line, seq, digest)
             if isinstance(value, str):
                 fault = Fault("line", seq, f"line {entries + 1}: {value}")
                 return VerifyReport(entries, seq, digest, (fault,), False, gaps)
-            gaps += bool(entries) and value["seq"] != seq + 1
+            if entries and value["seq"] != seq + 1:
+                gaps += 1
             seq, digest = value["seq"], value["hash"]
             entries += 1
             done += len(line)
@@ -359,14 +363,20 @@ def _check_next(line: bytes, seq: int, digest: str) -> dict[str, Any] | str:
     """Return the parsed line after the entry `seq` with the hash `digest`, or what is wrong with it."""
     if len(line) >= LONGEST_LINE:
         return f"it is longer than any entry ({LONGEST_LINE:,} bytes)"
-    checked = check_line(line)
-    if isinstance(checked, str):
-        cut_off = f"it is cut off; if a server is writing the file, try again ({checked})"
-        return checked if line.endswith(b"\n") else cut_off
-    value, _row = checked
-    if value["seq"] <= seq:
-        return f"entry {value['seq']} comes after entry {seq}"
-    before = GENESIS.hex() if value["seq"] == 1 else digest if value["seq"] == seq + 1 else ""
+    result = check_line(line)
+    if isinstance(result, str):
+        if line.endswith(b"\n"):
+            return result
+        return f"it is cut off; if a server is writing the file, try again ({result})"
+    value, _row = result
+    own_seq = value["seq"]
+    if own_seq <= seq:
+        return f"entry {own_seq} comes after entry {seq}"
+    before = ""  # unknown, if entries are missing between the two lines
+    if own_seq == 1:
+        before = GENESIS.hex()
+    elif own_seq == seq + 1:
+        before = digest
     if before and value["prevHash"] != before:
-        return f"entry {value['seq']} does not follow the entry before it"
+        return f"entry {own_seq} does not follow the entry before it"
     return value

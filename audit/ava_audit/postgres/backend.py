@@ -73,7 +73,7 @@ class PostgresBackend:
         self._root = root
         self._place = LogPlace()
         try:
-            given = conninfo_to_dict(url)
+            parameters = conninfo_to_dict(url)
         except psycopg.Error:  # its text quotes the address, which may have a password
             raise DataRootRefused(
                 f"the address of the database ({VARIABLE}, or database_url in config.toml) is invalid: give one such as"
@@ -81,11 +81,13 @@ class PostgresBackend:
             ) from None
         self._conninfo: dict[str, Any] = {
             "connect_timeout": CONNECT_S, "application_name": "ava", **NETWORK,
-            **{key: value for key, value in given.items() if value is not None},
+            **{key: value for key, value in parameters.items() if value is not None},
         }  # fmt: skip
-        where = given.get("host") or given.get("hostaddr") or "this machine"
-        port = f":{given['port']}" if given.get("port") else ""
-        self.place = f"the Postgres database {given.get('dbname') or given.get('user') or ''} on {where}{port}"
+        host = parameters.get("host") or parameters.get("hostaddr") or "this machine"
+        if parameters.get("port"):
+            host = f"{host}:{parameters['port']}"
+        name = parameters.get("dbname") or parameters.get("user") or ""
+        self.place = f"the Postgres database {name} on {host}"
 
     def __repr__(self) -> str:
         return f"PostgresBackend({self.place})"
@@ -98,7 +100,7 @@ class PostgresBackend:
             _refuse_server(conn, self.place)
             conn.execute("SET lock_timeout = '30s'")
             conn.execute("SELECT pg_advisory_lock(%s)", (LOCK,))  # until the connection is closed
-            self._refuse_two_logs(fresh, made=db.schema_version() > 0)
+            self._refuse_two_logs(fresh, has_schema=db.schema_version() > 0)
             conn.execute("SET statement_timeout = 0")
             copy = _make_or_migrate(db, self.place, older)
             self._claim(conn)
@@ -112,9 +114,9 @@ class PostgresBackend:
         except (psycopg.Error, OSError) as error:
             raise StoreUnavailable(f"{self.place} cannot be opened: {_explained(error)}") from error
 
-    def _refuse_two_logs(self, fresh: bool, *, made: bool) -> None:
+    def _refuse_two_logs(self, fresh: bool, *, has_schema: bool) -> None:
         if (self._root / MARK).exists():
-            if made:  # `_claim` compares the two
+            if has_schema:  # `_claim` compares the two
                 return
             raise DataRootRefused(
                 f"{self.place} is empty, but {self._root / MARK} says that this data root has its log in Postgres:"
@@ -129,8 +131,8 @@ class PostgresBackend:
 
     def _claim(self, conn: psycopg.Connection[Any]) -> None:
         """Note in the data root which log it has; refuse another one, so that budgets do not start again from zero."""
-        found = conn.execute("SELECT log_id, (SELECT coalesce(max(seq), 0) FROM events) FROM meta").fetchone()
-        log_id, head = found or ("", 0)
+        row = conn.execute("SELECT log_id, (SELECT coalesce(max(seq), 0) FROM events) FROM meta").fetchone()
+        log_id, head = row or ("", 0)
         mark = self._root / MARK
         known = mark.read_text("utf-8").strip() if mark.exists() else None
         if known is None:

@@ -289,17 +289,18 @@ class CopiedWorkspace:
         if not self.without or self.files is None:
             return
         if report.whole:
-            found = _named(work, self.without, check)
-            for path in (work / name for name in found):
+            paths = _paths_with_names(work, self.without, check)
+            for relative in paths:
+                path = work / relative
                 if path.is_dir() and not path.is_symlink():
                     remove_tree(path)
                 else:
                     path.unlink()
         else:
-            found = _named(self.files.path, self.without, check)
-            report.hidden = (*report.hidden, *found)
-        if found:
-            report.left_out["files and folders that tell an agent how to work"] += len(found)
+            paths = _paths_with_names(self.files.path, self.without, check)
+            report.hidden = (*report.hidden, *paths)
+        if paths:
+            report.left_out["files and folders that tell an agent how to work"] += len(paths)
 
     def _show_itself(self, project: Path, report: CopyReport) -> list[Bind]:
         """Show a workspace that is too large to be copied, with something empty over what commands must not see."""
@@ -311,10 +312,11 @@ class CopiedWorkspace:
         folder, file = self.here / "empty" / "folder", self.here / "empty" / "file"
         make_folders(folder, self.here, 0o755)
         file.touch(mode=0o644)
-        over = [
-            Bind(folder if (project / name).is_dir() else file, PurePosixPath(project / name)) for name in report.hidden
-        ]
-        return [Bind(project, PurePosixPath(project), direct=True), *over]
+        binds = [Bind(project, PurePosixPath(project), direct=True)]
+        for name in report.hidden:
+            empty = folder if (project / name).is_dir() else file
+            binds.append(Bind(empty, PurePosixPath(project / name)))
+        return binds
 
     def _notes(
         self, project: Path, report: CopyReport, dependencies: Sequence[str], tools: Toolchains, scratch: PurePosixPath
@@ -339,15 +341,15 @@ class CopiedWorkspace:
         return f"[{'; '.join((*notes, *tools.refused))}]"
 
 
-def _named(folder: Path, names: Collection[str], check: Callable[[], None]) -> list[str]:
+def _paths_with_names(folder: Path, names: Collection[str], check: Callable[[], None]) -> list[str]:
     """Return the paths of everything in a folder that has one of these names, links included, but not what is in it."""
-    found: list[str] = []
+    paths: list[str] = []
     for here, folders, files in os.walk(folder):
         check()
         place = Path(here).relative_to(folder)
-        found += [(place / name).as_posix() for name in (*folders, *files) if name.casefold() in names]
-        folders[:] = [name for name in folders if name.casefold() not in names]
-    return found
+        paths += [(place / name).as_posix() for name in (*folders, *files) if name.casefold() in names]
+        folders[:] = [name for name in folders if name.casefold() not in names]  # not what is in them
+    return paths
 
 
 HOME = PurePosixPath("/agent")
@@ -391,19 +393,24 @@ def agent_command(
     words, needed = _installed(Path(argv[0]), host, project)
     folders = [*bench.environment.get("PATH", "").split(":"), *SYSTEM_PATH, *needed.path]
     folders += [str(Path(word).parent) for word in (words[0], words[-1])]
-    given = {
+    environment = {
         **bench.environment,
         **(variables or {}),
         "HOME": str(HOME),
         "PATH": ":".join(dict.fromkeys(filter(None, folders))),
     }
-    there = {bind.target for bind in bench.binds}
-    shown = (Bind(source, PurePosixPath(name)) for name, source in needed.shown.items())
+    targets = {bind.target for bind in bench.binds}
+    binds = list(bench.binds)
+    for name, source in needed.shown.items():
+        target = PurePosixPath(name)
+        if target not in targets:
+            binds.append(Bind(source, target))
+    binds.append(Bind(home, HOME, writable=True))
     return Command(
         argv=(*words, *argv[1:]),
         folder=bench.folder,
-        binds=(*bench.binds, *(bind for bind in shown if bind.target not in there), Bind(home, HOME, writable=True)),
-        environment=child_environment(bench.environment.get(RUN_ID, ""), given),
+        binds=tuple(binds),
+        environment=child_environment(bench.environment.get(RUN_ID, ""), environment),
         timeout_s=LIFE_S,
         stdin=True,
         limits=LIMITS,

@@ -183,15 +183,19 @@ def _changes_of_encoding(git: Git, base: str, head: str, changed: Sequence[Chang
     kinds: Counter[str] = Counter()
     files = [each.path for each in changed if each.kind == "changed" and each.link is None]
     for path in files[:_MAX_COMPARED]:
-        sizes = [git("cat-file", "-s", f"{commit}:{path}").out for commit in (base, head)]
-        if max(map(int, sizes)) <= _MAX_FILE_CHARS:
-            old, new = (git("cat-file", "blob", f"{commit}:{path}").out for commit in (base, head))
-            kinds[describe_change_of_encoding(old, new)] += 1
-    return [
-        f"the encoding of {count:,} changed file{'s' if count > 1 else ''} was {words}"
-        for words, count in kinds.items()
-        if words
-    ]
+        old_bytes = int(git("cat-file", "-s", f"{base}:{path}").out)
+        new_bytes = int(git("cat-file", "-s", f"{head}:{path}").out)
+        if max(old_bytes, new_bytes) > _MAX_FILE_CHARS:
+            continue
+        old = git("cat-file", "blob", f"{base}:{path}").out
+        new = git("cat-file", "blob", f"{head}:{path}").out
+        kinds[describe_change_of_encoding(old, new)] += 1
+    sentences: list[str] = []
+    for change, count in kinds.items():
+        if change:
+            files_words = "1 changed file" if count == 1 else f"{count:,} changed files"
+            sentences.append(f"the encoding of {files_words} was {change}")
+    return sentences
 
 
 def _commit(repository: UserRepository, git: Git, tree: str, base: str, message: str, notes: list[str]) -> str:
@@ -242,16 +246,19 @@ def _record_branch(trees: Trees, record: WorktreeRecord, head: str, branches: Ma
 
 
 def names_of(run_id: str) -> tuple[str, ...]:
-    first = (f"ava/{run_id}", f"ava-{run_id}")
-    return (*first, *(f"{name}-{number}" for number in range(2, _MAX_BRANCHES) for name in first))
+    """Return the names that the branch of a run may have, best first."""
+    names = [f"ava/{run_id}", f"ava-{run_id}"]
+    for number in range(2, _MAX_BRANCHES):
+        names += [f"ava/{run_id}-{number}", f"ava-{run_id}-{number}"]
+    return tuple(names)
 
 
 def free_name(root: Path, run_id: str, branches: Iterable[str]) -> str:
     """Return a name for a run's branch that no branch of the repository has. Raises WorktreeFailed: all are taken."""
-    name = next((name for name in names_of(run_id) if _is_free(name, branches)), None)
-    if name is None:
-        raise WorktreeFailed(f"{root} already has all branches from ava/{run_id} to -{_MAX_BRANCHES - 1}; remove some")
-    return name
+    for name in names_of(run_id):
+        if _is_free(name, branches):
+            return name
+    raise WorktreeFailed(f"{root} already has all branches from ava/{run_id} to -{_MAX_BRANCHES - 1}; remove some")
 
 
 def list_branches(joined: Git) -> dict[str, str]:
@@ -284,8 +291,8 @@ def new_objects(git: Git, base: str, head: str) -> list[str]:
 
 
 def copy_objects(repository: UserRepository, joined: Git, git: Git, base: str, head: str) -> None:
-    wanted = new_objects(git, base, head)
-    lines = joined("cat-file", "--batch-check=%(objectname)", stdin=lines_of(wanted)).out.decode().splitlines()
+    objects = new_objects(git, base, head)
+    lines = joined("cat-file", "--batch-check=%(objectname)", stdin=lines_of(objects)).out.decode().splitlines()
     missing = [line.removesuffix(" missing") for line in lines if line.endswith(" missing")]
     if not missing:
         return
@@ -409,8 +416,8 @@ def unpack_snapshot(snapshot: Path, place: Path, beneath: Path, commit: str) -> 
 def pack_branch(repository: Path, home: Path, branch: Branch, path: Path) -> None:
     """Write the new objects of a branch to a file. Blocking. Raises WorktreeFailed: this cannot be done."""
     with UserRepository.at(repository, home).joined() as git, temporary_folder("packing the branch") as aside:
-        wanted = new_objects(git, branch.base, branch.head)
-        name = git.line(*_PACKING, str(aside / "pack"), stdin=lines_of(wanted))
+        objects = new_objects(git, branch.base, branch.head)
+        name = git.line(*_PACKING, str(aside / "pack"), stdin=lines_of(objects))
         shutil.copyfile(aside / f"pack-{name}.pack", path)
 
 
@@ -521,8 +528,7 @@ def _unpack(snapshot: Path, own: Path, later: Path, beneath: Path, commit: str) 
             assert source is not None, "it is a regular file"
             if member.name == PACK:
                 with pack.open("xb") as file:
-                    while data := source.read(_SMALL_BYTES):
-                        file.write(data)
+                    shutil.copyfileobj(source, file, _SMALL_BYTES)
                 files[PACK] = b""
             else:
                 files[member.name] = source.read(_SMALL_BYTES)
@@ -541,7 +547,8 @@ def _config_text(settings_json: Any, ignore: Path) -> str:
     values = cast("dict[str, Any]", settings_json) if isinstance(settings_json, dict) else {}
     settings = {name: str(values.get(name, default)) for name, default in _DEFAULTS.items()}
     settings["core.excludesfile"] = str(ignore)
-    lines = ["[core]", f"\trepositoryformatversion = {1 if values.get(_FORMAT) else 0}", "\tbare = false"]
+    version = 1 if values.get(_FORMAT) else 0
+    lines = ["[core]", f"\trepositoryformatversion = {version}", "\tbare = false"]
     if str(values.get(_FORMAT, "")):
         object_format = "sha256" if values[_FORMAT] == "sha256" else "sha1"
         lines.append(f'[extensions]\n\tobjectformat = "{object_format}"')

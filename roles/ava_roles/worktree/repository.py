@@ -364,9 +364,10 @@ class UserRepository:
         logs = "false"
         if joined and (self.common / "logs").is_dir():
             logs = self.settings.get("core.logallrefupdates", "true")
+        version = 1 if extensions else 0
         lines = [
             "[core]",
-            f"\trepositoryformatversion = {1 if extensions else 0}",
+            f"\trepositoryformatversion = {version}",
             "\tbare = false",
             f"\tlogallrefupdates = {_quote_value(logs)}",
             f"\texcludesfile = {_quote_value(self.excludes())}",

@@ -202,22 +202,23 @@ def _clean_folder(folder: int, prefix: str, deepest: bool, trash: Path, removed:
     with os.scandir(folder) as scan:
         names = [entry.name for entry in scan]
     for name in names:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        mode, kind = stat.S_IMODE(found.st_mode), stat.S_IFMT(found.st_mode)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        mode, kind = stat.S_IMODE(status.st_mode), stat.S_IFMT(status.st_mode)
         is_folder = kind == stat.S_IFDIR
         if is_folder and mode & stat.S_IRWXU != stat.S_IRWXU:
             os.chmod(name, mode | stat.S_IRWXU, dir_fd=folder)
-        wanted = kind in (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
-        linked = name.lower() == ".gitmodules" and kind == stat.S_IFLNK
-        if is_git_name(name) or linked or not wanted or (is_folder and deepest):
+        is_special = kind not in (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
+        is_linked_modules = name.lower() == ".gitmodules" and kind == stat.S_IFLNK
+        is_too_deep = is_folder and deepest
+        if is_git_name(name) or is_linked_modules or is_special or is_too_deep:
             _remove(name, folder, trash)
             removed.append(prefix + name)
         elif is_folder:
             subfolders.append(name)
         elif kind == stat.S_IFREG:
-            plain = (mode | stat.S_IRUSR | stat.S_IWUSR) & 0o777
-            if mode != plain:
-                os.chmod(name, plain, dir_fd=folder)
+            plain_mode = (mode | stat.S_IRUSR | stat.S_IWUSR) & 0o777
+            if mode != plain_mode:
+                os.chmod(name, plain_mode, dir_fd=folder)
     return subfolders
 
 

@@ -24,6 +24,7 @@ from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.toolchains import HostFolders, find_toolchains
 from ava_roles.sandbox.workspace_copy import find_dependencies
 from ava_roles.worktree.repository import (
+    SUBMODULE_MODE,
     Git,
     ProtectedPaths,
     UserRepository,
@@ -195,8 +196,8 @@ class Trees:
         names = list(filter(self.may_change, self._untracked(git)))
         if not any(map(cache_of, names)):
             return names
-        kept = {None, *map(cache_of, git("ls-files", "-z").names())}
-        return [name for name in names if cache_of(name) in kept]
+        tracked_caches = {None, *map(cache_of, git("ls-files", "-z").names())}
+        return [name for name in names if cache_of(name) in tracked_caches]
 
     def _outside(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if not self.may_change(name)]
@@ -251,8 +252,9 @@ class Trees:
             remove_names(tree, self._rule_files(git), trash)
             keep = set(self.folder.record().beside)
             remove_names(tree, (name for name in self._untracked(git) if name not in keep), trash)
-            if wrong := self._changed(git):
-                raise WorktreeFailed(f"the check tree cannot be written: {list_names([*map(shown, wrong)])}")
+            differing = self._changed(git)
+            if differing:
+                raise WorktreeFailed(f"the check tree cannot be written: {list_names([*map(shown, differing)])}")
 
     def reset_check(self, candidate: str) -> None:
         """Empty the check tree and its home of other candidates; the record comes last, so a crash leads here again."""
@@ -273,8 +275,8 @@ class Trees:
 
     def has_files(self, name: str) -> bool:
         """Tell whether the base has files in a folder; a submodule does not count."""
-        listed = self.git("ls-tree", "-r", "-z", "--full-tree", self.folder.record().base, "--", name).names()
-        return any(not entry.startswith("160000 ") for entry in listed)
+        entries = self.git("ls-tree", "-r", "-z", "--full-tree", self.folder.record().base, "--", name).names()
+        return any(not entry.startswith(f"{SUBMODULE_MODE} ") for entry in entries)
 
 
 def _lines(names: Iterable[str]) -> bytes:
@@ -300,9 +302,10 @@ class WorktreeSandboxes:
     def for_model(self) -> CommandSandbox:
         """Return what the model's commands get; the space that they use counts from the first of them on."""
         folder = self._trees.folder
-        made = self._lay_out(folder.tree, folder.home, self.notes(), measured=self._size is None)
-        self._size = made.size if self._size is None else self._size
-        return replace(made, size=self._size)
+        sandbox = self._lay_out(folder.tree, folder.home, self.notes(), measured=self._size is None)
+        if self._size is None:
+            self._size = sandbox.size
+        return replace(sandbox, size=self._size)
 
     def for_check(self) -> CommandSandbox:
         folder = self._trees.folder
@@ -310,17 +313,18 @@ class WorktreeSandboxes:
 
     def notes(self) -> str:
         namespace = self._trees.spec.namespace
-        may = ", ".join(map(shown, namespace[:20]))
-        notes = [
-            f"it works in the worktree of this run, which is {shown(str(self._project))} at its last commit, without"
-            " .git",
-            f"only {may} may be changed: what a command changes elsewhere is undone"
-            if namespace != (".",)
-            else "all of it may be changed",
-            "ignored files are not part of the result",
-            *read_only_note(self._trees.dependencies),
-        ]
-        return f"[{'; '.join([*notes, *self._notes, *self._tools.refused])}]"
+        project = shown(str(self._project))
+        notes = [f"it works in the worktree of this run, which is {project} at its last commit, without .git"]
+        if namespace == (".",):
+            notes.append("all of it may be changed")
+        else:
+            paths = ", ".join(map(shown, namespace[:20]))
+            notes.append(f"only {paths} may be changed: what a command changes elsewhere is undone")
+        notes.append("ignored files are not part of the result")
+        notes += read_only_note(self._trees.dependencies)
+        notes += self._notes
+        notes += self._tools.refused
+        return f"[{'; '.join(notes)}]"
 
     def _lay_out(self, work: Path, home: Path, notes: str, *, measured: bool) -> CommandSandbox:
         folder = self._trees.folder
@@ -344,13 +348,13 @@ class WorktreeSandboxes:
             if not stat.S_ISDIR(folder.lstat().st_mode):
                 return False
         place, source = folder / last, self._project / name
-        exists = os.path.lexists(place)
-        ready = exists and (
-            stat.S_ISDIR(place.lstat().st_mode) if self._mounts else place.is_symlink() and place.readlink() == source
-        )
-        if ready:
-            return True
-        if exists:
+        if os.path.lexists(place):
+            if self._mounts:
+                is_ready = stat.S_ISDIR(place.lstat().st_mode)
+            else:
+                is_ready = place.is_symlink() and place.readlink() == source
+            if is_ready:
+                return True
             remove_names(tree, [name], self._trees.folder.trash)
             make_folders(folder, tree, 0o755)
         if self._mounts:
@@ -367,7 +371,7 @@ class WorktreeSandboxes:
         root = Root.open(self._project)
         try:
             spec = self._trees.spec
-            found = find_dependencies(
+            report = find_dependencies(
                 root,
                 aside,
                 repository=self._project,
@@ -376,12 +380,14 @@ class WorktreeSandboxes:
                 check=check,
                 git_folder=spec.git_folder,
             )
-            found.dependencies = tuple(
-                name for name in found.dependencies if not self._trees.has_files(name) and ".git" not in name.split("/")
-            )
-            dependencies = bindable_dependencies(self._project, found, check)
+            untracked: list[str] = []
+            for name in report.dependencies:
+                if not self._trees.has_files(name) and ".git" not in name.split("/"):
+                    untracked.append(name)
+            report.dependencies = tuple(untracked)
+            dependencies = bindable_dependencies(self._project, report, check)
         finally:
             root.close()
             remove_tree(aside)
-        self._notes += [f"left out: {count:,} {why}" for why, count in found.left_out.items()]
+        self._notes += [f"left out: {count:,} {why}" for why, count in report.left_out.items()]
         return dependencies

@@ -88,8 +88,13 @@ class Recording:
     def texts(self) -> Texts:
         task = next(fact for fact in self.facts(UserMessage) if fact.kind == "task")
         project = tuple(ProjectText.model_validate(each) for each in task.project or ())
-        given = {"context": task.context, "system_prompt": task.system_prompt, "rationale": task.rationale}
-        return Texts(task=task.text, project=project, **given)
+        return Texts(
+            task=task.text,
+            project=project,
+            context=task.context,
+            system_prompt=task.system_prompt,
+            rationale=task.rationale,
+        )
 
     @property
     def result(self) -> dict[str, Any]:
@@ -123,12 +128,12 @@ def recording_of(run_id: str, entries: Sequence[Entry]) -> Recording:
     """Return the recording that these entries of a run are. Raises Refused: it cannot be run again; says why."""
     if any(entry.fact is None for entry in entries):
         raise Refused(f"{run_id}: its words were erased, so that its requests cannot be made again; choose another run")
-    found = Recording(tuple(entries))
-    asked = any(fact.kind == "task" for fact in found.facts(UserMessage))
-    if not asked or not found.facts(SpawnProposed) or not found.facts(SpawnDecided):
+    recording = Recording(tuple(entries))
+    has_task = any(fact.kind == "task" for fact in recording.facts(UserMessage))
+    if not has_task or not recording.facts(SpawnProposed) or not recording.facts(SpawnDecided):
         raise Refused(f"{run_id}: its proposal, task or approval is not there; record it again from its log")
     try:
-        runner, _ = found.config.runner, found.role
+        runner, _ = recording.config.runner, recording.role
     except (ValueError, RolesError) as error:
         why = str(error).partition("\n")[0]
         raise Refused(f"{run_id}: what was approved is not valid ({why}); record it again from its log") from None
@@ -137,11 +142,11 @@ def recording_of(run_id: str, entries: Sequence[Entry]) -> Recording:
             f"{run_id}: another agent ({runner}) did its work and wrote its own requests; only runs of Ava's own can be"
             " run again"
         )
-    if not found.facts(SubagentComplete) or not found.facts(RunEnded):
+    if not recording.facts(SubagentComplete) or not recording.facts(RunEnded):
         raise Refused(f"{run_id}: it has not ended yet; wait for it with `ava wait {run_id}`")
-    if not found.facts(RunStarted) or not found.facts(RunClaimed):
+    if not recording.facts(RunStarted) or not recording.facts(RunClaimed):
         raise Refused(f"{run_id}: it ended before it asked a model anything, so there is nothing to run again")
-    return found
+    return recording
 
 
 def read_recording(path: Path) -> Recording:

@@ -448,10 +448,10 @@ class Tape:
 
     # -- where the recording does not go on ---------------------------------------------------------------------------
 
-    async def _lost(self, begun: Entry) -> NoReturn:
+    async def _lost(self, call: Entry) -> NoReturn:
         """Do what ended a call in the recorded run: a cancel, the end of its process, or its time."""
         for entry in self.recording.entries:
-            if entry.seq <= begun.seq:
+            if entry.seq <= call.seq:
                 continue
             match entry.fact:
                 case RunClaimed():
@@ -482,9 +482,9 @@ class Tape:
 
     async def run_out(self) -> NoReturn:
         """Do what ended the recorded run between two calls."""
-        begun = [attempt.entry for attempt in self.attempts.values()]
-        begun.append(self.claims[self._claim])
-        await self._lost(max(begun, key=lambda entry: entry.seq))
+        entries = [attempt.entry for attempt in self.attempts.values()]
+        entries.append(self.claims[self._claim])
+        await self._lost(max(entries, key=lambda entry: entry.seq))
 
     async def leave(self) -> NoReturn:
         """End what this claim does, as if its process were gone."""

@@ -88,9 +88,9 @@ class TapeSetup(RunSetup):
 
     def _extensions(self) -> ExtensionLimits:
         """Return no limits; the replay asks for more only if the recorded run did."""
-        asked = any(fact.for_more for fact in self._tape.recording.facts(Asked))
+        asked_for_more = any(fact.for_more for fact in self._tape.recording.facts(Asked))
         hard: dict[str, float] = dict.fromkeys(_HARD, UNLIMITED)
-        hard["extension_wait_s"] = _ANSWER_S if asked else 0
+        hard["extension_wait_s"] = _ANSWER_S if asked_for_more else 0
         return ExtensionLimits(self._limits.model_copy(update=hard), DayCaps(UNLIMITED, UNLIMITED))
 
     def _tokens_per_byte(self) -> float | None:
@@ -134,8 +134,8 @@ class TapeSetup(RunSetup):
         fresh = super().prefix(config, texts, tools, choice, sandbox)
         recorded = self._tape.recording.first(RunStarted)
         parameters = fresh.parameters if self._changed is not None else recorded.parameters
-        kept = {"nonce": recorded.nonce, "confinement": recorded.confinement, "parameters": parameters}
-        return fresh.model_copy(update=kept)
+        recorded_fields = {"nonce": recorded.nonce, "confinement": recorded.confinement, "parameters": parameters}
+        return fresh.model_copy(update=recorded_fields)
 
     async def open_place(
         self, run: RunRow, config: RunConfig, tools: Mapping[str, Tool], scratch: Path, sandbox: Sandbox | None

@@ -33,7 +33,8 @@ _PIECES = 8
 _RETRY_MS = 10
 _FREE_BIND = 15
 _RESET = struct.pack("ii", 1, 0)
-_LISTENS, _GONE = b"listens", b"gone"
+_LISTENS = b"listens"
+_GONE = b"gone"
 
 
 class Relay:
@@ -93,9 +94,9 @@ def _run(supervisor: int, descriptors: tuple[int, int, int], local: tuple[int, s
         os._exit(1)
 
 
-def _close_all_but(kept: tuple[int, ...]) -> None:
+def _close_all_but(descriptors: tuple[int, ...]) -> None:
     for number in map(int, os.listdir("/proc/self/fd")):
-        if number > 2 and number not in kept:
+        if number > 2 and number not in descriptors:
             try:
                 os.close(number)
             except OSError:  # that of the list itself
@@ -176,10 +177,14 @@ class _Connection:
         self._open = [True, True]  # more may be read from this side
         self._broken = False
 
-    def wanted(self, side: int) -> int:
-        """Return what a side has to be waited for, 0 for nothing."""
-        reads = self._open[side] and not self._pending[side]
-        return (select.POLLIN if reads else 0) | (select.POLLOUT if self._pending[1 - side] else 0)
+    def events_of(self, side: int) -> int:
+        """Return the events that a side has to be waited for, 0 for none."""
+        events = 0
+        if self._open[side] and not self._pending[side]:
+            events |= select.POLLIN
+        if self._pending[1 - side]:
+            events |= select.POLLOUT
+        return events
 
     @property
     def has_ended(self) -> bool:
@@ -242,7 +247,8 @@ class _Connections:
             events = self._waiting.poll(_RETRY_MS if self._retries else None)
             self._retries = False
             for descriptor, _event in events:
-                if connection := self._by_descriptor.get(descriptor):
+                connection = self._by_descriptor.get(descriptor)
+                if connection is not None:
                     self._serve(connection)
                 elif descriptor == self._listener.fileno():
                     self._accept()
@@ -250,17 +256,17 @@ class _Connections:
     def _serve(self, connection: _Connection) -> None:
         connection.move(0)
         connection.move(1)
-        ended = connection.has_ended
+        has_ended = connection.has_ended
         for side, end in enumerate(connection.sides):
-            wanted = 0 if ended else connection.wanted(side)
-            if wanted == connection.masks[side]:
+            events = 0 if has_ended else connection.events_of(side)
+            if events == connection.masks[side]:
                 continue
-            connection.masks[side] = wanted
-            if wanted:
-                self._waiting.register(end.fileno(), wanted)
+            connection.masks[side] = events
+            if events:
+                self._waiting.register(end.fileno(), events)
             else:  # else its end would be reported again and again
                 self._waiting.unregister(end.fileno())
-        if ended:
+        if has_ended:
             for end in connection.sides:
                 del self._by_descriptor[end.fileno()]
             connection.close()
