@@ -533,10 +533,13 @@ class _Reader(FlowReader):
 def _chosen_entry(choices: Any) -> str:
     """Return the entry of a list that is chosen, or else its default, or else the first."""
     number = value_of(child(choices, "w:result")) or value_of(child(choices, "w:default")) or "0"
+    if not (number.isascii() and number.isdecimal()):
+        return ""
+    index = int(number[:4])
     entries = children(choices, "w:listEntry")
-    if number.isascii() and number.isdecimal() and int(number[:4]) < len(entries):
-        return value_of(entries[int(number[:4])]) or ""
-    return ""
+    if index >= len(entries):
+        return ""
+    return value_of(entries[index]) or ""
 
 
 def _rows(table: Any) -> Iterator[Any]:
