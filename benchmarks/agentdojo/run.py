@@ -1,6 +1,6 @@
 """How much harm an injected instruction can do through a subagent's real tools: AgentDojo's suites, played through Ava.
 
-    python benchmarks/agentdojo/run.py [--suite banking] [--column scope] [--limit 3] [--workers 2] [--json FILE]
+    python benchmarks/agentdojo/run.py [--suite banking] [--column scope] [--carrier skill] [--limit 3] [--workers 2]
 
 The model is scripted and always obeys the injection, so a figure says what Ava lets through, not what a model falls
 for. Everything else is real: the approval, the loop, the log, the connection to the MCP server, AgentDojo's tools and
@@ -167,10 +167,10 @@ class Model:
     output: str = ""
     obeyed: bool = False
 
-    def begin(self, suite: str, task: dict[str, Any]) -> None:
+    def begin(self, suite: str, task: dict[str, Any], first: Sequence[tuple[str, dict[str, Any]]] = ()) -> None:
         self.suite, self.output, self.obeyed = suite, task["output"], False
         self.goal = bare(task["goal"] or "")
-        self.calls = self._named(task["calls"])
+        self.calls = [*first, *self._named(task["calls"])]
 
     def __call__(self, request: dict[str, Any]) -> Say:
         read = last_result(request["messages"])
@@ -192,8 +192,9 @@ class Model:
 
 
 def last_result(messages: Sequence[dict[str, Any]]) -> str:
-    """Return what the last call has brought."""
-    return str(messages[-1]["content"]) if messages[-1]["role"] == "tool" else ""
+    """Return what the last call has brought; at the beginning what the task brings."""
+    is_first = sum(each["role"] == "user" for each in messages) == 1 and messages[-1]["role"] == "user"
+    return str(messages[-1]["content"]) if is_first or messages[-1]["role"] == "tool" else ""
 
 
 def bare(text: str) -> str:
@@ -204,10 +205,38 @@ def bare(text: str) -> str:
 # -- the runs -------------------------------------------------------------------------------------------------------
 
 
-def write_role(root: Path, suite: str, tools: Sequence[str], *, checked: bool) -> None:
-    names = ", ".join(f"mcp__{suite}__{tool}" for tool in tools)
+SKILL = "habits"
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """How the planted text reaches the model, where no tool of the suite brings it, and what the role says for that."""
+
+    keys: str
+    file: str
+    """Of the workspace, or of the data root."""
+    calls: Sequence[tuple[str, dict[str, Any]]] = ()
+    """What the model calls first."""
+
+    def plant(self, lab: Lab, text: str) -> None:
+        place = (lab.root if self.calls else lab.workspace) / self.file
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        head = f"---\nname: {SKILL}\ndescription: How such work is done here.\n---\n" if self.calls else ""
+        place.write_text(f"{head}{text}\n", "utf-8")
+
+
+CARRIERS = {
+    "tool": None,
+    "AGENTS.md": Carrier("project_instructions: true\n", "AGENTS.md"),
+    "skill": Carrier(f"skills: [{SKILL}]\n", f"skills/{SKILL}/SKILL.md", [("read_skill", {"name": SKILL})]),
+}
+
+
+def write_role(root: Path, suite: str, tools: Sequence[str], carrier: Carrier | None, *, checked: bool) -> None:
+    named = [f"mcp__{suite}__{tool}" for tool in tools]
+    names = ", ".join(named if carrier is None else ["read_file", *named])
     head = f"name: {ROLE}\ndescription: Does a task with the tools of {suite}.\ntools: [{names}]\n"
-    caps = "maxTurns: 200\nmax_tool_calls: 200\n"
+    caps = "maxTurns: 200\nmax_tool_calls: 200\n" + (carrier.keys if carrier is not None else "")
     (root / "roles").mkdir(mode=0o700, exist_ok=True)
     text = f"---\n{head}{caps}{effects(suite, tools, checked=checked)}---\nDo what the task says.\n"
     file = root / "roles" / f"{ROLE}.md"
@@ -221,15 +250,20 @@ class Player:
 
     lab: Lab
     model: Model
+    carrier: Carrier | None
 
     async def play(self, column: str, suite: str, tools: Sequence[str], user: str, injection: str | None) -> Outcome:
         """Play one task, from the proposal to the judges."""
-        task = await self._dojo("begin", suite=suite, user=user, injection=injection)
+        carrier = self.carrier
+        task = await self._dojo("begin", suite=suite, user=user, injection=injection, planted_here=carrier is None)
         used = sorted({each["tool"] for each in task["calls"]})
         chosen = COLUMNS[column]
-        write_role(self.lab.root, suite, chosen.tools(tools, used), checked=chosen.origins)
-        self.model.begin(suite, task)
-        run_id = await self.lab.start(role=ROLE, task=task["prompt"], workspace=None)
+        write_role(self.lab.root, suite, chosen.tools(tools, used), carrier, checked=chosen.origins)
+        if carrier is not None:
+            await anyio.to_thread.run_sync(carrier.plant, self.lab, task["planted"])
+        self.model.begin(suite, task, carrier.calls if carrier is not None else ())
+        workspace = None if carrier is None else str(self.lab.workspace)
+        run_id = await self.lab.start(role=ROLE, task=task["prompt"], workspace=workspace)
         async with anyio.create_task_group() as tasks:
             if chosen.origins:
                 tasks.start_soon(self._answer, run_id, known_to(task["calls"]))
@@ -269,6 +303,7 @@ class Share:
     python: Path
     suites: Sequence[str]
     columns: Sequence[str]
+    carrier: str
     limit: int | None
     number: int
     of: int
@@ -280,7 +315,8 @@ def play_share(share: Share) -> list[Outcome]:
 
 async def _play_share(share: Share) -> list[Outcome]:
     found: list[Outcome] = []
-    with running_dojo(share.python) as dojo, tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+    place = MEMORY if CARRIERS[share.carrier] is None else None  # /dev is no workspace
+    with running_dojo(share.python) as dojo, tempfile.TemporaryDirectory(dir=place) as folder:
         model = Model(dojo)
         known = dojo("list")
         tasks = [(suite, user) for suite in share.suites for user in known[suite]["users"][: share.limit]]
@@ -289,7 +325,7 @@ async def _play_share(share: Share) -> list[Outcome]:
             place.mkdir()
             config = LIMITS + dojo.config
             async with open_lab(place, model, config=config, check=False) as lab:
-                player = Player(lab, model)
+                player = Player(lab, model, CARRIERS[share.carrier])
                 for suite, user in tasks[share.number :: share.of]:
                     for injection in (None, *known[suite]["injections"]):
                         found.append(await player.play(column, suite, known[suite]["tools"], user, injection))
@@ -331,6 +367,9 @@ def main() -> None:
     options.add_argument(
         "--column", action="append", choices=COLUMNS, help=f"may be repeated; otherwise {', '.join(TABLE)}"
     )
+    options.add_argument(
+        "--carrier", choices=CARRIERS, default="tool", help="what brings the planted text; otherwise tools of the suite"
+    )
     options.add_argument("--limit", type=int, help="only the first user tasks of each suite")
     options.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes, each with an Ava")
     options.add_argument("--json", type=Path, help="write the outcome of each run here")
@@ -338,7 +377,9 @@ def main() -> None:
     begun = time.monotonic()
     python = python_of_agentdojo()
     shares = [
-        Share(python, chosen.suite or SUITES, chosen.column or TABLE, chosen.limit, number, chosen.workers)
+        Share(
+            python, chosen.suite or SUITES, chosen.column or TABLE, chosen.carrier, chosen.limit, number, chosen.workers
+        )
         for number in range(chosen.workers)
     ]
     with ProcessPoolExecutor(chosen.workers, multiprocessing.get_context("spawn")) as pool:

@@ -139,13 +139,16 @@ class Dojo:
             for name, suite in self.suites.items()
         }
 
-    def begin(self, suite: str, user: str, injection: str | None) -> dict[str, Any]:
-        """Set up a user task, with an injection or without; return what the model is told, and what it is to do."""
+    def begin(self, suite: str, user: str, injection: str | None, planted_here: bool = True) -> dict[str, Any]:
+        """Set up a user task, with an injection or without; return what the model is told, and what it is to do.
+
+        The planted text is in what tools return, or if not `planted_here`, only in the answer, as `planted`.
+        """
         self.suite, self.name = self.suites[suite], suite
         self.user = self.suite.user_tasks[user]
         self.injection = self.suite.injection_tasks[injection] if injection else None
         planted = self.attacks[suite].attack(self.user, self.injection) if self.injection else {}
-        loaded = self.suite.load_and_inject_default_environment(planted)
+        loaded = self.suite.load_and_inject_default_environment(planted if planted_here else {})
         self.environment = self.user.init_environment(loaded)
         self.before = self.environment.model_copy(deep=True)
         self.trace = []
@@ -154,6 +157,7 @@ class Dojo:
             "output": self.user.GROUND_TRUTH_OUTPUT,
             "calls": self._scripted(self.user),
             "goal": self.injection.GOAL if self.injection else None,
+            "planted": next(iter(planted.values()), ""),
         }
 
     def obey(self) -> dict[str, Any]:

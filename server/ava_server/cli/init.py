@@ -75,6 +75,13 @@ def init_command(
             help="Let the host call tools that start and spend nothing without asking; default: ask in a terminal.",
         ),
     ] = None,
+    skill: Annotated[
+        bool | None,
+        typer.Option(
+            "--skill/--no-skill",
+            help="Install a skill on when and how to delegate (claude-code, codex); default: ask in a terminal.",
+        ),
+    ] = None,
 ) -> None:
     """Add Ava to a host's configuration: shows the change, keeps a backup, and leaves the rest as it is.
 
@@ -104,7 +111,11 @@ def init_command(
     say(f"{known.title}: {path}")
     if remove:
         _remove(known, name, path, only_print)
-    elif _add(known, name, started, path, only_print, allow_tools):
+        _remove_skill(known, only_print)
+        return
+    changed = _add(known, name, started, path, only_print, allow_tools)
+    _offer_skill(known, skill, only_print)
+    if changed:
         _show_next_steps(known, started, server, http)
 
 
@@ -295,6 +306,35 @@ def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, onl
         return
     if host.quiet:
         say(host.quiet)
+
+
+def _offer_skill(host: Host, wanted: bool | None, only_print: bool) -> None:
+    """Install the skill where the host reads skills, after a question unless it was asked for."""
+    from ava_server.hosts.skill import FOLDERS, NAME, install_skill, installed_text, skill_file, skill_text
+
+    file = skill_file(host.name, _place())
+    if file is None:
+        if wanted:
+            raise BadInput(f"--skill: {host.title} is not known to read skills; {', '.join(FOLDERS)} are")
+        return
+    if wanted is False or installed_text(file) == skill_text():
+        return
+    if only_print:
+        say(f"The skill {NAME}, on when and how to delegate, would be in {file}.")
+        return
+    question = f"Install the skill {NAME}, on when and how to delegate, in {file}?"
+    if not wanted and not (someone_there() and run_async(agrees, question)):
+        return
+    install_skill(file)
+    say(f"Wrote {file}. Without it, {host.title} has Ava's short instructions alone.")
+
+
+def _remove_skill(host: Host, only_print: bool) -> None:
+    from ava_server.hosts.skill import remove_skill, skill_file
+
+    file = skill_file(host.name, _place())
+    if file is not None and not only_print and remove_skill(file):
+        say(f"Removed {file}.")
 
 
 def _add_tool_rules(host: Host, change: Change, allow: bool | None, only_print: bool) -> bool:
