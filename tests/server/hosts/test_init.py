@@ -15,11 +15,16 @@ import pytest
 from support.stdio import AVA, connected, serving
 from support.terminal import ava
 
+from ava_roles.catalog import BUILT_IN
+from ava_roles.skills import read_skill
+from ava_server.approval.requests import SpawnArgs
 from ava_server.config.keys import find_key
 from ava_server.core.errors import BadInput
 from ava_server.hosts.clients import client_of, known_clients
 from ava_server.hosts.known import HOSTS
 from ava_server.hosts.launching import key_advice, launch
+from ava_server.hosts.skill import skill_text
+from ava_server.service.tools import TOOLS
 
 pytestmark = pytest.mark.slow
 
@@ -213,3 +218,35 @@ def test_the_doctor_lists_the_hosts_that_start_ava_and_whether_it_exists(home: P
         "Codex passes on OPENAI_API_KEY, but not OPENAI_API_BASE",
         "Cursor passes on GROQ_API_KEY, but not GROQ_API_BASE",
     ]
+
+
+@pytest.mark.parametrize(("host", "place"), [("claude-code", ".claude"), ("codex", ".agents")])
+def test_the_skill_is_installed_only_when_asked_for_and_removed_again(home: Path, host: str, place: str) -> None:
+    file = home / place / "skills" / "delegate-with-ava" / "SKILL.md"
+    assert init(home, host).returncode == 0 and not file.exists(), "nobody is there to ask"
+    assert f"would be in {file}" in init(home, host, "--print").stdout and not file.exists()
+    assert f"Wrote {file}" in init(home, host, "--skill").stdout
+    assert read_skill(file.parent, "ours").name == "delegate-with-ava"
+    file.write_text(f"{file.read_text()}\nOld.\n")
+    assert f"Wrote {file}" in init(home, host, "--skill").stdout and not file.read_text().endswith("Old.\n")
+    assert "SKILL.md" not in init(home, host, "--skill").stdout
+    assert f"Removed {file}" in init(home, host, "--remove").stdout and not file.parent.exists()
+
+
+def test_a_skill_of_somebody_else_is_kept(home: Path) -> None:
+    file = home / ".claude" / "skills" / "delegate-with-ava" / "SKILL.md"
+    file.parent.mkdir(parents=True)
+    file.write_text("Mine.\n")
+    done = init(home, "claude-code", "--skill")
+    assert done.returncode != 0 and "is not Ava's, and is kept" in done.stderr and file.read_text() == "Mine.\n"
+    init(home, "claude-code", "--remove")
+    assert file.read_text() == "Mine.\n"
+    assert "is not known to read skills" in init(home, "cursor", "--skill").stderr
+
+
+def test_the_skill_says_what_is_true_of_the_tools() -> None:
+    """Each tool, argument and role that it names exists."""
+    text = skill_text()
+    named = set(re.findall(r"`([a-z_]+)`", text))
+    of_steps = {"id", "after", "foreach"}
+    assert named - {*SpawnArgs.model_fields, *BUILT_IN, *TOOLS, *of_steps, "untrusted_result"} == set()
