@@ -97,7 +97,8 @@ def read_base_files(folder: Path, home: Path, accept: Accept = NOTHING_OUTSIDE) 
 
 def _without_base(folder: Path, why: str) -> ProjectFiles:
     there = [name for name in NAMES if os.path.lexists(folder / name)]
-    return ProjectFiles(left_out=tuple(f"{name} (the base of the change is not known: {why})" for name in there))
+    said = f"{' and '.join(there)} (the base of the change is not known: {why.partition(';')[0]})"
+    return ProjectFiles(left_out=(said,) if there else ())
 
 
 def _paths(namespace: Sequence[str]) -> list[str]:

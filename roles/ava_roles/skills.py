@@ -28,8 +28,8 @@ MOST_FILES: Final = 500
 MOST_BYTES: Final = 20_000_000
 MOST_CHARS: Final = 100_000
 """Of `SKILL.md`."""
-DESCRIPTION_CHARS: Final = 1_024
-"""As the format allows."""
+DESCRIPTION_CHARS: Final = 2_000
+"""The format allows 1,024, and published skills have more."""
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _KEYS = frozenset({"name", "description", "allowed-tools"})
 _BETWEEN_TOOLS = re.compile(r"[\s,]+(?![^(]*\))")

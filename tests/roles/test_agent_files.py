@@ -129,7 +129,7 @@ def test_a_skill_is_read_with_all_its_regular_files(tmp_path: Path) -> None:
     [
         ("name: Pdf\ndescription: x\n", {}, "lower case"),
         ("name: pdf\n", {}, "description"),
-        (f"name: pdf\ndescription: {'x' * 1_025}\n", {}, "at most 1,024"),
+        (f"name: pdf\ndescription: {'x' * 2_001}\n", {}, "at most 2,000"),
         ("name: pdf\ndescription: x\n", {f"{number}.txt": "" for number in range(MOST_FILES)}, "too large"),
     ],
 )

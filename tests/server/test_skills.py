@@ -124,8 +124,12 @@ async def test_a_skill_that_is_not_installed_is_named_and_the_run_goes_without(t
 async def test_tools_that_ava_lacks_and_a_blocked_skill_do_not_matter(tmp_path: Path) -> None:
     reader(tmp_path)
     skill(tmp_path, keys="allowed-tools: Read TodoWrite\nlicense: MIT\nmetadata:\n  a: {b: c}\n")
-    async with open_lab(tmp_path, config=PRICED) as lab:
+    async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
         assert "read_skill" in (await lab.propose(role="reader")).tools
+        taken = await lab.propose(role="reader")
+        await lab.approve(taken, changes={taken.pending_id: {"blocked_tools": ["read_skill"]}})
+        await lab.ended(taken.subagent_id)
+        assert "How to read prices" not in (await lab.facts(taken.subagent_id, RunStarted))[0].system
         without = await lab.propose(role="reader", blocked_tools=["read_skill"])
         assert "read_skill" not in without.tools and "skills" not in without.message
 

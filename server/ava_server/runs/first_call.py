@@ -17,6 +17,7 @@ from ava_audit.units import MICROS_PER_CENT, format_usd
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.role import parse_role, shared_prompt, system_prompt
 from ava_roles.tool import Tool
+from ava_roles.tools.run import READ_SKILL
 from ava_server.approval.proposals import project_of
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.summary import list_earlier
@@ -55,7 +56,7 @@ def started(
             tools=specs,
             limits=limits,
             output_schema=config.output_schema,
-            skills={skill.name: skill.description for skill in config.skills},
+            skills={skill.name: skill.description for skill in config.skills if READ_SKILL.name in tools},
         )
     )
     earlier = list_earlier(config.context_from) if READ_RESULT in tools else ""
