@@ -17,6 +17,7 @@ from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, UnknownRole
 from ava_server.cli import app
 from ava_server.cli.options import name_options
+from ava_server.config.keys import DELIVERS
 from ava_server.core.commands import TWO_WORDS
 from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelTimeout, Refused
 
@@ -94,6 +95,15 @@ def test_an_unknown_name_is_rejected_before_asking_for_the_key(tmp_path: Path) -
         "forgotten  AVA_KEY_FORGOTTEN (not used: config.toml has no [providers.forgotten])",
         f"lm_studio  {tmp_path}/keys.toml",
     ]
+
+
+@pytest.mark.parametrize("engine", sorted(DELIVERS))
+def test_the_credentials_of_an_engine_are_stored_like_a_key(tmp_path: Path, engine: str) -> None:
+    stored = ava(tmp_path, "key", "set", engine, stdin="ava:a-long-password-of-the-engine")
+    assert (stored.returncode, stored.stderr) == (0, "")
+    unused = f'(not used: config.toml has no engine = "{engine}" under [delivery])'
+    assert ava(tmp_path, "key", "list").stdout.splitlines()[1] == f"{engine}  {tmp_path}/keys.toml {unused}"
+    assert "its key is not used" not in ava(tmp_path, "doctor").stdout
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from ava_server.cli.options import Json, providers
 from ava_server.cli.secret_input import NameOnlyCommand, ask_hidden, ask_twice, choose_pin, read_secret
 from ava_server.cli.terminal import aligned, heading, present, say
 from ava_server.config import keys
-from ava_server.config.keys import SEARCHES, TAKES_KEYS, WELL_KNOWN, provider_name, set_variables, why_unused
+from ava_server.config.keys import DELIVERS, SEARCHES, TAKES_KEYS, WELL_KNOWN, provider_name, set_variables, why_unused
 from ava_server.config.pin import SET_ALREADY, PinFile
 from ava_server.config.secrets import Secret, hosts_of, read_secrets, remove_secret, secret_name, set_secret
 from ava_server.core.data_root import DataRoot, find_data_root, os_user
@@ -26,12 +26,13 @@ from ava_server.models.providers import PROVIDERS
 _ASKED = "asked for without echo, or read from a pipe."
 _MODEL_PROVIDERS = " or ".join(name for name in PROVIDERS if name in TAKES_KEYS - SEARCHES)
 _SEARCH_PROVIDERS = " or ".join(name for name in WELL_KNOWN if name in SEARCHES)
+_ENGINES = " or ".join(sorted(DELIVERS))
 _Provider = Annotated[
     str,
     typer.Argument(
         metavar="PROVIDER",
-        help=f"{_MODEL_PROVIDERS} for models, {_SEARCH_PROVIDERS} for web search, or a NAME that has a"
-        " [providers.NAME] in config.toml.",
+        help=f"{_MODEL_PROVIDERS} for models, {_SEARCH_PROVIDERS} for web search, {_ENGINES} for the engine"
+        " that delivers runs, or a NAME that has a [providers.NAME] in config.toml.",
         autocompletion=providers,
     ),
 ]
@@ -64,7 +65,7 @@ def set_key_command(provider: _Provider) -> None:
     """
     name = provider_name(provider)
     root = checked_root(show=False)
-    if name not in TAKES_KEYS and name not in _configured_providers(root):
+    if name not in TAKES_KEYS | DELIVERS and name not in _configured_providers(root):
         if keys.may_be_key(provider):
             raise BadInput(f"This is not a provider that Ava knows, and may be a key. {_ProviderOnlyCommand.advice}")
         near = nearest(name, TAKES_KEYS)
@@ -96,10 +97,15 @@ def list_keys_command(as_json: Json = False) -> None:
     entries = [{"provider": key.provider, "from": key.where, "used": key.provider not in unused} for key in known]
     passed_over = {name: why for name in WELL_KNOWN if (why := why_unused(name, os.environ, addresses.get(name)))}
     entries += [{"provider": name, "from": set_variables(name, os.environ)[0], "used": False} for name in passed_over]
-    note = " (not used: config.toml has no [providers.{0}])"
-    rows = [(key.provider, key.where + (note.format(key.provider) if key.provider in unused else "")) for key in known]
+    rows = [(key.provider, key.where + (_unused_note(key.provider) if key.provider in unused else "")) for key in known]
     lines = aligned([*rows, *passed_over.items()])
     present(root, as_json, {"keys": entries}, lines or ["No keys. Store one with `ava key set openrouter`."])
+
+
+def _unused_note(name: str) -> str:
+    if name in DELIVERS:
+        return f' (not used: config.toml has no engine = "{name}" under [delivery])'
+    return f" (not used: config.toml has no [providers.{name}])"
 
 
 @key_command.command("remove", cls=_ProviderOnlyCommand)
@@ -135,8 +141,9 @@ def _addresses(root: DataRoot) -> dict[str, str]:
 
 
 def _configured_providers(root: DataRoot) -> frozenset[str]:
-    """Return providers by the names under which keys are stored."""
-    return frozenset(provider_name(name) for name in read_settings(root).providers)
+    """Return providers, and the engine that delivers runs, by the names under which keys are stored."""
+    settings = read_settings(root)
+    return frozenset({settings.delivery.engine, *map(provider_name, settings.providers)})
 
 
 # -- ava secret -------------------------------------------------------------------------------------------------------

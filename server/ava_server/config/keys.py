@@ -39,6 +39,9 @@ KEY_VARIABLES: Mapping[str, str] = {one: name for name, variables in VARIABLES.i
 DEFAULT_ADDRESSES: Mapping[str, str] = {}
 """No addresses in the settings: each provider is called at its own."""
 
+DELIVERS = frozenset({"nats"})
+"""The engines that deliver runs (`[delivery]`): their credentials are stored as a key is."""
+
 SEARCHES = frozenset(name for name, known in PROVIDERS.items() if not known.models)
 
 OWN_PREFIX = "AVA_KEY_"

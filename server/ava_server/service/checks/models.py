@@ -8,7 +8,7 @@ from pathlib import Path
 from ava_roles.net.addresses import PROXY_VARIABLES, proxy_place, proxy_url
 from ava_roles.net.search_engines import Engine
 from ava_server.config.credentials import model_settings, provider_addresses
-from ava_server.config.keys import SEARCHES, WELL_KNOWN, list_keys, read_keys, why_unused
+from ava_server.config.keys import DELIVERS, SEARCHES, WELL_KNOWN, list_keys, read_keys, why_unused
 from ava_server.config.search_engines import any_search, search_text
 from ava_server.core.errors import AvaError
 from ava_server.hosts.launching import key_advice
@@ -73,7 +73,9 @@ def providers(setup: Setup) -> Iterator[CheckFinding]:
         )
     addresses = provider_addresses(setup.settings) if setup.settings else {}
     for key in list_keys(setup.root.keys, setup.env, addresses):
-        if {key.provider, key.provider.replace("_", "-")}.isdisjoint(usable) and key.provider not in SEARCHES:
+        if key.provider in SEARCHES | DELIVERS:
+            continue
+        if {key.provider, key.provider.replace("_", "-")}.isdisjoint(usable):
             why = f"config.toml has no [providers.{key.provider}] with its address"
             yield CheckFinding(f"provider {key.provider}", "note", f"its key is not used: {why}")
     if not usable and models.model is None:
