@@ -43,6 +43,7 @@ FOLDERS = {
     "server/ava_server/agents": "agents",
     "server/ava_server/dashboard": "dashboard",
     "server/ava_server/delivery/nats.py": "nats",
+    "server/ava_server/delivery/temporal.py": "temporal",
     "server/ava_server/http": "team",
     "server/ava_server/suites": "eval",
     "server/ava_server/web": "web",

@@ -40,6 +40,7 @@ EXTRAS: Mapping[str, Extra] = {
     "languages": Extra("Words of Chinese, Japanese and Thai need", "icu4py.breakers", ("icu4py",)),
     "nats": Extra("Delivery of runs by NATS needs", "ava_server.delivery.nats", ("nats",)),
     "postgres": Extra("A log in Postgres needs", "ava_audit.postgres.backend", ("psycopg",)),
+    "temporal": Extra("Delivery of runs by Temporal needs", "ava_server.delivery.temporal", ("temporalio",)),
 }
 
 

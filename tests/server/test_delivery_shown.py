@@ -45,7 +45,7 @@ def test_a_setting_that_does_not_fit_is_one_sentence_and_starts_nothing(tmp_path
 
 def test_an_engine_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[delivery]\nengine = "kafka"\n')
-    with pytest.raises(ConfigError, match=r'delivery\.engine is "kafka"; allowed is none or nats\.'):
+    with pytest.raises(ConfigError, match=r'delivery\.engine is "kafka"; allowed is none, nats or temporal\.'):
         load_settings(tmp_path, {})
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
+from support.engines.bodies import Worker, at_once
 from support.network.certificates import issue
 from support.stdio import until
 
@@ -19,49 +19,11 @@ import nats
 from nats.js.api import StreamConfig
 from support.engines.nats import NatsServer, missing, running_nats
 
-from ava_server.delivery import ANY, PLANS, DeliveryFailed, queues_for
-from ava_server.delivery.nats import NatsDelivery, NatsPlace
+from ava_server.delivery import ANY, PLANS, DeliveryFailed, EnginePlace, queues_for
+from ava_server.delivery.nats import NatsDelivery
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 LEASE_S = 0.8
-
-
-@dataclass
-class Worker:
-    """A body that notes what it is given, and answers when it is told to."""
-
-    answer: bool = True
-    alive: bool = True
-    taking: bool = True
-    settled_s: float = 0.0
-    runs: list[str] = field(default_factory=list)
-    woken: int = 0
-    held: set[str] = field(default_factory=set)
-    most: int = 0
-    gate: anyio.Event = field(default_factory=anyio.Event)
-
-    def wake(self) -> None:
-        self.woken += 1
-
-    def is_alive(self) -> bool:
-        return self.alive
-
-    def takes_runs(self) -> bool:
-        return self.taking and self.alive
-
-    async def __call__(self, run_id: str) -> bool:
-        self.runs.append(run_id)
-        self.held.add(run_id)
-        self.most = max(self.most, len(self.held))
-        await self.gate.wait()
-        self.held.discard(run_id)
-        return self.answer
-
-
-def at_once(answer: bool = True) -> Worker:
-    worker = Worker(answer=answer)
-    worker.gate.set()
-    return worker
 
 
 @pytest.fixture
@@ -70,8 +32,8 @@ def server(tmp_path: Path) -> Generator[NatsServer]:
         yield started
 
 
-def place(server: NatsServer, credentials: str | None = None, ca: Path | None = None, log: str = "a") -> NatsPlace:
-    return NatsPlace(server.address, "ava", credentials, ca, LEASE_S, log)
+def place(server: NatsServer, credentials: str | None = None, ca: Path | None = None, log: str = "a") -> EnginePlace:
+    return EnginePlace(server.address, "ava", credentials, ca, LEASE_S, log)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.abc import Process
-from support.engines.nats import NatsServer, missing
+from support.engines import nats, temporal
 from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.network.cable import running_cables
 from support.processes import end
@@ -23,6 +23,7 @@ from support.stdio import AVA, Stderr, Wire, assert_intact, environment, logged,
 
 pytest.importorskip("psycopg", reason="the driver is not installed")
 pytest.importorskip("nats", reason="the client of NATS is not installed")
+pytest.importorskip("temporalio", reason="the client of Temporal is not installed")
 
 from support.postgres import PostgresServer, running_server
 
@@ -36,13 +37,16 @@ DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"
 WORKER = (*AVA[:-1], "worker")
 
 
+Engine = nats.NatsServer | temporal.TemporalServer
+
+
 @dataclass
 class Fleet:
     """A server, the workers, the database and the engine of a test."""
 
     tmp: Path
     postgres: PostgresServer
-    engine: NatsServer | None
+    engine: Engine | None
     models: ModelServer
     host: Wire = field(init=False)
 
@@ -59,7 +63,7 @@ class Fleet:
         config = f'database_url = "{self.url}"\nruns_on = "workers"\nlease_s = {LEASE_S}\n'
         config += PRICED.replace("custom:test", "custom:scripted") + LIMITS
         if self.engine is not None:
-            config += f'\n[delivery]\nengine = "nats"\naddress = "{self.engine.address}"\n'
+            config += f'\n[delivery]\nengine = "{self.engine.kind}"\naddress = "{self.engine.address}"\n'
         return made(self.tmp / name, config_toml=config)
 
     @asynccontextmanager
@@ -94,14 +98,15 @@ class Fleet:
         assert_intact(self.root)
 
 
-@pytest.fixture(params=["none", "nats"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[NatsServer | None]:
+@pytest.fixture(params=["none", "nats", "temporal"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Engine | None]:
     if request.param == "none":
         yield None
         return
-    if (why := missing()) is not None:
+    if (why := {"nats": nats, "temporal": temporal}[request.param].missing()) is not None:
         pytest.skip(why)
-    server = NatsServer(tmp_path / "nats")
+    folder = tmp_path / "engine"
+    server: Engine = nats.NatsServer(folder) if request.param == "nats" else temporal.TemporalServer(folder)
     server.start()
     yield server
     server.stop(signal.SIGKILL)
@@ -115,9 +120,7 @@ def postgres() -> Generator[PostgresServer]:
 
 
 @asynccontextmanager
-async def fleet(
-    tmp: Path, postgres: PostgresServer, engine: NatsServer | None, script: object
-) -> AsyncGenerator[Fleet]:
+async def fleet(tmp: Path, postgres: PostgresServer, engine: Engine | None, script: object) -> AsyncGenerator[Fleet]:
     with running_model_server(script) as models:  # type: ignore[arg-type]
         found = Fleet(tmp, postgres, engine, models)
         async with serving(found.machine("server"), env=using(models.base_url)) as found.host:
@@ -131,7 +134,7 @@ def gated(*gates: Gate) -> Callable[[object], Say]:
 
 
 async def test_a_zombie_wakes_up_and_then_its_successor_dies(
-    tmp_path: Path, postgres: PostgresServer, engine: NatsServer | None
+    tmp_path: Path, postgres: PostgresServer, engine: Engine | None
 ) -> None:
     """SIGSTOP, a takeover, SIGCONT, kill -9 of the new owner: a third one has the run, whoever forgot it."""
     first, second = Gate(within_s=200), Gate(within_s=200)
@@ -157,7 +160,7 @@ async def test_a_zombie_wakes_up_and_then_its_successor_dies(
 
 
 async def test_labels_are_kept_and_a_run_without_a_worker_for_them_waits_and_says_so(
-    tmp_path: Path, postgres: PostgresServer, engine: NatsServer | None
+    tmp_path: Path, postgres: PostgresServer, engine: Engine | None
 ) -> None:
     async with fleet(tmp_path, postgres, engine, lambda _request: DONE) as now:
         (now.root / "roles").mkdir()
@@ -181,7 +184,7 @@ async def test_labels_are_kept_and_a_run_without_a_worker_for_them_waits_and_say
 
 
 async def test_a_cancel_reaches_a_queued_run_and_a_running_one(
-    tmp_path: Path, postgres: PostgresServer, engine: NatsServer | None
+    tmp_path: Path, postgres: PostgresServer, engine: Engine | None
 ) -> None:
     gate = Gate(within_s=200)
     async with fleet(tmp_path, postgres, engine, gated(gate)) as now:
@@ -202,7 +205,7 @@ async def test_a_cancel_reaches_a_queued_run_and_a_running_one(
 
 
 async def test_a_worker_that_reaches_the_engine_and_not_the_log_loses_its_runs_to_others(
-    tmp_path: Path, postgres: PostgresServer, engine: NatsServer | None
+    tmp_path: Path, postgres: PostgresServer, engine: Engine | None
 ) -> None:
     first = Gate(within_s=200)
     async with fleet(tmp_path, postgres, engine, gated(first)) as now:
@@ -246,7 +249,7 @@ async def with_live_and_waiting(now: Fleet, gate: Gate, stack: AsyncExitStack) -
 
 @pytest.mark.parametrize("fault", ["engine away", "store deleted", "log away"])
 async def test_runs_that_live_and_runs_that_wait_outlast(
-    tmp_path: Path, postgres: PostgresServer, engine: NatsServer | None, fault: str
+    tmp_path: Path, postgres: PostgresServer, engine: Engine | None, fault: str
 ) -> None:
     if engine is None and fault != "log away":
         pytest.skip("there is no engine")

@@ -249,7 +249,7 @@ class DeliverySettings(Table):
     many as may run at all.
     """
 
-    engine: Literal["none", "nats"] = "none"
+    engine: Literal["none", "nats", "temporal"] = "none"
     address: str = ""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")] = "ava"
     ca_file: Folder | None = None

@@ -22,6 +22,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import combinations
+from pathlib import Path
 from typing import Protocol
 
 from ava_server.core.errors import AvaError
@@ -79,6 +80,27 @@ class EngineState:
     waiting: Mapping[str, int] = field(default_factory=dict[str, int])
     taken: Mapping[str, int] = field(default_factory=dict[str, int])
     again: int = 0
+
+
+@dataclass(frozen=True)
+class EnginePlace:
+    """Where an engine is, and what it is asked for.
+
+    Attributes:
+        address: As the setting has it, without a password.
+        name: What the engine calls the runs of this log: each log has its own.
+        credentials: What the engine wants to see, such as `user:password`; None for none.
+        ca_file: The certificates of authorities that are trusted besides the system's.
+        lease_s: After how long without a sign of life a message goes to another worker.
+        log_id: The log whose runs these are.
+    """
+
+    address: str
+    name: str
+    credentials: str | None = field(repr=False)
+    ca_file: Path | None
+    lease_s: float
+    log_id: str
 
 
 class Delivery(Protocol):

@@ -16,8 +16,6 @@ import logging
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
@@ -29,7 +27,7 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
 from nats.js.client import JetStreamContext
 
-from ava_server.delivery import PLANS, Body, DeliveryFailed, EngineState
+from ava_server.delivery import PLANS, Body, DeliveryFailed, EnginePlace, EngineState
 from ava_server.delivery.message import LOOK_S, handle, until_it_takes
 
 log = logging.getLogger("ava.delivery")
@@ -48,37 +46,13 @@ FORMAT = 1
 """The version of what a message carries."""
 
 
-@dataclass(frozen=True)
-class NatsPlace:
-    """Where the engine is, and what it is asked for.
-
-    Attributes:
-        address: `nats://host:4222`, or `tls://` with TLS; several with commas between them.
-        name: The stream, and the first word of its subjects: one for each log.
-        credentials: `user:password`, or a token; None for none.
-        ca_file: The certificates of authorities that are trusted besides the system's.
-        lease_s: After how long without a sign of life a message goes to another worker.
-        log_id: The log whose runs these are.
-    """
-
-    address: str
-    name: str
-    credentials: str | None
-    ca_file: Path | None
-    lease_s: float
-    log_id: str
-
-    def __repr__(self) -> str:
-        return f"NatsPlace({self.address}, {self.name})"
-
-
 class NatsDelivery:
     """The adapter for NATS; it connects when it is first used, and again after a loss."""
 
     name = "nats"
     carries = True
 
-    def __init__(self, place: NatsPlace) -> None:
+    def __init__(self, place: EnginePlace) -> None:
         self._place = place
         self._client: Client | None = None
         self._lock = anyio.Lock()
@@ -400,6 +374,6 @@ def _reason(error: BaseException) -> str:
     return (str(error).removeprefix("nats: ") or type(error).__name__).rstrip(".")[:200]
 
 
-def open_delivery(place: NatsPlace) -> NatsDelivery:
+def open_delivery(place: EnginePlace) -> NatsDelivery:
     """Return the adapter; nothing is connected yet."""
     return NatsDelivery(place)

@@ -10,7 +10,7 @@ from ava_audit.store.backend import MARK
 from ava_extras import ExtraMissing, load
 from ava_server.config.keys import find_key
 from ava_server.core.errors import AvaError, ConfigError
-from ava_server.delivery import EngineState
+from ava_server.delivery import EnginePlace, EngineState
 from ava_server.runs.offers import REFUSED
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
     from ava_server.delivery import Delivery
 
-ADDRESSES = {"nats": ("nats://", "tls://")}
+ADDRESSES = {"nats": ("nats://", "tls://"), "temporal": ("temporal://", "tls://")}
 """How the address of each engine begins."""
 
 
@@ -58,7 +58,7 @@ def open_engine(settings: Settings) -> Delivery | None:
     except ExtraMissing as missing:
         raise ConfigError(str(missing)) from None
     key = find_key(chosen.engine, settings.paths.keys)
-    place = module.NatsPlace(
+    place = EnginePlace(
         address=chosen.address,
         name=chosen.name,
         credentials=None if key is None else key.value,

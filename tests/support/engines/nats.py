@@ -52,6 +52,7 @@ class NatsServer:
     port: int = field(default_factory=free_port)
     passwords: dict[str, str] = field(default_factory=lambda: {n: secrets.token_hex(8) for n in ("server", "worker")})
     _process: subprocess.Popen[bytes] | None = None
+    kind: str = "nats"
 
     @property
     def address(self) -> str:

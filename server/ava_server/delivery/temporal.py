@@ -1,0 +1,319 @@
+"""Delivery by Temporal: one workflow for each run, with one activity that beats and carries the run's id alone.
+
+A queue is a task queue, and the run's id is the workflow's, so there is one live delivery of a run; what is delivered
+again ends the one before it. The activity returns whether the run may be forgotten, and never fails because another
+worker has the run: the workflow waits then and asks again. Temporal's own attempts make sure that an answer of a
+worker that has lost its activity does not count.
+
+A cancel needs no message: the owner reads it from the log within a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import anyio
+from temporalio import activity, workflow
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.client import Client
+from temporalio.common import RetryPolicy, WorkflowIDConflictPolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode, TLSConfig
+from temporalio.worker import (
+    CustomSlotSupplier,
+    FixedSizeSlotSupplier,
+    SlotMarkUsedContext,
+    SlotPermit,
+    SlotReleaseContext,
+    SlotReserveContext,
+    UnsandboxedWorkflowRunner,
+    Worker,
+    WorkerTuner,
+)
+
+from ava_server.delivery import PLANS, Body, DeliveryFailed, EnginePlace, EngineState
+from ava_server.delivery.message import LOOK_S, SIGNS, handle
+
+log = logging.getLogger("ava.delivery")
+T = TypeVar("T")
+
+ANSWER_S = 10.0
+TRY_AGAIN_S = 1.0
+LONGEST = timedelta(days=30)
+"""How long one attempt at an activity may take: a run waits in the log, and not here."""
+MOST_EVENTS = 2_000
+"""Events of a workflow after which it goes on as a new one."""
+WORKFLOW, ACTIVITY = "AvaRun", "ava_drive"
+_ATTEMPT = "attempt"
+_DEFAULT_NAMESPACE = "default"
+
+
+@workflow.defn(name=WORKFLOW, sandboxed=False)
+class AvaRun:
+    """Carries one run to a worker, again and again until the log says that it may be forgotten."""
+
+    @workflow.run
+    async def run(self, run_id: str, log_id: str, lease_s: float) -> None:
+        while True:
+            forget = await workflow.execute_activity(
+                ACTIVITY,
+                args=[run_id, log_id],
+                result_type=bool,
+                start_to_close_timeout=LONGEST,
+                heartbeat_timeout=timedelta(seconds=lease_s),
+                retry_policy=RetryPolicy(initial_interval=timedelta(seconds=TRY_AGAIN_S), backoff_coefficient=1.0),
+            )
+            if forget:
+                return
+            await workflow.sleep(lease_s)
+            if workflow.info().get_current_history_length() > MOST_EVENTS:
+                workflow.continue_as_new(args=[run_id, log_id, lease_s])
+
+
+@dataclass
+class _Slots:
+    """The slots of a worker, for all of its queues together."""
+
+    most: int
+    used: int = 0
+
+
+class _Supplier(CustomSlotSupplier):
+    """Lets a queue be asked while a slot is free, and not while the worker takes nothing (rule 2).
+
+    A slot is taken only by a run, so several queues may be asked for the same one; what comes too much goes back.
+    """
+
+    def __init__(self, slots: _Slots | None, body: Body) -> None:
+        self._slots = slots
+        self._body = body
+
+    async def reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit:
+        while not self._is_free():  # noqa: ASYNC110 - what it depends on is read, not told
+            await asyncio.sleep(LOOK_S)
+        return SlotPermit()
+
+    def _is_free(self) -> bool:
+        return self._body.takes_runs() and (self._slots is None or self._slots.used < self._slots.most)
+
+    def try_reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit | None:
+        return None
+
+    def mark_slot_used(self, ctx: SlotMarkUsedContext) -> None:
+        if self._slots is not None:
+            self._slots.used += 1
+
+    def release_slot(self, ctx: SlotReleaseContext) -> None:
+        if self._slots is not None and ctx.slot_info is not None:
+            self._slots.used -= 1
+
+
+class TemporalDelivery:
+    """The adapter for Temporal; it connects when it is first used."""
+
+    name = "temporal"
+    carries = True
+
+    def __init__(self, place: EnginePlace) -> None:
+        self._place = place
+        self._client: Client | None = None
+        self._lock = anyio.Lock()
+        self._said = ""
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncGenerator[None]:
+        yield
+        self._client = None
+
+    async def deliver(self, run_id: str, queue: str, attempt: str) -> None:
+        await self._translated(self._deliver(run_id, queue, attempt))
+
+    async def cancel(self, run_id: str) -> None:
+        """Do nothing: the owner reads it from the log."""
+
+    async def work(self, name: str, queues: Sequence[str], slots: int, body: Body) -> None:
+        """Run a worker for each queue; one whose server is away is started again."""
+        while True:
+            try:
+                client = await self._translated(self._connection())
+                self._said = ""
+                shared = _Slots(slots)
+                async with AsyncExitStack() as stack:
+                    for queue in queues:
+                        of_queue = None if queue == PLANS else shared
+                        await stack.enter_async_context(self._worker(client, queue, of_queue, body))
+                    await anyio.sleep_forever()
+            except DeliveryFailed as error:
+                self._note(str(error))
+            except Exception as error:  # what a worker raises when its server refuses it
+                self._note(f"{self._at} ended this worker ({_reason(error)}); it is started again")
+            await anyio.sleep(TRY_AGAIN_S)
+
+    async def state(self) -> EngineState:
+        try:
+            return await self._translated(self._state())
+        except DeliveryFailed as error:
+            return EngineState(str(error))
+
+    # -- servers ------------------------------------------------------------------------------------------------------
+
+    async def _deliver(self, run_id: str, queue: str, attempt: str) -> None:
+        client = await self._connection()
+        place, workflow_id = self._place, f"{self._place.name}-{run_id}"
+
+        async def start(policy: WorkflowIDConflictPolicy) -> None:
+            await client.start_workflow(
+                WORKFLOW,
+                args=[run_id, place.log_id, place.lease_s],
+                id=workflow_id,
+                task_queue=self._task_queue(queue),
+                memo={_ATTEMPT: attempt},
+                id_conflict_policy=policy,
+            )
+
+        try:
+            await start(WorkflowIDConflictPolicy.FAIL)
+        except WorkflowAlreadyStartedError:
+            found = await client.get_workflow_handle(workflow_id).describe()
+            if await found.memo_value(_ATTEMPT, None) != attempt:
+                await start(WorkflowIDConflictPolicy.TERMINATE_EXISTING)
+
+    async def _state(self) -> EngineState:
+        client = await self._connection()
+        live: Counter[str] = Counter()
+        query = f"WorkflowType = '{WORKFLOW}' AND ExecutionStatus = 'Running'"
+        prefix = self._task_queue("")
+        async for found in client.list_workflows(query):
+            if found.task_queue.startswith(prefix):
+                live[found.task_queue.removeprefix(prefix)] += 1
+        waiting: dict[str, int] = {}
+        for queue in live:
+            waiting[queue] = min(await self._backlog(client, queue), live[queue])
+        taken = {queue: count - waiting[queue] for queue, count in live.items()}
+        return EngineState("", waiting, taken)
+
+    async def _backlog(self, client: Client, queue: str) -> int:
+        described = await client.workflow_service.describe_task_queue(
+            DescribeTaskQueueRequest(
+                namespace=client.namespace,
+                task_queue=TaskQueue(name=self._task_queue(queue)),
+                task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+                report_stats=True,
+            )
+        )
+        without_worker = await client.workflow_service.describe_task_queue(
+            DescribeTaskQueueRequest(
+                namespace=client.namespace,
+                task_queue=TaskQueue(name=self._task_queue(queue)),
+                task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+                report_stats=True,
+            )
+        )
+        return described.stats.approximate_backlog_count + without_worker.stats.approximate_backlog_count
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def _worker(self, client: Client, queue: str, slots: _Slots | None, body: Body) -> Worker:
+        place = self._place
+
+        @activity.defn(name=ACTIVITY)
+        async def drive(run_id: str, log_id: str) -> bool:
+            if log_id != place.log_id:
+                self._note(
+                    f"{self._at} has a run of another log under the name {place.name}: give each log a name of its"
+                    " own under [delivery]"
+                )
+                return False
+            if not body.takes_runs() or (slots is not None and slots.used > slots.most):
+                return False
+
+            async def show_life() -> None:
+                activity.heartbeat()
+
+            return await handle(body, run_id, show_life, place.lease_s)
+
+        return Worker(
+            client,
+            task_queue=self._task_queue(queue),
+            workflows=[AvaRun],
+            activities=[drive],
+            workflow_runner=UnsandboxedWorkflowRunner(),
+            tuner=WorkerTuner.create_composite(
+                workflow_supplier=FixedSizeSlotSupplier(10),
+                activity_supplier=_Supplier(slots, body),
+                local_activity_supplier=FixedSizeSlotSupplier(1),
+                nexus_supplier=FixedSizeSlotSupplier(1),
+            ),
+            max_concurrent_activity_task_polls=1,
+            max_heartbeat_throttle_interval=timedelta(seconds=place.lease_s / SIGNS),
+            graceful_shutdown_timeout=timedelta(0),
+        )
+
+    def _note(self, why: str) -> None:
+        """Say why nothing is taken, once."""
+        if why != self._said:
+            self._said = why
+            log.warning("%s", why)
+
+    # -- the connection -----------------------------------------------------------------------------------------------
+
+    @property
+    def _at(self) -> str:
+        return f"the Temporal server at {self._place.address}"
+
+    def _task_queue(self, queue: str) -> str:
+        return f"{self._place.name}-{queue}"
+
+    async def _connection(self) -> Client:
+        async with self._lock:
+            if self._client is None:
+                place, parts = self._place, urlsplit(self._place.address)
+                tls: TLSConfig | bool = parts.scheme == "tls"
+                if tls and place.ca_file is not None:
+                    tls = TLSConfig(server_root_ca_cert=await anyio.Path(place.ca_file).read_bytes())
+                self._client = await Client.connect(
+                    f"{parts.hostname}:{parts.port or 7233}",
+                    namespace=parts.path.strip("/") or _DEFAULT_NAMESPACE,
+                    api_key=place.credentials,
+                    tls=tls,
+                )
+            return self._client
+
+    async def _translated(self, work: Awaitable[T]) -> T:
+        """Return what work returns. Raises DeliveryFailed: what went wrong, in one sentence."""
+        try:
+            with anyio.fail_after(ANSWER_S):
+                return await work
+        except RPCError as error:
+            if error.status in (RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.PERMISSION_DENIED):
+                raise DeliveryFailed(
+                    f"{self._at} refuses these credentials: store the right ones with `ava key set temporal`"
+                ) from None
+            if error.status == RPCStatusCode.NOT_FOUND:
+                raise DeliveryFailed(
+                    f"{self._at} does not have what was asked for ({_reason(error)}): make the namespace, or give"
+                    " another one at the end of the address"
+                ) from None
+            raise DeliveryFailed(f"{self._at} does not answer; runs wait until it does ({_reason(error)})") from None
+        except (TimeoutError, RuntimeError, OSError) as error:
+            raise DeliveryFailed(f"{self._at} does not answer; runs wait until it does ({_reason(error)})") from None
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0].rstrip(".")[:200]
+
+
+def open_delivery(place: EnginePlace) -> TemporalDelivery:
+    """Return the adapter; nothing is connected yet."""
+    return TemporalDelivery(place)

@@ -1,0 +1,45 @@
+"""What stands for a worker in tests of an engine's adapter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import anyio
+
+
+@dataclass
+class Worker:
+    """A body that notes what it is given, and answers when it is told to."""
+
+    answer: bool = True
+    alive: bool = True
+    taking: bool = True
+    settled_s: float = 0.0
+    runs: list[str] = field(default_factory=list)
+    woken: int = 0
+    held: set[str] = field(default_factory=set)
+    most: int = 0
+    gate: anyio.Event = field(default_factory=anyio.Event)
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def takes_runs(self) -> bool:
+        return self.taking and self.alive
+
+    async def __call__(self, run_id: str) -> bool:
+        self.runs.append(run_id)
+        self.held.add(run_id)
+        self.most = max(self.most, len(self.held))
+        await self.gate.wait()
+        self.held.discard(run_id)
+        return self.answer
+
+
+def at_once(answer: bool = True) -> Worker:
+    worker = Worker(answer=answer)
+    worker.gate.set()
+    return worker
