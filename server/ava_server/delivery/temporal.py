@@ -178,6 +178,8 @@ class TemporalDelivery:
                 id=workflow_id,
                 task_queue=self._task_queue(queue),
                 memo={_ATTEMPT: attempt},
+                # A worker that was stopped still waits for tasks, and gets some: they go elsewhere after this time.
+                task_timeout=timedelta(seconds=place.lease_s),
                 id_conflict_policy=policy,
             )
 
@@ -240,7 +242,10 @@ class TemporalDelivery:
             async def show_life() -> None:
                 activity.heartbeat()
 
-            return await handle(body, run_id, show_life, place.lease_s)
+            try:
+                return await handle(body, run_id, show_life, place.lease_s)
+            except asyncio.CancelledError:  # it was delivered again, or this worker is being stopped
+                return False
 
         return Worker(
             client,
@@ -255,6 +260,7 @@ class TemporalDelivery:
                 nexus_supplier=FixedSizeSlotSupplier(1),
             ),
             max_concurrent_activity_task_polls=1,
+            max_cached_workflows=0,  # else a workflow waits for the worker that had it last
             max_heartbeat_throttle_interval=timedelta(seconds=place.lease_s / SIGNS),
             graceful_shutdown_timeout=timedelta(0),
         )
