@@ -153,6 +153,7 @@ NOT_RUN: Mapping[str, str] = {
     "erase": "asks a person: tests/server/test_erase.py",
     "memory remove": "asks a person: tests/server/test_cli_memory.py",
     "roles trust": "asks a person at a terminal: tests/system/test_cli_roles.py",
+    "roles add": "asks a person at a terminal: tests/system/test_cli_roles.py",
     "doctor --online": "asks providers: tests/server/test_doctor_online.py",
     "logs -f": "goes on until it is stopped: tests/server/test_cli_logs.py",
     "import": "needs an empty log, or a database server: tests/system/test_transfer.py",

@@ -413,10 +413,9 @@ class LockedInstances:
     def activities(self) -> Activities:
         read_s, activities = self._activities
         if time.monotonic() - read_s > KNOWN_S:
-            try:
+            activities = dict[tuple[str, str], str]()
+            with suppress(OSError):
                 activities = self._read_activities()
-            except OSError:
-                activities = {}
             self._activities = time.monotonic(), activities
         return activities
 

@@ -94,7 +94,7 @@ def _show(value: float, code: str, epoch_1904: bool) -> str:
 
 
 def _tokens(code: str) -> list[_Token]:
-    tokens = []
+    tokens: list[_Token] = []
     for match in _TOKEN.finditer(code):
         kind = match.lastgroup or ""
         tokens.append(_Token(kind, match[kind]))

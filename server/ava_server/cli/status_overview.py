@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import anyio.to_thread
-
 from ava_audit.errors import AuditError
 from ava_audit.rows import ASKING
 from ava_audit.store.sqlite import backend_of
@@ -135,7 +133,7 @@ class OverviewReader:
             keeper=data.seems_held(root.path / "keeper.lock"),
             free_bytes=data.free_bytes(root.path),
             providers=providers,
-            delivery=await anyio.to_thread.run_sync(self._read_delivery),
+            delivery=self._read_delivery(),
             faults=tuple(faults),
             trouble=trouble,
         )

@@ -39,7 +39,7 @@ KEY_VARIABLES: Mapping[str, str] = {one: name for name, variables in VARIABLES.i
 DEFAULT_ADDRESSES: Mapping[str, str] = {}
 """No addresses in the settings: each provider is called at its own."""
 
-DELIVERS = frozenset({"nats"})
+DELIVERS = frozenset({"nats", "temporal"})
 """The engines that deliver runs (`[delivery]`): their credentials are stored as a key is."""
 
 SEARCHES = frozenset(name for name, known in PROVIDERS.items() if not known.models)

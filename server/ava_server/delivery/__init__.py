@@ -126,7 +126,7 @@ class Delivery(Protocol):
         """Have workers look for a cancel, which the log has already. Raises DeliveryFailed."""
         ...
 
-    async def work(self, name: str, queues: Sequence[str], slots: int, body: Body) -> None:
+    async def work(self, name: str, queues: Sequence[str], slots: int, body: Body, /) -> None:
         """Give the body what comes, until cancelled; never more than `slots` at once, besides plans."""
         ...
 

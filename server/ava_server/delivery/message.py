@@ -33,6 +33,7 @@ async def handle(body: Body, run_id: str, show_life: Callable[[], Awaitable[None
             if body.is_alive():
                 await show_life()
 
+    forget = False
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(show)
         forget = await body(run_id)

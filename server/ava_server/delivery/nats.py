@@ -9,6 +9,8 @@ Servers make the stream and its consumers; workers only pull, acknowledge and he
 documentation has both users with these rights).
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# The client for NATS gives the types of its arguments only in part.
 from __future__ import annotations
 
 import json

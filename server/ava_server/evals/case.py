@@ -401,10 +401,12 @@ def _list_texts(texts: Sequence[str]) -> str:
 
 def _quoted_sources(result: Mapping[str, Any]) -> list[str]:
     """Return the sources of the findings whose quotes were found in what the run read."""
-    findings: Sequence[Mapping[str, Any]] = _untrusted(result).get("findings") or ()
+    findings: Sequence[Mapping[str, Any]] | None = _untrusted(result).get("findings")
+    if not findings:
+        return []
     sources: list[str] = []
     for check in result.get("quotes_checked") or ():
-        number = check["finding"]
+        number: int = check["finding"]
         if check["verdict"] == "found" and 1 <= number <= len(findings):
             sources.append(str(findings[number - 1].get("source_url")))
     return sources

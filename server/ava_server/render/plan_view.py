@@ -162,9 +162,9 @@ def without_given(view: View, plan: RunRow, result: dict[str, Any], session_id: 
     What it was given after the plan's result stays as it was shown: a long output is read page by page.
     """
     untrusted: dict[str, Any] = result.get("untrusted_result") or {}
-    output = untrusted.get("output")
-    if not isinstance(output, dict):
+    if not isinstance(untrusted.get("output"), dict):
         return result
+    output: dict[str, Any] = untrusted["output"]
     before = _given_at(view, plan.id, plan.result_seq, session_id)
     whole: dict[str, str] = {}
     items: set[str] = set()

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, wraps
 from importlib import resources
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 import anyio.to_thread
@@ -301,8 +301,10 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(ago=ago, when=when, usd=format_usd, duration=format_duration, state=state_words, look=look_of)
-    made.filters["markdown"], made.tests["web_address"] = html, is_web_address
+    made.filters.update(ago=ago, when=when, usd=format_usd, duration=format_duration, state=state_words)
+    made.filters["look"] = cast("Any", look_of)
+    made.filters["markdown"] = html
+    made.tests["web_address"] = is_web_address
     made.globals["static"] = static_url
     return made
 
