@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import Any, Final, cast
 
@@ -18,13 +19,13 @@ import yaml
 
 from ava_roles.catalog import rename_role
 from ava_roles.errors import RoleFileError
-from ava_roles.role import RESEARCH_TOOLS, Role, parse_role, read_document, read_role
+from ava_roles.role import MAX_FILE_CHARS, RESEARCH_TOOLS, Role, parse_role, quote_description, read_document, read_role
 from ava_roles.wrap import one_line
 
 NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _OPENCODE_TOOLS: Final[Mapping[str, tuple[str, ...]]] = {
     "bash": ("run_bash",),
-    "read": ("read_file",),
+    "read": ("read_file", "search_and_read"),
     "grep": ("search_codebase", "search_and_read"),
     "glob": ("find_files",),
     "list": ("find_files",),
@@ -33,7 +34,13 @@ _OPENCODE_TOOLS: Final[Mapping[str, tuple[str, ...]]] = {
     "edit": ("edit_file",),
     "write": ("write_file",),
 }
-"""Ava's tools by opencode's names."""
+"""Ava's tools by opencode's names. What one of them lacks, a role does not have, whatever the others allow."""
+_EDITS: Final = ("edit", "patch", "multiedit", "apply_patch")
+_COVERED_BY: Final[Mapping[str, tuple[str, ...]]] = {"edit": _EDITS, "write": ("write", *_EDITS)}
+"""The tools that change files, each with the names under which opencode denies it."""
+_CLAUDE_ONLY: Final = ("disallowedTools", "allowed-tools")
+_MOST_VALUES: Final = 10_000
+"""Of a frontmatter, each alias counted with all that it stands for."""
 _NO_EDITS = "that it changes files: give it the tools edit_file and write_file if it should"
 
 
@@ -52,10 +59,11 @@ def role_of_agent(text: str, file: str, name: str = "") -> AddedRole:
     role, faults = read_role(text, file, _plain_name(PurePath(file).stem))
     if role is not None and not {"mode", "permission"} & set(role.ignored_keys):
         return _renamed(role, name)
-    front = _front(text, file)
-    if isinstance(front.get("tools"), dict) or "mode" in front or "permission" in front:
-        return _of_opencode(front, text, file, name)
-    raise faults[0]
+    if len(text) <= MAX_FILE_CHARS:
+        front = _front(text, file)
+        if isinstance(front.get("tools"), dict) or "mode" in front or "permission" in front:
+            return _of_opencode(front, text, file, name)
+    raise faults[0] if faults else RoleFileError(file, "has a frontmatter that cannot be read; write plain YAML")
 
 
 def _renamed(role: Role, name: str) -> AddedRole:
@@ -74,39 +82,88 @@ def _of_codex(text: str, file: str, name: str) -> AddedRole:
         raise RoleFileError(file, "has no developer_instructions; give an agent file of Codex, or a role file")
     tools = [*RESEARCH_TOOLS, "run_bash"]
     known = {"name", "description", "developer_instructions", "sandbox_mode"}
+    if _denies_web(given):
+        known.add("web_search")
+        tools = [tool for tool in tools if tool not in ("web_search", "read_webpages")]
+    if _is_off(given, "features", "shell_tool"):
+        tools.remove("run_bash")
     left_out = sorted(given.keys() - known)
     if given.get("sandbox_mode") != "read-only":
         left_out.append(_NO_EDITS)
-    own = given.get("name")
-    return _made(file, name or str(own or PurePath(file).stem), given.get("description"), tools, body, left_out)
+    own = _text(given.get("name")) or PurePath(file).stem
+    return _made(file, name or own, given.get("description"), tools, body, left_out)
+
+
+def _denies_web(given: Mapping[str, Any]) -> bool:
+    """Tell whether an agent of Codex has no web, by one of the settings that Codex has had for it."""
+    switched_off = _is_off(given, "tools", "web_search") or _is_off(given, "features", "web_search_request")
+    return switched_off or given.get("web_search", "live") not in ("live", "cached")
+
+
+def _is_off(given: Mapping[str, Any], table: str, key: str) -> bool:
+    found = given.get(table)
+    return isinstance(found, dict) and cast("dict[str, Any]", found).get(key) is False
 
 
 def _of_opencode(front: Mapping[str, Any], text: str, file: str, name: str) -> AddedRole:
-    switches: dict[str, bool] = {}
-    rules = front.get("permission")
-    for tool, rule in cast("dict[Any, Any]", rules).items() if isinstance(rules, dict) else ():
-        switches[str(tool)] = rule == "allow" if isinstance(rule, str) else False  # of a part: the whole tool is denied
-    given = front.get("tools")
-    for tool, on in cast("dict[Any, Any]", given).items() if isinstance(given, dict) else ():
-        switches[str(tool)] = on is True
-    tools = [*RESEARCH_TOOLS, *(_OPENCODE_TOOLS["bash"] if switches.get("bash", True) else ())]
-    left_out: list[str] = []
-    for tool, on in switches.items():
-        if tool not in _OPENCODE_TOOLS:
-            left_out.append(f"tools: {tool}")
-        elif on:
-            tools += [each for each in _OPENCODE_TOOLS[tool] if each not in tools]
-        else:
-            tools = [each for each in tools if each not in _OPENCODE_TOOLS[tool]]
+    for key in _CLAUDE_ONLY:
+        if key in front:
+            raise RoleFileError(file, f"has {key} beside mode or permission of opencode; keep one program's keys")
+    permission = _rules(front, "permission", file)
+    switches = _rules(front, "tools", file)
+    allowed = {tool: _is_allowed(tool, permission, switches) for tool in _OPENCODE_TOOLS}
+    denied = {each for tool, on in allowed.items() if on is False for each in _OPENCODE_TOOLS[tool]}
+    granted = [each for tool, on in allowed.items() if on for each in _OPENCODE_TOOLS[tool]]
+    tools = [tool for tool in (*RESEARCH_TOOLS, "run_bash", *granted) if tool not in denied]
+    left_out = [f"tools: {one_line(rule, 80)}" for rule in {**switches, **permission} if not _means_a_tool(rule)]
     known = {"name", "description", "tools", "permission", "mode", "model"}
     left_out += sorted(front.keys() - known)
     if (model := front.get("model")) is not None:
-        left_out.append(f"model: {one_line(str(model), 80)}")
-    if not {"edit", "write"} & switches.keys():
+        left_out.append(f"model: {one_line(model, 80)}" if isinstance(model, str) else "model")
+    if not {"edit", "write"} & {*switches, *permission}:
         left_out.append(_NO_EDITS)
     body = read_document(text, file, frozenset()).body
-    own = str(front.get("name") or PurePath(file).stem)
+    own = _text(front.get("name")) or PurePath(file).stem
     return _made(file, name or own, front.get("description"), tools, body, left_out)
+
+
+def _rules(front: Mapping[str, Any], key: str, file: str) -> dict[str, bool]:
+    """Return which tools, or patterns of tools, `permission` or `tools` allows. Raises RoleFileError: it says neither.
+
+    What is allowed in part, or only after a question, is denied: Ava cannot allow part of a tool.
+    """
+    given = front.get(key)
+    if given is None:
+        return {}
+    if key == "permission" and isinstance(given, str):
+        given = {"*": given}
+    rules = cast("dict[Any, Any]", given) if isinstance(given, dict) else {"": None}
+    if not all(isinstance(tool, str) and tool for tool in rules):
+        takes = "`tool: allow` or `tool: deny`" if key == "permission" else "`tool: true` or `tool: false`"
+        raise RoleFileError(file, f"has mode or permission of opencode, whose {key} must be lines of {takes}")
+    return {tool.strip().lower(): rule is True or rule == "allow" for tool, rule in rules.items()}
+
+
+def _is_allowed(tool: str, permission: Mapping[str, bool], switches: Mapping[str, bool]) -> bool | None:
+    """Tell whether a tool is allowed; None where nothing says so. `permission` counts above `tools`, as in opencode.
+
+    The last rule that matches counts. A pattern neither takes back a denial by name nor grants a tool that changes
+    files.
+    """
+    names = _COVERED_BY.get(tool, (tool,))
+    for rules in (permission, switches):
+        matching = [on for rule, on in rules.items() if any(fnmatchcase(name, rule) for name in names)]
+        if not matching:
+            continue
+        if not matching[-1] or any(rules.get(name) is False for name in names):
+            return False
+        if tool not in _COVERED_BY or tool in rules:
+            return True
+    return None
+
+
+def _means_a_tool(rule: str) -> bool:
+    return any(fnmatchcase(tool, rule) for tool in (*_OPENCODE_TOOLS, *_EDITS))
 
 
 def _made(
@@ -129,14 +186,45 @@ def _made(
 
 
 def _front(text: str, file: str) -> dict[str, Any]:
-    """Return the frontmatter of a file with all its nested values."""
+    """Return the frontmatter of a file with all its nested values. Raises RoleFileError: it has too many."""
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     end = next((number for number, line in enumerate(lines[1:], start=1) if line.rstrip() == "---"), 0)
+    front = "\n".join(lines[1:end])
+    found = _values(front, file) or _values(quote_description(front), file)
+    return {key: value for key, value in found.items() if isinstance(key, str)}
+
+
+def _values(front: str, file: str) -> dict[Any, Any]:
+    """Return the values of a frontmatter, and none if it cannot be read. Raises RoleFileError: it has too many."""
     try:
-        found: object = yaml.safe_load("\n".join(lines[1:end]))
+        loader: Any = yaml.SafeLoader(front)  # its methods have no types
+        root = loader.get_single_node()
+        if root is not None and _is_too_large(root):
+            raise RoleFileError(file, f"has more than {_MOST_VALUES:,} values in its frontmatter; write fewer")
+        found: object = None if root is None else loader.construct_document(root)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
         return {}
-    return {str(key): value for key, value in cast("dict[Any, Any]", found).items()} if isinstance(found, dict) else {}
+    return cast("dict[Any, Any]", found) if isinstance(found, dict) else {}
+
+
+def _is_too_large(root: yaml.Node) -> bool:
+    """Tell whether a document has too many values, counting what an alias stands for each time: a few lines can."""
+    pending: list[Any] = [root]
+    count = 0
+    while pending:
+        node = pending.pop()
+        count += 1
+        if count + len(pending) > _MOST_VALUES:
+            return True
+        if isinstance(node, yaml.MappingNode):
+            pending += [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            pending += node.value
+    return False
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _plain_name(name: str) -> str:

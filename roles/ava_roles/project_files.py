@@ -23,14 +23,18 @@ from ava_roles.wrap import one_line
 NAMES: Final = ("AGENTS.md", "CLAUDE.md")
 READ_BY_AGENTS: Final = frozenset(
     {
-        "agents.md", "agents.override.md", "claude.md", "claude.local.md", "gemini.md", "qwen.md", ".rules",
-        ".agents", ".claude", ".codex", ".cursor", ".cursorrules", ".gemini", ".goosehints", ".mcp.json", ".opencode",
-        ".qwen", "copilot-instructions.md", "opencode.json", "opencode.jsonc",
+        "agents.md", "agents.local.md", "agents.override.md", "claude.md", "claude.local.md", "context.md",
+        "context.local.md", "gemini.md", "qwen.md", ".rules", ".agents", ".claude", ".clinerules", ".codex", ".cursor",
+        ".cursorrules", ".gemini", ".goosehints", ".junie", ".kiro", ".mcp.json", ".opencode", ".qwen", ".roo",
+        ".windsurf", ".windsurfrules", "copilot-instructions.md", ".github/instructions", "opencode.json",
+        "opencode.jsonc",
     }
 )  # fmt: skip
-"""What other agents take as instructions or settings of a project, in lower case."""
+"""What other agents take as instructions or settings of a project, in lower case: names, and paths of two names."""
 MOST_BYTES: Final = 16_000
 """Bytes of all files together."""
+_MOST_BLOB_BYTES: Final = 1_000_000
+"""Of a file, or the target of a link, that is read from a commit."""
 REASON_CHARS: Final = 200
 LEAST_BYTES: Final = 500
 """With less room left, a file is left out rather than cut."""
@@ -140,7 +144,9 @@ def _in_commit(git: Git, commit: str) -> Iterator[Iterable[_Found]]:
     for row in sorted(rows, key=lambda row: NAMES.index(row.partition("\t")[2])):
         about, _tab, name = row.partition("\t")
         mode, _type, sha, size = about.split()
-        if mode in ("100644", "100755"):
+        if size.isdigit() and int(size) > _MOST_BLOB_BYTES:  # git writes out all of a blob, and zeros compress well
+            found.append(_Found(name, b"", int(size), f"more than {_MOST_BLOB_BYTES // 1_000_000} MB"))
+        elif mode in ("100644", "100755"):
             found.append(_Found(name, git("cat-file", "blob", sha).out[:MOST_BYTES], int(size)))
         elif mode != "120000" or os.fsdecode(git("cat-file", "blob", sha).out).removeprefix("./") not in NAMES:
             found.append(_Found(name, b"", 0, "a link" if mode == "120000" else "not a regular file"))
@@ -179,11 +185,14 @@ def _choose(folders: Iterable[Iterable[_Found]]) -> ProjectFiles:
     for found, text in reversed(usable):
         if found.size <= room:
             chosen.append(ProjectFile(found.path, text, found.size))
-        elif room >= LEAST_BYTES:
-            chosen.append(ProjectFile(found.path, _begin(text, room), found.size, is_cut=True))
-        else:
+        elif room < LEAST_BYTES:
             left_out.append(f"{shown(found.path)} (no room is left)")
             continue
+        elif not (begun := _begin(text, room)):
+            left_out.append(f"{shown(found.path)} (too long, and one word)")
+            continue
+        else:
+            chosen.append(ProjectFile(found.path, begun, found.size, is_cut=True))
         room -= min(found.size, room)
     return ProjectFiles(tuple(reversed(chosen)), tuple(left_out))
 
@@ -202,7 +211,9 @@ def _text_of(found: _Found) -> tuple[str, str]:
 
 
 def _begin(text: str, room: int) -> str:
-    """Return the whole lines at the beginning of a text that fit into so many bytes."""
+    """Return the whole lines at the beginning of a text that fit into so many bytes, or else the whole words.
+
+    A secret that is cut would no longer be recognized as one.
+    """
     begun = text.encode()[:room].decode("utf-8", "ignore")
-    lines = begun.rpartition("\n")[0]
-    return lines or begun
+    return begun.rpartition("\n")[0] or begun.rpartition(" ")[0]

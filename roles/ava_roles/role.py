@@ -63,7 +63,7 @@ def read_document(text: str, source: str, known: frozenset[str]) -> RoleDocument
     if odd := yaml.reader.Reader.NON_PRINTABLE.search(front):  # quoting the description would let it through
         line = front.count("\n", 0, odd.start()) + 2
         raise RoleFileError(source, "contains a control character; remove it", line)
-    quoted = _PLAIN_DESCRIPTION.sub(_quote, front)
+    quoted = quote_description(front)
     try:
         values, at = _yaml(front, source, known)
     except RoleFileError as first:
@@ -72,6 +72,11 @@ def read_document(text: str, source: str, known: frozenset[str]) -> RoleDocument
         except RoleFileError:
             raise first from None
     return RoleDocument(source, values, at, "\n".join(lines[end + 1 :]).strip())
+
+
+def quote_description(front: str) -> str:
+    """Return a frontmatter with a plain description in quotes, for one that is no valid YAML without."""
+    return _PLAIN_DESCRIPTION.sub(_quote, front)
 
 
 def _quote(found: re.Match[str]) -> str:
@@ -137,7 +142,12 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)\s")
 _COMMA_OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
 
 
+_MOST_LIST_CHARS: Final = 5_000
+
+
 def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) and len(value) > _MOST_LIST_CHARS:  # splitting takes the square of its length
+        raise ValueError(f"must have at most {_MOST_LIST_CHARS:,} characters, or be a list: [first, second]")
     items = _COMMA_OUTSIDE_PARENTHESES.split(value) if isinstance(value, str) else value
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in cast("list[Any]", items)):
         raise ValueError("must be a list of names, e.g. [first, second]")

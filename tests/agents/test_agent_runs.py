@@ -854,7 +854,7 @@ async def test_an_agent_that_reviews_does_not_see_how_the_change_wants_to_be_rev
     answers = [Say("I look.", usage=USAGE)]
     steps: list[dict[str, Any]] = [
         {"ask": "How does it look?"},
-        {"run": "cat AGENTS.md CLAUDE.md .claude/settings.json; ls -A"},
+        {"run": "cat AGENTS.md CLAUDE.md CONTEXT.md sub/* .claude/settings.json .github/instructions/*; ls -A"},
     ]
     checkout = project(tmp_path)
     write(checkout, {"AGENTS.md": "OURS\n"})
@@ -863,6 +863,8 @@ async def test_an_agent_that_reviews_does_not_see_how_the_change_wants_to_be_rev
     git(checkout, "branch", "-M", "main")
     git(checkout, "switch", "-qc", "change")
     write(checkout, {"AGENTS.md": "EVIL\n", "CLAUDE.md": "EVIL\n", ".claude/settings.json": "EVIL\n"})
+    write(checkout, {"CONTEXT.md": "EVIL\n", "sub/CONTEXT.md": "EVIL\n", "sub/AGENTS.local.md": "EVIL\n"})
+    write(checkout, {".github/instructions/x.instructions.md": "EVIL\n"})
     git(checkout, "add", "-A")
     git(checkout, "commit", "-qm", "evil")
     async with agent_lab(tmp_path, answers, [steps]) as lab:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,65 @@ def test_an_agent_of_codex_reads_and_runs_commands_in_a_copy() -> None:
     assert "edit_file" not in writes.role.tools and any("changes files" in each for each in writes.left_out)
 
 
+CHANGES = {"edit_file", "write_file"}
+WEB = {"web_search", "read_webpages", "http_get"}
+READS = {"read_file", "find_files", "search_codebase", "search_and_read"}
+
+
+@pytest.mark.parametrize(
+    ("front", "denied", "kept"),
+    [
+        ("permission: deny", {"run_bash"} | CHANGES | WEB | READS, set[str]()),
+        ('permission: {"*": deny, read: allow}', {"run_bash", "search_and_read"} | CHANGES | WEB, {"read_file"}),
+        ('permission: {read: allow, "*": deny}', {"run_bash", "read_file"} | CHANGES | WEB, set[str]()),
+        ('permission: {bash: deny, "*": allow}', {"run_bash"} | CHANGES, READS | {"web_search"}),
+        ('tools: {"*": false, read: true}', {"run_bash", "search_and_read"} | CHANGES | WEB, {"read_file"}),
+        ('tools: {"*": false, write: true}', {"run_bash", "edit_file"} | WEB | READS, {"write_file"}),
+        ("permission: {edit: deny, bash: deny}\ntools: {bash: true, write: true}", {"run_bash"} | CHANGES, READS),
+        ('permission: {"e*": deny}\ntools: {write: true}', CHANGES, READS),
+        ("permission: {webfetch: ask}\ntools: {webfetch: true}", {"read_webpages", "http_get"}, {"web_search"}),
+        ("permission: {read: deny}", {"read_file", "search_and_read"} | CHANGES, {"search_codebase"}),
+        ("tools: {write: true, multiedit: false}", CHANGES, READS),
+        ("tools: {BASH: false, 'web*': false}", {"run_bash"} | WEB, READS),
+        ("permission: allow", CHANGES, READS | {"run_bash"}),
+        ("permission: {edit: allow}\ntools: {write: true}", set[str](), CHANGES),
+    ],
+)
+def test_what_an_agent_of_opencode_is_denied_a_role_lacks(front: str, denied: set[str], kept: set[str]) -> None:
+    tools = set(role_of_agent(f"---\ndescription: D.\nmode: subagent\n{front}\n---\nHi.\n", "x.md").role.tools)
+    assert not denied & tools and kept <= tools
+
+
+def test_an_agent_of_codex_without_the_web_has_none() -> None:
+    for line in ('web_search = "disabled"', "tools = { web_search = false }"):
+        tools = set(role_of_agent(f"{line}\n{CODEX}", "x.toml").role.tools)
+        assert not WEB & tools and "run_bash" in tools
+    shut = set(role_of_agent(f"features = {{ shell_tool = false }}\n{CODEX}", "x.toml").role.tools)
+    assert "run_bash" not in shut and "web_search" in shut
+
+
+@pytest.mark.parametrize("aliases", [2, 10])
+def test_values_that_stand_for_many_are_not_written_out(aliases: int) -> None:
+    """Twelve levels, each naming the one before several times: up to a million million values in a few lines."""
+    levels = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * aliases)}]" for n in range(1, 13)]
+    merges = [f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * aliases)}]}}" for n in range(1, 13)]
+    for bomb in ("model: *l12\nname: *l12", "permission: *l12", "permission: {bash: *l12}", "tools: *m12"):
+        front = ("description: D.", "mode: x", "l0: &l0 [x]", *levels, "m0: &m0 {read: true}", *merges, bomb)
+        began = time.monotonic()
+        try:
+            added = role_of_agent("\n".join(("---", *front, "---", "Hi.", "")), "plain.md")
+        except RoleFileError as error:
+            assert len(str(error)) < 500
+        else:
+            assert added.role.name == "plain" and max(map(len, added.left_out)) < 200
+        assert time.monotonic() - began < 5
+
+
+def test_a_description_that_is_no_valid_yaml_hides_no_denial() -> None:
+    text = "---\ndescription: Use it so: always.\nmode: subagent\npermission: deny\n---\nHi.\n"
+    assert not {"run_bash", "read_file", "web_search"} & set(role_of_agent(text, "x.md").role.tools)
+
+
 @pytest.mark.parametrize(
     ("file", "text", "says"),
     [
@@ -83,6 +143,11 @@ def test_an_agent_of_codex_reads_and_runs_commands_in_a_copy() -> None:
         ("x.md", "---\nmode: subagent\n---\nHi.\n", "has no description"),
         ("x.md", "---\ndescription: D.\ntools: [spawn_subagent]\n---\nHi.\n", "never given to a subagent"),
         ("x.md", "---\ndescription: D.\ntimeout: soon\n---\nHi.\n", "timeout"),
+        ("x.md", "---\ndescription: D.\nmode: x\ntools: Read, Grep\n---\nHi.\n", "whose tools must be lines of"),
+        ("x.md", "---\ndescription: D.\npermission: {a: deny}\ntools: [Read]\n---\nHi.\n", "whose tools must be lines"),
+        ("x.md", "---\ndescription: D.\npermission: [bash]\n---\nHi.\n", "whose permission must be lines of"),
+        ("x.md", "---\ndescription: D.\nmode: x\ndisallowedTools: Bash\n---\nHi.\n", "keep one program's keys"),
+        ("x.md", f"---\ndescription: D.\ntools: {'(,' * 30_000}\n---\nHi.\n", "at most 5,000 characters"),
         ("x.toml", "name = 'x'\n", "has no developer_instructions"),
         ("x.toml", "name = \n", "is not valid TOML"),
         ("x.md", "---\n" + "a: &a [" + "b," * 50_000 + "]\n---\n", "at most"),

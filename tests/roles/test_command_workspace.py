@@ -76,17 +76,19 @@ async def test_leaves_out_what_tells_an_agent_how_to_work(
         monkeypatch.setattr("ava_roles.sandbox.workspace_copy.FOLDER_FILES", 2)
     project = tmp_path / "project"
     write(project, {"a.txt": "a\n", "sub/Claude.md": "EVIL\n", ".claude/commands/x.md": "EVIL\n", "rules.md": "r\n"})
+    write(project, {".GitHub/Instructions/x.md": "EVIL\n", "instructions/y.md": "r\n"})
     (project / "AGENTS.md").symlink_to("rules.md")
     with closing(Root.open(project)) as files:
         bench = workbench(tmp_path, files)
-        bench.without = frozenset({"agents.md", "claude.md", ".claude"})
+        bench.without = frozenset({"agents.md", "claude.md", ".claude", ".github/instructions"})
         found, _fresh = await bench.ready()
-        assert "left out: 3 files and folders that tell an agent how to work" in found.notes
+        assert "left out: 4 files and folders that tell an agent how to work" in found.notes
         if copied:
-            assert names(bench.here / "copy") == {"a.txt", "rules.md"}
+            assert names(bench.here / "copy") == {"a.txt", "rules.md", "instructions/y.md"}
         else:
             over = {str(bind.target) for bind in found.binds if bind.source.is_relative_to(bench.here / "empty")}
-            assert over == {str(project / name) for name in ("AGENTS.md", "sub/Claude.md", ".claude")}
+            hidden = ("AGENTS.md", "sub/Claude.md", ".claude", ".GitHub/Instructions")
+            assert over == {str(project / name) for name in hidden}
         bench.close()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -117,10 +118,24 @@ def test_sixteen_kilobytes_together_the_nearest_first(tmp_path: Path) -> None:
     assert found.files[0].text.endswith("words.")
     (tmp_path / "huge").mkdir()
     with (tmp_path / "huge" / "AGENTS.md").open("wb") as file:
-        file.write("Ö".encode() * 20_000)
+        file.write("Ö Ö ".encode() * 20_000)
         file.truncate(3_000_000_000)  # a sparse file: nothing reads all of it
     one = read_project_files(tmp_path / "huge").files[0]
-    assert one.is_cut and one.size == 3_000_000_000 and len(one.text.encode()) <= MOST_BYTES and set(one.text) == {"Ö"}
+    assert one.is_cut and one.size == 3_000_000_000
+    assert len(one.text.encode()) <= MOST_BYTES and set(one.text) == set("Ö ")
+
+
+def test_a_cut_goes_through_no_word(tmp_path: Path) -> None:
+    """What is cut is not recognized as a secret any more, wherever the end of the room falls in it."""
+    secret = "sk-" + "5ecre7" * 10
+    for before in range(MOST_BYTES - len(secret) - 3, MOST_BYTES + 3):
+        for end in ("\n", " "):
+            (tmp_path / "AGENTS.md").write_text("ab" * ((before - 1) // 2) + end + secret + " more" * 100)
+            found = read_project_files(tmp_path).files
+            assert all("sk-" not in file.text or secret in file.text for file in found)
+            assert found or before > MOST_BYTES - 3
+    (tmp_path / "AGENTS.md").write_text(secret * 1_000)
+    assert read_project_files(tmp_path) == ProjectFiles(left_out=("AGENTS.md (too long, and one word)",))
 
 
 @pytest.mark.requirement("N-35")
@@ -173,3 +188,17 @@ def test_a_link_in_the_base_is_not_followed(tmp_path: Path) -> None:
     commit(project, {})
     found = read_base_files(project, tmp_path)
     assert texts(found) == {"CLAUDE.md": "Ours.\n"} and found.left_out == ("AGENTS.md (a link)",)
+
+
+def test_a_huge_file_in_the_base_is_not_read(tmp_path: Path) -> None:
+    """Gigabytes of zeros take megabytes in a repository; nor is the target of a link read that is no path."""
+    project = repository(tmp_path / "project", {"CLAUDE.md": "\0" * 30_000_000})
+    blob = git(project, "rev-parse", "HEAD:CLAUDE.md").strip()
+    git(project, "update-index", "--add", "--cacheinfo", f"120000,{blob},AGENTS.md")
+    git(project, "commit", "-qm", "a link")
+    tracemalloc.start()
+    found = read_base_files(project, tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.files == () and found.left_out == ("AGENTS.md (more than 1 MB)", "CLAUDE.md (more than 1 MB)")
+    assert peak < 5_000_000

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -186,7 +186,7 @@ class CopiedWorkspace:
     The copy is made at `here`, which does not exist yet; without `files`, commands work in an empty folder. `carry`:
     folders of the workspace that the role wants shown themselves. `git_folder`: the approved one outside of the
     workspace's checkout. `mounts`: commands can see a folder under another path than its own. `without`: names of files
-    and folders, in lower case, that are left out wherever they stand.
+    and folders, in lower case, that are left out wherever they stand; also paths of two names.
     """
 
     mounts: bool
@@ -341,15 +341,24 @@ class CopiedWorkspace:
         return f"[{'; '.join((*notes, *tools.refused))}]"
 
 
-def _paths_with_names(folder: Path, names: Collection[str], check: Callable[[], None]) -> list[str]:
-    """Return the paths of everything in a folder that has one of these names, links included, but not what is in it."""
+def _paths_with_names(folder: Path, names: frozenset[str], check: Callable[[], None]) -> list[str]:
+    """Return the paths of everything in a folder that has one of these names, links included, but not what is in it.
+
+    A name may have the name of its folder before it, as in `.github/instructions`.
+    """
     paths: list[str] = []
     for here, folders, files in os.walk(folder):
         check()
         place = Path(here).relative_to(folder)
-        paths += [(place / name).as_posix() for name in (*folders, *files) if name.casefold() in names]
-        folders[:] = [name for name in folders if name.casefold() not in names]  # not what is in them
+        above = Path(here).name.casefold()
+        named = {each for each in (*folders, *files) if not names.isdisjoint(_names_of(each.casefold(), above))}
+        paths += [(place / name).as_posix() for name in (*folders, *files) if name in named]
+        folders[:] = [name for name in folders if name not in named]  # not what is in them
     return paths
+
+
+def _names_of(name: str, above: str) -> tuple[str, str]:
+    return name, f"{above}/{name}"
 
 
 HOME = PurePosixPath("/agent")
