@@ -7,6 +7,7 @@ the bytes of every file; a skill that has changed since is not read. Nothing of 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -32,7 +33,9 @@ DESCRIPTION_CHARS: Final = 2_000
 """The format allows 1,024, and published skills have more."""
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _KEYS = frozenset({"name", "description", "allowed-tools"})
-_BETWEEN_TOOLS = re.compile(r"[\s,]+(?![^(]*\))")
+_MOST_TOOLS = 200
+_TOOL = re.compile(r"(?:[^\s,(]|\([^)]*\)?)+")
+"""A tool, with what stands in parentheses behind it."""
 _NOT_OF_IT = frozenset({".git", "__pycache__", ".ds_store"})
 
 
@@ -88,6 +91,8 @@ def read_skill(folder: Path, source: str) -> Skill:
     except ToolFailed as error:
         raise RoleFileError(source, one_line(str(error), 300)) from error
     at = f"{source}/{FILE}"
+    if FILE not in files:
+        raise RoleFileError(source, f"has lost its {FILE} while it was read; try again")
     try:
         text = files[FILE].decode("utf-8")
     except UnicodeDecodeError as error:
@@ -104,7 +109,10 @@ def read_skill(folder: Path, source: str) -> Skill:
         raise document.fault(
             "description", f"has {len(description):,} characters; at most {DESCRIPTION_CHARS:,} are allowed"
         )
-    tools, unknown = _tools(document.values.get("allowed-tools"))
+    asked = _asked_tools(document.values.get("allowed-tools"))
+    if asked is None:
+        raise document.fault("allowed-tools", f"must be at most {_MOST_TOOLS} names of tools")
+    tools, unknown = _tools(asked)
     return Skill(name, one_line(description), tools, unknown, document.body, files, programs, left_out)
 
 
@@ -129,19 +137,23 @@ def _files(root: Root, source: str) -> tuple[dict[str, bytes], frozenset[str], t
     programs: set[str] = set()
     left_out: list[str] = []
     left = MOST_BYTES
+    most = f"{MOST_FILES:,} files with {MOST_BYTES // 1_000_000} MB"
+    too_large = RoleFileError(source, f"is too large; a skill has at most {most}")
+    seen = itertools.count(1)
 
     def keep(entry: FolderEntry) -> bool:
+        if next(seen) > 10 * MOST_FILES:  # folders and links too
+            raise too_large
         return entry.name.rpartition("/")[2].casefold() not in _NOT_OF_IT
 
-    for entry in root.walk(keep=keep, links=True, limit=10 * MOST_FILES):
+    for entry in root.walk(keep=keep, links=True):
         if entry.kind == "link":
             left_out.append(f"{shown(entry.name)} (a link)")
             continue
         data, more = root.read(entry.name, left)
         left -= len(data)
         if more or len(files) >= MOST_FILES:
-            most = f"{MOST_FILES:,} files with {MOST_BYTES // 1_000_000} MB"
-            raise RoleFileError(source, f"is too large; a skill has at most {most}")
+            raise too_large
         files[entry.name] = data
         with root.open_file(entry.name) as descriptor:
             if _is_program(descriptor):
@@ -153,13 +165,21 @@ def _is_program(descriptor: int) -> bool:
     return bool(os.fstat(descriptor).st_mode & 0o100)
 
 
-def _tools(given: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the tools of `allowed-tools` that Ava has, and the others. `Bash(git:*)` asks for all of Bash."""
-    items = cast("list[Any]", given) if isinstance(given, list) else _BETWEEN_TOOLS.split(str(given or ""))
+def _asked_tools(given: Any) -> list[str] | None:
+    """Return the tools of `allowed-tools` as it spells them; None if it is no list or text of names, or too long."""
+    items = _TOOL.findall(given) if isinstance(given, str) else given or []
+    names = cast("list[Any]", items) if isinstance(items, list) else [None]
+    if len(names) > _MOST_TOOLS or not all(isinstance(name, str) for name in names):
+        return None
+    return names
+
+
+def _tools(items: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the tools that Ava has, and the others. `Bash(git:*)` asks for all of Bash."""
     by_alias = {alias: spec.name for spec in tool_specs().values() for alias in (*spec.aliases, spec.name)}
     known: list[str] = []
     unknown: list[str] = []
-    for item in map(str, items):
+    for item in items:
         name = item.partition("(")[0].strip()
         if name.startswith("mcp__"):
             known.append(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.repositories.projects import write
 
 from ava_roles.agent_files import role_of_agent
 from ava_roles.errors import RoleFileError
+from ava_roles.sandbox.paths import Root
 from ava_roles.skills import FILE, MOST_FILES, read_skill
 
 CLAUDE = """---
@@ -196,6 +198,9 @@ def test_a_skill_is_read_with_all_its_regular_files(tmp_path: Path) -> None:
         ("name: pdf\n", {}, "description"),
         (f"name: pdf\ndescription: {'x' * 2_001}\n", {}, "at most 2,000"),
         ("name: pdf\ndescription: x\n", {f"{number}.txt": "" for number in range(MOST_FILES)}, "too large"),
+        (f"name: pdf\ndescription: x\nallowed-tools: {'Read ' * 201}\n", {}, "at most 200 names"),
+        (f"name: pdf\ndescription: x\nallowed-tools: [0x{'f' * 5_000}]\n", {}, "at most 200 names"),
+        (f"name: pdf\ndescription: x\nallowed-tools: 0x{'f' * 5_000}\n", {}, "at most 200 names"),
     ],
 )
 def test_what_is_no_skill_is_one_sentence(tmp_path: Path, front: str, more: dict[str, str], says: str) -> None:
@@ -204,3 +209,47 @@ def test_what_is_no_skill_is_one_sentence(tmp_path: Path, front: str, more: dict
     assert says in str(refused.value) and "\n" not in str(refused.value)
     with pytest.raises(RoleFileError, match=r"SKILL\.md"):
         read_skill(tmp_path, "x")
+
+
+@pytest.mark.parametrize("kind", ["folders", "links", "files"])
+def test_a_skill_folder_with_very_much_in_it_is_refused(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ava_roles.skills.MOST_FILES", 20)
+    folder = skill(tmp_path / "pdf", "name: pdf\ndescription: x\n")
+    for number in range(10 * 20 + 1):
+        place = folder / f"a{number}"
+        match kind:
+            case "folders":
+                place.mkdir()
+            case "links":
+                place.symlink_to("x")
+            case _:
+                place.touch()
+    with pytest.raises(RoleFileError, match="too large"):
+        read_skill(folder, "pdf")
+
+
+def test_a_skill_file_that_vanishes_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = skill(tmp_path / "pdf", "name: pdf\ndescription: x\n", {"a.txt": ""})
+    entries = Root.entries
+
+    def listed_and_gone(root: Root) -> object:
+        found = entries(root)
+        (folder / FILE).unlink()
+        return found
+
+    monkeypatch.setattr(Root, "entries", listed_and_gone)
+    with pytest.raises(RoleFileError, match=r"has lost its SKILL\.md"):
+        read_skill(folder, "pdf")
+
+
+def test_tools_of_a_skill_are_split_at_once(tmp_path: Path) -> None:
+    for tools in (" " * 20_000 + "x)", "(" * 20_000, ", " * 10_000 + "Read)", "a(b " * 5_000):
+        folder = skill(tmp_path / "pdf", f"name: pdf\ndescription: x\nallowed-tools: '{tools}'\n")
+        began = time.monotonic()
+        with suppress(RoleFileError):
+            read_skill(folder, "pdf")
+        assert time.monotonic() - began < 10
+    folder = skill(tmp_path / "pdf", "name: pdf\ndescription: x\nallowed-tools: Bash(git add:*, x), Read  Grep\n")
+    assert read_skill(folder, "pdf").tools == ("run_bash", "read_file", "search_codebase")

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import anyio
 import pytest
-from support.repositories.projects import checkout, names, tree, write
+from support.repositories.projects import checkout, git, names, tree, write
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.command_workspace import CopiedWorkspace
@@ -26,13 +26,14 @@ def files(tmp_path: Path) -> Generator[Root]:
     root.close()
 
 
-def workbench(tmp_path: Path, files: Root | None) -> CopiedWorkspace:
+def workbench(tmp_path: Path, files: Root | None, without: frozenset[str] = frozenset()) -> CopiedWorkspace:
     return CopiedWorkspace(
         mounts=True,
         here=tmp_path / "scratch" / "bench-1",
         files=files,
         run_id="S-1",
         host=HostFolders(tmp_path / "home"),
+        without=without,
     )
 
 
@@ -89,6 +90,48 @@ async def test_leaves_out_what_tells_an_agent_how_to_work(
             over = {str(bind.target) for bind in found.binds if bind.source.is_relative_to(bench.here / "empty")}
             hidden = ("AGENTS.md", "sub/Claude.md", ".claude", ".GitHub/Instructions")
             assert over == {str(project / name) for name in hidden}
+        bench.close()
+
+
+@pytest.mark.parametrize("tracked", [None, False, True])
+async def test_covers_what_tells_an_agent_how_to_work_in_packages(tmp_path: Path, tracked: bool | None) -> None:
+    """Packages are shown themselves, also without git, and where the change has put such files among them."""
+    project = tmp_path / "project"
+    write(project, {"a.txt": "a\n", "node_modules/x/CLAUDE.md": "EVIL\n", "node_modules/.claude/x.md": "EVIL\n"})
+    (project / "node_modules" / "x" / "AGENTS.md").symlink_to("CLAUDE.md")
+    if tracked is not None:
+        git(project, "init", "-q")
+        git(project, "add", "-A" if tracked else "a.txt")
+        git(project, "commit", "-qm", "a change")
+    write(project, {"node_modules/y.js": "y\n"})
+    with closing(Root.open(project)) as files:
+        bench = workbench(tmp_path, files)
+        bench.without = frozenset({"agents.md", "claude.md", ".claude"})
+        found, _fresh = await bench.ready()
+        assert "left out: 3 files and folders that tell an agent how to work" in found.notes
+        order = [(bind.source.name, str(bind.target.relative_to(found.folder))) for bind in found.binds[-3:]]
+        assert order[0] == ("node_modules", "node_modules")
+        assert set(order[1:]) == {("file", "node_modules/x/CLAUDE.md"), ("folder", "node_modules/.claude")}
+        bench.close()
+        (project / "node_modules" / "x" / "AGENTS.md").unlink()
+        (project / "node_modules" / "x" / "AGENTS.md").symlink_to("../../a.txt")
+        with pytest.raises(ToolFailed, match=r"node_modules/x/AGENTS\.md, as a link.* runner: in-process"):
+            await (bench := workbench(tmp_path, files, bench.without)).ready()
+        bench.close()
+
+
+async def test_does_not_start_where_packages_cannot_be_covered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tmp_path / "project"
+    write(project, {f"node_modules/{number}/CLAUDE.md": "EVIL\n" for number in range(3)})
+    with closing(Root.open(project)) as files:
+        bench = workbench(tmp_path, files, frozenset({"claude.md"}))
+        bench.mounts = False
+        with pytest.raises(ToolFailed, match="cannot be covered in this sandbox"):
+            await bench.ready()
+        bench.mounts = True
+        monkeypatch.setattr("ava_roles.sandbox.command_workspace.MOST_COVERED", 2)
+        with pytest.raises(ToolFailed, match="more than 2 files that instruct an agent; use runner: in-process"):
+            await bench.ready()
         bench.close()
 
 

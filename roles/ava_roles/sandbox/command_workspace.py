@@ -39,6 +39,9 @@ from ava_roles.threads import run_sync
 SCRATCH = PurePosixPath("/scratch")
 CODE = PurePosixPath("/code")
 MAKE_S = 60.0
+MOST_COVERED = 1_000
+"""Files and folders in packages that are covered by something empty, each by a mount."""
+_TELLS_AN_AGENT = "files and folders that tell an agent how to work"
 
 
 @dataclass(frozen=True)
@@ -278,7 +281,9 @@ class CopiedWorkspace:
         tools = find_toolchains(project, dependencies, self.host)
         self._leave_out(work, report, check)
         if report.whole:
+            covered = self._find_in_packages(project, dependencies, report, check)
             seen, binds = layout.show_project(work, project, dependencies)
+            binds += [Bind(self._empty(project / path), seen / path) for path in covered]
         else:
             seen, binds = PurePosixPath(project), self._show_itself(project, report)
         notes = self._notes(project, report, dependencies, tools, layout.scratch)
@@ -300,7 +305,41 @@ class CopiedWorkspace:
             paths = _paths_with_names(self.files.path, self.without, check)
             report.hidden = (*report.hidden, *paths)
         if paths:
-            report.left_out["files and folders that tell an agent how to work"] += len(paths)
+            report.left_out[_TELLS_AN_AGENT] += len(paths)
+
+    def _find_in_packages(
+        self, project: Path, dependencies: Sequence[str], report: CopyReport, check: Callable[[], None]
+    ) -> list[str]:
+        """Return what to cover in folders that are shown themselves, since it is left out by its name.
+
+        A link cannot be covered; it must lead to something that is. Raises ToolFailed: it cannot be left out.
+        """
+        if not self.without:
+            return []
+        paths = [
+            f"{name}/{path}" for name in dependencies for path in _paths_with_names(project / name, self.without, check)
+        ]
+        covered = [path for path in paths if not (project / path).is_symlink()]
+        real = {(project / path).resolve() for path in covered}
+        led = [path for path in paths if path not in covered and (project / path).resolve() not in real]
+        if len(covered) > MOST_COVERED:
+            raise ToolFailed(
+                f"its packages have more than {MOST_COVERED:,} files that instruct an agent; use runner: in-process"
+            )
+        if led or (covered and not self.mounts):
+            why = "as a link" if led else "which cannot be covered in this sandbox"
+            first = shown((led or covered)[0])
+            raise ToolFailed(f"its packages have {first}, {why}, that instructs an agent; use runner: in-process")
+        if paths:
+            report.left_out[_TELLS_AN_AGENT] += len(paths)
+        return covered
+
+    def _empty(self, path: Path) -> Path:
+        """Return something empty to show in a path's place: a folder for a folder, else a file."""
+        folder, file = self.here / "empty" / "folder", self.here / "empty" / "file"
+        make_folders(folder, self.here, 0o755)
+        file.touch(mode=0o644)
+        return folder if path.is_dir() else file
 
     def _show_itself(self, project: Path, report: CopyReport) -> list[Bind]:
         """Show a workspace that is too large to be copied, with something empty over what commands must not see."""
@@ -309,13 +348,9 @@ class CopiedWorkspace:
                 f"{project} is too large to be copied, and {shown(report.hidden[0])} in it must not be seen by"
                 " commands; have the subagent started with a smaller folder as workspace, or go on by reading"
             )
-        folder, file = self.here / "empty" / "folder", self.here / "empty" / "file"
-        make_folders(folder, self.here, 0o755)
-        file.touch(mode=0o644)
         binds = [Bind(project, PurePosixPath(project), direct=True)]
         for name in report.hidden:
-            empty = folder if (project / name).is_dir() else file
-            binds.append(Bind(empty, PurePosixPath(project / name)))
+            binds.append(Bind(self._empty(project / name), PurePosixPath(project / name)))
         return binds
 
     def _notes(
