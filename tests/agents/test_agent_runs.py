@@ -854,7 +854,10 @@ async def test_an_agent_that_reviews_does_not_see_how_the_change_wants_to_be_rev
     answers = [Say("I look.", usage=USAGE)]
     steps: list[dict[str, Any]] = [
         {"ask": "How does it look?"},
-        {"run": "cat AGENTS.md CLAUDE.md CONTEXT.md sub/* .claude/settings.json .github/instructions/*; ls -A"},
+        {
+            "run": "cat AGENTS.md CLAUDE.md CONTEXT.md sub/* .claude/settings.json .github/instructions/*;"
+            " cat node_modules/x/CLAUDE.md node_modules/y.js; ls -A"
+        },
     ]
     checkout = project(tmp_path)
     write(checkout, {"AGENTS.md": "OURS\n"})
@@ -864,14 +867,15 @@ async def test_an_agent_that_reviews_does_not_see_how_the_change_wants_to_be_rev
     git(checkout, "switch", "-qc", "change")
     write(checkout, {"AGENTS.md": "EVIL\n", "CLAUDE.md": "EVIL\n", ".claude/settings.json": "EVIL\n"})
     write(checkout, {"CONTEXT.md": "EVIL\n", "sub/CONTEXT.md": "EVIL\n", "sub/AGENTS.local.md": "EVIL\n"})
-    write(checkout, {".github/instructions/x.instructions.md": "EVIL\n"})
+    write(checkout, {".github/instructions/x.instructions.md": "EVIL\n", "node_modules/x/CLAUDE.md": "EVIL\n"})
     git(checkout, "add", "-A")
     git(checkout, "commit", "-qm", "evil")
+    write(checkout, {"node_modules/y.js": "a package"})
     async with agent_lab(tmp_path, answers, [steps]) as lab:
         run_id = await lab.start(**{**agent_run(), "role": "code_reviewer"})
         run = await lab.ended(run_id, 60)
         said = (await lab.result(run_id))["untrusted_result"]["output"]
-        assert run.state == "success" and "adding.py" in said and "EVIL" not in said
+        assert run.state == "success" and "adding.py" in said and "EVIL" not in said and "a package" in said
         sent = "\n".join(json.dumps(request.json) for request in lab.server.requests)
         told = json.dumps([fact.model_dump(mode="json") for fact in await lab.facts(run_id, UserMessage)])
         assert "OURS" in told and "EVIL" not in told and "EVIL" not in sent

@@ -404,6 +404,25 @@ def test_an_agent_file_is_shown_and_added_after_a_yes(root: Path, tmp_path: Path
     assert "--name NAME" in run(root, "add", str(file), code=2)
 
 
+def test_what_a_person_reads_before_a_yes_is_what_is_added(root: Path, tmp_path: Path) -> None:
+    """The file that was given may be swapped during the question; the one that the question names is Ava's own."""
+    file, folder = tmp_path / "strict.md", tmp_path / "otters"
+    folder.mkdir()
+    text = "---\nname: otters\ndescription: Counts otters.\n---\nX.\n"
+    role, skill = root / "roles" / ".strict-reviewer.new", root / "skills" / ".otters.new" / "SKILL.md"
+    for answer in ("n", "y"):
+        for path, swapped, read, before in ((file, file, role, REVIEWER), (folder, folder / "SKILL.md", skill, text)):
+            swapped.write_text(before)
+            with on_terminal(root, "roles", "add", str(path), cwd=tmp_path, command=CONTROLLED) as screen:
+                screen.until("[y/N]")
+                assert str(read) in "".join(screen.text.split()) and read.read_text() == before
+                swapped.write_text("EVIL\n")
+                screen.ended_after((("[y/N]", answer),))
+            assert not read.exists()
+    assert (root / "roles" / "strict-reviewer.md").read_text() == REVIEWER
+    assert (root / "skills" / "otters" / "SKILL.md").read_text() == text
+
+
 def test_a_skill_is_shown_and_added_after_a_yes_and_the_pin(root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "otters"
     (folder / "scripts").mkdir(parents=True)

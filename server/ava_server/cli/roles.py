@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -253,14 +255,21 @@ async def _add_role(root: DataRoot, file: Path, name: str, settings: Settings) -
     if role.name in catalog.by_name or place.exists():
         source = catalog.by_name[role.name].source if role.name in catalog.by_name else str(place)
         raise BadInput(f"There is already a role {role.name} ({source}). Give this one another name: --name NAME")
-    say(f"\nIts whole text is in {file}. It instructs a subagent.")
-    await _agree(root, settings, f"Add the role {role.name}?")
+    _need_person()
+    new = place.with_name(f".{role.name}.new")
     try:
-        root.create()
-        root.roles.mkdir(mode=0o700, exist_ok=True)
-        create_file(place, role.text.encode())
-    except OSError as failed:
-        raise ConfigError(f"{place} cannot be written: {failed.strerror or type(failed).__name__}.") from failed
+        with _writing(place):
+            root.create()
+            root.roles.mkdir(mode=0o700, exist_ok=True)
+            new.unlink(missing_ok=True)
+            create_file(new, role.text.encode())
+        say(f"\nIts whole text is in {new}. It instructs a subagent.")
+        await _agree(root, settings, f"Add the role {role.name}?")
+        with _writing(place):
+            create_file(place, role.text.encode())
+    finally:
+        with suppress(OSError):
+            new.unlink()
     say(f"Wrote {place}. It counts from the next proposal on: `ava roles show {role.name}`.")
 
 
@@ -285,29 +294,47 @@ async def _add_skill(root: DataRoot, folder: Path, settings: Settings) -> None:
             say(f"It is installed already, as it is: {place}.")
             return
         say("  It replaces the installed skill of this name, which is another.")
-    say(f"\nIts whole text is in {folder / 'SKILL.md'}. It instructs subagents whose role names it.")
-    await _agree(root, settings, f"{'Replace' if replaces else 'Add'} the skill {skill.name}?")
+    _need_person()
     new = place.with_name(f".{skill.name}.new")
     try:
-        root.create()
-        root.skills.mkdir(mode=0o700, exist_ok=True)
-        remove_tree(new)
-        new.mkdir(mode=0o700)
-        write_skill(skill, new)
-        remove_tree(place)
-        new.rename(place)
-    except OSError as failed:
-        raise ConfigError(f"{place} cannot be written: {failed.strerror or type(failed).__name__}.") from failed
+        with _writing(place):
+            root.create()
+            root.skills.mkdir(mode=0o700, exist_ok=True)
+            remove_tree(new)
+            new.mkdir(mode=0o700)
+            write_skill(skill, new)
+        say(f"\nIts whole text is in {new / 'SKILL.md'}. It instructs subagents whose role names it.")
+        await _agree(root, settings, f"{'Replace' if replaces else 'Add'} the skill {skill.name}?")
+        with _writing(place):
+            remove_tree(place)
+            new.rename(place)
+    finally:
+        with suppress(OSError):
+            remove_tree(new)
     say(f"Wrote {place}. To let a role read it, put this into its file: skills: [{skill.name}]")
 
 
+# What a person reads before they agree is Ava's own copy: others may change the file that was given meanwhile.
+
+
+def _need_person() -> None:
+    if not someone_there():
+        raise Refused("Nothing is added: a person has to agree at a terminal, and there is none here.")
+
+
+@contextmanager
+def _writing(place: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as failed:
+        raise ConfigError(f"{place} cannot be written: {failed.strerror or type(failed).__name__}.") from failed
+
+
 async def _agree(root: DataRoot, settings: Settings, question: str) -> None:
-    """Ask a person at the terminal, with the PIN where one is needed. Raises Refused: nobody is there, or says no."""
+    """Ask a person at the terminal, with the PIN where one is needed. Raises Refused: they say no."""
     from ava_server.budget.user_limits import policy_in_force
     from ava_server.cli.secret_input import ask_pin, needed_pin
 
-    if not someone_there():
-        raise Refused("Nothing is added: a person has to agree at a terminal, and there is none here.")
     if not await agrees(question):
         raise Refused("Nothing was added.")
     if (pin := needed_pin(root, policy_in_force(settings, os_user())[0])) is not None:
