@@ -167,11 +167,11 @@ def _is_program(descriptor: int) -> bool:
 
 def _asked_tools(given: Any) -> list[str] | None:
     """Return the tools of `allowed-tools` as it spells them; None if it is no list or text of names, or too long."""
-    items = _TOOL.findall(given) if isinstance(given, str) else given or []
-    names = cast("list[Any]", items) if isinstance(items, list) else [None]
-    if len(names) > _MOST_TOOLS or not all(isinstance(name, str) for name in names):
+    items: object = _TOOL.findall(given) if isinstance(given, str) else given or []
+    if not isinstance(items, list):
         return None
-    return names
+    names = [name for name in cast("list[object]", items) if isinstance(name, str)]
+    return names if len(names) == len(cast("list[object]", items)) <= _MOST_TOOLS else None
 
 
 def _tools(items: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
