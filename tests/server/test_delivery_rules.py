@@ -10,19 +10,20 @@ from pathlib import Path
 import anyio
 import pytest
 from support.databases import POSTGRES
-from support.engines.memory import MemoryEngine
+from support.engines.memory import MemoryDelivery, MemoryEngine
 from support.model_server import Gate, ModelServer, running_model_server
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 from support.stdio import until
 
 from ava_audit.events import RunClaimed
 from ava_server import delivery
-from ava_server.delivery import attempt_of
-from ava_server.delivery.outbox import Outbox
+from ava_server.delivery import ANY, DeliveryFailed, attempt_of
+from ava_server.delivery.outbox import Message, Outbox
 from ava_server.runs.control import RunControl
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.manager import Manager
 from ava_server.runs.mode import SHARED_BACKGROUND
+from ava_server.runs.offers import Offers
 from ava_server.service import runtime
 
 pytestmark = pytest.mark.skipif(POSTGRES, reason="a lock file, which a test can release, says who lives")
@@ -237,3 +238,82 @@ def test_an_attempt_is_the_same_for_all_who_read_the_log_and_changes_with_silenc
     assert attempt_of(0, minute_us, 2 * minute_us, 15) == "0.1"
     assert attempt_of(1, minute_us, minute_us, 15) == "1.0"
     assert attempt_of(0, 2 * minute_us, minute_us, 15) == "0.0", "a clock that is behind"
+
+
+# -- one queue holds up no other ---------------------------------------------------------------------------------------
+
+
+async def test_runs_for_a_machine_that_nobody_has_hold_up_no_other(tmp_path: Path, engine: MemoryEngine) -> None:
+    roles = tmp_path / "data" / "roles"
+    roles.mkdir(parents=True)
+    (roles / "special.md").write_text("---\ndescription: Needs a machine.\nlabels: [gpu]\n---\nLook it up.\n")
+    config = CONFIG + "\n[limits]\nrunning_per_user = 2\n"
+    with running_model_server([hand_over()]) as models:
+        opened = open_lab(tmp_path, server=models, config=config, background=True, check=False)
+        async with opened as lab, worker(tmp_path, models):
+            special = [await lab.start(role="special") for _ in range(3)]
+            await until(lambda: sum(one.queue == "label-gpu" for one in engine.messages) == 2)
+            plain = await lab.start()
+            assert (await lab.ended(plain)).state == "success"
+            assert [(await lab.run(run)).state for run in special] == ["queued"] * 3
+            assert sum(one.queue == "label-gpu" for one in engine.messages) == 2, "a queue keeps the slots by itself"
+
+
+class OneQueueFails(MemoryDelivery):
+    """An adapter whose engine fails, or never answers, for one queue; and for one run of another."""
+
+    hangs = False
+
+    async def deliver(self, run_id: str, queue: str, attempt: str) -> None:
+        if queue == "label-gpu":
+            if self.hangs:
+                await anyio.sleep_forever()
+            raise DeliveryFailed("the queue label-gpu is not as Ava makes it")
+        if run_id == "S-bad":
+            raise DeliveryFailed("the run S-bad cannot be told")
+        await super().deliver(run_id, queue, attempt)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_message_that_fails_holds_up_no_other(hangs: bool) -> None:
+    engine = MemoryEngine()
+    adapter = OneQueueFails(engine)
+    adapter.hangs = hangs
+    outbox = Outbox(adapter)
+    outbox.put(Message("S-1", "label-gpu", "0.0"))
+    outbox.put(Message("S-bad", ANY, "0.0"))
+    outbox.put(Message("S-2", ANY, "0.0"))
+    outbox.put_cancel("S-3")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outbox.run)
+        await until(lambda: [one.run_id for one in engine.messages] == ["S-2"], within_s=3)
+        outbox.keep_only({"S-1", "S-2"})
+        await until(lambda: outbox.fault_of(ANY) is None, within_s=3)
+        if not hangs:
+            assert outbox.fault_of("label-gpu") == outbox.fault == "the queue label-gpu is not as Ava makes it"
+            outbox.keep_only({"S-2"})
+            await until(lambda: outbox.fault is None, within_s=3)
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_outdated_worker_gives_back_what_it_was_given_and_takes_nothing_more() -> None:
+    class Alive:
+        name = "w"
+
+        def holds(self) -> bool:
+            return True
+
+    offers = Offers(lambda: None, Alive())  # type: ignore[arg-type]
+    answers: list[bool] = []
+
+    async def offer(run_id: str) -> None:
+        answers.append(await offers(run_id))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(offer, "S-1")
+        await until(lambda: offers.open() == {"S-1"})
+        offers.leave()
+        await until(lambda: answers == [False])
+        assert not offers.takes_runs()
+        await offer("S-2")
+        assert answers == [False, False] and not offers.open()

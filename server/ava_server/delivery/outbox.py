@@ -1,12 +1,16 @@
-"""What an engine still has to be told. Telling it never holds up the process: an engine that is away is tried again."""
+"""What an engine still has to be told: each queue in a task of its own, so that one that fails holds up no other.
+
+Telling never holds up the process either: an engine that is away is tried again.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
+from collections.abc import Awaitable, Container
 from dataclasses import dataclass
 
 import anyio
+import anyio.abc
 
 from ava_server.delivery import Delivery, DeliveryFailed
 
@@ -16,6 +20,8 @@ TRY_AGAIN_S = 1.0
 """Seconds until an engine that failed is told again."""
 TELLS_S = 10.0
 """Seconds that an engine has for one message."""
+_CANCELS = ""
+"""What stands for the cancels where queues are named."""
 
 
 @dataclass(frozen=True)
@@ -28,67 +34,96 @@ class Message:
 
 
 class Outbox:
-    """Tells the engine of runs and cancels, each once, in a task of its own.
-
-    Attributes:
-        fault: Why the engine could not be told the last time; None while it can.
-    """
+    """Tells the engine of runs and cancels, each once."""
 
     def __init__(self, delivery: Delivery) -> None:
-        self.fault: str | None = None
         self._delivery = delivery
         self._told: dict[str, str] = {}
-        self._waiting: dict[str, Message] = {}
-        self._cancels: set[str] = set()
+        self._waiting: dict[str, dict[str, Message]] = {}
+        self._cancels: dict[str, None] = {}
+        self._faults: dict[str, str] = {}
+        self._busy: set[str] = set()
         self._changed = anyio.Event()
+
+    @property
+    def fault(self) -> str | None:
+        """Why something could not be told the last time; None while all could."""
+        return next(iter(self._faults.values()), None)
+
+    def fault_of(self, queue: str) -> str | None:
+        """Return why the engine could not be told of a queue's runs the last time; None while it can."""
+        return self._faults.get(queue)
 
     def put(self, message: Message) -> None:
         """Tell the engine of a run, unless it was told of this attempt."""
-        if self._told.get(message.run_id) != message.attempt and self._waiting.get(message.run_id) != message:
-            self._waiting[message.run_id] = message
+        waiting = self._waiting.setdefault(message.queue, {})
+        if self._told.get(message.run_id) != message.attempt and waiting.get(message.run_id) != message:
+            waiting[message.run_id] = message
             self._changed.set()
 
     def put_cancel(self, run_id: str) -> None:
-        self._cancels.add(run_id)
+        self._cancels[run_id] = None
         self._changed.set()
 
     def keep_only(self, runs: Container[str]) -> None:
         """Forget what was told of other runs: they have ended."""
-        for noted in (self._told, self._waiting):
+        for noted in (self._told, *self._waiting.values()):
             for run_id in [run_id for run_id in noted if run_id not in runs]:
                 del noted[run_id]
 
     async def run(self) -> None:
         """Tell the engine, until cancelled."""
-        while True:
-            self._changed = anyio.Event()
-            try:
-                await self._tell_all()
-                self.fault = None
-            except DeliveryFailed as error:
-                if self.fault is None:
-                    log.warning("%s", error)
-                self.fault = str(error)
-                await anyio.sleep(TRY_AGAIN_S)
-                continue
-            if not self._waiting and not self._cancels:
+        async with anyio.create_task_group() as tasks:
+            while True:
+                self._changed = anyio.Event()
+                if self._cancels:
+                    self._start(_CANCELS, tasks)
+                for queue, waiting in self._waiting.items():
+                    if waiting:
+                        self._start(queue, tasks)
                 await self._changed.wait()
 
-    async def _tell_all(self) -> None:
-        try:
-            while self._cancels:
-                run_id = next(iter(self._cancels))
-                with anyio.fail_after(TELLS_S):
-                    await self._delivery.cancel(run_id)
-                self._cancels.discard(run_id)
-            while self._waiting:
-                message = next(iter(self._waiting.values()))
-                with anyio.fail_after(TELLS_S):
-                    await self._delivery.deliver(message.run_id, message.queue, message.attempt)
-                if self._waiting.get(message.run_id) == message:
-                    del self._waiting[message.run_id]
+    def _start(self, queue: str, tasks: anyio.abc.TaskGroup) -> None:
+        if queue not in self._busy:
+            self._busy.add(queue)
+            tasks.start_soon(self._tell_cancels if queue == _CANCELS else self._tell_runs, queue)
+
+    async def _tell_cancels(self, _queue: str) -> None:
+        while self._cancels:
+            run_id = next(iter(self._cancels))
+            del self._cancels[run_id]
+            if not await self._is_told(_CANCELS, self._delivery.cancel(run_id)):
+                self._cancels[run_id] = None  # after the others
+        self._busy.discard(_CANCELS)
+
+    async def _tell_runs(self, queue: str) -> None:
+        waiting = self._waiting[queue]
+        while waiting:
+            message = next(iter(waiting.values()))
+            told = await self._is_told(queue, self._delivery.deliver(message.run_id, message.queue, message.attempt))
+            if told:
                 self._told[message.run_id] = message.attempt
+            if waiting.get(message.run_id) == message:
+                del waiting[message.run_id]
+                if not told:
+                    waiting[message.run_id] = message  # after the others
+        self._faults.pop(queue, None)  # what could not be told has ended
+        self._busy.discard(queue)
+
+    async def _is_told(self, queue: str, telling: Awaitable[None]) -> bool:
+        """Tell the engine, and return whether that worked; where it did not, wait until it is tried again."""
+        try:
+            with anyio.fail_after(TELLS_S):
+                await telling
+        except DeliveryFailed as error:
+            fault = str(error)
         except TimeoutError:
-            raise DeliveryFailed(
-                f"{self._delivery.name} has not answered for {TELLS_S:.0f} s; runs wait until it does"
-            ) from None
+            fault = f"{self._delivery.name} has not answered for {TELLS_S:.0f} s; runs wait until it does"
+        else:
+            self._faults.pop(queue, None)
+            return True
+        if fault not in self._faults.values():
+            log.warning("%s", fault)
+        self._faults[queue] = fault
+        await anyio.sleep(TRY_AGAIN_S)
+        return False

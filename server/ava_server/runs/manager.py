@@ -361,6 +361,7 @@ class Manager:
     def _stop_claiming(self, newer: SchemaNewer) -> None:
         if not self.outdated:
             self.outdated = True
+            self.offers.leave()
             log.error("the runs of this server are left to the newer program: %s", newer)
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -587,7 +588,11 @@ class Manager:
         return taken
 
     async def _leave_to_workers(self, free: list[RunRow], rows: Sequence[RunRow], gone: frozenset[str]) -> None:
-        """Leave runs to the workers, by the engine if there is one: those that have a slot, in their turn."""
+        """Leave runs to the workers, by the engine if there is one.
+
+        Each queue has a line and slots of its own: what waits for a machine that nobody has holds up no other queue.
+        The claim keeps the slots of all queues together.
+        """
         if not free:
             return
         await self._look_for_workers()
@@ -595,25 +600,33 @@ class Manager:
             for row in free:
                 self._say_who_works(row.id, NO_WORKER if not self._workers else None)
             return
-        in_line, count = self._line_up(free, rows, gone)
+        queues: dict[str, list[RunRow]] = {}
+        for row in free:
+            queues.setdefault(self._queue(row), []).append(row)
         self._full.clear()
-        while in_line:
-            for row in self._next_in_line(in_line, count, gone):
-                count[row.user_id] += _needs_slot(row, gone)
-                self._hand_out(row)
+        for queue, waiting in queues.items():
+            in_line, count = self._line_up(waiting, rows, gone)
+            while in_line:
+                for row in self._next_in_line(in_line, count, gone):
+                    count[row.user_id] += _needs_slot(row, gone)
+                    self._hand_out(row, queue)
 
-    def _hand_out(self, row: RunRow) -> None:
-        """Have the engine deliver a run, and say what it waits for while no worker has it."""
+    def _queue(self, row: RunRow) -> str:
+        """Return the engine's queue for a run."""
         notes = self._notes[row.id]
         if notes.labels is None:
             try:
                 notes.labels = frozenset() if row.is_plan else frozenset(config_of(row.config).labels)
             except ValueError:  # a newer Ava wrote it: any worker says so
                 notes.labels = frozenset()
+        return queue_of(notes.labels, plan=row.is_plan)
+
+    def _hand_out(self, row: RunRow, queue: str) -> None:
+        """Have the engine deliver a run, and say what it waits for while no worker has it."""
         since_us = max(row.queued_us or 0, row.last_us or 0, row.waits_until_us or 0)
         attempt = attempt_of(row.generation, since_us, now_us(), self._lease_s)
-        self.outbox.put(Message(row.id, queue_of(notes.labels, plan=row.is_plan), attempt))
-        self._say_who_works(row.id, self.outbox.fault or self._no_worker_for(notes))
+        self.outbox.put(Message(row.id, queue, attempt))
+        self._say_who_works(row.id, self.outbox.fault_of(queue) or self._no_worker_for(self._notes[row.id]))
 
     def _no_worker_for(self, notes: _RunNotes) -> str | None:
         """Return that no live worker can take a run, once that has been so for a while."""

@@ -60,10 +60,19 @@ class Offers:
 
     async def __call__(self, run_id: str) -> bool:
         """Offer a run to the next look, and wait for its answer; the same run twice is one offer."""
+        if self.leaving:
+            return False
         offer = self._offers.setdefault(run_id, _Offer())
         self.wake()
         await offer.answered.wait()
         return offer.forget
+
+    def leave(self) -> None:
+        """Take nothing more, and give back what is open: no look will answer it."""
+        self.leaving = True
+        for offer in self._offers.values():
+            offer.answered.set()
+        self._offers.clear()
 
     def open(self) -> frozenset[str]:
         """Return the runs that were offered and not answered."""
