@@ -18,6 +18,7 @@ from ava_server.service.checks.delivery import delivery, engine_finding, worker_
 from ava_server.service.engines import engine_fault, open_engine, workers_among
 
 NATS = '[delivery]\nengine = "nats"\n'
+TEMPORAL = '[delivery]\nengine = "temporal"\n'
 SHARED = 'database_url = "postgresql://ava@127.0.0.1:1/ava"\nruns_on = "workers"\n'
 
 
@@ -29,6 +30,14 @@ SHARED = 'database_url = "postgresql://ava@127.0.0.1:1/ava"\nruns_on = "workers"
         (SHARED + NATS, "needs an address that begins with nats:// or tls:// and has no password in it"),
         (SHARED + NATS + 'address = "http://n:4222"\n', "given: 'http://n:4222'"),
         (SHARED + NATS + 'address = "nats://ava@n:4222"\n', "given: '***@n:4222'"),
+        (SHARED + NATS + 'address = "nats://n:4222,tls://m:4222"\n', "needs addresses that all begin alike"),
+        (SHARED + NATS + 'address = "nats://n:4222,m:4222"\n', "needs addresses that all begin alike"),
+        (SHARED + NATS + 'address = "nats://n:4222,nats://m:0"\n', "needs an address of a host and a port from 1 to"),
+        (SHARED + NATS + 'address = "nats://:4222"\n', "needs an address of a host and a port"),
+        (SHARED + NATS + 'address = "nats://[n"\n', "needs an address of a host and a port"),
+        (SHARED + TEMPORAL + 'address = "temporal://n:abc"\n', "needs an address of a host and a port from 1 to 65535"),
+        (SHARED + TEMPORAL + 'address = "temporal://n:65536"\n', "needs an address of a host and a port"),
+        (SHARED + TEMPORAL + 'address = "temporal://n:1,m:2"\n', "needs an address of a host and a port"),
         (SHARED + NATS + 'address = "tls://n:4222"\nca_file = "/nowhere/ca.pem"\n', "has the ca_file /nowhere/ca.pem"),
     ],
 )
@@ -62,6 +71,8 @@ def test_an_engine_is_shown_with_its_queues() -> None:
     assert found.state == "ok"
     assert found.text == "nats answers; 2 deliveries are with workers, waiting: any: 3; 1 were delivered again"
     assert engine_finding("nats", EngineState()).text.endswith("none waits")
+    unknown = engine_finding("nats", EngineState(counted=False))
+    assert (unknown.state, unknown.short) == ("ok", "nats up") and "not known" in unknown.text
     down = engine_finding("nats", EngineState("the NATS server at n does not answer"))
     assert (down.state, down.short) == ("fault", "nats down")
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.abc
 import pytest
 from support.engines.bodies import Worker, at_once
 from support.network.certificates import issue
@@ -59,6 +60,17 @@ async def fails(work: Callable[[], Awaitable[None]]) -> str:
     text = str(failed.value)
     assert "\n" not in text and not text.endswith(".")
     return text
+
+
+async def delivered(sender: NatsDelivery, run_id: str) -> None:
+    """Deliver a run, trying again as the outbox does."""
+    with anyio.fail_after(30):
+        while True:
+            try:
+                await sender.deliver(run_id, ANY, "0.0")
+                return
+            except DeliveryFailed:
+                await anyio.sleep(0.2)
 
 
 async def test_a_run_is_delivered_once_and_forgotten_when_the_worker_says_so(server: NatsServer) -> None:
@@ -170,14 +182,45 @@ async def test_after_its_store_was_deleted_the_next_delivery_makes_it_again(serv
         await sender.deliver("S-1", ANY, "0.0")
         await until(lambda: worker.runs == ["S-1"])
         await anyio.to_thread.run_sync(server.wipe)
-        with anyio.fail_after(30):
-            while True:
-                try:
-                    await sender.deliver("S-2", ANY, "0.0")
-                    break
-                except DeliveryFailed:
-                    await anyio.sleep(0.2)
+        await delivered(sender, "S-2")
         await until(lambda: "S-2" in worker.runs, within_s=20)
+
+
+async def test_copies_of_a_run_take_one_slot_and_one_place_in_the_stream(server: NatsServer) -> None:
+    worker = Worker()
+    async with delivery(server) as sender:
+        for attempt in range(5):
+            await sender.deliver("S-1", ANY, f"0.{attempt}")
+        assert (await sender.state()).waiting == {ANY: 1}, "the newest is enough"
+        async with working(server, worker, slots=2):
+            await until(lambda: worker.runs == ["S-1"])
+            for attempt in range(5, 10):
+                await sender.deliver("S-1", ANY, f"0.{attempt}")
+            await sender.deliver("S-2", ANY, "0.0")
+            await until(lambda: worker.held == {"S-1", "S-2"})
+            await anyio.sleep(3 * LEASE_S)
+            assert worker.runs == ["S-1", "S-2"] and (await sender.state()).taken == {ANY: 2}, "the newest shows life"
+            worker.gate.set()
+            await until(lambda: not worker.held)
+            await anyio.sleep(2 * LEASE_S)
+            state = await sender.state()
+            assert (state.waiting, state.taken) == ({ANY: 0}, {ANY: 0}) and worker.runs == ["S-1", "S-2"]
+
+
+async def test_a_consumer_that_somebody_removed_is_made_again_when_nobody_takes_the_run(server: NatsServer) -> None:
+    worker = at_once()
+    async with delivery(server) as sender:
+        await sender.deliver("S-1", ANY, "0.0")
+        stranger = await nats.connect(server.address)
+        stream = stranger.jetstream()
+        await stream.delete_consumer("ava", "any")
+        async with working(server, worker):
+            await sender.deliver("S-1", ANY, "0.1")
+            await until(lambda: worker.runs == ["S-1"])
+        await stream.delete_consumer("ava", "any")
+        await stream.add_consumer("ava", durable_name="any", filter_subject="ava.run.any.*", max_deliver=1)
+        await stranger.close()
+        assert "is not as Ava makes it" in await fails(lambda: sender.deliver("S-2", ANY, "0.1"))
 
 
 # -- rights -----------------------------------------------------------------------------------------------------------
@@ -202,7 +245,8 @@ async def test_a_worker_works_with_the_least_rights_and_can_submit_nothing(guard
         await sender.deliver("S-2", "label-gpu", "0.0")
     async with delivery(guarded, guarded.key("worker")) as thief:
         assert "does not let this user do that" in await fails(lambda: thief.deliver("S-9", ANY, "0.0"))
-        assert "does not let this user do that" in (await thief.state()).fault
+        state = await thief.state()
+        assert state.fault == "" and not state.counted, "it is up, and the counts are not for this user"
 
 
 async def test_stolen_credentials_of_a_worker_read_and_remove_nothing_else(guarded: NatsServer) -> None:
@@ -219,7 +263,7 @@ async def test_stolen_credentials_of_a_worker_read_and_remove_nothing_else(guard
         guarded.address, user=user, password=password, inbox_prefix=f"_INBOX_{user}", error_cb=note
     )
     for subject in (
-        "ava.run.any",
+        "ava.run.any.S-1",
         "ava.cancel",
         "$JS.API.STREAM.DELETE.ava",
         "$JS.API.STREAM.PURGE.ava",
@@ -230,7 +274,7 @@ async def test_stolen_credentials_of_a_worker_read_and_remove_nothing_else(guard
     ):
         await thief.publish(subject, b"{}")
     await thief.subscribe("_INBOX_server.>")
-    await thief.subscribe("ava.run.*")
+    await thief.subscribe("ava.run.>")
     await thief.flush()
     await until(lambda: len(denied) >= 10)
     await thief.close()
@@ -249,7 +293,7 @@ async def test_an_engine_that_is_away_is_one_sentence_and_works_once_it_is_back(
         assert text.startswith(f"the NATS server at {server.address} does not answer; runs wait until it does")
         assert (await sender.state()).fault.startswith("the NATS server at")
         server.start()
-        await sender.deliver("S-1", ANY, "0.0")
+        await delivered(sender, "S-1")
         await until(lambda: worker.runs == ["S-1"], within_s=20)
 
 
@@ -276,17 +320,84 @@ async def test_a_certificate_of_an_unknown_authority_is_one_sentence_and_ca_file
             tasks.cancel_scope.cancel()
 
 
+async def test_an_address_with_tls_sends_nothing_in_clear(tmp_path: Path) -> None:
+    with running_nats(tmp_path / "nats") as server:
+        address = server.address.replace("nats://", "tls://")
+        plain = NatsDelivery(EnginePlace(address, "ava", "server:secret-word", None, LEASE_S, "a"))
+        async with plain.connected():
+            text = await fails(lambda: plain.deliver("S-1", ANY, "0.0"))
+            assert "offers no encryption, and nothing was sent to it: have it require TLS" in text
+
+
+@asynccontextmanager
+async def listening(answer: bytes) -> AsyncGenerator[tuple[int, list[float], bytearray]]:
+    """A port that gives an answer to whoever connects and notes when, and what it is sent; without one, it closes."""
+    times, heard = list[float](), bytearray()
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        times.append(anyio.current_time())
+        async with stream:
+            if not answer:
+                return
+            await stream.send(answer)
+            with anyio.move_on_after(2):
+                async for data in stream:
+                    heard.extend(data)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        yield listener.extra(anyio.abc.SocketAttribute.local_port), times, heard
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("offers", [b"", b',"tls_available":true', b',"tls_required":false'])
+async def test_a_server_in_the_middle_that_denies_tls_gets_no_password(offers: bytes) -> None:
+    info = b'INFO {"server_id":"a","version":"2.11.0","headers":true,"auth_required":true' + offers + b"}\r\n"
+    async with listening(info) as (port, times, heard):
+        adapter = NatsDelivery(EnginePlace(f"tls://127.0.0.1:{port}", "ava", "server:secret", None, LEASE_S, "a"))
+        async with adapter.connected():
+            await fails(lambda: adapter.deliver("S-1", ANY, "0.0"))
+        await anyio.sleep(0.3)
+        assert times and heard == b""
+
+
+async def test_a_server_that_lets_nobody_in_is_asked_about_once_a_second(tmp_path: Path) -> None:
+    async with listening(b"") as (port, times, _heard):
+        adapter = NatsDelivery(EnginePlace(f"nats://127.0.0.1:{port}", "ava", None, None, LEASE_S, "a"))
+        async with adapter.connected(), anyio.create_task_group() as tasks:
+            tasks.start_soon(adapter.work, "w", queues_for("abcd"), 4, at_once())
+            await anyio.sleep(4)
+            tasks.cancel_scope.cancel()
+        assert 2 <= len(times) <= 8
+
+
+async def test_a_label_without_rights_is_said_once_and_asked_for_seldom(
+    guarded: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = at_once()
+    async with delivery(guarded, guarded.key("server")) as sender:
+        await sender.deliver("S-0", "label-gpu", "0.0")
+        async with working(guarded, worker, slots=1, labels=("gpu",), credentials=guarded.key("worker")):
+            for number in range(1, 6):
+                await sender.deliver(f"S-{number}", ANY, "0.0")
+                await anyio.sleep(1)
+            await until(lambda: "does not let this user do that" in caplog.text)
+            await until(lambda: len(worker.runs) == 5)
+    assert caplog.text.count("does not let this user do that") == 1 and "label-gpu" in caplog.text
+
+
 @pytest.mark.parametrize("changed", ["retention", "consumer"])
 async def test_a_stream_that_somebody_changed_is_named_and_not_used(server: NatsServer, changed: str) -> None:
     stranger = await nats.connect(server.address)
     stream = stranger.jetstream()
     if changed == "retention":
-        await stream.add_stream(StreamConfig(name="ava", subjects=["ava.run.*"]))
+        await stream.add_stream(StreamConfig(name="ava", subjects=["ava.run.*.*"]))
     else:
         async with delivery(server) as sender:
             await sender.deliver("S-0", ANY, "0.0")
         await stream.delete_consumer("ava", "any")
-        await stream.add_consumer("ava", durable_name="any", filter_subject="ava.run.any", max_deliver=1)
+        await stream.add_consumer("ava", durable_name="any", filter_subject="ava.run.any.*", max_deliver=1)
     await stranger.close()
     async with delivery(server) as sender:
         text = await fails(lambda: sender.deliver("S-1", ANY, "0.0"))

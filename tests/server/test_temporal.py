@@ -121,6 +121,7 @@ async def test_a_worker_that_cannot_reach_the_log_shows_no_life_and_takes_nothin
 async def test_a_server_that_is_away_and_a_namespace_that_is_not_there_are_one_sentence(place: EnginePlace) -> None:
     for address, says in (
         ("temporal://127.0.0.1:1", "does not answer; runs wait until it does"),
+        ("temporal://127.0.0.1:abc", "cannot be used (Port could not be cast to integer value as 'abc')"),
         (f"{place.address}/nowhere", "make the namespace, or give another one at the end of the address"),
     ):
         adapter = TemporalDelivery(EnginePlace(address, "ava", None, None, LEASE_S, "a"))

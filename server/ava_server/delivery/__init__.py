@@ -74,12 +74,14 @@ class EngineState:
         waiting: Deliveries that no worker has taken, by queue.
         taken: Deliveries that a worker has and has not finished, by queue.
         again: How many of these were delivered more than once.
+        counted: These counts are known; to a user without the right to see them, they are not.
     """
 
     fault: str = ""
     waiting: Mapping[str, int] = field(default_factory=dict[str, int])
     taken: Mapping[str, int] = field(default_factory=dict[str, int])
     again: int = 0
+    counted: bool = True
 
 
 @dataclass(frozen=True)

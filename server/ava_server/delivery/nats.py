@@ -5,6 +5,9 @@ accepts an acknowledgement also from a worker whose message it has given to anot
 run. It confirms a message before that is on the disk, unless the server has `sync_interval: always`; what a lost store
 forgets is delivered again after four leases.
 
+The stream keeps one message for each run, the newest, so what is delivered again and again takes no more room. A
+worker that is given a run which it has in hand keeps the newest message of it, in the slot that the run has.
+
 Servers make the stream and its consumers; workers only pull, acknowledge and hear of cancels (`nats.conf` in the
 documentation has both users with these rights).
 """
@@ -18,6 +21,7 @@ import logging
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
@@ -26,26 +30,59 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.client import JetStreamContext
 
-from ava_server.delivery import PLANS, Body, DeliveryFailed, EnginePlace, EngineState
+from ava_server.delivery import PLANS, SILENT_LEASES, Body, DeliveryFailed, EnginePlace, EngineState
 from ava_server.delivery.message import LOOK_S, handle, until_it_takes
 
 log = logging.getLogger("ava.delivery")
 T = TypeVar("T")
 
-CONNECT_S = 5
+CONNECT_S = 3
+"""How long one server has to let a client in."""
+DIAL_S = 9.0
+"""The same for all servers of the address together."""
 ANSWER_S = 5.0
 PULL_S = 5.0
 """How long one pull waits for a message."""
 SHARED_PULL_S = 0.5
 """The same where a worker has fewer slots than queues, and these take turns."""
 TRY_AGAIN_S = 1.0
+STATE_S = 2.0
+"""How long the counts of queues are waited for: operators look at them, and the connection says that it is up."""
 SAME_S = 120.0
-"""Seconds within which the same attempt at a run is one message."""
+"""Seconds within which the same attempt at a run is one message, at least."""
 FORMAT = 1
 """The version of what a message carries."""
+
+
+class _NoTLS(nats.errors.Error):
+    """The address asks for TLS and the server offers none."""
+
+
+class _Denied(DeliveryFailed):
+    """The server is there, and this user may not do that."""
+
+
+class _Client(Client):
+    """The client, which sends nothing in clear where TLS is wanted: it alone would believe what the server says."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and "tls" in self.options and not info.get("tls_required"):
+            raise _NoTLS
+        await super()._process_info(info, initial_connection)
+
+
+@dataclass
+class _Hand:
+    """The newest message of a run that this worker has."""
+
+    message: Msg
+
+    @property
+    def sequence(self) -> int:
+        return _sequence(self.message)
 
 
 class NatsDelivery:
@@ -58,9 +95,13 @@ class NatsDelivery:
         self._place = place
         self._client: Client | None = None
         self._lock = anyio.Lock()
+        self._failure: Exception | None = None
+        self._dials_from_s = float("-inf")
         self._made: set[str] = set()
+        self._hands: dict[str, _Hand] = {}
         self._denied = ""
-        self._said = ""
+        self._denied_s = float("-inf")
+        self._said: dict[str, str] = {}
 
     # -- the seam -----------------------------------------------------------------------------------------------------
 
@@ -77,7 +118,9 @@ class NatsDelivery:
     async def deliver(self, run_id: str, queue: str, attempt: str) -> None:
         body = json.dumps({"v": FORMAT, "log": self._place.log_id, "run": run_id}).encode()
         headers = {"Nats-Msg-Id": f"{run_id}.{attempt}"}
-        await self._translated(self._deliver(queue, body, headers))
+        if not attempt.endswith(".0"):  # nobody has taken it: somebody may have removed what is needed
+            self._made.clear()
+        await self._translated(self._deliver(run_id, queue, body, headers))
 
     async def cancel(self, run_id: str) -> None:
         async def send() -> None:
@@ -104,19 +147,22 @@ class NatsDelivery:
                 queue = _queue_of_token(info.name or "")
                 waiting[queue], taken[queue] = info.num_pending or 0, info.num_ack_pending or 0
                 again += info.num_redelivered or 0
+        except _Denied:  # as a worker's user: the engine is up
+            return EngineState(counted=False)
         except DeliveryFailed as error:
             return EngineState(str(error))
         return EngineState("", waiting, taken, again)
 
     # -- servers ------------------------------------------------------------------------------------------------------
 
-    async def _deliver(self, queue: str, body: bytes, headers: dict[str, Any]) -> None:
+    async def _deliver(self, run_id: str, queue: str, body: bytes, headers: dict[str, Any]) -> None:
         client = await self._connection()
         stream = client.jetstream(timeout=ANSWER_S)
         for attempt in range(2):
             await self._make(stream, queue)
             try:
-                await stream.publish(f"{self._place.name}.run.{_token(queue)}", body, ANSWER_S, headers=headers)
+                subject = f"{self._place.name}.run.{_token(queue)}.{_token(run_id)}"
+                await stream.publish(subject, body, ANSWER_S, headers=headers)
                 return
             except nats.js.errors.NoStreamResponseError:  # its store was lost since
                 self._made.clear()
@@ -132,7 +178,7 @@ class NatsDelivery:
         name, token = self._place.name, _token(queue)
         wanted = ConsumerConfig(
             durable_name=token,
-            filter_subject=f"{name}.run.{token}",
+            filter_subject=f"{name}.run.{token}.*",
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=self._place.lease_s,
             max_deliver=-1,
@@ -153,17 +199,19 @@ class NatsDelivery:
         name = self._place.name
         wanted = StreamConfig(
             name=name,
-            subjects=[f"{name}.run.*"],
+            subjects=[f"{name}.run.*.*"],
             retention=RetentionPolicy.WORK_QUEUE,
             storage=StorageType.FILE,
-            duplicate_window=SAME_S,
+            max_msgs_per_subject=1,
+            discard=DiscardPolicy.OLD,
+            duplicate_window=max(SAME_S, SILENT_LEASES * self._place.lease_s),
         )
         try:
             found = (await stream.stream_info(name)).config
         except nats.js.errors.NotFoundError:
             await stream.add_stream(wanted)
         else:
-            for field in ("subjects", "retention", "storage"):
+            for field in ("subjects", "retention", "storage", "max_msgs_per_subject", "discard"):
                 self._compare("it", field, getattr(found, field), getattr(wanted, field))
 
     def _compare(self, what: str, field: str, found: object, wanted: object) -> None:
@@ -177,7 +225,7 @@ class NatsDelivery:
     async def _consumers(self) -> list[Any]:
         client = await self._connection()
         try:
-            return await client.jetstream(timeout=ANSWER_S).consumers_info(self._place.name)
+            return await client.jetstream(timeout=STATE_S).consumers_info(self._place.name)
         except nats.js.errors.NotFoundError:  # nothing was delivered yet
             return []
 
@@ -213,51 +261,77 @@ class NatsDelivery:
             if free is not None:
                 await free.acquire()
             message: Msg | None = None
+            began_s, fails = anyio.current_time(), False
             try:
                 client = await self._translated(self._connection())
                 if held is None or held[0] is not client:
                     token = _token(queue)
                     held = client, await client.jetstream().pull_subscribe_bind(token, self._place.name)
                 (message,) = await held[1].fetch(1, timeout=pull_s)
-                self._said = ""
+                self._said.pop(queue, None)
             except (nats.errors.TimeoutError, TimeoutError):
-                pass
+                fails = anyio.current_time() - began_s < pull_s / 2
+                if (denied := self._denied_since(began_s)) and _token(queue) in denied:
+                    self._note(f"{self._at} does not let this user do that ({denied})", queue)
             except DeliveryFailed as error:
-                self._note(str(error))
-                await anyio.sleep(TRY_AGAIN_S)
+                self._note(str(error), queue)
+                fails = True
             except nats.errors.Error:  # nobody has delivered to this queue yet, or the server is away for a moment
-                await anyio.sleep(TRY_AGAIN_S)
+                fails = True
             finally:
                 if message is None and free is not None:
                     free.release()
             if message is not None:
                 tasks.start_soon(self._handle, message, free, body)
+            if fails:
+                await anyio.sleep(TRY_AGAIN_S)
             await anyio.lowlevel.checkpoint()
 
     async def _handle(self, message: Msg, free: anyio.Semaphore | None, body: Body) -> None:
-        answered = False
+        """Give the worker what a message names; one whose run it has in hand needs no slot of its own."""
         try:
             run_id = self._run_of(message)
-            if run_id is None or not body.takes_runs():  # another worker may know it, or reach the log
+            if run_id is not None and (hand := self._hands.get(run_id)) is not None:
+                await self._keep_newest(hand, message)
+            elif run_id is None or not body.takes_runs():  # another worker may know it, or reach the log
                 await self._give_back(message, self._place.lease_s if run_id is None else LOOK_S)
-                answered = True
-                return
-
-            async def show_life() -> None:
-                with suppress(nats.errors.Error):
-                    await message.in_progress()
-
-            forget = await handle(body, run_id, show_life, self._place.lease_s)
-            answered = True
-            if forget:
-                with suppress(nats.errors.Error):  # given again, and found ended
-                    await message.ack()
+            else:
+                await self._work_on(run_id, message, body)
         finally:
             if free is not None:
                 free.release()
+
+    async def _keep_newest(self, hand: _Hand, message: Msg) -> None:
+        """Have a run in hand go on under its newest message; the same one again changes nothing."""
+        if _sequence(message) == hand.sequence:
+            return
+        older = message
+        if _sequence(message) > hand.sequence:
+            older, hand.message = hand.message, message
+        await self._forget(older)
+
+    async def _work_on(self, run_id: str, message: Msg, body: Body) -> None:
+        hand = self._hands[run_id] = _Hand(message)
+
+        async def show_life() -> None:
+            with suppress(nats.errors.Error):
+                await hand.message.in_progress()
+
+        answered = False
+        try:
+            forget = await handle(body, run_id, show_life, self._place.lease_s)
+            answered = True
+        finally:
+            del self._hands[run_id]
             if not answered:  # this worker is being stopped
                 with anyio.CancelScope(shield=True), anyio.move_on_after(1):
-                    await self._give_back(message, 0)
+                    await self._give_back(hand.message, 0)
+        if forget:
+            await self._forget(hand.message)
+
+    async def _forget(self, message: Msg) -> None:
+        with suppress(nats.errors.Error):  # given again, and found ended
+            await message.ack()
 
     async def _give_back(self, message: Msg, after_s: float) -> None:
         with suppress(nats.errors.Error):
@@ -279,32 +353,57 @@ class NatsDelivery:
             return None
         return str(found.get("run"))
 
-    def _note(self, why: str) -> None:
-        """Say why nothing is taken, once."""
-        if why != self._said:
-            self._said = why
+    def _note(self, why: str, of: str = "") -> None:
+        """Say why nothing of a queue is taken, once."""
+        if why not in self._said.values():
             log.warning("%s", why)
+        self._said[of] = why
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
+    @property
+    def _at(self) -> str:
+        return f"the NATS server at {self._place.address}"
+
     async def _connection(self) -> Client:
-        """Return the connection, made anew if it is closed. Raises what `_translated` explains."""
+        """Return the connection, made anew if it is closed. Raises what `_translated` explains.
+
+        All who ask share an attempt, and its failure for a moment.
+        """
         async with self._lock:
             if self._client is not None and not self._client.is_closed:
                 if not self._client.is_connected:
                     raise nats.errors.NoServersError
                 return self._client
-            options = self._options()
-            trial = Client()  # one attempt, whose error is said; the client itself would try for ever
+            if self._failure is not None and anyio.current_time() < self._dials_from_s:
+                raise self._failure.with_traceback(None)
             try:
-                await trial.connect(**options, allow_reconnect=False)
-            finally:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(2), suppress(nats.errors.Error, OSError):
-                    await trial.close()
-            client = Client()
-            await client.connect(**options, max_reconnect_attempts=-1, reconnect_time_wait=1)
-            self._client, self._made, self._denied = client, set(), ""
+                client = await self._connected_client()
+            except Exception as error:
+                self._failure, self._dials_from_s = error, anyio.current_time() + TRY_AGAIN_S
+                raise
+            self._client, self._made, self._failure = client, set(), None
             return client
+
+    async def _connected_client(self) -> Client:
+        """Connect once, so that the error is said, and then with a client that connects again by itself."""
+        options = self._options()
+        with anyio.fail_after(DIAL_S):
+            trial = await self._dial(options, allow_reconnect=False, max_reconnect_attempts=1)
+            await trial.close()
+            return await self._dial(options, max_reconnect_attempts=-1)
+
+    async def _dial(self, options: dict[str, Any], **more: Any) -> Client:
+        client = _Client()
+        connected = False
+        try:
+            await client.connect(**options, **more, reconnect_time_wait=1)
+            connected = True
+        finally:
+            if not connected:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(2), suppress(nats.errors.Error, OSError):
+                    await client.close()
+        return client
 
     def _options(self) -> dict[str, Any]:
         place = self._place
@@ -330,13 +429,17 @@ class NatsDelivery:
     async def _note_error(self, error: Exception) -> None:
         log.debug("nats: %s", error)
         if "permissions violation" in str(error).lower():
-            self._denied = str(error).removeprefix("nats: ")
+            self._denied, self._denied_s = str(error).removeprefix("nats: "), anyio.current_time()
+
+    def _denied_since(self, began_s: float) -> str:
+        """Return what the server has denied this user since then; empty for nothing."""
+        return self._denied if self._denied_s >= began_s else ""
 
     async def _translated(self, work: Awaitable[T]) -> T:
         """Return what work returns. Raises DeliveryFailed: what went wrong, in one sentence."""
-        at = f"the NATS server at {self._place.address}"
+        at, began_s = self._at, anyio.current_time()
         try:
-            with anyio.fail_after(2 * CONNECT_S):
+            with anyio.fail_after(DIAL_S + 1):
                 return await work
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason or "no TLS there"
@@ -344,9 +447,16 @@ class NatsDelivery:
                 f"{at} has a certificate that is not trusted ({why}): name its authority in ca_file under [delivery]"
             ) from None
         except (nats.errors.TimeoutError, nats.errors.NoServersError, OSError, TimeoutError) as error:
-            if self._denied:
-                raise DeliveryFailed(f"{at} does not let this user do that ({self._denied})") from None
+            if denied := self._denied_since(began_s):
+                raise _Denied(f"{at} does not let this user do that ({denied})") from None
             raise DeliveryFailed(f"{at} does not answer; runs wait until it does ({_reason(error)})") from None
+        except _NoTLS:
+            raise DeliveryFailed(
+                f"{at} offers no encryption, and nothing was sent to it: have it require TLS, or give an address that"
+                " begins with nats://"
+            ) from None
+        except ValueError as error:
+            raise DeliveryFailed(f"{at} cannot be used ({_reason(error)}): correct the address") from None
         except nats.js.errors.ServiceUnavailableError:
             raise DeliveryFailed(f"{at} has no JetStream: start it with `jetstream` in its configuration") from None
         except nats.errors.Error as error:
@@ -366,6 +476,11 @@ def _token(queue: str) -> str:
 
 def _queue_of_token(token: str) -> str:
     return token.replace("%2E", ".")
+
+
+def _sequence(message: Msg) -> int:
+    """Return a message's number in the stream: the same each time it is given."""
+    return message.metadata.sequence.stream
 
 
 def _shown(value: object) -> str:

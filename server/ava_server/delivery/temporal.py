@@ -284,11 +284,12 @@ class TemporalDelivery:
         async with self._lock:
             if self._client is None:
                 place, parts = self._place, urlsplit(self._place.address)
+                host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
                 tls: TLSConfig | bool = parts.scheme == "tls"
                 if tls and place.ca_file is not None:
                     tls = TLSConfig(server_root_ca_cert=await anyio.Path(place.ca_file).read_bytes())
                 self._client = await Client.connect(
-                    f"{parts.hostname}:{parts.port or 7233}",
+                    f"{host}:{parts.port or 7233}",
                     namespace=parts.path.strip("/") or _DEFAULT_NAMESPACE,
                     api_key=place.credentials,
                     tls=tls,
@@ -311,6 +312,8 @@ class TemporalDelivery:
                     " another one at the end of the address"
                 ) from None
             raise DeliveryFailed(f"{self._at} does not answer; runs wait until it does ({_reason(error)})") from None
+        except ValueError as error:
+            raise DeliveryFailed(f"{self._at} cannot be used ({_reason(error)}): correct the address") from None
         except (TimeoutError, RuntimeError, OSError) as error:
             raise DeliveryFailed(f"{self._at} does not answer; runs wait until it does ({_reason(error)})") from None
 

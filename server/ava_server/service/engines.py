@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ava_audit.store.backend import MARK
 from ava_extras import ExtraMissing, load
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 ADDRESSES = {"nats": ("nats://", "tls://"), "temporal": ("temporal://", "tls://")}
 """How the address of each engine begins."""
+_HOST = re.compile(r"[\w.:%-]+")
 
 
 def engine_fault(settings: Settings) -> str | None:
@@ -32,15 +35,36 @@ def engine_fault(settings: Settings) -> str | None:
         return f"{named} needs a log in Postgres: set database_url, or remove the engine"
     if settings.runs_on != "workers":
         return f'{named} needs runs_on = "workers": set it, or remove the engine'
-    begins = ADDRESSES[chosen.engine]
-    if not chosen.address.startswith(begins) or "@" in chosen.address:
-        return (
-            f"{named} needs an address that begins with {' or '.join(begins)} and has no password in it"
-            f" (`ava key set {chosen.engine}` stores that); given: {_without_user(chosen.address)!r}"
-        )
+    if (wrong := _address_fault(chosen.engine, chosen.address)) is not None:
+        return f"{named} needs {wrong}; given: {_without_user(chosen.address)!r}"
     if chosen.ca_file is not None and not chosen.ca_file.is_file():
         return f"{named} has the ca_file {chosen.ca_file}, which is not a file: give the certificates of the authority"
     return None
+
+
+def _address_fault(engine: str, address: str) -> str | None:
+    """Return what an engine's address has to be, where it is not; None where it fits."""
+    begins = ADDRESSES[engine]
+    if not address.startswith(begins) or "@" in address:
+        return (
+            f"an address that begins with {' or '.join(begins)} and has no password in it"
+            f" (`ava key set {engine}` stores that)"
+        )
+    parts = [one.strip() for one in address.split(",")] if engine == "nats" else [address]
+    if len({one.partition("://")[0] for one in parts}) > 1:
+        return "addresses that all begin alike, as each of them is encrypted or none"
+    if not all(map(_is_place, parts)):
+        return "an address of a host and a port from 1 to 65535"
+    return None
+
+
+def _is_place(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError:
+        return False
+    return bool(_HOST.fullmatch(parts.hostname or "")) and port != 0 and not parts.query and not parts.fragment
 
 
 def open_engine(settings: Settings) -> Delivery | None:

@@ -20,7 +20,7 @@ START_S = 30.0
 RIGHTS = """
   users = [
     {{ user: server, password: "{server}", permissions: {{
-        publish: ["ava.run.*", "ava.cancel", "$JS.API.STREAM.INFO.ava", "$JS.API.STREAM.CREATE.ava",
+        publish: ["ava.run.>", "ava.cancel", "$JS.API.STREAM.INFO.ava", "$JS.API.STREAM.CREATE.ava",
           "$JS.API.CONSUMER.INFO.ava.*", "$JS.API.CONSUMER.DURABLE.CREATE.ava.*", "$JS.API.CONSUMER.CREATE.ava.>",
           "$JS.API.CONSUMER.LIST.ava"]
         subscribe: ["_INBOX_server.>"] }} }}

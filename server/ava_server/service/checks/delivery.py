@@ -47,6 +47,9 @@ def engine_finding(engine: str, state: EngineState) -> CheckFinding:
     """Return how the engine is, and what waits in it."""
     if state.fault:
         return CheckFinding("delivery", "fault", state.fault, _AGAIN, short=f"{engine} down")
+    if not state.counted:
+        text = f"{engine} answers; what waits in it is not known: this user may not see that"
+        return CheckFinding("delivery", "ok", text, short=f"{engine} up")
     waiting = {queue: count for queue, count in state.waiting.items() if count}
     text = f"{engine} answers; {sum(state.taken.values())} deliveries are with workers"
     if waiting:
