@@ -67,9 +67,11 @@ class Outbox:
 
     def keep_only(self, runs: Container[str]) -> None:
         """Forget what was told of other runs: they have ended."""
-        for noted in (self._told, *self._waiting.values()):
-            for run_id in [run_id for run_id in noted if run_id not in runs]:
-                del noted[run_id]
+        for run_id in [run_id for run_id in self._told if run_id not in runs]:
+            del self._told[run_id]
+        for waiting in self._waiting.values():
+            for run_id in [run_id for run_id in waiting if run_id not in runs]:
+                del waiting[run_id]
 
     async def run(self) -> None:
         """Tell the engine, until cancelled."""
