@@ -66,6 +66,7 @@ async def test_a_shows_the_whole_proposal_and_starts_it_after_a_yes(tmp_path: Pa
         await pilot.press("a")
         await shows(app, "Start it? [y/N] (more: m)")
         await pilot.press("m", "enter")
+        await hides(app, "(more: m)")
         text = " ".join(" ".join(await shows(app, "In one line:")).split())
         for line in (*proposal.message.split("\n")[1:], proposal.approval_line):
             assert " ".join(line.split()) in text, line
@@ -103,6 +104,22 @@ async def test_nothing_was_folded_where_a_person_unfolded_it_first(tmp_path: Pat
         await shows(app, "Approved. It has started.")
         [decided] = await lab.facts(proposal.subagent_id, SpawnDecided)
         assert decided.folded is None
+
+
+async def test_keys_typed_before_the_rest_was_shown_do_not_approve_it(tmp_path: Path) -> None:
+    async with proposed(tmp_path, height=60) as (lab, proposal, app, pilot):
+        await pilot.press("a")
+        await shows(app, "(more: m)")
+        early = [events.Key("y", "y"), events.Key("enter", "\r")]
+        await pilot.press("m", "enter")
+        await hides(app, "(more: m)")
+        for key in early:
+            app.post_message(key)
+        await pilot.pause()
+        assert isinstance(app.screen, QuestionScreen)
+        assert await decision(lab, proposal) is None
+        await pilot.press("y", "enter")
+        await shows(app, "Approved. It has started.")
 
 
 @pytest.mark.parametrize("keys", [["enter"], ["n", "enter"], ["escape"], ["a", "enter"], ["y", "y", "enter"], ["y"]])
@@ -348,7 +365,7 @@ async def test_s_answers_the_question_of_a_run(tmp_path: Path) -> None:
         async with live_app(lab, 100, 30) as (app, pilot):
             await shows(app, 'It asks: "Which currency is meant?"; s answers it')
             await pilot.press("s")
-            for words in ("│ Which currency is meant?", "│ - EUR", "give no passwords or keys"):
+            for words in ("│ Which currency is meant?", "│ 1. EUR", "give no passwords or keys"):
                 await shows(app, words)
             await pilot.press("enter")
             await shows(app, "Nothing is typed yet.")
@@ -366,7 +383,7 @@ async def test_an_answer_to_a_question_that_is_gone_is_refused_and_stays_typed(t
         entry = await lab.logged(run_id, "Asked")
         async with live_app(lab, 100, 30) as (app, pilot):
             await pilot.press("s")
-            await shows(app, "Answer:")
+            await shows(app, "Answer (1, 2, or words):")
             access, fact = Access(lab.runtime, lab.session), entry.fact
             assert fact is not None
             row, who = await lab.run(run_id), lab.session.who

@@ -203,14 +203,13 @@ async def test_approves_nothing_without_a_terminal_and_lists_waiting_proposals(t
 async def test_asks_about_each_waiting_proposal_oldest_first_if_wanted(tmp_path: Path) -> None:
     async with host(tmp_path) as at:
         starts, rejected, left = [await at.propose(f"task number {number}") for number in range(3)]
-        answers = [("1 of 3", ""), ("task number 0\nStart it?", "y")]
         with at.terminal("approve") as screen:
             screen.until(ALL_WAITING)
             screen.type("o\n")
             for number, answer in enumerate(("y", "r", "")):
-                screen.until(f"task number {number}\nStart it? [y = yes, r = reject it, Enter = leave it waiting]")
+                screen.until(f"{number + 1} of 3: start it? [y = yes, r = reject it, Enter = leave it waiting]")
                 screen.type(f"{answer}\n")
-            assert screen.ended() == 0, answers
+            assert screen.ended() == 0, screen.text
         order = [f"{number} of 3, {each['pending_id']}:" for number, each in enumerate((starts, rejected, left), 1)]
         assert [screen.text.index(each) for each in order] == sorted(screen.text.index(each) for each in order)
         assert f"{rejected['pending_id']} is rejected." in screen.text

@@ -85,8 +85,8 @@ async def test_the_table_shows_each_reach_and_what_only_some_can_do(
 
 async def test_no_task_can_pass_for_a_line_of_the_table(tmp_path: Path) -> None:
     """Neither for a row, by a word that the terminal would break, nor for a reach."""
-    fake = "2__$0.01,_1_min__researcher__custom:test"
-    tasks = ["_" * 71 + fake, "P-7f3a2b can reach neither files nor the web."]
+    fake, reach = "2__$0.01,_1_min__researcher__custom:test", "P-7f3a2b can reach neither files nor the web."
+    tasks = ["_" * 71 + fake, "_" * 70 + f" {reach}", reach]
     async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab:
         for task in tasks:
             await lab.propose(task=task)
@@ -95,7 +95,13 @@ async def test_no_task_can_pass_for_a_line_of_the_table(tmp_path: Path) -> None:
                 assert screen.ended_after([(ALL_WAITING, "")]) == 0
             lines = re.sub(r"\x1b\[[\d;]*m", "", screen.text).splitlines()
             assert not [line for line in lines if len(line) > width and not line.startswith("Data root")], lines
-            assert f'"{tasks[1]}"' in " ".join(screen.text.split()), screen.text
+            depths = {
+                name: [len(line) - len(line.lstrip()) for line in lines if line.lstrip().startswith(name)]
+                for name in ("P-", "P-7f3a2b", "2__")
+            }
+            real = min(depths["P-"])
+            assert all(depth > real for name in ("P-7f3a2b", "2__") for depth in depths[name]), lines
+            assert f'"{reach}"' in " ".join(screen.text.split()), screen.text
 
 
 async def test_a_run_without_a_sandbox_stands_out_even_if_all_are_like_it(tmp_path: Path) -> None:

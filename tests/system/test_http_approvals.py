@@ -221,6 +221,20 @@ async def test_a_remote_person_sees_the_same_screen_and_starts_several_runs_as_a
     assert {entry.content["channel"] for entry in logged(there.root, "SpawnDecided")} == {"http"}
 
 
+async def test_a_plan_of_many_long_steps_is_approved_while_its_texts_are_folded(tmp_path: Path) -> None:
+    """What was on the screen and what was folded may be longer than the log has of it."""
+    steps = [
+        {"id": f"step_{number}", "role": "researcher", "task": f"Question {number}? " + "why " * 90}
+        for number in range(100)
+    ]
+    async with away(tmp_path / "data") as there:
+        plan = told(await there.client.call_tool("spawn_subagent", {"steps": steps, "max_cost_cents": 100}))[0]
+        code, text = await there.typed("approve", plan["pending_id"], answers=[("Start it?", "y")])
+        assert code == 0 and "Folded: task of 100 steps, " in text, text[-2000:]
+    (decided,) = [each.content for each in logged(there.root, "SpawnDecided") if each.content.get("folded")]
+    assert len(decided["folded"]) <= 2_000
+
+
 async def test_proposals_can_be_started_rejected_or_left_one_by_one(tmp_path: Path) -> None:
     async with away(tmp_path / "data") as there:
         runs = [await there.propose(f"Question {number}?") for number in range(3)]

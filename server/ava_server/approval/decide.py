@@ -40,6 +40,10 @@ class Shown:
     text: str = ""
 
 
+SCREEN_CHARS, FOLDED_CHARS = 20_000, 2_000
+"""Characters that the log has of what was on a person's screen, and of what was folded there."""
+
+
 @dataclass(frozen=True)
 class FoldedScreen:
     """What a person saw of a proposal who decided while some of it was folded.
@@ -51,6 +55,14 @@ class FoldedScreen:
 
     text: str
     folded: str
+
+    def cut(self) -> FoldedScreen:
+        """Return it as the log may have it; what is too long ends with `…`."""
+        return FoldedScreen(_cut(self.text, SCREEN_CHARS), _cut(self.folded, FOLDED_CHARS))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 @dataclass(frozen=True)

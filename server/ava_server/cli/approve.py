@@ -134,12 +134,14 @@ async def _all_waiting(client: Approvals, waiting: list[Pending], asking: list[P
     done: list[bool] = []
 
     answer: str | None = "o"
+    folds = True
     if fits_table(waiting) and someone_there():
         proposals = ShownProposals(waiting)
         proposals.show()
         shown = [one.shown for one in waiting]
         question = "Start them? [y = all, r = reject all, o = one by one, Enter = later]"
         answer = await _ask_while_open(client, shown, question, proposals)
+        folds = proposals.folded
         if answer is None:
             gone = await client.decided_elsewhere(shown)
             rest = [one for one in waiting if one.pending_id not in gone]
@@ -150,7 +152,7 @@ async def _all_waiting(client: Approvals, waiting: list[Pending], asking: list[P
             done += [await _attempt(_decide(client, one, False)) for one in waiting]
     for number, one in enumerate(waiting if answer == "o" else (), 1):
         question = f"{_start_it(number, len(waiting))} [y = yes, r = reject it, Enter = leave it waiting]"
-        proposal = ShownProposals([one], f"{number} of {len(waiting)}, {one.pending_id}:")
+        proposal = ShownProposals([one], f"{number} of {len(waiting)}, {one.pending_id}:", folds=folds)
         proposal.show()
         if someone_there():
             given = await _ask_while_open(client, [one.shown], question, proposal)
@@ -316,8 +318,9 @@ class ChosenProposals(NamedTuple):
 
 async def ask_unfolding(question: str, proposals: ShownProposals) -> str:
     """Return the answer to a question about proposals; what is folded of them is shown first, if that is the answer."""
-    while (answer := await ask(f"{question}{proposals.hint}")) in MORE and proposals.folded:
-        proposals.unfold()
+    while (answer := await ask(f"{question}{proposals.hint}")) in MORE:
+        if proposals.folded:
+            proposals.unfold()  # a second m says no more, and is no answer
     return answer
 
 
@@ -339,7 +342,8 @@ async def choose(waiting: list[Pending], limits: dict[str, Any], *, err: bool = 
     chosen: list[Pending] = []
     screens: dict[str, FoldedScreen] = {}
     for number, one in enumerate(waiting, 1):
-        alone = ShownProposals([one], f"{number} of {len(waiting)}, {one.pending_id}:", err=err)
+        title = f"{number} of {len(waiting)}, {one.pending_id}:"
+        alone = ShownProposals([one], title, err=err, folds=shown.folded)
         alone.show()
         if await ask_unfolding(f"{_start_it(number, len(waiting))} [y/N]", alone) in YES:
             chosen.append(one)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import typer
@@ -57,12 +58,17 @@ class QuestionLine(NamedTuple):
     emphasis: Emphasis = ""
     bold: int = 0
 
+    @property
+    def folds(self) -> bool:
+        """Whether it is Ava's line on what is folded."""
+        return self.emphasis == "quiet" and self.text.strip().startswith(_FOLDED_WORDS)
+
 
 class ShownProposals:
     """Proposals before one question on a terminal: folded at first, whole after `unfold`.
 
     Elsewhere they are whole from the beginning. `title` stands above a single one, and `limits` are those of all of
-    several. Not `asks`: nobody is asked, so nothing says how to unfold them.
+    several. Not `asks`: nobody is asked, so nothing says how to unfold them. Not `folds`: whole on a terminal too.
     """
 
     def __init__(
@@ -73,14 +79,16 @@ class ShownProposals:
         *,
         err: bool = False,
         asks: bool = True,
+        folds: bool = True,
     ) -> None:
         self._waiting = waiting
         self._title = title
         self._limits = limits or {}
-        self._stream = sys.stderr if err else sys.stdout
+        elsewhere = asks and terminal.someone_there() and not sys.stdout.isatty()
+        self._stream = sys.stderr if err or elsewhere else sys.stdout  # where the person who is asked can read it
         self._asks = asks
         self._width = terminal.columns(self._stream)
-        self._folded = self._stream.isatty() and all(map(can_fold, waiting))
+        self._folded = folds and self._stream.isatty() and all(map(can_fold, waiting))
 
     @property
     def folded(self) -> bool:
@@ -100,27 +108,32 @@ class ShownProposals:
         if len(self._waiting) == 1:
             [one] = self._waiting
             return {one.pending_id: folded_screen(one, self._width)}
-        return several_screens(self._waiting, self._width)
+        said = f"All of them: {together(self._waiting, self._limits)}"
+        screens = several_screens(self._waiting, self._width)
+        return {one_id: replace(screen, text=f"{screen.text}\n{said}") for one_id, screen in screens.items()}
 
     def show(self) -> None:
         if not self._folded:
-            self._show_whole()
+            rows = self._show_whole()
         elif len(self._waiting) == 1:
-            self._write([*self._titled(self._title), *proposal_lines(self._waiting[0], self._width)])
+            rows = self._write([*self._titled(self._title), *proposal_lines(self._waiting[0], self._width)])
         else:
-            self._write(several_lines(self._waiting, self._width))
+            rows = self._write(several_lines(self._waiting, self._width))
+        self._say_again(rows)
         self._say_together()
 
     def unfold(self) -> None:
         self._folded = False
-        self._show_whole()
+        self._say_again(self._show_whole())
         self._say_together()
 
-    def _show_whole(self) -> None:
+    def _show_whole(self) -> int:
+        rows = 0
         for number, one in enumerate(self._waiting, 1):
             title = self._title if len(self._waiting) == 1 else f"{number} of {len(self._waiting)}, {one.pending_id}:"
             lines = proposal_lines(one, self._width, whole=True) if self._stream.isatty() else _as_message(one)
-            self._write([*self._titled(title), *lines])
+            rows += self._write([*self._titled(title), *lines])
+        return rows
 
     def _titled(self, title: str) -> list[QuestionLine]:
         return [QuestionLine(""), QuestionLine(title)] if title else []
@@ -129,15 +142,24 @@ class ShownProposals:
         if len(self._waiting) > 1:
             self._write([QuestionLine(f"All of them: {together(self._waiting, self._limits)}")])
 
-    def _write(self, lines: Iterable[QuestionLine]) -> None:
-        lines = [line for line in lines if self._asks or not line.text.strip().startswith(_FOLDED_WORDS)]
+    def _say_again(self, rows: int) -> None:
+        """Repeat the price next to the question where the terminal has scrolled it away."""
+        if len(self._waiting) == 1 and self._waiting[0].most and rows >= terminal.rows(self._stream) - 1:
+            self._write([QuestionLine(f"{self._waiting[0].most}, as above.", "first")])
+
+    def _write(self, lines: Iterable[QuestionLine]) -> int:
+        """Return the rows of the terminal that they take."""
+        rows = 0
+        lines = [line for line in lines if self._asks or not line.folds]
         if not self._stream.isatty():
             plain = terminal.tell if self._stream is sys.stderr else terminal.say
             plain("\n".join(line.text for line in lines))
-            return
+            return 0
         for line in lines:
             for number, part in enumerate(wrapped_lines(clean(line.text)[0], self._width, breaks=True)):
                 typer.echo(_styled(part, line, first=number == 0), file=self._stream)
+                rows += 1
+        return rows
 
 
 def _styled(part: str, line: QuestionLine, *, first: bool) -> str:
@@ -202,15 +224,20 @@ def folded_words(one: Pending, *, in_table: bool = False) -> str:
     steps = one.summary.steps if one.summary is not None else ()
     if in_table and steps:
         parts.append(counted(len(steps), "step"))
+    by_kind: dict[str, list[WholeText]] = {}
     for text in [] if in_table and steps else _cut_texts(one, in_table=in_table):
-        shown = _shown_chars(one, text, in_table=in_table)
-        parts.append(f"{text.name}, {text.chars - shown:,} characters{' more' if shown else ''}")
+        by_kind.setdefault(text.name.partition(" of ")[0], []).append(text)
+    for kind, texts in by_kind.items():
+        shown = [_shown_chars(one, text, in_table=in_table) for text in texts]
+        left = counted(sum(text.chars for text in texts) - sum(shown), "character")
+        name = texts[0].name if len(texts) == 1 else f"{kind} of {len(texts)} steps"
+        parts.append(f"{name}, {left}{' more' if any(shown) else ''}")
     topics = {topic: texts for topic, texts in one.topics.items() if topic in _TOPICS}
     if topics:
         names = [_TOPICS[topic] for topic in topics]
         listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
         parts.append(f"{listed}, {counted(sum(map(len, topics.values())), 'sentence')}")
-    return "; ".join([*parts, "the line that you approve"])
+    return "; ".join([*parts, "the line that is approved"])
 
 
 def folded_screen(one: Pending, width: int) -> FoldedScreen:
@@ -260,7 +287,8 @@ def _steps_table(summary: ProposalSummary, width: int) -> list[QuestionLine]:
     for head, step in zip(heads[1:], summary.steps, strict=True):
         below = [f"{step.note[0].upper()}{step.note[1:]}."] if step.note else []
         first, *more = _with_task(head, step.task, below, beside, width, "    ")
-        lines += [QuestionLine(first, bold=len(step.id)), *map(QuestionLine, more)]
+        lines.append(QuestionLine(first, bold=len(step.id)))
+        lines += [QuestionLine(part) for text in more for part in _hung(text, width)]
     return lines
 
 
@@ -289,7 +317,10 @@ def several_screens(waiting: Sequence[Pending], width: int) -> dict[str, FoldedS
 
 def _said(one: Pending) -> list[str]:
     """Return what else a table says of a proposal, besides its price, its reach and its task."""
-    return [] if one.summary is None else [*one.summary.warnings, *one.topics.get("Who asked", ())]
+    if one.summary is None:
+        return []
+    rest = (line for topic in ("Where", "How much") for line in one.topics.get(topic, ())[1:])
+    return [*rest, *one.summary.warnings, *one.topics.get("Who asked", ())]
 
 
 class _Table:
@@ -330,7 +361,7 @@ class _Table:
             if text is texts[-1] and text.strip().startswith(_FOLDED_WORDS):
                 emphasis = "quiet"
             bold = self._price if number == 0 else 0
-            for part in wrapped_lines(text, self._width, breaks=True):
+            for part in _hung(text, self._width):
                 lines.append(QuestionLine(part, emphasis, bold))
                 bold = 0
         return lines
@@ -350,6 +381,13 @@ def _with_task(head: str, task: str, below: list[str], beside: int, width: int, 
         first, more, below = "", [], [task, *below]
     beginning = [head.ljust(beside) + first, *(" " * beside + line.lstrip() for line in more)]
     return [*beginning, *(indent + line for line in below)]
+
+
+def _hung(text: str, width: int) -> list[str]:
+    """Return a line in parts that fit; all but the first are deeper, so that none passes for a line of its own."""
+    begins = text.lstrip()
+    indent = text[: len(text) - len(begins)]
+    return [indent + part for part in wrapped_lines(begins, width - len(indent), breaks=True)]
 
 
 def _compared(rows: Sequence[ProposalSummary]) -> tuple[set[int], list[str]]:

@@ -282,6 +282,14 @@ def columns(stream: TextIO | None = None) -> int:
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
+def rows(stream: TextIO) -> int:
+    """Return the height of a stream's terminal; 24 where it is not known."""
+    try:
+        return os.get_terminal_size(stream.fileno()).lines or 24
+    except (OSError, ValueError):
+        return 24
+
+
 async def unless_interrupted(work: Callable[[], Awaitable[T]], otherwise: U) -> T | U:
     """Return what some work returns, or raise its error; Ctrl-C ends the work, and `otherwise` is returned."""
     with received(signal.SIGINT) as signals:

@@ -108,7 +108,7 @@ class HttpTransport:
             return Decided(await self.connection.call_tool(tool, given))
         if answer.agrees:
             given["digests"] = {each.id: each.digest for each in shown}
-            screens = {one_id: asdict(screen) for one_id, screen in answer.screens.items()}
+            screens = {one_id: asdict(screen.cut()) for one_id, screen in answer.screens.items()}
             given |= {"screens": screens} if screens else {}
         made = await self.connection.request("POST", WAITING.path, body=given, doubt=_MAY_BE_DECIDED)
         return Decided(validated(ConfirmAnswer, made).structured())

@@ -222,7 +222,7 @@ class StatusApp(App[int]):
         try:
             with anyio.fail_after(ASKS_WITHIN_S):
                 decision = await read_apart(read)
-            self._keys_from_s = math.inf
+            self.drop_keys()
             self._open(QuestionScreen(self, decision))
         except TimeoutError:
             self.tell(f"The log has not answered for {ASKS_WITHIN_S:.0f} s; nothing was done.", failed=True)
@@ -232,6 +232,9 @@ class StatusApp(App[int]):
             self.fail(error)
         finally:
             self._asking = False
+
+    def drop_keys(self) -> None:
+        self._keys_from_s = math.inf
 
     def accept_keys(self) -> None:
         self._keys_from_s = time.monotonic()

@@ -44,6 +44,11 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S, BEHIND_S = 0.7, 0.05
 """Seconds between two looks at a run, and at a terminal that has not read the question yet."""
+_UNFOLDS = (
+    "y or yes and Enter agrees · m and Enter shows all · anything else declines · Esc back · ↑↓ scroll",
+    "y, Enter: agree · m, Enter: all · Esc: back · ↑↓: scroll",
+    "Esc back",
+)
 _SENDS = ("Enter sends · Esc back · ↑↓ Page Up/Down scroll", "Enter sends · Esc back")
 LEAST_WIDTH, LEAST_ROOM = 40, 3
 """Columns, and lines of text, without which nothing is decided: the question could not be read."""
@@ -62,7 +67,8 @@ Esc, q   go back; in the list, q quits
 ?   show this help
 Ctrl-C   quit from anywhere; Ctrl-Z suspends
 
-a, r and c first show the whole decision. To agree, type y or yes, and press Enter. Runs continue when you quit.
+a, r and c first show what is decided; m shows what is folded. To agree, type y or yes, and press Enter. \
+Runs continue when you quit.
 
 Bars show time, turns, tool calls, tokens and money against their caps: used, reserved, and left.
 Where bars have no room, there are only figures."""
@@ -87,6 +93,7 @@ class _Status(Protocol):
     def page(self, width: int) -> LivePage: ...
     def tell(self, words: str, *, failed: bool = False) -> None: ...
     def fail(self, error: Exception) -> None: ...
+    def drop_keys(self) -> None: ...
     def accept_keys(self) -> None: ...
     def carry_out(
         self, decision: DecisionQuestion, answer: str, pin: str, done: Done, screen: FoldedScreen | None = None
@@ -253,6 +260,7 @@ class QuestionScreen(TextScreen):
         self._asked = (self._question, self._input)
         self._asks_pin = self._busy = False
         self._folded = decision.proposal is not None
+        self.keys = _UNFOLDS if self._folded else self.keys
         self._note, self._failed, self._answer = "", False, ""
 
     def on_mount(self) -> None:
@@ -319,9 +327,11 @@ class QuestionScreen(TextScreen):
         if self._asks_pin:
             return self._carry_out(self._answer, answer) if answer else self.say("No PIN is typed yet.")
         if self._folded and answer.lower() in MORE:
-            self._folded = False
-            self._ask()
-            return self.draw()
+            self._folded, self.keys = False, QuestionScreen.keys
+            self.status.drop_keys()  # what was typed before the rest is on the screen does not count
+            self.draw()
+            self.call_after_refresh(self._begin)
+            return None
         if self._decision.words and not (self._decision.pin and self._decision.agrees(answer)):
             return self._carry_out(answer, "") if answer else self.say("Nothing is typed yet.")
         if not self._decision.agrees(answer):
@@ -355,7 +365,7 @@ class QuestionScreen(TextScreen):
         if self._asks_pin:
             self._input.value = ""
         proposal = self._decision.proposal
-        screen = folded_screen(proposal, self.size.width) if proposal is not None and self._folded else None
+        screen = folded_screen(proposal, max(self.size.width - 1, 1)) if proposal is not None and self._folded else None
         self.status.carry_out(self._decision, answer, pin, self._finish, screen)
 
     def _finish(self, said: str, error: Exception | None) -> None:

@@ -37,7 +37,7 @@ from ava_audit.rows import RunRow, is_plan_id
 from ava_audit.search import LogQuery
 from ava_audit.units import DAY_US
 from ava_audit.view import View, append
-from ava_server.approval.decide import FoldedScreen, PersonAnswer, Shown, approval_needs
+from ava_server.approval.decide import FOLDED_CHARS, SCREEN_CHARS, FoldedScreen, PersonAnswer, Shown, approval_needs
 from ava_server.budget.user_limits import STRICTEST_FIRST, day_caps
 from ava_server.config.changes import read_users
 from ava_server.config.settings import Policy, UserSettings
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from ava_server.service.current import TokenFacts
     from ava_server.service.records import RunRecord
 
-APPROVAL_BYTES = 256 * 1024
+APPROVAL_BYTES = 2 * 1024 * 1024
 APPROVALS_CLIENT = "approvals"
 _FIELDS = ("status", "decisions", "group_id", "approval_lines")
 
@@ -73,8 +73,8 @@ _FIELDS = ("status", "decisions", "group_id", "approval_lines")
 class ScreenBody(BaseModel, extra="forbid", strict=True):
     """What was on the screen of the person who decides, and, counted, what was folded there."""
 
-    text: str = Field(max_length=20_000)
-    folded: str = Field(max_length=2_000)
+    text: str = Field(max_length=SCREEN_CHARS)
+    folded: str = Field(max_length=FOLDED_CHARS)
 
 
 class ProposalsBody(BaseModel, extra="forbid", strict=True):

@@ -32,8 +32,6 @@ from ava_server.service.spawn import Spawns, started_next
 
 PLAN_END_S = 5.0
 """Seconds in which a plan notes its own end after its last run's."""
-SCREEN_CHARS, FOLDED_CHARS = 20_000, 2_000
-"""Characters that the log has of what was on a person's screen, and of what was folded there."""
 
 
 class TerminalConfirmArgs(ConfirmArgs):
@@ -167,7 +165,7 @@ class Confirmations(Operations):
     def _plain(self, screen: FoldedScreen) -> FoldedScreen:
         """Return a screen as the log may have it: shortened, and without secrets."""
         redact = self._access.redact
-        return FoldedScreen(redact(screen.text[:SCREEN_CHARS]), redact(screen.folded[:FOLDED_CHARS]))
+        return FoldedScreen(redact(screen.text), redact(screen.folded)).cut()
 
     async def _answer(
         self, args: ConfirmArgs, decided: ConfirmOutcome, wait_s: float, caller: CallContext
