@@ -33,10 +33,10 @@ QUESTION = "What does Otter charge for each payment?"
 COMMAND = f'ava demo notes --task "{QUESTION}"'
 COLUMNS = 88
 _HEADING = re.compile(r"^(-- .+ --)$")
-_ANSWER = "Start it? [y/N] y"
+_ANSWER = "Start it? [y/N] (more: m) y"
 _STYLE = re.compile(r"\x1b\[[\d;]*m")
 _PREFIX = "ava-picture-"
-_READING_S = (1.0, 0.5, 5.0, 2.5, 0.5, 5.0, 3.0, 6.0)
+_READING_S = (1.0, 0.5, 6.0, 0.5, 5.0, 3.0, 6.0)
 """Time to read the command, the start, and what stands under each heading."""
 _WAIT_S = 1.5
 """No wait in the picture is longer, however busy the machine was."""
@@ -54,9 +54,7 @@ def recording() -> tuple[list[str], list[float]]:
         shutil.copytree(REPOSITORY / "examples" / "notes", notes)
         shown, arrived = _on_terminal(["demo", str(notes), "--task", QUESTION], notes.parent)
     screen = [line.rpartition("\r\x1b[K")[2] for line in shown.replace("\r\n", "\n").rstrip().split("\n")]
-    _proposal, _approval, _running, result, record, _next = (
-        at for at, line in enumerate(screen) if _HEADING.match(line)
-    )
+    _proposal, _running, result, record, _next = (at for at, line in enumerate(screen) if _HEADING.match(line))
     drawn = [_one_form(line) for line in screen[result:record]]  # laid out for these columns as it is
     parts = [0, *(shown.index(line) for line in screen if _HEADING.match(line))]
     came = [next(seconds for length, seconds in arrived if length > part) for part in parts]
@@ -161,6 +159,7 @@ def _one_form(line: str) -> str:
         (r"S-[0-9a-f]{6}\b", "S-7f3a2b"),
         (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ", "2026-11-21 09:30:00Z"),
         (r"\d+ s of 600 s", "1 s of 600 s"),
+        (r"answer after \d+\.\d s", "answer after 0.1 s"),
     ):
         line = re.sub(pattern, instead, line)
     return line

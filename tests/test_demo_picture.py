@@ -34,7 +34,9 @@ def test_the_picture_shows_the_current_output_of_the_demo() -> None:
     lines = [picture.plain(line).rstrip() for line in picture.lines()]
     assert dense(shown(PICTURE.read_text("utf-8"))) == dense(lines), "run `python scripts/demo_picture.py`"
     text = "\n".join(lines)
-    assert "Start it? [y/N] y" in text and "✓ quote found word for word" in text and "RunEnded success" in text
+    assert (
+        "Start it? [y/N] (more: m) y" in text and "✓ quote found word for word" in text and "RunEnded success" in text
+    )
 
 
 def test_the_picture_contains_all_lines_and_no_local_paths() -> None:

@@ -28,6 +28,7 @@ from support.hosts.plans import NOTES, PLAN, does_its_step
 from support.hosts.real_hosts import data_root, entries, http_server, needs, written_at
 from support.http_server import token
 from support.model_server import Gate, Say, Step, running_model_server
+from support.repository import REPOSITORY, script
 from support.runtime import hand_over
 from support.stdio import assert_intact
 from support.terminal import ava
@@ -294,3 +295,10 @@ def approved_elsewhere(host: Headless, wait_seconds: float) -> Rule:
         return None
 
     return rule
+
+
+def test_the_picture_in_the_readme_shows_the_form_as_it_is() -> None:
+    picture = script("host_picture")
+    form = picture.screen()
+    drawn = (REPOSITORY / "examples" / "approval.svg").read_text("utf-8")
+    assert picture.svg(form) == drawn, "run `python scripts/host_picture.py`"

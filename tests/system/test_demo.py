@@ -80,9 +80,8 @@ def test_reads_the_shipped_documentation_within_ten_seconds_without_a_folder(tmp
     assert quotes_of(done.stdout)
     assert done.stderr == ""
     order = [
-        "Proposed (spawn_subagent)",
-        "Approval (confirm_spawn)",
-        "Running",
+        "-- Proposed (spawn_subagent)",
+        "-- Running in the background: the host had its answer after ",
         "-- Result",
         "In the log",
         "removed",
@@ -150,8 +149,12 @@ def test_ignores_a_key_in_the_environment(tmp_path: Path, folder: Path) -> None:
 
 def test_yes_in_a_terminal_starts_the_demo(tmp_path: Path, folder: Path) -> None:
     with on_terminal(tmp_path, "demo", str(folder)) as screen:
-        shown = screen.until("Start it? [y/N]")
-        assert "-- Running" not in shown
+        shown = STYLES.sub("", screen.until("Start it? [y/N] (more: m)"))
+        price, reach = shown.partition(" asks: --\n")[2].split("\n")[:2]
+        assert price == "Free, 10 min" and reach.startswith("It can read ")
+        assert "At most 20 turns" not in shown and "-- Running" not in shown
+        screen.type("m\n")
+        assert "At most 20 turns" in screen.until("In one line: ")
         screen.type("y\n")
         assert screen.ended() == 0
     drawn = STYLES.sub("", screen.text).partition("-- Result --")[2]
@@ -161,7 +164,7 @@ def test_yes_in_a_terminal_starts_the_demo(tmp_path: Path, folder: Path) -> None
 @pytest.mark.parametrize("answer", ["n\n", "\n", "\x04"])
 def test_anything_but_yes_in_a_terminal_starts_nothing(tmp_path: Path, folder: Path, answer: str) -> None:
     with on_terminal(tmp_path, "demo", str(folder)) as screen:
-        screen.until("Start it? [y/N]")
+        screen.until("Start it? [y/N] (more: m)")
         screen.type(answer)
         assert screen.ended() == 10
     assert "Rejected; nothing was started." in screen.text
@@ -172,7 +175,7 @@ def test_ctrl_c_at_the_question_ends_quietly_and_leaves_no_folder(tmp_path: Path
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     with on_terminal(tmp_path, "demo", str(folder), env={"TMPDIR": str(temporary)}) as screen:
-        screen.until("Start it? [y/N]")
+        screen.until("Start it? [y/N] (more: m)")
         screen.interrupt()
         assert screen.ended() == 130
     assert "Traceback" not in screen.text
@@ -182,7 +185,7 @@ def test_ctrl_c_at_the_question_ends_quietly_and_leaves_no_folder(tmp_path: Path
 
 def test_ctrl_c_after_the_start_says_what_happened_to_the_run(tmp_path: Path, folder: Path) -> None:
     with on_terminal(tmp_path, "demo", str(folder)) as screen:
-        screen.until("Start it? [y/N]")
+        screen.until("Start it? [y/N] (more: m)")
         screen.type("y\n")
         screen.until("-- Running")
         screen.interrupt()
@@ -194,7 +197,7 @@ def test_ctrl_c_after_the_start_says_what_happened_to_the_run(tmp_path: Path, fo
 @pytest.mark.parametrize("columns", [80, 120])
 def test_breaks_no_word_at_the_edge_of_the_terminal(tmp_path: Path, folder: Path, columns: int) -> None:
     with on_terminal(tmp_path, "demo", str(folder), columns=columns) as screen:
-        screen.until("Start it? [y/N]")
+        screen.until("Start it? [y/N] (more: m)")
         screen.type("y\n")
         assert screen.ended() == 0
     for line in screen.text.splitlines():
@@ -203,16 +206,16 @@ def test_breaks_no_word_at_the_edge_of_the_terminal(tmp_path: Path, folder: Path
 
 
 @pytest.mark.parametrize("columns", [80, 100])
-def test_fits_on_40_lines_with_the_best_passage_first_and_only_passages_that_answer(
+def test_fits_on_one_screen_with_the_best_passage_first_and_only_passages_that_answer(
     tmp_path: Path, columns: int
 ) -> None:
     with on_terminal(tmp_path, "demo", columns=columns, env={"TMPDIR": "/tmp"}) as screen:
-        screen.until("Start it? [y/N]")
+        screen.until("Start it? [y/N] (more: m)")
         screen.type("y\n")
         assert screen.ended() == 0
     shown = STYLES.sub("", screen.text).rstrip("\n").split("\n")
     lines = [line.rpartition("\x1b[K")[2].rstrip() for line in shown]
-    assert len(lines) <= 40 and max(map(len, lines)) <= columns
+    assert len(lines) <= 24 and max(map(len, lines)) <= columns
     result = re.sub(r"\n│ {2,}", " ", "\n".join(lines[lines.index("-- Result --") :]))
     summary = result.split("\n")[1]
     assert re.fullmatch(r"│ \d passages in \d sources with words of the task \(.+\), .+\.( The best:)?", summary)

@@ -33,7 +33,7 @@ from ava_server.approval.decide import Decided
 from ava_server.cli.app import INTERRUPTED, NOT_APPROVED
 from ava_server.cli.options import absolute_path
 from ava_server.cli.results import ENDING_CODES
-from ava_server.cli.terminal import Progress, agrees, columns, cut, say, someone_there
+from ava_server.cli.terminal import YES, Progress, columns, cut, say, someone_there
 from ava_server.core.data_root import DataRoot, home_folder
 from ava_server.core.errors import AvaError, BadInput, with_advice
 from ava_server.core.threads import run_async
@@ -43,12 +43,14 @@ from ava_server.render.result import findings_of
 if TYPE_CHECKING:
     from mcp import Client
 
+    from ava_server.approval.proposals import Pending
+
 
 POLL_S = 0.05
 WITHIN_S = 180.0
 """The demo takes a few seconds; a server that is silent this long has failed."""
-LOG_LINES = 2
-PASSAGES_MOST = 2
+LOG_LINES = 1
+PASSAGES_MOST = 1
 PASSAGE_CHARS = 160
 ANSWERS = 0.75
 """The least words of the question in one sentence of a shown passage, as a share of those in one of the best."""
@@ -142,7 +144,7 @@ def _show_next_steps() -> None:
 
     started = launch()
     say("-- Next --")
-    say(f"Add Ava to your assistant: {started.shell('init', 'claude-code')} (or claude-desktop, codex, …)")
+    say(f"Add Ava to your assistant: {started.shell('init', 'claude-code')}")
     say(f"Let a language model do the work: {started.shell('key', 'set', 'openrouter')}")
 
 
@@ -170,7 +172,9 @@ async def _run(demo: Demo, place: Path) -> int:
 
         environment["AVA_MODEL"] = SCRIPTED
     server = StdioServerParameters(command=sys.executable, args=[*MODULE_ARGS, "serve"], env=environment, cwd=place)
-    say("Starting `ava serve` and connecting to it as an MCP host does …")
+    offline = "The demo always uses the offline reader, even if you have keys."
+    by_script = "The model is a script that comes with Ava, not a language model."
+    say(f"Starting. {by_script if demo.scripted else offline}")
     info = Implementation(name="ava demo", version=version("ava-subagents"))
     async with Client(server, client_info=info, read_timeout_seconds=WITHIN_S) as client:
         return await _DemoHost(client, demo).run()
@@ -196,13 +200,6 @@ class _DemoHost:
             tools=[*reads_files, "scratchpad"],
             name="demo",
         )
-        say("-- Proposed (spawn_subagent). Nothing has started. --")
-        # The demo's data root is temporary: a key stored there would help nobody.
-        say(str(proposal["message"]).partition("\nTo have a language model do it: ")[0])
-        if self._demo.scripted:
-            say("The model is a script that comes with Ava, not a language model.")
-        else:
-            say("The demo always uses the offline reader, even if you have keys.")
         if not await self._approve(proposal):
             return NOT_APPROVED
         run = await self._watch(str(proposal["subagent_id"]))
@@ -210,15 +207,21 @@ class _DemoHost:
         return ENDING_CODES.get(run.state, 1)
 
     async def _approve(self, proposal: dict[str, Any]) -> bool:
-        say("\n-- Approval (confirm_spawn), letter for letter: --")
-        say(str(proposal["approval_line"]))
+        from ava_server.cli.approve import ask_unfolding
+        from ava_server.cli.start_question import ShownProposals
+
+        say("-- Proposed (spawn_subagent); nothing has started. `ava approve` asks: --")
+        question = ShownProposals([await self._waiting(str(proposal["subagent_id"]))], asks=someone_there())
+        question.show()
         agreed = True
         if someone_there():
-            agreed = await agrees("Start it?")
+            agreed = await ask_unfolding("Start it? [y/N]", question) in YES
         else:
             say("There is no terminal to ask on, so the demo approves it by itself.")
         given = {"approving": [proposal["approval_line"]]} if agreed else {"decision": "reject"}
+        began = time.monotonic()
         decided = Decided(await self._call("confirm_spawn", pending_ids=[proposal["pending_id"]], **given))
+        answered_s = time.monotonic() - began
         if decided.status == "rejected":
             say("Rejected; nothing was started.")
             return False
@@ -227,7 +230,25 @@ class _DemoHost:
         if decided.status == "refused" and not await self._was_approved(proposal):
             return False
         self._demo.started = str(proposal["subagent_id"])
+        say(f"-- Running in the background: the host had its answer after {answered_s:.1f} s --")
         return True
+
+    async def _waiting(self, run_id: str) -> Pending:
+        """Read a proposal from the demo's own log, as `ava approve` does. Raises AvaError: it no longer waits."""
+        from ava_audit.store.store import Store
+        from ava_audit.units import now_us
+        from ava_server.approval.proposals import pending_proposal, spawn_limits
+        from ava_server.cli.log_access import find_run
+        from ava_server.config.settings import load_settings
+
+        settings = load_settings(self._demo.root.path, {})
+        async with Store.open(self._demo.root.path, "") as store:  # a variable may name a database of the person's
+            run = await find_run(store, run_id)
+            limits = spawn_limits(settings, run.user_id)
+            found = await store.read(lambda view: pending_proposal(view, run, limits, now_us()))
+        if isinstance(found, str):
+            raise AvaError(found)
+        return found
 
     async def _was_approved(self, proposal: dict[str, Any]) -> bool:
         """Tell whether somebody has approved it elsewhere, so that it runs or has run."""
@@ -236,8 +257,6 @@ class _DemoHost:
         return state not in ("awaiting_approval", "rejected", "expired", "superseded", "cancelled")
 
     async def _watch(self, run_id: str) -> RunAnswer:
-
-        say("-- Running in the background (check_subagent) --")
         progress = Progress(every_s=0.0, err=False)
         began = time.monotonic()
         while True:
@@ -257,10 +276,10 @@ class _DemoHost:
     async def _show_result_and_log(self, run: RunAnswer) -> None:
         from ava_audit.units import day_of, now_us
 
-        say("\n-- Result --")
+        say("-- Result --")
         say(add_bars("\n".join(result_lines(run, self._demo.task))))
         entries = await self._call("read_ava_logs", subagent_id=run.subagent_id, last_n=LOG_LINES)
-        say("\n-- In the log (read_ava_logs), the last lines --")
+        say("-- In the log (read_ava_logs), its end --")
         for line in entries["untrusted_entries"]:
             say(cut(line, columns() if sys.stdout.isatty() else 160))
         if self._demo.keep:

@@ -247,6 +247,7 @@ def at_claude_code(
     *,
     server: Mapping[str, Any] | None = None,
     allow: str | None = None,
+    size: tuple[int, int] = (COLUMNS, ROWS),
 ) -> Generator[ClaudeCode]:
     """Start Claude Code in an empty home, with Ava over stdio or as `server` says; it is killed at the end.
 
@@ -260,7 +261,8 @@ def at_claude_code(
     ):
         env, project = _prepare(tmp_path, model, models, server, allow)
         socket = Path(folder) / "socket"
-        window = ("new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), "-c", str(project))
+        columns, rows = map(str, size)
+        window = ("new-session", "-d", "-x", columns, "-y", rows, "-c", str(project))
         tmux(socket, "-f", os.devnull, *window, str(_program()), env=env)
         host = ClaudeCode(root, socket, orchestrator)
         try:
