@@ -44,9 +44,10 @@ async def test_the_picture_shows_what_ava_asks_now(tmp_path: Path) -> None:
     notes = Path(shutil.copytree(REPOSITORY / "examples" / "notes", tmp_path / "workspace" / "notes"))
     asked: list[ElicitRequestFormParams] = []
 
-    async def decline(_context: ClientRequestContext, question: ElicitRequestParams) -> ElicitResult:
-        assert isinstance(question, ElicitRequestFormParams)
-        asked.append(question)
+    async def decline(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        del context
+        assert isinstance(params, ElicitRequestFormParams)
+        asked.append(params)
         return ElicitResult(action="decline")
 
     spawn = drawn.spawn(str(notes))

@@ -180,12 +180,11 @@ async def test_the_demo_tells_and_follows_what_was_decided_elsewhere(
     async with host(tmp_path, "legacy", decline) as at:
         made = await at.propose()
 
-        async def declines(_question: str) -> bool:
+        async def declines(_host: demo._DemoHost, _run_id: str) -> bool:
             await happens(at.root, made, what, "terminal")
             return False
 
-        monkeypatch.setattr(demo, "someone_there", lambda: True)
-        monkeypatch.setattr(demo, "agrees", declines)
+        monkeypatch.setattr(demo._DemoHost, "_ask", declines)
         shown = demo.Demo(None, tmp_path, "", scripted=True, keep=False)  # type: ignore[arg-type]
         assert await demo._DemoHost(at.client, shown)._approve(made) is goes_on
         seen = capsys.readouterr().out

@@ -207,17 +207,7 @@ class _DemoHost:
         return ENDING_CODES.get(run.state, 1)
 
     async def _approve(self, proposal: dict[str, Any]) -> bool:
-        from ava_server.cli.approve import ask_unfolding
-        from ava_server.cli.start_question import ShownProposals
-
-        say("-- Proposed (spawn_subagent); nothing has started. `ava approve` asks: --")
-        question = ShownProposals([await self._waiting(str(proposal["subagent_id"]))], asks=someone_there())
-        question.show()
-        agreed = True
-        if someone_there():
-            agreed = await ask_unfolding("Start it? [y/N]", question) in YES
-        else:
-            say("There is no terminal to ask on, so the demo approves it by itself.")
+        agreed = await self._ask(str(proposal["subagent_id"]))
         given = {"approving": [proposal["approval_line"]]} if agreed else {"decision": "reject"}
         began = time.monotonic()
         decided = Decided(await self._call("confirm_spawn", pending_ids=[proposal["pending_id"]], **given))
@@ -231,6 +221,19 @@ class _DemoHost:
             return False
         self._demo.started = str(proposal["subagent_id"])
         say(f"-- Running in the background: the host had its answer after {answered_s:.1f} s --")
+        return True
+
+    async def _ask(self, run_id: str) -> bool:
+        """Show a proposal as `ava approve` does, and return whether the person starts it; with nobody there, yes."""
+        from ava_server.cli.approve import ask_unfolding
+        from ava_server.cli.start_question import ShownProposals
+
+        say("-- Proposed (spawn_subagent); nothing has started. `ava approve` asks: --")
+        question = ShownProposals([await self._waiting(run_id)], asks=someone_there())
+        question.show()
+        if someone_there():
+            return await ask_unfolding("Start it? [y/N]", question) in YES
+        say("There is no terminal to ask on, so the demo approves it by itself.")
         return True
 
     async def _waiting(self, run_id: str) -> Pending:
