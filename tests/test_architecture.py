@@ -1,4 +1,7 @@
-"""docs/architecture.md, the rooms' docstrings and the trees of errors agree with the code; layers are lint-imports'."""
+"""docs/architecture.md, docs/never.md, the rooms' docstrings and the trees of errors agree with the code.
+
+Layers are the subject of lint-imports.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ ERRORS = {
 }
 """Where each package draws the tree of its errors."""
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
+NEVER = (REPOSITORY / "docs" / "never.md").read_text("utf-8")
 ROOMS = sorted(path for folder in PACKAGES.values() for path in (REPOSITORY / folder).rglob("__init__.py"))
 _FILE = re.compile(r"`([\w./-]+(?:\.(?:py|md|toml|sql)|/))`")
 _NAME = re.compile(r"`(_?[A-Z][A-Za-z_]+)`")
@@ -57,12 +61,36 @@ def test_the_launcher_imports_only_the_standard_library_and_itself() -> None:
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_file_named_on_the_page_exists() -> None:
-    named = _FILE.findall(PAGE)
+def test_every_file_named_on_the_pages_exists() -> None:
+    named = {name for page in (PAGE, NEVER) for name in _FILE.findall(page)}
     assert missing_files(PAGE, REPOSITORY) == []
-    assert len(set(named)) > 120
-    tests = {name for name in named if name.startswith("tests/") and name.endswith(".py")}
-    assert len(tests) > 40
+    assert missing_files(NEVER, REPOSITORY) == []
+    assert len(named) > 120
+
+
+def test_each_line_of_what_must_never_happen_names_a_test() -> None:
+    lines = [line for line in NEVER.splitlines() if line.startswith("- ")]
+    assert len(lines) > 50
+    assert [line for line in lines if not re.search(r"`tests/[\w/]+(\.py|/)`", line)] == []
+
+
+def test_every_function_on_the_way_of_one_call_is_in_its_file() -> None:
+    rows = re.findall(r"^\|.*?`([\w/]+\.py)` \| `([\w.]+)` \|", PAGE, re.MULTILINE)
+    assert len(rows) > 20
+    assert [row for row in rows if row[1] not in functions_in(row[0])] == []
+
+
+def functions_in(name: str) -> set[str]:
+    """The functions and methods of a file, which is named from the repository or from the server's package."""
+    file = next(path for path in (REPOSITORY / name, REPOSITORY / PACKAGES["ava_server"] / name) if path.exists())
+    functions: set[str] = set()
+    for node in ast.parse(file.read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            methods = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+            functions |= {f"{node.name}.{method.name}" for method in methods}
+    return functions
 
 
 def test_every_code_name_on_the_page_exists() -> None:
