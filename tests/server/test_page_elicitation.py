@@ -348,7 +348,7 @@ async def test_two_proposals_are_one_page(tmp_path: Path, era: str) -> None:
         made = [await at.propose(task="Count the otters"), await at.propose(task="Count the seals")]
 
         async def opens(_page: ElicitRequestURLParams) -> ElicitResult:
-            await at.decide(*made, last=line, plan_ids=("G-4e1b2c3", "P-4e1b2c30"))
+            await at.decide(*made, last=line, plan_ids=(("P-4e1b2c30", "G-4e1b2c3"),))
             return ElicitResult(action="accept")
 
         at.browser.opens = opens

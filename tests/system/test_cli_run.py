@@ -349,7 +349,7 @@ def test_an_earlier_result_can_be_passed_on_the_command_line(root: Path, workspa
     args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1")
 
     def script(request: dict[str, Any]) -> Say:
-        ids = re.findall(r"S-[0-9a-f]{6}", request["messages"][0]["content"])
+        ids = re.findall(r"S-[0-9a-f]{6}", request["messages"][1]["content"])  # behind the task
         new = ids and len(request["messages"]) == 2
         return Say("", [("read_subagent_result", {"id": ids[0]})]) if new else DONE
 
