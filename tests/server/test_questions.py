@@ -233,6 +233,13 @@ async def test_an_answer_with_a_key_is_refused_and_the_question_stays(tmp_path: 
         ("2", ["3", "2", "1"], "2"),
         ("a", ["3", "2", "1"], "3"),
         ("1", [], "1"),
+        ("1", ["2 weeks", "1 week"], "1"),
+        ("b", ["2 weeks", "1 week"], "1 week"),
+        ("eur ", ["USD", "EUR"], "EUR"),
+        ("B", ["b", "1"], "b"),
+        ("c", ["b", "1"], "1"),
+        ("us", ["us", "US"], "us"),
+        ("Us", ["us", "US"], "Us"),
     ],
 )
 def test_the_key_of_an_option_stands_for_it_and_never_for_another(typed: str, options: list[str], answer: str) -> None:

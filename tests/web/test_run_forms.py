@@ -94,11 +94,11 @@ async def test_an_option_of_a_question_is_a_button(tmp_path: Path) -> None:
         await lab.logged(run_id, "Asked")
         page = f"/subagents/{run_id}"
         assert 'name="option" value="US &lt;b&gt;dollars"' in (await browser.get(page)).text
-        answer = await browser.send(page, f"{page}/message", option="US <b>dollars", message="")
+        answer = await browser.send(page, f"{page}/message", option="US <b>dollars", message="Not cents.")
         assert answer.status_code == 303, answer.text
         await lab.ended(run_id)
         answers = [said.text for said in await lab.facts(run_id, UserMessage) if said.kind == "answer"]
-        assert answers == ["US <b>dollars"]
+        assert answers == ["US <b>dollars\nNot cents."]
 
 
 async def test_a_form_is_swapped_only_when_it_is_about_something_else(tmp_path: Path) -> None:

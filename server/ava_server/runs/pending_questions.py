@@ -16,6 +16,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from string import ascii_lowercase
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from pydantic import BaseModel
@@ -196,17 +197,26 @@ class PendingQuestion:
 
 
 def option_keys(options: Sequence[str]) -> list[str]:
-    """Return the key of each option: its number, or a letter where an option looks like a number itself."""
-    if len(options) > 26 or not any(option.strip().isdigit() for option in options):
+    """Return the key of each option: its number, or a letter where an option begins like a number itself.
+
+    No key is what another option says.
+    """
+    said = {option.strip().casefold() for option in options}
+    letters = [letter for letter in ascii_lowercase if letter not in said]
+    if len(options) > len(letters) or not any(option.strip()[:1].isdigit() for option in options):
         return [str(number) for number in range(1, len(options) + 1)]
-    return [chr(ord("a") + number) for number in range(len(options))]
+    return letters[: len(options)]
 
 
 def chosen_option(typed: str, options: Sequence[str]) -> str:
-    """Return the option whose key was typed; else what was typed."""
+    """Return the option that was typed, or whose key was; else what was typed."""
     if typed in options:
         return typed
-    return dict(zip(option_keys(options), options, strict=True)).get(typed.strip().lower(), typed)
+    key = typed.strip().casefold()
+    written = [option for option in options if option.strip().casefold() == key]
+    if written:
+        return written[0] if len(written) == 1 else typed
+    return dict(zip(option_keys(options), options, strict=True)).get(key, typed)
 
 
 class QuestionKind(Protocol):
@@ -719,7 +729,7 @@ class _InWords:
         run, text = one.run, None if given is None else str(given)
         if self.is_approval and by.channel == "host_call":
             return _refused(_ONLY_A_PERSON)
-        if text is not None and by.channel in PERSON_CHANNELS:
+        if text is not None:
             text = chosen_option(text, one.options)
         answers = text is not None and self._answers(text)
         decision: Literal["answered", "declined"] = "answered" if answers else "declined"

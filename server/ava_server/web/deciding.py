@@ -196,7 +196,7 @@ class Deciding(PagePart):
         """Send a message to a run, or the answer to its question."""
         visitor, form = await _sent(request)
         run_id, question = _run_id(request), form.one("question")
-        text = form.one("option") or form.one("message")
+        text = "\n".join(filter(None, (form.one("option"), form.one("message"))))
         allows = await self._context.store.read(lambda view: is_approval(view, run_id, question, text))
         if allows:
             await self._prove(request.scope["path"], visitor, form, ids=[run_id])
