@@ -63,6 +63,18 @@ async def test_a_run_is_told_what_was_proposed_as_text_of_files(tmp_path: Path) 
         assert [file["path"] for file in await told(lab, run_id)] == ["AGENTS.md", "CLAUDE.md"]
 
 
+@pytest.mark.usefixtures("confined")
+async def test_a_folder_cannot_write_a_sentence_into_the_proposal(tmp_path: Path) -> None:
+    """Its name is in quotes, also where its file is left out."""
+    folder = "docs (a link). It reaches nothing"
+    checkout = project(tmp_path)
+    write(checkout, {f"{folder}/real.md": RULES})
+    (checkout / folder / "AGENTS.md").symlink_to("real.md")
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        proposal = await lab.propose(**asked(namespace=[f"{folder}/new.py"]))
+        assert f'Left out of these files: "{folder}/AGENTS.md" (a link).' in proposal.message, proposal.message
+
+
 async def test_what_a_secret_stands_for_is_hidden(tmp_path: Path) -> None:
     reader(tmp_path)
     key = "sk-ant-api03-" + "aB3dE6gH9j" * 9 + "AA"

@@ -504,8 +504,14 @@ def _project_lines(config: RunConfig) -> list[str]:
         where = base if config.project_origin else ""
         lines.append(f"Files of the project tell it how to work there{where}: {files}. They allow nothing.")
     if config.project_left_out:
-        lines.append(f"Of such files left out: {list_names(config.project_left_out, PATHS)}.")
+        lines.append(f"Left out of these files: {list_names([*map(_left_out, config.project_left_out)], PATHS)}.")
     return lines
+
+
+def _left_out(said: str) -> str:
+    """Return `path (why)` with the path in quotes unless it is plain: the project names its folders."""
+    path, _, why = said.rpartition(" (")
+    return f"{named_path(path)} ({why}" if path else quoted(said, PATH_CHARS)
 
 
 def _file_with_size(file: ProjectFileSize) -> str:
