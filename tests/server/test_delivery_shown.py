@@ -69,7 +69,7 @@ def test_the_extra_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
 def test_an_engine_is_shown_with_its_queues() -> None:
     found = engine_finding("nats", EngineState("", {"any": 3, "label-gpu": 0}, {"any": 2, "label-gpu": 0}, 1))
     assert found.state == "ok"
-    assert found.text == "nats answers; 2 deliveries are with workers, waiting: any: 3; 1 were delivered again"
+    assert found.text == "nats answers; with workers: 2, waiting: any: 3; delivered again: 1"
     assert engine_finding("nats", EngineState()).text.endswith("none waits")
     unknown = engine_finding("nats", EngineState(counted=False))
     assert (unknown.state, unknown.short) == ("ok", "nats up") and "not known" in unknown.text

@@ -42,7 +42,7 @@ async def test_no_answer_is_an_ending_in_the_log_and_the_result(lab: Lab) -> Non
     assert ended.severity == complete.severity == "warning"
     told, shown = run_text(without), result_text(without)
     assert f"[{without.subagent_id} no_answer]\n" in told and "Ended because: no passage answers the task" in told
-    assert "Ended as no_answer: no passage answers the task.\n" in shown
+    assert "Ended as no answer: no passage answers the task.\n" in shown
     assert "may be incomplete" not in told + shown, "it is all that there was to hand over"
 
 
@@ -59,7 +59,7 @@ async def test_lists_and_reports_do_not_count_no_answer_as_a_success(lab: Lab) -
     screen = ava(root, "report").stdout
     assert "2 ended, 0 of them failed, 1 found nothing." in screen and "Nothing failed." in screen
     status = ava(root, "status", "--once").stdout
-    states = {words[0]: words[1:3] for line in status.splitlines() if len(words := line.split()) > 2}
+    states = {words[0]: words[2:4] for line in status.splitlines() if len(words := line.split()) > 2}
     assert (states[without.subagent_id], states[found.subagent_id][0]) == (["no", "answer"], "success")
     errors = ava(root, "logs", "--type", "error").stdout
     assert without.subagent_id not in errors and found.subagent_id not in errors, "nothing went wrong"

@@ -241,12 +241,12 @@ def test_an_unreachable_endpoint_exits_with_20_and_says_what_to_do(root: Path, w
 @pytest.mark.parametrize(
     ("script", "limits", "code", "says"),
     [
-        ([Say("", [("scratchpad", {"note": "a"})]), DONE], ("--max-iterations", "1"), 13, "Ended as iteration_limit"),
+        ([Say("", [("scratchpad", {"note": "a"})]), DONE], ("--max-iterations", "1"), 13, "Ended as iteration limit"),
         (
             [Say("", [("scratchpad", {"note": "a"})], usage={"prompt_tokens": 9_000, "completion_tokens": 500})] * 9,
             ("--max-tokens", "40000"),
             11,
-            "Ended as token_exceeded",
+            "Ended as token exceeded",
         ),
     ],
 )

@@ -270,7 +270,7 @@ async def test_wait_prints_the_results_and_exits_with_the_worst_code(root: Path,
             told_of = (await host.tool("check_subagent", subagent_id=good)).get("notices")
     assert code == 13, more
     assert out.count("Twelve cents a minute.") == 1
-    assert "Ended as iteration_limit" in out
+    assert "Ended as iteration limit" in out
     assert first_line.startswith("2 subagents, 0 ended, ")
     assert (first_line + more).count("\n") <= 3, "a plain line at most every ten seconds"
     assert (alone.returncode, json.loads(alone.stdout)["runs"][0]["subagent_id"]) == (0, good)

@@ -115,7 +115,7 @@ def test_the_page_has_the_figures_of_the_report(team: There, ana: Visitor, audit
     assert shown["Model calls"] == f"{total['model_calls']} by {total['runs_that_spent']} runs"
     assert shown["Ended"] == f"{total['runs_ended']}, {total['runs_failed']} failed"
     assert shown["Repeated calls"] == usd(total["retries_cents"]) != "$0.00"
-    assert shown["Unknown, counted at the worst case"] == usd(total["uncosted_cents"]) != "$0.00"
+    assert shown["Unknown, the most that it can be"] == usd(total["uncosted_cents"]) != "$0.00"
     assert shown["Above the reservation"].startswith(f"{usd(total['overrun_cents'])} in {total['overruns']} call")
     days = tables(page)["days"]
     for day in expected["by_day"]:

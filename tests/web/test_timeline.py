@@ -210,7 +210,7 @@ def test_an_event_type_without_words_of_its_own_has_its_name_for_people(log: Log
     [
         ("expired", "Expired by itself: nobody decided in time"),
         ("rejected", "Rejected by cancelling it"),
-        ("superseded", "Superseded"),
+        ("superseded", "Replaced"),
     ],
 )
 def test_a_decision_without_a_channel_says_how_it_came(log: Log, decision: str, title: str) -> None:

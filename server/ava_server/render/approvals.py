@@ -22,6 +22,7 @@ from ava_server.approval.channels import PERSON_CHANNELS, WAYS
 from ava_server.approval.proposals import program_of, texts_of
 from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import caps_text, is_free
+from ava_server.core.ids import state_words
 
 CHANNELS: Mapping[str, str] = {
     **{channel: way.how for channel, way in WAYS.items()},
@@ -89,7 +90,7 @@ def decisions_in(
             how = how_decided(fact.channel or fact.decision, began(entry.session_id), entry.user_id)
             changes = changed_words(fact.changes)
             if isinstance(fact, SpawnDecided):
-                what, folded = fact.decision.capitalize(), fact.folded or ""
+                what, folded = state_words(fact.decision).capitalize(), fact.folded or ""
                 first.append(RunDecision(entry.ts_us, what, how, changes, fact.group_id, folded=folded))
             else:
                 raised.append(RunDecision(entry.ts_us, f"Request for more {fact.decision}", how, changes, more=True))
@@ -255,7 +256,8 @@ def _kind(channel: str, began: SessionStart | None) -> str:
 
 def totals_line(sums: DecisionSums) -> str:
     counts = ", ".join(f"{sums.counts[name]:,} {name}" for name in ORDER if sums.counts.get(name))
-    worst = f", {format_usd(sums.uncosted_micros)} of it booked at the worst case" if sums.uncosted_micros else ""
+    unknown = format_usd(sums.uncosted_micros)
+    worst = f", {unknown} of it unknown, the most that it can be" if sums.uncosted_micros else ""
     if not counts:
         return "no decisions."
     return f"{counts}. The approved runs have cost {format_usd(sums.cost_micros)} so far{worst}."

@@ -307,7 +307,7 @@ def _work(fact: events.Fact) -> Detail | None:
 
 
 def _cost(fact: events.CostUpdate) -> Detail:
-    booked = {"billed": "", "not_billed": ", not billed", "unknown": ", booked at the worst case"}
+    booked = {"billed": "", "not_billed": ", not billed", "unknown": ", cost unknown: the most that it can be"}
     again = f", attempt {fact.attempt}" if fact.attempt > 1 else ""
     over = ", more than was reserved" if fact.overrun else ""
     return Detail("step", f"Turn {fact.turn}{again}{booked[fact.settlement]}{over}", failed=fact.overrun)
@@ -340,7 +340,7 @@ def _event(fact: events.Fact) -> Detail:
         case events.SpawnDecided():
             how = CHANNELS.get(fact.channel or fact.decision, "")
             folded = f"Not on the screen: {fact.folded}" if fact.folded else ""
-            return Detail("ask", f"{fact.decision.capitalize()} {how}".rstrip(), folded)
+            return Detail("ask", f"{state_words(fact.decision).capitalize()} {how}".rstrip(), folded)
         case events.ErrorOccurred():
             text = "\n".join(filter(None, (fact.error, fact.what_to_do)))
             return Detail("error", f"Error: {fact.kind}", text, failed=True)

@@ -51,14 +51,14 @@ def engine_finding(engine: str, state: EngineState) -> CheckFinding:
         text = f"{engine} answers; what waits in it is not known: this user may not see that"
         return CheckFinding("delivery", "ok", text, short=f"{engine} up")
     waiting = {queue: count for queue, count in state.waiting.items() if count}
-    text = f"{engine} answers; {sum(state.taken.values())} deliveries are with workers"
+    text = f"{engine} answers; with workers: {sum(state.taken.values())}"
     if waiting:
         named = ", ".join(f"{queue}: {count}" for queue, count in sorted(waiting.items()))
         text += f", waiting: {named}"
     else:
         text += ", none waits"
     if state.again:
-        text += f"; {state.again} were delivered again"
+        text += f"; delivered again: {state.again}"
     return CheckFinding("delivery", "ok", text, short=f"{engine}: {sum(waiting.values())} wait")
 
 
@@ -78,12 +78,12 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
 
 
 def _shown(worker: WorkerFacts) -> str:
-    words = [f"on {worker.host}", f"{worker.slots} slots"]
+    words = [f"on {worker.host}", f"{worker.slots} slot{'s' if worker.slots != 1 else ''}"]
     if worker.labels:
         words.append(f"labels {', '.join(worker.labels)}")
     if worker.version:
         words.append(f"version {worker.version}")
     words.append(f"last beat {worker.silent_s:.0f} s ago")
     if worker.refused:
-        words.append(f"{worker.refused} second claims refused")
+        words.append(f"{worker.refused} second claim{'s' if worker.refused != 1 else ''} refused")
     return ", ".join(words)
