@@ -98,7 +98,7 @@ async def test_a_group_names_the_cap_that_all_of_them_share(tmp_path: Path, caps
         limited = together_note(waiting, 500_000)
         answer = await lab.approve(*made, group_max_cost_cents=5)
     assert says in text and says in capsys.readouterr().out and says in together_note(waiting, None)
-    assert "and all of them may spend $0.50" in limited
+    assert "but together they may spend only $0.50" in limited
     assert "group_max_cost_cents: $0.05 buys no useful work" in answer.decisions[0].refused_because
 
 

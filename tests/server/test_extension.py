@@ -183,7 +183,7 @@ async def test_without_a_yes_the_run_wraps_up_with_its_result(tmp_path: Path, de
         result = await lab.result(run_id)
         assert result["untrusted_result"]["output"] == "the answer"
         who = "a person declined" if declined else "nobody answered"
-        assert f"left; {who} its request to raise its cost cap from $0.20 to $0.2" in result["stop_reason"]
+        assert f"; {who} its request to raise its cost cap from $0.20 to $0.2" in result["stop_reason"]
         assert config_of(run.config).max_cost_micros == 200_000
         decisions = [fact.decision for fact in await lab.facts(run_id, Answered)]
         assert decisions == (["declined"] if declined else [])

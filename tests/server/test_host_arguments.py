@@ -25,7 +25,12 @@ LEAST: dict[str, dict[str, Any]] = {
     "read_ava_logs": {},
 }
 """What each tool must be given."""
-FIELDS = [(tool.args, name, field) for tool in TOOLS.values() for name, field in tool.args.model_fields.items()]
+FIELDS = [
+    (tool.args, name, field)
+    for tool in TOOLS.values()
+    for name, field in tool.args.model_fields.items()
+    if name in tool.args.model_json_schema()["properties"]  # hosts are shown no others
+]
 OPTIONAL = [(model, name) for model, name, field in FIELDS if not field.is_required()]
 REQUIRED_TEXTS = [(SpawnArgs, "role"), (SpawnArgs, "task"), (MessageArgs, "message")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -75,6 +76,16 @@ async def test_a_run_is_delivered_once_and_forgotten_when_the_worker_says_so(pla
         with anyio.fail_after(20):
             while await state():  # noqa: ASYNC110
                 await anyio.sleep(0.2)
+
+
+async def test_a_worker_that_is_stopped_leaves_no_task_behind(place: EnginePlace) -> None:
+    worker = Worker()
+    before = asyncio.all_tasks()
+    async with working(place, worker, labels=("gpu", "eu")):
+        await delivered(place, "S-1")
+        await until(lambda: worker.runs == ["S-1"])
+        assert len(asyncio.all_tasks() - before) > 1
+    assert asyncio.all_tasks() <= before
 
 
 async def test_what_may_not_be_forgotten_comes_again_and_a_new_attempt_ends_the_old_one(place: EnginePlace) -> None:

@@ -49,9 +49,8 @@ def with_advice(problem: str, advice: str) -> str:
     problem = problem.rstrip()
     if not advice or not problem:
         return problem or advice
-    if problem.endswith(_SENTENCE_ENDS):
-        return f"{problem} {advice}"
-    return f"{problem}. {advice}"
+    end = "" if problem.endswith(_SENTENCE_ENDS) else "."
+    return f"{problem}{end} {advice}"
 
 
 class AvaError(Exception):

@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from types import TracebackType
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -49,6 +50,8 @@ T = TypeVar("T")
 
 ANSWER_S = 10.0
 TRY_AGAIN_S = 1.0
+STOPS_S = 2.0
+"""Seconds that a queue's worker has to stop, also where the task that has it is being cancelled."""
 LONGEST = timedelta(days=30)
 """How long one attempt at an activity may take: a run waits in the log, and not here."""
 MOST_EVENTS = 2_000
@@ -118,6 +121,22 @@ class _Supplier(CustomSlotSupplier):
             self._slots.used -= 1
 
 
+@dataclass
+class _Running:
+    """A worker of the client's that stops with the block: cancelled while it stops, it would leave its task behind."""
+
+    worker: Worker
+
+    async def __aenter__(self) -> None:
+        await self.worker.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(STOPS_S):
+            await self.worker.__aexit__(kind, error, trace)
+
+
 class TemporalDelivery:
     """The adapter for Temporal; it connects when it is first used."""
 
@@ -151,7 +170,7 @@ class TemporalDelivery:
                 async with AsyncExitStack() as stack:
                     for queue in queues:
                         of_queue = None if queue == PLANS else shared
-                        await stack.enter_async_context(self._worker(client, queue, of_queue, body))
+                        await stack.enter_async_context(_Running(self._worker(client, queue, of_queue, body)))
                     await anyio.sleep_forever()
             except DeliveryFailed as error:
                 self._note(str(error))

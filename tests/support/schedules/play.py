@@ -661,7 +661,9 @@ class Processes(RuleBasedStateMachine):
             sent.append(request)
             return complete("an answer", [], request)
 
-        context = SimpleNamespace(model=LocalModel("far:model", answer), redactor=RunRedactor(Redactor({})))
+        context = SimpleNamespace(
+            model=LocalModel("far:model", answer), redactor=RunRedactor(Redactor({})), prompt_prefix=None
+        )
         active = ActiveRun(
             owner.log,
             config(1, 1),
