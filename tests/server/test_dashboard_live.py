@@ -333,7 +333,7 @@ async def test_model_text_is_literal_on_every_screen(tmp_path: Path) -> None:
                 await pilot.press("up")
             await is_literal(f'It asks: "Which {LITERAL}')
             await pilot.press("s")
-            await is_literal(f"Which {LITERAL}", f"- this {LITERAL}")
+            await is_literal(f"Which {LITERAL}", f"this {LITERAL}")
             await pilot.press("escape", "enter")
             await is_literal(f"Runs {LITERAL}", f"Which {LITERAL}")
             await pilot.press("l")
