@@ -44,7 +44,7 @@ from ava_server.approval.summary import (
     warnings,
 )
 from ava_server.budget import user_limits
-from ava_server.budget.run_config import ProjectText, RunConfig, Texts, config_of, digest
+from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import AGENT
 
@@ -262,14 +262,7 @@ def texts_of(view: View, run: RunRow) -> Texts | None:
         if found is None:
             return None
         steps = found
-    return Texts(
-        task=said.text,
-        context=said.context,
-        system_prompt=said.system_prompt,
-        rationale=said.rationale,
-        project=tuple(ProjectText.model_validate(each) for each in said.project or ()),
-        steps=steps,
-    )
+    return Texts.said(said, steps)
 
 
 def has_inputs(view: View, run: RunRow) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, PlainSerializer
 
+from ava_audit.events import UserMessage
 from ava_audit.units import MICROS_PER_CENT, cap_micros, format_usd, minutes
 from ava_roles.mcp_client.tools import OfferedTool
 from ava_roles.tools.run import RUN_SPECS
@@ -130,6 +131,18 @@ class Texts(BaseModel, frozen=True, extra="forbid"):
     project: tuple[ProjectText, ...] = ()
     step: str | None = None
     steps: tuple["Texts", ...] = ()
+
+    @classmethod
+    def said(cls, task: UserMessage, steps: tuple["Texts", ...] = ()) -> "Texts":
+        """Return the texts that a run's first message has, and those of a plan's steps."""
+        return cls(
+            task=task.text,
+            context=task.context,
+            system_prompt=task.system_prompt,
+            rationale=task.rationale,
+            project=tuple(ProjectText.model_validate(each) for each in task.project or ()),
+            steps=steps,
+        )
 
     def stored(self) -> dict[str, Any]:
         """Return the texts that there are, without those of steps."""

@@ -224,23 +224,19 @@ class TemporalDelivery:
         return EngineState("", waiting, taken)
 
     async def _backlog(self, client: Client, queue: str) -> int:
-        described = await client.workflow_service.describe_task_queue(
-            DescribeTaskQueueRequest(
-                namespace=client.namespace,
-                task_queue=TaskQueue(name=self._task_queue(queue)),
-                task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
-                report_stats=True,
+        """Return how many deliveries of a queue wait: for a worker's answer, or for any worker at all."""
+        count = 0
+        for kind in (TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW):
+            described = await client.workflow_service.describe_task_queue(
+                DescribeTaskQueueRequest(
+                    namespace=client.namespace,
+                    task_queue=TaskQueue(name=self._task_queue(queue)),
+                    task_queue_type=kind,
+                    report_stats=True,
+                )
             )
-        )
-        without_worker = await client.workflow_service.describe_task_queue(
-            DescribeTaskQueueRequest(
-                namespace=client.namespace,
-                task_queue=TaskQueue(name=self._task_queue(queue)),
-                task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
-                report_stats=True,
-            )
-        )
-        return described.stats.approximate_backlog_count + without_worker.stats.approximate_backlog_count
+            count += described.stats.approximate_backlog_count
+        return count
 
     # -- workers ------------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ from ava_roles.tools.registry import tool_specs
 from ava_roles.worktree.inspect import TrackedFile, read_commit
 from ava_roles.worktree.repository import UserRepository
 from ava_roles.wrap import list_names
-from ava_server.budget.run_config import Coding, ProjectText, RunConfig, Texts
+from ava_server.budget.run_config import Coding, RunConfig, Texts
 from ava_server.core.errors import BadInput, ConfigError, Refused
 from ava_server.core.ids import IN_PROCESS
 from ava_server.evals.case import (
@@ -86,15 +86,7 @@ class Recording:
 
     @property
     def texts(self) -> Texts:
-        task = next(fact for fact in self.facts(UserMessage) if fact.kind == "task")
-        project = tuple(ProjectText.model_validate(each) for each in task.project or ())
-        return Texts(
-            task=task.text,
-            project=project,
-            context=task.context,
-            system_prompt=task.system_prompt,
-            rationale=task.rationale,
-        )
+        return Texts.said(next(fact for fact in self.facts(UserMessage) if fact.kind == "task"))
 
     @property
     def result(self) -> dict[str, Any]:

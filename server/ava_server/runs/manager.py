@@ -530,7 +530,7 @@ class Manager:
         if self.driver == "workers":
             await self._leave_to_workers(free, rows, gone)
             return
-        in_line, count = self._line_up(free, rows, gone)
+        in_line, count = self._line_up(free), self._running(rows, gone)
         if self.mode.spread > 1:
             for line in in_line.values():
                 oldest = [line.popleft() for _ in range(min(self.mode.spread, len(line)))]
@@ -541,16 +541,20 @@ class Manager:
             for row in await self._take_all(chosen, gone, tasks):
                 count[row.user_id] += _needs_slot(row, gone)
 
-    def _line_up(
-        self, free: list[RunRow], rows: Sequence[RunRow], gone: frozenset[str]
-    ) -> tuple[dict[str, deque[RunRow]], Counter[str]]:
-        """Return each user's free runs, the oldest first, and how many each user has running."""
+    @staticmethod
+    def _running(rows: Sequence[RunRow], gone: frozenset[str]) -> Counter[str]:
+        """Return how many runs each user has running."""
         running = [row for row in rows if row.state == RUNNING and row.instance not in gone and not row.is_plan]
+        return Counter(row.user_id for row in running)
+
+    @staticmethod
+    def _line_up(free: Sequence[RunRow]) -> dict[str, deque[RunRow]]:
+        """Return each user's free runs, the oldest first."""
         in_line: dict[str, deque[RunRow]] = {}
         # A plan's runs wait behind others: two hundred steps hold up no single run.
         for row in sorted(free, key=lambda row: (row.step is not None, row.queued_us or 0, row.id)):
             in_line.setdefault(row.user_id, deque()).append(row)
-        return in_line, Counter(row.user_id for row in running)
+        return in_line
 
     def _next_in_line(
         self, in_line: dict[str, deque[RunRow]], count: Mapping[str, int], gone: frozenset[str]
@@ -604,8 +608,9 @@ class Manager:
         for row in free:
             queues.setdefault(self._queue(row), []).append(row)
         self._full.clear()
+        running = self._running(rows, gone)
         for queue, waiting in queues.items():
-            in_line, count = self._line_up(waiting, rows, gone)
+            in_line, count = self._line_up(waiting), running.copy()
             while in_line:
                 for row in self._next_in_line(in_line, count, gone):
                     count[row.user_id] += _needs_slot(row, gone)
