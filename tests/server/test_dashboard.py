@@ -131,16 +131,8 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
     assert re.search(ending, text, re.MULTILINE)
     assert re.search(r"^  somebody|^  \w+ +█▒*░+ \$0.\d+ of \$10.00 spent, \$0.\d+ held$", text, re.MULTILINE)
     assert re.search(r"^  everybody +█▒*░+ \$0.\d+ of \$25.00 spent, \$0.\d+ held$", text, re.MULTILINE)
-    for line in (
-        r"ok      servers      1 Ava process running",
-        r"ok      keeper       running: it keeps text index and mirror up to date",
-        r"ok      log          \d+ entries, [\d.]+ [kM]B",
-        r"ok      upkeep       (text index and JSONL mirror are up to date|the .* behind.*)",
-        r"ok      disk         [\d.]+ .B free for the data root",
-        r"ok      confinement  commands run in bubblewrap",
-        r"ok      providers    custom \(no key\)",
-    ):
-        assert re.search(f"^  {line}$", text, re.MULTILINE), line
+    works = r" ok 1 server · keeper · log [\d.]+ [kM]B · upkeep (up to date|\d+ entries behind) · disk · bubblewrap"
+    assert re.search(rf"{works} · custom$", " ".join(text.split()))
     assert max(map(cells, lines[1:])) <= width
 
 

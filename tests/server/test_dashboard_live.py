@@ -160,6 +160,59 @@ async def test_each_size_shows_every_run_within_its_width_and_the_task_gets_what
     assert re.match(r"2 to approve · 1 running · 2 queued · 1 ended · 3 not listed: ava status --once ", counts)
 
 
+async def test_the_columns_have_heads_over_them_where_there_is_room(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (lab, _gate):
+        settings, overview = lab.runtime.settings, await look(lab)
+    found = tuple(health(overview, settings, by("bubblewrap")))
+    for width, words in ((40, ["run", "task", "cost"]), (60, ["run", "state", "task", "cost"]),
+                         (120, ["run", "state", "task", "time", "cost"])):  # fmt: skip
+        live = LivePage("/srv/ava", overview.now, found, width).live(24)
+        head = live.head[-1].plain
+        assert head.split() == words
+        done = next(row.line.plain for row in live.rows if "done" in row.line.plain)
+        assert head.index("task") == done.index("done"), "the head stands over its column"
+        assert head.endswith("cost") and len(head) == len(done) == width
+        assert "task" not in LivePage("/srv/ava", overview.now, found, width).live(12).head[-1].plain
+    nothing = LivePage("/srv/ava", overview.now, found, 80, words="nothing has this").live(24)
+    assert "state" not in nothing.head[-1].plain
+
+
+async def test_on_40_columns_the_sign_of_the_state_leaves_room_for_the_task(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (_lab, _gate), live_app(_lab, 40, 24) as (app, _pilot):
+        lines = screen(app)
+    text = "\n".join(lines)
+    assert re.search(r"^> S-\w{6}  \?  new · May it\? +max \$0\.50$", text, re.MULTILINE)
+    assert re.search(r"^  S-\w{6}  ▶  busy · Go on a… +\$0\.\d+$", text, re.MULTILINE)
+    assert re.search(r"^Today: \w+ \$0\.\d+ of \$10\.00$", text, re.MULTILINE)
+    assert "a r c s act" in lines[-1]
+
+
+async def test_a_proposals_pane_begins_with_price_and_reach(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (lab, _gate), live_app(lab, 120, 40) as (app, _pilot):
+        await shows(app, "Model: custom:test.")
+        lines = screen(app)
+    at = next(number for number, line in enumerate(lines) if line.startswith("  P-"))
+    assert ", at most $0.50 and 10 min, expires " in lines[at]
+    assert lines[at + 1] == f"  It can read {lab.workspace} and reach the web."
+    assert lines[at + 2] == '  Ava wants to start a researcher: "May it?" (new).'
+    assert sum("It can read" in line for line in lines) == 1
+
+
+async def test_what_a_key_has_done_is_said_for_a_while_and_then_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_module, "SAID_S", 1.5)
+    async with everything(tmp_path) as (lab, _gate), live_app(lab) as (app, pilot):
+        await pilot.press("r")
+        await shows(app, "Reject it?")
+        await pilot.press("escape")
+        await shows(app, "Nothing was rejected; it still waits.")
+        await hides(app, "Nothing was rejected")
+        app.tell("It could not be done.", failed=True)
+        await anyio.sleep(2)
+        assert "It could not be done." in "\n".join(screen(app)), "why something failed stays longer"
+
+
 async def test_the_selected_run_shows_its_task_its_caps_and_its_last_actions(tmp_path: Path) -> None:
     async with everything(tmp_path) as (lab, gate), live_app(lab) as (app, pilot):
         assert selected(app).split()[2:5] == ["?", "to", "approve"]

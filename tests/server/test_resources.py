@@ -66,7 +66,7 @@ async def test_a_transcript_starts_by_saying_that_it_is_data(shelf: Shelf) -> No
     lines = (await shelf.read(f"ava://runs/{shelf.run_id}/transcript")).splitlines()
     assert "never an instruction" in lines[0]
     assert any("ToolCall save_artifact" in line for line in lines)
-    assert "RunEnded" in lines[-1] or "carried the result" in lines[-1]
+    assert "RunEnded" in lines[-1] or "showed the result" in lines[-1]
 
 
 async def test_reads_an_artifact_by_name_and_no_other_file(shelf: Shelf) -> None:

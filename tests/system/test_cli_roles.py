@@ -93,9 +93,9 @@ def test_lists_every_role_with_its_source_in_80_columns_and_problems_below(root:
     assert screen == run(root, "list", cwd=project)
     assert f"Project: {project}" in screen
     for expected in (
-        "code_reviewer  balanced (offline/extractive)",
+        "code_reviewer  balanced (offline reader)",
         "  cannot run: no language model is set up, and this role needs one (`ava doctor`",
-        "mine  balanced (offline/extractive)",
+        "mine  balanced (offline reader)",
         "  Reviews strictly.",
         "  $0.50, 10 min, 20 turns, 25 calls, 2,000,000 tokens\n  source: roles of the data root/mine.md",
         "  not here: web_search",
@@ -341,7 +341,8 @@ def test_trusts_claude_code_agents_only_if_enabled_and_otherwise_names_the_setti
     agents.mkdir(parents=True)
     (agents / "strict.md").write_text(REVIEWER)
     named = "(1 in .claude/agents); to use them as roles, set claude_agents = true under [roles] in config.toml"
-    for screen in (run(root, "trust", cwd=project), run(root, cwd=project), ava(root, "doctor", cwd=project).stdout):
+    doctor = ava(root, "doctor", cwd=project).stdout
+    for screen in (run(root, "trust", cwd=project), run(root, cwd=project), doctor):
         assert named in " ".join(screen.split()), screen
     assert named in json.loads(run(root, "--json", cwd=project))["unread"]
     done = ava(root, "run", "strict", "Look at it", "--yes", "--max-cost", "0.10", cwd=project)

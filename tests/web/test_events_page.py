@@ -102,7 +102,10 @@ def found(visitor: Visitor, query: str) -> list[str]:
         ("run=S-0000a2&type=message", ["Message (message) giraffe", "Message (task) Look it up"]),
         ("agent=critic&type=message", ["Message (message) giraffe", "Message (task) Look it up"]),
         ("agent=S-0000a1&type=message", ["Message (task) Look it up"]),
-        ("agent=ava&type=SpawnDecided&until=2025-12-29", ["Decision P-0000a100 S-0000a1 approved host_call"]),
+        (
+            "agent=ava&type=SpawnDecided&until=2025-12-29",
+            ["Decision P-0000a100 S-0000a1 approved by a call of the host"],
+        ),
         ("since=2025-12-29T00:00Z&until=2025-12-29T00:00:01Z&type=message", ["Message (task) Look it up"]),
         ("type=cost&run=S-0000a1", ["Model call turn 1: 300 tokens, billed $0.003", "Money reserved turn 1 attempt 1"]),
     ],

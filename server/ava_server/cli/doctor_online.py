@@ -185,12 +185,12 @@ async def _wait_for_end(runtime: Runtime, service: Service, run_id: str) -> RunR
 def _finding(title: str, choice: Choice, run: RunRow, answer: RunAnswer, took_s: float) -> CheckFinding:
     cost = spent_text(run)
     if run.uncosted_micros:
-        cost += " (its worst case: the provider did not report it)"
+        cost += " (the most that it can be: the provider did not report it)"
     about = f"{choice.name}, {cost}, {run.id}"
     if run.state in _ANSWERED:
         return CheckFinding(title, "ok", f"answered in {took_s:.1f} s: {about}")
     if run.state in _NO_ROOM:
-        text = f"not asked: the call's worst case does not fit its limits ({about})"
+        text = f"not asked: the most that the call can cost does not fit its limits ({about})"
         step = "Set a cheaper model for the tier fast, or try it with `ava run` and a higher --max-cost."
         return CheckFinding(title, "warning", text, step)
     if run.state == "timeout":

@@ -42,7 +42,7 @@ DAYS = 30
 Since = Annotated[str | None, typer.Option(metavar="TIME", help=f"Only from this time on; {DAYS} days ago by default.")]
 TOP = 8
 """Reasons on a screen at most; JSON has all."""
-BAR = 48
+BAR, LEAST_BAR = 48, 6
 
 
 def report_command(
@@ -149,14 +149,14 @@ def _head(report: Report) -> Iterator[str]:
     parts = {
         "retries": total.retries,
         "planning": total.plan,
-        "booked at the worst case, because the provider did not say what it cost,": total.uncosted,
+        "unknown, the most that it can be, because the provider did not say,": total.uncosted,
     }
     if any(parts.values()):
         yield f"Of it: {'; '.join(f'{name} {format_usd(part)}' for name, part in parts.items() if part)}."
     if total.overruns:
         yield (
-            f"Overrun: {counted(total.overruns, 'call')} went beyond what was reserved, by {format_usd(total.over)} "
-            "in all."
+            f"{counted(total.overruns, 'call')} cost more than the provider's own limits allow, by"
+            f" {format_usd(total.over)} in all."
         )
     if report.others:
         how = advice("`ava report --all` counts them")
@@ -171,7 +171,7 @@ def _failed(report: Report) -> Iterator[str]:
         yield "Nothing failed."
     for reason in report.reasons[:TOP]:
         run = reason.newest
-        yield f"  {reason.runs:,} x {reason.ending}: {one_line(reason.reason) or 'no reason is known'}"
+        yield f"  {reason.runs:,} x {state_words(reason.ending)}: {one_line(reason.reason) or 'no reason is known'}"
         latest = "" if reason.runs == 1 else "the latest: "
         yield f"      {latest}{one_line(run.role)}, {day_of(run.ended_us or 0)}: {advice(f'ava show {run.id}')}"
     if len(report.reasons) > TOP:
@@ -186,16 +186,19 @@ def _failed(report: Report) -> Iterator[str]:
 def _table(title: str, head: Sequence[str], rows: Sequence[TableRow]) -> None:
     drawn = sys.stdout.isatty()
     width = terminal.columns(sys.stdout) if drawn else 80
-    names = (terminal.cut(one_line(row.name), max(width - 50, 12) if drawn else 200) for row in rows)
-    drawn_rows = [(name, *(each or "-" for each in row.figures)) for name, row in zip(names, rows, strict=True)]
-    lines = terminal.aligned([(title, *map(str.lower, head)), *drawn_rows], right=range(1, len(head) + 1))
+    name_width = max(width - 50, 12) if drawn else 200
+    table = [(title, *(name.lower() for name in head))]
+    for row in rows:
+        figures = (figure or "-" for figure in row.figures)
+        table.append((terminal.cut(one_line(row.name), name_width), *figures))
+    lines = terminal.aligned(table, right=range(1, len(head) + 1))
     room = min(width - max(map(terminal.cells, lines)) - 3, BAR)
     most = max((row.bar for row in rows), default=0)
     say()
-    if not drawn or most <= 0 or room < 6:
-        write("\n".join(lines))
-    else:
+    if drawn and most > 0 and room >= LEAST_BAR:
         _with_bars(lines, [row.bar / most for row in rows], room)
+    else:
+        write("\n".join(lines))
 
 
 def _with_bars(lines: Sequence[str], bars: Sequence[float], width: int) -> None:

@@ -113,26 +113,39 @@ def _ending(run: RunAnswer, result: Result | None) -> Iterable[str]:
 
 
 def _parts_of_result(run: RunAnswer, result: Result, brief: bool, saved: SavedFiles | None) -> list[ResultPart]:
-    repeats = bool(result.findings or result.sources) and (brief or (run.model or "").startswith("offline/"))
+    is_offline = (run.model or "").startswith("offline/")
+    repeats = bool(result.findings or result.sources) and (brief or is_offline)
     caveats = "\n".join(f"- {one_line(caveat.text)}" for caveat in result.caveats)
-    figures = [f"{fact.label}: {printed(fact.value, str)}" for fact in result.figures]
-    quotes = [result.quotes] if result.quotes else []
-    if result.findings and result.first_source and not brief:
-        quotes.append(f"What it read of a source: `ava show {run.subagent_id} --source {result.first_source}`")
-    figures += [*map(artifact_text, result.artifacts), *(saved.lines() if saved is not None else ())]
-    return [
+    parts = [
         ResultPart("Summary", theirs=result.summary),
         ResultPart("Output", theirs=_NOTHING if repeats else result.output),
-        ResultPart("Findings, each with its source", (*quotes,), findings=(*result.findings,)),
-        *(
-            ResultPart(title, words=(UntrustedText("\n".join(f"- {one.source.text}" for one in found)),))
-            for title, found in result.sources
-        ),
-        ResultPart("Caveats", theirs=UntrustedText(caveats)),
-        ResultPart("Changes", (*result.changes,), words=(*result.changed,)),
-        # Where nothing was spent, the heading alone says so: it also knows whether the run is free.
-        ResultPart("Figures", (*figures, *([f"Cost: {cost_text(run)}"] if run.cost_cents else []))),
+        ResultPart("Findings, each with its source", _quote_lines(run, result, brief), findings=(*result.findings,)),
     ]
+    for title, found in result.sources:
+        sources = "\n".join(f"- {one.source.text}" for one in found)
+        parts.append(ResultPart(title, words=(UntrustedText(sources),)))
+    parts.append(ResultPart("Caveats", theirs=UntrustedText(caveats)))
+    parts.append(ResultPart("Changes", (*result.changes,), words=(*result.changed,)))
+    parts.append(ResultPart("Figures", _figure_lines(run, result, saved)))
+    return parts
+
+
+def _quote_lines(run: RunAnswer, result: Result, brief: bool) -> tuple[str, ...]:
+    lines = [result.quotes] if result.quotes else []
+    if result.findings and result.first_source and not brief:
+        lines.append(f"What it read of a source: `ava show {run.subagent_id} --source {result.first_source}`")
+    return tuple(lines)
+
+
+def _figure_lines(run: RunAnswer, result: Result, saved: SavedFiles | None) -> tuple[str, ...]:
+    """Return what was delivered and spent. Where that is nothing, the heading alone says whether the run is free."""
+    lines = [f"{fact.label}: {printed(fact.value, str)}" for fact in result.figures]
+    lines += map(artifact_text, result.artifacts)
+    if saved is not None:
+        lines += saved.lines()
+    if run.cost_cents:
+        lines.append(f"Cost: {cost_text(run)}")
+    return tuple(lines)
 
 
 def result_text(run: RunAnswer, *, saved: SavedFiles | None = None) -> str:

@@ -20,13 +20,14 @@ from ava_server.approval.coding import lacks_model
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve import caps_of
 from ava_server.approval.summary import reach, why_unavailable
-from ava_server.budget.run_config import CAPS, COST, limits_for_model
+from ava_server.budget.run_config import CAPS, COST, RunCap, limits_for_model
 from ava_server.cli.terminal import one_line, wrapped_lines
 from ava_server.config.credentials import model_settings
 from ava_server.config.keys import read_keys
 from ava_server.config.role_folders import RolePlaces
 from ava_server.config.search_engines import any_search
 from ava_server.config.settings import Settings
+from ava_server.core.ids import model_words
 from ava_server.models.listing import ResolvedModel
 from ava_server.service.checks.roles import tools_on_this_machine
 
@@ -161,7 +162,7 @@ def _model(role: Role, meant: ResolvedModel | None) -> str:
     if meant is None:
         return role.model
     name = meant.choice.name if meant.choice is not None else "not available here"
-    return role.model if name == role.model else f"{role.model} ({name})"
+    return role.model if name == role.model else f"{role.model} ({model_words(name)})"
 
 
 def _limits(role: Role) -> str:
@@ -220,12 +221,24 @@ def _clamps(role: Role, meant: ResolvedModel | None, settings: Settings) -> tupl
 
 def _prompt(role: Role, meant: ResolvedModel | None, settings: Settings, known: Specs) -> str:
     notes = not Memory(settings.paths.memory).is_empty()
-    hard = settings.limits
-    free = meant is not None and meant.choice is not None and meant.choice.price.free
-    limits = limits_for_model(lambda cap: cap.stored(min(cap.default(role), cap.most(hard, role.model))), free=free)
-    tools = [known[name] for name in role.tools if name in known]
-    tools = [spec for spec in tools if not spec.results and (notes or not spec.memory)]
+    tools: list[ToolSpec] = []
+    for name in role.tools:
+        spec = known.get(name)
+        if spec is not None and not spec.results and (notes or not spec.memory):
+            tools.append(spec)
+    limits = _prompt_limits(role, meant, settings)
     return system_prompt(role, system_prompt=None, context=None, tools=tools, limits=limits, output_schema=None)
+
+
+def _prompt_limits(role: Role, meant: ResolvedModel | None, settings: Settings) -> dict[str, str]:
+    """Return the limits that the prompt names: the role's own, as far as the hard caps allow them."""
+    free = meant is not None and meant.choice is not None and meant.choice.price.free
+    hard = settings.limits
+
+    def limit(cap: RunCap) -> float:
+        return cap.stored(min(cap.default(role), cap.most(hard, role.model)))
+
+    return limits_for_model(limit, free=free)
 
 
 def _indent(*texts: str) -> list[str]:

@@ -18,6 +18,7 @@ from ava_roles.wrap import add_bars, clean
 from ava_server.approval.decide import FoldedScreen
 from ava_server.cli import terminal
 from ava_server.cli.terminal import aligned, cells, counted, cut, one_line, wrapped_lines
+from ava_server.core.ids import model_words
 
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending, ProposalSummary, WholeText
@@ -335,7 +336,9 @@ class _Table:
         named = [(" ", "", "at most", "role", "model")]
         for number, each in enumerate(summaries, 1):
             mark = "!" if number in striking else " "
-            named.append((mark, str(number), one_line(each.limits), one_line(each.role), one_line(each.model)))
+            named.append(
+                (mark, str(number), one_line(each.limits), one_line(each.role), one_line(model_words(each.model)))
+            )
         heads = aligned(named)
         beside = _beside(heads, width)
         self._indent = " " * len(f"!  {len(summaries)}  ")

@@ -250,7 +250,7 @@ def _confinement(confined: Sandbox | Unavailable | None) -> CheckFinding:
     if isinstance(confined, Unavailable):
         short = "no commands"
     else:
-        short = "no confinement" if confined.kind == "none" else confined.kind
+        short = "no sandbox" if confined.kind == "none" else confined.kind
     return replace(data.confinement(confined), short=short)
 
 

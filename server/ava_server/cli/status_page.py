@@ -5,7 +5,6 @@ What others wrote reaches a line only through `joined`, which removes what could
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ from rich.text import Text
 from ava_audit.rows import EXPIRED, WAITING
 from ava_audit.units import HOUR_S, format_duration, format_ts, format_usd, minutes, now_us
 from ava_roles.wrap import add_bars, clean
-from ava_server.cli.terminal import cells, wrapped_lines
+from ava_server.cli.terminal import can_write, cells, wrapped_lines
 from ava_server.core.ids import state_words
 from ava_server.render.state_look import STYLES, look_of
 from ava_server.service.checks import WORST_FIRST, CheckFinding, State
@@ -33,10 +32,16 @@ NEARLY = 0.8
 LEAST_BAR = 10
 """Columns of the narrowest bar: a narrower one could not show a tenth of a cap."""
 GAP, WHOSE_CHARS, MOST_TROUBLE = 2, 12, 3
+NARROW = 50
+"""Below so many columns, a budget is two figures."""
 _BLOCKS, _PLAIN = ("█", "▒", "░"), ("#", "+", "-")
 _BAD = ("fault", "warning")
 _HEALTH = {"fault": "bold red", "warning": "yellow", "note": "", "ok": "green"}
-_HEALTH_INDENT = 23
+_STATE_INDENT, _HEALTH_INDENT = 10, 23
+_IN_FULL = ("delivery", "workers")
+"""What is told in full also where it works: it has figures that nothing else shows."""
+_NAMED = ("log", "upkeep")
+"""What is named, because its word or two do not tell what they are about."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +90,17 @@ class Page:
         return [line for part in parts if part for line in (Text(), *part)][1:]
 
     def _runs(self) -> list[Text]:
-        runs = self.now.runs
-        if not runs:
+        if not self.now.runs:
             return [] if self.trouble else [Text(NO_RUNS), *self.others_lines()]
-        unended = [line for run in runs if not run.row.ended for line in self._full(run)]
-        ended = [line for run in runs if run.row.ended for line in self._full(run)]
-        heading = [*([Text()] if unended else []), joined((ENDED, "bold"))] if ended else []
-        return [*unended, *heading, *ended, *self.others_lines()]
+        unended: list[Text] = []
+        ended: list[Text] = []
+        for run in self.now.runs:
+            (ended if run.row.ended else unended).extend(self._full(run))
+        lines = unended
+        if ended:
+            between = [Text()] if unended else []
+            lines = [*unended, *between, joined((ENDED, "bold")), *ended]
+        return [*lines, *self.others_lines()]
 
     def others_lines(self) -> list[Text]:
         words = others_words(self.now.others)
@@ -104,6 +113,8 @@ class Page:
             yield Text.assemble("Today: " if brief else "  ", self._budget(budget))
 
     def _budget(self, budget: Budget) -> Text:
+        if self.width < NARROW:
+            return joined(f"{budget.whose} {format_usd(budget.spent)} of {format_usd(budget.cap)}")
         figures = {one.whose: _spent(one) for one in self.now.budgets}
         width = min(self.width // 5, self.width - len("Today: ") - WHOSE_CHARS - 2 - max(map(len, figures.values())))
         whose = joined(budget.whose)
@@ -122,10 +133,17 @@ class Page:
             yield joined(("Health: ", "bold"), (state, _HEALTH[state]), words)
             return
         yield joined(("Health (ava doctor tells more):", "bold"))
-        for one in self.health:
+        works: list[str] = []
+        for one in sorted(self.health, key=lambda one: WORST_FIRST.index(one.state)):
+            if one.state == "ok" and one.name not in _IN_FULL:
+                works.append(_works(one))
+                continue
             text, *more = wrapped_lines(plain(one.text), max(self.width - _HEALTH_INDENT, 20))
-            yield joined("  ", (f"{one.state:<8}", _HEALTH[one.state]), f"{one.name:<12} {text}")
+            yield joined("  ", (f"{one.state:<8}", _HEALTH[one.state]), f"{one.title:<12} {text}")
             yield from (joined(" " * _HEALTH_INDENT + line.strip()) for line in more)
+        for number, line in enumerate(wrapped_lines(" · ".join(works), max(self.width - _STATE_INDENT, 20))):
+            if line:
+                yield joined("  ", ("ok      " if number == 0 else " " * 8, _HEALTH["ok"]), line.strip())
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
@@ -201,6 +219,13 @@ class Page:
             yield _row(bars, column)
 
 
+def _works(one: CheckFinding) -> str:
+    """Return in a few words that something works."""
+    if not one.short or one.name in _NAMED:
+        return f"{one.title} {one.short}".strip()
+    return one.short
+
+
 def state_style(run: RunView) -> str:
     return STYLES[look_of(run.state).kind]
 
@@ -245,24 +270,23 @@ def bar(used: float, most: float, width: int, held: float = 0) -> Text:
     width = max(width, 1)
     full, reserved, empty = _BLOCKS if can_write("".join(_BLOCKS)) else _PLAIN
     filled = _part(used, most, width)
-    both = max(_part(used + held, most, width), min(filled + 1, width) if held else filled)
-    share = used / most if most > 0 else 1.0
-    style = "red" if share >= 1 else "yellow" if share >= NEARLY else "green"
+    both = max(_part(used + held, most, width), filled)
+    if held:
+        both = max(both, min(filled + 1, width))
+    style = _bar_style(used / most if most > 0 else 1.0)
     return Text.assemble((full * filled, style), (reserved * (both - filled), style), (empty * (width - both), "dim"))
+
+
+def _bar_style(share: float) -> str:
+    if share >= 1:
+        return "red"
+    return "yellow" if share >= NEARLY else "green"
 
 
 def _part(amount: float, most: float, width: int) -> int:
     if most <= 0 or amount >= most:
         return width
     return max(1, min(round(width * amount / most), width - 1)) if amount > 0 else 0
-
-
-def can_write(chars: str) -> bool:
-    try:
-        chars.encode(getattr(sys.__stdout__, "encoding", None) or "ascii")  # textual replaces sys.stdout
-    except UnicodeError:
-        return False
-    return True
 
 
 def _row(cells: Iterable[Text], column: int) -> Text:

@@ -25,7 +25,7 @@ from ava_server.cli.terminal import agrees, heading, place_json, say, say_json, 
 from ava_server.cli.wait import FollowedRuns, deliver, wait_for
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.core.ids import label, parse_id
+from ava_server.core.ids import label, parse_id, state_words
 from ava_server.core.shutdown import prepare_to_run
 from ava_server.core.threads import run_async
 from ava_server.render.responses import answers_json
@@ -73,7 +73,7 @@ async def cancel_command(
         async with anyio.create_task_group() as tasks:
             for run in before:
                 if run.ended:
-                    tell(f"{label(run)} had ended before: {run.state}.")
+                    tell(f"{label(run)} had ended before: {state_words(run.state)}.")
                 else:
                     tasks.start_soon(cancel, run)
         answers = [(await records.record(run.id)).answer for run in before]

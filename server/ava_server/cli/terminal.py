@@ -272,6 +272,14 @@ def styled(text: str, **style: Any) -> str:
     return typer.style(text, **style) if text and colours() else text
 
 
+def can_write(chars: str) -> bool:
+    try:
+        chars.encode(getattr(sys.__stdout__, "encoding", None) or "ascii")  # textual replaces sys.stdout
+    except UnicodeError:
+        return False
+    return True
+
+
 def columns(stream: TextIO | None = None) -> int:
     """Return the width of a stream's terminal, at least 40; by default of stdout's."""
     if stream is not None and "COLUMNS" not in os.environ:
@@ -448,3 +456,36 @@ def progress_on_terminal() -> Generator[Callable[[str], None]]:
         yield show
     finally:
         progress.end()
+
+
+@contextmanager
+def steps_on_terminal(total: int) -> Generator[Callable[[str], None]]:
+    """Give a function that says which of `total` steps begins.
+
+    On a terminal, stderr has a line with that, how many are done, and the time; a dumb one gets a line for each step.
+    Elsewhere nothing is shown.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _words: None
+        return
+    from rich.console import Console  # not needed to read the command line
+    from rich.progress import MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+    from rich.table import Column
+
+    console = Console(stderr=True, no_color=not colours())
+    if console.is_dumb_terminal:
+        yield tell
+        return
+    words_column = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1))
+    shown = (SpinnerColumn("line"), words_column, MofNCompleteColumn(), TimeElapsedColumn())
+    with RichProgress(*shown, console=console, transient=True, expand=True) as progress:
+        task = progress.add_task("", total=total)
+        begun = 0
+
+        def begin(words: str) -> None:
+            nonlocal begun
+            progress.update(task, completed=begun, description=clean(words)[0])
+            begun += 1
+
+        yield begin

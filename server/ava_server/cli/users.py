@@ -23,6 +23,7 @@ from ava_server.cli.terminal import aligned, counted, present, say, write
 from ava_server.config import tokens
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
+from ava_server.core.ids import state_words
 
 if TYPE_CHECKING:
     from ava_server.service.users import UnendedRun, UserFacts
@@ -289,7 +290,7 @@ def _say_unended(name: str, unended: Sequence[UnendedRun], there: str) -> None:
     for run in unended:
         spent, most = format_usd(micros_from_cents(run.cost_cents)), run.max_cost_cents
         cap = "free" if most is None else f"{spent} of at most {format_usd(micros_from_cents(most), exact=True)}"
-        say(f"  {run.subagent_id} {run.state}, {cap}")
+        say(f"  {run.subagent_id} {state_words(run.state)}, {cap}")
     say(f"To cancel them: `ava {there}cancel {' '.join(run.subagent_id for run in unended)}`")
 
 

@@ -516,7 +516,7 @@ async def deliver(
         else:
             await anyio.to_thread.run_sync(_write_out, out, text)
             for one in found:
-                (tell if as_json else say)(f"{label(one.row)} {one.row.state}: written to {out}")
+                (tell if as_json else say)(f"{label(one.row)} {state_words(one.row.state)}: written to {out}")
         for copied in saved.values():
             tell("\n".join(copied.lines()))
     plans = await runtime.store.read(lambda view: [view.run(plan_id) for plan_id in whole_plans(view, run_ids)])

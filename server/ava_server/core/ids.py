@@ -128,6 +128,11 @@ def state_words(state: str) -> str:
     return _STATE_WORDS.get(state, state.replace("_", " "))
 
 
+def model_words(model: str) -> str:
+    """Return a model as people read it: its id, or `offline reader`."""
+    return "offline reader" if model.startswith("offline/") else model
+
+
 def nearest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     names = {name.casefold(): name for name in known}
     found = difflib.get_close_matches(given.strip().casefold()[:80], names, n=1, cutoff=cutoff)

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.7
 ENDS_WITHIN_S = 2.0
 """A signal, or a terminal that is gone, ends the process within this time whatever hangs."""
+SAID_S, FAILED_S = 15.0, 60.0
+"""How long a sentence about what a key has done stays, and one about why it failed: later it may no longer be true."""
 STALLED_S = 3.0
 """A look that takes longer is reported; the screen keeps what was there before."""
 ASKS_WITHIN_S, DECIDES_WITHIN_S = 10.0, 60.0
@@ -70,8 +72,8 @@ class StatusApp(App[int]):
     """The screen: a head, the runs, which scroll, the selected one, and a foot. It returns the exit code.
 
     `reader` looks at the data root in a thread that nothing waits for, and `probe` finds out what confines commands
-    after the first look. `said` is what the last key has done, and whether that failed; `fault` is the error that ended
-    the app, and `in_flight` the decision that is being carried out.
+    after the first look. `fault` is the error that ended the app, and `in_flight` the decision that is being carried
+    out.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -100,7 +102,8 @@ class StatusApp(App[int]):
         super().__init__(driver_class=_driver_class(), ansi_color=True)
         self.fault: Exception | None = None
         self.reader = reader
-        self.said = ("", False)
+        self._said = ("", False)
+        self._said_s = 0.0
         self.in_flight: DecisionQuestion | None = None
         self._probe = probe
         self._overview: Overview | None = None
@@ -279,6 +282,16 @@ class StatusApp(App[int]):
     @property
     def clock(self) -> str:
         return format_ts(now_us())[11:]
+
+    @property
+    def said(self) -> tuple[str, bool]:
+        """What the last key has done, and whether that failed; empty once it was there for long enough."""
+        stays_s = FAILED_S if self._said[1] else SAID_S
+        return self._said if time.monotonic() - self._said_s < stays_s else ("", False)
+
+    @said.setter
+    def said(self, said: tuple[str, bool]) -> None:
+        self._said, self._said_s = said, time.monotonic()
 
     def tell(self, words: str, *, failed: bool = False) -> None:
         self.said = (words, failed)

@@ -23,7 +23,7 @@ from ava_server.cli.status_overview import OverviewReader
 from ava_server.cli.terminal import YES
 from ava_server.config.settings import Settings
 from ava_server.core.errors import Refused
-from ava_server.core.ids import label
+from ava_server.core.ids import label, state_words
 from ava_server.runs.lifecycle import awaited
 from ava_server.runs.pending_questions import PendingQuestion
 from ava_server.service.decision_requests import OUTCOMES
@@ -68,7 +68,7 @@ async def ask_about(kind: Kind, run_id: str, reader: OverviewReader) -> Decision
     if run.user_id != reader.user:
         raise Refused(f"{label(run)} belongs to {run.user_id}; only that user decides about it.")
     if run.ended:
-        raise Refused(f"{label(run)} has ended ({run.state}).")
+        raise Refused(f"{label(run)} has ended ({state_words(run.state)}).")
     match kind:
         case "approve" | "reject":
             return await _approval(kind, run, reader)
@@ -119,7 +119,9 @@ async def _more(run: RunRow, reader: OverviewReader) -> PendingQuestion:
     if asked is not None and not asked.kind.in_words:
         return asked
     hint = "; it asks a question; press s to answer" if asked is not None else ""
-    raise Refused(f"{label(run)} waits for no approval: it is {awaited(run, now_us()) or run.state}{hint}.")
+    raise Refused(
+        f"{label(run)} waits for no approval: it is {awaited(run, now_us()) or state_words(run.state)}{hint}."
+    )
 
 
 async def _question(run: RunRow, reader: OverviewReader) -> PendingQuestion | None:
@@ -139,7 +141,7 @@ async def _cancellation(run: RunRow, reader: OverviewReader) -> DecisionQuestion
     task = add_bars(texts.task) if texts is not None else "(erased)"
     proposal = run.state == WAITING
     end = "It was never approved, and costs nothing." if proposal else "What it has so far is kept as its result."
-    text = f"{label(run)}: {run.state}, {spent_text(run)} so far\n{task}\n{end}"
+    text = f"{label(run)}: {state_words(run.state)}, {spent_text(run)} so far\n{task}\n{end}"
     question = "Withdraw it?" if proposal else "Cancel it?"
     shown = Shown("cancel", run.id)
     return DecisionQuestion("cancel", run, f"Cancel {label(run)}", text, question, shown, "Nothing was cancelled.")
@@ -186,4 +188,4 @@ async def carry_out(
         if shown.kind == "extend":
             return (await client.decide([shown], PersonAnswer(approves))).text
         decided = await client.decide([shown], PersonAnswer(True, answer if decision.words else None))
-    return decided.text or f"{label(decision.run)} has ended: {decided.status}."
+    return decided.text or f"{label(decision.run)} has ended: {state_words(decided.status)}."

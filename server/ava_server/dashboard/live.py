@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ava_audit.rows import EXPIRED, WAITING
-from ava_audit.units import format_ts, format_usd, now_us
+from ava_audit.units import US_PER_S, format_ts, format_usd, now_us
 from ava_server.approval.summary import quoted
+from ava_server.budget.run_config import config_of
 from ava_server.cli.status_page import (
     ENDED,
     GAP,
     NO_RUNS,
     Page,
     both_ends,
-    can_write,
     clock,
     fitted,
     fitting,
@@ -30,7 +30,7 @@ from ava_server.cli.status_page import (
     state_style,
     terms,
 )
-from ava_server.cli.terminal import cut, wrapped_lines
+from ava_server.cli.terminal import can_write, cut, wrapped_lines
 from ava_server.core.ids import label, state_words
 from ava_server.render.run_view import RunView
 from ava_server.service.records import ORDER
@@ -42,14 +42,21 @@ KEYS = (
     "↑↓ select · Enter open · a approve · r reject · c cancel · s send · / filter · l log · ? help · q quit",
     "a approve  r reject  c cancel  s send  / filter  l log  ? help  q quit",
     "a r c s act  / filter  l log  ? help  q quit",
+    "a r c s act  / filter  ? help  q quit",
     "? help  q quit",
     "q quit",
 )
 """What the keys do, for narrower and narrower screens."""
 BRIEF_FOOT, LEAST_PANE = 14, 5
 """Lines of a terminal from which today's spending and the health are shown, in brief; and of the smallest pane."""
-QUESTION_CHARS, SUMMARY_CHARS, TASK_LINES, MESSAGE_LINES, STATE_CHARS, WIDE = 200, 1_000, 2, 6, 13, 79
-"""Characters of a question and a summary, lines of a task and a sentence; columns of a state below `WIDE`."""
+QUESTION_CHARS, SUMMARY_CHARS, TASK_LINES, MESSAGE_LINES, STATE_CHARS = 200, 1_000, 2, 6, 13
+"""Characters of a question and a summary, lines of a task and a sentence, columns of a state below `WIDE`."""
+SUMMARY_LINES = 20
+"""Lines of a summary, where the list leaves so much room."""
+MINUTES_FROM_S = 600
+"""From so many seconds on, a run's time is told in minutes."""
+WIDE, NARROW = 79, 59
+"""From so many columns on, a row has its time; below so many, of its state only the sign."""
 
 
 @dataclass(frozen=True)
@@ -97,18 +104,32 @@ class LivePage(Page):
 
     def live(self, height: int) -> Live:
         head = [*self.root_lines(), self._counts(), *self.trouble_lines()]
+        if self.listed and height >= BRIEF_FOOT:
+            head.append(self._column_heads())
         rows = [ListRow(row.run_id, fitted(row.line, self.width)) for row in self._rows()]
         keys = [*self._said(), Text(fitting(KEYS, self.width), style="dim")]
         run = next((run for run in self.listed if run.row.id == self.selected), None)
-        least = height // 3 if run is not None and height // 3 >= LEAST_PANE else 0
-        foot = [Text(), *self.today_lines(), Text(), *self.health_lines()]
-        if len(head) + min(len(rows), height // 4) + least + len(foot) + len(keys) > height:
-            foot = [*self.today_lines(brief=True), *self.health_lines(brief=True)] if height >= BRIEF_FOOT else []
+        least = self._least_pane(run, height)
+        foot = self._foot(height, height - len(head) - min(len(rows), height // 4) - least - len(keys))
         # What the list leaves empty, the pane uses.
         left = height - len(head) - len(rows) - len(foot) - len(keys)
         pane = self._pane(run, max(least, left)) if run is not None and least else []
-        cut_to_width = [[fitted(line, self.width) for line in part] for part in (head, [*pane, *foot, *keys])]
-        return Live(cut_to_width[0], rows, cut_to_width[1])
+        below = [*pane, *foot, *keys]
+        return Live([fitted(line, self.width) for line in head], rows, [fitted(line, self.width) for line in below])
+
+    def _least_pane(self, run: RunView | None, height: int) -> int:
+        """Return the least lines of the pane; 0 where there is no run, or no room."""
+        least = height // 3
+        return least if run is not None and least >= LEAST_PANE else 0
+
+    def _foot(self, height: int, room: int) -> list[Text]:
+        """Return today's spending and the health: in full where that fits, else in brief, or nothing."""
+        foot = [Text(), *self.today_lines(), Text(), *self.health_lines()]
+        if len(foot) <= room:
+            return foot
+        if height < BRIEF_FOOT:
+            return []
+        return [*self.today_lines(brief=True), *self.health_lines(brief=True)]
 
     # -- head and foot ------------------------------------------------------------------------------------------------
 
@@ -139,14 +160,26 @@ class LivePage(Page):
 
     @cached_property
     def _widths(self) -> tuple[int, int]:
-        states = max(len(state_cell(run.state)) for run in self.listed)
+        states = max(len(self._state(run)) for run in self.listed)
         most = states if self.width >= WIDE else STATE_CHARS
         return min(states, most), max(len(self._figures(run)) for run in self.listed)
+
+    def _state(self, run: RunView) -> str:
+        cell = state_cell(run.state)
+        return cell if self.width >= NARROW else cell.partition(" ")[0]
+
+    def _column_heads(self) -> Text:
+        """Return what stands in the columns, above them."""
+        state_width, figures_width = self._widths
+        state = "state" if self.width >= NARROW else ""
+        left = f"  {'run':<8}  {state:<{state_width}}  task"
+        right = "time    cost" if self.width >= WIDE else "cost"
+        return both_ends(joined((left, "dim")), right.rjust(figures_width), self.width)
 
     def _row(self, run: RunView) -> Text:
         """The task gets the width that the rest leaves."""
         row, here = run.row, run.row.id == self.selected
-        state = cut(state_cell(run.state), self._widths[0]).ljust(self._widths[0])
+        state = cut(self._state(run), self._widths[0]).ljust(self._widths[0])
         owner = f" of {row.user_id}" if self.everybody else ""
         line = joined(
             ("> " if here else "  ", "bold"),
@@ -161,15 +194,27 @@ class LivePage(Page):
 
     def _figures(self, run: RunView) -> str:
         """Return what a run has cost or may cost, and where there is room, its time."""
-        row = run.row
         if run.state in (WAITING, EXPIRED) and run.caps:
             return "free" if run.free else f"max {format_usd(int(run.caps[-1].most), exact=True)}"
-        if row.started_us is None:
-            queued = run.wait is not None and run.wait.position is not None
-            return clock(row.ended_us) if row.ended else f"number {run.wait.position}" if queued and run.wait else ""
-        time_s = round(run.caps[0].used if run.caps else row.active_us / 1e6)
-        when = clock(row.ended_us) if row.ended else f"{time_s} s" if time_s < 600 else f"{time_s // 60} min"
-        return f"{when} {run.spent:>7}" if self.width >= WIDE else run.spent
+        if run.row.started_us is None:
+            return self._time_of_unstarted(run)
+        if self.width < WIDE:
+            return run.spent
+        return f"{self._time(run)} {run.spent:>7}"
+
+    def _time_of_unstarted(self, run: RunView) -> str:
+        if run.row.ended:
+            return clock(run.row.ended_us)
+        if run.wait is not None and run.wait.position is not None:
+            return f"number {run.wait.position}"
+        return ""
+
+    def _time(self, run: RunView) -> str:
+        """Return when a run has ended, or how long it has run."""
+        if run.row.ended:
+            return clock(run.row.ended_us)
+        time_s = round(run.caps[0].used if run.caps else run.row.active_us / US_PER_S)
+        return f"{time_s} s" if time_s < MINUTES_FROM_S else f"{time_s // 60} min"
 
     # -- the selected run ---------------------------------------------------------------------------------------------
 
@@ -187,12 +232,19 @@ class LivePage(Page):
         line = joined((f"{dash}{dash} ", "dim"), (f"{words} ", "bold"))
         return line.append(dash * max(self.width - line.cell_len, 0), "dim")
 
+    def _proposal_about(self, run: RunView) -> Iterator[Text]:
+        """Yield price and reach, then the rest of the proposal."""
+        keys = "; press a or r to decide" if self.can_decide(run) else ""
+        yield from self._indented(f"{run.row.pending_id}, {terms(run)}{keys}", 2, "bold")
+        reach = f"It {config_of(run.row.config).reach}" if run.caps else ""
+        yield from self._indented(f"{reach}." if reach else "", MESSAGE_LINES, "bold")
+        for line in (self.about or run.task).split("\n"):
+            if line != f"{reach}.":
+                yield from self._indented(line, MESSAGE_LINES)
+
     def _about(self, run: RunView) -> Iterator[Text]:
         if run.state in (WAITING, EXPIRED):
-            keys = "; press a or r to decide" if self.can_decide(run) else ""
-            yield from self._indented(f"{run.row.pending_id}, {terms(run)}{keys}", 2)
-            for line in (self.about or run.task).split("\n"):
-                yield from self._indented(line, MESSAGE_LINES)
+            yield from self._proposal_about(run)
             return
         yield from self._indented(run.task, TASK_LINES)
         if run.activity:
@@ -204,14 +256,14 @@ class LivePage(Page):
         if run.row.started_us is not None:
             yield from self.bars(run.caps)
         if run.row.ended and self.about:
-            yield from self._indented(f"Its summary: {quoted(self.about, SUMMARY_CHARS)}", MESSAGE_LINES)
+            yield from self._indented(f"Its summary: {quoted(self.about, SUMMARY_CHARS)}", SUMMARY_LINES)
 
-    def _indented(self, text: str, most: int) -> Iterator[Text]:
+    def _indented(self, text: str, most: int, style: str = "") -> Iterator[Text]:
         if text:
             lines = wrapped_lines(plain(text), self.width - GAP)
             if len(lines) > most:
                 lines = [*lines[: most - 1], " ".join(line.strip() for line in lines[most - 1 :])]
-            yield from (joined(" " * GAP + line.strip()) for line in lines)
+            yield from (joined((" " * GAP + line.strip(), style)) for line in lines)
 
     def step_line(self, step: Step) -> Text:
         return joined(("  " + step.text, "red" if step.failed else "" if step.outcome else "bold"))

@@ -410,30 +410,32 @@ ENTRIES, LINE_CHARS = 1_000, 1_000
 
 
 def detail_lines(detail: RunDetail, page: LivePage) -> Iterator[Text]:
-    run, answer = detail.run, run_answer(detail.run)
-    row, width = run.row, page.width
-    words = remarks(run)
-    yield from folded("\n".join(filter(None, (run.activity, words))), width)
+    """Yield what a person looks for first: the result, the question or the proposal; then the rest."""
+    run, row, width = detail.run, detail.run.row, page.width
+    answer = run_answer(run)
+    yield from folded("\n".join(filter(None, (run.activity, remarks(run)))), width)
     if row.started_us is not None:
         yield from page.bars(run.caps)
-    yield Text()
-    yield from folded("\n".join(asked_lines(row, detail.texts, False, width)), width)
-    if detail.waiting is not None:
-        yield from _titled("What would start", f"{detail.waiting.message}\n\n{detail.waiting.approval_line}", width)
-    elif run.caps:
-        yield from _titled("Approval", "\n".join(decided_lines(row, run.state, detail.decided, False)), width)
-    if row.started_us is not None:
-        cost = cost_text(answer) if row.ended and not run.free else cost_of(run)
-        called = ", ".join(f"{tool} {count}" for tool, count in detail.tools.items()) or "none"
-        yield from folded(f"Cost: {cost}\nTools called: {called}", width)
-        yield from _steps(detail, page)
-    if run.question is not None:
-        yield from _titled(run.question.kind.title, run.question.drawn, width)
     if row.ended:
         yield Text()
         yield joined(("Result", "bold"))
         for line in drawn_result(answer, width, brief=True).split("\n"):
             yield Text.from_ansi(line)
+    if run.question is not None:
+        yield from _titled(run.question.kind.title, run.question.drawn, width)
+    if detail.waiting is not None:
+        yield from _titled("What would start", f"{detail.waiting.message}\n\n{detail.waiting.approval_line}", width)
+    yield Text()
+    yield from folded("\n".join(asked_lines(row, detail.texts, False, width)), width)
+    if detail.waiting is None and run.caps:
+        yield from _titled("Approval", "\n".join(decided_lines(row, run.state, detail.decided, False)), width)
+    if row.started_us is None:
+        return
+    if run.result is None:  # else that has both
+        cost = cost_text(answer) if row.ended and not run.free else cost_of(run)
+        called = ", ".join(f"{tool} {count}" for tool, count in detail.tools.items()) or "none"
+        yield from folded(f"Cost: {cost}\nTools called: {called}", width)
+    yield from _steps(detail, page)
 
 
 def _steps(detail: RunDetail, page: LivePage) -> Iterator[Text]:

@@ -16,6 +16,7 @@ from ava_audit.entries import Entry, mirror_line
 from ava_audit.units import format_duration, format_ts, format_usd, micros_from_cents
 from ava_audit.view import Readable, View, placeholders
 from ava_roles.wrap import clean
+from ava_server.approval.channels import WAYS
 from ava_server.core.errors import key_shapes
 from ava_server.core.ids import AGENT
 
@@ -61,6 +62,15 @@ EVENT_NAMES: Mapping[str, str] = {
     "LogErased": "Content erased",
 }
 """What people call each event."""
+_SETTLED: Mapping[str, str] = {"billed": "billed", "not_billed": "not billed", "unknown": "the most that it can be"}
+_GUARDRAILS: Mapping[str, str] = {
+    "same_call": "the same call with the same result",
+    "failed_edits": "edits that failed",
+    "origin": "values from a source that the role does not name",
+}
+_TRIPPED: Mapping[str, str] = {"told": "the model was told", "refused": "refused", "ended": "the run was ended"}
+_CARRIED = "carried"
+"""Begins what the log has where a result was shown."""
 VALUE_CHARS = 80
 PAGE_ENTRIES = 500
 """Entries that are read at once."""
@@ -134,9 +144,13 @@ def _what(entry: Entry) -> str:
         case events.ToolCall(tool=tool, args=args):
             return f"{tool} {arguments_text(args)}"
         case events.ToolResult() as result:
-            return f"{result.tool} ({_success(result)}) {unmarked(result.output)}"
+            return f"{result.tool} ({_success(result)}) {_result_words(result, by_ava=entry.who.agent_id == AGENT)}"
         case events.CostUpdate() as spent:
-            return f"turn {spent.turn}: {spent.tokens} tokens, {spent.settlement}{', overrun' if spent.overrun else ''}"
+            over = ", more than the provider's own limits allow" if spent.overrun else ""
+            return f"turn {spent.turn}: {spent.tokens} tokens, {_SETTLED[spent.settlement]}{over}"
+        case events.GuardrailTripped() as tripped:
+            what = _GUARDRAILS.get(tripped.guardrail, tripped.guardrail)
+            return f"{what}: {f'{tripped.tool}, ' if tripped.tool else ''}{_TRIPPED[tripped.action]}"
         case events.CostReserved() as held:
             return f"turn {held.turn} attempt {held.attempt}: at most {format_usd(held.micros)} reserved"
         case events.AgentRequest() as asked:
@@ -154,7 +168,8 @@ def _what(entry: Entry) -> str:
             task_id = proposed.config.get("task_id")
             return f"{proposed.pending_id} {about}{f', task_id {task_id}' if task_id else ''}"
         case events.SpawnDecided() as decided:
-            how = f"{decided.pending_id} {entry.run_id or ''} {decided.decision} {decided.channel or ''}".rstrip()
+            where = WAYS[decided.channel].where if decided.channel else ""
+            how = f"{decided.pending_id} {entry.run_id or ''} {decided.decision} {where}".rstrip()
             return f"{how}; not on the screen: {decided.folded}" if decided.folded else how
         case events.CancelRequested() as asked:
             return f"{asked.subagent_id} by {asked.by}{f': {asked.reason}' if asked.reason else ''}"
@@ -169,6 +184,11 @@ def _what(entry: Entry) -> str:
             return f"{answer.text}{f' → {calls}' if calls else ''}"
         case fact:
             return fact.search_text()
+
+
+def _result_words(result: events.ToolResult, *, by_ava: bool) -> str:
+    words = unmarked(result.output)
+    return f"showed{words.removeprefix(_CARRIED)}" if by_ava and words.startswith(_CARRIED) else words
 
 
 def _tool_name(name: str) -> str:

@@ -73,23 +73,35 @@ def run_text(run: RunAnswer) -> str:
 
 def _about_result(run: RunAnswer) -> list[str]:
     """Return what Ava itself says of a result: changes, quotes, figures, and how to read on."""
-    spent = (f"{name} {format_usd(micros_from_cents(cents))}" for name, cents in (run.cost_by or {}).items())
-    overrun = "A call cost more than the provider's own limits allow; it was booked in full."
-    more = f"The output continues: call check_subagent with subagent_id {run.subagent_id} and cursor {run.cursor}."
-    return [
-        *(changes_lines(run.subagent_id, run.changes) if run.changes else ()),
-        *([_quotes(run.quotes_checked)] if run.quotes_checked else ()),
-        *_facts(
-            ("Confidence (the model's own)", "" if run.confidence is None else f"{run.confidence:g}"),
-            ("Tools used", UntrustedText("" if run.tool_receipts is None else receipts_text(run.tool_receipts))),
-            ("Cost", ", ".join(spent)),
-        ),
-        *(["Part of the cost is unknown and was booked at its worst case."] if run.uncosted else ()),
-        *_facts(("What to do", run.advice or "")),
-        *([overrun] if run.overrun and not run.advice else ()),
-        *_facts(("group_id", run.group_id or ""), ("task_id", UntrustedText(run.task_id or ""))),
-        *([more] if run.cursor else ()),
-    ]
+    lines: list[str] = []
+    if run.changes:
+        lines += changes_lines(run.subagent_id, run.changes)
+    if run.quotes_checked:
+        lines.append(_quotes(run.quotes_checked))
+    lines += _facts(
+        ("Confidence (the model's own)", "" if run.confidence is None else f"{run.confidence:g}"),
+        ("Tools used", UntrustedText("" if run.tool_receipts is None else receipts_text(run.tool_receipts))),
+        ("Cost", _spent(run)),
+    )
+    if run.uncosted:
+        lines.append("Part of the cost is unknown: it is counted as the most that it can be.")
+    lines += _facts(("What to do", run.advice or ""))
+    if run.overrun and not run.advice:
+        lines.append("A call cost more than the provider's own limits allow; it was counted in full.")
+    lines += _facts(("group_id", run.group_id or ""), ("task_id", UntrustedText(run.task_id or "")))
+    if run.cursor:
+        call = f"call check_subagent with subagent_id {run.subagent_id} and cursor {run.cursor}"
+        lines.append(f"The output continues: {call}.")
+    return lines
+
+
+def _spent(run: RunAnswer) -> str:
+    """Return what was spent on what: `input $0.02, output $0.01`."""
+    parts: list[str] = []
+    for name, cents in (run.cost_by or {}).items():
+        called = "unknown" if name == "uncosted" else name
+        parts.append(f"{called} {format_usd(micros_from_cents(cents))}")
+    return ", ".join(parts)
 
 
 def _unended(run: RunAnswer) -> list[str]:

@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.units import DAY_US, cents, day_of, format_usd
+from ava_server.core.ids import model_words, state_words
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunFacts
@@ -282,8 +283,15 @@ def part_table(report: Report, what: str) -> Table:
     for one in report.by[what]:
         share = f"{100 * one.cost / report.total.cost:.0f} %" if report.total.cost else ""
         runs = (f"{one.runs:,}",) if what == "ending" else (f"{one.ended:,}", _or_nothing(one.failed))
-        rows.append(TableRow(one.name, (format_usd(one.cost), share, *runs), one.cost))
+        rows.append(TableRow(_part_name(what, one.name), (format_usd(one.cost), share, *runs), one.cost))
     return Table(what.capitalize(), ("Cost", "Share", *counts), tuple(rows))
+
+
+def _part_name(what: str, name: str) -> str:
+    """Return what people call a model or an ending; others have their own names."""
+    if what == "model":
+        return model_words(name)
+    return state_words(name) if what == "ending" else name
 
 
 def _or_nothing(count: int) -> str:

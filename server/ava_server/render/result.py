@@ -191,10 +191,14 @@ def artifact_text(artifact: dict[str, Any]) -> str:
 
 def cost_notes(run: RunAnswer) -> str:
     """Return what is to be said of a cost behind its figure."""
-    micros = micros_from_cents((run.cost_by or {}).get("uncosted") or 0)
-    part = f"{format_usd(micros)} of it" if micros else "part of it"
-    text = f"; {part} is the most that it can be, because the provider did not say" if run.uncosted else ""
-    return text + ("; a call cost more than the provider's own limits allow" if run.overrun and not run.advice else "")
+    notes = ""
+    if run.uncosted:
+        micros = micros_from_cents((run.cost_by or {}).get("uncosted") or 0)
+        part = f"{format_usd(micros)} of it" if micros else "part of it"
+        notes += f"; {part} is the most that it can be, because the provider did not say"
+    if run.overrun and not run.advice:
+        notes += "; a call cost more than the provider's own limits allow"
+    return notes
 
 
 def findings_of(run: RunAnswer, found: list[dict[str, Any]]) -> list[FindingView]:

@@ -37,8 +37,16 @@ class CheckFinding:
     what_to_do: str = ""
     short: str = ""
 
+    @property
+    def title(self) -> str:
+        """What people call it; `name` is its name in JSON."""
+        return _TITLES.get(self.name, self.name)
+
     def as_json(self) -> dict[str, str]:
         return {"name": self.name, "state": self.state, "text": self.text, "what_to_do": self.what_to_do}
+
+
+_TITLES: Mapping[str, str] = {"confinement": "sandbox"}
 
 
 @dataclass(frozen=True)
