@@ -85,7 +85,7 @@ async def test_the_table_has_every_turn_and_its_figures_sum_to_the_micro_dollar(
     saved, premium = 4_000 * 2.7, 3_000 * 0.75
     assert (saved, premium) == (10_800, 2_250)
     assert "The cache saved $0.0086: $0.01 by reading, less $0.0023 for writing." in text
-    assert "Retries: $0.00\nPlanning: $0.00\nUnknown settlements: $0.00\n" in text
+    assert "Retries: $0.00\nPlanning: $0.00\nUnknown: $0.00\n" in text
     assert (found["subagent_id"], found["name"], found["task_id"]) == (run_id, "prices", "T-1")
     assert sum(round(attempt["cost_cents"] * 10_000) for attempt in found["attempts"]) == run.cost_micros
     assert sum(round(part * 10_000) for part in found["cost_by"].values()) == run.cost_micros
@@ -183,7 +183,7 @@ async def test_flags_unbilled_attempts_unknown_attempts_and_an_overrun(tmp_path:
     assert last["overrun"] is True
     assert found["retries_cents"] == again["cost_cents"] > 0
     assert found["unknown"] == {"attempts": 1, "cost_cents": first["cost_cents"]}
-    assert "for 1 attempt at the worst case" in text
+    assert "the most that it can be, for 1 attempt" in text
     assert sum(round(attempt["cost_cents"] * 10_000) for attempt in found["attempts"]) == run.cost_micros
 
 

@@ -54,7 +54,7 @@ async def test_requests_extended_thinking_and_logs_it(tmp_path: Path, name: str,
         assert run.state == "success", run.stop_reason
         reserved = await lab.facts(run.id, CostReserved)
         thinking = await lab.facts(run.id, ExtendedThinking)
-        shown = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show", run.id))
+        shown = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show", run.id, "--log"))
     assert "ExtendedThinking thought 0" in shown.stdout
     assert [(fact.max_output, fact.thinking) for fact in reserved] == [(8192, 4096)] * 2
     assert [fact.thinking for fact in thinking] == ["thought 0"]

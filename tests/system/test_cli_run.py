@@ -579,15 +579,17 @@ def test_show_prints_the_whole_run_and_marks_it_as_fetched(root: Path, workspace
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
     assert lines[0] == f"Data root: {root}"
-    assert lines[1] == f"researcher prices ({run_id}): success"
+    assert lines[1].startswith(f"# researcher prices ({run_id}): success") and lines[1].endswith(" · free")
     order = [
-        *(TASK, "Context: for a podcast", "Approved ", "host_call", "Caps: free, 10 min"),
-        *("What happened:", "ToolCall search_and_read", "SubagentComplete"),
-        *("Result:", " · free\n", "twelve cents a minute"),
+        *("twelve cents a minute", "## Asked and approved", TASK, "Context: for a podcast"),
+        *("Approved ", "Caps: free, 10 min", "Model: offline reader.", "## Turns: ", "search_and_read query="),
     ]
     places = [shown.stdout.index(part) for part in order]
     assert places == sorted(places)
-    assert "$0" not in shown.stdout.partition("Result:")[2], "it is called free in one place and $0.00 in another"
+    assert "$0" not in shown.stdout, "it is called free in one place and $0.00 in another"
+    log = ava(root, "show", run_id, "--log").stdout
+    assert log.index("approved by a call of the host") < log.index("ToolCall search_and_read")
+    assert log.index("ToolCall search_and_read") < log.index("SubagentComplete")
     carried = [
         event for event in events(root, "--type", "ToolResult", "--agent", "ava") if event.get("runId") == run_id
     ]

@@ -1,4 +1,4 @@
-"""`ava show S-…`: what a run was asked, who approved it, what it did and brought; its cost, and its changes.
+"""`ava show S-…`: what a run brought, what it was asked, who approved it, its turns; its log, cost and changes.
 
 `ava fetch S-…` brings the branch of a run that another machine has done into the repository.
 """
@@ -9,7 +9,7 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ import typer
 
 from ava_audit.entries import Entry
 from ava_audit.rows import RunRow
-from ava_audit.units import cents, format_ts, format_usd, iso_utc, minutes
+from ava_audit.units import MICROS_PER_USD, US_PER_S, cents, format_duration, format_ts, format_usd, iso_utc, minutes
 from ava_roles.wrap import BAR, add_bars, clean, one_line
 from ava_server.approval.plan_summary import plan_size
 from ava_server.budget.held import held_words
@@ -30,6 +30,7 @@ from ava_server.cli.records import open_to_show
 from ava_server.cli.remote import chosen_server
 from ava_server.cli.results import WIDEST, show_results
 from ava_server.cli.terminal import (
+    can_write,
     cells,
     columns,
     counted,
@@ -37,19 +38,33 @@ from ava_server.cli.terminal import (
     heading,
     place_json,
     present,
+    say,
     say_json,
     styled,
     wrapped_lines,
     write,
 )
+from ava_server.core.commands import advice
 from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import label, state_words
+from ava_server.core.ids import label, model_words, state_words
 from ava_server.models.prices import Price, billed_words, per_call, rates_json
 from ava_server.render.approvals import RunDecision, decisions_in
 from ava_server.render.entries import arguments_text, entry_line, is_trouble
 from ava_server.render.responses import RunAnswer, answers_json
 from ava_server.render.result import verdict_words
+from ava_server.render.turns import (
+    PARTS,
+    Part,
+    Span,
+    Trouble,
+    Turn,
+    took_us,
+    trouble_key,
+    troubles_of,
+    turns_of,
+    waterfall,
+)
 from ava_server.service.record_requests import COSTS, SOURCE
 
 if TYPE_CHECKING:
@@ -68,16 +83,19 @@ async def show_command(
         int | None,
         typer.Option("--source", metavar="N", help="What it read of the source of finding N, with the quote."),
     ] = None,
+    log: Annotated[bool, typer.Option("--log", help="What it did: every entry of its log, a line each.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object, with every entry.")] = False,
     utc: Utc = False,
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Show a run: what was asked, who approved it under which caps, what it did, and its result.
+    """Show a run: its result, what was asked, who approved it under which caps, and each turn's money and time.
 
-    With --cost what it cost, with --diff what it changed, and with --source what it read of a finding's source.
+    With --cost what it cost, with --diff what it changed, with --log what it did, entry by entry, and with --source
+    what it read of a finding's source.
     """
-    screens = [name for name, given in (("--cost", cost), ("--diff", diff), ("--source", source is not None)) if given]
+    given = (("--cost", cost), ("--diff", diff), ("--source", source is not None), ("--log", log))
+    screens = [name for name, wanted in given if wanted]
     if len(screens) > 1:
         raise BadInput(f"{' and '.join(screens)} are {len(screens)} screens; give one of them")
     server = chosen_server(context, url, token_file)
@@ -92,7 +110,7 @@ async def show_command(
                 return say_json({**place_json(records.place), **fields})
             heading(records.place)
             return write("\n".join(source_screen(found, opened)))
-        record = await records.record(found.id, shown=not (cost or diff))
+        record = await records.record(found.id, shown=not (cost or diff or log))
         run, answer, texts, place = record.row, record.answer, record.texts, records.place
         if diff:
             changes = shown_changes(run, answer)
@@ -110,9 +128,14 @@ async def show_command(
             "asked": texts.model_dump(mode="json", exclude_none=True) if texts else None,
             "entries": [json.loads(records.lines[entry.seq]) for entry in entries] if as_json else [],
         }
-        present(place, as_json, fields, run_screen(run, answer, texts, entries, utc))
-        if not as_json:
+        if log and not as_json:
+            return present(place, as_json, {}, log_lines(run, answer, entries, utc))
+        if as_json:
+            say_json({**place_json(place), **fields})
+        else:
+            heading(place)
             show_results([answer])
+            write_run(run, answer, texts, entries, utc)
         await records.note_shown("ava show", [record])
 
 
@@ -162,21 +185,125 @@ _WIDTHS = (5, 8, 9, 9, 8, 9, 10, 6)
 _TOKENS = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens", "thinking_tokens")
 
 
-def run_screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> list[str]:
+_PIPE_COLUMNS = 200
+_TURN_WIDTHS = (5, 10, 9, 9)
+_TURN_HEAD = ("turn", "cost", "model", "tools")
+_TOOL_HEAD = "tool calls"
+_LEAST_BAR, _MOST_BAR, _LEAST_CALLS = 10, 40, 12
+"""Columns of the picture of time and of the tool calls: where there is no room for the least, they are left out."""
+_PART_SIGNS: Mapping[Part, tuple[str, str, str]] = {
+    "model": ("█", "#", "blue"),
+    "tools": ("▒", "+", "green"),
+    "waiting": ("·", ".", "yellow"),
+}
+"""How each part is drawn: its sign, the sign without Unicode, and its colour."""
+
+
+def write_run(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> None:
+    """Write a run below its result: what was asked and approved, its turns, and what went wrong."""
     terminal = sys.stdout.isatty()
-    width = columns() if terminal else 200
+    width = columns() if terminal else _PIPE_COLUMNS
+    say()
+    _write_title("Asked and approved")
+    asked = asked_lines(run, texts, utc, width if terminal else None)
+    say("\n".join([*asked, *decided_lines(run, answer.state, decisions_in(entries), utc)]))
+    if answer.plan is not None:
+        say()
+        _write_title("Steps")
+        say("\n".join(cut(f"- {line}", width) for line in answer.plan["lines"]))
+    if turns := turns_of(entries):
+        say()
+        _write_title(f"Turns: {len(turns)}")
+        table = "\n".join(turn_lines(turns, width))
+        write(table if terminal else f"```text\n{table}\n```")
+    if troubles := troubles_of(entries):
+        say()
+        _write_title("What went wrong")
+        say("\n".join(f"- {line}" for line in trouble_lines(troubles, utc)))
+    say()
+    say(advice(f"The log has {counted(len(entries), 'entry', 'entries')} of it: `ava show {run.id} --log`"))
+
+
+def _write_title(title: str) -> None:
+    write(styled(title, fg="cyan", bold=True) if sys.stdout.isatty() else f"## {title}")
+
+
+def turn_lines(turns: Sequence[Turn], width: int) -> list[str]:
+    """Return a row for each turn: its money, the time of its model and tools, when that was, and what it called."""
+    spans = [span for turn in turns for span in turn.spans]
+    begin_us = min((span.begin_us for span in spans), default=0)
+    end_us = max((span.end_us for span in spans), default=0)
+    room = width - sum(_TURN_WIDTHS) - len("  ")
+    bar = min(room // 3, _MOST_BAR) if room // 3 >= _LEAST_BAR else 0
+    left = room - (bar + len("  ") if bar else 0)
+    head = _in_columns(_TURN_HEAD) + ("when".ljust(bar + 2) if bar else "")
+    lines = [_sums_of_time(spans, begin_us, end_us), (head + _TOOL_HEAD * (left >= _LEAST_CALLS)).rstrip()]
+    for turn in turns:
+        cost = f"${turn.cost_micros / MICROS_PER_USD:.4f}" if turn.cost_micros else "-"
+        figures = (f"{turn.number}", cost, _time(turn.took_us("model")), _time(turn.took_us("tools")))
+        line = _in_columns(figures)
+        if bar:
+            line += _drawn_time(waterfall(turn.spans, begin_us, end_us, bar)) + "  "
+        if left >= _LEAST_CALLS:
+            line += cut(_called(turn), left)
+        lines.append(line.rstrip())
+    return lines
+
+
+def _in_columns(figures: Sequence[str]) -> str:
+    return "".join(f"{figure:>{cells}}" for figure, cells in zip(figures, _TURN_WIDTHS, strict=True)) + "  "
+
+
+def _time(us: int) -> str:
+    return format_duration(us / US_PER_S) if us else "-"
+
+
+def _sums_of_time(spans: Sequence[Span], begin_us: int, end_us: int) -> str:
+    """Return how long each part took of the whole; the signs are those of the picture of time."""
+    took = {part: took_us(spans, part) for part in PARTS}
+    parts = [f"{_sign(part)} {part} {_time(us)}" for part, us in took.items() if us]
+    return f"{', '.join(parts)} of {_time(end_us - begin_us)}"
+
+
+def _sign(part: Part) -> str:
+    sign, plain, colour = _PART_SIGNS[part]
+    return styled(sign if can_write(sign) else plain, fg=colour) if sys.stdout.isatty() else plain
+
+
+def _drawn_time(filled: Sequence[Part | None]) -> str:
+    return "".join(" " if part is None else _sign(part) for part in filled)
+
+
+def _called(turn: Turn) -> str:
+    """Return the tool calls of a turn, the failed ones with their sign."""
+    failed = "✗" if can_write("✗") else "x"
+    words = (f"{failed} {call.words}" if call.failed else call.words for call in turn.calls)
+    return "; ".join(one_line(each) for each in words)
+
+
+def trouble_lines(troubles: Sequence[Trouble], utc: bool) -> list[str]:
+    """Return what went wrong, each once, with how often it came."""
+    lines: list[str] = []
+    for one in troubles:
+        times = f"{one.times} times from " if one.times > 1 else ""
+        lines.append(f"{times}{format_ts(one.at_us, utc)[11:]}: {one.words}")
+    return lines
+
+
+def log_lines(run: RunRow, answer: RunAnswer, entries: list[Entry], utc: bool) -> list[str]:
+    """Return a line for each entry; one that reports trouble is shown whole, the first time."""
+    terminal = sys.stdout.isatty()
+    width = columns() if terminal else _PIPE_COLUMNS
     names = {run.id: run.name} if run.name else {}
     lines = [f"{label(run)}: {state_words(answer.state)}", ""]
-    lines += asked_lines(run, texts, utc, width if terminal else None)
-    lines += decided_lines(run, answer.state, decisions_in(entries), utc)
-    if answer.plan is not None:
-        lines += ["", "Steps:", *(cut(f"- {line}", width) for line in answer.plan["lines"])]
-    lines += ["", "What happened:"]
+    seen: set[str] = set()
     for entry in entries:
-        trouble = is_trouble(entry)
-        line = entry_line(entry, names=names, utc=utc, width=1_000 if terminal or trouble else width)
-        lines.append(line if trouble or not terminal else cut(line, width))
-    return [*lines, "", "Result:" if run.ended else "So far:"]
+        key = trouble_key(entry) if is_trouble(entry) else ""
+        whole = bool(key) and key not in seen
+        seen.add(key)
+        line = entry_line(entry, names=names, utc=utc, width=1_000 if terminal or whole else width)
+        lines.append(line if whole or not terminal else cut(line, width))
+    return lines
 
 
 def asked_lines(run: RunRow, texts: Texts | None, utc: bool, width: int | None) -> list[str]:
@@ -211,7 +338,7 @@ def decided_lines(run: RunRow, state: str, decisions: Sequence[RunDecision], utc
         if one.more:
             how = f"{one.what} {format_ts(one.at_us, utc)} {one.how}"
             lines.append(f"{how}: {one.changes}" if one.changes else how)
-    return [*lines, f"Caps: {limits_text(config, run)}", f"Model: {config.model}. It {config.reach}."]
+    return [*lines, f"Caps: {limits_text(config, run)}", f"Model: {model_words(config.model)}. It {config.reach}."]
 
 
 def _decided(one: RunDecision, utc: bool) -> Iterable[str]:
@@ -318,7 +445,7 @@ def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list
     if run.task_id:
         lines.append(cut(f"task_id: {run.task_id}", _COST_COLUMNS))
     billed = costs.micros - costs.cost_by.get("search", 0) if config.price.free else 0
-    model = billed_words(config.model, billed) if billed else f"{config.model}, {price_text(config.price)}"
+    model = billed_words(config.model, billed) if billed else f"{model_words(config.model)}, {price_text(config.price)}"
     lines += wrapped_lines(f"Model: {model}", _COST_COLUMNS)
     lines += [*wrapped_lines(f"Caps: {limits_text(config, run)}", _COST_COLUMNS), ""]
     if not costs.attempts:
@@ -391,8 +518,8 @@ def _sums(run: RunRow, costs: Costs) -> Iterable[str]:
     if "search" in costs.cost_by:
         yield f"Web searches: {format_usd(costs.cost_by['search'])}"
     unknown = costs.unknown
-    of_them = f", for {len(unknown)} attempt{'s' if len(unknown) > 1 else ''} at the worst case" if unknown else ""
-    yield f"Unknown settlements: {format_usd(sum(attempt.micros for attempt in unknown))}{of_them}"
+    of_them = f", the most that it can be, for {counted(len(unknown), 'attempt')}" if unknown else ""
+    yield f"Unknown: {format_usd(sum(attempt.micros for attempt in unknown))}{of_them}"
     cache = costs.cache
     net = cache.saved - cache.premium
     if cache.saved or cache.premium:
