@@ -103,7 +103,7 @@ def test_the_credentials_of_an_engine_are_stored_like_a_key(tmp_path: Path, engi
     assert (stored.returncode, stored.stderr) == (0, "")
     unused = f'(not used: config.toml has no engine = "{engine}" under [delivery])'
     assert ava(tmp_path, "key", "list").stdout.splitlines()[1] == f"{engine}  {tmp_path}/keys.toml {unused}"
-    assert "its key is not used" not in ava(tmp_path, "doctor").stdout
+    assert "its key is not used" not in ava(tmp_path, "doctor", "--all").stdout
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_the_list_and_the_doctor_say_which_variable_is_not_used_and_why(tmp_path
         "groq       GROQ_API_KEY is not used, because its value is not a key: it is a placeholder",
     ]
     assert '"from": "ANTHROPIC_API_KEY", "used": false' in ava(tmp_path, "key", "list", "--json", **env).stdout
-    report = " ".join(ava(tmp_path, "doctor", **env).stdout.split())
+    report = " ".join(ava(tmp_path, "doctor", "--all", **env).stdout.split())
     assert gateway in report and VALUE not in report
     (tmp_path / "config.toml").write_text('[providers.anthropic]\nbase_url = "http://gateway.example:4000/v1"\n')
     assert "anthropic  ANTHROPIC_API_KEY" in ava(tmp_path, "key", "list", **env).stdout.splitlines()

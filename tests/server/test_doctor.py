@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,12 +18,12 @@ from support.model_server import Say, running_model_server
 from support.repositories.projects import checkout, write
 from support.runtime import PRICED
 from support.stdio import until
-from support.terminal import COMMAND, ava, environment
+from support.terminal import COMMAND, ava, environment, on_terminal
 
 from ava_server.cli import doctor_checks as checks
 from ava_server.cli.app import main
 from ava_server.core.data_root import os_user
-from ava_server.service.checks import CheckFinding, Setup
+from ava_server.service.checks import WORST_FIRST, CheckFinding, Setup
 
 
 @contextlib.contextmanager
@@ -78,17 +79,44 @@ def test_a_missing_data_root_is_a_note_and_is_not_created(tmp_path: Path) -> Non
     assert not (tmp_path / "new").exists()
 
 
-def test_the_screen_starts_with_the_data_root_fits_80_columns_and_ends_with_a_sentence(root: Path) -> None:
+def states(lines: list[str]) -> list[str]:
+    """The states in the order of the screen."""
+    return [line.split()[0] for line in lines if line.startswith(("fault ", "warning ", "note ", "ok "))]
+
+
+def test_the_screen_begins_with_what_is_wrong_and_tells_what_works_in_one_line(root: Path) -> None:
     root.chmod(0o755)
     done = ava(root, "doctor", env={"COLUMNS": "200", "SSL_CERT_FILE": "/nowhere.pem"})
-    first, *lines = done.stdout.splitlines()
+    first, verdict, *lines = done.stdout.splitlines()
     assert first == f"Data root: {root}"
     assert [line for line in lines if len(line) > 80 and "/" not in line] == []
-    assert lines[-1].startswith("1 fault and ")
-    assert "data root" in lines[-1] and lines[-1].endswith("network.")
+    assert verdict.startswith("1 fault and ") and "data root" in verdict and "network" in verdict
+    shown = states(lines)
+    assert shown == sorted(shown, key=WORST_FIRST.index) and shown.count("ok") == 1 and shown[0] == "fault"
     at = next(number for number, line in enumerate(lines) if line.startswith("warning  data root: "))
     assert any(line.strip().startswith("To do: Fix it with: chmod 700") for line in lines[at : at + 4])
+    works = " ".join(" ".join(lines).partition("ok       ")[2].split())
+    assert "python · " in works and works.endswith("(`ava doctor --all` tells more)")
     assert done.returncode == 1
+
+    every = ava(root, "doctor", "--all").stdout
+    assert re.search(r"^ok       python: \d+\.\d+", every, re.MULTILINE) and states(every.splitlines()).count("ok") > 5
+    assert "confinement" not in every and "sandbox: commands " in every
+
+
+def test_roles_that_lack_the_same_are_one_line(root: Path) -> None:
+    lines = ava(root, "doctor").stdout
+    assert lines.count("no language model is set up") == 1 and "note     role code_reviewer, coder: cannot run" in lines
+
+
+def test_shows_on_a_terminal_which_check_runs_and_nothing_of_it_in_a_pipe(root: Path) -> None:
+    assert ava(root, "doctor").stderr == ""
+    with on_terminal(root, "doctor") as screen:
+        assert screen.ended() in (0, 1)
+    assert "Checking " in screen.text and "Checking " not in "\n".join(screen.lines), "the line is taken away"
+    with on_terminal(root, "doctor", env={"TERM": "dumb"}) as screen:
+        assert screen.ended() in (0, 1)
+    assert "Checking python\n" in screen.text and "\x1b[" not in screen.text
 
 
 def test_a_warning_alone_exits_with_0(root: Path) -> None:
@@ -145,7 +173,7 @@ def test_reports_settings_that_limit_what_can_be_done(root: Path) -> None:
     assert "AVA_LIMITS__RUNNING" not in findings["approval"]["text"]
     assert findings["budget"]["state"] == findings["approval"]["state"] == findings["settings"]["state"] == "warning"
     assert findings["budget"]["what_to_do"] == "Raise limits.user_daily_cents in config.toml."
-    screen = ava(root, "doctor", env={"AVA_LIMITS__RUNNING": "1"}).stdout
+    screen = ava(root, "doctor", "--all", env={"AVA_LIMITS__RUNNING": "1"}).stdout
     assert "AVA_LIMITS__RUNNING" in screen
 
 

@@ -275,11 +275,11 @@ def test_a_server_whose_data_root_is_removed_ends(ui: Ui) -> None:
 
 def test_doctor_says_whether_the_pages_are_served(ui: Ui) -> None:
     made(ui.path)
-    assert "`ava ui`" not in ava(ui.path, "doctor").stdout
+    assert "`ava ui`" not in ava(ui.path, "doctor", "--all").stdout
     ui.opened()
-    assert "the server of `ava ui` runs" in ava(ui.path, "doctor").stdout
+    assert "the server of `ava ui` runs" in ava(ui.path, "doctor", "--all").stdout
     end(ui)
-    assert "the server of `ava ui` is not running" in ava(ui.path, "doctor").stdout
+    assert "the server of `ava ui` is not running" in ava(ui.path, "doctor", "--all").stdout
 
 
 # -- other users of this machine --------------------------------------------------------------------------------------

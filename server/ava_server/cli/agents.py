@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Sandbox, Unavailable
 from ava_server.approval.scope import sandbox_here
 from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import Json
-from ava_server.cli.terminal import aligned, present
+from ava_server.cli.terminal import aligned, present, steps_on_terminal
 from ava_server.config.agents import AgentSpec, agents_of
 from ava_server.config.settings import Settings
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -49,16 +50,27 @@ def agents_command(
     sandbox = sandbox_here(settings)
     if checked and not has_extra("agents"):
         raise Refused(missing("agents"))
-    rows = [_row(spec, settings, sandbox, checked=checked) for spec in known.values() if name in (None, spec.name)]
+    chosen = [spec for spec in known.values() if name in (None, spec.name)]
+    rows = _checked(chosen, settings, sandbox) if checked else [_facts(spec, sandbox) for spec in chosen]
     table = [(row["agent"], row["version"] or "-", ", ".join(row["wires"]) or "-", _state(row)) for row in rows]
     present(settings.paths, as_json, {"agents": rows}, aligned([("agent", "version", "formats", "usable"), *table]))
     if checked and not all(row.get("works", row["usable"] is False and name is None) for row in rows):
         raise typer.Exit(1)
 
 
-def _row(spec: AgentSpec, settings: Settings, sandbox: Sandbox | Unavailable, *, checked: bool) -> dict[str, Any]:
+def _checked(chosen: Sequence[AgentSpec], settings: Settings, sandbox: Sandbox | Unavailable) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    with steps_on_terminal(len(chosen)) as begin:
+        for spec in chosen:
+            begin(f"{spec.title} takes a turn")
+            rows.append(_check(spec, settings, sandbox))
+    return rows
+
+
+def _check(spec: AgentSpec, settings: Settings, sandbox: Sandbox | Unavailable) -> dict[str, Any]:
+    """Return the facts about an agent; where it is usable, it takes a turn first."""
     row = _facts(spec, sandbox)
-    if checked and row["usable"] and not isinstance(sandbox, Unavailable):
+    if row["usable"] and not isinstance(sandbox, Unavailable):
         try:
             row |= run_async(load("agents").check_agent, spec, settings, sandbox)
         except (AvaError, RolesError, TimeoutError) as error:

@@ -144,8 +144,8 @@ def _show_next_steps() -> None:
 
     started = launch()
     say("-- Next --")
-    say(f"Add Ava to your assistant: {started.shell('init', 'claude-code')}")
-    say(f"Let a language model do the work: {started.shell('key', 'set', 'openrouter')}")
+    say(f"Add Ava to your assistant: {started.typed('init', 'claude-code')}")
+    say(f"Let a language model do the work: {started.typed('key', 'set', 'openrouter')}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`ava doctor`: what is configured, what is missing, and what each role can do now, each with what to do.
+"""`ava doctor`: what is wrong or to be done, each with what to do, and in one line what works.
 
 This prints what the checks of `doctor_checks` find. A failure of one does not end the others. Only `doctor_online`
 writes: it asks each provider in a run of its own.
@@ -7,17 +7,27 @@ writes: it asks each provider in a run of its own.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ava_server.cli.options import Json
-from ava_server.cli.terminal import columns, counted, heading, say, say_json, tell, wrapped, wrapped_lines
+from ava_server.cli.terminal import (
+    columns,
+    counted,
+    heading,
+    say,
+    say_json,
+    steps_on_terminal,
+    tell,
+    wrapped,
+    wrapped_lines,
+)
 
 if TYPE_CHECKING:
-    from ava_server.service.checks import CheckFinding, Setup
+    from ava_server.service.checks import Check, CheckFinding, Setup
 
 FAULT = 1
 WIDTH = 80
@@ -35,9 +45,10 @@ def doctor_command(
             ),
         ),
     ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also show what works, a line each.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check everything that Ava needs, and say for each line what to do; exit code 1 for a fault.
+    """Check everything that Ava needs, and show what is wrong or to be done; exit code 1 for a fault.
 
     Without --online nothing is written and nothing is sent; the programs of MCP servers are started for a moment.
     """
@@ -48,7 +59,7 @@ def doctor_command(
         heading(setup.root)
     elif not as_json:
         say("Data root: not known")
-    findings = _findings(setup, online, as_json)
+    findings, asked = _findings(setup, online)
     counts: Counter[str] = Counter(finding.state for finding in findings)
     if as_json:
         say_json(
@@ -61,11 +72,15 @@ def doctor_command(
         )
     else:
         say(_summary(counts, findings))
+        say("\n".join(_report(findings, asked, every=every)))
     raise typer.Exit(FAULT if counts["fault"] else 0)
 
 
-def _findings(setup: Setup, online: bool, as_json: bool) -> list[CheckFinding]:
-    """Print each finding at once."""
+def _findings(setup: Setup, online: bool) -> tuple[list[CheckFinding], list[CheckFinding]]:
+    """Make every check, and return all findings, and those that only --online asks for.
+
+    On a terminal it shows which one runs.
+    """
     from ava_server.cli.doctor_checks import CHECKS, redactor_of
     from ava_server.service.checks import run_checks
     from ava_server.service.checks.roles import remote_servers_not_asked, servers
@@ -77,35 +92,84 @@ def _findings(setup: Setup, online: bool, as_json: bool) -> list[CheckFinding]:
         return redactor.redact(text)[0]
 
     def report(found: CheckFinding) -> None:
-        found = replace(found, text=redacted(found.text), what_to_do=redacted(found.what_to_do))
-        findings.append(found)
-        if not as_json:
-            say(_lines(found))
+        findings.append(replace(found, text=redacted(found.text), what_to_do=redacted(found.what_to_do)))
 
-    remote = servers(setup, remote=True) if online else remote_servers_not_asked(setup)
-    for found in chain(run_checks(CHECKS, setup, in_full=True), remote):
-        report(found)
+    with steps_on_terminal(len(CHECKS) + online) as begin:
+
+        def announced() -> Iterator[tuple[str, Check]]:
+            for name, check in CHECKS:
+                begin(f"Checking {name}")
+                yield name, check
+
+        for found in run_checks(announced(), setup, in_full=True):
+            report(found)
+        if online:
+            begin("Asking remote MCP servers")
+        for found in servers(setup, remote=True) if online else remote_servers_not_asked(setup):
+            report(found)
+    offline = len(findings)
     if online:
         from ava_server.cli.doctor_online import ask_providers, try_search
 
         ask_providers(setup, lambda text: tell(redacted(text)), report)
         try_search(setup, tell, report)
-    return findings
+    return findings, findings[offline:]
 
 
-def _lines(finding: CheckFinding) -> str:
+def _report(findings: Iterable[CheckFinding], asked: Sequence[CheckFinding], *, every: bool) -> list[str]:
+    """Return what was found, the worst first; what works is one line, unless it was `asked` for, or `every` is."""
+    from ava_server.service.checks import WORST_FIRST
+
+    findings = sorted(findings, key=lambda finding: WORST_FIRST.index(finding.state))
+    if every:
+        return [_lines(finding.title, finding) for finding in findings]
+    shown = [finding for finding in findings if finding.state != "ok" or finding.what_to_do or finding in asked]
+    lines = [_lines(_common_name(names), finding) for names, finding in _joined(shown)]
+    works = dict.fromkeys(finding.title for finding in findings if finding not in shown)
+    if works:
+        lines.append(_indented("ok", f"{' · '.join(works)} (`ava doctor --all` tells more)"))
+    return lines
+
+
+def _joined(findings: Iterable[CheckFinding]) -> list[tuple[list[str], CheckFinding]]:
+    """Return each finding with the names of all that say the same."""
+    names: dict[tuple[str, str, str], list[str]] = {}
+    first: dict[tuple[str, str, str], CheckFinding] = {}
+    for finding in findings:
+        same = (finding.state, finding.text, finding.what_to_do)
+        first.setdefault(same, finding)
+        names.setdefault(same, []).append(finding.title)
+    return [(names[same], finding) for same, finding in first.items()]
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """`role coder, code_reviewer`: the first word, if all have it, once."""
+    kind, blank, _rest = names[0].partition(" ")
+    prefix = kind + blank
+    if not blank or not all(name.startswith(prefix) for name in names):
+        return ", ".join(names)
+    return prefix + ", ".join(name.removeprefix(prefix) for name in names)
+
+
+def _lines(name: str, finding: CheckFinding) -> str:
     width = min(WIDTH, columns()) - _MARGIN
-    lines = wrapped_lines(f"{finding.name}: {finding.text}", width)
+    lines = [_indented(finding.state, f"{name}: {finding.text}")]
     if finding.what_to_do:
-        lines += [f"  {line}" for line in wrapped_lines(f"To do: {finding.what_to_do}", width - 2)]
-    return "\n".join(f"{'' if number else finding.state:<{_MARGIN}}{line}" for number, line in enumerate(lines))
+        steps = wrapped_lines(f"To do: {finding.what_to_do}", width - 2)
+        lines += [f"{' ' * _MARGIN}  {line}" for line in steps]
+    return "\n".join(lines)
+
+
+def _indented(state: str, text: str) -> str:
+    lines = wrapped_lines(text, min(WIDTH, columns()) - _MARGIN)
+    return "\n".join(f"{'' if number else state:<{_MARGIN}}{line}" for number, line in enumerate(lines))
 
 
 def _summary(counts: Counter[str], findings: list[CheckFinding]) -> str:
-    """Return the last sentence: the faults and warnings, and what they are about."""
+    """Return the first sentence: the faults and warnings, and what they are about."""
     kinds = [kind for kind in ("fault", "warning") if counts[kind]]
     if not kinds:
         return "No faults, no warnings."
     found = " and ".join(counted(counts[kind], kind) for kind in kinds)
-    names = dict.fromkeys(finding.name for finding in findings if finding.state in kinds)
+    names = dict.fromkeys(finding.title for finding in findings if finding.state in kinds)
     return wrapped(f"{found}: {', '.join(names)}.", min(WIDTH, columns()))

@@ -18,7 +18,7 @@ from ava_extras import load
 from ava_server.cli.app import USAGE, in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
 from ava_server.cli.options import EndedRunId, Json, absolute_path, parse_cents, roles, tiers
-from ava_server.cli.terminal import counted, present
+from ava_server.cli.terminal import counted, present, steps_on_terminal
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import AvaError, BadInput, leaves_of
 from ava_server.core.shutdown import prepare_to_run
@@ -166,20 +166,22 @@ async def _replay_all(
 
     done: dict[int, tuple[str, Replayed, list[str]]] = {}
     faults: list[Fault] = []
-    async with Replayer.open() as replayer, anyio.create_task_group() as tasks:
-        at_once = anyio.CapacityLimiter(AT_ONCE)
+    with steps_on_terminal(len(recordings)) as begin:
+        async with Replayer.open() as replayer, anyio.create_task_group() as tasks:
+            at_once = anyio.CapacityLimiter(AT_ONCE)
 
-        async def one(number: int, name: str, recording: Recording) -> None:
-            async with at_once:
-                try:
-                    change, remarks = await anyio.to_thread.run_sync(changes, recording)
-                    done[number] = name, await replayer.replay(recording, change), remarks
-                except Exception as error:  # a file of somebody else may say anything; the others are run all the same
-                    why = f"it cannot be run again ({next(leaves_of(error))!r}); record it again from its log"
-                    faults.append((name, why))
+            async def one(number: int, name: str, recording: Recording) -> None:
+                async with at_once:
+                    begin(f"Replaying {name}")
+                    try:
+                        change, remarks = await anyio.to_thread.run_sync(changes, recording)
+                        done[number] = name, await replayer.replay(recording, change), remarks
+                    except Exception as error:  # a file of somebody else may say anything; the others are run as well
+                        why = f"it cannot be run again ({next(leaves_of(error))!r}); record it again from its log"
+                        faults.append((name, why))
 
-        for number, (name, recording) in enumerate(recordings):
-            tasks.start_soon(one, number, name, recording)
+            for number, (name, recording) in enumerate(recordings):
+                tasks.start_soon(one, number, name, recording)
     return [done[number] for number in sorted(done)], faults
 
 

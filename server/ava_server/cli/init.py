@@ -20,7 +20,7 @@ import typer
 from ava_extras import in_uv_cache, install_command, require
 from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import TokenFile, absolute_path, hosts
-from ava_server.cli.terminal import agrees, heading, say, someone_there, tell, write
+from ava_server.cli.terminal import agrees, heading, say, someone_there, steps_on_terminal, tell, write
 from ava_server.core.data_root import find_data_root, home_folder, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 from ava_server.core.threads import run_async
@@ -216,7 +216,10 @@ def _add_to_all(name: str, started: Launch, *, only_print: bool) -> None:
         if not change.nothing:
             _write(change)
             say(f"{host.title}: {host.next}")
-    say(run_async(_handshake, started))
+    with steps_on_terminal(1) as begin:
+        begin("Starting Ava as these hosts start it")
+        answered = run_async(_handshake, started)
+    say(answered)
     _offer_pin([host for host, _change in planned])
     _show_lacks(started)
 
@@ -403,7 +406,8 @@ def _show(change: Change, host: Host, name: str, remove: bool) -> None:
     if change.target != change.path:
         say(f"It is a link, which stays; it leads to {change.target}")
     if not change.nothing and change.before is None:
-        say(f"There is no such file yet. Is {host.title} installed? It reads this one when it starts.")
+        question = "" if host.is_installed else f" Is {host.title} installed?"
+        say(f"There is no such file yet.{question} {host.title} reads it when it starts.")
     if change.lines:
         write("\n".join(change.lines))  # not wrapped, so that they can be copied
     for note in change.notes:
@@ -436,5 +440,5 @@ def _show_lacks(started: Launch) -> None:
     except AvaError:  # the first call, or `ava doctor`, says what is wrong
         ready = True
     if not ready:
-        command = started.shell("key", "set", "openrouter")
+        command = started.typed("key", "set", "openrouter")
         say(f"Without a language model Ava quotes passages, free of charge. To set one up: {command}")

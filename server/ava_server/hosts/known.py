@@ -7,6 +7,7 @@ the versions that docs/hosts.md names.
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,14 @@ class Launch:
         if sys.platform != "win32":
             return shlex.join(command)
         return " ".join(f'"{word}"' if " " in word else word for word in command)
+
+    def typed(self, *words: str) -> str:
+        """Return what a person types in this terminal: without the path of a program that is found by its name."""
+        program = Path(self.command)
+        found = shutil.which(program.stem)
+        if len(self.args) > 1 or found is None or Path(found).resolve() != program.resolve():
+            return self.shell(*words)
+        return shlex.join((program.stem, *words))
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,12 @@ class Host:
     quiet: str = ""  # what its person may do so that it asks less often, besides those rules
     # How it connects to another machine's server; None if its configuration takes no such server.
     remote: RemoteForm | None = None
+    program: str = ""  # what starts it in a terminal; empty where nothing does
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its program is found by its name; where it is not, it may still be there."""
+        return bool(self.program) and shutil.which(self.program) is not None
 
     def file(self, place: UserPlace) -> Path:
         files = self.files(place)
@@ -262,6 +277,7 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="claude-code",
             title="Claude Code",
+            program="claude",
             format=Json(),
             files=lambda place: [place.folder("CLAUDE_CONFIG_DIR", place.home) / ".claude.json"],
             servers="mcpServers",
@@ -283,6 +299,7 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="codex",
             title="Codex",
+            program="codex",
             format=Toml(),
             files=lambda place: [place.folder("CODEX_HOME", place.home / ".codex") / "config.toml"],
             servers="mcp_servers",
@@ -305,6 +322,7 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="cursor",
             title="Cursor",
+            program="cursor",
             format=Json(comments=True, trailing_commas=True),
             files=lambda place: [place.home / ".cursor" / "mcp.json"],
             servers="mcpServers",
@@ -326,6 +344,7 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="vscode",
             title="VS Code",
+            program="code",
             format=Json(comments=True, trailing_commas=True),
             files=lambda place: [place.config / "Code" / "User" / "mcp.json"],
             servers="servers",
@@ -362,6 +381,7 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="opencode",
             title="opencode",
+            program="opencode",
             format=Json(comments=True, trailing_commas=True),
             files=lambda place: [
                 place.xdg_config / "opencode" / name for name in ("opencode.jsonc", "opencode.json", "config.json")
@@ -387,6 +407,7 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="gemini",
             title="Gemini CLI",
+            program="gemini",
             format=Json(comments=True),
             files=lambda place: [_gemini_home(place) / "settings.json"],
             servers="mcpServers",
@@ -405,6 +426,7 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="copilot",
             title="Copilot CLI",
+            program="copilot",
             format=Json(comments=True),
             files=lambda place: [place.folder("COPILOT_HOME", place.home / ".copilot") / "mcp-config.json"],
             servers="mcpServers",
@@ -420,6 +442,7 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="qwen-code",
             title="qwen-code",
+            program="qwen",
             format=Json(comments=True),
             files=lambda place: [place.folder("QWEN_HOME", place.home / ".qwen") / "settings.json"],
             servers="mcpServers",
@@ -431,6 +454,7 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="cline",
             title="Cline CLI",
+            program="cline",
             format=Json(),
             files=lambda place: [_cline_data(place) / "settings" / "cline_mcp_settings.json"],
             servers="mcpServers",
@@ -442,6 +466,7 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="continue",
             title="Continue CLI",
+            program="cn",
             format=Yaml(),
             files=lambda place: [place.folder("CONTINUE_GLOBAL_DIR", place.home / ".continue") / "config.yaml"],
             servers="mcpServers",
@@ -454,6 +479,7 @@ HOSTS: Mapping[str, Host] = {
         Host(
             name="goose",
             title="goose",
+            program="goose",
             format=Yaml(),
             files=lambda place: [place.xdg_config / "goose" / "config.yaml"],
             servers="extensions",

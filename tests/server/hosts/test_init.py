@@ -171,6 +171,33 @@ async def test_without_a_model_the_proposal_says_how_to_add_one_and_a_new_key_wo
             assert SECRET not in json.dumps(refused), "the new key is hidden too"
 
 
+def _program(folder: Path, name: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("#!/bin/sh\n")
+    (folder / name).chmod(0o755)
+
+
+def test_a_host_on_the_path_is_not_asked_for(home: Path) -> None:
+    asked = "Is Claude Code installed?"
+    assert asked in init(home, "claude-code", "--print", PATH="/usr/bin:/bin").stdout
+    _program(home / "bin", "claude")
+    done = init(home, "claude-code", "--print", PATH=f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    assert asked not in done.stdout and "Claude Code reads it when it starts." in done.stdout
+
+
+def test_a_command_is_named_without_its_path_where_the_path_finds_this_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = launch(env={})
+    own = Path(started.command).parent
+    monkeypatch.setenv("PATH", str(own))
+    assert started.typed("key", "set", "openrouter") == "ava key set openrouter"
+    _program(tmp_path / "bin", "ava")
+    for path in (str(tmp_path), f"{tmp_path / 'bin'}{os.pathsep}{own}"):
+        monkeypatch.setenv("PATH", path)
+        assert started.typed("key", "list") == f"{started.command} key list", "it is not found, or another one is"
+
+
 def test_the_bundle_points_to_its_settings_dialog() -> None:
     advice = key_advice("openrouter", "claude-ai", {"AVA_HOST": "bundle"})
     assert "Settings → Extensions → Ava → Configure" in advice and "terminal" not in advice
