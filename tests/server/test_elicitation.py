@@ -157,7 +157,9 @@ async def test_a_group_is_one_question_and_its_cap_may_be_lowered(tmp_path: Path
         assert answer["message"] == "The person lowered the cost cap of the plan from $1.00 to $0.60."
         [asked] = at.person.asked
         assert "Count the otters" in asked.message and "Count the seals" in asked.message
-        assert asked.message.startswith(f'Ava wants to start {line}: \n1. "Count the otters" \n2. "Count the seals" \n')
+        first, *tasks = asked.message.split(" \n")[:3]
+        assert first.startswith(f"Ava wants to start {line}; they can read ") and first.endswith("reach the web:")
+        assert tasks == ['1. "Count the otters"', '2. "Count the seals"']
         assert set(asked.requested_schema["properties"]) == {"max_cost_dollars"}
         for each in made:
             decided = await at.started_once(each, requests=2)
@@ -363,6 +365,35 @@ async def test_both_ends_of_a_groups_question_have_the_price_and_each_task(tmp_p
     assert "at most $0.60" in first and last.count("at most $0.20") == 3
     for shown in (first, last):
         assert all(f"{verb} the" in shown for verb in ("Count", "Watch", "Feed"))
+
+
+UNCONFINED = f'[sandbox]\nmode = "none"\n{PRICED}'
+
+
+async def test_the_first_three_lines_have_price_reach_and_what_must_not_be_overlooked(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, decline, config=UNCONFINED) as at:
+        made = await at.propose(role="code_reviewer", task="Count the otters " * 50, max_cost_cents=20)
+        await at.confirm(made)
+        [asked] = at.person.asked
+    first, _last = both_ends(asked)
+    assert '"Count the' in first.split("\n")[0]
+    assert f"\nAt most $0.20 and 10 min. It can read {at.workspace}"[:75] in first
+    assert "\nLook at this: Nothing confines what it runs here" in first
+    assert asked.message.count("Nothing confines") == 1 and made["message"].count("Nothing confines") == 1
+
+
+async def test_the_first_lines_of_a_groups_question_have_the_reach_and_whom_a_warning_is_about(
+    tmp_path: Path, era: str
+) -> None:
+    async with host(tmp_path, era, decline, config=UNCONFINED) as at:
+        made = [await at.propose(task="one"), await at.propose(role="code_reviewer", task="two", max_cost_cents=50)]
+        await at.confirm(*made, last="2 subagents together, at most $1.00")
+        [asked] = at.person.asked
+    price, warning, tasks = (line.strip() for line in asked.message.split("\n")[:3])
+    assert price.startswith("Ava wants to start 2 subagents together, at most $1.00; they can read ")
+    assert f"can read {at.workspace}" in price and "run commands WITHOUT A SANDBOX" in price
+    assert warning.startswith("Look at this: 2: Nothing confines what it runs here")
+    assert tasks == '1. "one"  2. "two"'
 
 
 async def test_the_question_shows_the_changes_of_the_call(tmp_path: Path, era: str) -> None:

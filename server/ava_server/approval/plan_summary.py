@@ -16,7 +16,6 @@ from ava_audit.units import US_PER_S, format_duration, format_usd, minutes, now_
 from ava_roles.tool import ToolSpec
 from ava_server.approval.summary import (
     ATTENTION,
-    FACTS,
     PROJECT,
     SHOWN_CHARS,
     STEPS,
@@ -25,8 +24,10 @@ from ava_server.approval.summary import (
     RunReach,
     SummaryRow,
     attention_lines,
+    first_lines,
     model_rows,
     named_path,
+    of_topic,
     one_line,
     plain_line,
     quoted,
@@ -74,28 +75,40 @@ def plan_line(config: RunConfig, texts: Texts) -> str:
 
 def plan_reach(steps: Sequence[tuple[RunConfig, Collection[ToolSpec]]]) -> str:
     """Return what the runs of several steps may read, reach and change together."""
-    steps = [(config, [spec for spec in specs if not spec.results]) for config, specs in steps]
-    folders = {config.workspace for config, _specs in steps if config.workspace is not None}
-    changing = [config for config, _specs in steps if config.coding is not None]
-    if len(folders) > 1 or len(changing) > 1 or any(config.foreign for config, _specs in steps):
-        apart = list(dict.fromkeys(config.reach for config, _specs in steps))
+    configs = [config for config, _specs in steps]
+    folders = {config.workspace for config in configs if config.workspace is not None}
+    changing = [config for config in configs if config.coding is not None]
+    if len(folders) > 1 or len(changing) > 1 or any(config.foreign for config in configs):
+        apart = list(dict.fromkeys(config.reach for config in configs))
         return "; ".join([apart[0], *(each.removeprefix("can ") for each in apart[1:])])
-    specs = {spec.name: spec for _config, own in steps for spec in own}
-    networked = [config for config, own in steps if any(spec.network and not spec.search for spec in own)]
-    confined = [config.confinement for config, _specs in steps if config.confinement != "none needed"]
+    own = [(config, [spec for spec in specs if not spec.results]) for config, specs in steps]
+    specs = {spec.name: spec for _config, of_step in own for spec in of_step}
+    networked = [config for config, of_step in own if any(spec.network and not spec.search for spec in of_step)]
     coding = changing[0].coding if changing else None
     return reach(
         specs.values(),
         RunReach(
             workspace=next(iter(folders), None),
-            earlier=len({run.id for config, _specs in steps for run in config.context_from if run.id.startswith("S-")}),
-            confinement="none" if "none" in confined else next(iter(confined), ""),
-            network=any(config.network for config, _specs in steps),
+            earlier=_earlier_runs(configs),
+            confinement=_weakest_confinement(configs),
+            network=any(config.network for config in configs),
             namespace=coding.namespace if coding is not None else (),
             hosts=_hosts_of(networked),
-            git_folder=next((config.git_folder for config, _specs in steps if config.git_folder), ""),
+            git_folder=next((config.git_folder for config in configs if config.git_folder), ""),
         ),
     )
+
+
+def _earlier_runs(configs: Iterable[RunConfig]) -> int:
+    """Return how many earlier runs steps read; the results that steps hand over are no such runs."""
+    return len({run.id for config in configs for run in config.context_from if run.id.startswith("S-")})
+
+
+def _weakest_confinement(configs: Iterable[RunConfig]) -> str:
+    confined = [config.confinement for config in configs if config.confinement != "none needed"]
+    if "none" in confined:
+        return "none"
+    return confined[0] if confined else ""
 
 
 def _hosts_of(networked: Sequence[RunConfig]) -> tuple[str, ...]:
@@ -144,17 +157,18 @@ def plan_message(config: RunConfig, texts: Texts, day: DayLeft, client: str = ""
     Pages and `ava approve` show every text; the digest covers them all.
     """
     rows = plan_rows(config, texts, day, client)
-    facts = [row.text for row in rows if row.topic in FACTS]
-    attention = [row.text for row in rows if row.topic == ATTENTION]
-    if len(attention) > MOST_ATTENTION:
-        more = len(attention) - MOST_ATTENTION + 1
-        attention = [*attention[: MOST_ATTENTION - 1], f"And {more} more to look at: `ava approve` shows them."]
-    project = [row.text for row in rows if row.topic == PROJECT]
-    if len(project) > MOST_PROJECT:
-        more = len(project) - MOST_PROJECT + 1
-        project = [*project[: MOST_PROJECT - 1], f"And {more} more such lines: `ava approve` shows them."]
-    steps = short_steps(config, texts, MESSAGE_LINES - len(facts) - len(attention) - len(project) - 2)
-    return "\n".join([*facts, "", *attention, *project, *steps])
+    facts = first_lines(rows, config, _at_most(of_topic(rows, ATTENTION), MOST_ATTENTION))
+    project = _at_most(of_topic(rows, PROJECT), MOST_PROJECT)
+    lines = [*facts, "", *project]
+    return "\n".join([*lines, *short_steps(config, texts, MESSAGE_LINES - len(lines) - 1)])
+
+
+def _at_most(sentences: list[str], most: int) -> list[str]:
+    """Return the first of these sentences, and how many more there are."""
+    if len(sentences) <= most:
+        return sentences
+    more = len(sentences) - most + 1
+    return [*sentences[: most - 1], f"And {more} more such sentences: `ava approve` shows them."]
 
 
 MOST_PROJECT = 3
@@ -307,8 +321,9 @@ def reaches_out(config: RunConfig) -> bool:
     """Tell whether a run has a way to send something from this machine, besides to its model."""
     from ava_roles.tools.registry import specs_of  # loads every tool
 
-    networked = any(spec.network for spec in specs_of(config.tools, {}))
-    return networked or config.network or any(use.network or use.remote for use in config.foreign.values())
+    if config.network or any(use.network or use.remote for use in config.foreign.values()):
+        return True
+    return any(spec.network for spec in specs_of(config.tools, {}))
 
 
 def reads_outside(config: RunConfig) -> bool:

@@ -430,7 +430,7 @@ def pending_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) 
     return Pending(
         pending_id=run.pending_id,
         subagent_id=run.id,
-        message=message_of(rows),
+        message=message_of(rows, config),
         approval_line=approval_line(config, texts),
         digest=proposal.digest,
         max_cost_micros=config.max_cost_micros,

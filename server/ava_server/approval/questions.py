@@ -23,7 +23,16 @@ from ava_server.approval.decisions import (
     lowered_words,
 )
 from ava_server.approval.shown import approval_line, proposal_message
-from ava_server.approval.summary import DayLeft, several_line, several_note, short_line, task_starts
+from ava_server.approval.summary import (
+    DayLeft,
+    attention_line,
+    attention_lines,
+    one_line,
+    several_line,
+    several_note,
+    short_line,
+    task_starts,
+)
 from ava_server.budget.run_config import COST, TIME, TOKENS, RunCap, RunConfig
 from ava_server.core.errors import BadInput
 
@@ -35,6 +44,8 @@ _IN_FORM: Mapping[RunCap, tuple[str, str, float]] = {
 """The field of a cap in the form, its unit there, and how many of the cap's own units that is."""
 CHOICE, YES, NO = "decision", "Yes", "No"
 LEAST_MINUTES = 0.5
+REACH_CHARS = 240
+"""Characters of what several reach, in the first line of their question; the part of each has it whole."""
 _LARGEST = 1e15
 """A number above it is refused: infinity, NaN, or an integer that does not fit a float."""
 
@@ -281,13 +292,26 @@ def _line(number: int, member: ProposalChange, checked: CheckedApproval) -> str:
 
 def _several_part(checked: CheckedApproval, cap_micros: int) -> str:
     cap = None if checked.free else cap_micros
-    lines = [f"Ava wants to start {several_line(len(checked.members), cap, checked.plan_timeout_s)}:"]
+    reaches = "; ".join(dict.fromkeys(member.changed.reach for member in checked.members))
+    together = several_line(len(checked.members), cap, checked.plan_timeout_s)
+    lines = [f"Ava wants to start {together}; they {one_line(reaches, REACH_CHARS)}:"]
+    if warnings := _warnings(checked.members):
+        lines.append(attention_line(warnings))
     lines += task_starts([member.texts.task for member in checked.members])
     paid = [member.changed for member in checked.members if not member.config.free]
-    together, likely = sum(one.max_cost_micros for one in paid), [one.likely_micros for one in paid]
-    if note := several_note(together, cap_micros, checked.day, likely):
+    sum_micros, likely = sum(one.max_cost_micros for one in paid), [one.likely_micros for one in paid]
+    if note := several_note(sum_micros, cap_micros, checked.day, likely):
         lines.append(note)
     return "\n".join(lines)
+
+
+def _warnings(members: Sequence[ProposalChange]) -> list[str]:
+    """Return what must not be overlooked of several proposals, each sentence once, with the numbers of some."""
+    said: dict[str, list[str]] = {}
+    for number, member in enumerate(members, 1):
+        for line in attention_lines(member.changed):
+            said.setdefault(line, []).append(f"{number}")
+    return [line if len(of) == len(members) else f"{', '.join(of)}: {line}" for line, of in said.items()]
 
 
 def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Approval:

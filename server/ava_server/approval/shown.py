@@ -24,4 +24,4 @@ def proposal_message(config: RunConfig, texts: Texts, day: DayLeft, client: str 
     """Return the proposal as one text for a host; that of a plan is cut to what a form can show."""
     if config.steps:
         return plan_message(config, texts, day, client)
-    return message_of(run_rows(config, texts, day, client))
+    return message_of(run_rows(config, texts, day, client), config)

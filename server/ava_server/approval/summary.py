@@ -200,18 +200,27 @@ SERIOUS = frozenset(POWERS[:5])
 def powers(config: RunConfig, specs: Collection[ToolSpec]) -> tuple[str, ...]:
     """Return what a run can do, in words that are the same for each: what sets one of several proposals apart."""
     uses, has = config.foreign.values(), flags_of(specs)
-    changing = [tool.changes for use in uses for name, tool in use.tools.items() if name in config.tools]
-    changing += [spec.changes for spec in specs]
-    held = (
-        config.confinement == "none",
-        config.coding is not None or any(use.read_write for use in uses),
-        any(changing),
-        config.coding is not None or "commands" in has or config.runner != IN_PROCESS,
-        any(config.secrets.values()),
-        config.network or "network" in has or any(use.network or use.remote for use in uses),
-        config.workspace is not None,
+    changes_files = config.coding is not None
+    runs_commands = changes_files or "commands" in has or config.runner != IN_PROCESS
+    reaches_out = config.network or "network" in has or any(use.network or use.remote for use in uses)
+    held = {
+        "run without a sandbox": config.confinement == "none",
+        "change files": changes_files or any(use.read_write for use in uses),
+        "change things": _changes_things(config, specs),
+        "run commands": runs_commands,
+        "use secrets": any(config.secrets.values()),
+        "reach the network": reaches_out,
+        "read your files": config.workspace is not None,
+    }
+    return tuple(power for power in POWERS if held[power])
+
+
+def _changes_things(config: RunConfig, specs: Iterable[ToolSpec]) -> bool:
+    if any(spec.changes for spec in specs):
+        return True
+    return any(
+        tool.changes for use in config.foreign.values() for name, tool in use.tools.items() if name in config.tools
     )
-    return tuple(power for power, holds in zip(POWERS, held, strict=True) if holds)
 
 
 def warnings(rows: Iterable[SummaryRow]) -> tuple[str, ...]:
@@ -246,13 +255,20 @@ def _commands_reach(specs: Collection[ToolSpec], run: RunReach, folder: str, cha
 
 
 def _reach_of_servers(specs: Sequence[ToolSpec], confinement: str) -> str:
-    names, has = sorted({server_of(spec.name) or "" for spec in specs}), flags_of(specs)
-    may = ["WITHOUT A SANDBOX, with all that you may do yourself"] if confinement == "none" and "program" in has else []
-    may += ["reaches the network"] if "network" in has else []
-    may += ["can change things"] if "writes" in has else []
-    may += [f"each proposal says what {'it' if len(names) == 1 else 'they'} can do"] if not confinement else []
-    which = f"the MCP server {names[0]}" if len(names) == 1 else f"the MCP servers {' and '.join(names)}"
-    return f"use {which}" + (f" ({', '.join(may)})" if may else "")
+    names = sorted({server_of(spec.name) or "" for spec in specs})
+    has = flags_of(specs)
+    one = len(names) == 1
+    may: list[str] = []
+    if confinement == "none" and "program" in has:
+        may.append("WITHOUT A SANDBOX, with all that you may do yourself")
+    if "network" in has:
+        may.append("reaches the network")
+    if "writes" in has:
+        may.append("can change things")
+    if not confinement:
+        may.append(f"each proposal says what {'it' if one else 'they'} can do")
+    which = f"use the MCP server {names[0]}" if one else f"use the MCP servers {' and '.join(names)}"
+    return f"{which} ({', '.join(may)})" if may else which
 
 
 def _paths(namespace: Sequence[str]) -> str:
@@ -357,12 +373,37 @@ def reach_rows(config: RunConfig, texts: Texts) -> list[SummaryRow]:
     return [SummaryRow(topic, plain_line(text)) for topic, lines in topics for text in lines]
 
 
-def message_of(rows: Iterable[SummaryRow]) -> str:
+def message_of(rows: Iterable[SummaryRow], config: RunConfig) -> str:
     """Return the rows of a proposal as one text: a sentence a line, the facts apart from the rest."""
-    facts, details = list[str](), list[str]()
-    for row in rows:
-        (facts if row.topic in FACTS else details).append(row.text)
-    return "\n".join([*facts, *(["", *details] if details else [])])
+    rows = list(rows)
+    details = [row.text for row in rows if row.topic not in (*FACTS, ATTENTION)]
+    lines = first_lines(rows, config, of_topic(rows, ATTENTION))
+    if details:
+        lines += ["", *details]
+    return "\n".join(lines)
+
+
+def of_topic(rows: Iterable[SummaryRow], topic: str) -> list[str]:
+    return [row.text for row in rows if row.topic == topic]
+
+
+def first_lines(rows: Sequence[SummaryRow], config: RunConfig, attention: Sequence[str]) -> list[str]:
+    """Return the facts of a proposal. Hosts show the first three lines: task, reach and price, or what is to be seen.
+
+    What must not be overlooked, in one line, is the third; price and reach are the second then.
+    """
+    facts = [row.text for row in rows if row.topic in FACTS]
+    if not attention:
+        return facts
+    most = caps_text(config.cost_cap(), config.timeout_s)
+    what = of_topic(rows, "What")
+    where = " ".join(of_topic(rows, "Where"))
+    others = [row.text for row in rows if row.topic in FACTS and row.topic not in ("What", "Where")]
+    return [*what, f"{most[0].upper()}{most[1:]}. {where}", attention_line(attention), *others]
+
+
+def attention_line(sentences: Sequence[str]) -> str:
+    return f"{ATTENTION}: {' '.join(sentences)}"
 
 
 def sees_files(config: RunConfig) -> bool:
@@ -710,11 +751,16 @@ def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
 
 
 def _effect_lines(config: RunConfig) -> list[str]:
+    """Return which sources may decide what the run's calls of other servers' tools change; nothing if none does."""
     from ava_roles.role import effect_words, parse_role  # with YAML, which most screens do without
 
     tools = [tool for use in config.foreign.values() for tool in use.tools.values()]
-    effects = parse_role(config.role_text, config.role_source, config.role).effects if tools else {}
-    return [effect_words(effects)] if effects or any(tool.changes for tool in tools) else []
+    if not tools:
+        return []
+    effects = parse_role(config.role_text, config.role_source, config.role).effects
+    if not effects and not any(tool.changes for tool in tools):
+        return []
+    return [effect_words(effects)]
 
 
 def _secret_lines(config: RunConfig) -> list[str]:
