@@ -67,7 +67,8 @@ class Command:
     only this one server, which bubblewrap alone can do; with `stdin`, it reads what its caller writes (see
     `Sandbox.start`). `disk_from`: bytes in its writable folders from which their growth is counted, where several
     commands share them; None counts from its own start. `cpu_s`: processor seconds for each of its processes, where
-    that is more than the sandbox's own limit. `limits` replace the sandbox's own.
+    that is more than the sandbox's own limit. `limits` replace the sandbox's own. `heard` gets each piece of the output
+    as it comes, where the command is run.
     """
 
     argv: tuple[str, ...]
@@ -82,6 +83,7 @@ class Command:
     cpu_s: int = 0
     limits: ResourceLimits | None = None
     local: ReachableServer | None = None
+    heard: Callable[[bytes], None] | None = None
 
 
 @dataclass(frozen=True)

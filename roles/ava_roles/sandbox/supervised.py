@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -62,7 +62,7 @@ class SupervisedSandbox:
         began = time.monotonic()
         output = Output(command.max_output)
         async with self._supervise(replace(command, stdin=False)) as running, anyio.create_task_group() as tasks:
-            tasks.start_soon(output.drain, running.stdout)
+            tasks.start_soon(output.drain, running.stdout, command.heard)
             await running.report.wait()
             tasks.cancel_scope.deadline = anyio.current_time() + REST_S
         how, _, rest = running.report.text.partition(" ")
@@ -308,10 +308,13 @@ class Output:
         last = tail.decode("utf-8", "replace")
         return f"{first}\n… {self._dropped:,} bytes left out …\n{last}", self._dropped
 
-    async def drain(self, stream: ByteReceiveStream) -> None:
+    async def drain(self, stream: ByteReceiveStream, heard: Callable[[bytes], None] | None = None) -> None:
         with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
             while True:
-                self.add(await stream.receive(65_536))
+                piece = await stream.receive(65_536)
+                self.add(piece)
+                if heard is not None:
+                    heard(piece)
                 await anyio.lowlevel.checkpoint()
 
 

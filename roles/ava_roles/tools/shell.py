@@ -15,6 +15,7 @@ from pydantic import Field
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.command_workspace import MAKE_S, CommandSandbox
+from ava_roles.sandbox.counted_tests import CountedTests, is_of_tests
 from ava_roles.sandbox.sandbox import Command, Finished
 from ava_roles.threads import run_sync
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_sandbox
@@ -69,7 +70,8 @@ class RunBash:
 
     async def __call__(self, args: RunBashArgs, at: ToolContext) -> ToolOutput:
         _encode(args.command)
-        return await _run(at, lambda _bench: ("/bin/bash", "-c", args.command), args.timeout)
+        heard = CountedTests(at.say).hear if is_of_tests(args.command) else None
+        return await _run(at, lambda _bench: ("/bin/bash", "-c", args.command), args.timeout, heard=heard)
 
 
 class PythonExecArgs(ToolArgs):
@@ -114,7 +116,12 @@ class PythonExec:
 
 
 async def _run(
-    at: ToolContext, argv: Callable[[CommandSandbox], tuple[str, ...]], timeout_s: int, *, importable: bool = False
+    at: ToolContext,
+    argv: Callable[[CommandSandbox], tuple[str, ...]],
+    timeout_s: int,
+    *,
+    importable: bool = False,
+    heard: Callable[[bytes], None] | None = None,
 ) -> ToolOutput:
     """Run a command where the commands of this run work. Raises ToolFailed: it could not be started.
 
@@ -132,6 +139,7 @@ async def _run(
         max_output=_MAX_OUTPUT_BYTES,
         network=workbench.network,
         disk_from=bench.size,
+        heard=heard,
     )
     finished = await sandbox.run(command)
     # Otherwise each further command could write as much again, or could write nothing.

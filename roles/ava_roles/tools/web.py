@@ -177,6 +177,8 @@ class ReadWebpages:
         async def read(url: str) -> None:
             at.say(_reading(url))
             results[url] = await self._read(fetcher, url, at.hide)
+            if len(results) < len(urls):
+                at.say(f"Reading: {len(results)} of {len(urls)} pages")
 
         async with anyio.create_task_group() as group:
             for url in urls:

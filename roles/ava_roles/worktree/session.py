@@ -15,6 +15,7 @@ from anyio.from_thread import check_cancelled
 
 from ava_roles.errors import WorktreeFailed
 from ava_roles.sandbox.command_workspace import CommandSandbox
+from ava_roles.sandbox.counted_tests import CountedTests, is_of_tests
 from ava_roles.sandbox.git import only
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
@@ -183,6 +184,7 @@ class WorktreeSession:
                 max_output=_MAX_OUTPUT_BYTES,
                 network=self._network,
                 cpu_s=math.ceil(self._spec.verify_timeout_s),
+                heard=CountedTests(self.say).hear if is_of_tests(line) else None,
             )
         )
         passed = finished.ended == "exited" and finished.code == 0
