@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -86,20 +85,26 @@ class Page:
         return list(folded(plain(f"! {self.trouble}") if self.trouble else "", self.width, "bold red"))[:MOST_TROUBLE]
 
     def _body(self) -> list[Text]:
-        parts = (self._runs(), list(self.today_lines()), list(self.health_lines()))
-        return [line for part in parts if part for line in (Text(), *part)][1:]
+        lines: list[Text] = []
+        for part in (list(self.today_lines()), self._runs(), list(self.health_lines())):
+            if part:
+                lines += [Text(), *part]
+        return lines[1:]
 
     def _runs(self) -> list[Text]:
         if not self.now.runs:
             return [] if self.trouble else [Text(NO_RUNS), *self.others_lines()]
-        unended: list[Text] = []
-        ended: list[Text] = []
-        for run in self.now.runs:
-            (ended if run.row.ended else unended).extend(self._full(run))
-        lines = unended
-        if ended:
-            between = [Text()] if unended else []
-            lines = [*unended, *between, joined((ENDED, "bold")), *ended]
+        from ava_server.cli.status_rows import RunRows  # only where there is a run to show
+
+        runs = self.now.runs
+        rows = RunRows(runs, self.width, everybody=self.everybody)
+        lines = [rows.head()]
+        for number, run in enumerate(runs):
+            if run.row.ended and number > 0 and not runs[number - 1].row.ended:
+                lines.append(Text())
+            lines.append(rows.row(run))
+            if not run.row.ended:
+                lines += self._below(run)
         return [*lines, *self.others_lines()]
 
     def others_lines(self) -> list[Text]:
@@ -147,49 +152,32 @@ class Page:
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _state_width(self) -> int:
-        return max(len(state_cell(run.state)) for run in self.now.runs)
-
-    def _full(self, run: RunView) -> Iterator[Text]:
-        row = run.row
-        ended = f", ended {clock(row.ended_us)}" if row.ended_us is not None else ""
-        yield self._head(run, f", in {row.plan_id}" if row.plan_id else "")
-        yield joined(f"  asked {clock(row.created_us)}{ended}: {run.task}")
-        yield from self._proposal(run) if run.state in (WAITING, EXPIRED) else self._started(run)
-
-    def _proposal(self, run: RunView) -> Iterator[Text]:
-        yield joined(f"  {run.row.pending_id}, {terms(run)}")
-        if self.can_decide(run):
-            ends = ", or " if self.command == "ava" else "\n  "
-            choices = (f"{self.command} {decide} {run.row.pending_id}" for decide in ("approve", "reject"))
-            for line in ends.join(choices).splitlines():
-                yield Text(f"  {line.strip()}", overflow="ignore")  # cut, it could not be pasted
-
-    def _started(self, run: RunView) -> Iterator[Text]:
-        if run.activity:
-            yield joined(f"  {run.activity}")
-        if run.row.ended and run.row.started_us is not None and run.caps:
-            yield from self._folded_figures(run.caps)
-        elif not run.row.ended and run.state != "queued":
-            yield from self.bars(run.caps)
-        words = remarks(run)
+    def _below(self, run: RunView) -> Iterator[Text]:
+        """Yield what a person can do about a run, and what it waits for."""
+        if run.state in (WAITING, EXPIRED):
+            yield from self._proposal(run)
+            return
         if run.asks:
             yield joined("  It asks:")
             asked = folded(plain(add_bars(run.asks)), self.width - GAP)
             yield from (Text("  ").append_text(line) for line in asked)
+        words = remarks(run)
         for line in wrapped_lines(plain(words), self.width - GAP) if words else ():
             yield joined("  " + line)
 
+    def _proposal(self, run: RunView) -> Iterator[Text]:
+        when = f"expired {clock(run.expires_us)}" if run.state == EXPIRED else f"expires {clock(run.expires_us)}"
+        if not self.can_decide(run):
+            yield joined(f"  {run.row.pending_id}, {when}")
+            return
+        choices = [f"{self.command} {decide} {run.row.pending_id}" for decide in ("approve", "reject")]
+        if self.command == "ava":
+            choices = [f"{choices[0]}, or {choices[1]}; {when}"]
+        for line in choices:
+            yield Text(f"  {line}", overflow="ignore")  # cut, it could not be pasted
+
     def can_decide(self, run: RunView) -> bool:
         return run.state != EXPIRED and not self.everybody
-
-    def _head(self, run: RunView, more: str) -> Text:
-        row = run.row
-        name = f" ({row.name})" if row.name else ""
-        owner = f" of {row.user_id}" if self.everybody else ""
-        state = state_cell(run.state).ljust(self._state_width)
-        return joined((f"{row.id}  ", "bold"), (f"{state}  ", state_style(run)), f"{row.role}{name}{owner}{more}")
 
     def _folded_figures(self, caps: Sequence[Cap]) -> Iterator[Text]:
         for line in wrapped_lines(" · ".join(map(cap_text, caps)), max(self.width - GAP, 1)):

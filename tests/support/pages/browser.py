@@ -47,7 +47,7 @@ class Host:
         self._portal = portal
         self._tool = tool
 
-    def tool(self, name: str, **given: Any) -> dict[str, Any]:
+    def tool(self, name: str, /, **given: Any) -> dict[str, Any]:
         found: dict[str, Any] = self._portal.call(lambda: self._tool(name, given))
         return found
 
