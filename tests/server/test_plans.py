@@ -67,19 +67,48 @@ async def test_steps_run_in_order_and_hand_their_results_on(tmp_path: Path) -> N
                 steps=[FIND, READ, WRITE],
             )  # fmt: skip
             assert proposal.status == "awaiting_approval", proposal.message
-            print(proposal.approval_line)
-            print(proposal.message)
+            assert "plan Release notes: 3 steps, up to 5 runs, at most $1.00" in proposal.approval_line
             confirmed = await lab.approve(proposal)
             assert confirmed.status == "approved", confirmed
             plan = await lab.ended(proposal.group_id)
-            checked = await lab.call("check_subagent", group_id=proposal.group_id)
-            print(text_of(checked))
-            print(text_of(confirmed))
+            rows = await lab.store.read(lambda view: view.step_runs(plan.id))
             result = await lab.result(proposal.group_id)
-            print(result)
-            assert plan.state == "success"
-    last = server.requests[-1].body.decode()
-    print(last[-3000:])
+    assert plan.state == "success"
+    assert [(row.step, row.item, row.state) for row in sorted(rows, key=lambda row: row.started_us or 0)] == [
+        ("find", None, "success"), ("read", 1, "success"), ("read", 2, "success"), ("write", None, "success"),
+    ]  # fmt: skip
+    assert [(line["step"], line["state"]) for line in result["steps"]] == [
+        ("find", "done"), ("read", "done"), ("write", "done"),
+    ]  # fmt: skip
+    tasks = [request.body.decode() for request in server.requests]
+    assert "what read handed over" in tasks[-1] and "core is new" in tasks[-1] and "web is gone" in tasks[-1]
+    assert not any("core is new" in task for task in tasks[:-1]), "only the step that names it gets it"
+
+
+async def test_a_field_that_a_result_lacks_is_named_as_missing(tmp_path: Path) -> None:
+    items = {"type": "array", "items": {"type": ["object", "string"]}}
+    objects = {"type": "object", "properties": {"items": items, "title": {"type": "string"}}}
+    find = {**FIND, "output_schema": objects}
+    read = {**READ, "task": "Say what changed in {{item.name}}."}
+    write = {**WRITE, "task": "Write about {{find.title}}."}
+
+    def script(request: dict[str, Any]) -> Say:
+        if "List the changed modules" in json.dumps(request):
+            return submits({"items": [{"name": "core"}, {"path": "web"}, "text"]}, "three modules")
+        return submits("done")
+
+    with running_model_server(script) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED) as lab:
+            proposal = await lab.call(
+                "spawn_subagent", max_cost_cents=100, workspace=str(lab.workspace), steps=[find, read, write]
+            )
+            assert proposal.status == "awaiting_approval", proposal.message
+            await lab.approve(proposal)
+            await lab.ended(proposal.group_id)
+    sent = "\n".join(request.body.decode() for request in server.requests)
+    assert "[item 2 of find.items has no field name]" in sent
+    assert "[item 3 of find.items has no field name: it is not an object]" in sent
+    assert "[find has no field title]" in sent
 
 
 async def test_an_approval_drops_steps_with_what_needs_them(tmp_path: Path) -> None:

@@ -225,8 +225,7 @@ class PlanLog:
             return f"[the result of {row.id} was erased]"
         if source.field is None:
             return self._inputs.render(result)
-        output = result.get("untrusted_result", {}).get("output")
-        return cast("dict[str, Any]", output).get(source.field) if isinstance(output, dict) else None
+        return _field_of(result.get("untrusted_result", {}).get("output"), source.field, source.step)
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -294,9 +293,9 @@ class PlanLog:
         value: Any = f"[item {item} of the list was erased]"
         if not isinstance(items, str) and item <= len(items):
             value = items[item - 1]
-        if source.field is not None:
-            value = cast("dict[str, Any]", value).get(source.field) if isinstance(value, dict) else None
         assert step.foreach is not None
+        if source.field is not None:
+            value = _field_of(value, source.field, f"item {item} of {step.foreach.text}")
         rows = self._well(step.foreach.step)
         if self.steps[step.foreach.step].foreach is not None:
             rows = rows[item - 1 : item]
@@ -376,6 +375,14 @@ class Given:
 def task_with_names(step: StepConfig, texts: Texts) -> str:
     """Return a step's task with each reference replaced by the name of what it brings: `input 1`."""
     return replace_references(texts.task, {source: f"input {number}" for number, source in enumerate(step.inputs, 1)})
+
+
+def _field_of(output: Any, field: str, whose: str) -> Any:
+    """Return a field of an object that a run handed over; where there is none, a text that says so."""
+    if not isinstance(output, dict):
+        return f"[{whose} has no field {field}: it is not an object]"
+    fields = cast("dict[str, Any]", output)
+    return fields[field] if field in fields else f"[{whose} has no field {field}]"
 
 
 def _as_text(value: Any) -> str:
