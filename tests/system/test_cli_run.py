@@ -519,7 +519,7 @@ def test_ctrl_c_asks_and_can_leave_the_run_to_the_next_server(root: Path, worksp
         assert f"Left. To see more: `ava show {run_id}`." in screen.text
         assert "If left, it will be interrupted until an Ava server of this user with the same endpoint" in screen.text
         status = ava(root, "status", "--once")
-        assert re.search(rf"^{run_id}  interrupted +researcher$", status.stdout, re.MULTILINE)
+        assert re.search(rf"^‖ interrupted +{run_id} ", status.stdout, re.MULTILINE)
 
         other = ("run", "researcher", "Something else", "--workspace", str(workspace), "--yes", "--max-cost", "1")
         with on_terminal(root, *other) as second:
