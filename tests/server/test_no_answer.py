@@ -1,6 +1,7 @@
 """A run whose reader found no answer ends as that: in the log, lists, reports, results and pages it is no success."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -59,8 +60,8 @@ async def test_lists_and_reports_do_not_count_no_answer_as_a_success(lab: Lab) -
     screen = ava(root, "report").stdout
     assert "2 ended, 0 of them failed, 1 found nothing." in screen and "Nothing failed." in screen
     status = ava(root, "status", "--once").stdout
-    states = {words[0]: words[2:4] for line in status.splitlines() if len(words := line.split()) > 2}
-    assert (states[without.subagent_id], states[found.subagent_id][0]) == (["no", "answer"], "success")
+    for sign_and_state, run_id in (("∅ no answer", without.subagent_id), ("✓ success", found.subagent_id)):
+        assert re.search(rf"^{sign_and_state} +{run_id} ", status, re.MULTILINE), status
     errors = ava(root, "logs", "--type", "error").stdout
     assert without.subagent_id not in errors and found.subagent_id not in errors, "nothing went wrong"
     assert ava(root, "wait", without.subagent_id).returncode == 17

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -94,7 +95,8 @@ async def test_without_an_id_all_that_ask_are_shown_and_reject_has_one_wrap_up(t
         listed = await anyio.to_thread.run_sync(ava, root, "approve")
         assert listed.returncode == 0 and f"{run_id} asks for more:" in listed.stdout, listed.stderr
         once = await anyio.to_thread.run_sync(ava, root, "status", "--once")
-        assert f"{run_id}  asks for more" in once.stdout and f"`ava approve {run_id}`" in " ".join(once.stdout.split())
+        assert re.search(rf"asks for more +{run_id} ", once.stdout), once.stdout
+        assert f"`ava approve {run_id}`" in " ".join(once.stdout.split())
         as_json = json.loads((await anyio.to_thread.run_sync(ava, root, "status", "--json")).stdout)
         [run] = as_json["runs"]
         assert run["state"] == "awaiting_extension" and "raise its cost cap from $0.20" in run["waits_for"]

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MOST = 200
 """Runs that the dashboard reads in full each second, of those that have not ended and of those that have."""
+PIPE_COLUMNS = 160
+"""Columns of what goes into a pipe or a file: tasks are cut less there than on a usual terminal."""
 SHOWN_WITHIN_S, JSON_WITHIN_S = 0.5, 5.0
 """How long the sandbox probe may delay `--once` and `--json`."""
 
@@ -121,7 +123,8 @@ def _show(
     root = "" if isinstance(place, str) else named_root(place)
     if isinstance(place, str):
         heading(place)
-    return _write(Page(root, now, found, columns(), everybody=everybody, command=command).whole())
+    width = max(columns(), PIPE_COLUMNS) if not sys.stdout.isatty() and "COLUMNS" not in os.environ else columns()
+    return _write(Page(root, now, found, width, everybody=everybody, command=command).whole())
 
 
 def _write(lines: list[Text]) -> None:

@@ -14,13 +14,15 @@ from rich.text import Text
 from ava_audit.rows import EXPIRED, WAITING
 from ava_audit.units import format_duration, format_usd, minutes
 from ava_server.cli.status_page import bar, clock, joined, plain, remarks, state_cell, state_style
-from ava_server.cli.terminal import cells
+from ava_server.cli.terminal import cells, cut
 
 if TYPE_CHECKING:
     from ava_server.render.run_view import Cap, RunView
 
 MOST_ROLE = 24
 """Columns of a role with its plan and its user, at most."""
+LEAST_NAME = 12
+"""Columns of a run's name that are always shown; a longer one may take a third of the task's columns."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class RunRows:
 
     def _task(self, run: RunView) -> Text:
         """Return the task, and dimmed behind it what else there is to say; neither may push out the other."""
-        name = f"{run.row.name}: " if run.row.name else ""
+        name = f"{cut(run.row.name, max(self._task_width // 3, LEAST_NAME))}: " if run.row.name else ""
         task = joined(f"{name}{run.task}")
         remark = plain(_remark(run))
         if not remark:

@@ -381,8 +381,7 @@ def _field_of(output: Any, field: str, whose: str) -> Any:
     """Return a field of an object that a run handed over; where there is none, a text that says so."""
     if not isinstance(output, dict):
         return f"[{whose} has no field {field}: it is not an object]"
-    fields = cast("dict[str, Any]", output)
-    return fields[field] if field in fields else f"[{whose} has no field {field}]"
+    return cast("dict[str, Any]", output).get(field, f"[{whose} has no field {field}]")
 
 
 def _as_text(value: Any) -> str:
