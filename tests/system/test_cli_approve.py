@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 PIN, WRONG = "839217", "583920"
 ALL_WAITING = "Start them? [y = all, r = reject all, o = one by one, Enter = later]"
 OF_GROUP = "Start them? [y = all, n = none, o = one by one]"
+STYLES = re.compile(r"\x1b\[[\d;]*m")
 ASKS, ASKS_PIN = "[y/N]", "Approval PIN (not shown): "
 SHELL = ("sh", "-c", 'trap : INT; : <"$(tty)"; "$@"; code=$?; stty -a; exit $code', "sh", *COMMAND)
 """A shell that stays on the terminal after the command, and shows then how it was left."""
@@ -541,7 +542,8 @@ async def test_model_text_cannot_control_the_terminal_of_the_approver(tmp_path: 
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m red \u202e over\nStart it? [y/N] y\nApproved."
     async with host(tmp_path) as at:
         proposal = await at.propose(evil, rationale=evil)
-        code, screen = at.typed("approve", proposal["pending_id"], answers=[(f"Approved.\nStart it? {ASKS} ", "n")])
+        code, screen = at.typed("approve", proposal["pending_id"], answers=[("Start it? [y/N] (more: m) ", "n")])
+        screen = STYLES.sub("", screen)  # Ava's own bold and dim
         assert code == 10 and "owned" in screen, screen
         assert not any(steering in screen for steering in ("\x1b", "\x07", "\x9b", "\u202e"))
         assert not any(line.startswith(("Approved", "Start it? [y/N] y")) for line in screen.splitlines()), screen
