@@ -21,7 +21,7 @@ from pydantic import Field
 from ava_audit.entries import Entry
 from ava_audit.events import CAP_OF_KIND, SessionStart
 from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, PlanCaps, RunFacts, RunRow
-from ava_audit.view import FOREVER_US, NO_PLAN, View
+from ava_audit.view import FOREVER_US, NOT_A_PLAN, View
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class NewCounts:
 def run_sums(view: View) -> list[RunSums]:
     sums = ", ".join(f"sum({each.name})" for each in fields(RunSums)[5:])
     rows = view.select(
-        f"SELECT role, model, state, count(*), min(created_us), {sums} FROM runs WHERE {NO_PLAN}"  # noqa: S608
+        f"SELECT role, model, state, count(*), min(created_us), {sums} FROM runs WHERE {NOT_A_PLAN}"  # noqa: S608
         " GROUP BY role, model, state"
     )
     return [RunSums(*row) for row in rows]
@@ -266,7 +266,7 @@ class UserSums:
 
 def user_sums(view: View) -> list[UserSums]:
     sums = "user_id, state, count(*), min(created_us), sum(cost_micros)"
-    sql = f"SELECT {sums} FROM runs WHERE {NO_PLAN} GROUP BY user_id, state"  # noqa: S608
+    sql = f"SELECT {sums} FROM runs WHERE {NOT_A_PLAN} GROUP BY user_id, state"  # noqa: S608
     return [UserSums(*row) for row in view.select(sql)]
 
 

@@ -100,7 +100,7 @@ _FACTS = ", ".join(field.name for field in fields(RunFacts))
 _STEP_RUN = ", ".join(field.name for field in fields(StepRunRow))
 F = TypeVar("F", bound=RunFacts)
 RunPhase = Literal["waiting", "running", "ended"]
-NO_PLAN = "substr(id, 1, 2) <> 'G-'"
+NOT_A_PLAN = "substr(id, 1, 2) <> 'G-'"
 """Runs without plans, which take no slot and cost what their runs do."""
 _LISTED = "(+step IS NULL OR +state = 'queued' AND +waits_for IN ('more', 'answer', 'resume'))"
 _UNEXPIRED = f"SELECT run_id FROM proposals WHERE state = '{WAITING}' AND expires_us > ?"  # noqa: S608
@@ -203,7 +203,7 @@ class View:
         """
         earlier = "(coalesce(queued_us, 0) < ? OR coalesce(queued_us, 0) = ? AND id < ?)"
         before = f"step IS NULL AND {earlier}" if run.step is None else f"(step IS NULL OR {earlier})"
-        due = f"state = 'queued' AND (waits_until_us IS NULL OR waits_until_us <= ?) AND {NO_PLAN}"
+        due = f"state = 'queued' AND (waits_until_us IS NULL OR waits_until_us <= ?) AND {NOT_A_PLAN}"
         sql = f"SELECT count(*) FROM runs WHERE {due} AND {before}"  # noqa: S608
         queued_us = run.queued_us or 0
         ((count,),) = self.select(sql, now_us, queued_us, queued_us, run.id)

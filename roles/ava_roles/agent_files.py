@@ -140,7 +140,7 @@ def _rules(front: Mapping[str, Any], key: str, file: str) -> dict[str, bool]:
     rules = cast("dict[Any, Any]", given) if isinstance(given, dict) else {"": None}
     if not all(isinstance(tool, str) and tool for tool in rules):
         takes = "`tool: allow` or `tool: deny`" if key == "permission" else "`tool: true` or `tool: false`"
-        raise RoleFileError(file, f"has mode or permission of opencode, whose {key} must be lines of {takes}")
+        raise RoleFileError(file, f"has mode or permission of opencode, whose {key} must have lines like this: {takes}")
     return {tool.strip().lower(): rule is True or rule == "allow" for tool, rule in rules.items()}
 
 
