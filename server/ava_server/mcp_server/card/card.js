@@ -4,10 +4,10 @@
 (() => {
   const ENDED = new Set(["success", "no_answer", "timeout", "cost_exceeded", "token_exceeded", "iteration_limit",
     "tool_limit", "guardrail", "cancelled", "abandoned", "error", "partial", "rejected", "expired", "superseded"]);
-  const NOT_BAD = new Set(["no_answer", "partial", "cancelled", "rejected", "expired", "superseded"]);
+  const NOT_BAD = /^(no_answer|partial|cancelled|rejected|expired|superseded)$/;
   const WORDS = new Map([["awaiting_approval", "to approve"], ["awaiting_extension", "asks for more"],
-    ["awaiting_answer", "asks you"]]);
-  const PERSON = new Set([...WORDS.keys(), "held"]);
+    ["awaiting_answer", "asks you"], ["superseded", "replaced"]]);
+  const PERSON = /^(awaiting|held)/;
   const REQUEST_MS = 15000, FAST_MS = 3000, SLOW_MS = 15000, FAST_ROUNDS = 100, MOST_FAILURES = 3;
   const MOST_RUNS = 20, MOST_ITEMS = 50, LINE = 300, QUOTE = 1000, TEXT = 4000, OUTPUT = 40000;
   const UNSEEN = new RegExp("[\\p{C}\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u3164\\ufe00-\\ufe0d\\uffa0]", "gu");
@@ -156,11 +156,11 @@
   }
 
   function card(run) {
-    const mood = run.state === "success" ? "good" : !ENDED.has(run.state) ? "live" : NOT_BAD.has(run.state) ? "" : "bad";
+    const mood = run.state === "success" ? "good" : !ENDED.has(run.state) ? "live" : NOT_BAD.test(run.state) ? "" : "bad";
     const title = element("summary", "", "",
       element("strong", "name", line(run.name || run.subagent_id)),
       element("span", "dim", line([run.name && run.subagent_id, run.role, run.model].filter(Boolean).join(" · "))),
-      element("span", `state ${PERSON.has(run.state) ? "person" : mood}`, WORDS.get(run.state) || line(run.state).replace(/_/g, " ")),
+      element("span", `state ${PERSON.test(run.state) ? "person" : mood}`, WORDS.get(run.state) || line(run.state).replace(/_/g, " ")),
       element("span", "dim brief", figures(run)));
     return element("details", "run", "", title, bars(run), situation(run), steps(run), result(run));
   }
@@ -201,8 +201,8 @@
 
   function situation(run) {
     const asked = run.untrusted_question && foreign("The subagent asks", element("p", "", text(run.untrusted_question, TEXT)));
-    const facts = [PERSON.has(run.state) && "Waits for a person. Decide in your host or a terminal, not here.",
-      !PERSON.has(run.state) && line(run.waits_for),
+    const facts = [PERSON.test(run.state) && "Waits for a person. Decide in your host or a terminal, not here.",
+      !PERSON.test(run.state) && line(run.waits_for),
       !ENDED.has(run.state) && run.untrusted_activity && `Now: ${line(run.untrusted_activity)}`,
       run.stop_reason && `Ended because: ${line(run.stop_reason)}`, run.error && line(run.error.what_to_do),
       run.advice && line(run.advice)];
