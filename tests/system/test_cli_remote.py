@@ -120,7 +120,7 @@ async def test_status_shows_a_question_with_its_options_and_commands_that_name_t
             there = Shared(server, root, client, ana, run, run, "", Gate())
             shown = (await there.ava("--url", server.base, "status")).stdout
             assert "It asks:\n" in shown and "\x1b" not in shown
-            for line in ("Which currency?", "- EUR", "- USD"):
+            for line in ("│ Which currency?\n", "│ 1. EUR\n", "│ 2. USD\n"):
                 assert line in shown, shown
             together = " ".join(shown.split())
             command = f"ava --url {server.base}"

@@ -159,7 +159,7 @@ class Page:
             return
         if run.asks:
             yield joined("  It asks:")
-            asked = folded(plain(add_bars(run.asks)), self.width - GAP)
+            asked = folded(add_bars(run.asks), self.width - GAP)
             yield from (Text("  ").append_text(line) for line in asked)
         words = remarks(run)
         for line in wrapped_lines(plain(words), self.width - GAP) if words else ():
