@@ -186,7 +186,7 @@ async def test_shows_what_each_run_is_waiting_for(tmp_path: Path) -> None:
         later = [str(Path(AVA[0]).with_name("python")), "-c", f"{words}; run(sys.argv[1:])", "status", "--once"]
         done = await anyio.run_process(later, env=environment(tmp_path / "data"), check=False)
         assert f"no server is running it; resume it with `ava resume {running}`" in done.stdout.decode()
-        assert all(len(line) <= 80 for line in done.stdout.decode().splitlines()[1:])
+        assert all(len(line) <= 160 for line in done.stdout.decode().splitlines()[1:])
 
 
 async def test_shows_until_when_a_run_waits_for_a_usage_limit(tmp_path: Path) -> None:
