@@ -54,7 +54,7 @@ class _TooMuch(Exception):
 
 def check_schema(schema: Mapping[str, Any]) -> str | None:
     """Return why a schema cannot be used, to follow `output_schema: `; None where it can. Blocks."""
-    why = _refused(schema)
+    why = _why_refused(schema)
     if why is not None:
         return why
     from jsonschema.exceptions import SchemaError
@@ -62,7 +62,7 @@ def check_schema(schema: Mapping[str, Any]) -> str | None:
     try:
         _draft(schema).check_schema(dict(schema))
     except SchemaError as error:
-        where = _shown(tuple(str(part) for part in error.absolute_path))
+        where = _path_words(tuple(str(part) for part in error.absolute_path))
         return f"at {where}: not a valid JSON schema: {error.message[:_MESSAGE_CHARS]}"
     except Exception as error:  # a schema may break the checker in unknown ways
         return f"it cannot be checked ({type(error).__name__}); make it simpler"
@@ -71,7 +71,7 @@ def check_schema(schema: Mapping[str, Any]) -> str | None:
 
 def find_mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
     """Return what is wrong with a result, for the model to fix; None where it matches. Bounded, fetches nothing."""
-    if why := _refused(schema):
+    if why := _why_refused(schema):
         return f"the schema that was asked for cannot be used: {why}"
     try:
         size = len(json.dumps(value, ensure_ascii=False))
@@ -98,20 +98,20 @@ def find_mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
         return f"output could not be checked against the schema that was asked for ({type(broken).__name__})"
     if error is None:
         return None
-    where = _shown(tuple(str(part) for part in error.absolute_path)) if error.absolute_path else "output"
+    where = _path_words(tuple(str(part) for part in error.absolute_path)) if error.absolute_path else "output"
     return f"output does not match the schema that was asked for, at {where}: {error.message[:_MESSAGE_CHARS]}"
 
 
 def embed_schema(schema: Mapping[str, Any], at: str) -> dict[str, Any]:
     """Return a schema to embed in another one at the pointer `at`; its references are adapted."""
     top = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
-    return cast("dict[str, Any]", _moved(top, at))
+    return cast("dict[str, Any]", _move_references(top, at))
 
 
 # -- what can be asked for ----------------------------------------------------------------------------------------
 
 
-def _refused(schema: Mapping[str, Any]) -> str | None:
+def _why_refused(schema: Mapping[str, Any]) -> str | None:
     """Return why a schema is not safe to use, from its structure alone."""
     if deeper_than(schema, DEPTH + 1):
         return f"it is nested deeper than {DEPTH}; make it flatter"
@@ -123,14 +123,16 @@ def _refused(schema: Mapping[str, Any]) -> str | None:
         return f"it has {size:,} bytes, more than {SCHEMA_CHARS:,}; make it smaller"
     if str(schema.get("$schema", _LATEST)).rstrip("#") not in _DRAFTS:
         return f"its $schema {str(schema['$schema'])[:80]!r} is not known; leave it out (2020-12 is meant then)"
-    found = dict(_all(schema))
-    for path, part in found.items():
-        if why := _refused_part(path, part, found, draft4=_draft_name(schema) == "Draft4Validator"):
-            return f"at {_shown(path)}: {why}"
-    return _reference_fault(found)
+    subschemas = dict(_all(schema))
+    draft4 = _draft_name(schema) == "Draft4Validator"
+    for path, part in subschemas.items():
+        why = _why_part_refused(path, part, subschemas, draft4=draft4)
+        if why:
+            return f"at {_path_words(path)}: {why}"
+    return _reference_fault(subschemas)
 
 
-def _refused_part(path: _Path, part: Any, found: Mapping[_Path, Any], *, draft4: bool) -> str | None:
+def _why_part_refused(path: _Path, part: Any, subschemas: Mapping[_Path, Any], *, draft4: bool) -> str | None:
     if not isinstance(part, dict):
         return None
     keys = cast("dict[str, Any]", part)
@@ -139,14 +141,15 @@ def _refused_part(path: _Path, part: Any, found: Mapping[_Path, Any], *, draft4:
             return f"{key} is not offered: {why}"
     if keys.get("format") == "regex":
         return "format regex is not offered; leave it out"
-    if path and ("$schema" in keys or "$id" in keys or (draft4 and "id" in keys)):
+    only_at_top = ("$schema", "$id", "id") if draft4 else ("$schema", "$id")
+    if path and any(key in keys for key in only_at_top):
         return "$schema and $id may only stand at the top; leave them out here"
-    if "$ref" in keys and _target(keys["$ref"]) not in found:
+    if "$ref" in keys and _target(keys["$ref"]) not in subschemas:
         return f"$ref {str(keys['$ref'])[:80]!r} leads to no subschema of this schema; write #/$defs/NAME"
     return None
 
 
-def _reference_fault(found: Mapping[_Path, Any]) -> str | None:
+def _reference_fault(subschemas: Mapping[_Path, Any]) -> str | None:
     """Return why references make a schema endless or too large, or None; computed without expanding them."""
     known: dict[_Path, tuple[int, int]] = {}
     under_way: set[_Path] = set()
@@ -158,7 +161,7 @@ def _reference_fault(found: Mapping[_Path, Any]) -> str | None:
         if path not in known:
             under_way.add(path)
             weight, deep = 1, 0
-            for below in _leads_to(path, found[path]):
+            for below in _leads_to(path, subschemas[path]):
                 more, deeper = measure(below, depth + 1)
                 weight, deep = weight + more, max(deep, deeper)
             under_way.discard(path)
@@ -215,7 +218,7 @@ def _parts(part: Any) -> Iterator[tuple[_Path, Any]]:
                 yield (key, name), below
 
 
-def _moved(part: Any, at: str) -> Any:
+def _move_references(part: Any, at: str) -> Any:
     """Return a schema whose references into itself lead below `at`."""
     if not isinstance(part, dict):
         return part
@@ -224,15 +227,18 @@ def _moved(part: Any, at: str) -> Any:
         if key == "$ref" and isinstance(value, str) and value.startswith("#"):
             moved[key] = at + value[1:]
         elif key in _LISTS and isinstance(value, list):
-            moved[key] = [_moved(below, at) for below in cast("list[Any]", value)]
+            moved[key] = [_move_references(below, at) for below in cast("list[Any]", value)]
         elif key in _MAPS and isinstance(value, dict):
-            moved[key] = {name: _moved(below, at) for name, below in cast("dict[str, Any]", value).items()}
+            members = cast("dict[str, Any]", value)
+            moved[key] = {name: _move_references(below, at) for name, below in members.items()}
+        elif key in _SINGLE:
+            moved[key] = _move_references(value, at)
         else:
-            moved[key] = _moved(value, at) if key in _SINGLE else value
+            moved[key] = value
     return moved
 
 
-def _shown(path: _Path) -> str:
+def _path_words(path: _Path) -> str:
     return "/".join(path)[:120] or "its top"
 
 
@@ -305,4 +311,6 @@ def _key(value: Any, spend: Callable[[int], None]) -> Any:
         return "object", frozenset((key, _key(each, spend)) for key, each in members)
     if isinstance(value, list):
         return "array", tuple(_key(each, spend) for each in cast("list[Any]", value))
-    return ("boolean", value) if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return "boolean", value
+    return value

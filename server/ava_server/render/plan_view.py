@@ -13,7 +13,7 @@ from ava_audit.units import format_usd
 from ava_audit.view import View
 from ava_roles.wrap import clean, one_line
 from ava_server.budget.run_config import StepConfig, config_of
-from ava_server.runs.lifecycle import blocker_in
+from ava_server.runs.blockers import blocker_in
 from ava_server.runs.plan_moves import StepProgress
 from ava_server.runs.plan_state import all_rows, step_progress
 

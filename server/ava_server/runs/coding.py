@@ -104,7 +104,7 @@ SHOWN_CHARS = 6_000
 """Characters of a failed command's output that the log has and the model is shown."""
 PASSED_CHARS = 1_000
 KEEP_S, KEEP_CANCELLED_S, KEEP_SUCCESS_S = 8.0, 2.0, 60.0
-"""Seconds that an ending waits for its branch; a cancel has to be answered within 5 s. The commit goes on after that.
+"""Seconds that an ending waits for its branch; a cancel has to be answered within 5 s. The commit continues after that.
 
 A success waits longer, because it needs its branch.
 """
@@ -157,13 +157,12 @@ class CodingWork:
             await learn_private_keys(self._redactor, self._worktree.files, self._log)
             self._ready = True
         except (RolesError, BlobRefused) as error:
-            return self._failed("the worktree could not be made", error)
+            return self._failure("the worktree could not be made", error)
         setup = None if baseline.setup is None else await self._run_of(baseline.setup)
         verify = None if baseline.verify is None else await self._run_of(baseline.verify)
-        told = self._hidden(self._ready_words(baseline.notes, setup, verify))
-        await self._log.record(
-            WorktreeReady(base=baseline.base, told=told, setup=setup, verify=verify), duration_ms=ms_since(began)
-        )
+        notice = self._hidden(self._ready_words(baseline.notes, setup, verify))
+        ready = WorktreeReady(base=baseline.base, told=notice, setup=setup, verify=verify)
+        await self._log.record(ready, duration_ms=ms_since(began))
         return None
 
     def place(self, place: ToolContext) -> ToolContext:
@@ -182,16 +181,16 @@ class CodingWork:
         try:
             verdict = await self._worktree.check()
         except RolesError as error:
-            return self._failed("the work could not be checked", error)
+            return self._failure("the work could not be checked", error)
         verify = await self._run_of(verdict)
-        told = "" if verify.passed else self._failed_words(verify, number)
+        notice = "" if verify.passed else self._failed_words(verify, number)
         checked = WorkChecked(
-            number=number, verify=verify, tree=verdict.tree, call_id=call_id, turn=self._history.turn, told=told
+            number=number, verify=verify, tree=verdict.tree, call_id=call_id, turn=self._history.turn, told=notice
         )
         await self._log.record(checked, duration_ms=ms_since(began))
         return checked
 
-    def given_up(self, checked: WorkChecked, submitted: SubmitArgs) -> RunResult | None:
+    def ending_after_failures(self, checked: WorkChecked, submitted: SubmitArgs) -> RunResult | None:
         """Return the ending of a run whose work has failed too often, or None."""
         if checked.number <= RETRIES:
             return None
@@ -205,7 +204,7 @@ class CodingWork:
         )
 
     async def keep(self, ended: RunResult) -> KeptChanges:
-        """Commit what the run has changed to its branch, whatever ended the run."""
+        """Commit the run's changes to its branch, whatever ended the run."""
         if self._history.worktree is None:  # it was never ready, so nothing was changed
             return KeptChanges()
         check = self._history.last_check
@@ -225,12 +224,12 @@ class CodingWork:
         kept = KeptChanges(fault=LATE)
         with anyio.move_on_after(self.patience_s(ended)):
             try:
-                kept = await anyio.to_thread.run_sync(self._sent, work, message, abandon_on_cancel=True)
+                kept = await anyio.to_thread.run_sync(self._commit_and_send, work, message, abandon_on_cancel=True)
             except (RolesError, AuditError) as error:
                 kept = KeptChanges(fault=self._hidden(str(error)))
         return kept
 
-    def _sent(self, work: Callable[[str], Branch | None], message: str) -> KeptChanges:
+    def _commit_and_send(self, work: Callable[[str], Branch | None], message: str) -> KeptChanges:
         """Commit the work, and send the branch to where the repository is. Blocks."""
         return self._worktrees.travel.sent(self._log.run, work(message))
 
@@ -242,7 +241,8 @@ class CodingWork:
     def _keep_checked(self, tree: str, message: str) -> Branch | None:
         """Commit the work, and check that it is exactly what passed. Blocks."""
         branch = self._worktree.keep(message)
-        if (self._worktree.base_tree() if branch is None else branch.tree) != tree:
+        committed = self._worktree.base_tree() if branch is None else branch.tree
+        if committed != tree:
             where = "nothing is on a branch" if branch is None else f"it is on the branch {branch.name}"
             raise WorktreeFailed(f"the worktree has changed since it was checked; {where}")
         return branch
@@ -252,7 +252,7 @@ class CodingWork:
         self._worktree.close()  # it may hold the folder open
         return self._worktrees.keep(run, message)
 
-    def _failed(self, what: str, error: Exception) -> RunResult:
+    def _failure(self, what: str, error: Exception) -> RunResult:
         return RunResult(
             "error", what, error_kind=WORKSHOP, error_message=self._hidden(str(error)),
             what_to_do="Fix what the error says, then propose it again with retry_of.",
@@ -263,13 +263,15 @@ class CodingWork:
     def _ready_words(self, notes: str, setup: CommandRun | None, verify: CommandRun | None) -> str:
         coding, texts = self._coding, prompts("coding")
         paths = ", ".join(f"`{path}`" for path in coding.namespace)
-        whole = coding.namespace == (".",)
+        namespace = texts["only"].format(paths=paths)
+        if coding.namespace == (".",):
+            namespace = texts["everything"]
         parts = [
             texts["ready"].format(
                 repository=coding.repository,
                 base=coding.base[:12],
                 branch=coding.branch or "detached HEAD",
-                namespace=texts["everything"] if whole else texts["only"].format(paths=paths),
+                namespace=namespace,
                 verify=coding.verify,
             ),
             notes,
@@ -277,32 +279,36 @@ class CodingWork:
         if setup is not None:
             name = "setup" if setup.passed else "setup_failed"
             parts.append(texts[name].format(setup=coding.setup, how=describe_command(setup)))
-            parts.append("" if setup.passed else self._wrapped(setup.output, "setup"))
+            if not setup.passed:
+                parts.append(self._wrap(setup.output, "setup"))
         if verify is None:
             parts.append(texts["before_not_run"])
         else:
-            parts.append(
-                texts["before_passed" if verify.passed else "before_failed"].format(how=describe_command(verify))
-            )
-            parts.append("" if verify.passed else self._wrapped(verify.output, "verify"))
+            name = "before_passed" if verify.passed else "before_failed"
+            parts.append(texts[name].format(how=describe_command(verify)))
+            if not verify.passed:
+                parts.append(self._wrap(verify.output, "verify"))
         return "\n".join(part for part in parts if part)
 
     def _failed_words(self, verify: CommandRun, number: int) -> str:
-        texts, left = prompts("coding"), RETRIES + 1 - number
-        words = texts["none_left"] if left == 0 else texts["one_more"] if left == 1 else texts["more"]
-        said = texts["failed"].format(
-            verify=self._coding.verify, how=describe_command(verify), left=words.format(count=left)
-        )
-        return self._hidden(f"{said}\n{self._wrapped(verify.output, 'verify')}")
+        texts = prompts("coding")
+        left = RETRIES + 1 - number
+        words = texts["more"].format(count=left)
+        if left == 0:
+            words = texts["none_left"].format(count=left)
+        elif left == 1:
+            words = texts["one_more"].format(count=left)
+        notice = texts["failed"].format(verify=self._coding.verify, how=describe_command(verify), left=words)
+        return self._hidden(f"{notice}\n{self._wrap(verify.output, 'verify')}")
 
-    def _wrapped(self, output: str, tool: str) -> str:
+    def _wrap(self, output: str, tool: str) -> str:
         return wrap_tool_output(output or "(no output)", tool=tool, nonce=self._nonce)
 
     async def _run_of(self, verdict: Verdict) -> CommandRun:
         """Return how a command ended, for the log: bounded, without secrets and invisible characters."""
-        return await anyio.to_thread.run_sync(self._bounded, verdict)
+        return await anyio.to_thread.run_sync(self._shorten_output, verdict)
 
-    def _bounded(self, verdict: Verdict) -> CommandRun:
+    def _shorten_output(self, verdict: Verdict) -> CommandRun:
         most = PASSED_CHARS if verdict.passed else SHOWN_CHARS
         hidden = self._hidden(verdict.output)  # before it is cut: half a secret is not recognized
         output = replace(verdict, output=hidden).failing(most)

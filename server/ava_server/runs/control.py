@@ -21,7 +21,8 @@ from ava_audit.view import Command
 from ava_server.approval.proposals import SpawnLimits, texts_of
 from ava_server.budget.run_config import config_of
 from ava_server.runs.changes import LATE, KeptChanges
-from ava_server.runs.lifecycle import NotResumed, RunFiles, cancel, end_for_owner, end_overdue, resume
+from ava_server.runs.claims import NotResumed, resume
+from ava_server.runs.endings import RunFiles, cancel, end_for_owner, end_overdue
 from ava_server.runs.loop import ON_REQUEST
 from ava_server.runs.result import RunResult
 
@@ -36,7 +37,7 @@ OWNER_S = 4.0
 ANSWER_S, LEAST_S = 4.7, 0.1
 """Seconds within which a cancel is through: it has to be answered within 5 s."""
 BEGIN_S = 1.0
-"""Seconds that a thread has at least to begin its work, however late it is: the work then goes on by itself."""
+"""Seconds that a thread has at least to begin its work, however late it is; the work then continues by itself."""
 KEEP_S = 8.0
 """Seconds that saving a run's changes on their branch may take where nobody waits for an answer."""
 
@@ -84,15 +85,15 @@ class RunControl:
         run = await self._store.look(lambda view: view.run(run_id))
         paused = run is not None and run.state == QUEUED and run.generation > 0
         files = await self._files(run, until) if run is not None and paused else RunFiles()
-        found = await self._store.do(cancel(run_id, who, reason, by, files, anyones=anyones))
-        if found.run is None:
+        outcome = await self._store.do(cancel(run_id, who, reason, by, files, anyones=anyones))
+        if outcome.run is None:
             return None
-        if found.begun:
-            await self._remove_folders(found.run, until)
-        if found.pending:
+        if outcome.begun:
+            await self._remove_folders(outcome.run, until)
+        if outcome.pending:
             if self._on_cancel is not None:
                 self._on_cancel(run_id)
-            if not await anyio.to_thread.run_sync(self.gone, [found.run]):  # else there is no owner to answer
+            if not await anyio.to_thread.run_sync(self.gone, [outcome.run]):  # else there is no owner to answer
                 with anyio.move_on_after(OWNER_S):
                     await self.ended(run_id)
             ended = RunResult("cancelled", ON_REQUEST, reason=reason)
@@ -166,10 +167,10 @@ class RunControl:
         force: bool = False,
         anyones: bool = False,
     ) -> RunRow | NotResumed:
-        """Resume an interrupted or held run; see `lifecycle.resume`."""
+        """Resume an interrupted or held run; see `claims.resume`."""
         run = await self._store.look(lambda view: view.run(run_id))
         owned = [run] if run is not None else []
-        if run is not None and run.is_plan:  # what it has begun goes on with it
+        if run is not None and run.is_plan:  # the runs that it has begun continue with it
             owned += await self._store.look(lambda view: view.plan_runs(run_id))
         gone = await anyio.to_thread.run_sync(self.gone, owned)
         seen_us = await anyio.to_thread.run_sync(self.seen_us, run)
@@ -187,7 +188,7 @@ class RunControl:
 
 
 async def _begin(until: float, work: Callable[..., T], *args: object) -> T:
-    """Begin work in a thread, and wait until a time of the event loop's clock; on TimeoutError the work goes on."""
+    """Begin work in a thread, and wait until a time of the event loop's clock; on TimeoutError the work continues."""
     with anyio.fail_after(max(until - anyio.current_time(), BEGIN_S)) as scope:
 
         def wait_until() -> None:

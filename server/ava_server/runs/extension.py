@@ -30,7 +30,8 @@ from ava_server.budget.caps import CapReached, CapRequest, money_caps
 from ava_server.budget.run_config import CAP_OF_ARGUMENT, TOKENS, RunConfig, config_of, digest
 from ava_server.budget.user_limits import DayCaps, day_caps
 from ava_server.core.ids import new_id
-from ava_server.runs.lifecycle import Paused, plan_time, wait_for_person
+from ava_server.runs.claims import Paused
+from ava_server.runs.plan_time import plan_time, wait_for_person
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Limits, Settings
@@ -44,7 +45,7 @@ LEAST_TURNS = 3
 RECENT_CALLS = 5
 """Calls of the model from which the cost of a further turn is estimated."""
 LONG_S = 300
-"""From here on, a time cap is raised by whole minutes."""
+"""Seconds from which a time cap is raised by whole minutes."""
 
 
 UNITS: Mapping[ExtendedCap, int] = {"max_cost_cents": MICROS_PER_CENT, "max_tokens": 1_000, "timeout": 1}
@@ -72,7 +73,7 @@ class Shortage:
     """What a run lacks.
 
     Attributes:
-        step: What its next step and the wrap-up after it can take of that cap: less helps nothing.
+        step: What its next step and the wrap-up after it can take of that cap: less does not help.
     """
 
     cap: ExtendedCap
@@ -92,11 +93,14 @@ def extension_request(
     free = short.cap == "max_cost_cents" and config.free
     wait_s = math.floor(wait_for_person(view, run, limits.hard.extension_wait_s, now_us))
     proposal = view.proposal(run.pending_id)
-    if proposal is None or proposal.run_id != run.id:  # the person has approved what the whole plan may cost and take
+    if (
+        proposal is None or proposal.run_id != run.id
+    ):  # the person approved the cost and time of its plan, not of this run
         return None
     if wait_s <= 0 or free or texts is None or run.overrun or not _may_ask(view, run):
         return None
-    limit, used = CAP_OF_ARGUMENT[short.cap].of(config), _used(run, short.cap, short.active_s)
+    limit = CAP_OF_ARGUMENT[short.cap].of(config)
+    used = _used_of_cap(run, short.cap, short.active_s)
     per_turn = _per_turn(view, run, short)
     turns = min(config.max_iterations - run.turns, max(LEAST_TURNS, math.ceil(GROWTH * run.turns)))
     step = max(short.step, per_turn if short.cap == "timeout" else 0)
@@ -104,21 +108,21 @@ def extension_request(
     wanted = max(used + needed, limit * (1 + GROWTH))
     wanted = min(wanted, max(2 * limit, used + step))  # a person decides about one step after the other
     most, _why = most_now(view, run, config, short.cap, short.active_s, limits, now_us)
-    proposed = _rounded(short.cap, wanted, most)
+    proposed = _round_cap(short.cap, wanted, most)
     if proposed < used + step or proposed <= limit:
         return None
-    asked = with_cap(config, short.cap, proposed)
+    extended = with_cap(config, short.cap, proposed)
+    needed_unit = 100 if short.cap == "max_tokens" else 1  # tokens in hundreds: an estimate has no false precision
     return Asked(
         kind=_KIND_OF_CAP[short.cap],
         ask_id=ask_id,
         limit=limit,
         proposed=proposed,
         used=used,
-        # Tokens in hundreds: an estimate has no false precision.
-        needed=_whole(short.cap, min(needed, proposed - used), 100 if short.cap == "max_tokens" else 1),
+        needed=_in_units(short.cap, min(needed, proposed - used), needed_unit),
         expires_us=now_us + wait_s * 1_000_000,
         # What an approval covers: this request, and the configuration that it would make.
-        digest=hashlib.sha256(f"{ask_id} {digest(asked, texts)}".encode()).hexdigest(),
+        digest=hashlib.sha256(f"{ask_id} {digest(extended, texts)}".encode()).hexdigest(),
     )
 
 
@@ -132,34 +136,43 @@ def cap_name(cap: ExtendedCap) -> str:
 
 
 def _may_ask(view: View, run: RunRow) -> bool:
-
     proposal = view.proposal(run.pending_id)
     if proposal is None or proposal.channel not in PERSON_CHANNELS:
         return False
     if view.last_entry(run.id, "AssistantMessage", own=True) is None:  # every call so far was lost
         return False
-    facts = [entry.fact for entry in view.entries(run.id, 0, ("Asked", "Answered"))]
-    asked = sum(isinstance(fact, Asked) and fact.for_more for fact in facts)
-    agreed = sum(isinstance(fact, Answered) and fact.for_more and fact.decision == "approved" for fact in facts)
-    return asked == agreed and asked < MOST_ASKED
+    requests = approvals = 0
+    for entry in view.entries(run.id, 0, ("Asked", "Answered")):
+        match entry.fact:
+            case Asked(for_more=True):
+                requests += 1
+            case Answered(for_more=True, decision="approved"):
+                approvals += 1
+            case _:
+                pass
+    return requests == approvals and requests < MOST_ASKED
 
 
-def _used(run: RunRow, cap: ExtendedCap, active_s: float) -> float:
+def _used_of_cap(run: RunRow, cap: ExtendedCap, active_s: float) -> float:
     if cap == "timeout":
         return round(active_s, 1)
-    return run.cost_micros if cap == "max_cost_cents" else run.tokens
+    if cap == "max_cost_cents":
+        return run.cost_micros
+    return run.tokens
 
 
 def _per_turn(view: View, run: RunRow, short: Shortage) -> float:
     """Return what a turn takes of a cap: the average of the last calls, or of all turns for the time."""
     if short.cap == "timeout":
         return short.active_s / run.turns
-    calls = view.entries(run.id, 0, ("CostUpdate",))[-RECENT_CALLS:]
-    turns = {entry.fact.turn for entry in calls if isinstance(entry.fact, CostUpdate)}
-    if short.cap == "max_cost_cents":
-        total = sum(entry.cost_micros or 0 for entry in calls)
-    else:
-        total = sum(entry.fact.tokens for entry in calls if isinstance(entry.fact, CostUpdate))
+    turns: set[int | None] = set()
+    micros = tokens = 0
+    for entry in view.entries(run.id, 0, ("CostUpdate",))[-RECENT_CALLS:]:
+        micros += entry.cost_micros or 0
+        if isinstance(entry.fact, CostUpdate):
+            turns.add(entry.fact.turn)
+            tokens += entry.fact.tokens
+    total = micros if short.cap == "max_cost_cents" else tokens
     return total / max(len(turns), 1)
 
 
@@ -173,29 +186,36 @@ def most_now(
         return hard
     if cap == "timeout":
         left_s = plan_time(view.plan_caps(run.plan_id), now_us)
-        return min(hard, (math.inf if left_s is None else active_s + left_s, "the plan's time"))
+        most_s = math.inf if left_s is None else active_s + left_s
+        return min(hard, (most_s, "the plan's time"))
     names = {
         "group_max_cost": "the plan's cost cap",
         "user_daily_cents": "your budget of the day",
         "installation_daily_cents": "the installation's budget of the day",
     }
-    shared = [
-        (run.cost_micros + each.left, names[each.cap])
-        for each in money_caps(view, run, limits.days, now_us)
-        if each.cap in names
-    ]
-    return min(hard, *shared)
+    highest = [hard]
+    for each in money_caps(view, run, limits.days, now_us):
+        if each.cap in names:
+            highest.append((run.cost_micros + each.left, names[each.cap]))
+    return min(highest)
 
 
-def _rounded(cap: ExtendedCap, wanted: float, most: float) -> int | float:
-    """Return a cap in whole cents, thousands of tokens, seconds or minutes: up, or down to what it may be at most."""
-    unit = 60 if cap == "timeout" and wanted >= LONG_S else UNITS[cap]
+def _round_cap(cap: ExtendedCap, wanted: float, most: float) -> int | float:
+    """Return a cap in whole cents, thousands of tokens, seconds or minutes: rounded up, but to at most `most`."""
+    unit = UNITS[cap]
+    if cap == "timeout" and wanted >= LONG_S:
+        unit = 60
     value = math.ceil(wanted / unit) * unit
-    return _whole(cap, value if value <= most else math.floor(most / unit) * unit)
+    if value > most:
+        value = math.floor(most / unit) * unit
+    return _in_units(cap, value)
 
 
-def _whole(cap: ExtendedCap, value: float, unit: int = 1) -> int | float:
-    return round(value, 1) if cap == "timeout" else math.ceil(value / unit) * unit
+def _in_units(cap: ExtendedCap, value: float, unit: int = 1) -> int | float:
+    """Return a value in tenths of seconds, or rounded up to a whole number of units."""
+    if cap == "timeout":
+        return round(value, 1)
+    return math.ceil(value / unit) * unit
 
 
 class CapExtensions:
@@ -206,10 +226,10 @@ class CapExtensions:
         self._config = config
         self._limits = limits
 
-    async def more_of(self, reached: CapReached, asked: CapRequest, active_s: float) -> Paused | None:
+    async def more_of(self, reached: CapReached, call: CapRequest, active_s: float) -> Paused | None:
         """Return the pause in which a person is asked for more money or tokens, or None where the run wraps up."""
         if reached.cap == "max_cost_cents" or reached.cap == "max_tokens":
-            return await self._more(Shortage(reached.cap, asked.needs(reached.cap), active_s))
+            return await self._more(Shortage(reached.cap, call.needs(reached.cap), active_s))
         return None
 
     async def more_time(self, active_s: float) -> Paused | None:
@@ -227,13 +247,13 @@ class CapExtensions:
         return None if asked is None else Paused(asked)
 
     def notice(self, active_s: float) -> tuple[str, tuple[str, ...]] | None:
-        """Return what the model is told, once, after a cap was raised, and the topic of that."""
+        """Return the notice to the model after a cap was raised, which comes once, and its topic."""
         raised = self._log.history.raised
         topic = "" if raised is None else f"raised:{raised.ask_id}"
         if raised is None or topic in self._log.history.notices_sent:
             return None
         left = (
-            cap_amount(cap, max(CAP_OF_ARGUMENT[cap].of(self._config) - _used(self._log.run, cap, active_s), 0))
+            cap_amount(cap, max(CAP_OF_ARGUMENT[cap].of(self._config) - _used_of_cap(self._log.run, cap, active_s), 0))
             for cap in get_args(ExtendedCap)
             if CAP_OF_ARGUMENT[cap].field in raised.changes
         )
@@ -244,27 +264,28 @@ class CapExtensions:
 # -- in words ---------------------------------------------------------------------------------------------------------
 
 
-def shortage_words(asked: Asked) -> str:
+def shortage_words(request: Asked) -> str:
     """Return what is left and what is missing: `$0.02 left; about $0.20 needed to continue`."""
-    left = max(asked.limit - asked.used, 0)
-    return f"{cap_amount(asked.cap, left)} left; about {cap_amount(asked.cap, asked.needed)} needed to continue"
+    left = max(request.limit - request.used, 0)
+    return f"{cap_amount(request.cap, left)} left; about {cap_amount(request.cap, request.needed)} needed to continue"
 
 
-def request_words(asked: Asked) -> str:
+def request_words(request: Asked) -> str:
     """Return what a person is asked: `raise its cost cap from $0.50 to $0.70 ($0.02 left, …)`."""
-    return f"{_raise_words(asked)} ({shortage_words(asked)})"
+    return f"{_raise_words(request)} ({shortage_words(request)})"
 
 
-def _raise_words(asked: Asked) -> str:
-    low, high = cap_amount(asked.cap, asked.limit, exact=True), cap_amount(asked.cap, asked.proposed, exact=True)
-    return f"raise its {cap_name(asked.cap)} from {low} to {high}"
+def _raise_words(request: Asked) -> str:
+    low = cap_amount(request.cap, request.limit, exact=True)
+    high = cap_amount(request.cap, request.proposed, exact=True)
+    return f"raise its {cap_name(request.cap)} from {low} to {high}"
 
 
-def in_vain(asked: Asked, status: str, *, declined: bool) -> str:
+def in_vain(request: Asked, status: str, *, declined: bool) -> str:
     """Return how a request for more ended, to append to the reason of an ending by the same cap; else empty text."""
-    if status != CAP_OF_ARGUMENT[asked.cap].ending:
+    if status != CAP_OF_ARGUMENT[request.cap].ending:
         return ""
-    return f"; {'a person declined' if declined else 'nobody answered'} its request to {_raise_words(asked)}"
+    return f"; {'a person declined' if declined else 'nobody answered'} its request to {_raise_words(request)}"
 
 
 def cap_amount(cap: ExtendedCap, value: float, *, exact: bool = False) -> str:

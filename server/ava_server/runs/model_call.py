@@ -53,9 +53,9 @@ from ava_server.models.prices import cost_micros, reserve_micros
 from ava_server.models.search_model import read_results, search_request, searches_in
 from ava_server.models.selection import with_fee
 from ava_server.models.text_tool_calls import with_calls
+from ava_server.runs.claims import Paused
 from ava_server.runs.context import ActiveRun, SearchModel
 from ava_server.runs.invalid_answers import CUT, REFUSED
-from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import ms_since
 from ava_server.runs.money_wait import MoneyQueue
 from ava_server.runs.reservation import DOING, UNKNOWN_ATTEMPTS, WRAP_PROMPT
@@ -113,30 +113,6 @@ PAUSED_ATTEMPTS = 24
 SETTLE_S = 3.0
 
 
-class _SettledIfCancelled:
-    """Settles a call whose caller is cancelled: before it is sent it costs nothing, then nobody knows what it costs."""
-
-    __slots__ = ("_settle",)
-
-    def __init__(self, settle: Callable[[Settlement], Awaitable[None]]) -> None:
-        self._settle = settle
-
-    async def __aenter__(self) -> None:
-        try:
-            await anyio.lowlevel.checkpoint_if_cancelled()
-        except anyio.get_cancelled_exc_class():
-            await self._end("not_billed")
-            raise
-
-    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, anyio.get_cancelled_exc_class()):
-            await self._end("not_billed" if NOT_SENT in getattr(error, "__notes__", ()) else "unknown")
-
-    async def _end(self, settlement: Settlement) -> None:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
-            await self._settle(settlement)
-
-
 class ModelCalls:
     """Makes the model calls of one run.
 
@@ -144,13 +120,14 @@ class ModelCalls:
     answer or made from its text, secrets are replaced.
     """
 
-    def __init__(self, run: ActiveRun, begun: Callable[[Sequence[ToolUse]], Sequence[Fact]]) -> None:
+    def __init__(self, run: ActiveRun, start_facts: Callable[[Sequence[ToolUse]], Sequence[Fact]]) -> None:
+        """`start_facts`: returns the facts to commit with an answer, before its tools start."""
         self._run = run
         self._log = run.log
         self._config = run.config
         self._price = run.config.price
         self._model = run.context.model
-        self._begun = begun
+        self._start_facts = start_facts
         self._tried = (0, 0)  # the current turn, and its attempts under this claim
 
     async def attempt(self, reserved: Reservation, request: Request) -> Completion | RunResult | Paused | None:
@@ -178,7 +155,7 @@ class ModelCalls:
                     completion = stream.completion
                     span.answered(completion)
         except ModelError as error:
-            return await self._failed(reserved, error, ms_since(began))
+            return await self._settle_failure(reserved, error, ms_since(began))
         except StoreUnavailable:  # nobody knows who owns the run, so nothing was sent; the next reservation waits
             await settle("not_billed")
             return None
@@ -186,9 +163,10 @@ class ModelCalls:
 
     async def _record(self, reserved: Reservation, completion: Completion, took_ms: int) -> Completion | RunResult:
         """Commit an answer with its settlement and the start of its tool calls."""
-        held, original = reserved.fact, completion
+        held = reserved.fact
+        original = completion
         if held.phase is None and not completion.calls and completion.stop_reason not in CUT | REFUSED:
-            printed = self._log.history.printed(completion.text)
+            printed = self._log.history.printed_calls(completion.text)
             if printed is not None and printed.calls:
                 completion = with_calls(completion, printed, held.turn, self._model.assistant_message)
         completion = replace(completion, text=self._hidden(completion.text))
@@ -211,7 +189,7 @@ class ModelCalls:
             events.append(self._log.event(ExtendedThinking(thinking=self._hidden(completion.thinking), turn=held.turn)))
         # A last turn and planning call no tools; and the last call of an answer that was cut may be incomplete.
         if held.last is None and held.phase is None and completion.stop_reason not in CUT:
-            events += [self._log.event(fact) for fact in self._begun(completion.calls)]
+            events += [self._log.event(fact) for fact in self._start_facts(completion.calls)]
         try:
             await self._log.append(events)
         except EntryTooLarge as error:  # it is paid for, at what the provider said it cost
@@ -222,22 +200,26 @@ class ModelCalls:
             )
         return completion
 
-    async def _failed(
+    async def _settle_failure(
         self, reserved: Reservation, error: ModelError, took_ms: int
     ) -> Completion | RunResult | Paused | None:
         """Settle a failed attempt, and wait for the next one where that can help; empty where an answer was refused."""
         settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
         held = reserved.fact
         thinking_dropped = self._log.history.thinking_dropped  # before this error is folded, which may set it
-        said = self._hidden(str(error))
+        text = self._hidden(str(error))
         fact = ErrorOccurred(
-            error=said, kind=error.kind, what_to_do=error.what_to_do, turn=held.turn, attempt=held.attempt,
+            error=text,
+            kind=error.kind,
+            what_to_do=error.what_to_do,
+            turn=held.turn,
+            attempt=held.attempt,
             request_id=error.request_id,
-        )  # fmt: skip
+        )
         events = [self._settlement(reserved, settlement, took_ms, error), self._log.event(fact)]
-        if error.kind == "rejected":  # an answer all the same: the model is told, as of an invalid call
+        if error.kind == "rejected":  # it counts as an answer: the model gets a notice, as for an invalid call
             written = self._hidden(clean(error.written)[0])
-            refused = "\n".join(filter(None, (said, written)))
+            refused = "\n".join(filter(None, (text, written)))
             answer = AssistantMessage(text="", turn=held.turn, attempt=held.attempt, rejected=refused)
             await self._log.append([*events, self._log.event(answer, model=self._config.model)])
             return Completion(text="", calls=(), raw={}, usage=None)
@@ -245,17 +227,22 @@ class ModelCalls:
         turn, tries = self._tried
         self._tried = (held.turn, tries + 1 if turn == held.turn else 1)
         wait_s = error.again_after_s
-        again = error.retryable or (error.kind == "usage_limit" and wait_s is not None)
-        again = again and not (error.kind == "thinking" and thinking_dropped)
-        if again and self._log.history.unknown_attempts < UNKNOWN_ATTEMPTS:
-            waited = await self._wait(wait_s, held.attempt)
-            if waited:
-                return waited if isinstance(waited, Paused) else None
-        reason = f"the model failed {held.attempt} times" if held.attempt > 1 else "the model failed"
-        if again and wait_s is not None and wait_s > PAUSE_MOST_S:
+        may_retry = error.retryable or (error.kind == "usage_limit" and wait_s is not None)
+        if error.kind == "thinking" and thinking_dropped:
+            may_retry = False
+        if may_retry and self._log.history.unknown_attempts < UNKNOWN_ATTEMPTS:
+            outcome = await self._wait(wait_s, held.attempt)
+            if isinstance(outcome, Paused):
+                return outcome
+            if outcome:
+                return None
+        reason = "the model failed"
+        if held.attempt > 1:
+            reason = f"the model failed {held.attempt} times"
+        if may_retry and wait_s is not None and wait_s > PAUSE_MOST_S:
             until_us = now_us() + round(wait_s * US_PER_S)
             reason = f"{self._config.provider} takes no more calls until {iso_second(until_us)}; no run waits so long"
-        return RunResult("error", reason, error_kind=error.kind, error_message=said, what_to_do=error.what_to_do)
+        return RunResult("error", reason, error_kind=error.kind, error_message=text, what_to_do=error.what_to_do)
 
     async def _wait(self, wait_s: float | None, attempt: int) -> Paused | bool:
         """Return the pause in which the run waits for its next attempt, or whether it has waited and may make it.
@@ -306,7 +293,7 @@ class PaidSearches:
         self._one = anyio.Lock()
 
     async def search(self, call_id: str, query: str, count: int) -> SearchResults:
-        """Search once, for a call of a tool. Raises ToolFailed: it brought no results, or does not fit a cap."""
+        """Search once, for a call of a tool. Raises ToolFailed: it had no results, or does not fit a cap."""
         async with self._one:
             model_id = self._call.model.partition(":")[2]
             request = search_request(self._search.name, model_id, query, self._call.output_tokens)
@@ -317,7 +304,8 @@ class PaidSearches:
     async def _reserve(self, call_id: str, request: Request) -> Reservation:
         """Hold the worst case of a search. Raises ToolFailed: it does not fit a cap."""
         history, call, config = self._log.history, self._call, config_of(self._log.run.config)
-        if (lost := history.search) is not None:
+        lost = history.search
+        if lost is not None:
             await self._log.settle_lost((lost.turn, lost.attempt))
         bound = Bound(call.prompt_tokens, call.output_tokens)
         fact = CostReserved(
@@ -337,31 +325,31 @@ class PaidSearches:
         wrap = last.prompt_tokens + last.max_output if last is not None else history.longest_tokens
         if wrap:  # the last prompt and its answer, the notice of the wrap-up, and its own answer
             wrap += WRAP_PROMPT + config.wrap_output
-        asked = CapRequest(fact, bound.prompt_tokens + bound.output_tokens, wrap, call.model)
+        cap_request = CapRequest(fact, bound.prompt_tokens + bound.output_tokens, wrap, call.model)
 
         def command(patience: Patience) -> Command[Reservation | CapReached | MoneyWait]:
-            return reserve_in_line(self._log.fence, self._log.who, asked, self._caps, patience)
+            return reserve_in_line(self._log.fence, self._log.who, cap_request, self._caps, patience)
 
         least = fact.micros + self._log.run.wrap_micros
-        answer = await self._line.ask(command, self._granted, lambda: least)
+        answer = await self._line.ask(command, self._fold_reservation, lambda: least)
         if isinstance(answer, MoneyWait):
             answer = CapReached(answer.cap, answer.left)
         if isinstance(answer, CapReached):
-            raise ToolFailed(self._refusal(answer, asked))
+            raise ToolFailed(self._refusal(answer, cap_request))
         return answer
 
-    def _granted(self, answer: Reservation | CapReached | MoneyWait) -> None:
+    def _fold_reservation(self, answer: Reservation | CapReached | MoneyWait) -> None:
         if isinstance(answer, Reservation):
             self._log.history.add(answer.seq, answer.fact)
 
-    def _refusal(self, reached: CapReached, asked: CapRequest) -> str:
+    def _refusal(self, reached: CapReached, request: CapRequest) -> str:
         if reached.cap == "overrun":
             return (
                 f"no search was made: an earlier call cost more than it could by the provider's own limits; {WITHOUT}"
             )
-        need, left = format_usd(asked.fact.micros, exact=True), format_usd(reached.left, exact=True)
+        need, left = format_usd(request.fact.micros, exact=True), format_usd(reached.left, exact=True)
         if reached.cap == "max_tokens":
-            need, left = f"{asked.tokens:,} tokens", f"{reached.left:,} tokens"
+            need, left = f"{request.tokens:,} tokens", f"{reached.left:,} tokens"
         return (
             f"no search was made: it can take {need}, and {reached.cap} has {left} left, with a last turn reserved;"
             f" {WITHOUT}"
@@ -398,7 +386,32 @@ class PaidSearches:
         held, price = reserved.held, self._call.price
         if isinstance(reported, Completion) and reported.usage is not None:
             price = with_fee(price, self._call.fee * (searches_in(reported) - 1))
-            if said := reported.cost_micros:  # a gateway's may leave out the search's fee: the higher one counts
-                reported = replace(reported, cost_micros=max(said, cost_micros(price, reported.usage)))
+            if reported.cost_micros:  # a gateway's may leave out the search's fee: the higher one counts
+                higher = max(reported.cost_micros, cost_micros(price, reported.usage))
+                reported = replace(reported, cost_micros=higher)
         event = self._log.settlement(held, settlement, ms_since(began), reported, self._call.model, price, "search")
         await self._log.append_for(lambda run: (event,) if is_in_flight(run, held) else ())
+
+
+class _SettledIfCancelled:
+    """Settles a call whose caller is cancelled: before it is sent it costs nothing, after that its cost is unknown."""
+
+    __slots__ = ("_settle",)
+
+    def __init__(self, settle: Callable[[Settlement], Awaitable[None]]) -> None:
+        self._settle = settle
+
+    async def __aenter__(self) -> None:
+        try:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        except anyio.get_cancelled_exc_class():
+            await self._end("not_billed")
+            raise
+
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, anyio.get_cancelled_exc_class()):
+            await self._end("not_billed" if NOT_SENT in getattr(error, "__notes__", ()) else "unknown")
+
+    async def _end(self, settlement: Settlement) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
+            await self._settle(settlement)

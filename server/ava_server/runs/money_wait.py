@@ -21,8 +21,9 @@ from ava_server.budget.caps import end_money_wait, money_caps
 from ava_server.budget.money_line import CapLeft, MoneyWait, Patience
 from ava_server.budget.run_config import config_of
 from ava_server.budget.user_limits import DayCaps
+from ava_server.runs.claims import waits_for_resume
 from ava_server.runs.context import ActiveRun, RunLeft
-from ava_server.runs.lifecycle import paused, waits_for_resume
+from ava_server.runs.lifecycle import paused
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ MONEY_NEWS = (
     "CostReserved", "CostUpdate", "MoneyAwaited", "RunPaused", "Asked", "RunClaimed",
     "RunEnded", "UserMessage",
 )  # fmt: skip
-"""The types of entries after which a run that waits may go on."""
+"""The types of entries after which a waiting run may continue."""
 ASK_AGAIN_S = 1.0
 """Seconds after which it asks again without such an entry: an owner may have died, or a day may have begun."""
 PAUSE_S = 0.02
@@ -69,7 +70,7 @@ def start_wait(view: View, run: RunRow, caps: DayCaps, now_us: int, gone: frozen
 
 
 def _is_paused(view: View, run: RunRow, now_us: int, gone: frozenset[str]) -> bool:
-    """Tell whether a run does not go on by itself, or only after a pause."""
+    """Tell whether a run continues only after a pause, or when a person resumes it."""
     if run.instance is not None and run.instance in gone:
         return waits_for_resume(view, run, now_us)
     return paused(run, now_us)

@@ -18,16 +18,18 @@ from ava_server.core.ids import new_id
 from ava_server.core.threads import each_at_once
 from ava_server.runs.clock import RunClock
 from ava_server.runs.context import RunLeft
+from ava_server.runs.endings import cancel_reason, cancel_steps, end_plan
 from ava_server.runs.history import History
-from ava_server.runs.lifecycle import PLAN_TIME_OVER, agent_of, cancel_reason, cancel_steps, end_plan, plan_time
+from ava_server.runs.lifecycle import agent_of
 from ava_server.runs.log import RunLog
 from ava_server.runs.plan import PlanInputs, advance
+from ava_server.runs.plan_time import PLAN_TIME_OVER, plan_time
 from ava_server.runs.result import RunResult
 
 log = logging.getLogger("ava.plan")
 
 PLAN_NEWS = ("RunClaimed", "RunEnded")
-"""The types of entries after which a plan may go on."""
+"""The types of entries after which a plan may continue."""
 LOOK_EVERY_S = 1.0
 """Seconds between two looks without news: money may have been returned, or the time may be over."""
 PAUSE_S = 0.02
@@ -105,7 +107,7 @@ class PlanRun:
             self._scope.cancel()
 
     def leave(self) -> None:
-        """Stop at the next step, so that another process can go on."""
+        """Stop at the next step, so that another process can continue."""
         self._leaves = True
 
     def lose(self) -> None:

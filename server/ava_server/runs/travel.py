@@ -32,7 +32,7 @@ from ava_roles.worktree.publish import pack_branch, pack_snapshot, unpack_snapsh
 from ava_roles.worktree.spec import Branch, WorktreeSpec
 from ava_server.approval.coding import worktree_spec
 from ava_server.approval.scope import git_folder_rule
-from ava_server.budget.run_config import RunConfig, StoredFile, config_of
+from ava_server.budget.run_config import RunConfig, StepConfig, StoredFile, config_of
 from ava_server.config.settings import Settings
 from ava_server.core.errors import Refused
 from ava_server.core.files import create_file
@@ -53,7 +53,7 @@ def blob_of(file: StoredFile) -> Blob:
 
 
 class Travel:
-    """What goes through the database, as one process does it. What is no coroutine blocks.
+    """Sends and receives what goes through the database, for one process. Methods that are not coroutines block.
 
     Args:
         blobs: The files beside the log; None if nothing travels.
@@ -88,8 +88,8 @@ class Travel:
 
     def git_folder_rule(self) -> Accept:
         """Return the rule for the git folder of a checkout that the person at this machine names."""
-        named = self._settings.named_folders
-        return git_folder_rule(None, data_root=self._settings.data_root, home=self._home, allow=named, owner=True)
+        folders = self._settings.named_folders
+        return git_folder_rule(None, data_root=self._settings.data_root, home=self._home, allow=folders, owner=True)
 
     def is_elsewhere(self, config: RunConfig) -> bool:
         """Tell whether a run's folder or repository belongs to another data root's machine."""
@@ -122,7 +122,7 @@ class Travel:
         """
         try:
             with anyio.fail_after(PACK_S):
-                return await anyio.to_thread.run_sync(self._packed, config, runs, abandon_on_cancel=True)
+                return await anyio.to_thread.run_sync(self._pack_folder, config, runs, abandon_on_cancel=True)
         except TimeoutError:
             what = config.workspace or "the folders of its steps"
             raise Refused(
@@ -130,16 +130,17 @@ class Travel:
                 " of config.toml (0: nothing is copied), or try again"
             ) from None
 
-    def _packed(self, config: RunConfig, runs: Sequence[str]) -> RunConfig:
+    def _pack_folder(self, config: RunConfig, runs: Sequence[str]) -> RunConfig:
         if self.blobs is None:
             return config
         if not config.steps:
             return self._with_input(config, runs, {})
         sent: dict[Hashable, StoredFile | str] = {}
-        steps = tuple(
-            step.model_copy(update={"config": self._with_input(step.config, runs, sent)}) for step in config.steps
-        )
-        return config.model_copy(update={"steps": steps})
+        steps: list[StepConfig] = []
+        for step in config.steps:
+            own = self._with_input(step.config, runs, sent)
+            steps.append(step.model_copy(update={"config": own}))
+        return config.model_copy(update={"steps": tuple(steps)})
 
     def _with_input(self, config: RunConfig, runs: Sequence[str], sent: dict[Hashable, StoredFile | str]) -> RunConfig:
         """Return a run's configuration with what it needs stored; `sent` has what others of the same plan need."""

@@ -17,7 +17,8 @@ from ava_server.approval.plan_summary import changes_outside, reads_outside
 from ava_server.approval.plans import KnownWork, ResolvedStep, earlier_of, resolve_plan
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.requests import PlanArgs, check_context_from
-from ava_server.approval.resolve import ResolveContext, resolve_run_config
+from ava_server.approval.resolve import resolve_run_config
+from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.steps import PlannedStep, StepFaults
 from ava_server.budget.run_config import EarlierRun, ReusedRun, RunConfig, StepConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
@@ -184,7 +185,7 @@ class _Predecessor(Operations):
             own = texts.model_copy(update={"task": task_with_names(step, texts)})
             by_mark = {_mark_of(view, row): row for row in candidates}  # the last of several with the same
             for item in items if candidates else ():
-                given = log.given(step, item)
+                given = log.inputs_of(step, item)
                 earlier = [run.id for run in step.config.context_from] + [row.id for row in given.runs]
                 mark = marker(own, given.texts, earlier)
                 same = by_mark.get(mark) if mark is not None else None

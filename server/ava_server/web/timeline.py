@@ -23,7 +23,7 @@ from ava_server.core.ids import AGENT, parse_number, state_words
 from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import EVENT_NAMES, arguments_text, compact, entry_words, refused_words, unmarked
 from ava_server.runs.changes import describe_command
-from ava_server.runs.pending_questions import KINDS
+from ava_server.runs.question_kinds import KINDS
 
 Order = Literal["newest", "oldest"]
 
