@@ -112,11 +112,11 @@ async def answer_in_memory(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def host_configuration(name: str) -> str:
     """Return the configuration that `ava init` writes when there is none; Claude Desktop's is the common form."""
-    from ava_server.hosts.change import adding
+    from ava_server.hosts.change import change_to_add
     from ava_server.hosts.known import HOSTS
 
     with tempfile.TemporaryDirectory() as empty:
-        return adding(HOSTS[name], "ava", EXAMPLE, Path(empty) / "configuration").after or ""
+        return change_to_add(HOSTS[name], "ava", EXAMPLE, Path(empty) / "configuration").after or ""
 
 
 def with_configurations(text: str) -> str:

@@ -40,7 +40,7 @@ _COVERED_BY: Final[Mapping[str, tuple[str, ...]]] = {"edit": _EDITS, "write": ("
 """The tools that change files, each with the names under which opencode denies it."""
 _CLAUDE_ONLY: Final = ("disallowedTools", "allowed-tools")
 _MOST_VALUES: Final = 10_000
-"""Of a frontmatter, each alias counted with all that it stands for."""
+"""The most values of a frontmatter, where an alias counts as all that it stands for."""
 _NO_EDITS = "that it changes files: give it the tools edit_file and write_file if it should"
 
 
@@ -57,8 +57,10 @@ def role_of_agent(text: str, file: str, name: str = "") -> AddedRole:
     if PurePath(file).suffix.lower() == ".toml":
         return _of_codex(text, file, name)
     role, faults = read_role(text, file, _plain_name(PurePath(file).stem))
-    if role is not None and not {"mode", "permission"} & set(role.ignored_keys):
-        return _renamed(role, name)
+    if role is not None and {"mode", "permission"}.isdisjoint(role.ignored_keys):
+        if name and name != role.name:
+            role = parse_role(rename_role(role.text, name), role.source, name)
+        return AddedRole(role, role.ignored)
     if len(text) <= MAX_FILE_CHARS:
         front = _front(text, file)
         if isinstance(front.get("tools"), dict) or "mode" in front or "permission" in front:
@@ -66,43 +68,38 @@ def role_of_agent(text: str, file: str, name: str = "") -> AddedRole:
     raise faults[0] if faults else RoleFileError(file, "has a frontmatter that cannot be read; write plain YAML")
 
 
-def _renamed(role: Role, name: str) -> AddedRole:
-    if name and name != role.name:
-        role = parse_role(rename_role(role.text, name), role.source, name)
-    return AddedRole(role, role.ignored)
-
-
 def _of_codex(text: str, file: str, name: str) -> AddedRole:
     try:
-        given = tomllib.loads(text)
+        agent = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise RoleFileError(file, f"is not valid TOML: {one_line(str(error), 200)}") from error
-    body = given.get("developer_instructions")
+    body = agent.get("developer_instructions")
     if not isinstance(body, str) or not body.strip():
         raise RoleFileError(file, "has no developer_instructions; give an agent file of Codex, or a role file")
     tools = [*RESEARCH_TOOLS, "run_bash"]
     known = {"name", "description", "developer_instructions", "sandbox_mode"}
-    if _denies_web(given):
+    if _denies_web(agent):
         known.add("web_search")
         tools = [tool for tool in tools if tool not in ("web_search", "read_webpages")]
-    if _is_off(given, "features", "shell_tool"):
+    if _is_off(agent, "features", "shell_tool"):
         tools.remove("run_bash")
-    left_out = sorted(given.keys() - known)
-    if given.get("sandbox_mode") != "read-only":
+    left_out = sorted(agent.keys() - known)
+    if agent.get("sandbox_mode") != "read-only":
         left_out.append(_NO_EDITS)
-    own = _text(given.get("name")) or PurePath(file).stem
-    return _made(file, name or own, given.get("description"), tools, body, left_out)
+    own_name = _text(agent.get("name")) or PurePath(file).stem
+    return _added_role(file, name or own_name, agent.get("description"), tools, body, left_out)
 
 
-def _denies_web(given: Mapping[str, Any]) -> bool:
+def _denies_web(agent: Mapping[str, Any]) -> bool:
     """Tell whether an agent of Codex has no web, by one of the settings that Codex has had for it."""
-    switched_off = _is_off(given, "tools", "web_search") or _is_off(given, "features", "web_search_request")
-    return switched_off or given.get("web_search", "live") not in ("live", "cached")
+    if _is_off(agent, "tools", "web_search") or _is_off(agent, "features", "web_search_request"):
+        return True
+    return agent.get("web_search", "live") not in ("live", "cached")
 
 
-def _is_off(given: Mapping[str, Any], table: str, key: str) -> bool:
-    found = given.get(table)
-    return isinstance(found, dict) and cast("dict[str, Any]", found).get(key) is False
+def _is_off(agent: Mapping[str, Any], table: str, key: str) -> bool:
+    values = agent.get(table)
+    return isinstance(values, dict) and cast("dict[str, Any]", values).get(key) is False
 
 
 def _of_opencode(front: Mapping[str, Any], text: str, file: str, name: str) -> AddedRole:
@@ -111,37 +108,53 @@ def _of_opencode(front: Mapping[str, Any], text: str, file: str, name: str) -> A
             raise RoleFileError(file, f"has {key} beside mode or permission of opencode; keep one program's keys")
     permission = _rules(front, "permission", file)
     switches = _rules(front, "tools", file)
-    allowed = {tool: _is_allowed(tool, permission, switches) for tool in _OPENCODE_TOOLS}
-    denied = {each for tool, on in allowed.items() if on is False for each in _OPENCODE_TOOLS[tool]}
-    granted = [each for tool, on in allowed.items() if on for each in _OPENCODE_TOOLS[tool]]
-    tools = [tool for tool in (*RESEARCH_TOOLS, "run_bash", *granted) if tool not in denied]
+    tools = _tools_of_opencode(permission, switches)
     left_out = [f"tools: {one_line(rule, 80)}" for rule in {**switches, **permission} if not _means_a_tool(rule)]
     known = {"name", "description", "tools", "permission", "mode", "model"}
     left_out += sorted(front.keys() - known)
-    if (model := front.get("model")) is not None:
+    model = front.get("model")
+    if model is not None:
         left_out.append(f"model: {one_line(model, 80)}" if isinstance(model, str) else "model")
-    if not {"edit", "write"} & {*switches, *permission}:
+    if {"edit", "write"}.isdisjoint({*switches, *permission}):
         left_out.append(_NO_EDITS)
     body = read_document(text, file, frozenset()).body
-    own = _text(front.get("name")) or PurePath(file).stem
-    return _made(file, name or own, front.get("description"), tools, body, left_out)
+    own_name = _text(front.get("name")) or PurePath(file).stem
+    return _added_role(file, name or own_name, front.get("description"), tools, body, left_out)
+
+
+def _tools_of_opencode(permission: Mapping[str, bool], switches: Mapping[str, bool]) -> list[str]:
+    """Return Ava's tools for an agent: the usual ones and those that it allows, without those that it denies."""
+    tools = [*RESEARCH_TOOLS, "run_bash"]
+    denied: set[str] = set()
+    for opencode_tool, own_tools in _OPENCODE_TOOLS.items():
+        allowed = _is_allowed(opencode_tool, permission, switches)
+        if allowed:
+            tools += own_tools
+        elif allowed is False:
+            denied.update(own_tools)
+    return [tool for tool in tools if tool not in denied]
 
 
 def _rules(front: Mapping[str, Any], key: str, file: str) -> dict[str, bool]:
-    """Return which tools, or patterns of tools, `permission` or `tools` allows. Raises RoleFileError: it says neither.
+    """Return for tools, or patterns of tools, whether `permission` or `tools` allows them. Raises RoleFileError.
 
     What is allowed in part, or only after a question, is denied: Ava cannot allow part of a tool.
     """
-    given = front.get(key)
-    if given is None:
+    value = front.get(key)
+    if value is None:
         return {}
-    if key == "permission" and isinstance(given, str):
-        given = {"*": given}
-    rules = cast("dict[Any, Any]", given) if isinstance(given, dict) else {"": None}
-    if not all(isinstance(tool, str) and tool for tool in rules):
-        takes = "`tool: allow` or `tool: deny`" if key == "permission" else "`tool: true` or `tool: false`"
-        raise RoleFileError(file, f"has mode or permission of opencode, whose {key} must have lines like this: {takes}")
-    return {tool.strip().lower(): rule is True or rule == "allow" for tool, rule in rules.items()}
+    if key == "permission" and isinstance(value, str):
+        value = {"*": value}
+    takes = "`tool: allow` or `tool: deny`" if key == "permission" else "`tool: true` or `tool: false`"
+    fault = RoleFileError(file, f"has mode or permission of opencode, whose {key} must have lines like this: {takes}")
+    if not isinstance(value, dict):
+        raise fault
+    rules: dict[str, bool] = {}
+    for tool, rule in cast("dict[Any, Any]", value).items():
+        if not isinstance(tool, str) or not tool:
+            raise fault
+        rules[tool.strip().lower()] = rule is True or rule == "allow"
+    return rules
 
 
 def _is_allowed(tool: str, permission: Mapping[str, bool], switches: Mapping[str, bool]) -> bool | None:
@@ -166,7 +179,7 @@ def _means_a_tool(rule: str) -> bool:
     return any(fnmatchcase(tool, rule) for tool in (*_OPENCODE_TOOLS, *_EDITS))
 
 
-def _made(
+def _added_role(
     file: str, name: str, description: Any, tools: Iterable[str], body: str, left_out: Iterable[str]
 ) -> AddedRole:
     if not isinstance(description, str) or not description.strip():
@@ -187,11 +200,17 @@ def _made(
 
 def _front(text: str, file: str) -> dict[str, Any]:
     """Return the frontmatter of a file with all its nested values. Raises RoleFileError: it has too many."""
-    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
-    end = next((number for number, line in enumerate(lines[1:], start=1) if line.rstrip() == "---"), 0)
-    front = "\n".join(lines[1:end])
-    found = _values(front, file) or _values(quote_description(front), file)
-    return {key: value for key, value in found.items() if isinstance(key, str)}
+    _first, *lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
+    front: list[str] = []
+    for line in lines:
+        if line.rstrip() == "---":
+            break
+        front.append(line)
+    else:
+        front = []
+    yaml_text = "\n".join(front)
+    values = _values(yaml_text, file) or _values(quote_description(yaml_text), file)
+    return {key: value for key, value in values.items() if isinstance(key, str)}
 
 
 def _values(front: str, file: str) -> dict[Any, Any]:
@@ -208,7 +227,7 @@ def _values(front: str, file: str) -> dict[Any, Any]:
 
 
 def _is_too_large(root: yaml.Node) -> bool:
-    """Tell whether a document has too many values, counting what an alias stands for each time: a few lines can."""
+    """Tell whether a document has too many values; with aliases, a few lines can stand for millions."""
     pending: list[Any] = [root]
     count = 0
     while pending:

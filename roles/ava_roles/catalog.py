@@ -266,7 +266,8 @@ class Remark:
     def __str__(self) -> str:
         """Return it in a compiler's form: `file:line: key: reason`."""
         at = f":{self.line}" if self.line is not None else ""
-        return f"{self.source}{at}: {f'{self.key}: ' if self.key else ''}{self.reason}"
+        key = f"{self.key}: " if self.key else ""
+        return f"{self.source}{at}: {key}{self.reason}"
 
 
 def check(text: str, source: str, default_name: str) -> tuple[Role | None, list[Remark]]:
@@ -277,19 +278,19 @@ def check(text: str, source: str, default_name: str) -> tuple[Role | None, list[
     lines = read_document(text, source, frozenset()).lines
     remarks: list[Remark] = []
     template = read_document(starting_text(), "", frozenset({"description"}))
-    for key, given, left in (
-        ("description", role.description, template.values["description"]),
-        (None, role.body, template.body.partition("\n")[0]),
-    ):
-        if left in given:
-            why = "is still the template's; say what this role is for and what it does"
-            why = why if key else f"the body {why}"
-            remarks.append(Remark(source, why, lines.get(key or ""), key, fault=False))
+    unchanged = "is still the template's; say what this role is for and what it does"
+    if template.values["description"] in role.description:
+        remarks.append(Remark(source, unchanged, lines.get("description"), "description", fault=False))
+    if template.body.partition("\n")[0] in role.body:
+        remarks.append(Remark(source, f"the body {unchanged}", lines.get(""), None, fault=False))
     for ignored in role.ignored_keys:
         key, _colon, tool = ignored.partition(": ")
-        why = f"Ava has no tool {tool}; ignored" if tool else "Ava does not use this key; ignored"
-        if not tool and (meant := meant_key(key)):
-            why = f"Ava does not know this key; did you mean {meant}?"
+        if tool:
+            why = f"Ava has no tool {tool}; ignored"
+        elif meant_key(key):
+            why = f"Ava does not know this key; did you mean {meant_key(key)}?"
+        else:
+            why = "Ava does not use this key; ignored"
         remarks.append(Remark(source, why, lines.get(key), key, fault=False))
     return role, sorted(remarks, key=lambda remark: remark.line or 0)
 
@@ -402,11 +403,12 @@ class Catalog:
     @property
     def notes(self) -> tuple[str, ...]:
         """What usable role files say and Ava ignores: a tool that the author meant may be missing."""
-        return tuple(
-            f"{role.source}: ignored, because Ava does not know it: {', '.join(shown)}"
-            for role in self.roles
-            if (shown := [clean(key)[0][:120] for key in role.ignored])
-        )
+        notes: list[str] = []
+        for role in self.roles:
+            keys = [clean(key)[0][:120] for key in role.ignored]
+            if keys:
+                notes.append(f"{role.source}: ignored, because Ava does not know it: {', '.join(keys)}")
+        return tuple(notes)
 
     def get(self, name: str) -> Role:
         """Return the role of that name. Raises UnknownRole: there is none; names the known roles and the closest."""
@@ -415,14 +417,13 @@ class Catalog:
         waiting = [untrusted for untrusted in self.untrusted if untrusted.name == name]
         if waiting:
             raise UnknownRole(f'the role "{name}" is not used: {waiting[0].why}; {waiting[0].what_to_do}')
-        given = one_line(name, 64)
-        message = f'no role "{given}"; known: {", ".join(sorted(self.by_name))}'
-        plain = {
-            _plain(known): known for known in (*(each.name for each in self.untrusted if each.role), *self.by_name)
-        }
-        close = get_close_matches(_plain(given), plain, n=1)
+        shown_name = one_line(name, 64)
+        message = f'no role "{shown_name}"; known: {", ".join(sorted(self.by_name))}'
+        by_plain_name = {_plain(untrusted.name): untrusted.name for untrusted in self.untrusted if untrusted.role}
+        by_plain_name.update({_plain(known): known for known in self.by_name})
+        close = get_close_matches(_plain(shown_name), by_plain_name, n=1)
         if close:
-            message += f'; did you mean "{plain[close[0]]}"?'
+            message += f'; did you mean "{by_plain_name[close[0]]}"?'
         broken = [problem for problem in self.problems if Path(problem.source).stem == name]
         if broken:
             message += f"; a file of that name cannot be used: {broken[0].text}"
@@ -468,7 +469,9 @@ def _lines(sentences: Mapping[str, str], length: int) -> str:
 
 
 def _cut(sentence: str, length: int) -> str:
-    return sentence if len(sentence) <= length else sentence[: max(length - 1, 0)].rstrip() + "…"
+    if len(sentence) <= length:
+        return sentence
+    return sentence[: max(length - 1, 0)].rstrip() + "…"
 
 
 def _listed(names: Sequence[str], limit: int) -> str:

@@ -156,27 +156,30 @@ def decode(data: bytes, label: str = "", *, cut: bool = False) -> Decoded | None
     for mark, codec in _MARKS:
         if data.startswith(mark):
             return _replace_broken(data[len(mark) :], codec, mark, cut=cut)
-    utf8 = None if data.isascii() else _decode_strictly(data, "utf-8", cut)
-    if utf8 is not None and "\0" not in utf8[:65_536]:
-        return Decoded(utf8, "utf-8")
-    labels = [codec_of_label(label), _label_inside(data)]
-    for named in filter(None, labels):
-        text = None if named == "utf-8" else _decode_strictly(data, named, cut)
-        if text is not None and "\0" not in text[:65_536]:
-            return Decoded(text, named)
-    wide = _guess_utf16(data)
-    if wide is not None:
-        return _replace_broken(data, wide, cut=cut, guessed=True)
+    if not data.isascii():
+        text = _decode_text(data, "utf-8", cut)
+        if text is not None:
+            return Decoded(text, "utf-8")
+    labels = [codec for codec in (codec_of_label(label), _label_inside(data)) if codec]
+    for codec in labels:
+        text = _decode_text(data, codec, cut) if codec != "utf-8" else None
+        if text is not None:
+            return Decoded(text, codec)
+    utf16 = _guess_utf16(data)
+    if utf16 is not None:
+        return _replace_broken(data, utf16, cut=cut, guessed=True)
     if b"\0" in data[:65_536]:
         return None
     for codec, escapes in _ESCAPES.items():
-        text = _decode_strictly(data, codec, cut) if any(escape in data for escape in escapes) else None
+        if not any(escape in data for escape in escapes):
+            continue
+        text = _decode_strictly(data, codec, cut)
         if text is not None:
             return Decoded(text, codec, guessed=True)
     if data.isascii():
         return Decoded(data.decode("ascii"), "utf-8")
-    for named in filter(None, (*labels, "utf-8")):
-        broken = _replace_broken(data, named, cut=cut)
+    for codec in (*labels, "utf-8"):
+        broken = _replace_broken(data, codec, cut=cut)
         if _count_non_ascii(broken.text) - broken.replaced >= _CHARS_FOR_EACH_BROKEN * broken.replaced:
             return broken
     return _guess(data, cut)
@@ -192,13 +195,18 @@ def _label_inside(data: bytes) -> str | None:
         return "utf-16-le" if head[1] == "\0" else "utf-16-be"
     label = ""
     if head.lstrip().startswith("<"):
+        label = find_label(head)
         xml = _XML_LABEL.match(head.lstrip())
-        label = find_label(head) or (xml[1] if xml else "")
+        if not label and xml is not None:
+            label = xml[1]
     else:
-        found = _STYLE_LABEL.match(head) or _CODING.match(head)
-        label = found[1] if found else ""
+        match = _STYLE_LABEL.match(head) or _CODING.match(head)
+        if match is not None:
+            label = match[1]
     codec = codec_of_label(label)
-    return "utf-8" if codec is not None and codec.startswith("utf-16") else codec
+    if codec is not None and codec.startswith("utf-16"):
+        return "utf-8"
+    return codec
 
 
 def codec_of_label(label: str) -> str | None:
@@ -243,16 +251,21 @@ def _ranked(sample: bytes) -> list[str]:
         return ["cp1252"]  # one letter tells chardet nothing
     likeliest = chardet.detect(sample, compat_names=False, include_encodings=_CANDIDATES)
     others = chardet.detect_all(sample, ignore_threshold=True, compat_names=False, include_encodings=_CANDIDATES)
-    names = [each["encoding"] for each in (likeliest, *others)]
-    found = [codec_of_label(name) for name in names if name]
-    return list(dict.fromkeys([*(codec for codec in found if codec is not None), "cp1252"]))
+    ranked: dict[str, None] = {}
+    for guess in (likeliest, *others):
+        name = guess["encoding"]
+        codec = codec_of_label(name) if name else None
+        if codec is not None:
+            ranked[codec] = None
+    ranked["cp1252"] = None
+    return list(ranked)
 
 
 def _sample(data: bytes) -> bytes:
     """Return the lines with non-ASCII bytes, from the beginning on and then from the middle, within a bound.
 
-    A piece begins at a line or at the first such byte, and ends where no character is cut in an encoding of many bytes:
-    bytes below 0x30 are whole characters there.
+    A piece begins at a line or at the first such byte. It ends where no character of a multibyte encoding is cut: bytes
+    below 0x30 are whole characters there.
     """
     pieces: list[bytes] = []
     taken = 0
@@ -283,7 +296,7 @@ def _end_of_whole_characters(data: bytes, start: int, end: int) -> int:
 
 
 def _guess_utf16(data: bytes) -> str | None:
-    """Return which UTF-16 a text without a mark is: what is read as it is of few scripts, with no odd characters."""
+    """Return which UTF-16 a text without a mark is: read as it, the text has few scripts and no odd characters."""
     sample = data[: _SAMPLE_BYTES // 4 * 2]
     if len(sample) < 4 or _CONTROLS.search(sample) is None or (len(data) % 2 and len(data) == len(sample)):
         return None
@@ -303,25 +316,47 @@ _ODD = frozenset(("Cc", "Cn", "Co", "Cs"))
 
 def _oddness(text: str) -> float:
     """Return how little characters look like a text: 0 for an ordinary one; a text in the wrong byte order has 1."""
-    if any(unicodedata.category(char) in _ODD and char not in "\t\n\r\f" for char in text):
+    blocks: set[int] = set()
+    ordinary = letters_and_digits = 0
+    for char in text:
+        if unicodedata.category(char) in _ODD and char not in "\t\n\r\f":
+            return 1.0
+        if char.isalpha():
+            blocks.add(_block(char))
+            letters_and_digits += 1
+        elif char.isdigit():
+            letters_and_digits += 1
+        if _is_ordinary(char):
+            ordinary += 1
+    if not ordinary or letters_and_digits < len(text) / 4:
         return 1.0
-    blocks = {_block(char) for char in text if char.isalpha()}
-    ordinary = sum(char in "\t\n\r " or 0x21 <= ord(char) <= 0x7E or 0x3000 <= ord(char) <= 0x30FF for char in text)
-    has_letters = sum(char.isalpha() or char.isdigit() for char in text)
-    if not ordinary or has_letters < len(text) / 4:
-        return 1.0
-    rare = len(blocks) / (len(text) + 40)
-    return rare + (0.1 if ordinary < len(text) / 50 else 0)
+    oddness = len(blocks) / (len(text) + 40)
+    if ordinary < len(text) / 50:
+        oddness += 0.1
+    return oddness
+
+
+def _is_ordinary(char: str) -> bool:
+    """Tell whether a character is ASCII that is seen or white space, or a Japanese letter or sign."""
+    return char in "\t\n\r " or 0x21 <= ord(char) <= 0x7E or 0x3000 <= ord(char) <= 0x30FF
 
 
 def _block(char: str) -> int:
-    """Return which 256 characters one belongs to; those of Chinese and Korean count as one block each."""
+    """Return the block of 256 characters that one belongs to; those of Chinese and of Korean count as one each."""
     code = ord(char)
     if 0x4E00 <= code <= 0x9FFF:
         return 0x4E
     if 0xAC00 <= code <= 0xD7A3:
         return 0xAC
     return code >> 8
+
+
+def _decode_text(data: bytes, codec: str, cut: bool) -> str | None:
+    """Return None if the bytes are not valid, or have a zero character early, as only binary files do."""
+    text = _decode_strictly(data, codec, cut)
+    if text is None or "\0" in text[:65_536]:
+        return None
+    return text
 
 
 def _decode_strictly(data: bytes, codec: str, cut: bool) -> str | None:
@@ -350,10 +385,13 @@ def describe_change_of_encoding(old: bytes, new: bytes) -> str:
         return ""
     if before.mark == after.mark and _is_same_encoding(before, after, old, new):
         return ""
-    names = [
-        each.encoding + (" with a byte order mark" if each.mark == codecs.BOM_UTF8 else "") for each in (before, after)
-    ]
-    return f"{names[0]}, now {names[1]}"
+    return f"{_name_with_mark(before)}, now {_name_with_mark(after)}"
+
+
+def _name_with_mark(text: Decoded) -> str:
+    if text.mark == codecs.BOM_UTF8:
+        return f"{text.encoding} with a byte order mark"
+    return text.encoding
 
 
 def _is_same_encoding(before: Decoded, after: Decoded, old: bytes, new: bytes) -> bool:

@@ -21,31 +21,40 @@ _KEPT_NAMES = """
 _KEPT = frozenset(_KEPT_NAMES.split())
 
 
-def attributes(written: str) -> dict[str, str]:
-    """Return those attributes of a tag that say what its page shows, by their names in lower case; the first counts."""
-    found: dict[str, str] = {}
-    for match in _ATTRIBUTE.finditer(written):
+def attributes(text: str) -> dict[str, str]:
+    """Return the attributes of a tag that affect what its page shows, by their names in lower case; the first counts.
+
+    `text`: the attributes as the tag has them.
+    """
+    values: dict[str, str] = {}
+    for match in _ATTRIBUTE.finditer(text):
         name = match[1].lower()
-        if name in _KEPT and name not in found:
-            found[name] = unescape_html(match[2] or match[3] or match[4] or "")
-    return found
+        if name in _KEPT and name not in values:
+            value = match[2] or match[3] or match[4] or ""
+            values[name] = unescape_html(value)
+    return values
 
 
 def find_label(head: str) -> str:
     """Return the encoding that the first <meta> with one names; empty if none does."""
-    at = 0
-    while (at := head.find("<", at)) >= 0:
+    at = head.find("<")
+    while at >= 0:
         if head.startswith("<!--", at):
-            end = COMMENT_END.search(head, at + 2)
-            if end is None:
+            comment_end = COMMENT_END.search(head, at + 2)
+            if comment_end is None:
                 return ""
-            at = end.end()
-        elif (tag := TAG.match(head, at)) is not None:
-            at = tag.end()
-            if not tag[1] and tag[2].lower() == "meta" and (label := _label_of(attributes(tag[3]))):
+            at = head.find("<", comment_end.end())
+            continue
+        tag = TAG.match(head, at)
+        if tag is None:
+            at = head.find("<", at + 1)
+            continue
+        is_start = not tag[1]
+        if is_start and tag[2].lower() == "meta":
+            label = _label_of(attributes(tag[3]))
+            if label:
                 return label
-        else:
-            at += 1
+        at = head.find("<", tag.end())
     return ""
 
 
@@ -55,10 +64,14 @@ _CHARSET = re.compile(r"""charset\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s;"']++))
 def _label_of(meta: dict[str, str]) -> str:
     if meta.get("charset"):
         return meta["charset"]
-    return label_of_type(meta.get("content", "")) if meta.get("http-equiv", "").lower() == "content-type" else ""
+    if meta.get("http-equiv", "").lower() == "content-type":
+        return label_of_type(meta.get("content", ""))
+    return ""
 
 
 def label_of_type(content_type: str) -> str:
     """Return the encoding that a content type names, e.g. that of a header; empty if it names none."""
-    found = _CHARSET.search(content_type)
-    return (found[1] or found[2] or found[3] or "") if found else ""
+    match = _CHARSET.search(content_type)
+    if match is None:
+        return ""
+    return match[1] or match[2] or match[3] or ""

@@ -35,8 +35,9 @@ _NEAR_WORDS = 3
 _BEGINNING = 3
 """Letters that a word and its stem have in common."""
 _MAX_KNOWN = 1_000_000
-_MAX_STEMMED, _MAX_STEMMED_CHARS = 10_000, 40
-"""A hostile text has many words that begin like one of the question: no more of them than that are stemmed."""
+_MAX_STEMMED = 10_000
+"""How many words of texts are stemmed: a hostile text has many that begin like one of the question."""
+_MAX_STEMMED_CHARS = 40
 _SCRIPTS = {"russian": re.compile("[а-яё]"), "greek": re.compile("[α-ω]"), "korean": re.compile("[가-힣]")}
 
 
@@ -57,12 +58,20 @@ def _fillers() -> dict[str, frozenset[str]]:
 
 @cache
 def _irregular() -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return the first form of each English word whose forms have several stems, and all forms by the first's stem."""
+    """Return the English words whose forms have several stems.
+
+    The first dictionary has the first form of each form, the second all forms by the stem of the first.
+    """
     text = files("ava_roles").joinpath("irregular_words.txt").read_text(encoding="utf-8")
-    lines = " ".join(line for line in text.splitlines() if not line.startswith("#"))
-    groups = [forms.split() for forms in lines.split(",")]
+    words = " ".join(line for line in text.splitlines() if not line.startswith("#"))
     stem = _snowball().stemmer("english").stemWord
-    return {form: forms[0] for forms in groups for form in forms}, {stem(forms[0]): forms for forms in groups}
+    first_forms: dict[str, str] = {}
+    forms_by_stem: dict[str, list[str]] = {}
+    for group in words.split(","):
+        forms = group.split()
+        first_forms.update(dict.fromkeys(forms, forms[0]))
+        forms_by_stem[stem(forms[0])] = forms
+    return first_forms, forms_by_stem
 
 
 class Matches(NamedTuple):
@@ -259,13 +268,19 @@ def _is_telling(word: str) -> bool:
 
 
 def _languages(words: Iterable[str]) -> list[str]:
-    """Return the languages whose filler words a question has most of; without any, those that it may well be in."""
-    found = {language: sum(word in fillers for word in words) for language, fillers in _fillers().items()}
-    most = max(found.values())
+    """Return the languages with most of a question's filler words; if it has none, those that it is likely to be in."""
+    words = list(words)
+    counts: dict[str, int] = {}
+    for language, fillers in _fillers().items():
+        counts[language] = sum(word in fillers for word in words)
+    most = max(counts.values())
     if most:
-        return [language for language, count in found.items() if count == most][:_LANGUAGES_MOST]
-    scripts = [language for language, letters in _SCRIPTS.items() if any(letters.search(word) for word in words)]
-    return scripts or ["english", "german", "french", "spanish"]
+        return [language for language, count in counts.items() if count == most][:_LANGUAGES_MOST]
+    languages: list[str] = []
+    for language, letters in _SCRIPTS.items():
+        if any(letters.search(word) for word in words):
+            languages.append(language)
+    return languages or ["english", "german", "french", "spanish"]
 
 
 def _stemmers(languages: Iterable[str]) -> list[Callable[[str], str]]:
@@ -305,10 +320,12 @@ HEADING_CHARS = 30
 _MAX_RANKED = 1_000
 _MAX_WEIGHT = 5.0
 _PAIR_SHARE = 0.7
-_SATURATION, _LENGTH_SHARE = 1.2, 0.5
-"""BM25's k1 and b."""
+_SATURATION = 1.2
+"""BM25's k1."""
+_LENGTH_SHARE = 0.5
+"""BM25's b."""
 _PROSE_FILLERS = 0.2
-"""The share of filler words from which a text counts as prose; lists of files and code have hardly any."""
+"""With this share of filler words or more, a text counts as prose; lists of files and code have hardly any."""
 _UNSPACED_SHARE = 0.4
 _SYMBOL_SHARE = 0.12
 _LEAST_PROSE = 0.4
@@ -316,7 +333,7 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 _NO_SYMBOL = re.compile(r"[\w\s.,;:!?'\"()\u2010-\u2027\u3000-\u303f\uff00-\uff65-]+")
 _ENTRY = re.compile(r"(?<![\w.])\d+(?:\.\d+)+\.?\s")
 _ENTRY_CHARS = 150
-"""A table of contents has an entry at least every so many characters."""
+"""A table of contents has at least one entry in this many characters."""
 _RECORDS = re.compile(r"(?:^|/)(?:changelog|changes|copyright|news|todo)[^/]*$", re.IGNORECASE)
 _RECORD_FACTOR = 0.6
 _WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
@@ -523,9 +540,12 @@ def _split_line(line: str) -> Generator[tuple[int, str]]:
     start = 0
     while start < len(line):
         end = start + _PASSAGE_CHARS
-        if end < len(line) and (blank := line.rfind(" ", start, end)) > start:
-            end = blank
-        if piece := line[start:end].strip():
+        if end < len(line):
+            blank = line.rfind(" ", start, end)
+            if blank > start:
+                end = blank
+        piece = line[start:end].strip()
+        if piece:
             yield start + 1, piece
         start = end
 

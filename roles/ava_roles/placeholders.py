@@ -51,7 +51,10 @@ def has_misspelt(value: object) -> bool:
 
 def secret_names(value: object) -> tuple[str, ...]:
     """Return the names of the secrets whose placeholders are in arguments, in order, each once."""
-    return tuple(dict.fromkeys(name for text in texts_in(value) for name in PLACEHOLDER.findall(text)))
+    names: dict[str, None] = {}
+    for text in texts_in(value):
+        names.update(dict.fromkeys(PLACEHOLDER.findall(text)))
+    return tuple(names)
 
 
 def fill_query(url: str, secrets: Collection[InjectedSecret]) -> str:
@@ -73,7 +76,7 @@ def fill_header(text: str, secrets: Collection[InjectedSecret]) -> str:
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    return PLACEHOLDER.sub(lambda found: values[found[1]], text)
+    return PLACEHOLDER.sub(lambda match: values[match[1]], text)
 
 
 SERVER_NAME = re.compile(r"[A-Za-z0-9](?:_?[A-Za-z0-9-]){0,31}")

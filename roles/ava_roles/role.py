@@ -60,8 +60,9 @@ def read_document(text: str, source: str, known: frozenset[str]) -> RoleDocument
     if end is None:
         raise RoleFileError(source, "the line `---` that ends the frontmatter is missing", len(lines))
     front = "\n".join(lines[1:end])
-    if odd := yaml.reader.Reader.NON_PRINTABLE.search(front):  # quoting the description would let it through
-        line = front.count("\n", 0, odd.start()) + 2
+    control = yaml.reader.Reader.NON_PRINTABLE.search(front)
+    if control is not None:  # quoting the description would let it through
+        line = front.count("\n", 0, control.start()) + 2
         raise RoleFileError(source, "contains a control character; remove it", line)
     quoted = quote_description(front)
     try:
@@ -79,8 +80,8 @@ def quote_description(front: str) -> str:
     return _PLAIN_DESCRIPTION.sub(_quote, front)
 
 
-def _quote(found: re.Match[str]) -> str:
-    return found[1] + json.dumps(found[2].replace("\\n", "\n"), ensure_ascii=False)
+def _quote(match: re.Match[str]) -> str:
+    return match[1] + json.dumps(match[2].replace("\\n", "\n"), ensure_ascii=False)
 
 
 def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any], dict[str, int]]:
@@ -118,11 +119,21 @@ def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any
 
 
 def _is_flat(node: yaml.Node, *, mapping: bool) -> bool:
-    """Tell whether a value is a scalar, a list of such, or a mapping: YAML aliases could blow up anything else."""
-    items: Any = [] if isinstance(node.value, str) else node.value
-    pairs = isinstance(node, yaml.MappingNode)
-    leaves = [leaf for pair in items for leaf in pair] if pairs else items
-    return pairs <= mapping and all(isinstance(leaf, yaml.ScalarNode) for leaf in leaves)
+    """Tell whether a value is a scalar, a list of scalars, or with `mapping` one of scalars to scalars.
+
+    YAML aliases could blow up anything else.
+    """
+    if isinstance(node.value, str):
+        return True
+    nodes: list[Any] = []
+    if isinstance(node, yaml.MappingNode):
+        if not mapping:
+            return False
+        for key, value in node.value:
+            nodes += [key, value]
+    else:
+        nodes += node.value
+    return all(isinstance(each, yaml.ScalarNode) for each in nodes)
 
 
 RESEARCH_TOOLS: Final = tuple(spec.name for spec in tool_specs().values() if spec.default)
@@ -143,15 +154,23 @@ _COMMA_OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
 
 
 _MOST_LIST_CHARS: Final = 5_000
+_NO_LIST: Final = "must be a list of names, e.g. [first, second]"
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) and len(value) > _MOST_LIST_CHARS:  # splitting takes the square of its length
-        raise ValueError(f"must have at most {_MOST_LIST_CHARS:,} characters, or be a list: [first, second]")
-    items = _COMMA_OUTSIDE_PARENTHESES.split(value) if isinstance(value, str) else value
-    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in cast("list[Any]", items)):
-        raise ValueError("must be a list of names, e.g. [first, second]")
-    return tuple(dict.fromkeys(name for item in cast("list[str]", items) if (name := item.strip())))
+    if isinstance(value, str):
+        if len(value) > _MOST_LIST_CHARS:  # splitting takes the square of its length
+            raise ValueError(f"must have at most {_MOST_LIST_CHARS:,} characters, or be a list: [first, second]")
+        value = _COMMA_OUTSIDE_PARENTHESES.split(value)
+    if not isinstance(value, list | tuple):
+        raise ValueError(_NO_LIST)
+    names: dict[str, None] = {}
+    for item in cast("list[Any]", value):
+        if not isinstance(item, str):
+            raise ValueError(_NO_LIST)
+        if item.strip():
+            names[item.strip()] = None
+    return tuple(names)
 
 
 def _name(value: str) -> str:
@@ -192,20 +211,27 @@ def _folder(value: str) -> str:
     return value
 
 
-ANY, TASK = "any", "task"
-"""Words for where a value may come from: anywhere, and only from what was approved."""
+ANY = "any"
+"""A value may come from anywhere."""
+TASK = "task"
+"""A value may come only from what was approved."""
 _EFFECT = re.compile(r"mcp__[A-Za-z0-9_-]{1,200}(\.[A-Za-z0-9_.-]{1,200})?")
 
 
 def _effects(value: Any) -> dict[str, tuple[str, ...]]:
-    given = cast("dict[str, Any]", value) if isinstance(value, dict) else {"": None}
-    found = {name: _names(sources) if sources is not None else () for name, sources in given.items()}
-    if not all(
-        _EFFECT.fullmatch(name) and all(each in (ANY, TASK) or _EFFECT.fullmatch(each) for each in sources)
-        for name, sources in found.items()
-    ):
-        raise ValueError(f"must be lines of `mcp__server__tool.argument: {ANY}`, `{TASK}`, or mcp__server__tool.field")
-    return found
+    fault = ValueError(f"must be lines of `mcp__server__tool.argument: {ANY}`, `{TASK}`, or mcp__server__tool.field")
+    if not isinstance(value, dict):
+        raise fault
+    effects: dict[str, tuple[str, ...]] = {}
+    for name, sources in cast("dict[str, Any]", value).items():
+        effects[name] = _names(sources) if sources is not None else ()
+    for name, sources in effects.items():
+        if not _EFFECT.fullmatch(name):
+            raise fault
+        for source in sources:
+            if source not in (ANY, TASK) and not _EFFECT.fullmatch(source):
+                raise fault
+    return effects
 
 
 _Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
@@ -315,7 +341,11 @@ class Role(_Keys):
     @property
     def ignored(self) -> tuple[str, ...]:
         """What the file says and Ava does not use, for people: with the key that a misspelt one may mean."""
-        return tuple(f"{one} (did you mean {key}?)" if (key := meant_key(one)) else one for one in self.ignored_keys)
+        words: list[str] = []
+        for unknown in self.ignored_keys:
+            key = meant_key(unknown)
+            words.append(f"{unknown} (did you mean {key}?)" if key else unknown)
+        return tuple(words)
 
     @property
     def denied(self) -> tuple[str, ...]:
@@ -362,15 +392,17 @@ def read_role(text: str, source: str, default_name: str) -> tuple[Role | None, l
     if faults:
         return None, sorted(faults, key=lambda fault: fault.line or 0)
     ignored = (*sorted(file.lines.keys() - _KNOWN_KEYS), *ignored)
-    given: dict[str, Any] = {**dict(keys), "tools": tools}
-    return Role(**given, body=file.body, source=source, text=text, ignored_keys=ignored), []
+    values: dict[str, Any] = {**dict(keys), "tools": tools}
+    return Role(**values, body=file.body, source=source, text=text, ignored_keys=ignored), []
 
 
 def effect_words(effects: Mapping[str, Sequence[str]]) -> str:
-    """Return in a sentence where what a run changes or sends through other servers may come from."""
-    named = [f"{what} may also come from {' and '.join(sources)}" for what, sources in effects.items() if sources]
-    words = "What it changes or sends there comes from your task, or you are asked"
-    return f"{words}; {', '.join(named).replace(f'from {ANY}', 'from anywhere')}." if named else f"{words}."
+    """Return a sentence on the sources of what a run changes or sends through other servers."""
+    sentence = "What it changes or sends there comes from your task, or you are asked"
+    others = [f"{what} may also come from {' and '.join(sources)}" for what, sources in effects.items() if sources]
+    if not others:
+        return f"{sentence}."
+    return f"{sentence}; {', '.join(others).replace(f'from {ANY}', 'from anywhere')}."
 
 
 def first_sentence(text: str) -> str:
@@ -385,37 +417,45 @@ def _named_tools(file: RoleDocument, keys: _Keys, faults: list[RoleFileError]) -
     """Return the tools that the file grants and denies; names that cannot be used are added to the faults."""
     granted: Named = {}
     denied: Named = {}
-    for key, names, found in (("tools", keys.tools, granted), ("disallowedTools", keys.disallowed, denied)):
-        for name in names:
-            # A pattern such as `Bash(rm:*)` denies the whole tool: Ava cannot deny part of one.
-            meant = name if key == "tools" else name.split("(")[0].removesuffix("__*")
-            try:
-                found[name] = _tool(file, key, meant)
-            except RoleFileError as fault:
-                faults.append(fault)
-    faults += [
-        file.fault("tools", f"{name} is never given to a subagent; remove it")
-        for name in granted
-        if name in NEVER_FOR_SUBAGENTS
-    ]
+    for name in keys.tools:
+        try:
+            granted[name] = _own_name(file, "tools", name)
+        except RoleFileError as fault:
+            faults.append(fault)
+    for name in keys.disallowed:
+        # A pattern such as `Bash(rm:*)` denies the whole tool: Ava cannot deny part of one.
+        tool = name.split("(")[0].removesuffix("__*")
+        try:
+            denied[name] = _own_name(file, "disallowedTools", tool)
+        except RoleFileError as fault:
+            faults.append(fault)
+    for name in granted:
+        if name in NEVER_FOR_SUBAGENTS:
+            faults.append(file.fault("tools", f"{name} is never given to a subagent; remove it"))
     return granted, denied
 
 
 def _tools(granted: Named, denied: Named) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the role's tools (named and common ones, without the denied), and the names that were ignored."""
-    tools = tuple(
-        tool
-        for tool in dict.fromkeys((*granted.values(), *COMMON_TOOLS))
-        # A denied `mcp__server` denies all tools of that server.
-        if tool and tool not in denied.values() and "__".join(tool.split("__")[:2]) not in denied.values()
-    )
+    tools: list[str] = []
+    for tool in dict.fromkeys((*granted.values(), *COMMON_TOOLS)):
+        if not tool or tool in denied.values():
+            continue
+        server = "__".join(tool.split("__")[:2])
+        if server not in denied.values():  # a denied `mcp__server` denies all tools of that server
+            tools.append(tool)
     ignored = [f"tools: {name}" for name, tool in granted.items() if not tool and name != "submit_result"]
-    return tools, (*ignored, *(f"disallowedTools: {name}" for name, tool in denied.items() if not tool))
+    ignored += [f"disallowedTools: {name}" for name, tool in denied.items() if not tool]
+    return tuple(tools), tuple(ignored)
 
 
-def _tool(file: RoleDocument, key: str, name: str) -> str | None:
+def _own_name(file: RoleDocument, key: str, name: str) -> str | None:
+    """Return Ava's name of a tool; None for one that Ava ignores. Raises RoleFileError: there is none."""
     specs = tool_specs()
-    name = next((spec.name for spec in specs.values() if name in spec.aliases), name)
+    for spec in specs.values():
+        if name in spec.aliases:
+            name = spec.name
+            break
     if name in specs or _MCP_TOOL.fullmatch(name):
         return name
     if name in NEVER_FOR_SUBAGENTS or name == "submit_result" or not name[:1].islower():
@@ -431,11 +471,11 @@ def _validate(file: RoleDocument, default_name: str) -> tuple[_Keys | None, list
     try:
         return _Keys.model_validate(values), []
     except ValidationError as error:
-        found = error.errors(include_url=False)
-    faults = {str(fault["loc"][0]): _fault(file, fault, default_name) for fault in reversed(found)}
-    left = {"name": "x", "description": "x", **{key: value for key, value in values.items() if key not in faults}}
+        errors = error.errors(include_url=False)
+    faults = {str(fault["loc"][0]): _fault(file, fault, default_name) for fault in reversed(errors)}
+    valid = {key: value for key, value in values.items() if key not in faults}
     try:
-        return _Keys.model_validate(left), list(faults.values())
+        return _Keys.model_validate({"name": "x", "description": "x", **valid}), list(faults.values())
     except ValidationError:
         return None, list(faults.values())
 
@@ -474,7 +514,7 @@ def system_prompt(
     output_schema: Mapping[str, Any] | None,
     skills: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Return the system prompt: equal bytes for equal input, whatever the order of tools and limits.
+    """Return the system prompt: equal bytes for equal input, in whatever order tools and limits are given.
 
     It begins with `shared_prompt`, which is the same for all runs of a role with the same tools, so that a provider can
     read it from its cache. What the spawn said follows: its own words (`system_prompt`), then task context, limits and

@@ -49,7 +49,7 @@ class Skill:
         text: What `SKILL.md` says, without its frontmatter.
         files: Every file of the folder by its path, with its bytes; `SKILL.md` is among them.
         programs: Those that can be run.
-        left_out: What is in the folder and no regular file.
+        left_out: What is in the folder but is not a regular file.
     """
 
     name: str
@@ -109,10 +109,10 @@ def read_skill(folder: Path, source: str) -> Skill:
         raise document.fault(
             "description", f"has {len(description):,} characters; at most {DESCRIPTION_CHARS:,} are allowed"
         )
-    asked = _asked_tools(document.values.get("allowed-tools"))
-    if asked is None:
+    names = _tool_names(document.values.get("allowed-tools"))
+    if names is None:
         raise document.fault("allowed-tools", f"must be at most {_MOST_TOOLS} names of tools")
-    tools, unknown = _tools(asked)
+    tools, unknown = _tools(names)
     return Skill(name, one_line(description), tools, unknown, document.body, files, programs, left_out)
 
 
@@ -165,26 +165,37 @@ def _is_program(descriptor: int) -> bool:
     return bool(os.fstat(descriptor).st_mode & 0o100)
 
 
-def _asked_tools(given: Any) -> list[str] | None:
-    """Return the tools of `allowed-tools` as it spells them; None if it is no list or text of names, or too long."""
-    items: object = _TOOL.findall(given) if isinstance(given, str) else given or []
-    if not isinstance(items, list):
+def _tool_names(value: Any) -> list[str] | None:
+    """Return the tools of `allowed-tools` as it spells them; None if it is not a list or text of names, or too long."""
+    if isinstance(value, str):
+        value = _TOOL.findall(value)
+    elif not value:
+        value = []
+    if not isinstance(value, list) or len(cast("list[object]", value)) > _MOST_TOOLS:
         return None
-    names = [name for name in cast("list[object]", items) if isinstance(name, str)]
-    return names if len(names) == len(cast("list[object]", items)) <= _MOST_TOOLS else None
+    names: list[str] = []
+    for name in cast("list[object]", value):
+        if not isinstance(name, str):
+            return None
+        names.append(name)
+    return names
 
 
-def _tools(items: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _tools(names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the tools that Ava has, and the others. `Bash(git:*)` asks for all of Bash."""
-    by_alias = {alias: spec.name for spec in tool_specs().values() for alias in (*spec.aliases, spec.name)}
+    own_names: dict[str, str] = {}
+    for spec in tool_specs().values():
+        own_names.update(dict.fromkeys((*spec.aliases, spec.name), spec.name))
     known: list[str] = []
     unknown: list[str] = []
-    for item in items:
-        name = item.partition("(")[0].strip()
+    for text in names:
+        name = text.partition("(")[0].strip()
         if name.startswith("mcp__"):
             known.append(name)
+        elif name in own_names:
+            known.append(own_names[name])
         elif name:
-            (known if name in by_alias else unknown).append(by_alias.get(name, one_line(name, 80)))
+            unknown.append(one_line(name, 80))
     return tuple(dict.fromkeys(known)), tuple(dict.fromkeys(unknown))
 
 

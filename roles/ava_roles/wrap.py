@@ -138,10 +138,15 @@ def seen_offsets(text: str) -> list[int] | None:
 
 
 def _joins(text: str, at: int) -> bool:
-    found = _joins_between(text[at - 1 : at], text[at : at + 2]) if at else False
-    if found is None:
-        return bool(_joins_between(" " + text[max(0, at - _MOST_MARKS) : at], text[at : at + 1 + _MOST_MARKS]))
-    return found
+    """Tell whether the joiner at a place changes what is seen."""
+    if at == 0:
+        return False
+    joins = _joins_between(text[at - 1 : at], text[at : at + 2])
+    if joins is not None:
+        return joins
+    before = " " + text[max(0, at - _MOST_MARKS) : at]
+    after = text[at : at + 1 + _MOST_MARKS]
+    return bool(_joins_between(before, after))
 
 
 def _is_mark(char: str) -> bool:
@@ -165,24 +170,27 @@ def _joins_between(before: str, after: str) -> bool | None:
         return False
     if unicodedata.combining(nearest) == _VIRAMA:
         return True
-    if len(before) == 1 and (_is_mark(before) or (following and _is_mark(following))):
+    beside_mark = _is_mark(nearest) or (following and _is_mark(following))
+    if len(before) == 1 and beside_mark:
         return None
     base = _first_base(reversed(before))
-    left = _is_joined(f"{base}{_NON_JOINER}{_DUAL_JOINING}")
-    right = _is_joined(f"{_DUAL_JOINING}{_NON_JOINER}{_first_base(after)}")
+    joins_left = _is_joined(f"{base}{_NON_JOINER}{_DUAL_JOINING}")
+    joins_right = _is_joined(f"{_DUAL_JOINING}{_NON_JOINER}{_first_base(after)}")
     if joiner == _NON_JOINER:
-        return left and right
+        return joins_left and joins_right
     if following and unicodedata.combining(following) == _VIRAMA:
         return unicodedata.category(base or " ") == "Lo"
-    return left != right or (_is_picture(base) and _is_picture(following))
+    if joins_left != joins_right:
+        return True
+    return _is_picture(base) and _is_picture(following)
 
 
-def _is_joined(three: str) -> bool:
-    """Tell whether the letters around a U+200C would join without it."""
+def _is_joined(text: str) -> bool:
+    """Tell whether the letters around a U+200C would join without it; not if one of the two is missing."""
     from idna.core import valid_contextj
 
     try:
-        return len(three) == 3 and valid_contextj(three, 1)
+        return len(text) == 3 and valid_contextj(text, 1)
     except ValueError:  # a character without a name
         return False
 
@@ -193,15 +201,24 @@ def _is_picture(char: str) -> bool:
 
 @cache
 def _pictographs() -> list[tuple[int, int]]:
+    """Return the ranges of code points of emoji, each with its first and its last one."""
     text = files("ava_roles").joinpath("pictographs.txt").read_text(encoding="utf-8")
-    ranges = [each.split("-") for line in text.splitlines() if not line.startswith("#") for each in line.split()]
-    return [(int(each[0], 16), int(each[-1], 16)) for each in ranges]
+    ranges: list[tuple[int, int]] = []
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        for word in line.split():  # `231A-231B`, or one code point
+            ends = word.split("-")
+            ranges.append((int(ends[0], 16), int(ends[-1], 16)))
+    return ranges
 
 
 def one_line(text: str | None, most: int | None = None) -> str:
-    """Return a text on one line without invisible characters, where it is longer than `most` cut with `…`."""
+    """Return a text on one line without invisible characters; if it is longer than `most`, cut with `…`."""
     line = " ".join(clean(text or "")[0].split())
-    return line if most is None or len(line) <= most else line[: most - 1] + "…"
+    if most is None or len(line) <= most:
+        return line
+    return line[: most - 1] + "…"
 
 
 def list_names(names: Sequence[str], most: int = 8) -> str:
@@ -239,8 +256,11 @@ def _wrap(text: str, tag: str, nonce: str, about: Mapping[str, str], removed: in
 
 def cut_tool_output(wrapped: str, chars: int, result_id: str) -> str:
     """Return a wrapped output, or plain text, cut to its first `chars`, with a note how to read on, by `result_id`."""
-    opening, closing = _FIRST_TAG.search(wrapped), wrapped.rfind("\n</")
-    begin, end = (opening.end(), closing) if opening is not None and closing >= opening.end() else (0, len(wrapped))
+    begin, end = 0, len(wrapped)
+    opening = _FIRST_TAG.search(wrapped)
+    closing = wrapped.rfind("\n</")
+    if opening is not None and closing >= opening.end():
+        begin, end = opening.end(), closing
     if end - begin <= chars:
         return wrapped
     note = f"[cut: {chars:,} of {end - begin:,} characters; read_tool_result {result_id} with offset {chars} goes on]"
@@ -258,7 +278,12 @@ def add_bars(text: str, bar: str = BAR) -> str:
 
 def _escape(text: str) -> str:
     """Replace `<`, and what looks like it, by `&lt;` where something like one of the tag names follows."""
-    return _OPENING.sub(lambda found: "&lt;" if _skeleton(found[1]).startswith(_skeletons()) else found[0], text)
+
+    def escape_tag(match: re.Match[str]) -> str:
+        is_tag = _skeleton(match[1]).startswith(_skeletons())
+        return "&lt;" if is_tag else match[0]
+
+    return _OPENING.sub(escape_tag, text)
 
 
 @cache

@@ -302,7 +302,7 @@ async def test_each_source_opens_on_what_was_read_and_says_what_the_file_is_now(
         ({"workspace": 7}, "a newer Ava proposed the run"),
     ):
         config = json.dumps({**json.loads(run.config), "workspace_identity": folder_identity(lab.root), **changes})
-        now = sources._look(lab.runtime.settings, replace(run, config=config), read, lab.runtime.user)
+        now = sources._compare_file(lab.runtime.settings, replace(run, config=config), read, lab.runtime.user)
         assert now == ("unknown", sources._not_here(why))
     lab.workspace.rename(lab.workspace.with_name("moved"))
     assert (await opened(lab, run_id, 1)).now_words == sources._not_here("its folder cannot be opened")

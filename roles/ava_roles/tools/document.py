@@ -16,7 +16,10 @@ from ava_roles.encodings import decode, encoding_name
 _CONTEXT_LINES = 2
 _MAX_REGIONS = 3
 _MAX_LINES = 12
+_HEAD_LINES = 8
+_TAIL_LINES = 3
 _MAX_LINE_CHARS = 200
+_MAX_LINE_NUMBERS = 20
 
 
 class Region(NamedTuple):
@@ -29,51 +32,73 @@ class Region(NamedTuple):
 
 
 def render_changes(old: Sequence[str], new: Sequence[str], regions: Sequence[Region]) -> str:
+    """Return the first regions, and the line numbers of the others."""
     parts = [render_change(old, new, region) for region in regions[:_MAX_REGIONS]]
-    if rest := regions[_MAX_REGIONS:]:
-        numbers = ", ".join(f"{region.new_from + 1:,}" for region in rest[:20]) + (", …" if len(rest) > 20 else "")
-        parts.append(f"and in lines {numbers}")
+    others = regions[_MAX_REGIONS:]
+    if others:
+        numbers = [f"{region.new_from + 1:,}" for region in others[:_MAX_LINE_NUMBERS]]
+        if len(others) > _MAX_LINE_NUMBERS:
+            numbers.append("…")
+        parts.append(f"and in lines {', '.join(numbers)}")
     return "\n".join(parts)
 
 
 def render_change(old: Sequence[str], new: Sequence[str], region: Region) -> str:
     """Return one region: removed lines with `-`, added lines with `+`, and the lines around them."""
-    trimmed = _trimmed(old, new, region)
-    before = [(" ", at, new[at]) for at in range(max(0, trimmed.new_from - _CONTEXT_LINES), trimmed.new_from)]
-    removed = [("-", at, old[at]) for at in range(trimmed.old_from, min(trimmed.old_to, len(old)))]
-    added = [("+", at, new[at]) for at in range(trimmed.new_from, min(trimmed.new_to, len(new)))]
-    after = [(" ", at, new[at]) for at in range(trimmed.new_to, min(trimmed.new_to + _CONTEXT_LINES, len(new)))]
-    return "\n".join((*_listed(before), *_listed(removed), *_listed(added), *_listed(after)))
+    trimmed = _trim(old, new, region)
+    before_from = max(0, trimmed.new_from - _CONTEXT_LINES)
+    after_to = trimmed.new_to + _CONTEXT_LINES
+    lines = _numbered_lines(" ", new, before_from, trimmed.new_from)
+    lines += _numbered_lines("-", old, trimmed.old_from, min(trimmed.old_to, len(old)))
+    lines += _numbered_lines("+", new, trimmed.new_from, min(trimmed.new_to, len(new)))
+    lines += _numbered_lines(" ", new, trimmed.new_to, min(after_to, len(new)))
+    return "\n".join(lines)
 
 
 def describe_counts(old: Sequence[str], new: Sequence[str], regions: Sequence[Region]) -> str:
-    trimmed = [_trimmed(old, new, region) for region in regions]
-    removed = sum(min(each.old_to, len(old)) - min(each.old_from, len(old)) for each in trimmed)
-    added = sum(min(each.new_to, len(new)) - min(each.new_from, len(new)) for each in trimmed)
-    return f"{removed:,} {'line' if removed == 1 else 'lines'} removed, {added:,} added"
+    removed = 0
+    added = 0
+    for region in regions:
+        trimmed = _trim(old, new, region)
+        removed += min(trimmed.old_to, len(old)) - min(trimmed.old_from, len(old))
+        added += min(trimmed.new_to, len(new)) - min(trimmed.new_from, len(new))
+    word = "line" if removed == 1 else "lines"
+    return f"{removed:,} {word} removed, {added:,} added"
 
 
 def numbered_line(sign: str, at: int, line: str) -> str:
-    shown = line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}… ({len(line):,} characters)"
-    return f"{sign}{at + 1:>5}  {shown}".rstrip(" ") if not shown else f"{sign}{at + 1:>5}  {shown}"
+    number = f"{sign}{at + 1:>5}"
+    if not line:
+        return number
+    if len(line) > _MAX_LINE_CHARS:
+        line = f"{line[:_MAX_LINE_CHARS]}… ({len(line):,} characters)"
+    return f"{number}  {line}"
 
 
-def _trimmed(old: Sequence[str], new: Sequence[str], region: Region) -> Region:
+def _trim(old: Sequence[str], new: Sequence[str], region: Region) -> Region:
+    """Return a region without the lines that are equal at its beginning and its end."""
     old_from, old_to, new_from, new_to = region
-    old_to, new_to = min(old_to, len(old)), min(new_to, len(new))
+    old_to = min(old_to, len(old))
+    new_to = min(new_to, len(new))
     while old_from < old_to and new_from < new_to and old[old_from] == new[new_from]:
-        old_from, new_from = old_from + 1, new_from + 1
+        old_from += 1
+        new_from += 1
     while old_from < old_to and new_from < new_to and old[old_to - 1] == new[new_to - 1]:
-        old_to, new_to = old_to - 1, new_to - 1
+        old_to -= 1
+        new_to -= 1
     return Region(old_from, old_to, new_from, new_to)
 
 
-def _listed(lines: Sequence[tuple[str, int, str]]) -> list[str]:
-    if len(lines) <= _MAX_LINES:
-        return [numbered_line(*line) for line in lines]
-    head, tail = lines[: _MAX_LINES - 4], lines[-3:]
-    left_out = f"{lines[0][0]}       … {len(lines) - len(head) - len(tail):,} lines …"
-    return [*(numbered_line(*line) for line in head), left_out, *(numbered_line(*line) for line in tail)]
+def _numbered_lines(sign: str, lines: Sequence[str], first: int, end: int) -> list[str]:
+    """Return lines with their numbers; of many, only the first and the last ones."""
+    count = end - first
+    if count <= _MAX_LINES:
+        return [numbered_line(sign, at, lines[at]) for at in range(first, end)]
+    head_end = first + _HEAD_LINES
+    tail_from = end - _TAIL_LINES
+    head = [numbered_line(sign, at, lines[at]) for at in range(first, head_end)]
+    tail = [numbered_line(sign, at, lines[at]) for at in range(tail_from, end)]
+    return [*head, f"{sign}       … {tail_from - head_end:,} lines …", *tail]
 
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -124,13 +149,13 @@ class Document:
     def data(self) -> bytes:
         """Return the bytes of the file. Raises NotWritable."""
         lines = self.text.split("\n")
-        whole = "".join(part for pair in zip(lines, (*self.ends, ""), strict=True) for part in pair)
+        text = "".join(f"{line}{end}" for line, end in zip(lines, (*self.ends, ""), strict=True))
         try:
-            return self.mark + whole.encode(self.codec)
+            return self.mark + text.encode(self.codec)
         except UnicodeEncodeError as error:
-            char = whole[error.start]
+            char = text[error.start]
             name = unicodedata.name(char, "no name")
-            line = whole.count("\n", 0, error.start) + 1
+            line = text.count("\n", 0, error.start) + 1
             raise NotWritable(
                 f"{char} (U+{ord(char):04X}, {name}) in line {line:,} is not in {self.encoding}"
             ) from None
@@ -159,8 +184,11 @@ class Document:
 
     def _ends_like(self, other: Document) -> tuple[str, ...]:
         kinds = Counter(other.ends)
-        usual = "\n" if not kinds or kinds["\n"] == max(kinds.values()) else kinds.most_common(1)[0][0]
-        lines, others = self.text.split("\n"), other.text.split("\n")
+        usual = "\n"
+        if kinds and kinds["\n"] < max(kinds.values()):
+            usual = kinds.most_common(1)[0][0]
+        lines = self.text.split("\n")
+        others = other.text.split("\n")
         most = min(len(self.ends), len(other.ends))
         before = _count_equal(lines[:most], others[:most])
         after = max(0, _count_equal(lines[:0:-1], others[:0:-1]) - 1)  # the last line has no end
@@ -187,7 +215,8 @@ class Document:
     def line_numbers(self, starts: Sequence[int]) -> list[int]:
         """Return the line numbers (from 1) of these offsets, each once."""
         numbers: list[int] = []
-        line, before = 1, 0
+        line = 1
+        before = 0
         for start in starts:
             line += self.text.count("\n", before, start)
             before = start
@@ -197,7 +226,8 @@ class Document:
 
     def replaced(self, starts: Sequence[int], old: str, new: str) -> tuple[Document, list[Region]]:
         """Return the document with another text at these offsets, and the changed regions; line ends stay."""
-        removed, added = old.count("\n"), new.count("\n")
+        removed = old.count("\n")
+        added = new.count("\n")
         parts: list[str] = []
         ends: list[str] = []
         regions: list[Region] = []
@@ -207,14 +237,15 @@ class Document:
             parts += (self.text[at:start], new)
             ends += self.ends[kept:line]
             ends += (self._end_of(line),) * added
-            first, last = line, line + removed
-            if regions and regions[-1].old_to > first:  # they touch, so both are one change
+            old_to = line + removed + 1
+            new_to = line + added + 1 + shift
+            if regions and regions[-1].old_to > line:  # they touch, so both are one change
                 before = regions.pop()
-                regions.append(Region(before.old_from, last + 1, before.new_from, last + 1 + shift + added - removed))
+                regions.append(Region(before.old_from, old_to, before.new_from, new_to))
             else:
-                regions.append(Region(first, last + 1, first + shift, last + 1 + shift + added - removed))
+                regions.append(Region(line, old_to, line + shift, new_to))
             shift += added - removed
-            line = kept = last
+            line = kept = line + removed
             at = start + len(old)
         parts.append(self.text[at:])
         ends += self.ends[kept:]

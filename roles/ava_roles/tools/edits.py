@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
-from itertools import groupby
+from itertools import chain, groupby
 
 from pydantic import Field
 
@@ -36,7 +36,7 @@ _MAX_NEAREST = 3
 _MAX_CANDIDATES = 12
 _MIN_SIMILARITY = 0.6
 _MAX_BEHIND_BEST = 0.25
-_MAX_WANTED_LINES = 60
+_MAX_OLD_LINES = 60
 _MAX_TOKENS = 300
 _LINE_CHARS = 400
 _MAX_VOTES = 400
@@ -48,98 +48,109 @@ _LOOKALIKES = str.maketrans("\u2018\u2019\u201c\u201d\u2010\u2011\u2012\u2013\u2
 def nearest(text: str, old: str) -> list[str]:
     """Return up to three places of a text that are similar to old, the most similar first, with their lines."""
     lines = text.split("\n")
-    wanted = _without_blank_ends(old.split("\n"))[:_MAX_WANTED_LINES]
-    tokens = [_tokens(line) for line in wanted]
-    whole = [token for line in tokens for token in line][:_MAX_TOKENS]
-    if not whole:
+    old_lines = _without_blank_ends(old.split("\n"))[:_MAX_OLD_LINES]
+    tokens_of_lines = [_tokens(line) for line in old_lines]
+    old_tokens = list(chain.from_iterable(tokens_of_lines))[:_MAX_TOKENS]
+    if not old_tokens:
         return []
     matcher: SequenceMatcher[str] = SequenceMatcher(autojunk=False)
-    matcher.set_seq2(whole)
-    found: list[tuple[float, int]] = []
-    for start in _candidates(lines, tokens):
-        here = [token for line in _window(lines, start, wanted) for token in _tokens(line)][:_MAX_TOKENS]
-        matcher.set_seq1(here)
+    matcher.set_seq2(old_tokens)
+    similar: list[tuple[float, int]] = []
+    for start in _candidates(lines, tokens_of_lines):
+        window = _window(lines, start, old_lines)
+        tokens = list(chain.from_iterable(map(_tokens, window)))[:_MAX_TOKENS]
+        matcher.set_seq1(tokens)
         same = sum(block.size for block in matcher.get_matching_blocks())
-        like = 0.75 * same / len(whole) + 0.5 * same / (len(whole) + len(here))  # old may be a part of a long line
-        if like >= _MIN_SIMILARITY:
-            found.append((like, start))
-    found.sort(key=lambda each: (-each[0], each[1]))
-    return [
-        _describe_place(lines, start, wanted)
-        for like, start in found[:_MAX_NEAREST]
-        if like >= found[0][0] - _MAX_BEHIND_BEST
-    ]
+        likeness_of_old = 0.75 * same / len(old_tokens)  # old may be a part of a long line
+        likeness_of_both = 0.5 * same / (len(old_tokens) + len(tokens))
+        similarity = likeness_of_old + likeness_of_both
+        if similarity >= _MIN_SIMILARITY:
+            similar.append((similarity, start))
+    similar.sort(key=lambda each: (-each[0], each[1]))
+    places: list[str] = []
+    for similarity, start in similar[:_MAX_NEAREST]:
+        best = similar[0][0]
+        if similarity >= best - _MAX_BEHIND_BEST:
+            places.append(_describe_place(lines, start, old_lines))
+    return places
 
 
-def _candidates(lines: Sequence[str], wanted: Sequence[Sequence[str]]) -> list[int]:
-    """Return the lines at which the text may begin, none close to another."""
-    positions: dict[str, list[int]] = {token: [] for line in wanted for token in line}
+def _candidates(lines: Sequence[str], tokens_of_lines: Sequence[Sequence[str]]) -> list[int]:
+    """Return the lines at which the text with these tokens may begin, none close to another."""
+    positions: dict[str, list[int]] = {token: [] for token in chain.from_iterable(tokens_of_lines)}
     for number, line in enumerate(lines):
         for token in set(_tokens(line)) & positions.keys():
             positions[token].append(number)
     votes: dict[int, float] = defaultdict(float)
-    for offset, tokens in enumerate(wanted):
+    for offset, tokens in enumerate(tokens_of_lines):
         for token in set(tokens) & positions.keys():
             weight = len(token) / max(1, len(positions[token]))
             for number in positions[token][:_MAX_VOTES]:
                 votes[max(0, number - offset)] += weight
-    chosen: list[int] = []
-    distance = max(1, len(wanted) // 2)
+    starts: list[int] = []
+    distance = max(1, len(tokens_of_lines) // 2)
     for start in heapq.nlargest(_MAX_CANDIDATES * 10, votes, key=lambda start: (votes[start], -start)):
-        if len(chosen) < _MAX_CANDIDATES and all(abs(start - other) >= distance for other in chosen):
-            chosen.append(start)
-    return chosen
+        if len(starts) >= _MAX_CANDIDATES:
+            break
+        if all(abs(start - other) >= distance for other in starts):
+            starts.append(start)
+    return starts
 
 
-def _window(lines: Sequence[str], start: int, wanted: Sequence[str]) -> list[str]:
-    missing = sum(bool(line.strip()) for line in wanted)
-    here: list[str] = []
-    for line in lines[start : start + 2 * len(wanted) + 10]:
+def _window(lines: Sequence[str], start: int, old_lines: Sequence[str]) -> list[str]:
+    """Return lines from one on, until there are as many as `old` has that are not blank."""
+    missing = sum(bool(line.strip()) for line in old_lines)
+    window: list[str] = []
+    for line in lines[start : start + 2 * len(old_lines) + 10]:
         if not missing:
             break
-        here.append(line)
+        window.append(line)
         missing -= bool(line.strip())
-    return here
+    return window
 
 
-def _describe_place(lines: Sequence[str], start: int, wanted: Sequence[str]) -> str:
-    here = _window(lines, start, wanted)
-    first, why = _difference(here, wanted, start)
-    head = f"lines {start + 1:,} to {start + len(here):,}" if len(here) > 1 else f"line {start + 1:,}"
-    begin = max(0, min(first - 3, len(here) - _MAX_SHOWN_LINES))
-    shown = [numbered_line(" ", start + at, here[at]) for at in range(begin, min(begin + _MAX_SHOWN_LINES, len(here)))]
-    if begin or len(here) > _MAX_SHOWN_LINES:
-        head += f", of which {len(shown)} are shown"
-    return "\n".join([f"{head}{f' ({why})' if why else ''}:", *shown])
+def _describe_place(lines: Sequence[str], start: int, old_lines: Sequence[str]) -> str:
+    window = _window(lines, start, old_lines)
+    first, difference = _difference(window, old_lines, start)
+    begin = max(0, min(first - 3, len(window) - _MAX_SHOWN_LINES))
+    end = min(begin + _MAX_SHOWN_LINES, len(window))
+    shown_lines = [numbered_line(" ", start + at, window[at]) for at in range(begin, end)]
+    head = f"line {start + 1:,}"
+    if len(window) > 1:
+        head = f"lines {start + 1:,} to {start + len(window):,}"
+    if begin or len(window) > _MAX_SHOWN_LINES:
+        head += f", of which {len(shown_lines)} are shown"
+    if difference:
+        head += f" ({difference})"
+    return "\n".join([f"{head}:", *shown_lines])
 
 
-def _difference(here: Sequence[str], wanted: Sequence[str], start: int) -> tuple[int, str]:
+def _difference(window: Sequence[str], old_lines: Sequence[str], start: int) -> tuple[int, str]:
     """Return the index of the first line that differs, and how it differs, if that can be said."""
-    if _without_white_space("\n".join(here)) == _without_white_space("\n".join(wanted)):
+    only = ""
+    if _without_white_space("\n".join(window)) == _without_white_space("\n".join(old_lines)):
         only = "only white space differs: "
-        if [bool(line.strip()) for line in here] != [bool(line.strip()) for line in wanted]:
+        if [bool(line.strip()) for line in window] != [bool(line.strip()) for line in old_lines]:
             return 0, f"{only}blank lines, or where lines end"
-    else:
-        only = ""
-    for at, (line, other) in enumerate(zip(here, wanted, strict=False)):
-        if line != other:
-            return at, only + _describe_difference(line, other, f"line {start + at + 1:,}")
+    for at, (line, old_line) in enumerate(zip(window, old_lines, strict=False)):
+        if line != old_line:
+            return at, only + _describe_difference(line, old_line, f"line {start + at + 1:,}")
     return 0, "the lines are equal: what differs is before or after them, such as blank lines"
 
 
-def _describe_difference(line: str, other: str, name: str) -> str:
-    if line.strip() == other.strip():
-        if line.rstrip() != other.rstrip():
-            return f"{name} begins with {_blanks(_leading(line))}, in old with {_blanks(_leading(other))}"
-        return f"{name} ends in {_blanks(_trailing(line))}, in old in {_blanks(_trailing(other))}"
-    if _without_white_space(line) == _without_white_space(other):
+def _describe_difference(line: str, old_line: str, name: str) -> str:
+    if line.strip() == old_line.strip():
+        if line.rstrip() != old_line.rstrip():
+            return f"{name} begins with {_blanks(_leading(line))}, in old with {_blanks(_leading(old_line))}"
+        return f"{name} ends in {_blanks(_trailing(line))}, in old in {_blanks(_trailing(old_line))}"
+    if _without_white_space(line) == _without_white_space(old_line):
         return f"white space within {name}"
-    if line.casefold() == other.casefold():
+    if line.casefold() == old_line.casefold():
         return f"upper and lower case in {name}"
-    if _without_lookalikes(line) == _without_lookalikes(other):
-        differing = next(((a, b) for a, b in zip(line, other, strict=False) if a != b), None)
-        if differing is not None:
-            return f"{name} has U+{ord(differing[0]):04X} where old has U+{ord(differing[1]):04X}, which looks alike"
+    if _without_lookalikes(line) == _without_lookalikes(old_line):
+        for char, old_char in zip(line, old_line, strict=False):
+            if char != old_char:
+                return f"{name} has U+{ord(char):04X} where old has U+{ord(old_char):04X}, which looks alike"
         return f"{name} has characters that look alike"
     return f"{name} differs"
 
@@ -153,9 +164,12 @@ def _trailing(line: str) -> str:
 
 
 def _blanks(white: str) -> str:
-    runs = [(char, sum(1 for _ in run)) for char, run in groupby(white)]
-    words = [f"{count} {_name(char)}{'' if count == 1 else 's'}" for char, count in runs[:6]]
-    return " and ".join(words) or "no white space"
+    words: list[str] = []
+    for char, run in groupby(white):
+        count = len(list(run))
+        plural = "" if count == 1 else "s"
+        words.append(f"{count} {_name(char)}{plural}")
+    return " and ".join(words[:6]) or "no white space"
 
 
 def _name(char: str) -> str:
@@ -176,10 +190,13 @@ def _tokens(line: str) -> list[str]:
 
 def _without_blank_ends(lines: Sequence[str]) -> list[str]:
     filled = [at for at, line in enumerate(lines) if line.strip()]
-    return list(lines[filled[0] : filled[-1] + 1]) if filled else []
+    if not filled:
+        return []
+    return list(lines[filled[0] : filled[-1] + 1])
 
 
-EDIT_FILE, WRITE_FILE = "edit_file", "write_file"
+EDIT_FILE = "edit_file"
+WRITE_FILE = "write_file"
 _MAX_LINE_NUMBERS = 20
 _REDACTED = re.compile(r"\[redacted:[^\]\n]{1,100}\]")
 
@@ -251,19 +268,21 @@ class WriteFile:
 
 def _edit(edits: Edits, args: EditFileArgs, hide: Callable[[str], str]) -> ToolOutput:
     name = edits.allowed(args.path)
-    old, new = normalize_line_ends(args.old), normalize_line_ends(args.new)
+    old = normalize_line_ends(args.old)
+    new = normalize_line_ends(args.new)
     _require_text(new)
     if not old:
         raise ToolFailed("old is empty; quote the text to be replaced, or write a new file with write_file")
     document = _document(name, edits.read(name))
-    seen = _seen(document, hide)
+    visible = _without_secrets(document, hide)
     _refuse_redaction_marks(new, old, name)
     _refuse_quoted_marks(old, document.text, name)
-    if (old := _as_written(document.text, old)) == new:
+    old = _as_written(document.text, old)
+    if old == new:
         raise ToolFailed("old and new are the same (line endings are kept as the file has them); nothing was changed")
     starts = document.places(old)
     if not starts:
-        raise ToolFailed(_describe_not_found(name, clean(seen.text)[0], clean(old)[0]))
+        raise ToolFailed(_describe_not_found(name, clean(visible.text)[0], clean(old)[0]))
     if len(starts) > 1 and not args.replace_all:
         raise ToolFailed(_describe_places(name, document, starts))
     if args.replace_all:
@@ -274,29 +293,37 @@ def _edit(edits: Edits, args: EditFileArgs, hide: Callable[[str], str]) -> ToolO
     if size > BYTES_MAX:
         raise ToolFailed(f"{shown(name)} would have {size:,} characters, more than {BYTES_MAX:,}; write less")
     edited, regions = document.replaced(starts, old, new)
-    edits.write(name, _writable(name, edited))
+    edits.write(name, _encode(name, edited))
     places = "1 place" if len(starts) == 1 else f"{len(starts):,} places"
     head = f"edited {shown(name)}: {places}, {describe_counts(document.lines, edited.lines, regions)}"
-    if unseen := clean(old)[1]:
-        head += f"; {unseen * len(starts):,} characters or escape sequences there that are not shown to you are gone"
-    head += _said_encoding(edited)
-    text = render_changes(seen.lines, _seen(edited, hide).lines, regions) + _note_on_last_line(document, edited)
-    return ToolOutput(f"{head}\n{text}", count=len(starts))
+    invisible = clean(old)[1]
+    if invisible:
+        count = invisible * len(starts)
+        head += f"; {count:,} characters or escape sequences there that are not shown to you are gone"
+    if edited.codec != "utf-8":
+        head += f"; kept as {edited.encoding}"
+        if edited.guessed:
+            head += ", a guess"
+    changes = render_changes(visible.lines, _without_secrets(edited, hide).lines, regions)
+    return ToolOutput(f"{head}\n{changes}{_note_on_last_line(document, edited)}", count=len(starts))
 
 
 def _as_written(text: str, old: str) -> str:
     """Return `old` as the file has it, with invisible characters. Raises ToolFailed: in several forms."""
-    if old in text or old not in (seen := clean(text)[0]):
+    if old in text:
+        return old
+    visible_text = clean(text)[0]
+    if old not in visible_text:
         return old
     offsets = shown_offsets(text)
-    written: set[str] = set()
-    at = seen.find(old)
-    while at >= 0 and len(written) < 2:
-        written.add(text[offsets[at] : offsets[at + len(old) - 1] + 1])
-        at = seen.find(old, at + 1)
-    if len(written) > 1:
+    forms: set[str] = set()
+    at = visible_text.find(old)
+    while at >= 0 and len(forms) < 2:
+        forms.add(text[offsets[at] : offsets[at + len(old) - 1] + 1])
+        at = visible_text.find(old, at + 1)
+    if len(forms) > 1:
         raise ToolFailed("old matches places that differ in invisible characters; quote more text around one of them")
-    return written.pop()
+    return forms.pop()
 
 
 def _write(edits: Edits, args: WriteFileArgs, hide: Callable[[str], str]) -> ToolOutput:
@@ -318,23 +345,23 @@ def _write(edits: Edits, args: WriteFileArgs, hide: Callable[[str], str]) -> Too
     except NotEditable as why:
         edits.write(name, data)
         lines = len(Document.of(data).lines)
-        replaced = f"in place of {_bytes(existing)} ({why})"
-        return ToolOutput(f"wrote {shown(name)}: {_lines(lines)}, {_bytes(data)}, {replaced}", count=1)
+        in_place = f"in place of {_bytes(existing)} ({why})"
+        return ToolOutput(f"wrote {shown(name)}: {_lines(lines)}, {_bytes(data)}, {in_place}", count=1)
     after = Document.of(data).like(before)
-    written = _writable(name, after)
+    written = _encode(name, after)
     if written == existing:
         return ToolOutput(f"{shown(name)} already has this content; nothing was written", count=0)
     edits.write(name, written)
-    whole = Region(0, len(before.lines), 0, len(after.lines))
+    all_lines = Region(0, len(before.lines), 0, len(after.lines))
     head = f"wrote {shown(name)}: {_lines(len(after.lines))} in place of {_lines(len(before.lines))}"
     if written != data:
         mark = " with its byte order mark" if after.mark else ""
         head += f"; the file's line endings and encoding ({after.encoding}{mark}) are kept"
     if after.guessed:
         head += "; the encoding is a guess"
-    changed = render_change(_seen(before, hide).lines, _seen(after, hide).lines, whole)
-    counts = describe_counts(before.lines, after.lines, (whole,))
-    return ToolOutput(f"{head}; {counts}\n{changed}{_note_on_last_line(before, after)}", count=1)
+    changes = render_change(_without_secrets(before, hide).lines, _without_secrets(after, hide).lines, all_lines)
+    counts = describe_counts(before.lines, after.lines, (all_lines,))
+    return ToolOutput(f"{head}; {counts}\n{changes}{_note_on_last_line(before, after)}", count=1)
 
 
 def _document(name: str, data: bytes) -> Document:
@@ -346,7 +373,7 @@ def _document(name: str, data: bytes) -> Document:
         ) from None
 
 
-def _writable(name: str, document: Document) -> bytes:
+def _encode(name: str, document: Document) -> bytes:
     try:
         return document.data()
     except NotWritable as why:
@@ -355,13 +382,7 @@ def _writable(name: str, document: Document) -> bytes:
         ) from None
 
 
-def _said_encoding(document: Document) -> str:
-    if document.codec == "utf-8":
-        return ""
-    return f"; kept as {document.encoding}" + (", a guess" if document.guessed else "")
-
-
-def _seen(document: Document, hide: Callable[[str], str]) -> Document:
+def _without_secrets(document: Document, hide: Callable[[str], str]) -> Document:
     """Return a document as the model may see it: secrets replaced, with the same number of lines."""
     return replace(document, text=hide(document.text))
 
@@ -394,22 +415,24 @@ def _refuse_quoted_marks(old: str, text: str, name: str) -> None:
 
 
 def _describe_not_found(name: str, text: str, old: str) -> str:
-    found = nearest(text, old)
-    if not found:
+    places = nearest(text, old)
+    if not places:
         return f"old is not in {shown(name)}, nor anything similar; read the file, then quote it exactly"
-    parts = [f"old is not in {shown(name)}. Nearest:", *found, "Quote it exactly as the file has it."]
+    parts = [f"old is not in {shown(name)}. Nearest:", *places, "Quote it exactly as the file has it."]
     return "\n\n".join(parts)
 
 
 def _describe_places(name: str, document: Document, starts: list[int]) -> str:
     numbers = document.line_numbers(starts)
-    listed = ", ".join(f"{number:,}" for number in numbers[:_MAX_LINE_NUMBERS]) + (
-        ", …" if len(numbers) > _MAX_LINE_NUMBERS else ""
-    )
-    count = f"{len(starts)} places" if len(starts) < Document.MAX_PLACES else f"{len(starts):,} places or more"
+    shown_numbers = [f"{number:,}" for number in numbers[:_MAX_LINE_NUMBERS]]
+    if len(numbers) > _MAX_LINE_NUMBERS:
+        shown_numbers.append("…")
+    count = f"{len(starts)} places"
+    if len(starts) >= Document.MAX_PLACES:
+        count = f"{len(starts):,} places or more"
     return (
-        f"old is in {shown(name)} at {count}, beginning in lines {listed}; quote more lines around the one that you"
-        " mean, or set replace_all"
+        f"old is in {shown(name)} at {count}, beginning in lines {', '.join(shown_numbers)}; quote more lines around"
+        " the one that you mean, or set replace_all"
     )
 
 
@@ -424,4 +447,5 @@ def _bytes(data: bytes) -> str:
 def _note_on_last_line(before: Document, after: Document) -> str:
     if not after.text or before.ends_in_line_break == after.ends_in_line_break:
         return ""
-    return "\n[the file now ends {} a line break]".format("with" if after.ends_in_line_break else "without")
+    preposition = "with" if after.ends_in_line_break else "without"
+    return f"\n[the file now ends {preposition} a line break]"

@@ -59,10 +59,14 @@ def format_of(name: str, data: bytes = b"") -> Format | None:
     if is_pdf(data):
         return PDF
     suffix = PurePosixPath(name).suffix.lower()
-    if data.startswith(OLE_MAGIC):
-        return next((each for each in FORMATS if suffix in (*each.suffixes, *each.old)), None)
-    found = next((each for each in FORMATS if suffix in each.suffixes), None)
-    return None if found is PDF and data else found
+    is_old = data.startswith(OLE_MAGIC)
+    for kind in FORMATS:
+        if is_old and suffix in kind.old:
+            return kind
+        if suffix in kind.suffixes:
+            is_no_pdf = kind is PDF and bool(data) and not is_old
+            return None if is_no_pdf else kind
+    return None
 
 
 def is_pdf(data: bytes) -> bool:
@@ -125,8 +129,9 @@ class Extracted:
         """Return which parts were not read, e.g. `pages 31 to 40`; empty if all were."""
         if not self.unread:
             return ""
-        by_page = self.parts and self.parts[0].place.startswith("page ")
-        return f"pages {len(self.parts) + 1:,} to {self.total:,}" if by_page else "the end"
+        if self.parts and self.parts[0].place.startswith("page "):
+            return f"pages {len(self.parts) + 1:,} to {self.total:,}"
+        return "the end"
 
     def of_pages(self, wanted: Wanted) -> Extracted:
         """Return some pages of a whole document, as its parser would return them."""
@@ -149,10 +154,16 @@ class Extracted:
 
         `hide` keeps the number of lines.
         """
-        texts = ["\n".join(split_lines(text)) for text in (self.before, *(part.text for part in self.parts))]
-        lines = iter(hide("\n".join(texts)).split("\n"))
-        shown = ["\n".join(islice(lines, text.count("\n") + 1)) for text in texts]
-        return [Part(hide(part.place), text) for part, text in zip(self.parts, shown[1:], strict=True)]
+        texts = [self.before]
+        texts += [part.text for part in self.parts]
+        texts = ["\n".join(split_lines(text)) for text in texts]
+        hidden_lines = iter(hide("\n".join(texts)).split("\n"))
+        hidden_texts: list[str] = []
+        for text in texts:
+            lines = islice(hidden_lines, text.count("\n") + 1)
+            hidden_texts.append("\n".join(lines))
+        texts_of_parts = hidden_texts[1:]
+        return [Part(hide(part.place), text) for part, text in zip(self.parts, texts_of_parts, strict=True)]
 
 
 def size_of(parts: Sequence[Part]) -> int:
@@ -194,9 +205,16 @@ def column_letters(column: int) -> str:
 def cell_of(row: str, start: int, end: int) -> str | None:
     """Return in which cell of a row of a sheet's table a piece of it stands, such as `C58`; None: in no one cell."""
     number = _ROW.match(row)
-    separators = [found.start() for found in _SEPARATOR.finditer(row)]
-    column = sum(at < start for at in separators) - 1
-    if number is None or column < 1 or any(start <= at < end for at in separators):
+    if number is None:
+        return None
+    column = -1  # column 0 has the row's number
+    for separator in _SEPARATOR.finditer(row):
+        at = separator.start()
+        if at < start:
+            column += 1
+        elif at < end:  # the piece reaches into the next cell
+            return None
+    if column < 1:
         return None
     return f"{column_letters(column)}{number[1]}"
 
@@ -212,5 +230,8 @@ def page_ranges(numbers: Sequence[int]) -> str:
             starts.append(number)
             ends.append(number)
     ranges = [str(start) if start == end else f"{start} to {end}" for start, end in zip(starts, ends, strict=True)]
-    shown = ranges[:_MOST_RANGES] + ([f"and {len(ranges) - _MOST_RANGES:,} more"] if len(ranges) > _MOST_RANGES else [])
-    return f"page{'s' * (len(numbers) > 1)} {', '.join(shown)}"
+    if len(ranges) > _MOST_RANGES:
+        more = len(ranges) - _MOST_RANGES
+        ranges[_MOST_RANGES:] = [f"and {more:,} more"]
+    word = "pages" if len(numbers) > 1 else "page"
+    return f"{word} {', '.join(ranges)}"

@@ -88,8 +88,8 @@ class ReadFile:
         return await at.texts.use(work)
 
 
-class _Asked(NamedTuple):
-    """A file that is read: its name and hash, its size in words, what was asked, and the answer's room in characters.
+class _FileRequest(NamedTuple):
+    """A file that is read, and how to show it. `size`: of the file, in words. `room`: characters that the answer has.
 
     `sha256` is empty where not all of the file was read.
     """
@@ -110,92 +110,102 @@ def _read(root: Root, args: ReadFileArgs, room: int, hide: Callable[[str], str],
     if root.kind(name) == "folder":
         return _list_folder(name, root.entries(name), args)
     read_ns = time.time_ns()
-    packed, longer, mark = root.read_marked(name, _MAX_BYTES)
-    data, more = unpacked(packed, _MAX_BYTES)
-    more = more or longer
-    size = f"{len(data):,} bytes" if not more else f"more than {_MAX_BYTES:,} bytes, only the first are read"
-    sha256 = "" if longer else hashlib.sha256(packed).hexdigest()
-    asked = _Asked(name, sha256, size, args, room, hide)
+    packed, is_longer, mark = root.read_marked(name, _MAX_BYTES)
+    data, is_longer_unpacked = unpacked(packed, _MAX_BYTES)
+    is_cut = is_longer_unpacked or is_longer
+    size = f"{len(data):,} bytes"
+    if is_cut:
+        size = f"more than {_MAX_BYTES:,} bytes, only the first are read"
+    sha256 = "" if is_longer else hashlib.sha256(packed).hexdigest()
+    request = _FileRequest(name, sha256, size, args, room, hide)
     kind = format_of(name, data)
     try:
         if kind is None:
-            return _show_text(asked, data, more)
-        if more:
+            return _show_text(request, data, is_cut)
+        if is_cut:
             raise ToolFailed(f"this {kind.name} has more than {_MAX_BYTES:,} bytes; ask for a smaller one")
-        found = reader.document(name, kind, data, mark, read_ns)
-        return _show_pages(asked, kind, data, found) if kind.by_page else _show_document(asked, kind, found)
+        document = reader.document(name, kind, data, mark, read_ns)
+        if kind.by_page:
+            return _show_pages(request, kind, data, document)
+        return _show_document(request, kind, document)
     except ToolFailed as error:
         raise ToolFailed(f"{shown(name)}: {error}") from None
 
 
-def _show_text(asked: _Asked, data: bytes, cut: bool) -> ToolOutput:
-    what, text = _text(asked, data, cut)
-    if text is None:
-        about = f"{shown(asked.name)}: binary ({asked.size}), cannot be shown as text"
-        return ToolOutput(about, success=False, count=0)
-    return _show_lines(asked, what, split_lines(text))
+def _show_text(request: _FileRequest, data: bytes, is_cut: bool) -> ToolOutput:
+    decoded = decode(data, cut=is_cut)
+    if decoded is None:
+        head = f"{shown(request.name)}: binary ({request.size}), cannot be shown as text"
+        return ToolOutput(head, success=False, count=0)
+    if PurePosixPath(request.name).suffix.lower() in (".csv", ".tsv") and request.args.column is None:
+        what = "CSV as a table"
+        text = read_csv(decoded.text, request.hide)
+        last_line = text.rpartition("\n")[2]
+        if last_line.startswith("("):  # it says what is not in the table
+            what += "; with column 1 all of it as text"
+    else:
+        what = "text"
+        text = request.hide(decoded.text)
+    if decoded.note:
+        what += f", {decoded.note}"
+    return _show_lines(request, what, split_lines(text))
 
 
-def _show_document(asked: _Asked, kind: Format, found: Extracted) -> ToolOutput:
-    lines = split_lines(asked.hide(found.text()))
-    begun = _sheet_above(lines, asked.args.offset)
-    return _show_lines(asked, kind.name, lines, asked.hide(_not_in(found)), begun)
+def _show_document(request: _FileRequest, kind: Format, document: Extracted) -> ToolOutput:
+    lines = split_lines(request.hide(document.text()))
+    sheet_line = _sheet_above(lines, request.args.offset)
+    return _show_lines(request, kind.name, lines, request.hide(_describe_gaps(document)), sheet_line)
 
 
-def _show_lines(asked: _Asked, what: str, lines: Sequence[str], gaps: str = "", begun: str = "") -> ToolOutput:
-    """Return the lines that were asked for; `gaps`: what is not in them, `begun`: what they belong to."""
-    args, name = asked.args, shown(asked.name)
+def _show_lines(
+    request: _FileRequest, what: str, lines: Sequence[str], gaps: str = "", line_above: str = ""
+) -> ToolOutput:
+    """Return the lines that were asked for; `gaps`: what is not in them, `line_above`: what they belong to."""
+    args = request.args
     column = args.column or 1
     if args.offset > max(len(lines), 1):
         raise ToolFailed(f"it has {len(lines):,} lines; give an offset up to that")
     if lines and column > len(lines[args.offset - 1]) + 1:
         length = len(lines[args.offset - 1])
         raise ToolFailed(f"line {args.offset:,} has {length:,} characters; give a column up to that")
-    part = take_lines(lines, args.offset, args.limit, asked.room, column)
-    head = f"{name} ({what}, {asked.size}): lines {part.first:,} to {part.last:,} of {len(lines):,}"
-    if column > 1:
-        head += f", from column {column:,}"
-    if part.cut:
-        numbers = ", ".join(f"{line} (of {len(lines[line - 1]):,})" for line, _column in part.cut[:20])
-        head += f"; cut: line {numbers}; each goes on with its number as offset and column {part.cut[0][1]}"
+    window = take_lines(lines, args.offset, args.limit, request.room, column)
+    head = f"{shown(request.name)} ({what}, {request.size}): "
     if not lines:
-        head = f"{name} ({what}, {asked.size}): empty"
-    tail = ""
-    if part.cut and part.cut[-1][0] == part.last == part.first:
-        tail = f"\n\n[goes on: offset {part.last}, column {part.cut[-1][1]}]"
-    elif part.last < len(lines):
-        as_text = "" if args.column is None else ", column 1"  # of a CSV, which is a table without
-        tail = f"\n\n[goes on: offset {part.last + 1}{as_text}]"
-    return ToolOutput(f"{head}{gaps}\n\n{begun}{part.text}{tail}", count=1, sources=(asked.source(),))
-
-
-def _text(asked: _Asked, data: bytes, cut: bool) -> tuple[str, str | None]:
-    """Return what a file is, and its text without secrets; None if it has no text."""
-    decoded = decode(data, cut=cut)
-    if decoded is None:
-        return "text", None
-    if PurePosixPath(asked.name).suffix.lower() in (".csv", ".tsv") and asked.args.column is None:
-        what, text = "CSV as a table", read_csv(decoded.text, asked.hide)
-        if text.rpartition("\n")[2].startswith("("):  # it says what is not in the table
-            what += "; with column 1 all of it as text"
+        head += "empty"
     else:
-        what, text = "text", asked.hide(decoded.text)
-    return f"{what}, {decoded.note}" if decoded.note else what, text
+        head += f"lines {window.first:,} to {window.last:,} of {len(lines):,}"
+        if column > 1:
+            head += f", from column {column:,}"
+        if window.cut:
+            numbers = ", ".join(f"{line} (of {len(lines[line - 1]):,})" for line, _column in window.cut[:20])
+            next_column = window.cut[0][1]
+            head += f"; cut: line {numbers}; each goes on with its number as offset and column {next_column}"
+    tail = ""
+    if window.cut and window.cut[-1][0] == window.last == window.first:
+        tail = f"\n\n[goes on: offset {window.last}, column {window.cut[-1][1]}]"
+    elif window.last < len(lines):
+        as_text = "" if args.column is None else ", column 1"  # of a CSV, which is a table without
+        tail = f"\n\n[goes on: offset {window.last + 1}{as_text}]"
+    text = f"{head}{gaps}\n\n{line_above}{window.text}{tail}"
+    return ToolOutput(text, count=1, sources=(request.source(),))
 
 
-def _show_pages(asked: _Asked, kind: Format, data: bytes, found: Extracted) -> ToolOutput:
-    first, name = asked.args.offset, asked.name
-    if first > found.total:
-        raise ToolFailed(f"it has {found.total:,} pages; give an offset up to that")
-    wanted = Wanted(first, asked.args.limit, asked.room)
-    kept = first <= len(found.parts)  # a file may have more than is kept of one
-    pages = found.of_pages(wanted) if kept else parser_process.read_document(kind, data, wanted)
+def _show_pages(request: _FileRequest, kind: Format, data: bytes, document: Extracted) -> ToolOutput:
+    first = request.args.offset
+    if first > document.total:
+        raise ToolFailed(f"it has {document.total:,} pages; give an offset up to that")
+    wanted = Wanted(first, request.args.limit, request.room)
+    if first <= len(document.parts):
+        pages = document.of_pages(wanted)
+    else:  # the file has more than is kept of one
+        pages = parser_process.read_document(kind, data, wanted)
     last = first + len(pages.parts) - 1
-    head = f"{shown(name)} ({kind.name}, {asked.size}): pages {first} to {last} of {found.total}"
-    head += asked.hide(_not_in(pages))
-    text = "\n\n".join(f"[{part.place}]\n{part.text}" for part in pages.hidden(asked.hide))
-    tail = f"\n\n[goes on: offset {last + 1}]" if last < found.total else ""
-    return ToolOutput(f"{head}\n\n{text}{tail}", count=1, sources=(asked.source(found.title),))
+    head = f"{shown(request.name)} ({kind.name}, {request.size}): pages {first} to {last} of {document.total}"
+    head += request.hide(_describe_gaps(pages))
+    text = "\n\n".join(f"[{part.place}]\n{part.text}" for part in pages.hidden(request.hide))
+    if last < document.total:
+        text += f"\n\n[goes on: offset {last + 1}]"
+    return ToolOutput(f"{head}\n\n{text}", count=1, sources=(request.source(document.title),))
 
 
 def _sheet_above(lines: Sequence[str], first: int) -> str:
@@ -203,22 +213,31 @@ def _sheet_above(lines: Sequence[str], first: int) -> str:
     above = lines[:first]
     if not above or above[-1].startswith("[sheet "):
         return ""
-    return next((f"{line}\n" for line in reversed(above) if line.startswith("[sheet ")), "")
+    for line in reversed(above):
+        if line.startswith("[sheet "):
+            return f"{line}\n"
+    return ""
 
 
-def _not_in(found: Extracted) -> str:
+def _describe_gaps(document: Extracted) -> str:
     """Say what is in a file and not in its text."""
-    gaps = [*found.missing, f"{found.end}, which takes too long to read or is too much"] if found.end else found.missing
+    gaps = list(document.missing)
+    if document.end:
+        gaps.append(f"{document.end}, which takes too long to read or is too much")
     return f"\nNot in the text: {'; '.join(gaps)}" if gaps else ""
+
+
+_KIND_WORDS = {"folder": "/", "link": "  (link, not followed)", "other": "  (not a regular file)"}
 
 
 def _list_folder(name: str, entries: list[FolderEntry], args: ReadFileArgs) -> ToolOutput:
     first = args.offset - 1
-    part = entries[first : first + min(args.limit or _LISTED_ENTRIES, _LISTED_ENTRIES)]
+    most = min(args.limit or _LISTED_ENTRIES, _LISTED_ENTRIES)
+    part = entries[first : first + most]
     lines = [f"{shown(name) or '.'} (folder): {len(entries):,} entries", ""]
     for entry in part:
-        what = {"folder": "/", "link": "  (link, not followed)", "other": "  (not a regular file)"}.get(entry.kind)
-        lines.append(f"{shown(entry.name)}{what or f'  {entry.size:,} bytes'}")
+        what = _KIND_WORDS.get(entry.kind) or f"  {entry.size:,} bytes"
+        lines.append(f"{shown(entry.name)}{what}")
     if first + len(part) < len(entries):
         lines.append(f"\n[goes on: offset {first + len(part) + 1}]")
     return ToolOutput("\n".join(lines), count=len(part), sources=(Source(name or "."),))
@@ -261,13 +280,13 @@ def _find_files(root: Root, args: FindFilesArgs, check: Callable[[], None]) -> T
     walk = WalkFilter(root, check)
     entries = root.walk(root.find(args.path), limit=MAX_ENTRIES, keep=walk)
     matches = (entry for entry in entries if matching.match_file(unicodedata.normalize("NFC", entry.name)))
-    found = [f"{shown(entry.name)} ({entry.size:,} bytes)" for entry in islice(matches, _MAX_FILES)]
-    head = "1 file matches" if len(found) == 1 else f"{len(found)} files match"
+    lines = [f"{shown(entry.name)} ({entry.size:,} bytes)" for entry in islice(matches, _MAX_FILES)]
+    head = "1 file matches" if len(lines) == 1 else f"{len(lines)} files match"
     if next(matches, None) is not None:
         head += "; there are more: narrow the pattern or the path"
-    elif walk.asked >= MAX_ENTRIES:
+    elif walk.seen >= MAX_ENTRIES:
         head += f"; only the first {MAX_ENTRIES:,} entries were looked at: give a path"
-    return ToolOutput("\n".join([head, *found]), count=len(found))
+    return ToolOutput("\n".join([head, *lines]), count=len(lines))
 
 
 class SearchArgs(ToolArgs):
@@ -311,17 +330,14 @@ class SearchCodebase:
         paths = dict.fromkeys(path for path, _, _ in found.hits)
         files = tuple(Source(path, sha256=found.hashes.get(path, "")) for path in paths)
         head = f"{len(lines)} lines match in {len(files)} files ({found.files:,} searched)"
-        head += _limits_of(found) + _listed(_HOW_READ, found.notes)
+        if found.more:
+            head += "; there are more: narrow the query, the path or the glob"
+        if found.skipped:
+            head += f"; {found.skipped:,} binary, large or unreadable files skipped"
+        if found.cut:
+            head += f"; only the first {grep.MAX_ENTRIES:,} entries were searched: give a path"
+        head += _list_files(_NOT_UTF8, found.notes)
         return ToolOutput("\n".join([head, "", *lines]), count=len(lines), sources=files)
-
-
-def _limits_of(found: grep.GrepResult) -> str:
-    notes = [
-        "; there are more: narrow the query, the path or the glob" if found.more else "",
-        f"; {found.skipped:,} binary, large or unreadable files skipped" if found.skipped else "",
-        f"; only the first {grep.MAX_ENTRIES:,} entries were searched: give a path" if found.cut else "",
-    ]
-    return "".join(notes)
 
 
 async def _in_child(root: Root, query: grep.LineQuery, run_id: str, hide: Callable[[str], str]) -> grep.GrepResult:
@@ -342,11 +358,12 @@ async def _in_child(root: Root, query: grep.LineQuery, run_id: str, hide: Callab
                     code = await child.wait()
         except TimeoutError:
             raise _too_slow() from None
-    if answer is None and took_too_long(code, errors):
-        raise _too_slow()
     if answer is None:
-        last = errors.decode(errors="replace").strip().rpartition("\n")[2] or f"exit code {code}"
-        raise ToolFailed(f"the search failed ({last[:200]}); search for a literal text instead")
+        if took_too_long(code, errors):
+            raise _too_slow()
+        last_line = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        reason = last_line or f"exit code {code}"
+        raise ToolFailed(f"the search failed ({reason[:200]}); search for a literal text instead")
     if "failed" in answer:
         raise ToolFailed(answer["failed"])
     hits = [(str(path), int(number), str(line)) for path, number, line in answer.pop("hits")]
@@ -359,7 +376,7 @@ async def _answer(
     """Return a child's result, hiding secrets in texts that it sends; that does not count for the time limit."""
     assert child.stdin is not None
     assert child.stdout is not None
-    sent = BufferedByteReceiveStream(child.stdout)
+    stream = BufferedByteReceiveStream(child.stdout)
 
     def pack(text: str) -> bytes:
         return message(hide(text))
@@ -367,13 +384,14 @@ async def _answer(
     try:
         await child.stdin.send(message(order))
         while True:
-            size = int.from_bytes(await sent.receive_exactly(HEAD_BYTES))
-            answer: dict[str, Any] = json.loads(await sent.receive_exactly(size))
+            size = int.from_bytes(await stream.receive_exactly(HEAD_BYTES))
+            answer: dict[str, Any] = json.loads(await stream.receive_exactly(size))
             if "hide" not in answer:
                 return answer
-            left, limit.deadline = limit.deadline - anyio.current_time(), math.inf
+            seconds_left = limit.deadline - anyio.current_time()
+            limit.deadline = math.inf
             hidden = await run_sync(pack, str(answer["hide"]))
-            limit.deadline = anyio.current_time() + left
+            limit.deadline = anyio.current_time() + seconds_left
             await child.stdin.send(hidden)
     except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):
         return None
@@ -425,70 +443,90 @@ class SearchAndRead:
         query = Query(args.query)
         reader = FolderReader(need_files(at), store, at.run_id, at.say)
 
-        async def best() -> tuple[FolderTexts, list[FileMatch], PassageRanking]:
-            found = await reader.read(args.path, query, at.seconds_left() * SHARE_OF_TIME)
-            return found, *await run_sync(reader.best, found, query, args.max_files, at.hide)
+        async def search() -> tuple[FolderTexts, list[FileMatch], PassageRanking]:
+            texts = await reader.read(args.path, query, at.seconds_left() * SHARE_OF_TIME)
+            return texts, *await run_sync(reader.best, texts, query, args.max_files, at.hide)
 
-        found, files, ranking = await best()
-        if await run_sync(reader.note_removed, found):
-            found, files, ranking = await best()
-            await run_sync(reader.note_removed, found)
-        reasons = ", ".join(_reasons(found))
-        head = f"{len(files)} files fit best ({found.searched:,} searched)"
-        head += f"; not searched: {reasons}" if reasons else ""
-        head += _spread(query, ranking) + at.hide(_listed("Cannot be read", found.unreadable))
-        head += at.hide(_listed("Read, but not to the end", found.unread) + _listed("Not in the text", found.missing))
-        unread = at.hide(_unread(found))
+        texts, files, ranking = await search()
+        if await run_sync(reader.note_removed, texts):
+            texts, files, ranking = await search()
+            await run_sync(reader.note_removed, texts)
+        head = f"{len(files)} files fit best ({texts.searched:,} searched)"
+        reasons = ", ".join(_reasons(texts))
+        if reasons:
+            head += f"; not searched: {reasons}"
+        head += _describe_spread(query, ranking)
+        head += at.hide(_list_files("Cannot be read", texts.unreadable))
+        gaps = _list_files("Read, but not to the end", texts.unread)
+        gaps += _list_files("Not in the text", texts.missing)
+        head += at.hide(gaps)
+        unread = at.hide(_describe_unread(texts))
         if not files:
             return ToolOutput(f"{head}\n\nTry other words.", count=0, unread=unread)
         sources = tuple(Source(file.path, sha256=file.sha256) for file in files)
-        head += _listed(_HOW_READ, {file.path: file.note for file in files})
+        head += _list_files(_NOT_UTF8, {file.path: file.note for file in files})
         text = "\n\n".join([head, *map(_quote, files)])
         return ToolOutput(text, count=len(sources), sources=sources, unread=unread)
 
 
-_LISTED_FILES, _LISTED_CHARS = 5, 300
-_HOW_READ = "Not in UTF-8"
+_LISTED_FILES = 5
+_LISTED_CHARS = 300
+_NOT_UTF8 = "Not in UTF-8"
 
 
-def _listed(what: str, by_path: Mapping[str, str]) -> str:
-    """Return a line for each file of which something is to be said, at most five, below a line that says what."""
-    said = [f"\n- {shown(path)}: {sentence}" for path, sentence in by_path.items() if sentence]
-    lines = [line if len(line) <= _LISTED_CHARS else line[: _LISTED_CHARS - 1] + "…" for line in said[:_LISTED_FILES]]
-    if len(said) > _LISTED_FILES:
-        lines.append(f"\n- and {len(said) - _LISTED_FILES:,} other files")
-    return "".join([f"\n{what}:", *lines]) if lines else ""
+def _list_files(heading: str, sentences: Mapping[str, str]) -> str:
+    """Return a heading, and a line for each file of which there is something to say; at most five, then how many more.
 
-
-def _unread(found: FolderTexts) -> str:
-    """Say what was to be read and was not: a search that left something out has not shown that there is no answer.
-
-    What has no text for anybody, such as a picture or a program, is no such thing.
+    `sentences`: what there is to say, by the file's path; an empty one is left out.
     """
-    if found.is_whole:
+    lines = [f"\n- {shown(path)}: {sentence}" for path, sentence in sentences.items() if sentence]
+    if not lines:
         return ""
-    said = [f"Files searched: {found.searched:,}.", f"Not searched: {', '.join(_reasons(found))}."]
-    named = {**found.unreadable, **{path: f"{end} not read" for path, end in found.unread.items()}}
-    if named:
-        path, why = next(iter(named.items()))
-        more = f", and {len(named) - 1:,} more" if len(named) > 1 else ""
-        said.append(f"{shown(path)}: {why}{more}.")
-    return " ".join(said)
+    text = f"\n{heading}:"
+    for line in lines[:_LISTED_FILES]:
+        if len(line) > _LISTED_CHARS:
+            line = line[: _LISTED_CHARS - 1] + "…"
+        text += line
+    if len(lines) > _LISTED_FILES:
+        text += f"\n- and {len(lines) - _LISTED_FILES:,} other files"
+    return text
 
 
-def _reasons(found: FolderTexts) -> list[str]:
-    reasons = [f"{count:,} {why}" for why, count in found.left_out().items()]
-    if found.unread:
-        reasons.append(f"the end of {len(found.unread):,}")
-    if found.more:
+def _describe_unread(texts: FolderTexts) -> str:
+    """Say what was not read and might have the answer; empty if everything with text for anybody was read.
+
+    A picture or a program has no such text.
+    """
+    if texts.is_whole:
+        return ""
+    sentences = [f"Files searched: {texts.searched:,}.", f"Not searched: {', '.join(_reasons(texts))}."]
+    reasons_by_path = dict(texts.unreadable)
+    for path, end in texts.unread.items():
+        reasons_by_path[path] = f"{end} not read"
+    if reasons_by_path:
+        path, reason = next(iter(reasons_by_path.items()))
+        more = f", and {len(reasons_by_path) - 1:,} more" if len(reasons_by_path) > 1 else ""
+        sentences.append(f"{shown(path)}: {reason}{more}.")
+    return " ".join(sentences)
+
+
+def _reasons(texts: FolderTexts) -> list[str]:
+    """Return how many files were not searched, by the reason."""
+    reasons = [f"{count:,} {reason}" for reason, count in texts.left_out().items()]
+    if texts.unread:
+        reasons.append(f"the end of {len(texts.unread):,}")
+    if texts.more:
         reasons.append(f"all after the first {MAX_ENTRIES:,} entries: give a path")
     return reasons
 
 
-def _spread(query: Query, ranking: PassageRanking) -> str:
-    words = [f"{word} {count:,}" for word, count in zip(query.words, ranking.spread, strict=True)]
-    return f"\nOf {ranking.total:,} passages have: {', '.join(words) or 'no word to look for'}"
+def _describe_spread(query: Query, ranking: PassageRanking) -> str:
+    """Return how many passages have each word of the question."""
+    counts = [f"{word} {count:,}" for word, count in zip(query.words, ranking.spread, strict=True)]
+    words = ", ".join(counts) or "no word to look for"
+    return f"\nOf {ranking.total:,} passages have: {words}"
 
 
 def _quote(file: FileMatch) -> str:
-    return f"## {shown(file.path)}" + "".join(f"\n\n{each.where}:\n{each.text}" for each in file.passages)
+    passages = [f"\n\n{passage.where}:\n{passage.text}" for passage in file.passages]
+    return f"## {shown(file.path)}{''.join(passages)}"

@@ -71,9 +71,9 @@ def search(
     wanted_names = patterns(unicodedata.normalize("NFC", query.glob)) if query.glob else None
     if query.glob and wanted_names is None:
         raise ToolFailed(f"glob {query.glob!r} is not a pattern; give one such as *.py or src/**/*.ts")
-    wanted = WalkFilter(root, check)
+    walk_filter = WalkFilter(root, check)
     found = GrepResult()
-    for entry in root.walk(root.find(query.path), limit=MAX_ENTRIES, keep=wanted):
+    for entry in root.walk(root.find(query.path), limit=MAX_ENTRIES, keep=walk_filter):
         if wanted_names is not None and not wanted_names.match_file(unicodedata.normalize("NFC", entry.name)):
             continue
         data = _read(root, entry.name, entry.size)
@@ -94,7 +94,7 @@ def search(
                 found.hashes[entry.name] = hashlib.sha256(data).hexdigest()
             if decoded.note:
                 found.notes[entry.name] = decoded.note
-    found.cut = wanted.asked >= MAX_ENTRIES
+    found.cut = walk_filter.seen >= MAX_ENTRIES
     return found
 
 

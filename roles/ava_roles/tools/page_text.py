@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urljoin
 
 from ava_roles.markup import COMMENT_END, TAG, attributes
@@ -31,6 +32,10 @@ _VOID_NAMES = """
     area base basefont bgsound br col embed frame hr img input link meta param source track wbr
 """
 _VOID = frozenset(_VOID_NAMES.split())
+_LEAVE_P_OPEN_NAMES = """
+    body br caption dd dt html legend li optgroup option summary tbody tfoot thead title tr
+"""
+_END_P = _BLOCKS - frozenset(_LEAVE_P_OPEN_NAMES.split())
 _CELLS = frozenset(("td", "th"))
 _IN_TABLES = frozenset(("td", "th", "tr", "tbody", "thead", "tfoot"))
 _ENDS_BEFORE: dict[str, frozenset[str]] = {
@@ -46,9 +51,8 @@ _ENDS_BEFORE: dict[str, frozenset[str]] = {
     "option": frozenset(("option",)),
     "optgroup": frozenset(("option", "optgroup")),
     "body": frozenset(("head",)),
-    **{name: frozenset(("p",)) for name in _BLOCKS - {"br", "li", "dt", "dd", "tr", "tbody", "thead", "tfoot"}
-       if name not in ("option", "optgroup", "body", "html", "caption", "legend", "title", "summary")},
-}  # fmt: skip
+    **dict.fromkeys(_END_P, frozenset(("p",))),
+}
 """The elements that a start tag ends, if they are the last open ones: their end tags may be left out."""
 _RAW = ("script", "style", "iframe", "noembed", "xmp", "title", "textarea")
 """Elements whose content has no tags."""
@@ -82,8 +86,13 @@ MOST_TAGS = 500_000  # a page with more is not made for people; they take second
 _MOST_NAMED = 10
 _TITLE_CHARS = 1_000
 _ADDRESS_CHARS = 300
-_REPEATED_CHARS, _MOST_SPANS = 100, 50
-_MAX_DEPTH, _MOST_PAGES = 3, 100  # of pages within pages, and in one of them
+_SPAN_CHARS = 100
+"""The longest text of a cell that is repeated in the later rows into which it reaches."""
+_MOST_SPANS = 50
+_MAX_DEPTH = 3
+"""How deep pages in frames may be nested."""
+_MOST_PAGES = 100
+"""Pages in frames that one page may have."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +119,19 @@ def read_page_text(html: str, url: str = "", *, keep_lines: bool = False, is_xml
     return _Reader(html.replace("\r\n", "\n").replace("\r", "\n"), url, keep_lines, is_xml, 0).read()
 
 
+class _Span(NamedTuple):
+    """A cell that reaches into later rows: how many rows it has from this one on, and its text."""
+
+    rows: int
+    text: str
+
+
 class _Table:
-    """The cells of a table that reach into later rows, by their column."""
+    """A table that is open; `spans`: by their columns, the cells that reach into later rows."""
 
     def __init__(self) -> None:
         self.column = 0
-        self.spans: dict[int, tuple[int, str]] = {}
+        self.spans: dict[int, _Span] = {}
 
 
 @dataclass
@@ -145,11 +161,16 @@ class _Reader:
         self._title = ""
         self._missing: dict[str, None] = {}
         self._kinds: Counter[str] = Counter()
-        self._unnamed = self._pages_within = 0
-        self._has_doctype = self._has_base = False
+        self._unnamed = 0
+        self._pages_within = 0
+        self._has_doctype = False
+        self._has_base = False
         self._never_found: set[str] = set()  # it is looked for once, else the time grows with the square of the length
-        self._scripted = self._writes = self._has_mount = self._has_empty_mount = False
-        self._mounts: list[tuple[int, int]] = []
+        self._has_scripts = False
+        self._scripts_write = False
+        self._has_mount = False
+        self._has_empty_mount = False
+        self._mounts: list[tuple[int, int]] = []  # of each open one, its level, and the characters shown before it
         self._shown = 0
         self._tables: list[_Table] = []
         self._lists: list[_List] = []
@@ -161,19 +182,22 @@ class _Reader:
 
     def read(self) -> PageText:
         html = self._html
-        at = tags = 0
-        while (found := html.find("<", at)) >= 0:
-            self._say(html[at:found])
+        at = 0
+        tags = 0
+        while (tag_at := html.find("<", at)) >= 0:
+            self._say(html[at:tag_at])
             tags += 1
             if tags > MOST_TAGS:
-                at = self._skip(found, None, f"its first {MOST_TAGS:,} tags")
+                at = self._skip(tag_at, None, f"its first {MOST_TAGS:,} tags")
                 break
-            at = self._markup(found)
+            at = self._markup(tag_at)
         self._say(html[at:])
         self._close_to(0, len(html))
         text = self._joined()
         needs_scripts = self._needs_scripts(text)
-        missing = [NEEDS_SCRIPTS, *self._missing] if needs_scripts else list(self._missing)
+        missing = list(self._missing)
+        if needs_scripts:
+            missing.insert(0, NEEDS_SCRIPTS)
         if self._unnamed:
             missing.append(f"{self._unnamed:,} more frames or objects")
         return PageText(text, self._title, tuple(missing), self._unseen(), needs_scripts, self._visible_html())
@@ -232,22 +256,34 @@ class _Reader:
         return end
 
     def _start(self, name: str, tag: re.Match[str]) -> int:
-        written = tag[3]
+        """Read a start tag, and the content of an element that has no tags in it; return where that ends."""
+        source = tag[3]
         self._end_implied(name, tag.start())
         self._break(name, tag[0])
-        matters = name in _WITH_ATTRIBUTES or (written and _MAY_MATTER.search(written) is not None)
-        given = attributes(written) if matters else {}
-        if self._hidden_at is None and _is_hidden(name, given):
-            self._hidden_at = len(self._open)
-            self._is_template = name == "template"
-            self._cut_from = tag.start()
+        values: dict[str, str] = {}
+        if name in _WITH_ATTRIBUTES or (source and _MAY_MATTER.search(source) is not None):
+            values = attributes(source)
         if self._hidden_at is None:
-            self._notice(name, given)
-        if name in _VOID or (written.endswith("/") and self._is_empty(name, tag.end())):
+            if _is_hidden(name, values):
+                self._hidden_at = len(self._open)
+                self._is_template = name == "template"
+                self._cut_from = tag.start()
+            else:
+                self._notice(name, values)
+        if name in _VOID or (source.endswith("/") and self._is_empty(name, tag.end())):
             if self._hidden_at == len(self._open):
                 self._show_again(tag.end())
             return tag.end()
-        if given.get("id", name) in _MOUNTS and self._hidden_at is None:
+        self._open_element(name, values)
+        if name in _RAW_END and f"</{name}" not in self._never_found:
+            return self._raw(name, values, tag.end())
+        if name == "plaintext":
+            self._say(self._html[tag.end() :], escaped=False)
+            return len(self._html)
+        return tag.end()
+
+    def _open_element(self, name: str, values: dict[str, str]) -> None:
+        if values.get("id", name) in _MOUNTS and self._hidden_at is None:
             self._has_mount = True
             self._mounts.append((len(self._open), self._shown))
         self._open.append(name)
@@ -255,13 +291,7 @@ class _Reader:
         if name == "table":
             self._tables.append(_Table())
         elif name in _LISTS:
-            self._lists.append(_opened_list(name, given))
-        if name in _RAW_END and f"</{name}" not in self._never_found:
-            return self._raw(name, given, tag.end())
-        if name == "plaintext":
-            self._say(self._html[tag.end() :], escaped=False)
-            return len(self._html)
-        return tag.end()
+            self._lists.append(_new_list(name, values))
 
     def _is_empty(self, name: str, at: int) -> bool:
         """Tell whether `<name/>` is an element without content: in XML, SVG and MathML.
@@ -277,17 +307,17 @@ class _Reader:
             self._never_found.add(f"<{name}/>")
         return f"<{name}/>" in self._never_found
 
-    def _raw(self, name: str, given: dict[str, str], at: int) -> int:
+    def _raw(self, name: str, values: dict[str, str], at: int) -> int:
         """Read an element that has no tags in it; return where its end tag begins."""
-        found = _RAW_END[name].search(self._html, at)
-        end = found.start() if found is not None else len(self._html)
+        end_tag = _RAW_END[name].search(self._html, at)
+        end = end_tag.start() if end_tag is not None else len(self._html)
         content = self._html[at:end]
-        if name == "title" and found is None:
+        if name == "title" and end_tag is None:
             self._never_found.add("</title")  # it is read as if it were no title
             return at
-        if name == "script" and _is_program(given.get("type", "")):
-            self._scripted = True
-            self._writes = self._writes or _WRITES.search(content) is not None
+        if name == "script" and _is_program(values.get("type", "")):
+            self._has_scripts = True
+            self._scripts_write = self._scripts_write or _WRITES.search(content) is not None
         if name in ("textarea", "xmp"):
             self._say(content, escaped=name == "textarea")
         elif name == "title":
@@ -296,7 +326,7 @@ class _Reader:
                 self._title = " ".join(unescape_html(content[:_TITLE_CHARS]).split())
             if self._keep_lines or not is_of_page:
                 self._say(content)
-        elif found is None:
+        elif end_tag is None:
             return self._skip(at, None, f"an unclosed <{name}>")
         else:
             self._lines(content)
@@ -305,12 +335,12 @@ class _Reader:
     # -- elements --
 
     def _end_implied(self, name: str, at: int) -> None:
-        ended = _ENDS_BEFORE.get(name)
-        if ended is None:
+        ends = _ENDS_BEFORE.get(name)
+        if ends is None:
             return
-        while self._open and self._open[-1] in ended:
+        while self._open and self._open[-1] in ends:
             self._close_to(len(self._open) - 1, at)
-        if "p" in ended and self._counts["p"]:
+        if "p" in ends and self._counts["p"]:
             for back, other in enumerate(reversed(self._open[-10:]), 1):
                 if other == "p":
                     self._close_to(len(self._open) - back, at)
@@ -332,13 +362,15 @@ class _Reader:
             self._counts[name] -= 1
             level = len(self._open)
             while self._mounts and self._mounts[-1][0] >= level:
-                _level, before = self._mounts.pop()
-                self._has_empty_mount = self._has_empty_mount or before == self._shown
-            if self._hidden_at is not None and level <= self._hidden_at:
-                self._show_again(at)
-            elif self._hidden_at is None and name in _CELLS:
+                _level, shown_before = self._mounts.pop()
+                if shown_before == self._shown:
+                    self._has_empty_mount = True
+            if self._hidden_at is not None:
+                if level <= self._hidden_at:
+                    self._show_again(at)
+            elif name in _CELLS:
                 self._end_cell()
-            elif self._hidden_at is None and name == "tr":
+            elif name == "tr":
                 self._end_row()
             if name == "table" and self._tables:
                 self._tables.pop()
@@ -349,36 +381,55 @@ class _Reader:
         self._hidden_at = None
         self._cuts.append((self._cut_from, at))
 
-    def _notice(self, name: str, given: dict[str, str]) -> None:
+    def _notice(self, name: str, values: dict[str, str]) -> None:
         """Show what a tag itself shows, and note what it would load."""
         if name in _CELLS:
-            self._start_cell(given)
+            self._start_cell(values)
         elif name == "tr":
             self._start_row()
         elif name == "li":
-            self._start_item(given)
-        elif name == "img" or (name == "input" and given.get("type", "").lower() == "image"):
-            self._picture(given.get("alt"))
-        elif name == "input" and given.get("type", "").lower() in _SHOWN_INPUTS:
-            self._add(given.get("value", ""))
+            self._start_item(values)
+        elif name == "img":
+            self._picture(values.get("alt"))
+        elif name == "input":
+            self._input(values)
         elif name == "area":
-            self._add(given.get("alt", ""))
+            self._add(values.get("alt", ""))
         elif name in ("option", "optgroup"):
-            self._add(given.get("label", "") + " " if given.get("label") else "")
-        elif name == "base" and given.get("href") and not self._has_base:
-            self._has_base = True
-            self._url = _joined_address(self._url, given["href"]) or self._url
-        elif name == "meta" and given.get("http-equiv", "").lower() == "refresh":
-            found = _REFRESH.match(given.get("content", ""))
-            self._name("the page that it sends on to", found[1] if found else "")
-        elif name == "iframe" and given.get("srcdoc"):
-            self._page_within(given["srcdoc"])
-        elif name in ("frame", "iframe"):
-            self._name("a page in a frame", given.get("src", ""))
-        elif name in ("embed", "object"):
-            self._name("an embedded object", given.get("src" if name == "embed" else "data", ""))
+            self._add(values.get("label", ""))
         elif name in _NOT_TEXT:
             self._kinds[_NOT_TEXT[name]] += 1
+        else:
+            self._note_address(name, values)
+
+    def _note_address(self, name: str, values: dict[str, str]) -> None:
+        """Note what a tag would load, or against which address the others are resolved."""
+        if name == "base":
+            self._set_base(values.get("href", ""))
+        elif name == "meta":
+            if values.get("http-equiv", "").lower() == "refresh":
+                refresh = _REFRESH.match(values.get("content", ""))
+                self._name("the page that it sends on to", refresh[1] if refresh else "")
+        elif name == "iframe" and values.get("srcdoc"):
+            self._page_within(values["srcdoc"])
+        elif name in ("frame", "iframe"):
+            self._name("a page in a frame", values.get("src", ""))
+        elif name == "embed":
+            self._name("an embedded object", values.get("src", ""))
+        elif name == "object":
+            self._name("an embedded object", values.get("data", ""))
+
+    def _set_base(self, address: str) -> None:
+        if address and not self._has_base:
+            self._has_base = True
+            self._url = _join_address(self._url, address) or self._url
+
+    def _input(self, values: dict[str, str]) -> None:
+        kind = values.get("type", "").lower()
+        if kind == "image":
+            self._picture(values.get("alt"))
+        elif kind in _SHOWN_INPUTS:
+            self._add(values.get("value", ""))
 
     def _picture(self, alternative: str | None) -> None:
         words = " ".join((alternative or "").split())
@@ -400,20 +451,20 @@ class _Reader:
         address = "".join(address.split())
         if not address or address.lower().startswith(("about:", "javascript:", "data:")):
             return
-        whole = _joined_address(self._url, address) or address
+        full_address = _join_address(self._url, address) or address
         if len(self._missing) < _MOST_NAMED:
-            self._missing[f"{what}: {whole[:_ADDRESS_CHARS]}"] = None
+            self._missing[f"{what}: {full_address[:_ADDRESS_CHARS]}"] = None
         else:
             self._unnamed += 1
 
-    def _start_item(self, given: dict[str, str]) -> None:
+    def _start_item(self, values: dict[str, str]) -> None:
         """Count an item; its number is shown before its text."""
         inner = self._lists[-1] if self._lists else _List()
         self._label = ""
         if self._keep_lines or not inner.step:
             return
-        own = _INTEGER.match(given.get("value", ""))
-        inner.number = int(own[1]) if own else inner.number + inner.step
+        own_number = _INTEGER.match(values.get("value", ""))
+        inner.number = int(own_number[1]) if own_number else inner.number + inner.step
         self._label = f"{NUMERALS[inner.numeral](inner.number)}. "
 
     # -- tables --
@@ -423,13 +474,15 @@ class _Reader:
         if self._tables:
             self._tables[-1].column = 0
 
-    def _start_cell(self, given: dict[str, str]) -> None:
-        self._repeat()
+    def _start_cell(self, values: dict[str, str]) -> None:
+        self._repeat_spans()
         if self._after_cell:
             self._parts.append(" | ")
             self._after_cell = False
-        rows = given.get("rowspan", "")
-        self._cell_rows = int(rows) if rows.isascii() and rows.isdecimal() and len(rows) < 6 else 1
+        self._cell_rows = 1
+        rows = values.get("rowspan", "")
+        if rows.isascii() and rows.isdecimal() and len(rows) < 6:
+            self._cell_rows = int(rows)
         self._cell_from = len(self._parts)
 
     def _end_cell(self) -> None:
@@ -439,26 +492,34 @@ class _Reader:
         table = self._tables[-1]
         if self._cell_rows > 1 and self._cell_from is not None:
             text = " ".join("".join(self._parts[self._cell_from :]).split())
-            if len(text) <= _REPEATED_CHARS and len(table.spans) < _MOST_SPANS:
-                table.spans[table.column] = (self._cell_rows, text)
+            if len(text) <= _SPAN_CHARS and len(table.spans) < _MOST_SPANS:
+                table.spans[table.column] = _Span(self._cell_rows, text)
         table.column += 1
-        self._cell_from, self._cell_rows = None, 1
+        self._cell_from = None
+        self._cell_rows = 1
 
     def _end_row(self) -> None:
-        self._repeat()
+        self._repeat_spans()
         if self._tables:
-            spans = self._tables[-1].spans
-            self._tables[-1].spans = {column: (rows - 1, text) for column, (rows, text) in spans.items() if rows > 1}
+            table = self._tables[-1]
+            later_spans: dict[int, _Span] = {}
+            for column, span in table.spans.items():
+                if span.rows > 1:
+                    later_spans[column] = _Span(span.rows - 1, span.text)
+            table.spans = later_spans
         self._after_cell = False
 
-    def _repeat(self) -> None:
+    def _repeat_spans(self) -> None:
         """Show the cells of earlier rows that reach into this one, where it has them."""
-        table = self._tables[-1] if self._tables else None
-        while table is not None and (span := table.spans.get(table.column)) is not None:
-            self._repeated += len(span[1])
+        if not self._tables:
+            return
+        table = self._tables[-1]
+        while table.column in table.spans:
+            text = table.spans[table.column].text
+            self._repeated += len(text)
             if self._repeated > len(self._html):
                 return
-            self._parts.append(f" | {span[1]}" if self._after_cell else span[1])
+            self._parts.append(f" | {text}" if self._after_cell else text)
             self._after_cell = True
             table.column += 1
 
@@ -473,19 +534,26 @@ class _Reader:
                 self._hidden_words += len(written.split())
             self._lines(written)
             return
-        text = _unescape(written) if escaped and "&" in written else written
-        self._shown += 0 if self._counts["noscript"] else len(text.strip())
-        if self._label and not text.isspace():
+        text = written
+        if escaped and "&" in written:
+            text = _unescape(written)
+        is_blank = text.isspace()
+        if not self._counts["noscript"]:
+            self._shown += len(text.strip())
+        if self._label and not is_blank:
             self._parts.append(self._label)
             self._label = ""
-        if self._keep_lines:
-            self._parts.append(text)
-        elif self._counts["pre"] or self._counts["textarea"] or self._counts["xmp"]:
-            self._parts.append(text.replace("\t", "    ").replace(" ", "\xa0"))
-        else:
-            self._parts.append(_WHITE.sub(" ", text))
-        if (self._after_cell and not text.isspace()) or (self._keep_lines and "\n" in text):
+        self._parts.append(self._with_white_space(text))
+        if not is_blank or (self._keep_lines and "\n" in text):
             self._after_cell = False
+
+    def _with_white_space(self, text: str) -> str:
+        """Return a text with its white space as it is shown; blanks that count become no-break spaces."""
+        if self._keep_lines:
+            return text
+        if self._counts["pre"] or self._counts["textarea"] or self._counts["xmp"]:
+            return text.replace("\t", "    ").replace(" ", "\xa0")
+        return _WHITE.sub(" ", text)
 
     def _add(self, words: str) -> None:
         """Show words that the page has in an attribute, on one line."""
@@ -523,17 +591,20 @@ class _Reader:
     # -- what is not in the text --
 
     def _needs_scripts(self, text: str) -> bool:
-        if not self._scripted:
+        if not self._has_scripts:
             return False
-        if self._shown < _HOLLOW_CHARS or self._has_empty_mount or self._writes:
+        is_hollow = self._shown < _HOLLOW_CHARS
+        if is_hollow or self._has_empty_mount or self._scripts_write:
             return True
-        return self._shown < SHORT_CHARS and (self._has_mount or _ASKS_FOR_SCRIPTS.search(text) is not None)
+        if self._shown >= SHORT_CHARS:
+            return False
+        return self._has_mount or _ASKS_FOR_SCRIPTS.search(text) is not None
 
     def _unseen(self) -> tuple[str, ...]:
-        said = [f"{count:,} {kind}{'s' * (count > 1)}" for kind, count in self._kinds.items()]
+        counts = [_count(number, kind) for kind, number in self._kinds.items()]
         if self._hidden_words:
-            said.append(f"{self._hidden_words:,} word{'s' * (self._hidden_words > 1)} of hidden text")
-        return tuple(said)
+            counts.append(f"{_count(self._hidden_words, 'word')} of hidden text")
+        return tuple(counts)
 
     def _visible_html(self) -> str:
         if not self._cuts:
@@ -546,21 +617,28 @@ class _Reader:
         return "".join((*pieces, self._html[at:]))
 
 
-def _is_hidden(name: str, given: dict[str, str]) -> bool:
+def _count(number: int, noun: str) -> str:
+    plural = "s" if number > 1 else ""
+    return f"{number:,} {noun}{plural}"
+
+
+def _is_hidden(name: str, values: dict[str, str]) -> bool:
     if name == "template":
-        return "shadowrootmode" not in given
-    if name == "dialog" and "open" not in given:
+        return "shadowrootmode" not in values
+    if name == "dialog" and "open" not in values:
         return True
-    if "hidden" in given and given["hidden"].lower() != "until-found":
+    if "hidden" in values and values["hidden"].lower() != "until-found":
         return True
-    return "popover" in given or _HIDING_STYLE.search(given.get("style", "")) is not None
+    return "popover" in values or _HIDING_STYLE.search(values.get("style", "")) is not None
 
 
-def _opened_list(name: str, given: dict[str, str]) -> _List:
-    if name != "ol" or "reversed" in given or _NO_NUMBERS.search(given.get("style", "")):
+def _new_list(name: str, values: dict[str, str]) -> _List:
+    if name != "ol" or "reversed" in values or _NO_NUMBERS.search(values.get("style", "")):
         return _List()  # where one that counts down begins is not known yet
-    start = _INTEGER.match(given.get("start", ""))
-    return _List(int(start[1]) - 1 if start else 0, 1, _NUMERALS.get(given.get("type", ""), "decimal"))
+    start = _INTEGER.match(values.get("start", ""))
+    number_before = int(start[1]) - 1 if start else 0
+    numeral = _NUMERALS.get(values.get("type", ""), "decimal")
+    return _List(number_before, 1, numeral)
 
 
 def _is_program(kind: str) -> bool:
@@ -576,7 +654,7 @@ def _unescape(written: str) -> str:
     return "\n".join(unescape_html(line).replace("\r", " ").replace("\n", " ") for line in written.split("\n"))
 
 
-def _joined_address(base: str, address: str) -> str | None:
+def _join_address(base: str, address: str) -> str | None:
     try:
         return urljoin(base, address)
     except ValueError:

@@ -43,14 +43,14 @@ def read_html(html: str, url: str) -> WebPage:
         notes = ["it is very large: this is its beginning, without headings and links", *_gaps(page)]
         return WebPage(page.text[:PAGE_CHARS], page.title or None, note="; ".join(notes))
     page = read_page_text(html, url)
-    finds_articles = has_extra("documents")
-    article: WebPage = (
-        load("documents").read_article(page.html, url) if finds_articles else WebPage("", note=_ONLY_WORDS)
-    )
+    article = WebPage("", note=_ONLY_WORDS)
+    if has_extra("documents"):
+        article = load("documents").read_article(page.html, url)
     text = article.text
     notes = [article.note] if article.note else []
     if len(text) < SHORT_CHARS:
-        text = page.text if len(page.text) > len(text) else text
+        if len(page.text) > len(text):
+            text = page.text
         if page.needs_scripts:
             notes = ["it seems to need JavaScript, which is not run here; look for another source"]
         elif not text:
@@ -66,7 +66,8 @@ def _gaps(page: PageText) -> list[str]:
 _MAX_ROWS = 2_000
 _ROWS_SCANNED = 200_000  # a sheet may claim a million empty rows
 MAX_COLUMNS = 200
-_BETWEEN_CELLS, _BAR = " | ", "\\|"
+_BETWEEN_CELLS = " | "
+_BAR_IN_CELL = "\\|"
 _CELL_CHARS = 32_767  # the most that a cell of Excel holds
 _TABLE_CHARS = 1_000_000  # of all tables of a file together
 _CSV_CHARS = 4_000_000
@@ -89,13 +90,25 @@ def parsing(what: str) -> Generator[None]:
 def read_csv(text: str, hide: Callable[[str], str] = str) -> str:
     """Return the text of a CSV file as a table; its cells are separated by `,`, `;`, tab or `|`."""
     beginning = hide(text[: _CSV_CHARS + _BEHIND_CHARS])[:_CSV_CHARS]
-    lines = beginning[:8_192].splitlines()[:20]
-    often = {sign: (sum(sign in line for line in lines), sum(line.count(sign) for line in lines)) for sign in ",;\t|"}
-    delimiter = max(often, key=often.__getitem__)
-    shown = render_table(csv.reader(io.StringIO(beginning, newline=""), delimiter=delimiter))
+    reader = csv.reader(io.StringIO(beginning, newline=""), delimiter=_delimiter(beginning))
+    table = render_table(reader)
     if len(text) > _CSV_CHARS:
-        shown += f"\n(only the first {_CSV_CHARS:,} characters were read)"
-    return shown
+        table += f"\n(only the first {_CSV_CHARS:,} characters were read)"
+    return table
+
+
+def _delimiter(text: str) -> str:
+    """Return the sign that most of the first lines have; of several, the one that they have most often."""
+    lines = text[:8_192].splitlines()[:20]
+    best_sign = ","
+    most = (-1, -1)
+    for sign in ",;\t|":
+        lines_with_it = sum(sign in line for line in lines)
+        times = sum(line.count(sign) for line in lines)
+        if (lines_with_it, times) > most:
+            best_sign = sign
+            most = (lines_with_it, times)
+    return best_sign
 
 
 class TableBudget:
@@ -151,7 +164,8 @@ def render_table(rows: Iterable[Iterable[str]], budget: TableBudget | None = Non
                     notes.append(f"(only the first {MAX_COLUMNS} columns are shown)")
             if not lines:
                 lines.append("|" + "---|" * len(cells))
-            lines.append(f"| {_BETWEEN_CELLS.join(cell.replace('|', _BAR) for cell in cells)} |")
+            cells_text = _BETWEEN_CELLS.join(cell.replace("|", _BAR_IN_CELL) for cell in cells)
+            lines.append(f"| {cells_text} |")
             budget.room -= len(lines[-1]) + 1
         if cut:
             notes.append("(cut here: the rest is too long to read)")

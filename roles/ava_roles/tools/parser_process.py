@@ -38,7 +38,8 @@ ANSWER_BYTES = 30_000_000
 """The longest message of a child; a parser that a file has taken over may send anything."""
 _PAGE = "page"
 _ANOTHER = "ask for another copy"
-_TOO_LONG, _CRASHED = {"ended": "too long"}, {"ended": "crashed"}
+_TOO_LONG = {"ended": "too long"}
+_CRASHED = {"ended": "crashed"}
 _FORKS = hasattr(os, "fork")
 _starter = ThreadPoolExecutor(1, "ava-parsers")
 
@@ -68,20 +69,22 @@ class ParserProcess:
             raise _failed(kind.name, "Ava has no extra `documents` here; `ava doctor` shows the command that adds it")
         answer = self._parse(kind.name, data, *astuple(wanted))
         try:
-            found = Extracted.of(answer)
+            document = Extracted.of(answer)
         except (KeyError, TypeError, ValueError):
             raise _failed(kind.name, f"its parser fails; {_ANOTHER}") from None
-        if size_of(found.parts) + len(found.before) > MOST_CHARS:
+        if size_of(document.parts) + len(document.before) > MOST_CHARS:
             raise _failed(kind.name, f"it has more than {MOST_CHARS:,} characters; ask for a smaller one")
-        return found
+        return document
 
     def read_html(self, html: str, url: str) -> WebPage:
         return WebPage(**self._parse(_PAGE, html.encode("utf-8", "replace"), url))
 
-    def _parse(self, what: str, data: bytes, *given: object) -> Any:
+    def _parse(self, what: str, data: bytes, *arguments: object) -> Any:
         """Return what a child makes of a file. Raises ToolFailed: unreadable; it crashed or took too much."""
         until = time.monotonic() + SECONDS
-        process = self._process = self._process or _started()
+        if self._process is None:
+            self._process = _started()
+        process = self._process
 
         def end() -> None:
             _end(process)
@@ -89,16 +92,18 @@ class ParserProcess:
         clock = threading.Timer(SECONDS, end)
         clock.daemon = True
         clock.start()
+        order = {"parser": what, "bytes": len(data), "arguments": arguments}
         answer: dict[str, Any] | None = None
         try:
             with suppress(OSError), ended_with_call(end):
-                answer = _exchange(process, {"parser": what, "bytes": len(data), "given": given}, data)
+                answer = _exchange(process, order, data)
         finally:
             clock.cancel()
             if answer is None or not _FORKS:
                 self.close()
         if answer is None or "ended" in answer:
-            if answer == _TOO_LONG or time.monotonic() >= until or child.took_too_long(process.returncode):
+            is_late = answer == _TOO_LONG or time.monotonic() >= until
+            if is_late or child.took_too_long(process.returncode):
                 raise ParserEnded(f"this {what} cannot be read: its parser takes longer than {SECONDS} s; {_ANOTHER}")
             raise ParserEnded(f"this {what} cannot be read: its parser fails, or needs too much memory; {_ANOTHER}")
         if "failed" in answer:
@@ -156,18 +161,22 @@ def _exchange(process: subprocess.Popen[bytes], order: object, data: bytes) -> d
     assert process.stdout is not None
     process.stdin.write(child.message(order) + data)
     process.stdin.flush()
-    return _answer(process.stdout)
+    return _read_answer(process.stdout)
 
 
-def _answer(sent: IO[bytes]) -> dict[str, Any] | None:
-    size = int.from_bytes(sent.read(child.HEAD_BYTES))
-    data = sent.read(size) if size <= ANSWER_BYTES else b""
+def _read_answer(pipe: IO[bytes]) -> dict[str, Any] | None:
+    size = int.from_bytes(pipe.read(child.HEAD_BYTES))
+    if size > ANSWER_BYTES:
+        return None
     try:
-        answer: Any = loads(data)
+        value: Any = loads(pipe.read(size))
     except (ValueError, RecursionError):
         return None
-    known = isinstance(answer, dict) and any(key in answer for key in ("failed", "result", "ended"))
-    return cast("dict[str, Any]", answer) if known else None
+    if not isinstance(value, dict):
+        return None
+    answer = cast("dict[str, Any]", value)
+    is_answer = "failed" in answer or "result" in answer or "ended" in answer
+    return answer if is_answer else None
 
 
 # -- the child --
@@ -191,39 +200,44 @@ def main() -> None:
 
 def _fork(order: dict[str, Any], data: bytes) -> bytes:
     """Return the message of a fork that parses a file; it is sent on as it is."""
-    came, sent = os.pipe()
+    read_end, write_end = os.pipe()
     parent = os.getpid()
-    number = os.fork()
-    if not number:
+    fork_pid = os.fork()
+    if not fork_pid:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(sent, 1)
+        os.dup2(write_end, 1)
         child.limit_lifetime(SECONDS, parent)
         child.send(_result(order, data))
         os._exit(0)
-    os.close(sent)
-    with open(came, "rb", buffering=0) as pipe:  # noqa: PTH123 - a descriptor
+    os.close(write_end)
+    with open(read_end, "rb", buffering=0) as pipe:  # noqa: PTH123 - a descriptor
         message = bytearray()
-        while len(message) <= child.HEAD_BYTES + ANSWER_BYTES and (piece := pipe.read(1 << 20)):
+        while len(message) <= child.HEAD_BYTES + ANSWER_BYTES:
+            piece = pipe.read(1 << 20)
+            if not piece:
+                break
             message += piece
     with suppress(ProcessLookupError):
-        os.kill(number, signal.SIGKILL)
-    _number, status = os.waitpid(number, 0)
+        os.kill(fork_pid, signal.SIGKILL)
+    _pid, status = os.waitpid(fork_pid, 0)
     size = int.from_bytes(message[: child.HEAD_BYTES])
     if size and len(message) == child.HEAD_BYTES + size:
         return bytes(message)
-    return child.message(_TOO_LONG if child.took_too_long(os.waitstatus_to_exitcode(status)) else _CRASHED)
+    if child.took_too_long(os.waitstatus_to_exitcode(status)):
+        return child.message(_TOO_LONG)
+    return child.message(_CRASHED)
 
 
 def _result(order: dict[str, Any], data: bytes) -> dict[str, object]:
     try:
-        return {"result": asdict(_parsed(order["parser"], data, order["given"]))}
-    except ToolFailed as failed:
-        return {"failed": str(failed)}
+        return {"result": asdict(_run_parser(order["parser"], data, order["arguments"]))}
+    except ToolFailed as failure:
+        return {"failed": str(failure)}
 
 
-def _parsed(parser: str, data: bytes, given: list[Any]) -> Extracted | WebPage:
+def _run_parser(parser: str, data: bytes, arguments: list[Any]) -> Extracted | WebPage:
     if parser == _PAGE:
-        return pages.read_html(data.decode(), *given)
+        return pages.read_html(data.decode(), *arguments)
     documents: Any = import_module(EXTRAS["documents"].module)  # some of its parsers need only the core's packages
-    found: Extracted = documents.PARSERS[parser](data, Wanted(*given))
-    return found
+    document: Extracted = documents.PARSERS[parser](data, Wanted(*arguments))
+    return document

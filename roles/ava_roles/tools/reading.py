@@ -43,17 +43,22 @@ from ava_roles.tools.text_files import WalkFilter, is_binary, unpacked
 
 MAX_ENTRIES = 20_000
 MAX_FILE_BYTES = 10_000_000
-_WANTED = Wanted(max_chars=MOST_CHARS)
+_WHOLE_TEXT = Wanted(max_chars=MOST_CHARS)
 _BATCH = 64
 _BATCH_BYTES = 4_000_000
 """How many text files, and bytes of them, are read before their texts are kept."""
 _PARSERS_MOST = 4
 _HEAD_BYTES = 1_024
-_HEADINGS_S, _HEADINGS_SHARE = 0.5, 0.05
-"""The most time in which headings are looked at before files are read: seconds, and a share of a call's time."""
+_TERMS_OF_EXPRESSION = 200
+_HEADINGS_S = 0.5
+"""Headings are looked at, before files are read, for at most this many seconds."""
+_HEADINGS_SHARE = 0.05
+"""And for at most this share of the time of a call."""
 _PAGES = (".html", ".htm", ".xhtml", ".xht")
 
-NOT_TEXT, GONE, NOT_OPENED = "not text", "gone meanwhile", "that cannot be opened"
+NOT_TEXT = "not text"
+GONE = "gone meanwhile"
+NOT_OPENED = "that cannot be opened"
 TOO_LARGE = "too large or damaged"
 NO_EXTRA = "documents, which need the extra `documents`"
 UNREADABLE = "documents that cannot be read"
@@ -89,7 +94,8 @@ def _passages_of_part(part: Part) -> Iterator[FilePassage]:
     texts = [each.text for each in split_passages(part.text)]
     for place, text in zip(row_places(part.place, texts), texts, strict=True):
         count = text.count("\n") + 1
-        yield FilePassage(f"{place}, {count} line{'s' * (count > 1)}", text)
+        lines = "1 line" if count == 1 else f"{count} lines"
+        yield FilePassage(f"{place}, {lines}", text)
 
 
 # -- a folder --
@@ -131,16 +137,19 @@ class FolderTexts:
     @property
     def is_whole(self) -> bool:
         """Whether each file was read to its end that has text for anybody, as a picture or a program has not."""
-        left_out = any(why not in _NOTHING_LOST for why in self.failed.values())
-        return not (self.more or self.waiting or self.unread or left_out)
+        if self.more or self.waiting or self.unread:
+            return False
+        return all(reason in _NOTHING_LOST for reason in self.failed.values())
 
     def left_out(self) -> Counter[str]:
         """Return how many files have no text, by reason, the commonest first."""
-        counted = Counter(why if why in _SHARED_REASONS else UNREADABLE for why in self.failed.values())
-        found = Counter(dict(sorted(counted.items(), key=lambda item: (-item[1], item[0]))))
+        counts: Counter[str] = Counter()
+        for reason in self.failed.values():
+            counts[reason if reason in _SHARED_REASONS else UNREADABLE] += 1
+        in_order = Counter(dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))))
         if self.waiting:
-            found[NOT_REACHED] = len(self.waiting)
-        return found
+            in_order[NOT_REACHED] = len(self.waiting)
+        return in_order
 
     def note(self, path: str, text: KeptText) -> None:
         """Add what is kept of a file."""
@@ -177,10 +186,10 @@ class FolderTexts:
         """
         with self._lock:
             self._settled = True
-            for said in (self.failed, self.missing, self.unread):
-                in_order = sorted(said.items())
-                said.clear()
-                said.update(in_order)
+            for sentences in (self.failed, self.missing, self.unread):
+                in_order = sorted(sentences.items())
+                sentences.clear()
+                sentences.update(in_order)
             noted = self.kept.keys() | self.loose.keys() | self.failed.keys()
             self.waiting = deque(entry for entry in order if entry.name not in noted)
 
@@ -213,21 +222,23 @@ class FolderReader:
     async def read(self, path: str, query: Query, within_s: float) -> FolderTexts:
         """Return the texts of a folder's files: those that were kept, and as many others as the time allows."""
         until = anyio.current_time() + within_s
-        found = await run_sync(self._look, path, query, min(_HEADINGS_S, within_s * _HEADINGS_SHARE))
-        total = len(found.order)
-        wanted = list(found.waiting)
+        headings_s = min(_HEADINGS_S, within_s * _HEADINGS_SHARE)
+        texts = await run_sync(self._look, path, query, headings_s)
+        total = len(texts.order)
+        unread = list(texts.waiting)
+        workers = min(_PARSERS_MOST, os.cpu_count() or 1, len(unread))
         with anyio.move_on_at(until):
             async with anyio.create_task_group() as tasks:
-                for _worker in range(min(_PARSERS_MOST, os.cpu_count() or 1, len(wanted))):
-                    tasks.start_soon(self._work, found, total)
-        found.settle(wanted)
-        return found
+                for _worker in range(workers):
+                    tasks.start_soon(self._work, texts, total)
+        texts.settle(unread)
+        return texts
 
-    async def _work(self, found: FolderTexts, total: int) -> None:
+    async def _work(self, texts: FolderTexts, total: int) -> None:
         with ParserProcess() as parser:
-            while found.waiting:
-                await run_sync(self._read_batch, _next_batch(found.waiting), found, parser)
-                self._say(f"Reading: {total - len(found.waiting):,} of {total:,} files")
+            while texts.waiting:
+                await run_sync(self._read_batch, _next_batch(texts.waiting), texts, parser)
+                self._say(f"Reading: {total - len(texts.waiting):,} of {total:,} files")
 
     def _look(self, path: str, query: Query, headings_s: float) -> FolderTexts:
         """Return what is kept of the folder's files as they are now; the others wait, best chances first.
@@ -238,22 +249,22 @@ class FolderReader:
         entries = list(self._root.walk(path, limit=MAX_ENTRIES, keep=walk))
         entries.sort(key=lambda entry: (entry.size > MAX_FILE_BYTES // 5, entry.name.count("/")))
         known = self._store.known(self._folder)
-        found = FolderTexts(order=[entry.name for entry in entries], more=walk.asked >= MAX_ENTRIES)
+        texts = FolderTexts(order=[entry.name for entry in entries], more=walk.seen >= MAX_ENTRIES)
         waiting: list[FolderEntry] = []
-        used: list[int] = []
+        used_ids: list[int] = []
         for entry in entries:
             mark, entered_ns, text = known.get(entry.name, ("", 0, None))
             if text is not None and entry.mark is not None and is_same(entry.mark, mark, entered_ns):
-                found.note(entry.name, text)
-                used.append(text.id)
+                texts.note(entry.name, text)
+                used_ids.append(text.id)
             else:
                 waiting.append(entry)
-        found.waiting.extend(self._by_chance(waiting, query, headings_s))
-        gone = known.keys() - set(found.order)
-        if gone and not path and not found.more:
+        texts.waiting.extend(self._by_chance(waiting, query, headings_s))
+        gone = known.keys() - set(texts.order)
+        if gone and not path and not texts.more:
             self._store.leave(self._folder, gone)
-        self._store.use(used, self._run_id)
-        return found
+        self._store.use(used_ids, self._run_id)
+        return texts
 
     def _by_chance(self, waiting: list[FolderEntry], query: Query, headings_s: float) -> list[FolderEntry]:
         """Return files in the order in which to read them: those with more of the question's words come first.
@@ -280,26 +291,26 @@ class FolderReader:
         head, _more = unpacked(packed, HEADINGS_BYTES)
         return headings_of(head)
 
-    def _read_batch(self, batch: Sequence[FolderEntry], found: FolderTexts, parser: ParserProcess) -> None:
-        entered: list[tuple[str, FileMark, int, int]] = []
+    def _read_batch(self, batch: Sequence[FolderEntry], texts: FolderTexts, parser: ParserProcess) -> None:
+        marks_of_kept: list[tuple[str, FileMark, int, int]] = []
         try:
             for entry in batch:
                 now_ns = time.time_ns()
                 self._check()
-                mark, read = self._read(entry, found, parser)
-                if isinstance(read, KeptText):
-                    found.note(entry.name, read)
+                mark, text = self._read(entry, texts, parser)
+                if isinstance(text, KeptText):
+                    texts.note(entry.name, text)
                     if mark is not None:
-                        entered.append((entry.name, mark, now_ns, read.id))
-                elif isinstance(read, Extracted):
-                    found.note_loose(entry.name, read)
+                        marks_of_kept.append((entry.name, mark, now_ns, text.id))
+                elif isinstance(text, Extracted):
+                    texts.note_loose(entry.name, text)
                 else:
-                    found.note_failed(entry.name, read)
+                    texts.note_failed(entry.name, text)
         finally:  # a later call goes on where this one was cancelled
-            self._store.enter(self._folder, entered, self._run_id)
+            self._store.enter(self._folder, marks_of_kept, self._run_id)
 
     def _read(
-        self, entry: FolderEntry, found: FolderTexts, parser: ParserProcess
+        self, entry: FolderEntry, texts: FolderTexts, parser: ParserProcess
     ) -> tuple[FileMark | None, KeptText | Extracted | str]:
         """Return what a file is now, and its text or why it has none."""
         name = entry.name
@@ -318,7 +329,8 @@ class FolderReader:
             return None, NOT_OPENED
         if more:
             return None, TOO_LARGE
-        sha256 = found.hashes[name] = hashlib.sha256(data).hexdigest()
+        sha256 = hashlib.sha256(data).hexdigest()
+        texts.hashes[name] = sha256
         kind = format_of(name, data)
         if kind is not None and kind.extra and not has_extra("documents"):
             return None, NO_EXTRA
@@ -334,13 +346,13 @@ class FolderReader:
         """Return the text of a document, which was read at a time, and keep it. Blocks. Raises ToolFailed."""
         sha256 = hashlib.sha256(data).hexdigest()
         with ParserProcess() as parser:
-            read = read_kept(self._store, name, kind, data, sha256, parser, self._check)
-            if isinstance(read, KeptText):
-                self._store.enter(self._folder, [(name, mark, read_ns, read.id)], self._run_id)
-                read = self._text_of(read) or parser.read_document(kind, data, _WANTED)
-        if isinstance(read, str):
-            raise ToolFailed(read)
-        return read
+            text = read_kept(self._store, name, kind, data, sha256, parser, self._check)
+            if isinstance(text, KeptText):
+                self._store.enter(self._folder, [(name, mark, read_ns, text.id)], self._run_id)
+                text = self._text_of(text) or parser.read_document(kind, data, _WHOLE_TEXT)
+        if isinstance(text, str):
+            raise ToolFailed(text)
+        return text
 
     def _text_of(self, text: KeptText) -> Extracted | str | None:
         """Return the text that is kept, or why there is none; None: it was removed meanwhile."""
@@ -354,93 +366,94 @@ class FolderReader:
     # -- search --
 
     def best(
-        self, found: FolderTexts, query: Query, max_files: int, hide: Callable[[str], str]
+        self, texts: FolderTexts, query: Query, max_files: int, hide: Callable[[str], str]
     ) -> tuple[list[FileMatch], PassageRanking]:
         """Return the files that match best, with secrets hidden, and the ranking of all passages. Blocks."""
-        ranking = self._ranking(found, query)
+        ranking = self._rank_passages(texts, query)
         files: list[FileMatch] = []
         for file in ranking.best(max_files):
             self._check()
             try:
-                shown = self._quoted(found, file, query, hide)
+                quote = self._quote(texts, file, query, hide)
             except ToolFailed:  # it is gone
-                shown = FileMatch(file.path, ())
-            if shown.passages:
-                files.append(shown)
+                continue
+            if quote.passages:
+                files.append(quote)
         return files, ranking
 
-    def _ranking(self, found: FolderTexts, query: Query) -> PassageRanking:
-        matching = self._matching(found, query)
+    def _rank_passages(self, texts: FolderTexts, query: Query) -> PassageRanking:
+        candidates = self._candidates(texts, query)
         ranking = PassageRanking(query)
-        for path in found.order:
+        for path in texts.order:
             self._check()
-            if (loose := found.loose.get(path)) is not None:
-                ranking.add(path, passages_of(loose))
-            elif (text := found.kept.get(path)) is not None:
-                self._rank(path, text, query, matching, ranking)
+            if path in texts.loose:
+                ranking.add(path, passages_of(texts.loose[path]))
+            elif path in texts.kept:
+                self._rank_kept(path, texts.kept[path], query, candidates, ranking)
         return ranking
 
-    def _rank(
-        self, path: str, text: KeptText, query: Query, matching: dict[int, set[int]] | None, ranking: PassageRanking
+    def _rank_kept(
+        self, path: str, text: KeptText, query: Query, candidates: dict[int, set[int]] | None, ranking: PassageRanking
     ) -> None:
-        everything = matching is None or any(query.matches(path).counts)
-        numbers = None if everything else sorted((matching or {}).get(text.id, ()))
-        if numbers == []:
-            ranking.add_others(text.passages, text.length)
-            return
-        picked = self._store.passages(text.id, numbers)
-        length = ranking.add(path, picked)
-        ranking.add_others(text.passages - len(picked), text.length - length)
+        numbers: list[int] | None = None
+        if candidates is not None and not any(query.matches(path).counts):
+            numbers = sorted(candidates.get(text.id, ()))
+            if not numbers:
+                ranking.add_others(text.passages, text.length)
+                return
+        passages = self._store.passages(text.id, numbers)
+        length = ranking.add(path, passages)
+        ranking.add_others(text.passages - len(passages), text.length - length)
 
-    def _matching(self, found: FolderTexts, query: Query) -> dict[int, set[int]] | None:
+    def _candidates(self, texts: FolderTexts, query: Query) -> dict[int, set[int]] | None:
         """Return the passages that may match, by text; None: any may."""
         expressions = expressions_of(query, self._store)
         if expressions is None:
             return None
-        return self._store.find_passages([text.id for text in found.kept.values()], expressions)
+        return self._store.find_passages([text.id for text in texts.kept.values()], expressions)
 
-    def _quoted(self, found: FolderTexts, file: FileMatch, query: Query, hide: Callable[[str], str]) -> FileMatch:
+    def _quote(self, texts: FolderTexts, file: FileMatch, query: Query, hide: Callable[[str], str]) -> FileMatch:
         """Return a file's best passages as they are now, with secrets hidden; none if the words match only in secrets.
 
         Each file that is quoted is read once more, so that no quote is of something that is not there.
         """
         path = file.path
-        read = self._now(path, found)
-        if read is None:
+        text = self._read_now(path, texts)
+        if text is None:
             return FileMatch(path, ())
-        passages = passages_of(read, hide)
-        sha256 = found.hashes.get(path, "")
+        passages = passages_of(text, hide)
+        sha256 = texts.hashes.get(path, "")
         if {each.text for each in file.passages} <= {each.text for each in passages}:
-            return replace(file, note=read.note, sha256=sha256)
+            return replace(file, note=text.note, sha256=sha256)
         ranking = PassageRanking(query)
         ranking.add(path, passages)
         room = len(path) + sum(len(passage.text) + HEADING_CHARS for passage in file.passages)
         best = next(iter(ranking.best(1, room)), FileMatch(path, ()))
-        return replace(best, note=read.note, sha256=sha256)
+        return replace(best, note=text.note, sha256=sha256)
 
-    def _now(self, path: str, found: FolderTexts) -> Extracted | None:
+    def _read_now(self, path: str, texts: FolderTexts) -> Extracted | None:
         """Return the text of a file as it is now; None: it has none."""
-        if path in found.loose:
-            return found.loose[path]
+        if path in texts.loose:
+            return texts.loose[path]
         with ParserProcess() as parser:
-            _mark, read = self._read(FolderEntry(path, "file", 0), found, parser)
-        if isinstance(read, KeptText):
-            found.kept[path] = read
-            read = self._text_of(read) or ""
-        return None if isinstance(read, str) else read
+            _mark, text = self._read(FolderEntry(path, "file", 0), texts, parser)
+        if isinstance(text, KeptText):
+            texts.kept[path] = text
+            text = self._text_of(text) or ""
+        return None if isinstance(text, str) else text
 
-    def note_removed(self, found: FolderTexts) -> bool:
+    def note_removed(self, texts: FolderTexts) -> bool:
         """Tell whether a text was removed while it was searched; its file then counts as not searched. Blocks.
 
         Another run removes the text of a file that is gone; that is no loss.
         """
-        if self._store.are_kept(text.id for text in found.kept.values()):
+        if self._store.are_kept(text.id for text in texts.kept.values()):
             return False
-        removed = [path for path, text in found.kept.items() if not self._store.are_kept([text.id])]
+        removed = [path for path, text in texts.kept.items() if not self._store.are_kept([text.id])]
         for path in removed:
-            del found.kept[path]
-            found.failed[path] = REMOVED if self._is_there(path) else GONE
-        return any(found.failed[path] == REMOVED for path in removed)
+            del texts.kept[path]
+            texts.failed[path] = REMOVED if self._is_there(path) else GONE
+        return any(texts.failed[path] == REMOVED for path in removed)
 
     def _is_there(self, path: str) -> bool:
         try:
@@ -454,13 +467,18 @@ class FolderReader:
 
 def expressions_of(query: Query, store: TextStore) -> list[str] | None:
     """Return what to ask the index for, so that no passage with a word of the question is left out; None: anything."""
-    terms = {term for beginning in query.beginnings for term in store.terms(beginning) if query.asks_for(term)}
+    terms: set[str] = set()
+    for beginning in query.beginnings:
+        terms.update(filter(query.asks_for, store.terms(beginning)))
     for part in query.spaced_parts():
         terms.update(store.terms_with(part))
     if query.tired:
         return None
     ordered = sorted(terms)
-    expressions = [" OR ".join(f'"{term}"' for term in ordered[at : at + 200]) for at in range(0, len(ordered), 200)]
+    expressions: list[str] = []
+    for at in range(0, len(ordered), _TERMS_OF_EXPRESSION):
+        some_terms = ordered[at : at + _TERMS_OF_EXPRESSION]
+        expressions.append(" OR ".join(f'"{term}"' for term in some_terms))
     for pairs in query.pairs_of_parts():
         if not pairs:
             return None
@@ -500,8 +518,9 @@ def read_kept(
     What may not be kept is returned itself: a text, or why there is none. `check` raises if the call was cancelled.
     """
     digest = hashlib.sha256(f"{_reader_of(name, kind)}\0{sha256}".encode()).digest()
-    if (known := store.find(digest)) is not None:
-        return known
+    kept = store.find(digest)
+    if kept is not None:
+        return kept
     with store.making(digest, check):
         return store.find(digest) or store.ended(digest) or _keep(store, digest, name, kind, data, parser, check)
 
@@ -516,21 +535,24 @@ def _keep(
     check: Callable[[], None],
 ) -> KeptText | Extracted | str:
     """Read a file and keep its text."""
-    failed = ""
+    failure = ""
     try:
-        read = _read_text(name, kind, data, parser)
+        text = _read_text(name, kind, data, parser)
     except ParserEnded as error:
         check()  # which has ended it, too
         store.note_ended(digest, str(error))
         return str(error)
     except ToolFailed as error:
-        read, failed = Extracted(()), str(error)
-    passages = passages_of(read)
-    if read.encrypted or len(passages) > PASSAGES_MOST:
-        return read
-    missing, unread = gaps_of(read)
-    kept = store.keep(digest, _body(read), passages, failed=failed, missing=missing, unread=unread)
-    return kept if kept is not None else failed or read
+        text = Extracted(())
+        failure = str(error)
+    passages = passages_of(text)
+    if text.encrypted or len(passages) > PASSAGES_MOST:
+        return text
+    missing, unread = gaps_of(text)
+    kept = store.keep(digest, _body(text), passages, failed=failure, missing=missing, unread=unread)
+    if kept is not None:
+        return kept
+    return failure or text
 
 
 def text_of(store: TextStore, text: KeptText) -> Extracted:
@@ -549,7 +571,9 @@ def _body(text: Extracted) -> bytes:
 
 def _reader_of(name: str, kind: Format | None) -> str:
     """Return what reads a file: the same bytes have another text as a page than as plain text."""
-    return kind.name if kind is not None else "page" if _is_page(name) else "text"
+    if kind is not None:
+        return kind.name
+    return "page" if _is_page(name) else "text"
 
 
 def _is_page(name: str) -> bool:
@@ -559,10 +583,10 @@ def _is_page(name: str) -> bool:
 def _read_text(name: str, kind: Format | None, data: bytes, parser: ParserProcess) -> Extracted:
     """Return the text of a file. Raises ToolFailed: it has none."""
     if kind is not None:
-        found = parser.read_document(kind, data, _WANTED)
-        if found.missing and not any(part.text.strip() for part in found.parts):
-            raise ToolFailed(f"this {kind.name} has no text: {', '.join(found.missing)}")
-        return found
+        document = parser.read_document(kind, data, _WHOLE_TEXT)
+        if document.missing and not any(part.text.strip() for part in document.parts):
+            raise ToolFailed(f"this {kind.name} has no text: {', '.join(document.missing)}")
+        return document
     data, more = unpacked(data, MAX_FILE_BYTES)
     if more:
         raise ToolFailed(TOO_LARGE)

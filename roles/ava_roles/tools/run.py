@@ -71,7 +71,9 @@ READ_SUBAGENT_RESULT = ToolSpec(
     common=True,
 )
 
-QUESTION_CHARS, OPTION_CHARS, MOST_OPTIONS = 1_000, 100, 6
+QUESTION_CHARS = 1_000
+OPTION_CHARS = 100
+MOST_OPTIONS = 6
 
 
 class AskArgs(ToolArgs):
@@ -222,22 +224,28 @@ class Recall:
 
 
 def _recall(memory: Memory, args: RecallArgs, hide: Callable[[str], str]) -> ToolOutput:
+    unreadable = 0
     if args.name:
-        notes, ignored = [_find_note(memory, args.name)], 0
+        notes = [_find_note(memory, args.name)]
     else:
-        found = memory.read()
-        notes, ignored = list(found.notes), len(found.passed_over)
+        content = memory.read()
+        notes = list(content.notes)
+        unreadable = len(content.passed_over)
     if args.query:
-        text, count = _passages(notes, args.query, hide)
+        text, count = _quote_passages(notes, args.query, hide)
     elif args.name:
-        text, count = f"{_head(notes[0])}\n\n{hide(notes[0].text)}", 1
+        text = f"{_head(notes[0])}\n\n{hide(notes[0].text)}"
+        count = 1
     else:
-        text, count = _list(notes, ignored, hide), len(notes)
+        text = _list_notes(notes, unreadable, hide)
+        count = len(notes)
     if args.offset and args.offset >= len(text):
         raise ToolFailed(f"that has {len(text):,} characters; give a smaller offset than {args.offset:,}")
     end = args.offset + PAGE_CHARS
-    more = f"\n[characters {args.offset} to {end} of {len(text)}; offset {end} goes on]" if end < len(text) else ""
-    return ToolOutput(text[args.offset : end] + more, count=count)
+    page = text[args.offset : end]
+    if end < len(text):
+        page += f"\n[characters {args.offset} to {end} of {len(text)}; offset {end} goes on]"
+    return ToolOutput(page, count=count)
 
 
 def _find_note(memory: Memory, name: str) -> Note:
@@ -248,13 +256,15 @@ def _find_note(memory: Memory, name: str) -> Note:
     return note
 
 
-def _list(notes: list[Note], ignored: int, hide: Callable[[str], str]) -> str:
+def _list_notes(notes: list[Note], unreadable: int, hide: Callable[[str], str]) -> str:
     lines = [f"{_count(notes)}:" if notes else "There are no notes."]
     for note in notes:
         title = hide(note.first_line)
-        lines.append(f"{_head(note)}: {title if len(title) <= TITLE_CHARS else title[: TITLE_CHARS - 1] + '…'}")
-    if ignored:
-        lines.append(f"[{ignored} in the folder cannot be read as notes; `ava memory` tells a person why]")
+        if len(title) > TITLE_CHARS:
+            title = title[: TITLE_CHARS - 1] + "…"
+        lines.append(f"{_head(note)}: {title}")
+    if unreadable:
+        lines.append(f"[{unreadable} in the folder cannot be read as notes; `ava memory` tells a person why]")
     return "\n".join(lines)
 
 
@@ -266,7 +276,8 @@ def _head(note: Note) -> str:
     return f"{note.name} ({datetime.fromtimestamp(note.changed_s, UTC):%Y-%m-%d}, {note.size:,} bytes)"
 
 
-def _passages(notes: list[Note], query: str, hide: Callable[[str], str]) -> tuple[str, int]:
+def _quote_passages(notes: list[Note], query: str, hide: Callable[[str], str]) -> tuple[str, int]:
+    """Return the passages that fit best, and how many notes they are of."""
     files = best_notes(notes, query, MAX_NOTES_QUOTED, hide)
     if not files:
         return f"No passage fits in {_count(notes)}. Try other words, or list the notes.", 0

@@ -130,11 +130,14 @@ async def _run(
     """
     sandbox, workbench = need_sandbox(at)
     bench, fresh = await workbench.ready()
+    environment = bench.environment
+    if importable:
+        environment = {**environment, "PYTHONPATH": str(bench.folder)}
     command = Command(
         argv=await run_sync(argv, bench),
         folder=bench.folder,
         binds=bench.binds,
-        environment={**bench.environment, "PYTHONPATH": str(bench.folder)} if importable else bench.environment,
+        environment=environment,
         timeout_s=float(timeout_s),
         max_output=_MAX_OUTPUT_BYTES,
         network=workbench.network,
@@ -142,12 +145,14 @@ async def _run(
         heard=heard,
     )
     finished = await sandbox.run(command)
-    # Otherwise each further command could write as much again, or could write nothing.
-    renewed = await workbench.renew() if finished.ended == "disk" else ""
+    renewed = ""
+    if finished.ended == "disk":  # else each further command could write as much again, or could write nothing
+        renewed = await workbench.renew()
     parts = [_describe_end(finished, timeout_s, renewed), finished.output.rstrip("\n") or "(no output)"]
     if fresh:
         parts.insert(0, bench.notes)
-    if undone := await workbench.after_command():
+    undone = await workbench.after_command()
+    if undone:
         parts.append(f"[{undone}]")
     if finished.dropped:
         parts.append(f"[{finished.dropped:,} bytes of output were not kept; write to a file and read parts of it]")
@@ -179,4 +184,5 @@ def _encode(text: str) -> bytes:
 
 
 def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    lines = text.strip().splitlines()
+    return lines[0].strip() if lines else ""

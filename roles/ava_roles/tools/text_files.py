@@ -39,14 +39,18 @@ def unpacked(data: bytes, cap: int) -> tuple[bytes, bool]:
     """Return at most `cap` bytes of what is in a `.gz` file, or of another one as it is; and whether it has more."""
     if not data.startswith(_GZIP):
         return data[:cap], len(data) > cap
-    content, more = bytearray(), False
+    content = bytearray()
+    is_damaged = False
     try:
         with GzipFile(fileobj=io.BytesIO(data)) as file:
-            while len(content) <= cap and (piece := file.read1(min(_PIECE, cap + 1 - len(content)))):
+            while len(content) <= cap:
+                piece = file.read1(min(_PIECE, cap + 1 - len(content)))
+                if not piece:
+                    break
                 content += piece
     except (OSError, EOFError, zlib.error):
-        more = True
-    return bytes(content[:cap]), more or len(content) > cap
+        is_damaged = True
+    return bytes(content[:cap]), is_damaged or len(content) > cap
 
 
 def is_binary(head: bytes) -> bool:
@@ -70,27 +74,28 @@ def take_lines(lines: Sequence[str], offset: int, limit: int | None, max_chars: 
 
     A line with a column that does not fit is shown as far as there is room; nothing follows it.
     """
-    taken: list[str] = []
+    shown: list[str] = []
     cut: list[tuple[int, int]] = []
     room = max_chars
     if column > 1 and lines[offset - 1 : offset]:
         rest = lines[offset - 1][column - 1 :]
         if len(rest) > room:
             return LineWindow(rest[:room], offset, offset, ((offset, column + room),))
-        lines = [*lines[: offset - 1], rest[:], *lines[offset:]]
+        lines = [*lines[: offset - 1], rest, *lines[offset:]]
     for number, line in enumerate(lines[offset - 1 :], offset):
-        if limit is not None and len(taken) >= limit:
+        if limit is not None and len(shown) >= limit:
             break
-        whole_rest = column > 1 and number == offset
-        if len(line) > _MAX_LINE_CHARS and not whole_rest:
+        begins_at_column = column > 1 and number == offset
+        is_cut = len(line) > _MAX_LINE_CHARS and not begins_at_column
+        if is_cut:
             line = line[:_MAX_LINE_CHARS]
-            cut.append((number, _MAX_LINE_CHARS + 1))
-        if taken and len(line) + 1 > room:
-            cut = [each for each in cut if each[0] < number]
+        if shown and len(line) + 1 > room:
             break
+        if is_cut:
+            cut.append((number, _MAX_LINE_CHARS + 1))
         room -= len(line) + 1
-        taken.append(line)
-    return LineWindow("\n".join(taken), offset, offset + len(taken) - 1, tuple(cut))
+        shown.append(line)
+    return LineWindow("\n".join(shown), offset, offset + len(shown) - 1, tuple(cut))
 
 
 _HIDDEN = frozenset({".git", ".hg", ".svn"})
@@ -118,14 +123,21 @@ def find_private_key_files(root: Root, check: Callable[[], None] = lambda: None)
         if len(_PRIVATE_KEYS[0]) < entry.size <= _MAX_KEY_FILE:
             with suppress(ToolFailed):
                 data, _more = read_unpacked(root, entry.name, _MAX_KEY_FILE)
-                decoded = decode(data) if any(mark in data for mark in _PRIVATE_KEY_BYTES) else None
+                if not any(mark in data for mark in _PRIVATE_KEY_BYTES):
+                    continue
+                decoded = decode(data)
                 if decoded is not None and any(mark in decoded.text for mark in _PRIVATE_KEYS):
                     yield decoded.text
 
 
-_MAX_STARS, _MAX_DEEP = 6, 2
-"""Most stars of a pattern, and most `**` before the end: it becomes a regular expression, which may take forever."""
-_STAR, _DEEP = r"\[\^/\]\*", ".+"
+_MAX_STARS = 6
+"""Stars that a pattern may have: it becomes a regular expression, and one with many takes forever."""
+_MAX_DEEP = 2
+"""How many `**` a pattern may have before its end."""
+_STAR = r"\[\^/\]\*"
+"""Matches, in the regular expression of a pattern, a star of a name."""
+_DEEP = ".+"
+"""How a regular expression has a `**`."""
 _CHARACTER = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\](?!\*)|[^\\\[\]()*+?.^$|/]", re.DOTALL)
 _BETWEEN = re.compile(rf"{_STAR}((?:{_CHARACTER.pattern})*)(?={_STAR})", re.DOTALL)
 """In the regular expression of a pattern: a star of a name, and what is between it and the next one."""
@@ -135,7 +147,7 @@ class WalkFilter:
     """Decides which entries of one walk are visited."""
 
     def __init__(self, root: Root, check: Callable[[], None] = lambda: None) -> None:
-        self.asked = 0
+        self.seen = 0
         self._root = root
         self._check = check
         self._specs: dict[str, GitIgnoreSpec | None] = {}
@@ -143,30 +155,37 @@ class WalkFilter:
     def __call__(self, entry: FolderEntry) -> bool:
         """Tell whether to visit an entry; the nearest `.gitignore` decides first."""
         self._check()
-        self.asked += 1
+        self.seen += 1
         above, _, name = entry.name.rpartition("/")
         if name in _HIDDEN or entry.kind not in ("file", "folder"):
             return False
         while True:
             spec = self._spec(above)
             if spec is not None:
-                rel = entry.name[len(above) + 1 :] if above else entry.name
-                ignored = spec.check_file(rel + "/" if entry.kind == "folder" else rel).include
-                if ignored is not None:
-                    return not ignored
+                relative_name = entry.name[len(above) + 1 :] if above else entry.name
+                if entry.kind == "folder":
+                    relative_name += "/"
+                is_ignored = spec.check_file(relative_name).include
+                if is_ignored is not None:
+                    return not is_ignored
             if not above:
                 return True
             above = above.rpartition("/")[0]
 
     def _spec(self, folder: str) -> GitIgnoreSpec | None:
         if folder not in self._specs:
-            try:
-                data, _ = self._root.read(f"{folder}/.gitignore" if folder else ".gitignore", 100_000)
-                decoded = decode(data)
-                self._specs[folder] = patterns(*decoded.text.splitlines()) if decoded is not None else None
-            except ToolFailed:
-                self._specs[folder] = None
+            self._specs[folder] = self._read_spec(folder)
         return self._specs[folder]
+
+    def _read_spec(self, folder: str) -> GitIgnoreSpec | None:
+        try:
+            data, _more = self._root.read(f"{folder}/.gitignore" if folder else ".gitignore", 100_000)
+        except ToolFailed:
+            return None
+        decoded = decode(data)
+        if decoded is None:
+            return None
+        return patterns(*decoded.text.splitlines())
 
 
 def patterns(*lines: str) -> GitIgnoreSpec | None:
@@ -174,18 +193,25 @@ def patterns(*lines: str) -> GitIgnoreSpec | None:
     from pathspec import GitIgnoreSpec
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-    found: list[GitIgnoreSpecPattern] = []
+    usable: list[GitIgnoreSpecPattern] = []
     for line in lines:
         if line.strip() and not line.startswith("#") and line.count("*") <= _MAX_STARS:
             with suppress(ValueError):
                 regex, include = GitIgnoreSpecPattern.pattern_to_regex(line)
                 if regex is not None and regex.count(_DEEP) <= _MAX_DEEP:
-                    found.append(GitIgnoreSpecPattern(re.compile(_BETWEEN.sub(_once, regex)), include))
-    return GitIgnoreSpec(found, backend="simple") if found else None  # others know no atomic groups
+                    linear_regex = _BETWEEN.sub(_take_first_place, regex)
+                    usable.append(GitIgnoreSpecPattern(re.compile(linear_regex), include))
+    return GitIgnoreSpec(usable, backend="simple") if usable else None  # others know no atomic groups
 
 
-def _once(found: re.Match[str]) -> str:
-    """Return a star of a name and what follows where it comes first: enough before another star, and in linear time."""
-    characters = _CHARACTER.findall(found[1])
-    between = "".join(f"(?!/){each}" if each.startswith("[") else each for each in characters)
-    return f"(?>[^/]*?{between})"
+def _take_first_place(star: re.Match[str]) -> str:
+    """Return an expression in which a star ends where what follows it comes first, so that it takes linear time.
+
+    The first place is enough, because another star follows.
+    """
+    expression = "(?>[^/]*?"
+    for character in _CHARACTER.findall(star[1]):
+        if character.startswith("["):
+            expression += "(?!/)"
+        expression += character
+    return f"{expression})"

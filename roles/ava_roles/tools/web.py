@@ -1,4 +1,4 @@
-"""The public web, as far as robots.txt allows; HTML as Markdown, PDF by pages. Reading blocks, and trusts no byte."""
+"""Tools for the public web: they read HTML as Markdown and PDF by pages, where the site's robots.txt allows it."""
 
 from __future__ import annotations
 
@@ -79,24 +79,29 @@ class WebSearch:
         return f"Searching the web for {args.query}"
 
     async def __call__(self, args: WebSearchArgs, at: ToolContext) -> ToolOutput:
-        found = await need_search(at)(at.hide(args.query), args.count)
+        results = await need_search(at)(at.hide(args.query), args.count)
         return ToolOutput(
-            _listed(found),
-            count=len(found.hits),
-            sources=tuple(Source(hit.url, hit.title or None) for hit in found.hits),
+            _render_results(results),
+            count=len(results.hits),
+            sources=tuple(Source(hit.url, hit.title or None) for hit in results.hits),
         )
 
 
-def _listed(found: SearchResults) -> str:
+def _render_results(results: SearchResults) -> str:
     """Return the hits for the model. The query is not repeated: its words are not from a page."""
-    count = len(found.hits)
-    head = f"{found.engine}: {'no results' if not count else '1 result' if count == 1 else f'{count} results'}"
-    if found.note:
-        head += f"\nNote: {found.note}"
+    count = len(results.hits)
+    count_words = f"{count} results"
+    if not count:
+        count_words = "no results"
+    elif count == 1:
+        count_words = "1 result"
+    head = f"{results.engine}: {count_words}"
+    if results.note:
+        head += f"\nNote: {results.note}"
     if not count:
         return f"{head}\nTry other words, or fewer."
     entries: list[str] = []
-    for number, hit in enumerate(found.hits, 1):
+    for number, hit in enumerate(results.hits, 1):
         lines = [f"{number}. {hit.title or '(no title)'}", hit.url, hit.date, hit.snippet]
         entries.append("\n   ".join(line for line in lines if line))
     return "\n\n".join([head, *entries])
@@ -121,26 +126,27 @@ class ReadWebpagesArgs(ToolArgs):
 @dataclass(frozen=True)
 class _PageRead:
     url: str
-    got: Response | None
+    response: Response | None
     page: WebPage | None
-    failed: str | None
+    failure: str | None
 
     @property
     def text(self) -> str:
         return self.page.text[:_PAGE_CHARS] if self.page else ""
 
     def head(self) -> str:
-        if self.got is None or self.page is None:
-            return f"# {masked(self.url)}\nNot read: {self.failed}"
-        facts = [f"status {self.got.status}", self.got.content_type or "no stated type"]
+        response = self.response
+        if response is None or self.page is None:
+            return f"# {masked(self.url)}\nNot read: {self.failure}"
+        facts = [f"status {response.status}", response.content_type or "no stated type"]
         if self.page.date:
             facts.append(f"date {self.page.date}")
         facts.append(f"{len(self.text):,} characters")
-        if self.got.truncated or len(self.page.text) > _PAGE_CHARS:
+        if response.truncated or len(self.page.text) > _PAGE_CHARS:
             facts.append("only the beginning")
-        lines = [f"# {self.page.title or masked(self.got.url)}", f"URL: {masked(self.got.url)}"]
-        if self.got.redirects:
-            lines.append(f"Redirected from: {masked(self.got.redirects[0])}")
+        lines = [f"# {self.page.title or masked(response.url)}", f"URL: {masked(response.url)}"]
+        if response.redirects:
+            lines.append(f"Redirected from: {masked(response.redirects[0])}")
         lines.append(" · ".join(facts))
         if self.page.note:
             lines.append(f"Note: {self.page.note}")
@@ -166,7 +172,7 @@ class ReadWebpages:
         self._robots = Robots()
 
     def activity(self, args: ReadWebpagesArgs) -> str:
-        return _reading(args.urls[0], len(args.urls) - 1)
+        return _describe_activity(args.urls[0], len(args.urls) - 1)
 
     async def __call__(self, args: ReadWebpagesArgs, at: ToolContext) -> ToolOutput:
         fetcher = need_fetch(at)
@@ -175,7 +181,7 @@ class ReadWebpages:
         results: dict[str, _PageRead] = {}
 
         async def read(url: str) -> None:
-            at.say(_reading(url))
+            at.say(_describe_activity(url))
             results[url] = await self._read(fetcher, url, at.hide)
             if len(results) < len(urls):
                 at.say(f"Reading: {len(results)} of {len(urls)} pages")
@@ -184,47 +190,50 @@ class ReadWebpages:
             for url in urls:
                 group.start_soon(read, url)
         reads = [results[url] for url in urls]
-        good = [each for each in reads if each.got is not None and each.page is not None]
+        sources: list[Source] = []
+        for each in reads:
+            if each.response is not None and each.page is not None:
+                sources.append(Source(each.response.url, each.page.title))
         return ToolOutput(
-            _together(reads, self.spec.max_chars),
-            success=bool(good),
-            count=len(good),
-            sources=tuple(Source(each.got.url, each.page.title) for each in good if each.got and each.page),
+            _join_pages(reads, self.spec.max_chars),
+            success=bool(sources),
+            count=len(sources),
+            sources=tuple(sources),
         )
 
     async def _read(self, fetcher: Fetcher, url: str, hide: Callable[[str], str]) -> _PageRead:
         try:
-            got = await fetcher.get(
+            response = await fetcher.get(
                 url,
                 accept=_ACCEPT,
                 max_bytes=_PAGE_BYTES,
                 deadline_s=_DEADLINE_S,
                 before=partial(self._robots.check, fetcher),
             )
-            if got.status != 200:
-                return _PageRead(url, None, None, _status(got))
-            page = await run_sync(_readable, got, hide)
-        except ToolFailed as failed:
-            return _PageRead(url, None, None, str(failed))
-        return _PageRead(url, got, page, None)
+            if response.status != 200:
+                return _PageRead(url, None, None, _describe_status(response))
+            page = await run_sync(_read_without_secrets, response, hide)
+        except ToolFailed as failure:
+            return _PageRead(url, None, None, str(failure))
+        return _PageRead(url, response, page, None)
 
 
-def _readable(got: Response, hide: Callable[[str], str]) -> WebPage:
-    page = read_page(got)
+def _read_without_secrets(response: Response, hide: Callable[[str], str]) -> WebPage:
+    page = read_page(response)
     title = page.title and hide(page.title)[:_TITLE_CHARS]
     note = page.note and hide(page.note)
     # Before the text is cut for the answer; a secret that begins in what is shown ends in twice as much.
     return replace(page, text=hide(page.text[: 2 * _PAGE_CHARS]), title=title, note=note)
 
 
-def _status(got: Response) -> str:
-    match got.status:
+def _describe_status(response: Response) -> str:
+    match response.status:
         case 401 | 402 | 403 | 407 | 451:
-            return f"status {got.status}: the site refuses access; choose another source"
+            return f"status {response.status}: the site refuses access; choose another source"
         case 404 | 410:
-            return f"status {got.status}: there is no such page; check the URL or search for it"
+            return f"status {response.status}: there is no such page; check the URL or search for it"
         case 429 | 503 as status:
-            again = wait_words(asked_to_wait(got.headers))
+            again = wait_words(asked_to_wait(response.headers))
             return f"status {status}: the site asks for fewer requests; try again {again}, or choose another source"
         case status if status >= 500:
             return f"status {status}: the site has a fault; try again later or choose another source"
@@ -232,21 +241,28 @@ def _status(got: Response) -> str:
             return f"status {status}, without a page to read; choose another source"
 
 
-def _together(reads: list[_PageRead], most: int) -> str:
+def _join_pages(reads: list[_PageRead], most: int) -> str:
     """Return all pages in one text whose first `most` characters, where the loop may cut, have a fair share of each."""
-    room = most - sum(_HEAD_CHARS if each.page else len(each.head()) + 2 for each in reads)
+    room = most
+    for each in reads:
+        room -= _HEAD_CHARS if each.page else len(each.head()) + 2
     shares: dict[str, int] = {}
-    for left, each in zip(range(len(reads), 0, -1), sorted(reads, key=lambda each: len(each.text)), strict=True):
-        shares[each.url] = min(len(each.text), max(room, 0) // left)
-        room -= shares[each.url]
+    pages_left = len(reads)
+    for each in sorted(reads, key=lambda each: len(each.text)):
+        share = min(len(each.text), max(room, 0) // pages_left)
+        shares[each.url] = share
+        room -= share
+        pages_left -= 1
     parts: list[str] = []
     rests: list[str] = []
     for each in reads:
         cut = _line_end(each.text, shares[each.url])
-        parts.append(f"{each.head()}\n\n{each.text[:cut]}".rstrip())
-        if rest := each.text[cut:].strip():
-            parts[-1] += f"\n\n[{len(rest):,} more characters of this page follow below]"
+        part = f"{each.head()}\n\n{each.text[:cut]}".rstrip()
+        rest = each.text[cut:].strip()
+        if rest:
+            part += f"\n\n[{len(rest):,} more characters of this page follow below]"
             rests.append(f"# The rest of {masked(each.url)}\n\n{rest}")
+        parts.append(part)
     return "\n\n".join(parts + rests)
 
 
@@ -254,16 +270,18 @@ def _line_end(text: str, at: int) -> int:
     """Return where to cut a text: at the last line end before an offset, if one is near."""
     if at >= len(text):
         return len(text)
-    found = text.rfind("\n", max(0, at - 500), at)
-    return found if found > 0 else at
+    line_end = text.rfind("\n", max(0, at - 500), at)
+    return line_end if line_end > 0 else at
 
 
-def _reading(url: str, others: int = 0) -> str:
-    line = f"Reading {host_and_path(url) or 'a page'}"
+def _describe_activity(url: str, others: int = 0) -> str:
+    page = host_and_path(url) or "a page"
     if not others:
-        return line
-    more = f"{line} and {others} more"
-    return more if len(more) <= SENTENCE_CHARS else f"Reading {others + 1} pages, first {line.removeprefix('Reading ')}"
+        return f"Reading {page}"
+    sentence = f"Reading {page} and {others} more"
+    if len(sentence) > SENTENCE_CHARS:
+        sentence = f"Reading {others + 1} pages, first {page}"
+    return sentence
 
 
 _HEADER = re.compile(
@@ -322,16 +340,18 @@ class HttpGet:
     )
 
     def activity(self, args: HttpGetArgs) -> str:
-        return _reading(args.url)
+        return _describe_activity(args.url)
 
     async def __call__(self, args: HttpGetArgs, at: ToolContext) -> ToolOutput:
-        url, headers, before = args.url.strip(), dict(args.headers), None
+        url = args.url.strip()
+        headers = dict(args.headers)
+        before = None
         if at.secrets:
             before = allow_only_hosts_of(at.secrets)
             await before(url.partition("?")[0])  # before a value is inserted; redirects are checked on the way
             url = fill_query(url, at.secrets)
             headers = {name: fill_header(text, at.secrets) for name, text in headers.items()}
-        got = await need_fetch(at).get(
+        response = await need_fetch(at).get(
             url,
             accept=headers.pop("Accept", None),
             max_bytes=args.max_bytes,
@@ -339,16 +359,22 @@ class HttpGet:
             headers=headers,
             before=before,
         )
-        good = got.status < 400
-        asked = got.url if got.redirects else args.url.strip()  # as the model wrote it, without values of secrets
-        head = f"GET {masked(asked)}: status {got.status}, {got.content_type or 'no stated type'}"
-        head += f", {len(got.body):,} bytes" + (" (cut there; give a larger max_bytes)" if got.truncated else "")
-        if got.status in (429, 503):
-            head += f"; the site asks for fewer requests: try again {wait_words(asked_to_wait(got.headers))}"
-        if not is_text(got) and b"\0" in got.body:
+        shown_url = args.url.strip()  # as the model wrote it, without values of secrets
+        if response.redirects:
+            shown_url = response.url
+        content_type = response.content_type or "no stated type"
+        head = f"GET {masked(shown_url)}: status {response.status}, {content_type}, {len(response.body):,} bytes"
+        if response.truncated:
+            head += " (cut there; give a larger max_bytes)"
+        if response.status in (429, 503):
+            again = wait_words(asked_to_wait(response.headers))
+            head += f"; the site asks for fewer requests: try again {again}"
+        if not is_text(response) and b"\0" in response.body:
             return ToolOutput(f"{head}\n\n(binary, not shown)", success=False, count=0)
-        sources = (Source(asked),) if good else ()
-        return ToolOutput(f"{head}\n\n{got.text()}", success=good, count=int(good), sources=sources)
+        text = f"{head}\n\n{response.text()}"
+        if response.status >= 400:
+            return ToolOutput(text, success=False, count=0)
+        return ToolOutput(text, count=1, sources=(Source(shown_url),))
 
 
 _CACHE_S = 3_600.0
@@ -382,8 +408,8 @@ class Robots:
         site = self._sites.setdefault(origin, _Site())
         async with site.lock:
             if self._clock() >= site.until:
-                await self._ask(fetcher, origin, site)
-        self._forget()
+                await self._fetch_rules(fetcher, origin, site)
+        self._forget_expired()
         if site.closed is not None:
             raise AccessRefused(
                 f"{masked(url)} is not read: the robots.txt of its site could not be read ({site.closed}), "
@@ -394,68 +420,83 @@ class Robots:
                 f"{masked(url)} is not read: the robots.txt of its site excludes it; choose another source"
             )
 
-    async def _ask(self, fetcher: Fetcher, origin: str, site: _Site) -> None:
+    async def _fetch_rules(self, fetcher: Fetcher, origin: str, site: _Site) -> None:
         """Fetch the rules; 4xx means no rules, and 5xx or no answer means that the site is closed."""
         from protego import Protego
 
-        site.rules = site.closed = None
+        site.rules = None
+        site.closed = None
         retry_s = _RETRY_S
         try:
-            got = await fetcher.get(f"{origin}/robots.txt", max_bytes=_MAX_BYTES, deadline_s=_ROBOTS_DEADLINE_S)
-        except ToolFailed as failed:
-            site.closed = str(failed)
+            response = await fetcher.get(f"{origin}/robots.txt", max_bytes=_MAX_BYTES, deadline_s=_ROBOTS_DEADLINE_S)
+        except ToolFailed as failure:
+            site.closed = str(failure)
             # Another run may be allowed other hosts, and a request that was not made says nothing about the site.
-            retry_s = 0.0 if isinstance(failed, AccessRefused | NotRequested) else retry_s
+            if isinstance(failure, AccessRefused | NotRequested):
+                retry_s = 0.0
         else:
-            if got.status >= 500:
-                site.closed = f"status {got.status}"
-            elif 200 <= got.status < 300:
-                site.rules = await run_sync(Protego.parse, got.body.decode("utf-8", "replace"))
+            if response.status >= 500:
+                site.closed = f"status {response.status}"
+            elif 200 <= response.status < 300:
+                site.rules = await run_sync(Protego.parse, response.body.decode("utf-8", "replace"))
         site.until = self._clock() + (retry_s if site.closed else _CACHE_S)
 
-    def _forget(self) -> None:
-        if len(self._sites) > _MAX_SITES:
-            now = self._clock()
-            for origin in [name for name, site in self._sites.items() if site.until <= now and not site.lock.locked()]:
+    def _forget_expired(self) -> None:
+        if len(self._sites) <= _MAX_SITES:
+            return
+        now = self._clock()
+        for origin, site in list(self._sites.items()):
+            if site.until <= now and not site.lock.locked():
                 del self._sites[origin]
 
 
 _TEXTUAL = re.compile(r"text/.*|application/(.*\+)?(json|xml|yaml|toml|javascript|x-ndjson|x-yaml|sql)")
 
 
-def read_page(got: Response) -> WebPage:
+def read_page(response: Response) -> WebPage:
     """Return the content of a response. Raises ToolFailed: it is neither HTML, PDF nor text."""
-    if is_pdf(got.body):
-        return _pdf(got)
-    if not is_html(got) and not is_text(got):
-        raise ToolFailed(f"it is {got.content_type or 'of no stated type'} ({len(got.body):,} bytes), not text")
-    decoded = got.decoded()
-    page = parser_process.read_html(decoded.text, got.url) if is_html(got) else WebPage(decoded.text)
+    if is_pdf(response.body):
+        return _read_pdf(response)
+    if not is_html(response) and not is_text(response):
+        content_type = response.content_type or "of no stated type"
+        raise ToolFailed(f"it is {content_type} ({len(response.body):,} bytes), not text")
+    decoded = response.decoded()
+    if is_html(response):
+        page = parser_process.read_html(decoded.text, response.url)
+    else:
+        page = WebPage(decoded.text)
     if not (decoded.guessed or decoded.replaced):
         return page
-    notes = [decoded.note + (", a guess" if decoded.guessed else ""), *filter(None, [page.note])]
-    return replace(page, note="; ".join(notes))
+    note = decoded.note
+    if decoded.guessed:
+        note += ", a guess"
+    if page.note:
+        note += f"; {page.note}"
+    return replace(page, note=note)
 
 
-def is_html(got: Response) -> bool:
+def is_html(response: Response) -> bool:
     """Tell HTML by the stated type, or by the first bytes if no type is stated."""
-    if got.content_type:
-        return got.content_type in ("text/html", "application/xhtml+xml")
-    return re.match(rb"\s*<(!doctype html|html|head|body)\b", got.body[:1024], re.IGNORECASE) is not None
+    if response.content_type:
+        return response.content_type in ("text/html", "application/xhtml+xml")
+    return re.match(rb"\s*<(!doctype html|html|head|body)\b", response.body[:1024], re.IGNORECASE) is not None
 
 
-def is_text(got: Response) -> bool:
+def is_text(response: Response) -> bool:
     """Tell text by the stated type and the absence of zero bytes."""
-    stated = not got.content_type or _TEXTUAL.fullmatch(got.content_type) is not None
-    return stated and b"\0" not in got.body[:65_536]
+    may_be_text = not response.content_type or _TEXTUAL.fullmatch(response.content_type) is not None
+    return may_be_text and b"\0" not in response.body[:65_536]
 
 
-def _pdf(got: Response) -> WebPage:
-    if got.truncated:
-        raise ToolFailed(f"it is a PDF of more than {len(got.body):,} bytes, too large to read")
-    pdf = parser_process.read_document(PDF, got.body)
+def _read_pdf(response: Response) -> WebPage:
+    if response.truncated:
+        raise ToolFailed(f"it is a PDF of more than {len(response.body):,} bytes, too large to read")
+    pdf = parser_process.read_document(PDF, response.body)
     text = "\n\n".join(f"[{part.place}]\n{part.text}" for part in pdf.parts)
-    notes = [f"only pages 1 to {len(pdf.parts)} of {pdf.total} were read"] if pdf.unread else []
+    notes: list[str] = []
     if not any(part.text for part in pdf.parts):
-        notes = ["its pages contain no text: they may be scanned images, which cannot be read here"]
-    return WebPage(text, pdf.title, None, "; ".join((*notes, *pdf.missing)) or None)
+        notes.append("its pages contain no text: they may be scanned images, which cannot be read here")
+    elif pdf.unread:
+        notes.append(f"only pages 1 to {len(pdf.parts)} of {pdf.total} were read")
+    notes += pdf.missing
+    return WebPage(text, pdf.title, None, "; ".join(notes) or None)

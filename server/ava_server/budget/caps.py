@@ -29,7 +29,7 @@ CapName = Literal[
     "max_cost_cents", "max_tokens", "group_max_cost", "user_daily_cents", "installation_daily_cents", "overrun"
 ]
 SHARED_CAPS = ("the plan's ", "the user's ", "the installation's ")
-"""How the reason of an ending begins where not the run's own cap was reached, but one (or a time) of several runs."""
+"""How the reason of an ending begins if a cap or a time that several runs share was reached, not the run's own."""
 
 
 MESSAGES = ("UserMessage",)
@@ -49,8 +49,10 @@ class CapRequest:
     model: str | None = None
 
     def needs(self, cap: CapName) -> int:
-        """Return the worst case of the call and its wrap-up under a cap: tokens, or money."""
-        return self.tokens + self.wrap_tokens if cap == "max_tokens" else self.fact.micros + self.fact.wrap_micros
+        """Return the worst case of the call and its wrap-up under a cap: tokens, or micro-USD."""
+        if cap == "max_tokens":
+            return self.tokens + self.wrap_tokens
+        return self.fact.micros + self.fact.wrap_micros
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,18 @@ class Reservation:
     @property
     def held(self) -> HeldCall:
         fact = self.fact
-        held = HeldCall(fact.turn, fact.attempt, fact.micros, self.tokens, output_tokens=fact.max_output)
-        counted = fact.new_bytes if fact.byte_tokens is None else math.ceil(fact.new_bytes * fact.byte_tokens)
-        return replace(held, new_bytes=fact.new_bytes, reported_tokens=fact.prompt_tokens - counted)
+        new_tokens = fact.new_bytes
+        if fact.byte_tokens is not None:
+            new_tokens = math.ceil(fact.new_bytes * fact.byte_tokens)
+        return HeldCall(
+            fact.turn,
+            fact.attempt,
+            fact.micros,
+            self.tokens,
+            new_bytes=fact.new_bytes,
+            reported_tokens=fact.prompt_tokens - new_tokens,
+            output_tokens=fact.max_output,
+        )
 
 
 @dataclass(frozen=True)
@@ -103,23 +114,25 @@ def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[CapL
     config = config_of(run.config)
     day = day_of(now_us)
     limits: list[tuple[MoneyCapName, str, int]] = [("max_cost_cents", run.id, config.max_cost_micros)]
-    if run.plan_id and (plan := view.plan_caps(run.plan_id)):
+    plan = view.plan_caps(run.plan_id) if run.plan_id else None
+    if run.plan_id and plan:
         limits.append(("group_max_cost", run.plan_id, plan.cap_micros))
     limits.append(("user_daily_cents", user_scope(run.user_id, day), caps.user_micros))
     limits.append(("installation_daily_cents", installation_scope(day), caps.installation_micros))
-    return [
-        CapLeft(name, scope, cap, cap - view.bucket(scope).committed + run.wrap_in(scope))
-        for name, scope, cap in limits
-    ]
+    lefts: list[CapLeft] = []
+    for name, scope, cap in limits:
+        left = cap - view.bucket(scope).committed + run.wrap_in(scope)
+        lefts.append(CapLeft(name, scope, cap, left))
+    return lefts
 
 
-def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command[Reservation | CapReached]:
+def reserve(fence: Fence, who: Who, request: CapRequest, caps: DayCaps) -> Command[Reservation | CapReached]:
     """Hold the worst case of a call and its wrap-up in every cap at once, or return the cap that it does not fit.
 
     A call for a tool keeps what is held for the wrap-up. A call beside others counts with what those hold. The command
     itself raises StaleOwner for an older claim: a refusal appends nothing, so the store would not notice.
     """
-    in_line = reserve_in_line(fence, who, asked, caps, None)
+    in_line = reserve_in_line(fence, who, request, caps, None)
 
     def command(view: View, now_us: int) -> Outcome[Reservation | CapReached]:
         outcome = in_line(view, now_us)
@@ -130,27 +143,29 @@ def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command
 
 
 def reserve_in_line(
-    fence: Fence, who: Who, asked: CapRequest, caps: DayCaps, patience: Patience | None
+    fence: Fence, who: Who, request: CapRequest, caps: DayCaps, patience: Patience | None
 ) -> Command[Reservation | CapReached | MoneyWait]:
     """Reserve a call, as `reserve` does, or answer that it has to wait for money that other runs hold.
 
-    A wait is recorded once, not each time that the call is asked for again. Without patience nothing waits.
+    A wait is recorded once, not each time that the call is tried again. Without patience nothing waits.
     """
 
     def command(view: View, now_us: int) -> Outcome[Reservation | CapReached | MoneyWait]:
         run = view.owned_run(fence)
         if run.overrun:
             return Outcome(CapReached("overrun", 0), _end_of_wait(run, who, fence))
-        lefts = [replace(each, left=max(each.left, 0)) for each in money_caps(view, run, caps, now_us)]
-        wrap_micros = asked.fact.wrap_micros if asked.fact.tool_call is None else run.wrap_micros
-        fact = asked.fact.model_copy(update={"scopes": scopes_of(run, now_us), "wrap_micros": wrap_micros})
+        lefts = [replace(cap, left=max(cap.left, 0)) for cap in money_caps(view, run, caps, now_us)]
+        wrap_micros = request.fact.wrap_micros if request.fact.tool_call is None else run.wrap_micros
+        fact = request.fact.model_copy(update={"scopes": scopes_of(run, now_us), "wrap_micros": wrap_micros})
         need = fact.micros + fact.wrap_micros
-        tightest = min(lefts, key=lambda each: each.left)
+        tightest = min(lefts, key=lambda cap: cap.left)
         if patience is None and need > tightest.left:
             return Outcome(CapReached(tightest.cap, tightest.left))
         config = config_of(run.config)
-        tokens_left = config.max_tokens - run.tokens - sum(map(_tokens, run.calls_in_flight if fact.beside else ()))
-        if asked.needs("max_tokens") > tokens_left:
+        tokens_left = config.max_tokens - run.tokens
+        if fact.beside:
+            tokens_left -= sum(map(_tokens, run.calls_in_flight))
+        if request.needs("max_tokens") > tokens_left:
             return Outcome(CapReached("max_tokens", max(tokens_left, 0)), _end_of_wait(run, who, fence))
         if patience is not None and (need > tightest.left or view.is_money_awaited()):
             answer = MoneyLine(view, run, need, lefts, patience).decide()
@@ -158,20 +173,24 @@ def reserve_in_line(
                 reached = CapReached(answer.cap, answer.left, answer.gives_way)
                 return Outcome(reached, _end_of_wait(run, who, fence))
             if answer is not None:
-                known = patience.least is None or _is_noted(run, answer)
-                return Outcome(answer, () if known else (Event(who=who, fact=answer.fact, fence=fence),))
-        event = Event(who=who, fact=fact, fence=fence, model=asked.model or config.model)
-        return Outcome(Reservation(fact, asked.tokens, view.head() + 1), (event,))
+                return Outcome(answer, _begin_of_wait(run, who, fence, answer, patience))
+        event = Event(who=who, fact=fact, fence=fence, model=request.model or config.model)
+        return Outcome(Reservation(fact, request.tokens, view.head() + 1), (event,))
 
     return command
 
 
-def _is_noted(run: RunRow, wait: MoneyWait) -> bool:
-    """Tell whether the log has this wait already."""
-    noted = loads(run.money_wait)
+def _begin_of_wait(run: RunRow, who: Who, fence: Fence, wait: MoneyWait, patience: Patience) -> tuple[Event, ...]:
+    """Return the event that records a wait; none if the log has it, or if the call only asks whether it would wait."""
+    if patience.least is None:
+        return ()
     fact = wait.fact
-    now = (fact.scope, fact.limit, fact.micros, fact.least)
-    return noted is not None and now == (noted["scope"], noted["limit"], noted["micros"], noted["least"])
+    logged = loads(run.money_wait)
+    if logged is not None:
+        known = (logged["scope"], logged["limit"], logged["micros"], logged["least"])
+        if known == (fact.scope, fact.limit, fact.micros, fact.least):
+            return ()
+    return (Event(who=who, fact=fact, fence=fence),)
 
 
 def _end_of_wait(run: RunRow, who: Who, fence: Fence) -> tuple[Event, ...]:
@@ -190,16 +209,18 @@ def end_money_wait(fence: Fence, who: Who) -> Command[None]:
     return command
 
 
-def messages_first(run_id: str, looked: int, command: Command[T]) -> Command[T | UnreadMessages]:
-    """Return a command that answers with the messages to a run after `looked`, or else does `command`."""
+def messages_first(run_id: str, after_seq: int, command: Command[T]) -> Command[T | UnreadMessages]:
+    """Return a command that answers with the messages to a run after an entry, or does `command` if there are none."""
 
-    def unless(view: View, now_us: int) -> Outcome[Any]:
+    def messages_or_command(view: View, now_us: int) -> Outcome[Any]:
         run = view.run(run_id)
-        unread = run is not None and (run.message_seq or 0) > looked
-        messages = view.entries(run_id, looked, MESSAGES) if unread else ()
-        return Outcome(UnreadMessages(tuple(messages))) if messages else command(view, now_us)
+        if run is not None and (run.message_seq or 0) > after_seq:
+            messages = tuple(view.entries(run_id, after_seq, MESSAGES))
+            if messages:
+                return Outcome(UnreadMessages(messages))
+        return command(view, now_us)
 
-    return unless
+    return messages_or_command
 
 
 @dataclass(frozen=True)
@@ -226,16 +247,22 @@ class HeldCall:
 
 
 LEAST_MEASURED = 1_000
-"""Bytes from which on a ratio of tokens to bytes says something."""
-RATIO_CALLS, RATIO_LOOK = 50, 50_000
-"""How many of a model's calls count, and how many entries back they are looked for."""
+"""Fewer new bytes are too few to measure a ratio of tokens to bytes."""
+RATIO_CALLS = 50
+"""How many of a model's last calls count for its ratio of tokens to bytes."""
+RATIO_ENTRIES = 50_000
+"""How many entries back these calls are searched."""
 
 
 def measured_ratio(view: View, model: str) -> float | None:
     """Return the highest of the last ratios of prompt tokens to bytes that were measured with a model, or None."""
     sql = "SELECT content FROM events WHERE type = 'CostUpdate' AND seq > ? AND model = ? ORDER BY seq DESC LIMIT ?"
-    facts = (loads(content) for (content,) in view.select(sql, view.head() - RATIO_LOOK, model, RATIO_CALLS))
-    return max((fact["tokens_per_byte"] for fact in facts if "tokens_per_byte" in fact), default=None)
+    ratios: list[float] = []
+    for (content,) in view.select(sql, view.head() - RATIO_ENTRIES, model, RATIO_CALLS):
+        fact = loads(content)
+        if "tokens_per_byte" in fact:
+            ratios.append(fact["tokens_per_byte"])
+    return max(ratios, default=None)
 
 
 def settlement_event(
@@ -329,17 +356,22 @@ def may_have_cost(fact: CostUpdate) -> bool:
 
 def in_flight_purpose(view: View, run: RunRow) -> Purpose | None:
     """Return the purpose of a run's call in flight, from the log: the plan, or `retries` of a paid turn."""
-    held = next(iter(run.calls_in_flight), None)
-    if held is not None and held.get("phase"):
+    calls = run.calls_in_flight
+    if not calls:
+        return None
+    call = calls[0]
+    if call.get("phase"):
         return "plan"
-    if held is None or held["attempt"] == 1:
+    if call["attempt"] == 1:
         return None
     last = view.last_entry(run.id, "CostReserved")
     if last is not None and isinstance(last.fact, CostReserved) and last.fact.tool_call is not None:
         return "search"
-    settled = (entry.fact for entry in view.entries(run.id, 0, ("CostUpdate",)))
-    paid = any(isinstance(fact, CostUpdate) and fact.turn == held["turn"] and may_have_cost(fact) for fact in settled)
-    return "retries" if paid else None
+    for entry in view.entries(run.id, 0, ("CostUpdate",)):
+        fact = entry.fact
+        if isinstance(fact, CostUpdate) and fact.turn == call["turn"] and may_have_cost(fact):
+            return "retries"
+    return None
 
 
 def settle_unknown(
@@ -352,12 +384,13 @@ def settle_unknown(
 ) -> tuple[Event, ...]:
     """Return the settlements, as unknown, of calls left in flight; `only` is the turn and attempt of one of them.
 
-    By the owner (`fence`), or who takes the run from it. Of another agent's run, each call tells its own purpose.
+    `fence` is that of the run's owner; without one, another process settles. `purpose` is not used for the run of
+    another agent: there, each call tells its own.
     """
     if run.in_flight is None:
         return ()
     config = config_of(run.config)
-    settled: list[Event] = []
+    events: list[Event] = []
     for held in run.calls_in_flight:
         call = HeldCall(held["turn"], held["attempt"], held["micros"], _tokens(held))
         if only is not None and only != (call.turn, call.attempt):
@@ -366,8 +399,8 @@ def settle_unknown(
             purpose = "search" if call.attempt > 1 else None
         search = config.search_call if purpose == "search" else None
         model, price = (run.model, config.price) if search is None else (search.model, search.price)
-        settled.append(settlement_event(fence, run.id, who, model, price, call, "unknown", purpose=purpose))
-    return tuple(settled)
+        events.append(settlement_event(fence, run.id, who, model, price, call, "unknown", purpose=purpose))
+    return tuple(events)
 
 
 def _tokens(held: Mapping[str, Any]) -> int:
@@ -375,5 +408,6 @@ def _tokens(held: Mapping[str, Any]) -> int:
 
 
 def is_in_flight(run: RunRow | None, call: HeldCall) -> bool:
-    held = run.calls_in_flight if run is not None else []
-    return any((each["turn"], each["attempt"]) == (call.turn, call.attempt) for each in held)
+    if run is None:
+        return False
+    return any((held["turn"], held["attempt"]) == (call.turn, call.attempt) for held in run.calls_in_flight)

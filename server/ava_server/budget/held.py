@@ -1,7 +1,7 @@
 """Money that is held, in words: the same figure and the same words wherever a cap is shown.
 
-Held money is not spent. It is for calls in flight, which mostly cost less, and for last turns. So it stands beside what
-is spent and is never added to it: also while a run waits for a person, when it holds its last turn alone.
+Held money is not spent. It is for calls in flight, which mostly cost less, and for last turns. So it is shown beside
+what is spent and never added to it, even while a run waits for a person and holds only its last turn.
 """
 
 from __future__ import annotations

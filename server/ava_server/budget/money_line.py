@@ -3,13 +3,13 @@
 Held money is not spent: it is for calls in flight, which mostly cost less, and for the last turns of running runs,
 which return it when they end. So a call that does not fit only because others hold money waits. The rules:
 
-1. The oldest goes first. A younger run leaves what an older one waits for, while calls are in flight in that scope.
-2. With nothing in flight, whoever fits goes, the oldest first: nobody waits while money lies about.
-3. Where all that hold money in a scope wait themselves, first the oldest goes on in a smaller form, if that fits; else
-   the youngest that has a last turn reserved gives way: it hands in its result and returns what it held.
+1. The oldest goes first. While calls are in flight in a scope, a younger run does not take what an older one waits for.
+2. With nothing in flight, the oldest call that fits goes: no money stays unused while calls wait.
+3. If every run that holds money in a scope waits itself, the oldest goes on in a smaller form, if that fits; else the
+   youngest that has a last turn reserved gives way: it hands in its result and returns what it held.
 
-Only runs that can go on by themselves are waited for: not paused ones, and none whose owner is gone. All of it follows
-from the log, so each process on it, and each run, comes to the same order.
+A call waits only for runs that can go on by themselves: not for paused ones, nor for those whose owner is gone. All of
+it follows from the log, so every process and every run comes to the same order.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def money_wait_words(fact: MoneyAwaited) -> str:
 
 
 def _awaited_words(missing: int, runs: int) -> str:
-    """Return what is waited for: `$0.12 that 2 other runs hold`; without other runs it is free, but an older waits."""
+    """Return what a run waits for: `$0.12 that 2 other runs hold`. With 0 runs it is free, but an older run waits."""
     money = format_usd(missing)
     if runs == 0:
         return f"{money}, behind an older run"
@@ -143,64 +143,64 @@ class MoneyLine:
 
     def decide(self) -> MoneyWait | NoRoom | None:
         """Return None where the call may be reserved now."""
-        short = [each for each in self._lefts if self._need > each.left]
+        short = [cap for cap in self._lefts if self._need > cap.left]
         if not short:
-            behind = self._behind()
-            return None if behind is None else self._wait(behind)
-        if any(self._need > each.left + self._coming(each.scope) for each in short):
-            tightest = min(self._lefts, key=lambda each: each.left + self._coming(each.scope))
-            return NoRoom(tightest.cap, max(tightest.left + self._coming(tightest.scope), 0))
-        where = self._where(short)
-        reached = self._reached(where.scope)
-        if reached is None:
-            return self._wait(where)
-        return self._at_standstill(where, reached)
+            cap = self._cap_of_older_waiter()
+            return None if cap is None else self._wait(cap)
+        if any(self._need > self._left_in_time(cap) for cap in short):
+            tightest = min(self._lefts, key=self._left_in_time)
+            return NoRoom(tightest.cap, max(self._left_in_time(tightest), 0))
+        cap = self._cap_to_wait_for(short)
+        scopes = self._standstill_scopes(cap.scope)
+        if scopes is None:
+            return self._wait(cap)
+        return self._at_standstill(cap, scopes)
 
     # -- what others hold ---------------------------------------------------------------------------------------------
 
-    def _coming(self, scope: str) -> int:
-        """Return what other runs hold in a scope and will return in time."""
-        return sum(each.held_in(scope) for each in self._others)
+    def _left_in_time(self, cap: CapLeft) -> int:
+        """Return what is left of a cap once other runs have returned what they hold."""
+        return cap.left + sum(other.held_in(cap.scope) for other in self._others)
 
-    def _where(self, short: Sequence[CapLeft]) -> CapLeft:
-        """Return the scope in which the run waits: the same as before while that is short, else the shortest."""
-        noted = loads(self._run.money_wait)
-        for each in short:
-            if noted is not None and noted["scope"] == each.scope:
-                return each
-        return max(short, key=lambda each: self._need - each.left)
+    def _cap_to_wait_for(self, short: Sequence[CapLeft]) -> CapLeft:
+        """Return the cap for which the run waits: the same as before while that is short, else the shortest."""
+        wait = loads(self._run.money_wait)
+        if wait is not None:
+            for cap in short:
+                if wait["scope"] == cap.scope:
+                    return cap
+        return max(short, key=lambda cap: self._need - cap.left)
 
-    def _wait(self, where: CapLeft) -> MoneyWait:
-        missing = max(self._need - where.left, 0)
-        holders = sum(each.held_in(where.scope) > 0 for each in self._others) if missing else 0
+    def _wait(self, cap: CapLeft) -> MoneyWait:
+        missing = max(self._need - cap.left, 0)
+        holders = sum(other.held_in(cap.scope) > 0 for other in self._others) if missing else 0
         fact = MoneyAwaited(
-            scope=where.scope,
-            limit=where.limit,
+            scope=cap.scope,
+            limit=cap.limit,
             micros=self._need,
             least=self._least,
             missing=missing or self._need,
             runs=holders,
         )
-        return MoneyWait(where.cap, fact, max(where.left, 0))
+        return MoneyWait(cap.cap, fact, max(cap.left, 0))
 
     # -- the order ----------------------------------------------------------------------------------------------------
 
-    def _behind(self) -> CapLeft | None:
-        """Return the scope in which this run, which fits, has to leave its money to an older one that waits."""
-        older = [each for each in self._others if each.wait is not None and each.order < self._order]
-        for each in self._lefts:
-            taken = self._need - self._run.wrap_in(each.scope)
-            if taken <= 0:  # it holds that much already
+    def _cap_of_older_waiter(self) -> CapLeft | None:
+        """Return the cap of which this run, which fits, has to leave the money to an older one that waits."""
+        older = [other for other in self._others if other.wait is not None and other.order < self._order]
+        for cap in self._lefts:
+            extra = self._need - self._run.wrap_in(cap.scope)
+            if extra <= 0:  # it holds that much already
                 continue
-            in_flight = any(holder.calls_in(each.scope) for holder in self._others)
+            in_flight = any(other.calls_in(cap.scope) for other in self._others)
             for other in older:
-                if not self._shares(each, other):
+                if not self._shares(cap, other):
                     continue
-                need = self._waiter(other).micros
-                if need <= self._left_of(each, other) - taken:
+                if self._waiter(other).micros <= self._left_of(cap, other) - extra:
                     continue
                 if in_flight or self._goes_next(other):
-                    return each
+                    return cap
         return None
 
     def _shares(self, cap: CapLeft, other: MoneyHolder) -> bool:
@@ -222,8 +222,11 @@ class MoneyLine:
     def _goes_next(self, other: MoneyHolder) -> bool:
         """Tell whether a waiter fits now, by what it waits for and by the caps that it shares with this run."""
         waiter = self._waiter(other)
-        shared = [each for each in self._lefts if self._shares(each, other)]
-        return waiter.micros <= min([waiter.left, *(self._left_of(each, other) for each in shared)])
+        left = waiter.left
+        for cap in self._lefts:
+            if self._shares(cap, other):
+                left = min(left, self._left_of(cap, other))
+        return waiter.micros <= left
 
     def _waiter(self, holder: MoneyHolder) -> _Waiter:
         wait = holder.wait
@@ -232,41 +235,43 @@ class MoneyLine:
         left = int(wait["limit"]) - self._view.bucket(wait["scope"]).committed + wrap
         return _Waiter(holder.id, holder.order, int(wait["micros"]), int(wait["least"]), left, wrap)
 
-    def _reached(self, scope: str) -> frozenset[str] | None:
+    def _standstill_scopes(self, scope: str) -> frozenset[str] | None:
         """Return the scopes on which a wait in this one depends; None while a run that holds money there goes on."""
-        reached = {scope}
+        scopes = {scope}
         while True:
-            before = len(reached)
+            before = len(scopes)
             for other in self._others:
-                if not any(other.held_in(each) for each in reached):
+                if not any(other.held_in(each) for each in scopes):
                     continue
                 if other.wait is None or other.calls:
                     return None
-                reached.add(str(other.wait["scope"]))
-            if len(reached) == before:
-                return frozenset(reached)
+                scopes.add(str(other.wait["scope"]))
+            if len(scopes) == before:
+                return frozenset(scopes)
 
-    def _at_standstill(self, where: CapLeft, reached: frozenset[str]) -> MoneyWait | NoRoom:
-        """Decide who goes on where all that hold the money wait: the first that fits, or the youngest gives way."""
+    def _at_standstill(self, cap: CapLeft, scopes: frozenset[str]) -> MoneyWait | NoRoom:
+        """Decide who goes on if all that hold the money wait: the first that fits, or the youngest gives way."""
         if self._only_asks:
-            return self._wait(where)
-        own = _Waiter(self._run.id, self._order, self._need, self._least, where.left, self._run.wrap_in(where.scope))
-        line = sorted((own, *self._waiters(reached)), key=lambda each: each.order)
-        if any(each.micros <= each.left for each in line):  # it goes on by itself
-            return self._wait(where)
-        smaller = next((each for each in line if each.least <= each.left), None)
-        if smaller is not None:
-            return self._wait(where) if smaller is not own else self._no_room()
-        last = next((each for each in reversed(line) if each.wrap), None)
-        if last is not own:
-            return self._wait(where)
-        return NoRoom(where.cap, max(where.left, 0), gives_way=True)
+            return self._wait(cap)
+        own = _Waiter(self._run.id, self._order, self._need, self._least, cap.left, self._run.wrap_in(cap.scope))
+        line = sorted((own, *self._waiters(scopes)), key=lambda waiter: waiter.order)
+        if any(waiter.micros <= waiter.left for waiter in line):  # that one goes on by itself
+            return self._wait(cap)
+        for waiter in line:
+            if waiter.least <= waiter.left:  # the first that goes on in a smaller form
+                return self._no_room() if waiter is own else self._wait(cap)
+        for waiter in reversed(line):
+            if waiter.wrap:  # the youngest with a last turn
+                if waiter is own:
+                    return NoRoom(cap.cap, max(cap.left, 0), gives_way=True)
+                break
+        return self._wait(cap)
 
-    def _waiters(self, reached: frozenset[str]) -> Iterator[_Waiter]:
+    def _waiters(self, scopes: frozenset[str]) -> Iterator[_Waiter]:
         for other in self._others:
-            if other.wait is not None and other.wait["scope"] in reached:
+            if other.wait is not None and other.wait["scope"] in scopes:
                 yield self._waiter(other)
 
     def _no_room(self) -> NoRoom:
-        tightest = min(self._lefts, key=lambda each: each.left)
+        tightest = min(self._lefts, key=lambda cap: cap.left)
         return NoRoom(tightest.cap, max(tightest.left, 0))

@@ -87,9 +87,10 @@ def stored_caps(given: Mapping[str, float]) -> dict[str, Any]:
 
 def caps_text(cost_micros: int | None, timeout_s: float | None = None) -> str:
     """`at most $0.50 and 10 min`, or without a cost cap `free, at most 10 min`; without a time only the first part."""
-    cost = "free" if cost_micros is None else f"at most {format_usd(cost_micros, exact=True)}"
-    until = "" if timeout_s is None else f"{', at most' if cost_micros is None else ' and'} {minutes(timeout_s)}"
-    return cost + until
+    if cost_micros is None:
+        return "free" if timeout_s is None else f"free, at most {minutes(timeout_s)}"
+    cost = f"at most {format_usd(cost_micros, exact=True)}"
+    return cost if timeout_s is None else f"{cost} and {minutes(timeout_s)}"
 
 
 def limits_for_model(stored: Callable[[RunCap], float], *, free: bool) -> dict[str, str]:
@@ -423,10 +424,11 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     @property
     def likely_micros(self) -> tuple[int, int] | None:
         """What half of the similar runs cost less than, and nine in ten, within its cap; None without such runs."""
-        if (found := self.estimate) is None:
+        estimate, cap = self.estimate, self.max_cost_micros
+        if estimate is None:
             return None
-        cap = self.max_cost_micros
-        half, most = (cap if value is None else min(value, cap) for value in (found.half_micros, found.most_micros))
+        half = cap if estimate.half_micros is None else min(estimate.half_micros, cap)
+        most = cap if estimate.most_micros is None else min(estimate.most_micros, cap)
         return half, most
 
     @property
@@ -449,8 +451,10 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
         return 0 if self.free else 1
 
     def cost_cap(self, spent_micros: int = 0) -> int | None:
-        """Return the most that it may cost; None for a free run, unless something was billed all the same."""
-        return None if self.free and not spent_micros else self.max_cost_micros
+        """Return the most that it may cost; None for a free run, unless something was billed anyway."""
+        if self.free and not spent_micros:
+            return None
+        return self.max_cost_micros
 
     @property
     def limits(self) -> dict[str, float]:
@@ -495,7 +499,9 @@ def paid_runs(run: "RunRow") -> int:
 
 def spent_text(run: "RunRow") -> str:
     """Return what a run has cost: `$0.06`; `free` if nothing is expected to be billed, and nothing was."""
-    return "free" if is_free(run) and not run.cost_micros else format_usd(run.cost_micros)
+    if is_free(run) and not run.cost_micros:
+        return "free"
+    return format_usd(run.cost_micros)
 
 
 _ESTIMATES = {
@@ -509,13 +515,16 @@ _ESTIMATES = {
 }
 
 
-_SINGLE = {"step", "steps"}
-"""What a single run has not."""
+_OF_PLANS = {"step", "steps"}
+"""Texts that only plans have."""
 
 
 def _covered(config: RunConfig) -> dict[str, Any]:
-    """Return what a digest covers of a configuration: no field that is as it was before there was another value."""
-    before: tuple[tuple[str, Any], ...] = (
+    """Return what a digest covers of a configuration.
+
+    A newer field is left out while it has the value that older configurations stand for: their digests stay the same.
+    """
+    newer: tuple[tuple[str, Any], ...] = (
         ("runner", IN_PROCESS),
         ("agent", None),
         ("keyed", False),
@@ -527,22 +536,22 @@ def _covered(config: RunConfig) -> dict[str, Any]:
         ("project_origin", ""),
         ("project_left_out", ()),
     )
-    own = {name for name, without in before if getattr(config, name) == without}
-    covered = config.model_dump(mode="json", exclude=_ESTIMATES | own)
+    unchanged = {name for name, older_value in newer if getattr(config, name) == older_value}
+    covered = config.model_dump(mode="json", exclude=_ESTIMATES | unchanged)
     if config.search_call is not None and not config.search_call.key_command:
         del covered["search_call"]["key_command"]
     if config.steps:
-        covered["steps"] = [
-            {**step.model_dump(mode="json", exclude={"config"}), "config": _covered(step.config)}
-            for step in config.steps
-        ]
+        covered["steps"] = []
+        for step in config.steps:
+            fields = step.model_dump(mode="json", exclude={"config"})
+            covered["steps"].append({**fields, "config": _covered(step.config)})
     return covered
 
 
 def _covered_texts(texts: Texts) -> dict[str, Any]:
-    covered = texts.model_dump(mode="json", exclude=_SINGLE if not texts.steps else None)
+    covered = texts.model_dump(mode="json", exclude=None if texts.steps else _OF_PLANS)
     for each in (covered, *covered.get("steps", ())):
-        if not each["project"]:  # as it was before there was such a text
+        if not each["project"]:  # digests of older texts have no such field
             del each["project"]
     return covered
 

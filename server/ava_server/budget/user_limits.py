@@ -110,8 +110,8 @@ def policy_in_force(
 
     `pin`: whether there is one, where the caller knows that and the users' limits; None looks both up. `through` is the
     client's connection through which the approval would come; None is a person's own terminal or browser. `made_under`
-    are the policies under which the decided was proposed: none of them is ever loosened, whatever holds where the
-    approval comes from. Raises ConfigError: the PIN's file or the limits of users cannot be read.
+    are the policies under which the runs were proposed: none of them is ever loosened by where the approval comes from.
+    Raises ConfigError: the PIN's file or the limits of users cannot be read.
     """
     if pin is None:
         from ava_server.config.changes import with_shared_users
@@ -124,10 +124,10 @@ def policy_in_force(
     for proposed_under in made_under:
         policies.append((proposed_under, f'it was proposed under approval = "{proposed_under}"'))
     for user in users:
-        if (own := user_settings(settings, user).approval) is not None:
+        own = user_settings(settings, user).approval
+        if own is not None:
             policies.append((own, f'[{setting_name(("users", user))}] approval = "{own}"'))
-    strict = strictest([policy for policy, _why in policies])
-    return next(each for each in policies if each[0] == strict)
+    return min(policies, key=lambda each: STRICTEST_FIRST.index(each[0]))
 
 
 def strictest(policies: Iterable[Policy]) -> Policy:
@@ -136,20 +136,26 @@ def strictest(policies: Iterable[Policy]) -> Policy:
 
 def _general_policy(settings: Settings, through: ConnectedHost | None) -> tuple[Policy, str]:
     general = settings.approval
+    by_variable = ("approval",) in settings.from_environment
     for name in through.settings_names if through is not None else ():
-        own = settings.hosts[name].approval if name in settings.hosts else None
-        # A variable of the process only tightens.
-        if own is not None and (("approval",) not in settings.from_environment or own == "human"):
+        if name not in settings.hosts:
+            continue
+        own = settings.hosts[name].approval
+        if own is not None and (own == "human" or not by_variable):  # a variable of the process only tightens
             return own, f'[{setting_name(("hosts", name))}] approval = "{own}"'
     if general != "by_host":
         return general, f'approval = "{general}"'
-    return through.policy() if through is not None else ("ask", 'approval = "by_host"')
+    if through is None:
+        return "ask", 'approval = "by_host"'
+    return through.policy()
 
 
 def workspace_roots(settings: Settings, user: str, *, owner: bool) -> tuple[Path, ...] | None:
     """Return the folders that contain every workspace of a user; None if the owner has set no such folders."""
     own = user_settings(settings, user).workspaces
-    return (*settings.workspace.roots, *own) or None if owner else own
+    if not owner:
+        return own
+    return (*settings.workspace.roots, *own) or None
 
 
 def named_folders(settings: Settings, user: str) -> tuple[Path, ...]:

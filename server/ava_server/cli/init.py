@@ -147,10 +147,10 @@ def _connection(
 
 def _add(host: Host, name: str, started: Launch, path: Path, only_print: bool, allow_tools: bool | None) -> bool:
     """Tell whether the host was changed."""
-    from ava_server.hosts.change import adding
+    from ava_server.hosts.change import change_to_add
 
     try:
-        change = adding(host, name, started, path)
+        change = change_to_add(host, name, started, path)
     except ConfigError:
         tell("This belongs there:")
         tell("\n".join(host.format.shown((host.servers, name), host.entry(started))))
@@ -161,11 +161,11 @@ def _add(host: Host, name: str, started: Launch, path: Path, only_print: bool, a
 
 
 def _remove(host: Host, name: str, path: Path, only_print: bool) -> None:
-    from ava_server.hosts.change import removing
+    from ava_server.hosts.change import change_to_remove
 
-    change = removing(host, name, path)
+    change = change_to_remove(host, name, path)
     if _remove_tool_rules(host, name, path, only_print):
-        change = removing(host, name, path)  # the rules may have been in the same file
+        change = change_to_remove(host, name, path)  # the rules may have been in the same file
     if _carry_out(change, host, name, only_print, remove=True):
         say(f"{host.title} no longer has Ava after its next start.")
 
@@ -226,7 +226,7 @@ def _add_to_all(name: str, started: Launch, *, only_print: bool) -> None:
 
 def _planned(name: str, started: Launch) -> Iterator[tuple[Host, Change]]:
     """Show and yield what would change in each host whose configuration, or the folder for it, exists."""
-    from ava_server.hosts.change import adding
+    from ava_server.hosts.change import change_to_add
     from ava_server.hosts.known import HOSTS
 
     place = _place()
@@ -236,7 +236,7 @@ def _planned(name: str, started: Launch) -> Iterator[tuple[Host, Change]]:
             continue
         say(f"{host.title}: {file}")
         try:
-            change = adding(host, name, started, file)
+            change = change_to_add(host, name, started, file)
         except ConfigError as error:
             say(f"It is left out: {error}")
             continue
@@ -291,7 +291,7 @@ def _write(change: Change) -> None:
 
 
 def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, only_print: bool) -> None:
-    from ava_server.hosts.change import QUIET_TOOLS, allowing
+    from ava_server.hosts.change import QUIET_TOOLS, change_to_allow
 
     rules = host.tool_rules
     if allow is False:
@@ -302,7 +302,7 @@ def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, onl
     if not (allow or only_print or someone_there()):
         say(f"{host.title} asks before each of Ava's tools; --allow-tools allows those that start and spend nothing.")
         return
-    change = allowing(host, name, path, _place())
+    change = change_to_allow(host, name, path, _place())
     if change is not None and change.nothing:
         say(f"{host.title} calls them without asking already: {', '.join(QUIET_TOOLS)}.")
     elif change is not None and not _add_tool_rules(host, change, allow, only_print):
@@ -360,9 +360,9 @@ def _add_tool_rules(host: Host, change: Change, allow: bool | None, only_print: 
 
 
 def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> bool:
-    from ava_server.hosts.change import forgetting
+    from ava_server.hosts.change import change_to_forget
 
-    change = forgetting(host, name, path, _place())
+    change = change_to_forget(host, name, path, _place())
     if change is None or change.nothing:
         return False
     say(f"{change.path}:")
@@ -430,10 +430,10 @@ def _show_next_steps(host: Host, started: Launch, server: Connection | None, htt
 
 def _show_lacks(started: Launch) -> None:
     from ava_server.config.credentials import model_settings
-    from ava_server.hosts.launching import passing
+    from ava_server.hosts.launching import why_temporary
     from ava_server.models.selection import is_configured
 
-    if (why := passing(Path(sys.prefix))) and Path(started.command).is_relative_to(sys.prefix):
+    if (why := why_temporary(Path(sys.prefix))) and Path(started.command).is_relative_to(sys.prefix):
         say(f"This Ava is in {sys.prefix}: {why}. Install it in a permanent place, and run `ava init` from there.")
     try:
         ready = is_configured(model_settings(read_settings()))

@@ -47,9 +47,11 @@ class AgentSpec:
     @property
     def digest(self) -> str:
         """A digest of what it runs and may use, without what is only shown or estimated."""
-        parts = [self.name, self.command, self.wires, self.providers, sorted(self.variables.items())]
-        more = [self.models] if self.models else []  # those of the agents without any stay as they were
-        line = json.dumps([*parts, sorted(self.files.items()), self.off, *more], ensure_ascii=False)
+        parts: list[object] = [self.name, self.command, self.wires, self.providers, sorted(self.variables.items())]
+        parts += [sorted(self.files.items()), self.off]
+        if self.models:  # the digests of agents without this newer field stay the same
+            parts.append(self.models)
+        line = json.dumps(parts, ensure_ascii=False)
         return hashlib.sha256(line.encode("utf-8", "replace")).hexdigest()
 
 
@@ -61,26 +63,26 @@ def _built_in() -> Mapping[str, AgentSpec]:
 
 def agents_of(settings: Settings) -> Mapping[str, AgentSpec]:
     """Return the agents that are built in, and those of the settings."""
-    found = dict(_built_in())
-    for name, given in settings.agents.items():
-        known = found.get(name) or AgentSpec(name, name, (name,), ("chat_completions",), _UNKNOWN_BYTES)
-        found[name] = replace(known, **given.model_dump(exclude_unset=True))
-    return found
+    agents = dict(_built_in())
+    for name, changes in settings.agents.items():
+        agent = agents.get(name) or AgentSpec(name, name, (name,), ("chat_completions",), _UNKNOWN_BYTES)
+        agents[name] = replace(agent, **changes.model_dump(exclude_unset=True))
+    return agents
 
 
 _UNKNOWN_BYTES = 60_000
-"""What an unknown agent's first request is taken to need, for the estimate."""
+"""The size of an unknown agent's first request, for the estimate."""
 
 
 def agent_of(runner: str, settings: Settings) -> AgentSpec | None:
     """Return None where Ava itself does the run. Raises BadInput: the agent is not known."""
     if runner == IN_PROCESS:
         return None
-    known = agents_of(settings)
-    found = known.get(runner.removeprefix(ACP)) if runner.startswith(ACP) else None
-    if found is None:
-        names = ", ".join(each.runner for each in known.values())
+    agents = agents_of(settings)
+    agent = agents.get(runner.removeprefix(ACP)) if runner.startswith(ACP) else None
+    if agent is None:
+        names = ", ".join(known.runner for known in agents.values())
         raise BadInput(
             f"runner: {runner[:80]!r} is not known; give {IN_PROCESS}, {names}, or add [agents.NAME] to config.toml"
         )
-    return found
+    return agent

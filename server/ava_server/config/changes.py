@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 
 def known_settings(configured: Configured) -> dict[Place, Any]:
-    found: dict[Place, Any] = {}
+    values: dict[Place, Any] = {}
 
     def add(value: object, path: tuple[str, ...]) -> None:
         if isinstance(value, Mapping) and (value or not path):
             for name, inner in cast("Mapping[str, object]", value).items():
                 add(inner, (*path, name))
         else:
-            found[path] = value
+            values[path] = value
 
     add(configured.model_dump(mode="json"), ())
-    return found
+    return values
 
 
 def parse_value(text: str) -> Any:
@@ -57,35 +57,39 @@ def parse_value(text: str) -> Any:
 def parse_name(name: str) -> Place:
     """Raises BadInput: no key in TOML; the error has the right spelling if there is one."""
     place = parse_setting_name(name)
-    if place is None:
-        better = "" if {'"', "'"} & set(name) else _with_quotes(name)
-        raise BadInput(
-            f"{name[:200]!r} is not a setting's name: as in TOML, put quotes around a part that has"
-            f" characters other than letters, digits, _ and -{f': {shlex.quote(better)}' if better else ''}"
-        )
-    return place
+    if place is not None:
+        return place
+    quoted = "" if '"' in name or "'" in name else _with_quotes(name)
+    example = f": {shlex.quote(quoted)}" if quoted else ""
+    raise BadInput(
+        f"{name[:200]!r} is not a setting's name: as in TOML, put quotes around a part that has"
+        f" characters other than letters, digits, _ and -{example}"
+    )
 
 
 def _with_quotes(name: str) -> str:
     """Return a name with quotes around the key of an entry, such as a model's id; empty for what has no entries."""
-    head, _, rest = name.partition(".")
-    if not (rest and isinstance(getattr(Configured(), head, None), dict)):
+    table, _, rest = name.partition(".")
+    if not rest or not isinstance(getattr(Configured(), table, None), dict):
         return ""
-    key, _, last = rest.rpartition(".")
-    return setting_name(
-        (head, key, last) if key and last in checks.fields_at(Configured, (head, key)) else (head, rest)
-    )
+    key, _, field = rest.rpartition(".")
+    if key and field in checks.fields_at(Configured, (table, key)):
+        return setting_name((table, key, field))
+    return setting_name((table, rest))
 
 
 def no_setting(name: str) -> BadInput:
     known = [setting_name(place) for place in known_settings(Configured())]
-    better = "" if '"' in name else _with_quotes(name)
-    hint = did_you_mean(name, known) if better in ("", name) else f"did you mean {shlex.quote(better)}? "
+    quoted = "" if '"' in name else _with_quotes(name)
+    if quoted in ("", name):
+        hint = did_you_mean(name, known)
+    else:
+        hint = f"did you mean {shlex.quote(quoted)}? "
     return BadInput(f"{name} is not a setting; {hint}`ava config list` has all of them")
 
 
 def change_settings(path: Path, changes: Mapping[Place, Any]) -> list[Any]:
-    """Set values in `config.toml`, or remove them (None); return those before, None where there was none. Blocking.
+    """Set values in `config.toml`, or remove them (None); return the values before, None for unset ones. Blocking.
 
     Raises BadInput: there is no such setting; ConfigError: a value or the file is invalid or unusable; nothing is
     changed.
@@ -94,9 +98,9 @@ def change_settings(path: Path, changes: Mapping[Place, Any]) -> list[Any]:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = path.resolve()  # a link to it stays a link
         with writing_alone(path.with_name(path.name + ".lock"), "ava config", path):
-            there = path.exists()
-            text, before = change_document(path.read_text("utf-8") if there else "", changes, path)
-            mode = stat.S_IMODE(path.stat().st_mode) if there else 0o600
+            exists = path.exists()
+            text, before = change_document(path.read_text("utf-8") if exists else "", changes, path)
+            mode = stat.S_IMODE(path.stat().st_mode) if exists else 0o600
             replace_file(path, text.encode(), mode)
             return before
     except UnicodeDecodeError as wrong:
@@ -113,7 +117,7 @@ def change_document(text: str, changes: Mapping[Place, Any], path: Path) -> tupl
     mark = "\ufeff" if text.startswith("\ufeff") else ""
     text = text.removeprefix(mark)
     try:
-        tomllib.loads(text)  # it says better than tomlkit what is wrong
+        tomllib.loads(text)  # its errors are clearer than tomlkit's
         document = tomlkit.parse(text)
     except (tomllib.TOMLDecodeError, TOMLKitError) as wrong:
         raise ConfigError(f"{path} is not valid TOML: {wrong}. Correct it there; nothing was changed.") from None
@@ -122,24 +126,27 @@ def change_document(text: str, changes: Mapping[Place, Any], path: Path) -> tupl
     return mark + tomlkit.dumps(document), before
 
 
-def _put(document: TOMLDocument, names: Place, value: Any) -> Any:
+def _put(document: TOMLDocument, place: Place, value: Any) -> Any:
+    """Set a value, or remove it (None); return the value before."""
     import tomlkit
 
     table: Any = document
-    for each in names[:-1]:
-        if each not in table:
+    *tables, last = place
+    for name in tables:
+        if name not in table:
             if value is None:
                 return None
-            table[each] = tomlkit.table()
-        table = table[each]
+            table[name] = tomlkit.table()
+        table = table[name]
         if not hasattr(table, "keys"):
-            raise BadInput(f"{setting_name(names)} is not a setting: {each} has no settings below it")
-    before: Any = table.get(names[-1])
-    before = before.unwrap() if hasattr(before, "unwrap") else before
+            raise BadInput(f"{setting_name(place)} is not a setting: {name} has no settings below it")
+    before: Any = table.get(last)
+    if hasattr(before, "unwrap"):
+        before = before.unwrap()
     if value is not None:
-        table[names[-1]] = value
-    elif names[-1] in table:
-        del table[names[-1]]
+        table[last] = value
+    elif last in table:
+        del table[last]
     return before
 
 
@@ -149,32 +156,39 @@ def _check(values: dict[str, Any], path: Path, changes: Mapping[Place, Any]) -> 
     try:
         Configured.model_validate(values)
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        for wrong in errors:
-            unknown = tuple(map(str, wrong["loc"])) if wrong["type"] == "extra_forbidden" else None
+        unknown: list[Place] = []
+        missing: list[Place] = []
+        for fault in error.errors(include_url=False):
+            location = tuple(map(str, fault["loc"]))
+            if fault["type"] == "extra_forbidden" and location:
+                unknown.append(location)
+            elif fault["type"] == "missing":
+                missing.append(location)
+        for location in unknown:
             for place in changes:
-                if unknown and place[: len(unknown)] == unknown:
+                if place[: len(location)] == location:
                     raise no_setting(setting_name(place)) from None
-        missing = [tuple(map(str, wrong["loc"])) for wrong in errors if wrong["type"] == "missing"]
         for place, value in changes.items():
-            lacks = [each[-1] for each in missing if each[:-1] == place[:-1]]
-            if lacks:
-                raise _needs_others(place, value, lacks) from None
-        raise checks.explained(error, cast("type[BaseModel]", Configured), str(path)) from None
+            others = [location[-1] for location in missing if location[:-1] == place[:-1]]
+            if others:
+                raise _needs_others(place, value, others) from None
+        raise checks.settings_error(error, cast("type[BaseModel]", Configured), str(path)) from None
 
 
-def _needs_others(place: Place, value: Any, lacks: Sequence[str]) -> BadInput:
+def _needs_others(place: Place, value: Any, others: Sequence[str]) -> BadInput:
     """Return the error of one setting of a table that counts only with others, with the command that works."""
     entry = setting_name(place[:-1])
     if value is None:
         command = f"ava config unset {shlex.quote(entry)}"
         return BadInput(f"{setting_name(place)} cannot be removed alone: to remove the whole entry, run `{command}`")
-    pairs = [f"{place[-1]} = {json.dumps(value)}", *(f"{name} = {name.upper()}" for name in lacks)]
+    placeholders = [name.upper() for name in others]
+    pairs = [f"{place[-1]} = {json.dumps(value)}"]
+    for name, placeholder in zip(others, placeholders, strict=True):
+        pairs.append(f"{name} = {placeholder}")
     command = f"ava config set {shlex.quote(entry)} '{{{', '.join(pairs)}}}'"
-    words = ", ".join(name.upper() for name in lacks)
     return BadInput(
-        f"{setting_name(place)} counts only together with {', '.join(lacks)}: set them at once with `{command}`, and a"
-        f" value for {words}"
+        f"{setting_name(place)} counts only together with {', '.join(others)}: set them at once with `{command}`, and a"
+        f" value for {', '.join(placeholders)}"
     )
 
 
@@ -195,7 +209,7 @@ def read_users(root: DataRoot) -> dict[str, UserSettings]:
     except tomllib.TOMLDecodeError as wrong:
         raise ConfigError(f"the limits of users in the database are not valid TOML: {wrong}") from None
     except ValidationError as wrong:
-        raise checks.explained(wrong, Configured, str(root.config)) from None
+        raise checks.settings_error(wrong, Configured, str(root.config)) from None
 
 
 def with_shared_users(settings: Settings) -> Settings:
@@ -217,16 +231,22 @@ def change_users(root: DataRoot, changes: Mapping[Place, Any]) -> list[Any]:
     before: list[Any] = []
 
     def edit(text: str) -> str:
-        text, found = change_document(text, changes, root.config)
-        before.extend(found)
+        text, values = change_document(text, changes, root.config)
+        before.extend(values)
         return text
 
     shared.change(edit)
     tables = read_config(root.config)
-    if removed := {place: None for place, value in changes.items() if value is None and checks.holds(tables, place)}:
-        for place, value in zip(removed, change_settings(root.config, removed), strict=True):
-            at = list(changes).index(place)
-            before[at] = merged(cast("dict[str, Any]", value), before[at] or {}) if isinstance(value, dict) else value
+    removals = {place: None for place, value in changes.items() if value is None and checks.holds(tables, place)}
+    if not removals:
+        return before
+    index = {place: number for number, place in enumerate(changes)}
+    for place, value in zip(removals, change_settings(root.config, removals), strict=True):
+        at = index[place]
+        if isinstance(value, dict):
+            before[at] = merged(cast("dict[str, Any]", value), before[at] or {})
+        else:
+            before[at] = value
     return before
 
 

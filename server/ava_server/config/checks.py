@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -28,11 +28,12 @@ FILE_ONLY = ("on_event", "prices", "users", "hosts", "mcp_servers")
 PROGRAMS = ("on_event", "key_command")
 """Settings that are a command, which Ava runs outside the sandbox."""
 
-_KEY_COMMAND = ("key_command", "key_ttl_s")
-_OF_THE_FILE = {
-    **dict.fromkeys(_KEY_COMMAND, "runs a program"),
+_FILE_ONLY_OF_PROVIDERS = {
+    "key_command": "runs a program",
+    "key_ttl_s": "runs a program",
     "price_as": "sets prices",
 }
+"""Settings of a provider that no process's environment may set, and why."""
 
 FOR_EVERYBODY = ("enabled", "approval", "hosts", "auto_approve_cents", "auto_approve_daily_cents", "limits", "sandbox")
 """Limits for all users: the log has changes of them and of `workspace.allow`, and a variable may only tighten them."""
@@ -57,7 +58,7 @@ _SECRET_NAME = re.compile(
 _DOLLARS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,2}))?")
 
 Place = tuple[str, ...]
-"""Where a setting stands: `("limits", "running")`."""
+"""The place of a setting in the tables: `("limits", "running")`."""
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _QUOTED = r"""\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"""
 _NAME = re.compile(rf"(?:{_BARE.pattern}|{_QUOTED})(?:\.(?:{_BARE.pattern}|{_QUOTED}))*")
@@ -70,7 +71,7 @@ def setting_name(path: Place) -> str:
 
 
 def _quoted(part: str) -> str:
-    return json.dumps(part, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(part, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML allows no DEL character
 
 
 def holds(tables: object, place: Place) -> bool:
@@ -130,28 +131,38 @@ def _variable_path(rest: str) -> Place | None:
     if '"' not in rest and "'" not in rest:
         return tuple(rest.lower().split("__"))
     parts = _VARIABLE_PART.findall(rest)
-    paths = [parse_setting_name(part) if part[0] in "\"'" else (part.lower(),) for part in parts]
-    if "__".join(parts) != rest or None in paths:
+    if "__".join(parts) != rest:
         return None
-    return tuple(part for path in paths for part in path or ())
+    path: list[str] = []
+    for part in parts:
+        if part[0] in "\"'":
+            names = parse_setting_name(part)
+            if names is None:
+                return None
+            path.extend(names)
+        else:
+            path.append(part.lower())
+    return tuple(path)
 
 
-def _refuse_unfilled(given: str) -> None:
+def _refuse_unfilled(folder: str) -> None:
     """Refuse a folder with a placeholder: it would be ignored as one that does not exist."""
-    placeholder = placeholder_in(given)
+    placeholder = placeholder_in(folder)
     if placeholder:
         raise ConfigError(
-            f"AVA_WORKSPACE is {shown(given.strip())}; allowed is an absolute folder, e.g. /srv/code. This host did not"
-            f" fill in {shown(placeholder)}: write the folder there, or leave the variable out."
+            f"AVA_WORKSPACE is {shown(folder.strip())}; allowed is an absolute folder, e.g. /srv/code. This host did"
+            f" not fill in {shown(placeholder)}: write the folder there, or leave the variable out."
         )
 
 
 def _refuse_misspelt(name: str, rest: str, model: type[BaseModel]) -> None:
     known = [*(field.upper() for field in model.model_fields), *OWN_NAMES]
-    near = difflib.get_close_matches(rest.split("__")[0], known, n=1, cutoff=0.75)
-    if near or "__" in rest:
-        hint = f"; did you mean {PREFIX}{near[0]}{rest[len(rest.split('__')[0]) :]}?" if near else "."
-        raise ConfigError(f"The environment variable {name} is not a setting of Ava{hint} Correct or unset it.")
+    first, *_ = rest.split("__")
+    near = difflib.get_close_matches(first, known, n=1, cutoff=0.75)
+    if not near and "__" not in rest:  # it may belong to another program
+        return
+    hint = f"; did you mean {PREFIX}{near[0]}{rest.removeprefix(first)}?" if near else "."
+    raise ConfigError(f"The environment variable {name} is not a setting of Ava{hint} Correct or unset it.")
 
 
 def _read(name: str, text: str) -> Any:
@@ -188,8 +199,10 @@ def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:
                     "Store it with `ava secret set NAME` and write {{secret:NAME}} instead."
                 )
         elif _SECRET_NAME.search(last) and path[0] != "prices":
-            provider = re.sub(r"[_-]?(?:api)?[_-]?(?:key|token|secret)\Z", "", last.lower()) or "PROVIDER"
-            provider = path[1] if path[0] == "providers" and len(path) > 2 else provider
+            if path[0] == "providers" and len(path) > 2:
+                provider = path[1]
+            else:
+                provider = re.sub(r"[_-]?(?:api)?[_-]?(?:key|token|secret)\Z", "", last.lower()) or "PROVIDER"
             raise ConfigError(
                 f"{origin}: {name} is a key, which does not belong in settings. "
                 f"Remove it and use `ava key set {provider}`."
@@ -206,9 +219,13 @@ def _is_key(value: object) -> bool:
 
 
 def leaves(data: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Yield every value in nested tables and lists with the names that lead to it, at least one; also an empty list."""
+    """Yield every value in nested tables and lists with the names that lead to it, at least one.
+
+    An empty list is a value, and so is each item of any other list.
+    """
     for key, value in data.items():
-        for item in cast("list[object]", value or [value]) if isinstance(value, list) else [value]:
+        items = cast("list[object]", value) if isinstance(value, list) and value else [value]
+        for item in items:
             if isinstance(item, Mapping):
                 yield from leaves(cast("Mapping[str, object]", item), (*path, key))
             else:
@@ -216,10 +233,10 @@ def leaves(data: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[t
 
 
 def refuse_looser(
-    given: Mapping[str, Any], variables: Mapping[Place, str], before: BaseModel, after: BaseModel, config: str
+    environment: Mapping[str, Any], variables: Mapping[Place, str], before: BaseModel, after: BaseModel, config: str
 ) -> None:
     """Raise ConfigError for variables that are file-only, or loosen a limit of `config.toml` or the default."""
-    for path in dict.fromkeys(path for path, _ in leaves(given)):
+    for path in dict.fromkeys(path for path, _ in leaves(environment)):
         name = variable_of(path, variables)
         if path[0] in FILE_ONLY:
             raise ConfigError(f"{name} is set in the environment, but {path[0]} is only allowed in {config}. Unset it.")
@@ -247,12 +264,12 @@ def refuse_looser(
 
 def _refuse_for_key_command(path: Place, name: str, before: BaseModel, config: str) -> None:
     """Refuse a variable that names a program, or that moves a provider whose key a command of the file prints."""
-    for setting in path[2:3]:
-        if setting in _OF_THE_FILE:
-            raise ConfigError(
-                f"{name} is set in the environment, but {setting} {_OF_THE_FILE[setting]}: only {config} may have it."
-                " Unset it."
-            )
+    setting = path[2] if len(path) > 2 else ""
+    if setting in _FILE_ONLY_OF_PROVIDERS:
+        raise ConfigError(
+            f"{name} is set in the environment, but {setting} {_FILE_ONLY_OF_PROVIDERS[setting]}: only {config} may"
+            " have it. Unset it."
+        )
     if _at(before, (*path[:2], "key_command")) and path[-1] == "base_url":
         raise ConfigError(
             f"{name} would send the key that key_command prints to another address than the one in {config}. Unset it."
@@ -260,7 +277,7 @@ def _refuse_for_key_command(path: Place, name: str, before: BaseModel, config: s
 
 
 def may_loosen(path: tuple[str, ...], before: BaseModel, after: BaseModel) -> bool:
-    """Tell whether a setting of `config.toml` may allow more than another: all do that are not known to tighten."""
+    """Tell whether a change of `config.toml` may allow more: every change that is not known to tighten something."""
     old, new = _at(before, path), _at(after, path)
     if path[0] == "users":  # a user's table only restricts, but for its folders
         return path[-1] == "workspaces"
@@ -268,7 +285,7 @@ def may_loosen(path: tuple[str, ...], before: BaseModel, after: BaseModel) -> bo
 
 
 def _looser(path: tuple[str, ...], old: Any, new: Any, *, otherwise: bool) -> bool:
-    """Tell whether a change allows more; with `otherwise`, any does where nothing here says what is stricter."""
+    """Tell whether a change allows more; `otherwise` says it of a change where nothing here says what is stricter."""
     if path in _STRICTEST_FIRST:
         order = _STRICTEST_FIRST[path]
         return order.index(new) > order.index(old)
@@ -276,37 +293,55 @@ def _looser(path: tuple[str, ...], old: Any, new: Any, *, otherwise: bool) -> bo
         return bool(new > old)
     if path in _FEWER_IS_STRICTER:
         return not set(new) <= set(old)
-    if path == _HOSTS:  # an empty list is every host
-        return bool(old) and not (new and set(new) <= set(old))
+    if path == _HOSTS:
+        return not _all_within(new, old, lambda host, allowed: host == allowed)
     if path == _ROOTS and not otherwise:
-        return bool(old) and not (new and all(any(root.is_relative_to(own) for own in old) for root in new))
+        return not _all_within(new, old, lambda root, allowed: root.is_relative_to(allowed))
     return otherwise and bool(old != new)
+
+
+def _all_within(new: Any, old: Any, is_within: Callable[[Any, Any], bool]) -> bool:
+    """Tell whether each item of the new list is within one of the old list. An empty list allows everything."""
+    if not old:
+        return True
+    if not new:
+        return False
+    return all(any(is_within(item, allowed) for allowed in old) for item in new)
 
 
 def _at(settings: BaseModel, path: tuple[str, ...]) -> Any:
     value: Any = settings
     for part in path:
-        value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else getattr(value, part, None)
+        if isinstance(value, dict):
+            value = cast("dict[str, Any]", value).get(part)
+        else:
+            value = getattr(value, part, None)
     return value
 
 
 def variable(path: Place) -> str:
-    plain = (_BARE.fullmatch(part) and part == part.lower() and "__" not in part for part in path)
-    return PREFIX + "__".join(part.upper() if fits else _quoted(part) for part, fits in zip(path, plain, strict=True))
+    """Return the variable that sets a setting: `AVA_LIMITS__RUNNING`."""
+    parts: list[str] = []
+    for part in path:
+        is_plain = _BARE.fullmatch(part) and part == part.lower() and "__" not in part
+        parts.append(part.upper() if is_plain else _quoted(part))
+    return PREFIX + "__".join(parts)
 
 
 def variable_of(path: Place, variables: Mapping[Place, str]) -> str:
     """Return the variable that holds a setting, or its table as JSON, or else that could hold it."""
-    prefixes = (path[:end] for end in range(len(path), 0, -1))
-    return next((variables[each] for each in prefixes if each in variables), variable(path))
+    for end in range(len(path), 0, -1):
+        if path[:end] in variables:
+            return variables[path[:end]]
+    return variable(path)
 
 
-def explained(
+def settings_error(
     error: ValidationError, model: type[BaseModel], origin: str | None, variables: Mapping[Place, str] | None = None
 ) -> ConfigError:
     """Return the error for an invalid setting; no origin means the environment, with its `variables`."""
-    wrong = error.errors(include_url=False)
-    first = wrong[0]
+    faults = error.errors(include_url=False)
+    first = faults[0]
     path = tuple(str(part) for part in first["loc"])
     if variables and variable_of(path[:-1], variables) in variables.values():  # a variable has the table as JSON
         origin = variable_of(path, variables)
@@ -322,21 +357,29 @@ def explained(
     elif first["type"] == "missing":
         text = f"{place} is missing; add it."
     else:
-        given = masked(first["input"]) if path == PROXY and isinstance(first["input"], str) else first["input"]
-        text = f"{place} is {shown(given)}; allowed is {_allowed(dict(first))}."
-    more = f" ({len(wrong) - 1} more after this one.)" if len(wrong) > 1 else ""
-    return ConfigError(text + more)
+        value = first["input"]
+        if path == PROXY and isinstance(value, str):
+            value = masked(value)
+        text = f"{place} is {shown(value)}; allowed is {_allowed(dict(first))}."
+    if len(faults) > 1:
+        text += f" ({len(faults) - 1} more after this one.)"
+    return ConfigError(text)
 
 
 def fields_at(model: type[BaseModel], path: Place) -> list[str]:
-    """Return no fields where the place has a value."""
+    """Return the fields of the table at a place; none where the place has a value."""
     current: Any = model
     for part in path:
-        if isinstance(current, type) and issubclass(current, BaseModel):
+        if _is_model(current):
             current = current.model_fields[part].annotation
-        else:
-            current = next((arg for arg in reversed(get_args(current)) if arg is not type(None)), None)
-    return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
+        else:  # of a union without None, or of a dict's values
+            types = [arg for arg in get_args(current) if arg is not type(None)]
+            current = types[-1] if types else None
+    return list(current.model_fields) if _is_model(current) else []
+
+
+def _is_model(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _allowed(error: dict[str, Any]) -> str:
@@ -347,7 +390,8 @@ def _allowed(error: dict[str, Any]) -> str:
     for start, text in _KINDS.items():
         if kind.startswith(start):
             return text.format(**context)
-    return str(error["msg"])[:1].lower() + str(error["msg"])[1:]
+    message = str(error["msg"])
+    return message[:1].lower() + message[1:]
 
 
 _KINDS = {

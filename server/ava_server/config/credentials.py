@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ava_roles.net.addresses import PROXY_VARIABLES, proxy_password
@@ -38,9 +39,9 @@ DIGEST_CHARS = 12
 class Credentials:
     """The keys and secrets of a process, read again when their files change.
 
-    What is redacted does not depend on what can be read: with a broken file, only what needs it stops, and the one
-    `redactor` of all runs and the service still replaces every value that this process has ever seen. The methods raise
-    AvaError: a file cannot be read or is invalid, or a variable or a name is.
+    A file that cannot be read stops only what needs it: the `redactor`, which all runs and the service share, still
+    replaces every value that this process has ever seen. The methods raise AvaError: a file cannot be read, or a file,
+    a variable or a name is invalid.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -75,23 +76,25 @@ class Credentials:
     def session_digest(self) -> str:
         """Return a hash of what a run may need of this process's settings and environment. Blocking.
 
-        It has addresses, and where there is a key for what; no key, not even as a hash.
+        It covers addresses, and where the key of each provider comes from; no key, not even as a hash.
         """
         stored, models = self._keys.current()
         addresses = provider_addresses(self._settings)
-        keys = {
-            name: _key_of(name, self._settings, stored, addresses) for name in (*PROVIDERS, *self._settings.providers)
-        }
-        given = {
+        key_places: dict[str, str] = {}
+        for name in (*PROVIDERS, *self._settings.providers):
+            key = _key_of(name, self._settings, stored, addresses)
+            if key is not None:
+                key_places[name] = key.where
+        facts = {
             "endpoint": [models.base_url, models.model, models.api_key is not None],
             "addresses": addresses,
-            "keys": {name: key.where for name, key in keys.items() if key is not None},
+            "keys": key_places,
             "key_commands": {name: command.command for name, command in self._commands.items()},
             "search": self._settings.search.model_dump(mode="json"),
             "labels": sorted(self._settings.labels),
             "sandbox": self._settings.sandbox.mode,
         }
-        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:DIGEST_CHARS]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:DIGEST_CHARS]
 
     async def refresh(self) -> None:
         """Learn what to redact from files that have changed; one that cannot be read changes nothing."""
@@ -114,15 +117,19 @@ class Credentials:
 
 def key_commands(settings: Settings, redactor: Redactor | None = None) -> dict[str, KeyCommand]:
     """Return the commands that print the keys of providers; `redactor` learns what they print."""
-    named = {name: own for name, own in settings.providers.items() if own.key_command}
-    if not named:
+    with_command = {name: own for name, own in settings.providers.items() if own.key_command}
+    if not with_command:
         return {}
     from ava_server.models.key_command import KeyCommand
 
-    def learning(name: str) -> Callable[[str], None]:
-        return lambda key: redactor.learn({name: key}) if redactor is not None else None
+    def learn(name: str, key: str) -> None:
+        if redactor is not None:
+            redactor.learn({name: key})
 
-    return {name: KeyCommand(name, own.key_command, own.key_ttl_s, learning(name)) for name, own in named.items()}
+    commands: dict[str, KeyCommand] = {}
+    for name, own in with_command.items():
+        commands[name] = KeyCommand(name, own.key_command, own.key_ttl_s, partial(learn, name))
+    return commands
 
 
 def model_settings(
@@ -134,21 +141,21 @@ def model_settings(
     """
     stored = read_keys(settings.paths.keys) if stored is None else stored
     commands = key_commands(settings) if commands is None else commands
-    names = {*KNOWN_URLS, *settings.providers}
     addresses = provider_addresses(settings)
-    providers = {
-        name: Provider(
-            base_url=_address(name, own) if (own := settings.providers.get(name)) else None,
-            api_key=key.value if (key := _key_of(name, settings, stored, addresses)) else None,
-            unused_key=why_unused(name, os.environ, addresses.get(name))
-            or _why_not_stored(name, settings, stored, addresses),
+    providers: dict[str, Provider] = {}
+    for name in sorted({*KNOWN_URLS, *settings.providers}):
+        own = settings.providers.get(name)
+        key = _key_of(name, settings, stored, addresses)
+        unused_key = why_unused(name, os.environ, addresses.get(name))
+        providers[name] = Provider(
+            base_url=_address(name, own) if own else None,
+            api_key=key.value if key else None,
+            unused_key=unused_key or _why_not_stored(name, settings, stored, addresses),
             wire=own.wire if own else None,
             streaming=own.stream if own else True,
             key_command=commands.get(name),
             price_as=own.price_as if own else {},
         )
-        for name in sorted(names)
-    }
     return ModelSettings(
         base_url=settings.model_base_url,
         api_key=settings.model_api_key.get_secret_value() if settings.model_api_key else None,
@@ -162,12 +169,16 @@ def model_settings(
 def _key_of(name: str, settings: Settings, stored: Mapping[str, Key], addresses: Mapping[str, str]) -> Key | None:
     """Return a provider's key: its own, else that of the provider whose second table it is."""
     address = addresses.get(name)
-    kept: Mapping[str, Key] = stored if _why_not_stored(name, settings, stored, addresses) is None else {}
-    own = key_among(kept, name, address)
-    if own is not None or address is None or ("providers", name, "base_url") in settings.from_environment:
+    sends_stored = _why_not_stored(name, settings, stored, addresses) is None
+    own = key_among(stored if sends_stored else {}, name, address)
+    if own is not None or address is None:
         return own
+    if ("providers", name, "base_url") in settings.from_environment:
+        return None
     seller = seller_of(name, address)
-    return None if seller is None else key_among(stored, seller, address)
+    if seller is None:
+        return None
+    return key_among(stored, seller, address)
 
 
 def _why_not_stored(
@@ -182,9 +193,12 @@ def _why_not_stored(
 
 def _address(name: str, own: ProviderSettings) -> str | None:
     """Return the address of a provider that the settings name: a server on this machine has a usual one."""
+    if own.base_url:
+        return own.base_url
     known = PROVIDERS.get(name)
-    usual = known.base_url if known is not None and known.kind == "this_machine" else None
-    return own.base_url or usual
+    if known is not None and known.kind == "this_machine":
+        return known.base_url
+    return None
 
 
 def provider_addresses(settings: Settings) -> dict[str, str]:

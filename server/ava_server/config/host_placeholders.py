@@ -33,19 +33,22 @@ def unset_unfilled(env: MutableMapping[str, str]) -> list[str]:
 
     Every start calls this first, so it imports nothing unless there is something to remove.
     """
-    names = [name for name, value in env.items() if _UNFILLED.fullmatch(value.strip())]
-    removed: list[str] = []
-    if names:
-        from ava_server.config.keys import KEY_VARIABLES
+    unfilled = [name for name, value in env.items() if _UNFILLED.fullmatch(value.strip())]
+    if not unfilled:
+        return []
+    from ava_server.config.keys import KEY_VARIABLES
 
-        for name in sorted(names):
-            optional = name in _OPTIONAL or name.startswith(_OPTIONAL_PREFIXES) or name in KEY_VARIABLES
-            if optional or (name == _DAY_CAP and env.get("AVA_HOST") == BUNDLE):  # there the default is a cap too
-                del env[name]
-                removed.append(name)
+    removed: list[str] = []
+    for name in sorted(unfilled):
+        optional = name in _OPTIONAL or name.startswith(_OPTIONAL_PREFIXES) or name in KEY_VARIABLES
+        if name == _DAY_CAP:  # in a bundle the default is a cap too
+            optional = env.get("AVA_HOST") == BUNDLE
+        if optional:
+            del env[name]
+            removed.append(name)
     return removed
 
 
 def placeholder_in(value: str) -> str | None:
-    found = _WITHIN.search(value)
-    return found[0].strip() if found else None
+    match = _WITHIN.search(value)
+    return match[0].strip() if match else None

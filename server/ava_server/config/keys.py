@@ -79,8 +79,8 @@ def find_key(
     BadInput: the name is invalid; ConfigError: the key is, or the file cannot be used.
     """
     name = provider_name(provider)
-    found = _from_environment(name, os.environ if env is None else env, addresses.get(name))
-    return found or read_keys(keys_file).get(name)
+    key = _from_environment(name, os.environ if env is None else env, addresses.get(name))
+    return key or read_keys(keys_file).get(name)
 
 
 def key_among(stored: Mapping[str, Key], provider: str, address: str | None = None) -> Key | None:
@@ -90,11 +90,13 @@ def key_among(stored: Mapping[str, Key], provider: str, address: str | None = No
 
 def key_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that hold a provider's key, each with the provider; the values are not checked."""
-    return {
-        name: KEY_VARIABLES.get(name) or name.removeprefix(OWN_PREFIX).lower()
-        for name in env
-        if name in KEY_VARIABLES or name.startswith(OWN_PREFIX)
-    }
+    providers: dict[str, str] = {}
+    for name in env:
+        if name in KEY_VARIABLES:
+            providers[name] = KEY_VARIABLES[name]
+        elif name.startswith(OWN_PREFIX):
+            providers[name] = name.removeprefix(OWN_PREFIX).lower()
+    return providers
 
 
 def list_keys(
@@ -103,7 +105,9 @@ def list_keys(
     """Return the key in force for each provider, sorted. Raises ConfigError: a key is invalid, or the file unusable."""
     env = os.environ if env is None else env
     keys = read_keys(keys_file)
-    for provider in {name for name in key_variables(env).values() if _PROVIDER.fullmatch(name)}:
+    for provider in set(key_variables(env).values()):
+        if not _PROVIDER.fullmatch(provider):
+            continue
         key = _from_environment(provider, env, addresses.get(provider))
         if key is not None:
             keys[provider] = key
@@ -166,23 +170,31 @@ def set_variables(provider: str, env: Mapping[str, str]) -> list[str]:
 
 
 def why_unused(provider: str, env: Mapping[str, str], address: str | None = None) -> str | None:
-    """Return why a provider's usual variable is set but not used, as for another `address` than its own.
+    """Return why a provider's usual variable is set but not used; None if none is set, or one is used.
 
-    Where several are set, it is the first one's reason, unless another one is used.
+    `address` is the one at which the provider is called; None for its own. Of several variables, the first one's reason
+    is returned.
     """
     reasons = [_why_unused(provider, variable, env, address) for variable in set_variables(provider, env)]
-    return reasons[0] if reasons and all(reasons) else None
+    if not reasons or None in reasons:
+        return None
+    return reasons[0]
 
 
 def _why_unused(provider: str, variable: str, env: Mapping[str, str], address: str | None) -> str | None:
-    value = env[variable].strip()
     for name in address_variables(provider):
-        given = env.get(name, "").strip()
-        if given and (server := server_of_url(given)) != server_of_url(address or PROVIDERS[provider].base_url):
+        other = env.get(name, "").strip()
+        if not other:
+            continue
+        server = server_of_url(other)
+        if server != server_of_url(address or PROVIDERS[provider].base_url):
             host = server[1] if server is not None else "another address"
             return f"{variable} is not used: {name} is set, so that key is for {host}"
+    value = env[variable].strip()
     fault = "it is a placeholder" if is_placeholder(value) else _fault(value)
-    return f"{variable} is not used, because its value is not a key: {fault}" if fault else None
+    if fault is None:
+        return None
+    return f"{variable} is not used, because its value is not a key: {fault}"
 
 
 def is_placeholder(value: str) -> bool:
@@ -192,8 +204,10 @@ def is_placeholder(value: str) -> bool:
 
 def _from_environment(provider: str, env: Mapping[str, str], address: str | None) -> Key | None:
     variable = OWN_PREFIX + provider.upper()
-    if value := env.get(variable, "").strip():
-        if fault := _fault(value):
+    value = env.get(variable, "").strip()
+    if value:
+        fault = _fault(value)
+        if fault is not None:
             raise ConfigError(f"{variable} does not hold a key: {fault}. Correct or unset it.")
         return Key(provider, variable, value)
     for usual in set_variables(provider, env):

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 _MISSING = "There is no note {}. `ava memory` lists the notes."
 
 
-def note_name(given: str) -> str:
-    """Raises BadInput: invalid; not repeated, as it may be a text or a secret given by mistake."""
-    name = given.strip().removesuffix(".md")
+def note_name(text: str) -> str:
+    """Raises BadInput for an invalid name. The error does not show it: it may be a text or a secret, by mistake."""
+    name = text.strip().removesuffix(".md")
     if not is_note_name(name):
         raise BadInput(f"A note's name has {NAME_RULE}, such as house-rules (no name of a device, such as con).")
     return name
@@ -119,7 +119,8 @@ class Notebook:
             raise BadInput(f"The name looks like a key or secret, and models read it. {instead}")
         if self._redactor.redact_values(text)[1]:
             raise BadInput(f"The text contains a key or secret that is stored here, and models read it. {instead}")
-        if shapes := self._redactor.find_shapes(text):
+        shapes = self._redactor.find_shapes(text)
+        if shapes:
             line = text.count("\n", 0, shapes[0].start) + 1
             raise BadInput(f"Line {line} looks like it has a key ({shapes[0].name}), and models read it. {instead}")
 

@@ -1,8 +1,8 @@
 """The approval PIN: its hash, the remaining tries, and the policy that goes with it.
 
-While a PIN is set the policy is `human`, whatever `config.toml` or the environment say: only who knows the PIN can
-loosen it. It protects against everything that comes through MCP, not against a program that runs as the same user and
-may write to the data root.
+While a PIN is set the policy is `human`, even if `config.toml` or the environment say otherwise: only someone who knows
+the PIN can loosen it. It protects against everything that comes through MCP, not against a program that runs as the
+same user and may write to the data root.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
 
-SHORTEST, LONGEST = 6, 64
+SHORTEST = 6
+LONGEST = 64
 TRIES = 5
 LOCKED_S = 15 * 60.0
 COST = (2**15, 8, 1)
@@ -36,7 +37,7 @@ _MEMORY = 2**26
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _StoredPin:
     """What is stored of a PIN. `locked_until` is in seconds since 1970; 0 means not locked."""
 
     salt: bytes
@@ -99,12 +100,13 @@ class PinFile:
         Each try is counted before it is checked, so there are never more than five, even with concurrent tries. The
         fifth wrong one locks the PIN for 15 minutes; then the right one is refused too.
         """
-        stored = self._counted()
+        stored = self._count_try()
         if not hmac.compare_digest(_hash(pin, stored.salt, stored.cost), stored.hash):
             left = TRIES - stored.tries
             if left <= 0:
                 raise Refused(f"That is not the PIN; it is now locked for {LOCKED_S / 60:.0f} minutes.")
-            raise Refused(f"That is not the PIN; {left} {'try is' if left == 1 else 'tries are'} left.")
+            tries_are = "try is" if left == 1 else "tries are"
+            raise Refused(f"That is not the PIN; {left} {tries_are} left.")
         self._change({"tries": 0, "locked_until": 0.0})
 
     def change(self, old: str, new: str) -> None:
@@ -118,8 +120,8 @@ class PinFile:
         self.check(pin)
         self._change(None)
 
-    def _counted(self) -> _Stored:
-        """Count a try. Raises Refused: there is no PIN, or it is locked."""
+    def _count_try(self) -> _StoredPin:
+        """Count a try, and return the PIN with it. Raises Refused: there is no PIN, or it is locked."""
         if not self.is_set:  # there may be no folder for the lock
             raise Refused(NONE_YET)
 
@@ -152,7 +154,7 @@ class PinFile:
 
         self._file.change(self._stored, edit)
 
-    def _stored(self) -> _Stored | None:
+    def _stored(self) -> _StoredPin | None:
         self._file.check_folder()
         return _read(self._file.entries(), self._file)
 
@@ -167,14 +169,14 @@ def _table(document: TOMLDocument) -> dict[str, Any]:
     return cast("dict[str, Any]", document[_TABLE])
 
 
-def _read(entries: dict[str, Any], file: PrivateFile) -> _Stored | None:
+def _read(entries: dict[str, Any], file: PrivateFile) -> _StoredPin | None:
     """Raises ConfigError: it is not as `ava pin` writes it."""
     if not entries:
         return None
     try:
         entry = entries[_TABLE]
         n, r, p = entry["cost"]
-        stored = _Stored(
+        stored = _StoredPin(
             salt=bytes.fromhex(entry["salt"]),
             hash=bytes.fromhex(entry["hash"]),
             cost=(int(n), int(r), int(p)),
@@ -208,11 +210,14 @@ def _hash(pin: str, salt: bytes, cost: tuple[int, int, int]) -> bytes:
 
 
 def refuse_weak(pin: str) -> None:
-    """Raises BadInput for a PIN, unshown, that can be guessed in five tries."""
-    if not SHORTEST <= len(pin) <= LONGEST or not pin.isprintable() or pin != pin.strip():
+    """Raises BadInput for a PIN that can be guessed in five tries; the error does not show it."""
+    has_length = SHORTEST <= len(pin) <= LONGEST
+    if not has_length or not pin.isprintable() or pin != pin.strip():
         raise BadInput(
             f"A PIN has {SHORTEST} to {LONGEST} characters, digits or others, without white space around them."
         )
     steps = {ord(after) - ord(before) for before, after in itertools.pairwise(pin)}
-    if len(set(pin)) <= 2 or (len(steps) == 1 and abs(next(iter(steps))) <= 1):
+    is_repetition = len(set(pin)) <= 2
+    is_sequence = steps in ({-1}, {0}, {1})
+    if is_repetition or is_sequence:
         raise BadInput("That PIN is too easy to guess. Choose one that is not a repetition or a sequence.")

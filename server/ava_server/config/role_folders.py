@@ -57,10 +57,12 @@ def _file(path: Path) -> PrivateFile:
 
 
 def _hashes(_folder: str, stored: object) -> dict[str, str]:
-    hashes = cast("dict[str, object]", stored) if isinstance(stored, dict) else {"": None}
-    if not all(isinstance(value, str) and _SHA256.fullmatch(value) for value in hashes.values()):
+    if not isinstance(stored, dict):
         raise ValueError
-    return cast("dict[str, str]", hashes)
+    for value in cast("dict[str, object]", stored).values():
+        if not isinstance(value, str) or not _SHA256.fullmatch(value):
+            raise ValueError
+    return cast("dict[str, str]", stored)
 
 
 OURS: Final = ".ava/roles"
@@ -76,17 +78,22 @@ class RolePlaces:
 
     root: DataRoot | None  # the data root, if there is one
     project: Path | None  # the project's folder with links resolved, if there is one
-    claude_agents: bool  # claude Code's agent files are roles as well
+    claude_agents: bool  # Claude Code's agent files are roles as well
     home: Path | None  # the user's home folder, if there is one
 
     @property
     def of_project(self) -> tuple[Folder, ...]:
-        """Before their trust is known."""
+        """The project's folders, none of whose files is trusted yet."""
         if self.project is None:
             return ()
         own = Folder(self.project / OURS, OURS, self.project, {})
-        agents = Folder(self.project / CLAUDE, CLAUDE, self.project, {}, deep=True)
-        return (own, agents) if self.claude_agents else (own,)
+        return (own, *self._agents_of_project) if self.claude_agents else (own,)
+
+    @property
+    def _agents_of_project(self) -> tuple[Folder, ...]:
+        if self.project is None:
+            return ()
+        return (Folder(self.project / CLAUDE, CLAUDE, self.project, {}, deep=True),)
 
     @property
     def of_user(self) -> tuple[Folder, ...]:
@@ -94,7 +101,9 @@ class RolePlaces:
 
     @property
     def _agents_of_user(self) -> tuple[Folder, ...]:
-        return (Folder(self.home / CLAUDE, f"~/{CLAUDE}", deep=True),) if self.home is not None else ()
+        if self.home is None:
+            return ()
+        return (Folder(self.home / CLAUDE, f"~/{CLAUDE}", deep=True),)
 
     def unread(self) -> str:
         """Return which Claude Code agents are left unread, and how to use them. Blocking.
@@ -103,14 +112,20 @@ class RolePlaces:
         """
         if self.claude_agents:
             return ""
-        of_project = replace(self, claude_agents=True).of_project[1:]
-        counts = [(folder.label, len(role_file_names(folder))) for folder in (*of_project, *self._agents_of_user)]
-        found = [f"{count} in {label}" for label, count in counts if count]
-        return f"agent files of Claude Code are not used ({', '.join(found)}); {_TO_USE}" if found else ""
+        counts: list[str] = []
+        for folder in (*self._agents_of_project, *self._agents_of_user):
+            count = len(role_file_names(folder))
+            if count:
+                counts.append(f"{count} in {folder.label}")
+        if not counts:
+            return ""
+        return f"agent files of Claude Code are not used ({', '.join(counts)}); {_TO_USE}"
 
     @property
     def _of_root(self) -> tuple[Folder, ...]:
-        return (Folder(self.root.roles, "roles of the data root"),) if self.root is not None else ()
+        if self.root is None:
+            return ()
+        return (Folder(self.root.roles, "roles of the data root"),)
 
     def look(self) -> tuple[object, ...]:
         """Return a value that changes with a role file or its trust. Blocking, but quick: no file is read."""
@@ -119,7 +134,8 @@ class RolePlaces:
             with contextlib.suppress(OSError):
                 status = self.root.trusted_roles.stat()
                 trust = (status.st_ino, status.st_size, status.st_mtime_ns)
-        return (trust, *(folder_fingerprint(folder) for folder in (*self._of_root, *self.of_project, *self.of_user)))
+        folders = (*self._of_root, *self.of_project, *self.of_user)
+        return (trust, *map(folder_fingerprint, folders))
 
     def load(self, *, by_path: bool = False) -> Catalog:
         """Read every role file. Blocking. With `by_path`, for programs, messages name files by their whole paths.
@@ -135,20 +151,22 @@ class RolePlaces:
                 problems = (Remark("trusted role files", str(error)),)
             else:
                 project = tuple(replace(folder, trusted=trusted.get(str(folder.path), {})) for folder in project)
-        folders = (*self._of_root, *project, *self.of_user)
-        catalog = Catalog.load([replace(folder, label=str(folder.path)) if by_path else folder for folder in folders])
+        folders = [*self._of_root, *project, *self.of_user]
+        if by_path:
+            folders = [replace(folder, label=str(folder.path)) for folder in folders]
+        catalog = Catalog.load(folders)
         return replace(catalog, problems=(*problems, *catalog.problems), unread=self.unread())
 
 
-def project_named(given: str, data_root: Path, home: Path) -> Path:
-    """Blocking. Raises WorkspaceRefused: the folder cannot belong to one."""
-    return project_at(given, holding=(OURS, CLAUDE), data_root=data_root, home=home)
+def project_named(folder: str, data_root: Path, home: Path) -> Path:
+    """Return the project to which a folder belongs. Blocking. Raises WorkspaceRefused: it cannot belong to one."""
+    return project_at(folder, holding=(OURS, CLAUDE), data_root=data_root, home=home)
 
 
 def workspace_of(
     settings: Settings, *, asked: str | None, client_roots: Sequence[str], cwd: Path, home: Path
 ) -> Workspace | WorkspaceRefused:
-    """Blocking."""
+    """Return the workspace of a proposal, or why it is refused. Blocking."""
     try:
         return resolve_workspace(
             asked=asked,
@@ -199,11 +217,13 @@ def places_of(
 def checkout_here() -> Path | None:
     """Return this process's checkout, or working folder, whose programs npx or direnv may put on the PATH. Blocking."""
     folder = working_folder()
-    return None if folder is None else repository_of(folder, home_folder()) or folder
+    if folder is None:
+        return None
+    return repository_of(folder, home_folder()) or folder
 
 
 def places_here(root: DataRoot | None, settings: Settings | None) -> RolePlaces:
-    """Return those of this process's working folder, even with invalid settings. Blocking."""
+    """Return the places for this process's working folder, even with invalid settings. Blocking."""
     try:
         home = Path.home()
     except RuntimeError:  # the system does not know this user

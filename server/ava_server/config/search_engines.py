@@ -44,14 +44,22 @@ ORDER = (Kagi.name, Brave.name, Searxng.name)
 
 
 def engine_title(name: str) -> str:
-    titles = {engine.name: engine.title for engine in (Kagi, Brave, Searxng)}
-    return titles.get(name) or (search_terms()[name].title if name in search_terms() else name)
+    for engine in (Kagi, Brave, Searxng):
+        if engine.name == name:
+            return engine.title
+    terms = search_terms().get(name)
+    return name if terms is None else terms.title
 
 
 def engine_of(settings: SearchSettings, stored: Mapping[str, Key], name: str | None = None) -> Engine | None:
     """Return the configured search engine, or the one of this name. Raises ConfigError: its key is invalid."""
-    wanted = [each for each in ORDER if settings.engine in ("auto", each) and name in (None, each)]
-    return next((engine for each in wanted if (engine := _engine(each, settings, stored))), None)
+    for candidate in ORDER:
+        if settings.engine not in ("auto", candidate) or name not in (None, candidate):
+            continue
+        engine = _engine(candidate, settings, stored)
+        if engine is not None:
+            return engine
+    return None
 
 
 def _engine(name: str, settings: SearchSettings, stored: Mapping[str, Key]) -> Engine | None:
@@ -60,7 +68,9 @@ def _engine(name: str, settings: SearchSettings, stored: Mapping[str, Key]) -> E
     key = key_among(stored, name)
     if key is None:
         return None
-    return Kagi(settings.kagi_url, key.value) if name == "kagi" else Brave(settings.brave_url, key.value)
+    if name == "kagi":
+        return Kagi(settings.kagi_url, key.value)
+    return Brave(settings.brave_url, key.value)
 
 
 def provider_engine(
@@ -90,7 +100,7 @@ def any_search(
 
 
 def searches_by_default(settings: SearchSettings, stored: Mapping[str, Key], models: ModelSettings) -> bool:
-    """Look up no price. Raises AvaError: no model."""
+    """Tell whether a run with the default model can search, without looking up a price. Raises AvaError: no model."""
     if engine_of(settings, stored) is not None:
         return True
     providers = configured(models)
@@ -99,7 +109,10 @@ def searches_by_default(settings: SearchSettings, stored: Mapping[str, Key], mod
     if settings.engine != "auto":
         return False
     provider = meant_by(UNNAMED, models, providers)[0].partition(":")[0]
-    return provider in providers and engine_at(providers[provider].base_url or KNOWN_URLS.get(provider)) is not None
+    if provider not in providers:
+        return False
+    address = providers[provider].base_url or KNOWN_URLS.get(provider)
+    return engine_at(address) is not None
 
 
 def search_cost(micros: int, *, capped: bool = False) -> str:
@@ -107,9 +120,9 @@ def search_cost(micros: int, *, capped: bool = False) -> str:
     if not micros:
         return "free"
     cost = format_usd(micros, exact=True)
-    return (
-        f"at most {cost} each, included in its caps" if capped else f"about {cost} each, not included in any cost cap"
-    )
+    if capped:
+        return f"at most {cost} each, included in its caps"
+    return f"about {cost} each, not included in any cost cap"
 
 
 def search_text(search: Engine | ProviderSearch) -> str:

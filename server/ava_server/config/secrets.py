@@ -21,7 +21,8 @@ from ava_server.core.files import PrivateFile
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
-SHORTEST, LONGEST = 8, 8_192
+SHORTEST = 8
+LONGEST = 8_192
 MOST_DIGITS = 6
 """A name with more digits may be a secret given by mistake."""
 
@@ -36,9 +37,9 @@ class Secret:
     set_at: str  # when it was stored, in UTC, as ISO 8601
 
 
-def secret_name(given: str) -> str:
+def secret_name(text: str) -> str:
     """Raises BadInput: it is not valid, or may be a secret itself; it is not shown."""
-    name = given.strip()
+    name = text.strip()
     if not SECRET_NAME.fullmatch(name):
         raise BadInput(
             "A secret's name has letters, digits, `_`, `.` and `-`, a letter or `_` first, at most 64 characters, such"
@@ -57,15 +58,21 @@ def may_be_secret(name: str) -> bool:
     return sum(char.isdigit() for char in name) > MOST_DIGITS or bool(key_shapes().find_shapes(name))
 
 
-def hosts_of(given: Sequence[str]) -> tuple[str, ...]:
-    """Return hosts as secrets are bound to them, each once. Raises BadInput: one of them is invalid."""
+def hosts_of(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return hosts as secrets are bound to them, each once; arguments may hold several, separated by commas.
+
+    Raises BadInput: one of them is invalid.
+    """
     hosts: list[str] = []
-    for text in (part for each in given for part in each.split(",") if part.strip()):
+    for text in ",".join(arguments).split(","):
+        if not text.strip():
+            continue
         try:
             hosts.append(bound_host(text))
         except ValueError as wrong:
-            shown = clean(text.strip())[0][:80]
-            raise BadInput(f"--for {'' if may_be_secret(shown) else repr(shown)}: {wrong}") from None
+            host = clean(text.strip())[0][:80]
+            shown = "" if may_be_secret(host) else repr(host)
+            raise BadInput(f"--for {shown}: {wrong}") from None
     return tuple(dict.fromkeys(hosts))
 
 
@@ -81,7 +88,8 @@ def set_secret(name: str, value: str, hosts: Sequence[str] | None, path: Path) -
     shown; ConfigError: the file or its folder cannot be used.
     """
     name, value = secret_name(name), value.strip()
-    if fault := _fault(value):
+    fault = _fault(value)
+    if fault is not None:
         raise BadInput(f"That cannot be the value of {name}: {fault}. Nothing was stored.")
     bound = None if hosts is None else hosts_of(hosts)
     _file(path).make_folder()

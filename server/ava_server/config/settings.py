@@ -486,12 +486,12 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
     try:
         base = Configured.model_validate(in_file)
     except ValidationError as wrong:
-        raise checks.explained(wrong, Configured, str(root.config)) from None
+        raise checks.settings_error(wrong, Configured, str(root.config)) from None
     try:
         own |= {"data_root": root.path, "for_everybody": limits_of(base), "roots_in_file": base.workspace.roots}
         settings = Settings.model_validate({**merged(in_file, in_env), **own})
     except ValidationError as wrong:
-        raise checks.explained(wrong, Configured, None, variables) from None
+        raise checks.settings_error(wrong, Configured, None, variables) from None
     checks.refuse_looser(in_env, variables, base, settings, str(root.config))
     if daily_cents is None:
         return settings

@@ -31,8 +31,10 @@ CODE_US = 10 * 60 * 1_000_000
 """How long a one-time code can be used."""
 SESSION_US = 12 * 3_600 * 1_000_000
 """How long a browser stays signed in."""
-MOST, MOST_OF_USER = 500, 25
-"""Most codes and sessions that are stored, in all and of a user, and as many challenges; their oldest make room."""
+MOST_STORED = 500
+"""How many codes and sessions are stored, and as many challenges; the oldest make room."""
+MOST_OF_USER = 25
+"""How many of these are stored of one user."""
 _BYTES = 32
 _LONGEST = 100
 
@@ -62,14 +64,18 @@ class BrowserSession:
     @property
     def only(self) -> frozenset[str]:
         """The only proposals that a session shows and decides on; empty is everything."""
-        return frozenset((self.name or "").split()) if self.kind == "session" else frozenset()
+        if self.kind != "session":
+            return frozenset()
+        return frozenset((self.name or "").split())
 
     @property
     def sort(self) -> str:
-        """Among which others it is counted: challenges, what a proposal's link stands for, or the rest."""
+        """With which others it is counted: challenges, what a proposal's link stands for, or the rest."""
         if self.kind == "challenge":
-            return self.kind
-        return "link" if self.kind in ("code", "session") and self.name is not None else "own"
+            return "challenge"
+        if self.kind in ("code", "session") and self.name is not None:
+            return "link"
+        return "own"
 
     @property
     def is_valid(self) -> bool:
@@ -101,16 +107,17 @@ class BrowserSessions:
         return self._make("code", user, CODE_US, terminal=terminal, name=" ".join(only) or None)
 
     def linked(self, *, opened: bool) -> frozenset[str]:
-        """Return the proposals with a link that can be used; with `opened`, or that was opened a short time ago.
+        """Return the proposals with a link that can be used; with `opened`, also one that was opened a short time ago.
 
-        Whoever opened it may have been a program that shows a preview, and not the person.
+        A program that shows a preview may have opened it, and not the person.
         """
-        since_us, found = now_us() - CODE_US, set[str]()
-        for each in self._read().values():
-            counts = each.kind == "code" or opened
-            if each.sort == "link" and counts and each.created_us > since_us:
-                found.update((each.name or "").split())
-        return frozenset(found)
+        since_us = now_us() - CODE_US
+        proposals: set[str] = set()
+        for stored in self._read().values():
+            counts = stored.kind == "code" or opened
+            if stored.sort == "link" and counts and stored.created_us > since_us:
+                proposals.update((stored.name or "").split())
+        return frozenset(proposals)
 
     def issue_passkey_code(self, user: str, name: str) -> str:
         """Return a one-time code with which a user can add one passkey."""
@@ -118,15 +125,19 @@ class BrowserSessions:
 
     def passkey_code(self, code: str, user: str) -> BrowserSession | None:
         """Return what a code for adding a passkey stands for; None if it is not valid for this user."""
-        found = self._stored(hash_of(code)) if _fits(code) else None
-        return found if found is not None and _is_passkey_code(found, user) else None
+        stored = self._stored(hash_of(code)) if _has_form(code) else None
+        if stored is None or not _is_passkey_code(stored, user):
+            return None
+        return stored
 
     def take_passkey_code(self, code: str, user: str) -> BrowserSession | None:
         """Use up a code for adding a passkey; None if it is not valid for this user."""
         if self.passkey_code(code, user) is None:
             return None
-        found = self._take(code, "passkey")
-        return found if found is not None and _is_passkey_code(found, user) else None
+        stored = self._take(code, "passkey")
+        if stored is None or not _is_passkey_code(stored, user):
+            return None
+        return stored
 
     def issue_challenge(self, user: str, purpose: str, life_us: int) -> str:
         """Return a challenge for one purpose. Raises ConfigError: it cannot be stored."""
@@ -134,8 +145,8 @@ class BrowserSessions:
 
     def take_challenge(self, challenge: str) -> str | None:
         """Use up a challenge, and return what it was for; None if it is not valid."""
-        found = self._take(challenge, "challenge")
-        return None if found is None else found.name
+        stored = self._take(challenge, "challenge")
+        return None if stored is None else stored.name
 
     def open(self, user: str, *, token: str | None = None, terminal: bool = False, only: str | None = None) -> str:
         """Return the value of the new session's cookie."""
@@ -143,17 +154,17 @@ class BrowserSessions:
 
     def redeem(self, code: str) -> str | None:
         """Exchange a code for a session, once, and return the value of its cookie; None if the code is not valid."""
-        found = self._take(code, "code")
-        return None if found is None else self.open(found.user, terminal=found.terminal, only=found.name)
+        stored = self._take(code, "code")
+        if stored is None:
+            return None
+        return self.open(stored.user, terminal=stored.terminal, only=stored.name)
 
     def find(self, cookie: str) -> BrowserSession | None:
-        found = self._stored(hash_of(cookie)) if _fits(cookie) else None
-        return found if found is not None and found.kind == "session" and found.is_valid else None
+        return _valid_session(self._stored(hash_of(cookie)) if _has_form(cookie) else None)
 
     def current(self, hashed: str) -> BrowserSession | None:
         """Return None if it has ended. Raises ConfigError: the file cannot be read."""
-        found = self._watched.current().get(hashed)
-        return found if found is not None and found.kind == "session" and found.is_valid else None
+        return _valid_session(self._watched.current().get(hashed))
 
     def end(self, hashed: str) -> None:
         """Raises ConfigError: the file cannot be read or written."""
@@ -161,24 +172,26 @@ class BrowserSessions:
 
     def end_all(self) -> int:
         """Make all codes useless too, and return how many sessions there were."""
-        ended = [each for each in self._read().values() if each.kind == "session" and each.is_valid]
+        ended = sum(_valid_session(stored) is not None for stored in self._read().values())
         if self._read():
             self._change(lambda document: document.clear())
-        return len(ended)
+        return ended
 
     def _take(self, text: str, kind: str) -> BrowserSession | None:
-        hashed = hash_of(text) if _fits(text) else ""
-        taken: list[BrowserSession] = []
+        """Remove a code or challenge, and return what it stands for; None if there is none, or it has expired."""
+        hashed = hash_of(text) if _has_form(text) else ""
+        removed: BrowserSession | None = None
 
         def edit(document: MutableMapping[str, Any]) -> None:
-            found = self._read().get(hashed)
-            if found is not None and found.kind == kind:
+            nonlocal removed
+            stored = self._read().get(hashed)
+            if stored is not None and stored.kind == kind:
                 del document[hashed]
-                taken.append(found)
+                removed = stored
 
         if self._stored(hashed) is not None:
             self._change(edit)
-        return taken[0] if taken and taken[0].is_valid else None
+        return _if_valid(removed)
 
     def _make(
         self,
@@ -191,29 +204,38 @@ class BrowserSessions:
         name: str | None = None,
     ) -> str:
         text, now = secrets.token_urlsafe(_BYTES), now_us()
-        made = BrowserSession(hash_of(text), kind, user, token, terminal, now, now + life_us, name)
+        new = BrowserSession(hash_of(text), kind, user, token, terminal, now, now + life_us, name)
         self._file.make_folder()
 
         def edit(document: MutableMapping[str, Any]) -> None:
-            stored = sorted((each for each in self._read().values() if each.is_valid), key=lambda each: each.created_us)
-            # Challenges come and go, and a model can make any number of links: neither may take a session's place.
-            kept = {each.hash for each in stored if each.sort != made.sort}
-            alike = [each for each in stored if each.sort == made.sort]
-            too_many = [each for each in alike if each.user == user][: -(MOST_OF_USER - 1)]
-            kept |= {each.hash for each in [each for each in alike if each not in too_many][-(MOST - 1) :]}
-            for name in document.keys() - kept:
+            for name in document.keys() - self._hashes_beside(new):
                 del document[name]
-            fields = {name: value for name, value in asdict(made).items() if value is not None}
+            fields = {name: value for name, value in asdict(new).items() if value is not None}
             del fields["hash"]
-            document[made.hash] = fields
+            document[new.hash] = fields
 
         self._change(edit)
         return text
 
+    def _hashes_beside(self, new: BrowserSession) -> set[str]:
+        """Return the hashes of what stays stored when a new one is added: the oldest of its sort make room.
+
+        Challenges come and go, and a model can make any number of links: neither may take a session's place.
+        """
+        valid = [stored for stored in self._read().values() if stored.is_valid]
+        valid.sort(key=lambda stored: stored.created_us)
+        others = [stored for stored in valid if stored.sort != new.sort]
+        alike = [stored for stored in valid if stored.sort == new.sort]
+        surplus = [stored for stored in alike if stored.user == new.user][: -(MOST_OF_USER - 1)]
+        alike = [stored for stored in alike if stored not in surplus]
+        return {stored.hash for stored in (*others, *alike[-(MOST_STORED - 1) :])}
+
     def _stored(self, hashed: str) -> BrowserSession | None:
         """Return what has this hash, even if another server has just stored it."""
-        found = self._watched.current().get(hashed)
-        return self._watched.current().get(hashed) if found is None and self._watched.look_again() else found
+        stored = self._watched.current().get(hashed)
+        if stored is None and self._watched.look_again():
+            return self._watched.current().get(hashed)
+        return stored
 
     def _change(self, edit: Callable[[MutableMapping[str, Any]], Any]) -> None:
         self._file.change(self._read, edit)
@@ -232,11 +254,24 @@ def _session(name: str, stored: object) -> BrowserSession:
     return BrowserSession(hash=name, **entry.model_dump())
 
 
-def _is_passkey_code(found: BrowserSession, user: str) -> bool:
-    return found.kind == "passkey" and found.user == user and found.name is not None and found.is_valid
+def _if_valid(stored: BrowserSession | None) -> BrowserSession | None:
+    if stored is None or not stored.is_valid:
+        return None
+    return stored
 
 
-def _fits(text: str) -> bool:
+def _valid_session(stored: BrowserSession | None) -> BrowserSession | None:
+    if stored is None or stored.kind != "session":
+        return None
+    return _if_valid(stored)
+
+
+def _is_passkey_code(code: BrowserSession, user: str) -> bool:
+    return code.kind == "passkey" and code.user == user and code.name is not None and code.is_valid
+
+
+def _has_form(text: str) -> bool:
+    """Tell whether a text may be a code or a cookie: then it is looked up by its hash."""
     return 0 < len(text) <= _LONGEST and text.isascii()
 
 
@@ -330,8 +365,10 @@ class Passkeys:
 
     def remove(self, user: str, name: str) -> Passkey | None:
         """Return None if there is none of this name."""
-        found = next((each for each in self.of(user) if each.name == name), None)
-        return None if found is None else self._file.remove(found.id, self._read)
+        for passkey in self.of(user):
+            if passkey.name == name:
+                return self._file.remove(passkey.id, self._read)
+        return None
 
     def _read(self) -> dict[str, Passkey]:
         return self._file.read(_passkey, "ava passkey add")
@@ -342,9 +379,9 @@ def new_passkey(user: str, name: str, host: str, credential: bytes, public_key: 
     return Passkey(passkey_name(name), user, host, credential, public_key, counter, now_us())
 
 
-def passkey_name(given: str) -> str:
+def passkey_name(text: str) -> str:
     """Raises BadInput: it is invalid."""
-    name = given.strip()
+    name = text.strip()
     if not NAME.fullmatch(name):
         raise BadInput(
             "A passkey's name has letters, digits, `_`, `.` and `-`, a letter first, and at most 64 characters, such"
@@ -368,9 +405,10 @@ def _passkey(name: str, stored: object) -> Passkey:
     from ava_server.config.entries import PasskeyEntry
 
     entry = PasskeyEntry.model_validate(stored)  # a ValidationError is a ValueError, and so is what base64 raises
-    credential, public_key = (base64.b64decode(text, validate=True) for text in (entry.credential, entry.public_key))
+    credential = base64.b64decode(entry.credential, validate=True)
+    public_key = base64.b64decode(entry.public_key, validate=True)
     fields = entry.model_dump(exclude={"credential", "public_key"})
-    found = Passkey(credential=credential, public_key=public_key, **fields)
-    if found.id != name or not credential or not NAME.fullmatch(found.name):
+    passkey = Passkey(credential=credential, public_key=public_key, **fields)
+    if passkey.id != name or not credential or not NAME.fullmatch(passkey.name):
         raise ValueError
-    return found
+    return passkey

@@ -31,7 +31,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 BEGINS = "avatok_"
 """How every token begins, so that it is recognised and redacted wherever it appears."""
 OF_THIS_MACHINE = "local-"
-"""How the names of tokens begin that `ava connect` makes for hosts on this machine."""
+"""How the name of a token begins that `ava connect` makes for hosts on this machine."""
 LOCK_S = 5.0
 """Seconds for which a command waits for another one that makes the token of this machine's hosts."""
 _BYTES = 32
@@ -90,33 +90,39 @@ class TokenFile:
     def any(self) -> bool:
         return any(not token.expired() for token in self._file.current().values())
 
-    def find(self, given: str) -> Token | None:
+    def find(self, text: str) -> Token | None:
         """Return None if it is unknown, revoked or expired."""
-        found = self.known(given)
-        return self.known(given) if found is None and self._file.look_again() else found
+        token = self.known(text)
+        if token is None and self._file.look_again():
+            return self.known(text)
+        return token
 
-    def known(self, given: str) -> Token | None:
+    def known(self, text: str) -> Token | None:
         """Do what `find` does, without a token that another server has made in this second.
 
         All hashes are compared, each in constant time, so the time says nothing about a stored token.
         """
         stored = self._file.current()
-        if len(given) > _LONGEST or not given.isascii():
+        if len(text) > _LONGEST or not text.isascii():
             return None
-        hashed = hash_of(given)
-        found: Token | None = None
+        hashed = hash_of(text)
+        match: Token | None = None
         for token in stored.values():
             if hmac.compare_digest(token.hash, hashed):
-                found = token
-        return None if found is None or found.expired() else found
+                match = token
+        if match is None or match.expired():
+            return None
+        return match
 
     def holds(self, token: Token) -> bool:
         """Tell whether a token is still valid and unchanged; not if the file cannot be read. Blocking."""
         return self._readable().get(token.name) == token and not token.expired()
 
     def with_id(self, token_id: str) -> Token | None:
-        found = (stored for stored in self._file.current().values() if stored.id == token_id and not stored.expired())
-        return next(found, None)
+        for token in self._file.current().values():
+            if token.id == token_id and not token.expired():
+                return token
+        return None
 
     def holds_id(self, token_id: str) -> bool:
         """Tell whether there is a token of this id; False if the file cannot be read. Blocking."""
@@ -188,10 +194,10 @@ def host_token(root: DataRoot) -> tuple[str, Token | None]:
         if text and TokenFile(root.tokens_file).find(text) is not None:
             return text, None
         name = f"{OF_THIS_MACHINE}{secrets.token_hex(3)}"
-        made, text = create_token(root.tokens_file, name, os_user(), ("spawn", "read"), None)
+        token, text = create_token(root.tokens_file, name, os_user(), ("spawn", "read"), None)
         root.local_token.unlink(missing_ok=True)
         create_file(root.local_token, f"{text}\n".encode(), 0o600)
-        return text, made
+        return text, token
 
 
 def revoke_token(path: Path, name: str) -> Token | None:
@@ -199,41 +205,45 @@ def revoke_token(path: Path, name: str) -> Token | None:
     return _file(path).remove(token_name(name), lambda: read_tokens(path))
 
 
-def token_name(given: str) -> str:
+def token_name(text: str) -> str:
     """Raises BadInput: it is invalid, or may be a token itself; it is not shown."""
     rule = "letters, digits, `_`, `.` and `-`, a letter first, at most 64 characters and no more than 6 digits"
-    return _checked(given, NAME, f"A token's name has {rule}, such as laptop. Ava makes the token itself.")
+    return _parse_name(text, NAME, f"A token's name has {rule}, such as laptop. Ava makes the token itself.")
 
 
-def user_name(given: str) -> str:
+def user_name(text: str) -> str:
     """Raises BadInput: it is invalid."""
     rule = "letters, digits, `_`, `.`, `@`, `+` and `-`, at most 64 characters and no more than 6 digits"
-    return _checked(given, _USER, f"A user's name has {rule}, such as ana or ana@example.org.")
+    return _parse_name(text, _USER, f"A user's name has {rule}, such as ana or ana@example.org.")
 
 
-def _checked(given: str, form: re.Pattern[str], otherwise: str) -> str:
-    name = given.strip()
+def _parse_name(text: str, form: re.Pattern[str], error: str) -> str:
+    name = text.strip()
     if not form.fullmatch(name) or name.startswith(BEGINS) or may_be_secret(name):
-        raise BadInput(otherwise)
+        raise BadInput(error)
     return name
 
 
-def scopes_in(given: Sequence[str]) -> tuple[Scope, ...]:
+def scopes_in(arguments: Sequence[str]) -> tuple[Scope, ...]:
     """Return scopes that were given one by one or separated by commas. Raises BadInput: one of them does not exist."""
-    names = [name.strip() for part in given for name in part.split(",") if name.strip()]
-    for name in names:
+    scopes: dict[str, None] = {}
+    for text in ",".join(arguments).split(","):
+        name = text.strip()
+        if not name:
+            continue
         if name not in SCOPES:
             raise BadInput(f"--scope: there is no scope {name[:40]!r}; there are {', '.join(SCOPES)}")
-    return cast("tuple[Scope, ...]", tuple(dict.fromkeys(names)))
+        scopes[name] = None
+    return cast("tuple[Scope, ...]", tuple(scopes))
 
 
-def expiry(given: str | None, now_us: int) -> int | None:
+def expiry(duration: str | None, now_us: int) -> int | None:
     """Return when a token expires that is valid for `90d`, `12h` or `30m`; None: never. Raises BadInput."""
-    if given is None:
+    if duration is None:
         return None
-    match = _LIFE.fullmatch(given.strip().lower())
+    match = _LIFE.fullmatch(duration.strip().lower())
     if match is None:
-        raise BadInput(f"--expires: {given[:40]!r} is not a duration; write it like 90d, 12h or 30m")
+        raise BadInput(f"--expires: {duration[:40]!r} is not a duration; write it like 90d, 12h or 30m")
     return now_us + int(match[1]) * _SECONDS[match[2]] * 1_000_000
 
 

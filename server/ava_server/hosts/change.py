@@ -51,7 +51,7 @@ class Change:
         return self.before == self.after
 
 
-def adding(host: Host, name: str, launch: Launch, path: Path) -> Change:
+def change_to_add(host: Host, name: str, launch: Launch, path: Path) -> Change:
     """Return the change that adds Ava, or renews its entry. Raises ConfigError: impossible, or not Ava's."""
     file = Configuration.read(path, host.format)
     before, where = file.text, place_of(file, host, name)
@@ -85,7 +85,7 @@ def adding(host: Host, name: str, launch: Launch, path: Path) -> Change:
     return Change(path, file.target, before, file.text, tuple(lines), tuple(notes))
 
 
-def removing(host: Host, name: str, path: Path) -> Change:
+def change_to_remove(host: Host, name: str, path: Path) -> Change:
     """Return the change that removes the server, to exactly the text from before Ava was added, if nobody changed that.
 
     Raises ConfigError: the configuration cannot be changed, or the server of that name is not Ava.
@@ -145,18 +145,23 @@ def apply(change: Change) -> Path | None:
 
 def is_ours(entry: object) -> bool:
     """Tell whether a server's entry starts Ava, directly or through a program such as uvx."""
-    words = _words(entry)
-    stems = [PureWindowsPath(word).stem for word in words]
+    stems = [PureWindowsPath(word).stem for word in _words(entry)]
     if {"serve", "connect"}.isdisjoint(stems):
         return False
-    return stems[0] in _OURS or (stems[0].rstrip("0123456789.") in _STARTERS and not _OURS.isdisjoint(stems[1:]))
+    program, *arguments = stems
+    if program in _OURS:
+        return True
+    is_starter = program.rstrip("0123456789.") in _STARTERS
+    return is_starter and not _OURS.isdisjoint(arguments)
 
 
 def is_remote(entry: object) -> bool:
     """Tell whether an entry connects to an Ava on another machine: it takes the token from where Ava says."""
     table = fields_of(entry)
-    given = str(fields_of(table.get("headers")).get("Authorization"))
-    return table.get("bearer_token_env_var") == TOKEN or bool(_TOKEN_REFERENCE.fullmatch(given))
+    if table.get("bearer_token_env_var") == TOKEN:
+        return True
+    authorization = str(fields_of(table.get("headers")).get("Authorization"))
+    return _TOKEN_REFERENCE.fullmatch(authorization) is not None
 
 
 @dataclass(frozen=True)
@@ -173,10 +178,12 @@ class Server:
 def servers_of(host: Host, path: Path) -> list[Server]:
     """Return the servers that are Ava. Raises ConfigError: the configuration cannot be read."""
     table = Configuration.read(path, host.format, to_change=False).get((host.servers,))
-    servers = [*fields_of(table).values(), *as_list(table)]
-    return [
-        Server(_words(entry)[0], _keys_without_address(host, fields_of(entry))) for entry in servers if is_ours(entry)
-    ]
+    servers: list[Server] = []
+    for entry in (*fields_of(table).values(), *as_list(table)):
+        if is_ours(entry):
+            command = _words(entry)[0]
+            servers.append(Server(command, _keys_without_address(host, fields_of(entry))))
+    return servers
 
 
 def place_of(file: Configuration, host: Host, name: str) -> Steps:
@@ -195,28 +202,40 @@ def _keys_without_address(host: Host, entry: Mapping[str, object]) -> dict[str, 
 
     Without those, Ava cannot tell a gateway's key from the provider's. A key that is written into the entry is Ava's.
     """
-    names, table = as_list(entry.get("env_vars")), fields_of(entry.get(host.env))
-    passed = {str(one if (fields := as_object(one)) is None else fields.get("name")) for one in names}
-    passed |= {name for name, value in table.items() if name in str(value)}
-    missing = {
-        key: tuple(name for name in address_variables(provider) if name not in passed and name not in table)
-        for key, provider in KEY_VARIABLES.items()
-        if key in passed
-    }
-    return {key: names for key, names in missing.items() if names}
+    table = fields_of(entry.get(host.env))
+    passed: set[str] = set()
+    for variable in as_list(entry.get("env_vars")):
+        fields = as_object(variable)
+        passed.add(str(variable if fields is None else fields.get("name")))
+    for name, value in table.items():
+        if name in str(value):  # such as `"KEY": "${KEY}"`
+            passed.add(name)
+    keys: dict[str, tuple[str, ...]] = {}
+    for key, provider in KEY_VARIABLES.items():
+        if key not in passed:
+            continue
+        missing = [name for name in address_variables(provider) if name not in passed and name not in table]
+        if missing:
+            keys[key] = tuple(missing)
+    return keys
 
 
 def _words(entry: object) -> list[str]:
+    """Return the command line of an entry; empty if it has none that can be read."""
     table = fields_of(entry)
-    if isinstance(helper := table.get("headersHelper"), str):
+    helper = table.get("headersHelper")
+    if isinstance(helper, str):
         try:
             return [word for word in shlex.split(helper) if not _VARIABLE.match(word)]
         except ValueError:  # an open quotation mark
             return []
-    words: list[object] = []
+    words: list[str] = []
     for part in (table.get("command", table.get("cmd")), table.get("args", [])):
-        words += as_list(part) if isinstance(part, list) else [part]
-    return [word for word in words if isinstance(word, str)] if all(isinstance(word, str) for word in words) else []
+        for word in as_list(part) if isinstance(part, list) else [part]:
+            if not isinstance(word, str):
+                return []
+            words.append(word)
+    return words
 
 
 def _added(file: Configuration, host: Host, name: str, entry: dict[str, Any]) -> list[str]:
@@ -253,7 +272,8 @@ def _renewed(file: Configuration, host: Host, where: Steps, launch: Launch) -> t
     notes: list[str] = []
     if started_by in _OURS or "ava_server" in _words(old):
         other_way = ("headersHelper" in old) != ("headersHelper" in entry)
-        wanted |= {(*where, key): entry[key] for key in (*_START, *(["type"] if other_way else [])) if key in entry}
+        keys = (*_START, "type") if other_way else _START
+        wanted |= {(*where, key): entry[key] for key in keys if key in entry}
         for key in _START:
             if key in old and key not in entry:
                 file.remove((*where, key))
@@ -288,8 +308,8 @@ def text_before(
 ) -> str | None:
     """Return a file's text from before something was added, if that is certain, else its present text.
 
-    It is certain if `add`, which tells whether something was missing, applied to a backup (`before`) or to no file,
-    gives exactly the text before the removal.
+    `add` makes the addition again, in a configuration, and tells whether something was missing. A backup, or no file at
+    all, is certainly the text from before if adding to it gives exactly `before`, the text before the removal.
     """
     texts: list[str | None] = [None]
     for backup in sorted(file.target.parent.glob(f"{file.target.name}.{BACKUP}-*"), reverse=True):
@@ -324,7 +344,8 @@ def _lines(host: Host, path: Steps, value: Any) -> list[str]:
 def _back_up(target: Path, data: bytes, mode: int) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     for number in itertools.count():
-        path = target.with_name(f"{target.name}.{BACKUP}-{stamp}{f'-{number}' if number else ''}")
+        ending = f"-{number}" if number else ""
+        path = target.with_name(f"{target.name}.{BACKUP}-{stamp}{ending}")
         try:
             create_file(path, data, mode)
         except FileExistsError:
@@ -341,7 +362,7 @@ def _discard(backup: Path | None) -> None:
 QUIET_TOOLS = ("spawn_subagent", "check_subagent", "read_ava_logs")
 
 
-def allowing(host: Host, name: str, config: Path, place: UserPlace) -> Change | None:
+def change_to_allow(host: Host, name: str, config: Path, place: UserPlace) -> Change | None:
     """Return None if there is no place for the rules. Raises ConfigError."""
     if host.tool_rules is None:
         return None
@@ -353,7 +374,7 @@ def allowing(host: Host, name: str, config: Path, place: UserPlace) -> Change | 
     return Change(file.path, file.target, before, file.text, tuple(lines))
 
 
-def forgetting(host: Host, name: str, config: Path, place: UserPlace) -> Change | None:
+def change_to_forget(host: Host, name: str, config: Path, place: UserPlace) -> Change | None:
     """Return the change that removes exactly these rules, to the text from before if nobody changed that.
 
     Raises ConfigError: the file cannot be read or changed; it is left alone.
@@ -380,8 +401,10 @@ def forgetting(host: Host, name: str, config: Path, place: UserPlace) -> Change 
 
 
 def _stands(file: Configuration, rule: Rule) -> bool:
-    found = file.get(rule.place)
-    return (isinstance(found, list) and rule.value in found) if rule.listed else found == rule.value
+    value = file.get(rule.place)
+    if rule.listed:
+        return isinstance(value, list) and rule.value in value
+    return bool(value == rule.value)
 
 
 def _read(rules: ToolRules, config: Path, place: UserPlace) -> Configuration:
@@ -389,7 +412,10 @@ def _read(rules: ToolRules, config: Path, place: UserPlace) -> Configuration:
 
 
 def _add(file: Configuration, rules: ToolRules, name: str) -> list[str]:
-    """Add missing rules, where nothing else stands, and return their lines. Raises ConfigError: a list is none."""
+    """Add the missing rules where there is no other value, and return their lines.
+
+    Raises ConfigError: the value of a place that should be a list is not one.
+    """
     added: list[Rule] = []
     for rule in rules.of(name, QUIET_TOOLS):
         found = file.get(rule.place)

@@ -84,9 +84,9 @@ def client_of(name: str | None, version: str | None = None) -> McpClient:
 
 
 @lru_cache(256)
-def _client_of(given: str, version: str) -> McpClient:
+def _client_of(name: str, version: str) -> McpClient:
     for client in known_clients():
-        if given.startswith(tuple(map(str.lower, client.names))):
+        if name.startswith(tuple(map(str.lower, client.names))):
             if version_numbers(version) >= version_numbers(client.since):
                 return client
             return replace(UNKNOWN, id=client.id, title=client.title, names=client.names)
@@ -126,5 +126,9 @@ class ConnectedHost:
         """
         if self.forms or self.client.shows_approval:
             return "ask", 'approval = "by_host"'
-        who = self.client.title if self.client.names else f"the host {(self.name or 'without a name')[:40]!r}"
+        if self.client.names:
+            who = self.client.title
+        else:
+            name = (self.name or "without a name")[:40]
+            who = f"the host {name!r}"
         return "human", f'approval = "by_host", and {who} is not known to show you what it starts'

@@ -106,7 +106,7 @@ class Yaml:
             raise ValueError(" ".join(str(wrong).split())[:200]) from None
 
     def put(self, text: str, path: KeyPath, value: Any) -> str:
-        """As lines of their own, behind what their parent has."""
+        """Add the value as lines of its own, after the other values of its parent."""
         try:
             at(self.parse(text), path)
         except LookupError:
@@ -148,8 +148,11 @@ class Yaml:
         parent, depth = self._deepest(text, path)
         if parent is None or depth != len(path) - 1:
             return False
-        found = next((value for key, value in parent.value if key.value == path[-1]), None)
-        return found is not None and not found.value and "#" not in _LINE.findall(text)[found.start_mark.line]
+        for key, value in parent.value:
+            if key.value == path[-1]:
+                line = _LINE.findall(text)[value.start_mark.line]
+                return not value.value and "#" not in line
+        return False
 
     def shown(self, path: KeyPath, value: Any) -> list[str]:
         return self.put("", [0 if isinstance(step, int) else step for step in path], value).splitlines()
@@ -158,16 +161,19 @@ class Yaml:
         """Return the deepest table or list on the way to a place, and how many steps lead to it."""
         import yaml
 
-        node, depth = yaml.compose(text, Loader=yaml.SafeLoader), 0
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        depth = 0
         while node is not None and depth < len(path) - 1:
-            step, below = path[depth], None
+            step = path[depth]
+            child: Any = None
             if isinstance(node, yaml.MappingNode):
-                below = next((value for key, value in node.value if key.value == step), None)
+                child = next((value for key, value in node.value if key.value == step), None)
             elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-                below = node.value[step]
-            if not isinstance(below, yaml.CollectionNode) or not below.value:
+                child = node.value[step]
+            if not isinstance(child, yaml.CollectionNode) or not child.value:
                 break
-            node, depth = below, depth + 1
+            node = child
+            depth += 1
         return node, depth
 
 

@@ -32,10 +32,16 @@ class Json:
 
     def parse(self, text: str) -> Any:
         """A blank text is an empty object. Raises ValueError: it is not JSON; says where."""
-        source = _Source(text)
-        plain = source.plain if self.trailing_commas else source.bare if self.comments else text
+        if self.trailing_commas:
+            plain = _Source(text).plain
+        elif self.comments:
+            plain = _Source(text).bare
+        else:
+            plain = text
+        if not plain.strip(_BLANK):
+            return {}
         try:
-            return json.loads(plain) if plain.strip(_BLANK) else {}
+            return json.loads(plain)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
 
@@ -105,15 +111,23 @@ class _Source:
 
     @cached_property
     def bare(self) -> str:
-        return _TEXT_OR_COMMENT.sub(
-            lambda found: found[0] if found[0][0] == '"' else re.sub(r"[^\r\n]", " ", found[0]), self.text
-        )
+        """The text without comments."""
+
+        def blank(match: re.Match[str]) -> str:
+            piece = match[0]
+            return piece if piece.startswith('"') else re.sub(r"[^\r\n]", " ", piece)
+
+        return _TEXT_OR_COMMENT.sub(blank, self.text)
 
     @cached_property
     def plain(self) -> str:
-        return _TEXT_OR_TRAILING_COMMA.sub(
-            lambda found: found[0] if found[0][0] == '"' else f"{found[0][:-1]} ", self.bare
-        )
+        """The text without comments and trailing commas."""
+
+        def blank(match: re.Match[str]) -> str:
+            piece = match[0]
+            return piece if piece.startswith('"') else f"{piece[:-1]} "
+
+        return _TEXT_OR_TRAILING_COMMA.sub(blank, self.bare)
 
     @property
     def root(self) -> _Box:

@@ -38,8 +38,12 @@ def launch(workspace: str | None = None, env: Mapping[str, str] | None = None) -
     variables: dict[str, str] = {}
     if any(env.get(name, "").strip() for name in _PLACES):
         variables["AVA_DATA_ROOT"] = str(find_data_root(env=env).path)
-    variables.update({name: value for name in _MODEL if (value := env.get(name, "").strip())})
-    if endpoint := variables.get("AVA_MODEL_BASE_URL"):
+    for name in _MODEL:
+        value = env.get(name, "").strip()
+        if value:
+            variables[name] = value
+    endpoint = variables.get("AVA_MODEL_BASE_URL")
+    if endpoint:
         try:
             http_url(endpoint)
         except ValueError as wrong:
@@ -51,7 +55,9 @@ def launch(workspace: str | None = None, env: Mapping[str, str] | None = None) -
 
 def _launch() -> Launch:
     command = Path(sys.executable).with_name("ava.exe" if sys.platform == "win32" else "ava")
-    return Launch(str(command)) if command.exists() else Launch(sys.executable, (*MODULE_ARGS, "serve"))
+    if command.exists():
+        return Launch(str(command))
+    return Launch(sys.executable, (*MODULE_ARGS, "serve"))
 
 
 def terminal_command(data_root: Path, *words: str) -> str:
@@ -86,17 +92,17 @@ def over_http(host: Host, started: Launch, port: int) -> Host:
     return replace(host, entry=connects)
 
 
-def _folder(given: str) -> Path:
+def _folder(text: str) -> Path:
     try:
-        path = absolute_folder(Path(given)).resolve()
+        path = absolute_folder(Path(text)).resolve()
     except ValueError as wrong:
-        raise BadInput(f"--workspace is {given!r}; allowed is {wrong}.") from None
+        raise BadInput(f"--workspace is {text!r}; allowed is {wrong}.") from None
     if not path.is_dir():
         raise BadInput(f"--workspace: there is no folder {path}.")
     return path
 
 
-def passing(prefix: Path) -> str:
+def why_temporary(prefix: Path) -> str:
     """Return why a Python environment is temporary, or empty text."""
     if in_uv_cache(prefix) or ".cache" in prefix.resolve().parts:
         return "that is a cache, which is cleared from time to time"

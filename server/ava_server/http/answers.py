@@ -119,62 +119,63 @@ async def answer_approvals(app: App, scope: Scope, receive: Receive, send: Send)
 
 async def _answer_approval(app: App, token: Token, request: Request) -> Response:
     if request.method == "GET":
-        return await _asked_about_decisions(app, token, request)
+        return await _answer_decision_request(app, token, request)
     if request.method == "POST" and request.url.path == WAITING.path:
-        return await _decided(app, token, request)
+        return await _decide(app, token, request)
     return Response(status_code=405, headers={"Allow": "GET, POST"})
 
 
-async def _asked_about_decisions(app: App, token: Token, request: Request) -> Response:
-    found, in_path = requests.find_request(DECISIONS, request.url.path, request.query_params)
-    if found is None:
+async def _answer_decision_request(app: App, token: Token, request: Request) -> Response:
+    decision_request, in_path = requests.find_request(DECISIONS, request.url.path, request.query_params)
+    if decision_request is None:
         return error_response(404, "Not found. See docs/http.md for the paths.", error="not found")
     try:
-        arguments = _arguments_of(found.answer, in_path, request.query_params)
+        arguments = _arguments_of(decision_request.answer, in_path, request.query_params)
     except ValidationError as wrong:
         raise invalid_body(wrong, "see docs/http.md for the format") from None
     handler = DecisionsHandler(app.runtime.store, token.user, app.runtime.spawn_limits_of)
-    return _record_json(await found.answer(handler, **arguments))
+    return _record_json(await decision_request.answer(handler, **arguments))
 
 
-async def _decided(app: App, token: Token, request: Request) -> Response:
+async def _decide(app: App, token: Token, request: Request) -> Response:
     try:
-        wanted = _BODY.validate_json(await read_body(request, APPROVAL_BYTES, "; decide on fewer proposals at once"))
+        body = _BODY.validate_json(await read_body(request, APPROVAL_BYTES, "; decide on fewer proposals at once"))
     except ValidationError as wrong:
         raise invalid_body(wrong, "see docs/http.md for the format") from None
-    approves = wanted.decision == "approve"
+    approves = body.decision == "approve"
     if approves:
         await _refuse_token_alone(app, token)
-    shown, answer = _shown(wanted), PersonAnswer(approves)
-    if isinstance(wanted, ProposalsBody):
-        limits = wanted.model_dump(include={"group_max_cost_cents", "group_timeout"}, exclude_none=True)
-        screens = {given: FoldedScreen(screen.text, screen.folded) for given, screen in wanted.screens.items()}
-        answer = PersonAnswer(approves, lines=wanted.approving, limits=limits, screens=screens)
+    shown, answer = _shown(body), PersonAnswer(approves)
+    if isinstance(body, ProposalsBody):
+        limits = body.model_dump(include={"group_max_cost_cents", "group_timeout"}, exclude_none=True)
+        screens = {id: FoldedScreen(screen.text, screen.folded) for id, screen in body.screens.items()}
+        answer = PersonAnswer(approves, lines=body.approving, limits=limits, screens=screens)
     service = app.service_for((token, None), lambda: _approver(token))
     app.begin(service.session)
-    decided = await decide(service, shown, answer)
-    if isinstance(wanted, ExtensionBody):
-        return json_response(dict(decided.fields))
-    kept = {name: decided.fields[name] for name in _FIELDS if name in decided.fields}
-    refused = all(made.get("refused_because") is not None for made in kept.get("decisions", ()))
-    return json_response(kept, 409 if refused else 200)
+    outcome = await decide(service, shown, answer)
+    if isinstance(body, ExtensionBody):
+        return json_response(dict(outcome.fields))
+    fields = {name: outcome.fields[name] for name in _FIELDS if name in outcome.fields}
+    all_refused = all(decision.get("refused_because") is not None for decision in fields.get("decisions", ()))
+    return json_response(fields, 409 if all_refused else 200)
 
 
-def _shown(wanted: ProposalsBody | ExtensionBody) -> list[Shown]:
-    """Return what a decision says that it was shown; an approval names the digest of each."""
-    if isinstance(wanted, ExtensionBody):
-        return [Shown("extend", parse_id("subagent_id", wanted.subagent_id), wanted.digest)]
-    ids = [parse_id("pending_id", given, "pending_ids") for given in wanted.pending_ids]
-    if wanted.decision == "reject":
+def _shown(body: ProposalsBody | ExtensionBody) -> list[Shown]:
+    """Return what a decision says that the person was shown; an approval names the digest of each proposal."""
+    if isinstance(body, ExtensionBody):
+        return [Shown("extend", parse_id("subagent_id", body.subagent_id), body.digest)]
+    ids = [parse_id("pending_id", id, "pending_ids") for id in body.pending_ids]
+    if body.decision == "reject":
         return [Shown("start", pending_id) for pending_id in ids]
-    digests = {parse_id("pending_id", given, "digests"): digest for given, digest in wanted.digests.items()}
-    if missing := [pending_id for pending_id in ids if pending_id not in digests]:
-        raise BadInput(f"digests: the digest of {missing[0]} is missing; send the one from GET /approvals")
+    digests = {parse_id("pending_id", id, "digests"): digest for id, digest in body.digests.items()}
+    for pending_id in ids:
+        if pending_id not in digests:
+            raise BadInput(f"digests: the digest of {pending_id} is missing; send the one from GET /approvals")
     return [Shown("start", pending_id, digests[pending_id]) for pending_id in ids]
 
 
 async def _refuse_token_alone(app: App, token: Token) -> None:
-    """Refuse an approval that takes more than this token: its user has a passkey for this server."""
+    """Refuse an approval that needs more than this token, as its user has a passkey for this server."""
     url, passkeys = app.url or "", Passkeys(app.runtime.settings.paths.passkeys)
     own = await anyio.to_thread.run_sync(passkeys.of, token.user, passkey_host(url))
     policy = await app.runtime.policy(token.user)
@@ -219,16 +220,17 @@ async def _answer_users(app: App, token: Token, request: Request) -> Response:
         return _user_json(await users.listed())
     if request.method == "DELETE":
         return _user_json(await users.removed(name))
-    given = (await _user_body(request)).model_dump(exclude_none=True)
+    body = await _user_body(request)
+    limits = body.model_dump(exclude_none=True)
     if request.method == "POST":
-        return _user_json(await users.added(name, **given))
-    if "expires" in given:
+        return _user_json(await users.added(name, **limits))
+    if "expires" in limits:
         raise BadInput("expires: it is for a new user's token; leave it out, and create another token on the server")
-    return _user_json(await users.limited(name, **given))
+    return _user_json(await users.limited(name, **limits))
 
 
 class _UsersHandler(UsersHandler):
-    """Answers an administrator, who may give no more than runs under limits, and take away no more than that."""
+    """Answers an administrator, who may only let users run subagents under limits, and take that away again."""
 
     keeps_limits = True
 
@@ -319,19 +321,9 @@ ANSWER_S = 30.0
 
 async def answer_records(app: App, scope: Scope, receive: Receive, send: Send) -> None:
     token: Token = scope[OF_REQUEST]
-    given = Request(scope, receive)
+    request = Request(scope, receive)
     try:
-        request, in_path = requests.find_request(requests.REQUESTS, given.url.path, given.query_params)
-        if given.method not in ("GET", "HEAD"):
-            response: Response = Response(status_code=405, headers={"Allow": "GET, HEAD"})
-        elif request is not requests.TOKEN and not ("read" in token.scopes or token.reads_all):
-            response = forbidden(token, "read")
-        elif request is None:
-            response = error_response(404, "Not found. See docs/http.md for the paths.", error="not found")
-        else:
-            with anyio.fail_after(ANSWER_S):
-                arguments = _arguments_of(request.answer, in_path, given.query_params)
-                response = _record_json(await request.answer(_Handler(app, token), **arguments))
+        response = await _answer_record_request(app, token, request)
     except TimeoutError:
         response = error_response(503, f"the log did not answer within {ANSWER_S:.0f} s; try again")
     except requests.NeedsAudit:
@@ -343,6 +335,20 @@ async def answer_records(app: App, scope: Scope, receive: Receive, send: Send) -
     except (AvaError, AuditError) as error:
         response = refusal(error)
     await response(scope, receive, send)
+
+
+async def _answer_record_request(app: App, token: Token, request: Request) -> Response:
+    record_request, in_path = requests.find_request(requests.REQUESTS, request.url.path, request.query_params)
+    if request.method not in ("GET", "HEAD"):
+        return Response(status_code=405, headers={"Allow": "GET, HEAD"})
+    may_read = "read" in token.scopes or token.reads_all
+    if record_request is not requests.TOKEN and not may_read:
+        return forbidden(token, "read")
+    if record_request is None:
+        return error_response(404, "Not found. See docs/http.md for the paths.", error="not found")
+    with anyio.fail_after(ANSWER_S):
+        arguments = _arguments_of(record_request.answer, in_path, request.query_params)
+        return _record_json(await record_request.answer(_Handler(app, token), **arguments))
 
 
 class _Handler(requests.RecordsHandler):
@@ -367,33 +373,34 @@ class _Handler(requests.RecordsHandler):
             manager=runtime.manager,
         )
 
-    def run_in(self, view: View, given: str) -> RunRow:
+    def run_in(self, view: View, id: str) -> RunRow:
         """Return the run with an id. Raises UnknownId: this user may see none."""
-        what = "plan" if is_plan_id(given.upper()) else "subagent"
+        what = "plan" if is_plan_id(id.upper()) else "subagent"
         try:
-            return self._access.run_in(view, given, "subagent_id", reading=True)
+            return self._access.run_in(view, id, "subagent_id", reading=True)
         except BadInput:
             raise requests.UnknownId(
-                f"There is no {what} {given[:40]} of {self._token.user} here; `ava logs --type spawn` lists all that"
+                f"There is no {what} {id[:40]} of {self._token.user} here; `ava logs --type spawn` lists all that"
                 " were proposed."
             ) from None
 
     async def token_in_use(self) -> TokenFacts:
         return await self.token()
 
-    async def hand_over(self, found: RunRecord, *, shown: bool) -> RunRecord:
+    async def hand_over(self, record: RunRecord, *, shown: bool) -> RunRecord:
         """Return a record whose texts name this server; its user's first look at it counts as fetching it."""
-        answer = found.answer
-        answer.waits_for = answer.waits_for and self._access.adapt_text(answer.waits_for)
-        if shown and answer.untrusted_result is not None and self._access.owns(found.row):
+        answer = record.answer
+        if answer.waits_for:
+            answer.waits_for = self._access.adapt_text(answer.waits_for)
+        if shown and answer.untrusted_result is not None and self._access.owns(record.row):
             service = self._app.service_for((self._token, RECORDS_CLIENT), lambda: self._session)
             self._app.begin(service.session)
-            await self._app.runtime.store.do(append(carried(service.session.who, "ava show", found.row.id)))
-        return found
+            await self._app.runtime.store.do(append(carried(service.session.who, "ava show", record.row.id)))
+        return record
 
 
 def _arguments_of(answer: Callable[..., Any], in_path: Mapping[str, str], query: QueryParams) -> dict[str, Any]:
-    """Return the arguments of what answers. Raises BadInput or ValidationError: one is not of its kind."""
+    """Return the arguments of the method that answers. Raises BadInput or ValidationError: one is invalid."""
     arguments: dict[str, Any] = dict(in_path)
     for name, parameter in islice(signature(answer).parameters.items(), 1, None):
         if parameter.annotation == Sequence[str]:
@@ -403,24 +410,25 @@ def _arguments_of(answer: Callable[..., Any], in_path: Mapping[str, str], query:
     return arguments
 
 
-def _day(given: str) -> int:
+def _day(text: str) -> int:
     most = sys.maxsize // DAY_US
-    return min(parse_number(given, f"{given[:40]!r} is not a day; give days since 1970", len(str(most))), most - 1)
+    day = parse_number(text, f"{text[:40]!r} is not a day; give days since 1970", len(str(most)))
+    return min(day, most - 1)
 
 
-def _number(given: str) -> int:
-    return parse_number(given, f"{given[:40]!r} is not a number of microseconds since 1970, or of an entry")
+def _number(text: str) -> int:
+    return parse_number(text, f"{text[:40]!r} is not a number of microseconds since 1970, or of an entry")
 
 
 _READERS: Mapping[Any, Callable[[str], Any]] = {
     str: str,
     str | None: str,
-    bool: lambda _given: True,  # that it is given is enough
+    bool: lambda _text: True,  # the parameter alone is enough
     requests.Day: _day,
     requests.Number: _number,
     requests.Number | None: _number,
-    LogQuery: lambda given: TypeAdapter(LogQuery).validate_json(given or "{}"),
-    Sequence[Shown]: lambda given: TypeAdapter(list[Shown]).validate_json(given or "[]"),
+    LogQuery: lambda text: TypeAdapter(LogQuery).validate_json(text or "{}"),
+    Sequence[Shown]: lambda text: TypeAdapter(list[Shown]).validate_json(text or "[]"),
 }
 
 

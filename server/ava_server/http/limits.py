@@ -48,11 +48,16 @@ _UNKNOWN = (
 )
 
 
-def unauthorized(*, known: bool, given: bool = True) -> Response:
-    """Return the 401 for a request: `known` had a header, so the challenge says so; `given` had a bearer token."""
-    sentence = _UNKNOWN if given else _NONE_GIVEN
-    error = f', error="invalid_token", error_description="{sentence}"' if known else ""
-    return error_response(401, sentence, {"WWW-Authenticate": f'Bearer realm="ava"{error}'}, error="invalid_token")
+def unauthorized(*, has_header: bool, has_token: bool = True) -> Response:
+    """Return the 401 for a request without a valid token.
+
+    `has_header`: it had an Authorization header, so the challenge has the error. `has_token`: that was a bearer token.
+    """
+    sentence = _UNKNOWN if has_token else _NONE_GIVEN
+    challenge = 'Bearer realm="ava"'
+    if has_header:
+        challenge += f', error="invalid_token", error_description="{sentence}"'
+    return error_response(401, sentence, {"WWW-Authenticate": challenge}, error="invalid_token")
 
 
 def forbidden(token: Token, wanted: str) -> Response:
@@ -81,8 +86,11 @@ def error_response(
 
 def refusal(error: AvaError | AuditError) -> Response:
     """Return the answer for an error: 400 for what cannot be meant, 409 for what may not be done, else 503."""
-    status = 400 if isinstance(error, BadInput) else 409 if isinstance(error, Refused) else 503
-    return error_response(status, str(error))
+    if isinstance(error, BadInput):
+        return error_response(400, str(error))
+    if isinstance(error, Refused):
+        return error_response(409, str(error))
+    return error_response(503, str(error))
 
 
 async def respond(
@@ -91,15 +99,17 @@ async def respond(
     """Answer a request whose token has a scope; an error of Ava becomes a refusal."""
     token: Token = scope[OF_REQUEST]
     try:
-        permitted = wanted in token.scopes
-        response = await answer(token, Request(scope, receive)) if permitted else forbidden(token, wanted)
+        if wanted in token.scopes:
+            response = await answer(token, Request(scope, receive))
+        else:
+            response = forbidden(token, wanted)
     except (AvaError, AuditError) as error:
         response = refusal(error)
     await response(scope, receive, send)
 
 
 def json_response(body: Any, status: int = 200) -> Response:
-    """Return JSON that nobody keeps."""
+    """Return JSON that no cache may keep."""
     return JSONResponse(body, status, headers={"Cache-Control": "no-store"})
 
 
@@ -112,14 +122,18 @@ def invalid_body(wrong: ValidationError, advice: str) -> BadInput:
 log = logging.getLogger("ava.http")
 BODY_WITHIN_S = 30.0
 """Seconds a client may take to send a request's body."""
-SKIP_WITHIN_S, SKIP_BYTES = 1.0, 64 * 1024
-"""How much of a body that nobody has read is read before an answer, and for how long."""
+SKIP_BYTES = 64 * 1024
+"""How much of an unread body is read before an answer."""
+SKIP_WITHIN_S = 1.0
+"""Seconds for which an unread body is read before an answer."""
 SEND_WITHIN_S = 60.0
 """Seconds a client may leave a piece of an answer unread."""
 LOOK_EVERY_S = 1.0
 """Seconds between token checks of requests to which nothing is sent."""
-CALLS_OF_USER, STREAMS_OF_USER = 100, 200
-"""Calls in progress and open streams per user: a twentieth and a tenth of all connections."""
+CALLS_OF_USER = 100
+"""Calls in progress per user: a twentieth of all connections."""
+STREAMS_OF_USER = 200
+"""Open streams per user: a tenth of all connections."""
 _LISTEN = "subscriptions/listen"
 
 
@@ -129,7 +143,7 @@ class ConnectionInfo(Protocol):
     def abort(self) -> None: ...
 
     def take_body(self) -> bytes | None:
-        """Return what nobody has read of a request that has come whole; None if it has not, or has been read."""
+        """Return the unread body of a request that has arrived completely; None if it has not, or was read."""
         ...
 
     @property
@@ -181,7 +195,7 @@ class RequestLimits:
             await self._less.wait()
 
     def end_listening(self) -> None:
-        """End the streams: they would stay open for ever."""
+        """End the streams, which do not end by themselves."""
         self.ending = True
         for request in list(self._open):
             if request.listens:
@@ -192,7 +206,7 @@ class RequestLimits:
             await self._less.wait()
 
     async def watch_tokens(self, more: Callable[[], Awaitable[None]]) -> None:
-        """End requests whose token is no longer valid, and call `more` as often. Runs until cancelled."""
+        """Every second, end requests whose token is no longer valid, and call `more`. Runs until cancelled."""
         while True:
             await anyio.sleep(LOOK_EVERY_S)
             for request in list(self._open):
@@ -228,7 +242,7 @@ class RequestInProgress:
         return self._user, self.listens
 
     async def answered(self, app: ASGIApp, user: str, counts: Callable[[], bool]) -> None:
-        """Answer it completely, whatever happens, for a `user` (empty: not signed in) who still `counts`."""
+        """Answer it completely, even if the app fails, for a `user` (empty: not signed in) who still `counts`."""
         self._user, self._counts = user, counts
         self._limits.take(self)
         try:
@@ -237,7 +251,7 @@ class RequestInProgress:
         finally:
             self._limits.give_back(self)
         if self._rejected and not self.status:
-            await unauthorized(known=True)(self._scope, self._receive, self._hand_on)
+            await unauthorized(has_header=True)(self._scope, self._receive, self._hand_on)
         elif self._too_slow and not self.status:
             late = error_response(
                 408, f"The request body did not arrive within {BODY_WITHIN_S:.0f} s.", {"Connection": "close"}
@@ -264,8 +278,10 @@ class RequestInProgress:
         with anyio.move_on_at(self._until):
             message = await self._receive()
             self._too_slow = self._reading = False
-            if message["type"] == "http.disconnect" and (body := self._line and self._line.take_body()):
-                message = {"type": "http.request", "body": body}  # the client sent all of it before it left
+            if message["type"] == "http.disconnect" and self._line is not None:
+                body = self._line.take_body()
+                if body:
+                    message = {"type": "http.request", "body": body}  # the client sent all of it before it left
             if message["type"] != "http.disconnect":
                 self._whole = not message.get("more_body", False)
                 return message
@@ -306,7 +322,8 @@ class RequestInProgress:
 
     async def _hand_on(self, message: Message, start: Message | None = None) -> None:
         """Send a piece of the answer; before the first piece of its body, its `start`, if that has waited."""
-        if (head := start or message)["type"] == "http.response.start":
+        head = start or message
+        if head["type"] == "http.response.start":
             if not self._whole and not self._reading:
                 await self._skip_rest()
             self.status = head["status"]
@@ -315,7 +332,10 @@ class RequestInProgress:
                 return
             self._ended = not message.get("more_body", False)
         if self._line is not None and self._line.keeps_up:
-            await (self._line.send_whole(self._send, start, message) if start is not None else self._send(message))
+            if start is not None:
+                await self._line.send_whole(self._send, start, message)
+            else:
+                await self._send(message)
             return
         with anyio.fail_after(SEND_WITHIN_S):
             if start is not None:
@@ -347,8 +367,10 @@ def connection_of(scope: Scope) -> ConnectionInfo | None:
 
 access_log = logging.getLogger("ava.access")
 HEADER_BYTES = 32 * 1024
-HEALTH, LIVE = "/healthz", "/livez"
-"""Whether the server is ready for requests, and whether it lives."""
+HEALTH = "/healthz"
+"""Whether the server is ready for requests."""
+LIVE = "/livez"
+"""Whether the server lives."""
 _AGAIN_S = 5
 
 
@@ -392,14 +414,14 @@ class Authentication:
         token: Token | None = None
         try:
             headers = Headers(scope=scope)
-            refusal = self._refused_by_name(scope, headers)
+            refusal = self._header_refusal(scope, headers)
             if scope["path"] in (HEALTH, LIVE):
                 refusal = self._health(scope)
             elif refusal is None and self._pages is not None and self._pages.takes(scope, headers):
                 await self._show(self._pages, scope, request, headers)
                 return
             elif refusal is None:
-                token, refusal = await self._let_in(headers)
+                token, refusal = await self._authenticate(headers)
             if refusal is not None or token is None:
                 assert refusal is not None
                 await refusal(scope, request.receive, request.send)
@@ -408,11 +430,12 @@ class Authentication:
             # Binds the SDK's sessions, and the request state that clients keep, to this token.
             known = AccessToken(token="", client_id=token.id, scopes=list(token.scopes), subject=token.user)
             scope["user"] = AuthenticatedUser(known)
-            if (sentence := self._limits.too_many(token.user, listens=request.listens)) is not None:
+            sentence = self._limits.too_many(token.user, listens=request.listens)
+            if sentence is not None:
                 await too_many(sentence, _AGAIN_S)(scope, request.receive, request.send)
                 return
-            shown = token
-            await request.answered(self._app, token.user, lambda: self._tokens.holds(shown))
+            own_token = token
+            await request.answered(self._app, token.user, lambda: self._tokens.holds(own_token))
         except TimeoutError:
             request.abort()
         finally:
@@ -420,7 +443,8 @@ class Authentication:
                 self._note(scope, request.status, began, token)
 
     async def _show(self, pages: Pages, scope: Scope, request: RequestInProgress, headers: Headers) -> None:
-        if (why := self._readiness.why_not_serving()) is not None:
+        why = self._readiness.why_not_serving()
+        if why is not None:
             await error_response(503, f"Not ready: {why}. Try again in a moment.")(scope, request.receive, request.send)
             return
         visitor: Visitor | None = None
@@ -428,7 +452,8 @@ class Authentication:
             visitor = await pages.visitor(headers)
         scope[VISITOR] = visitor
         user = "" if visitor is None else visitor.user
-        if (sentence := self._limits.too_many(user, listens=request.listens)) is not None:
+        sentence = self._limits.too_many(user, listens=request.listens)
+        if sentence is not None:
             await too_many(sentence, _AGAIN_S)(scope, request.receive, request.send)
             return
 
@@ -438,18 +463,20 @@ class Authentication:
 
         await request.answered(pages, user, counts)
 
-    def _refused_by_name(self, scope: Scope, headers: Headers) -> Response | None:
+    def _header_refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """Return a refusal for a wrong Host, a foreign Origin, or headers that could be smuggled; else None."""
         names = {name for name, _value in scope["headers"]}
         if sum(map(len, chain.from_iterable(scope["headers"]))) > HEADER_BYTES:
             return error_response(431, f"The headers are longer than {HEADER_BYTES:,} bytes.", {"Connection": "close"})
         if {b"transfer-encoding", b"content-length"} <= names:
-            # A proxy may have used one and we the other: the rest would be taken for another request (smuggling).
+            # A proxy may have used one and we the other: then we would read the rest as another request (smuggling).
             return error_response(400, "Send Content-Length or Transfer-Encoding, not both.", {"Connection": "close"})
         hosts = headers.getlist("host")
         proxied = self._reach.trusts(_peer(scope))
-        if proxied and (forwarded := _last(headers, "x-forwarded-host")) is not None:
-            hosts = [forwarded]
+        if proxied:
+            forwarded_host = _last(headers, "x-forwarded-host")
+            if forwarded_host is not None:
+                hosts = [forwarded_host]
         if len(hosts) != 1 or not self._reach.allows_host(hosts[0]):
             return error_response(
                 421, "Unknown host name (Host header). The person who runs the server can set it with --public-url."
@@ -465,11 +492,12 @@ class Authentication:
             return error_response(403, "Use https: over http the token can be read on the way.")
         return None
 
-    async def _let_in(self, headers: Headers) -> tuple[Token | None, Response | None]:
-        given = headers.getlist("authorization")
-        kind, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+    async def _authenticate(self, headers: Headers) -> tuple[Token | None, Response | None]:
+        """Return the token of a request, or else its refusal."""
+        values = headers.getlist("authorization")
+        kind, _, text = values[0].partition(" ") if len(values) == 1 else ("", "", "")
         if kind.lower() != "bearer" or not text.strip():
-            return None, unauthorized(known=bool(given), given=False)
+            return None, unauthorized(has_header=bool(values), has_token=False)
         try:
             token = self._tokens.known(text.strip())
             if token is None and self._tokens.is_shared:  # another server may have made it in this second
@@ -477,7 +505,9 @@ class Authentication:
         except ConfigError as error:
             log.error("no request can be authenticated: %s", error)
             return None, error_response(503, "The tokens cannot be read. `ava token list` on the server says why.")
-        return (token, None) if token is not None else (None, unauthorized(known=True))
+        if token is None:
+            return None, unauthorized(has_header=True)
+        return token, None
 
     def _health(self, scope: Scope) -> Response:
         if scope["method"] not in ("GET", "HEAD"):

@@ -55,7 +55,9 @@ _FILES_FOR_OTHERS = 512 + 3 * AT_ONCE
 def most_connections() -> int:
     """Return the most connections at once: as many as the limit on open files allows, less a reserve."""
     limit = raise_limit(CONNECTIONS + _FILES_FOR_OTHERS)
-    return CONNECTIONS if limit is None else max(min(CONNECTIONS, limit - _FILES_FOR_OTHERS), 32)
+    if limit is None:
+        return CONNECTIONS
+    return max(min(CONNECTIONS, limit - _FILES_FOR_OTHERS), 32)
 
 
 log = logging.getLogger("ava.http")
@@ -66,7 +68,10 @@ KEEP_ALIVE_S = 75.0
 LAST_WORDS_S = 1.0
 TOLD_WITHIN_S = 1.0
 """Seconds for streams to tell their clients that they end."""
-MCP_PATH, APPROVALS_PATH, METRICS_PATH, USERS_PATH = "/mcp", "/approvals", "/metrics", "/users"
+MCP_PATH = "/mcp"
+APPROVALS_PATH = "/approvals"
+METRICS_PATH = "/metrics"
+USERS_PATH = "/users"
 
 
 def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]) -> int:
@@ -113,7 +118,7 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: TokenFile, 
 
 
 async def listen(runtime: Runtime, server: LocalServer, reach: Reach, ending: GracefulShutdown) -> None:
-    """Listen as a server of this machine, with the runtime of this process, until it ends or has been idle for long.
+    """Listen as a server of this machine, with the runtime of this process, until it ends or has been idle too long.
 
     `ending` is of this server alone; its signals are the process's. Raises ConfigError: the address cannot be used.
     """
@@ -224,7 +229,7 @@ def _pages(app: App, server: LocalServer, reach: Reach, tokens: TokenFile) -> Pa
 
 
 async def _end_when_idle(limits: RequestLimits, idle_s: float, root: Path, ending: GracefulShutdown) -> None:
-    """End after so long without a request, or when there is no data root: it was removed or moved."""
+    """End after `idle_s` without a request, or once the data root was removed or moved."""
     while await anyio.to_thread.run_sync(root.is_dir):
         left_s = idle_s - limits.idle_s()
         if left_s <= 0:
@@ -273,15 +278,19 @@ class _Paths:
             await error_response(404, there, error="not found")(scope, receive, send)
 
     def why_not_ready(self) -> str | None:
-        """Return why it is not ready, without a word on its users' work."""
-        return "it is stopping" if self._ending.asked.is_set() else self.why_not_serving()
+        """Return why it is not ready; it says nothing of its users' work."""
+        if self._ending.asked.is_set():
+            return "it is stopping"
+        return self.why_not_serving()
 
     def why_not_serving(self) -> str | None:
         if self._ending.stopping:
             return "it is stopping"
         if not self._app.is_open or self._ending.serving.cancel_called:
             return "it is starting"
-        return "the log cannot be reached" if self._app.runtime.manager.out_of_reach is not None else None
+        if self._app.runtime.manager.out_of_reach is not None:
+            return "the log cannot be reached"
+        return None
 
 
 class _Server(uvicorn.Server):

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 
 BODY_BYTES = 4 * 1024 * 1024
-SESSIONS, SESSIONS_OF_USER = 2_000, 200
-"""Open sessions at once: in all, and per user."""
+SESSIONS = 2_000
+"""Open sessions at once."""
+SESSIONS_OF_USER = 200
+"""Open sessions of one user at once."""
 IDLE_S = 1_800.0
 """Seconds after which a session without requests or an open stream ends; its client has to open another."""
 _AGAIN_S = 60
@@ -52,44 +54,51 @@ class Sessions(StreamableHTTPSessionManager):
 
     async def answer(self, user: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        session, version = headers.get(MCP_SESSION_ID_HEADER), headers.get(MCP_PROTOCOL_VERSION_HEADER)
-        # Of a version of the protocol that has sessions, by the SDK's rules.
-        of_session = version is None or version in HANDSHAKE_PROTOCOL_VERSIONS
-        owners, elsewhere = self._session_owners.values(), False
-        if of_session and session is None and sum(owner["subject"] == user for owner in owners) >= SESSIONS_OF_USER:
+        session = headers.get(MCP_SESSION_ID_HEADER)
+        version = headers.get(MCP_PROTOCOL_VERSION_HEADER)
+        # By the SDK's rules.
+        has_sessions = version is None or version in HANDSHAKE_PROTOCOL_VERSIONS
+        if has_sessions and session is None and self._count_of(user) >= SESSIONS_OF_USER:
             sentence = (
                 f"{SESSIONS_OF_USER} sessions of {user} are open, which is the limit. A client ends its session with"
                 f" DELETE; an idle one ends after {IDLE_S / 60:.0f} min."
             )
             await too_many(sentence, _AGAIN_S)(scope, receive, send)
             return
-        if of_session and session is not None and session not in self._server_instances and self.forwarder is not None:
-            elsewhere = await self.forwarder.passes_on(session, scope, receive, send)
-        if not elsewhere:
-            try:
-                await self.handle_request(scope, receive, send)
-            except Exception as error:
-                if not _session_ended(error):
-                    raise
+        is_here = session is None or session in self._server_instances
+        if has_sessions and session is not None and not is_here and self.forwarder is not None:
+            passed_on = await self.forwarder.pass_on(session, scope, receive, send)
+            if passed_on:
+                return
+        try:
+            await self.handle_request(scope, receive, send)
+        except Exception as error:
+            if not _session_ended(error):
+                raise
+
+    def _count_of(self, user: str) -> int:
+        return sum(owner["subject"] == user for owner in self._session_owners.values())
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         """Register a new session under an id that says which server it belongs to."""
         transport = super()._admit_session(requestor)
         if transport is None or self.forwarder is None:
             return transport
-        given = transport.mcp_session_id
-        assert given is not None
-        transport.mcp_session_id = named = f"{given}-{self.forwarder.name}"
-        self._server_instances[named] = self._server_instances.pop(given)
-        if given in self._session_owners:
-            self._session_owners[named] = self._session_owners.pop(given)
+        sdk_id = transport.mcp_session_id
+        assert sdk_id is not None
+        session_id = f"{sdk_id}-{self.forwarder.name}"
+        transport.mcp_session_id = session_id
+        self._server_instances[session_id] = self._server_instances.pop(sdk_id)
+        if sdk_id in self._session_owners:
+            self._session_owners[session_id] = self._session_owners.pop(sdk_id)
         return transport
 
     async def end_without(self, counts: Callable[[str], bool]) -> None:
         """End sessions whose token is no longer valid, as `counts` says for a token's id."""
         over = [session for session, owner in self._session_owners.items() if not counts(owner["client_id"])]
         for session in over:
-            if (transport := self._server_instances.get(session)) is not None:
+            transport = self._server_instances.get(session)
+            if transport is not None:
                 await self._discard_session(session, transport)
 
     @property
@@ -105,14 +114,15 @@ def _session_ended(error: BaseException | None) -> bool:
 
 
 def worth_a_line(record: logging.LogRecord) -> bool:
-    """Tell whether to show a line of the SDK's log: not where a session has only ended."""
+    """Tell whether to show a line of the SDK's log: not if it only says that a session has ended."""
     return not (record.exc_info and _session_ended(record.exc_info[1]))
 
 
 log = logging.getLogger("ava.peers")
 PASSED_ON = "x-ava-passed-on"
 """The header of a request that another server has passed on."""
-CONNECT_S, WRITE_S = 3.0, 30.0
+CONNECT_S = 3.0
+WRITE_S = 30.0
 READ_S = 60.0
 """The longest silence of an answer; every stream has a comment each 15 s."""
 _OF_REQUEST = frozenset({"accept", "authorization", "content-length", "content-type", "last-event-id", "user-agent"})
@@ -126,8 +136,8 @@ _ENDED = (
 
 def owner_of(session: str) -> str | None:
     """Return the process that has opened a session; None for an id that no server has made."""
-    found = _OWNER.fullmatch(session)
-    return found[1] if found is not None else None
+    match = _OWNER.fullmatch(session)
+    return match[1] if match is not None else None
 
 
 class Forwarder:
@@ -167,8 +177,8 @@ class Forwarder:
                 except (AuditError, OSError) as error:  # its lease ends with it
                     log.debug("the address stays until the lease expires: %s", error)
 
-    async def passes_on(self, session: str, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Have the server that owns a session answer a request; return False if there is none, and nothing was sent."""
+    async def pass_on(self, session: str, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Let the server that owns a session answer a request; return False if there is none, and nothing was sent."""
         headers = Headers(scope=scope)
         owner = owner_of(session)
         if owner is None or owner == self.name or PASSED_ON in headers:
@@ -213,11 +223,12 @@ class _Relay:
             raise failed[0]
 
     async def _answer(self, url: str, marks: dict[str, str]) -> None:
-        given = Headers(scope=self._scope)
-        has_body = "transfer-encoding" in given or given.get("content-length", "0") != "0"
+        original = Headers(scope=self._scope)
+        has_body = "transfer-encoding" in original or original.get("content-length", "0") != "0"
         if not has_body:
             self._whole.set()
-        content, headers = self._body() if has_body else None, {**dict(_kept(given, _OF_REQUEST)), **marks}
+        content = self._body() if has_body else None
+        headers = {**dict(_headers_to_pass(original, _OF_REQUEST)), **marks}
         try:
             request = self._client.build_request(self._scope["method"], url, headers=headers, content=content)
             answer = await self._client.send(request, stream=True)
@@ -234,22 +245,24 @@ class _Relay:
             await lost(self._scope, self._receive, self._send)
         except (httpx2.TransportError, httpx2.InvalidURL) as error:
             log.warning("the server of a session at %s ended while it answered: %s", url, type(error).__name__)
-            await self._broken_off()
+            await self._break_off()
 
     async def _pass_back(self, answer: httpx2.Response) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in _kept(answer.headers, _OF_ANSWER)]
+        headers = [(name.encode(), value.encode()) for name, value in _headers_to_pass(answer.headers, _OF_ANSWER)]
         self._begun = True
         await self._send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
         async for piece in answer.aiter_raw():
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _broken_off(self) -> None:
-        """Tell the client that the answer does not come, or cut the connection in the middle of one."""
+    async def _break_off(self) -> None:
+        """Tell the client that no answer comes, or cut the connection in the middle of one."""
         if not self._begun:
             await error_response(502, _ENDED, error="ended")(self._scope, self._receive, self._send)
-        elif (line := connection_of(self._scope)) is not None:
-            line.abort()
+            return
+        connection = connection_of(self._scope)
+        if connection is not None:
+            connection.abort()
 
     async def _body(self) -> AsyncIterator[bytes]:
         while True:
@@ -257,14 +270,15 @@ class _Relay:
             if message["type"] == "http.disconnect":
                 self._whole.set()
                 return
-            if body := message.get("body", b""):
+            body = message.get("body", b"")
+            if body:
                 yield body
             if not message.get("more_body", False):
                 self._whole.set()
                 return
 
 
-def _kept(headers: Headers | httpx2.Headers, names: frozenset[str]) -> Iterator[tuple[str, str]]:
+def _headers_to_pass(headers: Headers | httpx2.Headers, names: frozenset[str]) -> Iterator[tuple[str, str]]:
     for name, value in headers.items():
         if name.lower() in names or name.lower().startswith(_OF_MCP):
             yield name, value

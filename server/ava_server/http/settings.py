@@ -59,33 +59,47 @@ class Reach:
         names = LOOPBACK_NAMES if self.loopback else frozenset[str]()
         return names if _is_any(self.host) else names | {self.host.lower()}
 
-    def allows_host(self, given: str) -> bool:
-        if not _plain(given):
+    def allows_host(self, header: str) -> bool:
+        """Tell whether a Host header names this server; the port is not compared."""
+        if not _is_plain(header):
             return False
         try:
-            parts = urlsplit(f"//{given}")
+            parts = urlsplit(f"//{header}")
             port = parts.port
         except ValueError:
             return False
-        plain = parts.hostname is not None and parts.username is None and not (parts.path or parts.query)
-        return plain and port != 0 and parts.hostname in self.names
+        if parts.hostname is None or parts.username is not None or parts.path or parts.query:
+            return False
+        return port != 0 and parts.hostname in self.names
 
-    def allows_origin(self, given: str, host: str) -> bool:
-        """An origin at `[::1]` may be another program's on this machine."""
-        if not _plain(given):
+    def allows_origin(self, header: str, host: str) -> bool:
+        """Tell whether an Origin header is this server's, and that of the Host header.
+
+        Another program on this machine may have the origin `[::1]`, so the port counts.
+        """
+        if not _is_plain(header):
             return False
         try:
-            parts, asked = urlsplit(given), urlsplit(f"//{host}")
-            origin = parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
+            origin = urlsplit(header)
+            host_parts = urlsplit(f"//{host}")
+            port = origin.port or PORTS.get(origin.scheme)
         except ValueError:
             return False
-        if parts.path or parts.query or parts.username is not None or parts.hostname != asked.hostname:
+        if origin.path or origin.query or origin.username is not None:
             return False
-        public = urlsplit(self.public_url) if self.public_url else None
-        if public is not None and origin == (public.scheme, public.hostname, public.port or PORTS[public.scheme]):
+        if origin.hostname != host_parts.hostname:
+            return False
+        if self._is_public_origin(origin.scheme, origin.hostname, port):
             return True  # a proxy may leave the port out of Host, so it is not compared
-        own = parts.hostname in self._own_names and origin[::2] == ("http", self.port)
-        return own and (asked.port or PORTS["http"]) == self.port
+        if origin.hostname not in self._own_names or origin.scheme != "http" or port != self.port:
+            return False
+        return (host_parts.port or PORTS["http"]) == self.port
+
+    def _is_public_origin(self, scheme: str, hostname: str | None, port: int | None) -> bool:
+        if not self.public_url:
+            return False
+        public = urlsplit(self.public_url)
+        return (scheme, hostname, port) == (public.scheme, public.hostname, public.port or PORTS[public.scheme])
 
     def trusts(self, address: str) -> bool:
         try:
@@ -96,7 +110,10 @@ class Reach:
 
 
 def inner_url(reach: Reach) -> str | None:
-    """Return where other servers reach this one, or None: if it listens everywhere, by this machine's name."""
+    """Return the address at which other servers reach this one; None if it is not known.
+
+    For a server that listens on every address, this machine's name is looked up.
+    """
     if reach.inner_url is not None or not _is_any(reach.host):
         return reach.inner_url or f"http://{bracketed(reach.host)}:{reach.port}"
     with contextlib.suppress(OSError):
@@ -128,21 +145,21 @@ def listen(reach: Reach) -> socket.socket:
         family, kind, number, _name, address = socket.getaddrinfo(
             reach.host, reach.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        found = socket.socket(family, kind, number)
+        listening = socket.socket(family, kind, number)
         try:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind(address)
-            found.listen(1024)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(1024)
         except BaseException:
-            found.close()
+            listening.close()
             raise
     except (OSError, OverflowError) as failed:
         why = failed.strerror if isinstance(failed, OSError) else str(failed)
         raise ConfigError(
             f"cannot listen on {reach.host} port {reach.port}: {why}. Choose another with --host and --port."
         ) from None
-    found.setblocking(False)
-    return found
+    listening.setblocking(False)
+    return listening
 
 
 def listen_everywhere(reach: Reach, *, other_port: bool = False) -> list[socket.socket]:
@@ -185,9 +202,9 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _plain(given: str) -> bool:
+def _is_plain(header: str) -> bool:
     """Tell whether a header has no character that URL parsing would silently drop, such as a tab."""
-    return given.isascii() and given.isprintable() and not set(given) & set(" \\")
+    return header.isascii() and header.isprintable() and " " not in header and "\\" not in header
 
 
 def _is_any(host: str) -> bool:

@@ -34,12 +34,14 @@ HTTP = "http"
 CARRY_OUT_S = 10.0
 """Seconds for calls that are carried out although their host has gone: most of it is a start on a busy machine."""
 CARRIED_OUT = frozenset(("cancel_subagent", "message_subagent"))
-"""The tools whose calls need no host that waits: they steer a run, and their host may have come for that alone."""
+"""The tools whose calls are carried out even if the host no longer waits: it may have come only to steer a run."""
 OF_REQUEST = "ava.token"
 """The key of the token in the scope of a request."""
 CLIENT_CHARS = 100
-MOST_SERVICES, MOST_OF_TOKEN = 2_000, 50
-"""Most pairs of a token and a client's name that are remembered: in all, and for one token."""
+MOST_SERVICES = 2_000
+"""How many pairs of a token and a client's name are remembered."""
+MOST_OF_TOKEN = 50
+"""How many of these pairs are remembered for one token."""
 FAULT = "a fault of Ava itself ended the server; its standard error has the details"
 OPEN_WITHIN_S = 20.0
 """Seconds that a call waits for the data root to open: migrating a large log takes seconds."""
@@ -236,9 +238,10 @@ class App:
         service = self._services.get(key)
         if service is None:
             # A client that makes up names loses its own oldest session.
-            own = [each for each in self._services if each[0] == key[0]]
-            if len(own) >= MOST_OF_TOKEN or len(self._services) >= MOST_SERVICES:
-                self._end_session(self.runtime, self._services.pop(own[0] if own else next(iter(self._services))))
+            of_token = [known for known in self._services if known[0] == key[0]]
+            if len(of_token) >= MOST_OF_TOKEN or len(self._services) >= MOST_SERVICES:
+                oldest = of_token[0] if of_token else next(iter(self._services))
+                self._end_session(self.runtime, self._services.pop(oldest))
             service = self._services[key] = Service(self.runtime, session())
             self.runtime.manager.sessions.add(service.session.id)
         return service
@@ -312,8 +315,10 @@ def session_over_http(token: Token, client: str, *, forms: bool = False) -> Sess
     """Return the session of a token and a client, which may ask its person; it has the same id after a restart."""
     from ava_server.service.access import Session
 
-    whole = f"{token.id}\0{client}{chr(0) if forms else ''}"
-    label = hashlib.sha256(whole.encode("utf-8", "replace")).hexdigest()[:12]
+    connection = f"{token.id}\0{client}"
+    if forms:
+        connection += "\0"
+    label = hashlib.sha256(connection.encode("utf-8", "replace")).hexdigest()[:12]
     return Session(user=token.user, transport=HTTP, id=f"sess-{label}", client=client or None, forms=forms, token=token)
 
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ava_server.approval.questions import LinkNeed
     from ava_server.mcp_server.app import App
 
-LINK_S, LEAST_LINK_S = 0.8, 0.2
-"""Seconds after a call began until which its proposal waits for the pages to start, and for how long it does at least.
-
-Its answer comes within a second."""
+LINK_S = 0.8
+"""Seconds after its begin until which a call that proposes waits for the pages to start; it answers within a second."""
+LEAST_LINK_S = 0.2
+"""Seconds that such a call waits for them in any case."""
 LATER_LINK_S = 8.0
-"""Seconds that a later call waits for that, which gives the link."""
+"""Seconds that a later call, which gives the link, waits for them."""
 
 
 class CallLinks:
@@ -65,7 +65,7 @@ class CallLinks:
         return await app.pages.address()
 
     async def link(self, ids: Sequence[str], need: LinkNeed) -> str | None:
-        """Return the page for proposals, which signs in who opens it first.
+        """Return the page for proposals, which signs in the first person to open it.
 
         None while the pages start, or the last link is good. Raises ConfigError: the pages cannot be served; says why.
         """
@@ -81,11 +81,14 @@ class CallLinks:
                 return None
         if self.possible:
             left_s = self._began + LINK_S - anyio.current_time()
-            # The pages go on starting after that; until then, the way in a terminal is left.
-            with anyio.move_on_after(LATER_LINK_S if again else max(left_s, LEAST_LINK_S)):
+            wait_s = LATER_LINK_S if again else max(left_s, LEAST_LINK_S)
+            # The pages go on starting after that; until then, the person can decide in a terminal.
+            with anyio.move_on_after(wait_s):
                 address = await self._address()
-        if address is None or address == app.url:
-            return None if address is None or again else page_of(address, ids)
+        if address is None:
+            return None
+        if address == app.url:  # this server's own pages, for which a person signs in
+            return None if again else page_of(address, ids)
         user = app.runtime.user
         code = await anyio.to_thread.run_sync(lambda: sessions.issue_code(user, only=ids))
         return f"{address}/enter?{urlencode({'code': code, 'to': page_of('', ids)})}"

@@ -51,9 +51,9 @@ LEAST_ASK_S = 15.0
 ANSWER_S = 600.0
 """Seconds that a client may keep a question: as long as a proposal waits."""
 ASKED_AGAIN = 2
-"""How often an empty or unusable form, or one that was answered too fast, is asked again within one question."""
+"""How often a person is asked again within one question: for an empty or unusable form, or a too fast answer."""
 READ_S = 1.0
-"""A yes within these seconds of the question counts as a key that was meant for something else."""
+"""A yes that comes sooner after the question counts as a key press that was meant for something else."""
 TOO_FAST = (
     "A yes came less than a second after the question, before anybody could read it, so nothing was decided. Please"
     " read it and answer again."
@@ -61,7 +61,8 @@ TOO_FAST = (
 TOLD_S = 1.0
 """Seconds for telling a client that a page is no longer needed."""
 _ANSWER = "approval"
-_STATE, _RESPONSES = "requestState", "inputResponses"
+_STATE = "requestState"
+_RESPONSES = "inputResponses"
 
 
 def client_of_call(ctx: ServerRequestContext[App, Any]) -> McpClient:
@@ -105,18 +106,19 @@ class ClientPerson:
         """Ask, and again where the form cannot be used or was answered before anybody could read it."""
         from ava_server.approval.questions import CHOICE, YES, Reply
 
-        asked = question if self.fills_forms else question.as_yes_or_no()
-        reply = await self._ask(asked)
+        if not self.fills_forms:
+            question = question.as_yes_or_no()
+        reply = await self._ask(question)
         for again in range(1, ASKED_AGAIN + 1):
             wrong = self._refusal(reply, use)
             if wrong is None:
                 break
-            reply = await self._ask(replace(asked, wrong=wrong), again)
+            reply = await self._ask(replace(question, wrong=wrong), again)
         if self._is_too_fast(reply):
             return Reply("cancel")
-        # An answer without the choice is the client's own.
-        chosen = self.fills_forms or reply.action != "accept" or reply.content.get(CHOICE) == YES
-        return reply if chosen else Reply("decline")
+        if self.fills_forms or reply.action != "accept" or reply.content.get(CHOICE) == YES:
+            return reply
+        return Reply("decline")  # an answer without the choice is the client's own
 
     def _refusal(self, reply: Reply, use: Callable[[Reply], object]) -> str | None:
         """Return why the person is asked again, in a sentence, or None."""
@@ -146,14 +148,14 @@ class ClientPerson:
             asked_s = anyio.current_time()
             with anyio.move_on_after(max(left_s, least_s)) as asking, closing.question(asking):
                 form = self._ctx.session.elicit_form(question.message, question.schema(), self._ctx.request_id)
-                given = await _answer_to(form)
+                answer = await _await_answer(form)
                 self._answered_s = anyio.current_time() - asked_s
-                return reply_of(given)
+                return reply_of(answer)
             return Reply("silent")
-        answer = self._answer(question, again)
-        if answer is None:
+        kept_answer = self._answer(question, again)
+        if kept_answer is None:
             raise AnsweredLater(question, again=again)
-        return reply_of(answer)
+        return reply_of(kept_answer)
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
@@ -184,12 +186,13 @@ class ClientPerson:
             if known:
                 await decided()
                 return None
-            return await self._opened(question, decided, opened, waiting)
+            return await self._open_and_wait(question, decided, opened, waiting)
         return "silent"
 
-    async def _opened(
+    async def _open_and_wait(
         self, question: PageQuestion, decided: Callable[[], Awaitable[None]], opened: set[str], waiting: CancelScope
     ) -> NotAgreed | None:
+        """Have the client open the page while the log is watched for the decision; None once that is made."""
         from ava_audit.errors import AuditError
 
         ended: list[NotAgreed | None] = []
@@ -211,7 +214,7 @@ class ClientPerson:
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(wait)
-            answer = await _answer_to(
+            answer = await _await_answer(
                 session.elicit_url(question.message, question.url, elicitation_id, self._ctx.request_id)
             )
             if answer.action == "accept":
@@ -237,18 +240,22 @@ class ClientPerson:
         return self._client.wait_s or WAIT_LIMIT_S
 
     def _answer(self, question: Question | PageQuestion, again: int = 0) -> types.ElicitResult | None:
-        """Return the answer that the call came with, if it is to this question, asked again so often or more."""
-        answer = (self._params.input_responses or {}).get(_ANSWER)
-        kept, _, _proposal = (self._params.request_state or "").partition(" ")
-        asked, _, asked_us = kept.partition("@")
+        """Return the answer that the call came with, if it is to this question, asked again at least `again` times.
+
+        The request state is `HASH+++@MICROSECONDS PROPOSAL`, with a plus for each time that the person was asked again.
+        """
+        state, _, _proposal = (self._params.request_state or "").partition(" ")
+        asked, _, asked_us = state.partition("@")
         if asked_us.isdecimal():
             self._answered_s = (now_us() - int(asked_us)) / 1_000_000
-        known = asked.rstrip("+") == question.sha() and asked.count("+") >= again
-        return answer if known and isinstance(answer, types.ElicitResult) else None
+        if asked.rstrip("+") != question.sha() or asked.count("+") < again:
+            return None
+        answer = (self._params.input_responses or {}).get(_ANSWER)
+        return answer if isinstance(answer, types.ElicitResult) else None
 
 
-async def _answer_to(question: Awaitable[types.ElicitResult]) -> types.ElicitResult:
-    """Return the client's answer; where it cannot ask after all, or the answer is invalid, the question was closed."""
+async def _await_answer(question: Awaitable[types.ElicitResult]) -> types.ElicitResult:
+    """Return the client's answer. If it cannot ask after all, or the answer is invalid, the question was closed."""
     try:
         return await question
     except (MCPError, ValidationError) as error:
@@ -256,8 +263,9 @@ async def _answer_to(question: Awaitable[types.ElicitResult]) -> types.ElicitRes
         return types.ElicitResult(action="cancel")
 
 
-def asked_back(asked: AnsweredLater) -> types.InputRequiredResult:
-    return types.InputRequiredResult(input_requests={_ANSWER: request_of(asked.question)}, request_state=asked.state)
+def question_result(later: AnsweredLater) -> types.InputRequiredResult:
+    """Return the result of a call that ends with a question."""
+    return types.InputRequiredResult(input_requests={_ANSWER: request_of(later.question)}, request_state=later.state)
 
 
 def request_of(question: Question | PageQuestion) -> types.ElicitRequest:
@@ -336,5 +344,5 @@ class QuestionSeal:
 
 
 def _without_answer(ctx: ServerRequestContext[App, Any], params: Mapping[str, Any]) -> ServerRequestContext[App, Any]:
-    left = {name: value for name, value in params.items() if name not in (_STATE, _RESPONSES)}
-    return replace(ctx, params=left)
+    others = {name: value for name, value in params.items() if name not in (_STATE, _RESPONSES)}
+    return replace(ctx, params=others)

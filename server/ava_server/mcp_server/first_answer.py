@@ -1,7 +1,7 @@
 """The first answer of `ava serve`, from generated data, while nothing but a little of the standard library is loaded.
 
 Most of a start is the import of the SDK. A host that asks `initialize` or `server/discover` at once gets its answer
-before that. The server then reads the same request again, so that the session begins as ever, and its own answer to it
+before that. The server then reads the same request again, so that the session begins as usual, and its own answer to it
 is dropped. Only a request that is understood completely is answered here; the server answers all others.
 `first_answers.json` is written by `scripts/gen_docs.py`, and used only with the versions that it was made with.
 """
@@ -41,9 +41,9 @@ class Early:
         self.answered: int | str | None = None
 
     def take(self) -> tuple[bytes, int | str | None]:
-        taken = self.read, self.answered
+        read, answered = self.read, self.answered
         self.read, self.answered = b"", None
-        return taken
+        return read, answered
 
 
 EARLY = Early()
@@ -67,7 +67,7 @@ def answer_first() -> bool:
 
 
 def answer_to(line: bytes, known: dict[str, Any]) -> tuple[int | str, bytes] | None:
-    # Here an escape may be half a surrogate, and the SDK has a limit of its own for nesting: both are its business.
+    # An escape may be half a surrogate, and the SDK has a limit of its own for nesting: it handles both.
     if b"\\u" in line or line.count(b"{") + line.count(b"[") > _MOST_NESTED:
         return None
     try:
@@ -93,7 +93,8 @@ def _result(method: Any, params: Any, known: dict[str, Any]) -> dict[str, Any] |
         shape: Any = {"protocolVersion": str, "capabilities": _CAPABILITIES, "clientInfo": _CLIENT}
         if _fits(params, shape, shape) and _fits(params["clientInfo"], _CLIENT, ("name", "version")):
             version = params["protocolVersion"]
-            return {**known[method], "protocolVersion": version} if version in known["versions"] else None
+            if version in known["versions"]:
+                return {**known[method], "protocolVersion": version}
     elif method == "server/discover":
         envelope: Any = {
             _META + "protocolVersion": str,
@@ -107,7 +108,8 @@ def _result(method: Any, params: Any, known: dict[str, Any]) -> dict[str, Any] |
             and _fits(params["_meta"][_META + "clientInfo"], _CLIENT, ("name", "version"))
         ):
             result: dict[str, Any] = known[method]
-            return result if params["_meta"][_META + "protocolVersion"] in result["supportedVersions"] else None
+            if params["_meta"][_META + "protocolVersion"] in result["supportedVersions"]:
+                return result
     return None
 
 
@@ -115,15 +117,16 @@ def _fits(value: Any, shape: Any, required: Any = ()) -> bool:
     """Tell whether a value has a shape: a type, an object with these members at most, or `[type]`, any members."""
     members = _members(value)
     if isinstance(shape, list):
-        of_type: Any = cast("list[Any]", shape)[0]
-        return members is not None and all(type(each) is of_type for each in members.values())
-    if (known := _members(shape)) is not None:
-        return (
-            members is not None
-            and all(name in members for name in required)
-            and all(name in known and _fits(each, known[name]) for name, each in members.items())
-        )
-    return type(value) is shape
+        member_type: Any = cast("list[Any]", shape)[0]
+        return members is not None and all(type(member) is member_type for member in members.values())
+    shapes = _members(shape)
+    if shapes is None:
+        return type(value) is shape
+    if members is None:
+        return False
+    if not all(name in members for name in required):
+        return False
+    return all(name in shapes and _fits(member, shapes[name]) for name, member in members.items())
 
 
 def _members(value: Any) -> dict[str, Any] | None:
@@ -141,11 +144,20 @@ def _known_answers() -> dict[str, Any] | None:
             known: dict[str, Any] = json.load(file)
     except (OSError, ValueError):
         return None
-    folder = next((each for each in sys.path if os.path.isdir(os.path.join(each, "mcp"))), None)
+    folder = _sdk_folder()
     if folder is None:
         return None
-    made_with = (os.path.join(folder, f"{name}.dist-info") for name in known["packages"])
-    return known if all(map(os.path.isdir, made_with)) else None
+    for name in known["packages"]:
+        if not os.path.isdir(os.path.join(folder, f"{name}.dist-info")):
+            return None
+    return known
+
+
+def _sdk_folder() -> str | None:
+    for folder in sys.path:
+        if os.path.isdir(os.path.join(folder, "mcp")):
+            return folder
+    return None
 
 
 def _is_pipe(descriptor: int) -> bool:

@@ -108,7 +108,7 @@ async def _open_after_answer(ctx: Ctx, call_next: CallNext) -> HandlerResult:
                 ctx.lifespan_context.updates.join(ctx, ctx.lifespan_context.caller(ctx))
         return result
     except Exception as error:
-        raise _explained(error) from error
+        raise _with_text_for_host(error) from error
     finally:
         ctx.lifespan_context.start()
         ctx.lifespan_context.meet(ctx)
@@ -160,8 +160,8 @@ async def _run_of(own: Access, uri: str) -> str | None:
     return (await own.run(match["id"], "uri")).id
 
 
-def _explained(error: Exception) -> Exception:
-    """Turn an error of Ava into one whose text reaches the host: a resource has no other way to report it."""
+def _with_text_for_host(error: Exception) -> Exception:
+    """Return an error of Ava as one whose text reaches the host: a resource has no other way to report it."""
     from ava_audit.errors import AuditError
     from ava_roles.errors import RolesError
     from ava_server.core.errors import AvaError
@@ -176,10 +176,10 @@ async def _drop_odd_token(ctx: ServerRequestContext[Any, Any], call_next: CallNe
 
     The message itself is changed: the SDK reads the parameters of `initialize` a second time.
     """
-    given = ctx.params.get("_meta") if ctx.params is not None else None
-    if not isinstance(given, dict):
+    params_meta = ctx.params.get("_meta") if ctx.params is not None else None
+    if not isinstance(params_meta, dict):
         return await call_next(ctx)
-    meta = cast("dict[str, Any]", given)
+    meta = cast("dict[str, Any]", params_meta)
     token = meta.get("progressToken", "")
     if isinstance(token, str | int) and not isinstance(token, bool):
         return await call_next(ctx)

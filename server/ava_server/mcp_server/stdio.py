@@ -64,13 +64,14 @@ class LastCalls:
 
     def take(self, message: types.JSONRPCMessage) -> None:
         """Note a message of the host's, before the server gets it."""
-        params = message.params or {} if isinstance(message, types.JSONRPCRequest | types.JSONRPCNotification) else {}
         if isinstance(message, types.JSONRPCRequest):
+            params = message.params or {}
             if message.method == "tools/call" and params.get("name") in CARRIED_OUT:
                 if not self._open:
                     self._none = anyio.Event()
                 self._open.add(message.id)
         elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
+            params = message.params or {}
             self._end(params.get("requestId"))  # nothing answers it any more
 
     def answer(self, message: types.JSONRPCMessage) -> None:
@@ -175,9 +176,10 @@ def _message(line: bytes | TooLong) -> Any:
         value = json.loads(line.decode())  # more lenient: the id of a request with, say, half a surrogate
     except (ValueError, RecursionError):
         return _refusal(types.PARSE_ERROR, "the line is not JSON in UTF-8", None)
-    given = cast("dict[str, Any]", value).get("id") if isinstance(value, dict) else None
-    named = given if isinstance(given, str | int) and not isinstance(given, bool) else None
-    return _refusal(types.INVALID_REQUEST, "the line is not a JSON-RPC 2.0 message", named)
+    request_id: Any = cast("dict[str, Any]", value).get("id") if isinstance(value, dict) else None
+    if not isinstance(request_id, str | int) or isinstance(request_id, bool):
+        request_id = None
+    return _refusal(types.INVALID_REQUEST, "the line is not a JSON-RPC 2.0 message", request_id)
 
 
 def _refusal(code: int, why: str, request_id: str | int | None) -> types.JSONRPCError:
@@ -187,17 +189,16 @@ def _refusal(code: int, why: str, request_id: str | int | None) -> types.JSONRPC
 async def _write(
     outgoing: MemoryObjectReceiveStream[SessionMessage], write: Write, answered: str | int | None, calls: LastCalls
 ) -> None:
-    """Write the server's messages until the last one, or until the host is gone; not what was answered before."""
+    """Write the server's messages until the last one, or until the host has gone.
+
+    `answered`: the request whose answer was written before the server was loaded; the server's own is dropped.
+    """
     gone = False
     async with outgoing:
         async for item in outgoing:
             message = item.message
             calls.answer(message)
-            if (
-                answered is not None
-                and isinstance(message, types.JSONRPCResponse | types.JSONRPCError)
-                and message.id == answered
-            ):
+            if answered is not None and _answers(message, answered):
                 answered = None
                 continue
             text = message.model_dump_json(by_alias=True, exclude_unset=True)
@@ -206,6 +207,10 @@ async def _write(
                     await write(text.encode() + b"\n")
             except OSError:  # nobody reads any more; the end of stdin is what ends the server
                 gone = True
+
+
+def _answers(message: types.JSONRPCMessage, request_id: str | int) -> bool:
+    return isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id == request_id
 
 
 # -- the wire ---------------------------------------------------------------------------------------------------------
@@ -277,7 +282,7 @@ async def _threaded(source: IO[bytes]) -> AsyncIterator[bytes | TooLong]:
             yield line
             continue
         head, tail = line[:_EDGE], line[-_EDGE:]
-        while line and not line.endswith(b"\n"):
+        while line and not line.endswith(b"\n"):  # only its edges are kept
             line = await read_apart(piece)
             tail = (tail + line)[-_EDGE:]
         yield TooLong(head, tail)
@@ -298,12 +303,12 @@ async def _writer_to(sink: IO[bytes]) -> Write:
 
         return write_now
 
-    def whole(data: bytes) -> None:
+    def write_all(data: bytes) -> None:
         left = memoryview(data)
         while left:
             left = left[sink.write(left) :]
 
     async def write_in_thread(data: bytes) -> None:
-        await anyio.to_thread.run_sync(whole, data, abandon_on_cancel=True)
+        await anyio.to_thread.run_sync(write_all, data, abandon_on_cancel=True)
 
     return write_in_thread

@@ -58,9 +58,9 @@ class TaskNotification(types.Notification[dict[str, Any], Literal["notifications
 class Listener:
     """A client that is notified: a connection of the handshake era, or a stream of the stateless era.
 
-    It is told of each change once, at its own pace: a slow client gets no backlog. `uris` has the run of each resource
-    that it follows (None is the roles), `tasks` the ids of tasks, which are those of their runs; `user` None is the
-    user of this machine. `scope` ends the task that notifies a connection.
+    It gets each change once, at its own pace: a slow client gets no backlog. `uris` has the run of each resource that
+    it follows (None is the roles), `tasks` the ids of tasks, which are those of their runs; `user` None is the user of
+    this machine. `scope` ends the task that notifies a connection.
     """
 
     def __init__(
@@ -120,7 +120,9 @@ class Listener:
         while (event := await self.next()) is not None:
             if not isinstance(event, TaskChanged):
                 await send(event_to_notification(event, meta))
-            elif (task := await task_now(event.task_id)) is not None:
+                continue
+            task = await task_now(event.task_id)
+            if task is not None:
                 await send(TaskNotification(params={**task, "_meta": meta}))
         return types.SubscriptionsListenResult(_meta=meta)
 
@@ -135,10 +137,13 @@ if TYPE_CHECKING:
     Ctx = ServerRequestContext[Any, Any]
 
 log = logging.getLogger("ava.updates")
-RUNS_EVERY_S, ACTIVITIES_EVERY_S = 1.0, 0.4
+RUNS_EVERY_S = 1.0
+ACTIVITIES_EVERY_S = 0.4
 ROLES_EVERY_S = 2.0
-MOST_CLIENTS, MOST_URIS = 2_000, 200
-"""Most streams and connections at once, and most resources that one of them follows."""
+MOST_CLIENTS = 2_000
+"""Most streams and connections at once."""
+MOST_URIS = 200
+"""Most resources that one of them follows."""
 ROLES = "ava://roles"
 _SHOWN_IN_LISTS = ("SpawnProposed", "SpawnDecided", "RunClaimed", "RunStarted", "RunEnded")
 """Entries after which a run appears in the list of resources, or has another title there."""
@@ -279,8 +284,11 @@ class Subscriptions:
             await anyio.sleep(RUNS_EVERY_S)
 
     def _followed(self) -> set[str]:
-        runs = {run_id for one in self._listeners for run_id in one.uris.values() if run_id is not None}
-        return runs.union(*(one.tasks for one in self._listeners))
+        run_ids: set[str] = set()
+        for listener in self._listeners:
+            run_ids.update(run_id for run_id in listener.uris.values() if run_id is not None)
+            run_ids.update(listener.tasks)
+        return run_ids
 
     def _tell_of_runs(self, runtime: Runtime, changed: Sequence[tuple[str, str, bool]]) -> None:
         owners = {run_id: user for run_id, user, _listed in changed}

@@ -71,7 +71,8 @@ async def as_task(ctx: Ctx, service: Service, answer: Answer) -> dict[str, Any] 
     from ava_server.core.errors import AvaError
     from ava_server.service.run_tasks import started_task
 
-    if not declares_tasks(ctx) or (task_id := started_task(answer)) is None:
+    task_id = started_task(answer) if declares_tasks(ctx) else None
+    if task_id is None:
         return None
     try:
         task = await service.tasks.task(task_id, asks=False)
@@ -88,12 +89,13 @@ async def get_task(ctx: Ctx, params: TaskParams) -> dict[str, Any]:
 
 
 async def detailed(service: Service, task: Task) -> dict[str, Any]:
+    """Return a task with its questions, or with its result."""
     fields = _fields(task, task.status)
     if task.status == "input_required":
-        fields["inputRequests"] = {
-            key: request_of(question).model_dump(mode="json", by_alias=True, exclude_none=True)
-            for key, question in task.questions.items()
-        }
+        requests: dict[str, Any] = {}
+        for key, question in task.questions.items():
+            requests[key] = request_of(question).model_dump(mode="json", by_alias=True, exclude_none=True)
+        fields["inputRequests"] = requests
     if task.status == "completed":
         answer = await service.call("check_subagent", task.arguments, _no_progress)
         fields["result"] = result_of(answer).model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -104,16 +106,16 @@ async def followed_tasks(ctx: Ctx, params: types.SubscriptionsListenRequestParam
     """Return the ids of the user's tasks that a stream names. Raises MCPError: the extension is undeclared."""
     from ava_server.core.errors import BadInput
 
-    named = (params.notifications.model_extra or {}).get("taskIds") or ()
-    if not isinstance(named, list) or not named:
+    names = (params.notifications.model_extra or {}).get("taskIds") or ()
+    if not isinstance(names, list) or not names:
         return []
     _refuse_undeclared(ctx)
     service = await _service(ctx)
-    found: list[str] = []
-    for task_id in cast("list[object]", named)[:MOST_TASKS]:
+    task_ids: list[str] = []
+    for name in cast("list[object]", names)[:MOST_TASKS]:
         with suppress(BadInput):
-            found.append(await service.tasks.id_of(str(task_id)))
-    return found
+            task_ids.append(await service.tasks.id_of(str(name)))
+    return task_ids
 
 
 async def task_now(ctx: Ctx, task_id: str) -> dict[str, Any] | None:
@@ -127,11 +129,14 @@ async def task_now(ctx: Ctx, task_id: str) -> dict[str, Any] | None:
 
 
 async def update_task(ctx: Ctx, params: UpdateParams) -> dict[str, Any]:
-    """What answers no open question is ignored."""
+    """Carry out answers to a task's questions; one to no open question is ignored."""
     from ava_server.core.errors import AvaError
 
     service = await _service_of_task(ctx, params)
-    replies = {key: reply for key, given in params.input_responses.items() if (reply := _reply(given)) is not None}
+    replies: dict[str, Reply] = {}
+    for key, response in params.input_responses.items():
+        with suppress(ValidationError):
+            replies[key] = reply_of(types.ElicitResult.model_validate(response))
     try:
         service.refuse_without("spawn")
         await service.tasks.answer(params.task_id, replies)
@@ -198,13 +203,6 @@ def _fields(task: Task, status: str, *, before: str | None = None) -> dict[str, 
         "ttlMs": task.ttl_ms,
         "pollIntervalMs": task.poll_ms,
     }
-
-
-def _reply(given: object) -> Reply | None:
-    try:
-        return reply_of(types.ElicitResult.model_validate(given))
-    except ValidationError:
-        return None
 
 
 async def _no_progress(_line: str) -> None: ...

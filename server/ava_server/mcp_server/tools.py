@@ -27,7 +27,7 @@ from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.core.ids import parse_id
 from ava_server.mcp_server.app import can_ask
 from ava_server.mcp_server.card import declares_apps, with_card
-from ava_server.mcp_server.elicitation import ClientPerson, asked_back, asks_alone, client_of_call, result_of
+from ava_server.mcp_server.elicitation import ClientPerson, asks_alone, client_of_call, question_result, result_of
 from ava_server.mcp_server.resources import refuse_cursor
 from ava_server.mcp_server.tasks import as_task, declares_tasks
 from ava_server.render.responses import FAILED, Answer
@@ -61,25 +61,34 @@ NO_QUESTION = (
 async def list_tools(
     ctx: ServerRequestContext[App, Any], params: types.PaginatedRequestParams | None
 ) -> types.ListToolsResult:
-    """The roles stand in the description of `spawn_subagent`."""
+    """List the tools; the roles are in the description of `spawn_subagent`."""
     refuse_cursor(params)
     catalog = await roles_now(ctx)
-    listed = await anyio.to_thread.run_sync(tools_now, catalog)
+    tools = await anyio.to_thread.run_sync(tools_now, catalog)
     if can_ask(ctx):
-        more: dict[str, Any] = {"meta": _LOADED}
+        update: dict[str, Any] = {"meta": _LOADED}
         if asks_alone(ctx):
             ctx.lifespan_context.asks_alone = True
-            more["annotations"] = _UNHINTED
-        asked = _ASKED.keys()
-        listed = [tool.model_copy(update=more) if (tool.meta or {}).keys() >= asked else tool for tool in listed]
-        if not client_of_call(ctx).instructions:  # they would have said so
-            listed = [_with_ask(tool) if "ask" in tool.input_schema["properties"] else tool for tool in listed]
+            update["annotations"] = _UNHINTED
+        tools = [_with_own_question(tool, update) for tool in tools]
+        if not client_of_call(ctx).instructions:  # the instructions would have said so
+            tools = [_with_ask(tool) for tool in tools]
     if declares_apps(ctx):
-        listed = [with_card(tool) for tool in listed]
-    return types.ListToolsResult(tools=listed)
+        tools = [with_card(tool) for tool in tools]
+    return types.ListToolsResult(tools=tools)
+
+
+def _with_own_question(tool: types.Tool, update: dict[str, Any]) -> types.Tool:
+    """Return a tool that makes the host ask, changed for a client that can show Ava's question; others as they are."""
+    if (tool.meta or {}).keys() >= _ASKED.keys():
+        return tool.model_copy(update=update)
+    return tool
 
 
 def _with_ask(tool: types.Tool) -> types.Tool:
+    """Return a tool with a sentence about its argument `ask`, if it has that."""
+    if "ask" not in tool.input_schema["properties"]:
+        return tool
     return tool.model_copy(update={"description": with_advice(tool.description or "", _ASK)})
 
 
@@ -106,10 +115,11 @@ async def call_tool(
         if asking.person is None and TOOLS[params.name].approves and ctx.lifespan_context.asks_alone:
             raise Refused(NO_QUESTION)
         answer = await service.call(params.name, params.arguments or {}, progress, asking=asking)
-        if (task := await as_task(ctx, service, answer)) is not None:
+        task = await as_task(ctx, service, answer)
+        if task is not None:
             return task
-    except AnsweredLater as asked:
-        return asked_back(asked)
+    except AnsweredLater as later:
+        return question_result(later)
     except AvaError as error:
         answer = Answer(status=FAILED, message=str(error))
     except Exception as error:
@@ -137,19 +147,18 @@ def asking_of(ctx: ServerRequestContext[App, Any], params: types.CallToolRequest
 
 
 async def roles_now(ctx: ServerRequestContext[App, Any]) -> Catalog:
-    """Return the roles that lists name: those of the user over HTTP, else those at hand here."""
+    """Return the roles that lists name: those of the user over HTTP, else those of this process's working folder."""
     from ava_roles.catalog import Catalog
     from ava_server.config import role_folders
     from ava_server.core.threads import read_apart
 
-    found = await ctx.lifespan_context.remote_roles(ctx)
-    if found is not None:
-        return found
+    catalog = await ctx.lifespan_context.remote_roles(ctx)
+    if catalog is not None:
+        return catalog
     with anyio.move_on_after(role_folders.ROLES_S):
-        found = await read_apart(_catalog)
-    if found is None:  # a folder of role files does not answer; a spawn reports it
-        found = await anyio.to_thread.run_sync(Catalog.load)
-    return found
+        return await read_apart(_catalog)
+    # A folder of role files does not answer; a spawn reports it.
+    return await anyio.to_thread.run_sync(Catalog.load)
 
 
 @cache
@@ -213,19 +222,24 @@ def _limits_of(catalog: Catalog) -> str:
     from ava_roles.tools.registry import builtin_tools
     from ava_server.config.search_engines import without_search
 
-    known = builtin_tools()
-    known = known if _searches() else without_search(known)
-    lacking = {
-        role.name: [need for need in role.needs if need not in known and server_of(need) is None]
-        for role in catalog.roles
-    }  # a foreign server's tools are looked for at the proposal
-    pages = [name for name, needs in lacking.items() if needs == ["web_search"]]
-    never = [name for name, needs in lacking.items() if needs and name not in pages]
+    tools = builtin_tools()
+    if not _searches():
+        tools = without_search(tools)
+    without_web_search: list[str] = []
+    without_others: list[str] = []
+    for role in catalog.roles:
+        # The tools of a foreign server are looked for at the proposal.
+        missing = [need for need in role.needs if need not in tools and server_of(need) is None]
+        if missing == ["web_search"]:
+            without_web_search.append(role.name)
+        elif missing:
+            without_others.append(role.name)
     lines = ""
-    if pages:
-        lines += f"\nNo search here, so {', '.join(pages)} works only when the task names the pages (https://…)."
-    if never:
-        lines += f"\nThis version cannot run {', '.join(never)} yet."
+    if without_web_search:
+        names = ", ".join(without_web_search)
+        lines += f"\nNo search here, so {names} works only when the task names the pages (https://…)."
+    if without_others:
+        lines += f"\nThis version cannot run {', '.join(without_others)} yet."
     return lines
 
 
@@ -256,12 +270,14 @@ _BOUNDS = {
 
 
 def _without_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an input schema without bounds that sensible calls keep; the others are refused by name."""
-    fields = {
-        name: {key: value for key, value in about.items() if key not in _BOUNDS}
-        for name, about in schema["properties"].items()
-    }
-    return {"type": "object", "properties": fields} | {key: schema[key] for key in ("required",) if key in schema}
+    """Return an input schema without bounds that sensible calls keep; a call beyond one gets an error that names it."""
+    properties: dict[str, Any] = {}
+    for name, about in schema["properties"].items():
+        properties[name] = {key: value for key, value in about.items() if key not in _BOUNDS}
+    small_schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if "required" in schema:
+        small_schema["required"] = schema["required"]
+    return small_schema
 
 
 def small(schema: Any, *, output: bool = False) -> Any:
@@ -342,30 +358,23 @@ def all_prompts() -> tuple[Prompt, ...]:
 
 
 async def list_prompts(ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
-    """List the prompts; the roles stand in the description of the argument that takes one."""
-    from ava_server.mcp_server.tools import roles_now
-
+    """List the prompts; the roles are in the description of the argument that takes one."""
     refuse_cursor(params)
-    names = ", ".join((await roles_now(ctx)).by_name)
-    more = {"role": f" One of: {names}. Without one, your model chooses."}
-    return types.ListPromptsResult(
-        prompts=[
-            types.Prompt(
-                name=prompt.name,
-                title=prompt.title,
-                description=prompt.description,
-                arguments=[
-                    types.PromptArgument(
-                        name=argument.name,
-                        description=argument.description + more.get(argument.name, ""),
-                        required=bool(argument.missing),
-                    )
-                    for argument in prompt.arguments
-                ],
-            )
-            for prompt in all_prompts()
-        ]
-    )
+    catalog = await roles_now(ctx)
+    prompts = [_listed_prompt(prompt, catalog) for prompt in all_prompts()]
+    return types.ListPromptsResult(prompts=prompts)
+
+
+def _listed_prompt(prompt: Prompt, catalog: Catalog) -> types.Prompt:
+    arguments: list[types.PromptArgument] = []
+    for argument in prompt.arguments:
+        description = argument.description
+        if argument.name == "role":
+            description += f" One of: {', '.join(catalog.by_name)}. Without one, your model chooses."
+        arguments.append(
+            types.PromptArgument(name=argument.name, description=description, required=bool(argument.missing))
+        )
+    return types.Prompt(name=prompt.name, title=prompt.title, description=prompt.description, arguments=arguments)
 
 
 async def get_prompt(ctx: Ctx, params: types.GetPromptRequestParams) -> types.GetPromptResult:

@@ -95,12 +95,16 @@ class Session:
     @property
     def wait_s(self) -> float:
         """Seconds that a call of this session may wait for a run."""
-        client = client_of(self.client, self.client_version) if self.transport != "terminal" else None
-        return (client.wait_s if client is not None else None) or WAIT_LIMIT_S
+        if self.transport == "terminal":
+            return WAIT_LIMIT_S
+        client = client_of(self.client, self.client_version)
+        if client is None:
+            return WAIT_LIMIT_S
+        return client.wait_s or WAIT_LIMIT_S
 
     @property
     def belongs_to_person(self) -> bool:
-        """Whether a person decides in it, and no host: its folders are not those of who proposed a run."""
+        """Whether a person decides in it, not a host; then its folders say nothing about where a run was proposed."""
         return self.transport in ("terminal", "browser") or self.channel in ("http", "browser")
 
     @property
@@ -167,46 +171,58 @@ class Access:
         users = self.session.user, of or self.session.user
         # An unreadable PIN blocks also where it was given before.
         policy = await self.runtime.policy_on(ids, *users, through=self.session.through)
-        return not (approval_needs("host", policy).nothing or self.session.pin_given)
+        host_may_decide = approval_needs("host", policy).nothing
+        return not host_may_decide and not self.session.pin_given
 
     def refuse_without(self, scope: Scope, *, admin: bool = False) -> None:
-        """Refuse a call whose scope the session's token lacks; an auditor may read, and `admin` may be enough."""
-        enough = (scope == "read" and self.session.audits) or (admin and self.session.administers)
-        if not (self.session.may(scope) or enough):
-            have = ", ".join(self.session.token.scopes) if self.session.token is not None else "none"
-            raise Refused(
-                f"the token lacks the scope {scope} (it has {have}); a person on the server creates another one:"
-                f" ava token create NAME --user {self.session.user} --scope {scope}"
-            )
+        """Refuse a call whose scope the session's token lacks.
 
-    async def run(self, given: str, field: str, *, reading: bool = False, steering: bool = False) -> RunRow:
-        """Return a run of this user; of others where an auditor is `reading` or an administrator `steering`.
+        An auditor may read without it. With `admin`, an administrator needs no other scope.
+        """
+        if self.session.may(scope):
+            return
+        if scope == "read" and self.session.audits:
+            return
+        if admin and self.session.administers:
+            return
+        token = self.session.token
+        scopes = ", ".join(token.scopes) if token is not None else "none"
+        raise Refused(
+            f"the token lacks the scope {scope} (it has {scopes}); a person on the server creates another one:"
+            f" ava token create NAME --user {self.session.user} --scope {scope}"
+        )
+
+    async def run(self, text: str, field: str, *, reading: bool = False, steering: bool = False) -> RunRow:
+        """Return the run that an id of it or of its proposal names.
+
+        It is this user's; `reading` lets an auditor have those of others, `steering` an administrator. `field` names
+        the argument in an error.
 
         Raises BadInput: there is none; runs of other users do not exist for this one.
         """
-        return await self.store.look(lambda view: self.run_in(view, given, field, reading=reading, steering=steering))
+        return await self.store.look(lambda view: self.run_in(view, text, field, reading=reading, steering=steering))
 
-    def run_in(self, view: View, given: str, field: str, *, reading: bool = False, steering: bool = False) -> RunRow:
-        """Return the same as `run`, out of one state of the log. Raises BadInput: as for `run`."""
-        if given.strip().lower().startswith("p-"):  # a proposal's id also names its run
-            asked = parse_id("pending_id", given, field)
-            proposal = view.proposal(asked)
+    def run_in(self, view: View, text: str, field: str, *, reading: bool = False, steering: bool = False) -> RunRow:
+        """Do what `run` does, in one state of the log."""
+        if text.strip().lower().startswith("p-"):  # a proposal's id also names its run
+            id = parse_id("pending_id", text, field)
+            proposal = view.proposal(id)
             run_id = proposal.run_id if proposal is not None else None
         else:
-            asked = run_id = parse_run_id(given, field)
+            id = run_id = parse_run_id(text, field)
         run = view.run(run_id) if run_id is not None else None
         if run is None or not self.owns(run, reading=reading, steering=steering):
-            unknown = f"no subagent {asked} of yours is known; check_subagent without an id lists them"
+            unknown = f"no subagent {id} of yours is known; check_subagent without an id lists them"
             raise BadInput(f"{field}: {self.adapt_text(unknown)}")
         return run
 
     def owns(self, run: RunRow, *, reading: bool = False, steering: bool = False) -> bool:
-        """Tell whether a run exists for this session.
-
-        For an auditor who is `reading` and an administrator who is `steering`, those of all users do.
-        """
-        others = (reading and self.session.audits) or (steering and self.session.administers)
-        return run.user_id == self.session.user or others
+        """Tell whether a run exists for this session; `reading` and `steering` are as for `run`."""
+        if run.user_id == self.session.user:
+            return True
+        if reading and self.session.audits:
+            return True
+        return steering and self.session.administers
 
     def is_here(self, run: RunRow) -> bool:
         """Tell whether a run is this session's or works in its host's folders; its news comes first."""
@@ -222,23 +238,23 @@ class Access:
             return False
         return any(workspace.is_relative_to(folder) for workspace in workspaces for folder in folders)
 
-    async def pending_id(self, given: str) -> str:
+    async def pending_id(self, text: str) -> str:
         """Return the id of a proposal, given that or the id of its run. Raises BadInput: it is neither."""
-        if not given.strip().lower().startswith(("s-", "g-")):
-            return parse_id("pending_id", given)
-        return (await self.run(given, "pending_ids")).pending_id
+        if not text.strip().lower().startswith(("s-", "g-")):
+            return parse_id("pending_id", text)
+        return (await self.run(text, "pending_ids")).pending_id
 
     async def rows(self, run_ids: list[str]) -> list[RunRow]:
         rows = await self.store.look(lambda view: [view.run(run_id) for run_id in run_ids])
         return [row for row in rows if row is not None]
 
-    async def plan(self, given: str, *, reading: bool = False, steering: bool = False) -> RunRow:
+    async def plan(self, group_id: str, *, reading: bool = False, steering: bool = False) -> RunRow:
         """Return the run of a plan; whose it may be, see `run`. Raises BadInput: there is none."""
-        return await self.store.read(lambda view: self.plan_in(view, given, reading=reading, steering=steering))
+        return await self.store.read(lambda view: self.plan_in(view, group_id, reading=reading, steering=steering))
 
-    def plan_in(self, view: View, given: str, *, reading: bool = False, steering: bool = False) -> RunRow:
-        """Return the same as `plan`, out of one state of the log. Raises BadInput: as for `plan`."""
-        plan_id = parse_id("group_id", given)
+    def plan_in(self, view: View, group_id: str, *, reading: bool = False, steering: bool = False) -> RunRow:
+        """Do what `plan` does, in one state of the log."""
+        plan_id = parse_id("group_id", group_id)
         plan = view.run(plan_id)
         if plan is None or not self.owns(plan, reading=reading, steering=steering):
             raise BadInput(
@@ -249,23 +265,36 @@ class Access:
 
     def news(self, view: View, processes: Processes | None = None) -> News:
         """Return which of the user's runs each answer mentions. Blocking."""
-        user, at_us, alive = self.session.user, now_us(), (processes or self.runtime.processes_now()).alive
+        user = self.session.user
+        at_us = now_us()
+        alive = (processes or self.runtime.processes_now()).alive
         unended = view.runs(user=user, states=(QUEUED,), paused_at_us=at_us)
         if not all(map(alive, view.owners(user))):
             unended += view.runs(user=user, states=(RUNNING,))
-        lost = [row for row in unended if row.state == RUNNING and row.instance and not alive(row.instance)]
+
+        asking: list[RunRow] = []
+        interrupted: list[RunRow] = []
+        for row in unended:
+            if awaited(row, at_us):
+                asking.append(row)
+            is_lost = row.state == RUNNING and row.instance and not alive(row.instance)
+            if is_lost and waits_for_resume(view, row, at_us):
+                interrupted.append(row)
         return News(
             at_us=at_us,
-            asking=OpenQuestions(view, at_us).first_of_each(row for row in unended if awaited(row, at_us)),
-            interrupted=[row for row in lost if waits_for_resume(view, row, at_us)],
+            asking=OpenQuestions(view, at_us).first_of_each(asking),
+            interrupted=interrupted,
             ended=view.unfetched(user),
         )
 
-    def explained(self, error: Exception) -> str:
+    def explain(self, error: Exception) -> str:
         """Return an error's text; where a key would help, with how this host takes one."""
-        provider = error.needs_key if isinstance(error, AvaError) else None
-        text = with_advice(str(error), self.key_advice(provider)) if provider else str(error)
-        return text if isinstance(error, BadInput) else self.adapt_text(text)  # it repeats only the call
+        text = str(error)
+        if isinstance(error, AvaError) and error.needs_key:
+            text = with_advice(text, self.key_advice(error.needs_key))
+        if isinstance(error, BadInput):  # it repeats only the call
+            return text
+        return self.adapt_text(text)
 
     def adapt_text(self, text: str) -> str:
         """Return one of Ava's texts for this session, with commands that the person can paste.
@@ -273,22 +302,25 @@ class Access:
         A user on another machine does not learn where the server keeps its files, nor of commands that only run there.
         """
         if self.session.remote:
-            text = text.replace(str(self.runtime.settings.data_root), "the data root")
-            text = re.sub(r", or `ava resume [^`]*`", "", text)
-            text = text.replace("in a terminal, with `ava resume ", "in a terminal on the server, with `ava resume ")
-            text = text.replace("with `ava ui`", f"at {self.session.url or 'the address of this server'}")
-            there = f"`ava --url {self.session.url or 'URL'} "
-            return re.sub(r"`ava (?=(?:approve|reject) )", lambda _found: there, text)
+            return self._text_for_remote(text)
         if self.session.transport == "terminal":  # the person has just typed one, and has no tools
             for tool, command in _COMMANDS.items():
                 text = text.replace(tool, command)
             return text
+        return re.sub(r"`ava (?=(?:approve|reject|resume|send|show) |ui`)", lambda _match: f"`{self._ava} ", text)
 
-        return re.sub(r"`ava (?=(?:approve|reject|resume|send|show) |ui`)", lambda _found: f"`{self._ava} ", text)
+    def _text_for_remote(self, text: str) -> str:
+        text = text.replace(str(self.runtime.settings.data_root), "the data root")
+        text = re.sub(r", or `ava resume [^`]*`", "", text)
+        text = text.replace("in a terminal, with `ava resume ", "in a terminal on the server, with `ava resume ")
+        url = self.session.url
+        text = text.replace("with `ava ui`", f"at {url or 'the address of this server'}")
+        command = f"`ava --url {url or 'URL'} "
+        return re.sub(r"`ava (?=(?:approve|reject) )", lambda _match: command, text)
 
     @cached_property
     def _ava(self) -> str:
-        """What `ava` is to be called as in any terminal."""
+        """The command for `ava` that works in any terminal."""
         return launching.terminal_command(self.runtime.settings.data_root)
 
     def key_advice(self, provider: str) -> str:
@@ -298,13 +330,13 @@ class Access:
     def redact(self, text: str) -> str:
         return self.runtime.credentials.redactor.redact(text)[0]
 
-    def refuse_keys(self, given: Mapping[str, Any]) -> None:
+    def refuse_keys(self, arguments: Mapping[str, Any]) -> None:
         """Raise BadInput for arguments with what looks like a key: neither a model nor the log may get one."""
-        for where, text in _texts(given):
+        for path, text in _texts_in(arguments):
             shapes = self.runtime.credentials.redactor.find_shapes(text)
             if shapes:
                 raise BadInput(
-                    f"{where[:60]}: it contains what looks like a key ({shapes[0].name}), and neither the subagent,"
+                    f"{path[:60]}: it contains what looks like a key ({shapes[0].name}), and neither the subagent,"
                     " its provider nor the log may have it: a person can store it with `ava secret set NAME --for"
                     " HOST`; then write {{secret:NAME}} in its place, for a role whose file lists NAME under secrets"
                 )
@@ -321,21 +353,24 @@ class Access:
 def _workspaces_of(run: RunRow) -> list[Path]:
     """Return the folder that a run works in, or those of the steps of a plan."""
     config = loads(run.config)
-    configs = [config, *(step["config"] for step in config.get("steps") or ())]
+    configs = [config]
+    for step in config.get("steps") or ():
+        configs.append(step["config"])
     return [Path(each["workspace"]) for each in configs if each.get("workspace") is not None]
 
 
-def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text in arguments, including the names of arguments, with its path."""
+def _texts_in(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and text of each string in arguments, including the names of arguments."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
         for name, item in cast("Mapping[Any, Any]", value).items():
-            yield f"{path} (a name in it)" if path else "an argument's name", str(name)
-            yield from _texts(item, path or str(name))
+            place = f"{path} (a name in it)" if path else "an argument's name"
+            yield place, str(name)
+            yield from _texts_in(item, path or str(name))
     elif isinstance(value, list):
         for item in cast("list[Any]", value):
-            yield from _texts(item, path)
+            yield from _texts_in(item, path)
 
 
 class Operations:
@@ -367,9 +402,12 @@ async def ignore_progress(_line: str) -> None:
 
 
 Answerer = Literal["host", "client", "page", "link", "terminal"]
-"""Who answers a proposal: the host's model with its call, once the person has agreed in the conversation; the person in
-a form of the client; or who has the PIN, on a page that the client opens or whose link the model shows, or only in a
-terminal."""
+"""Who answers a proposal.
+
+`host`: its model with a call, once the person has agreed in the conversation. `client`: the person, in a form of the
+client. `page`, `link`, `terminal`: whoever has the PIN, on a page that the client opens, on one whose link the model
+shows, or only in a terminal.
+"""
 
 
 @dataclass(frozen=True)

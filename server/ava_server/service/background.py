@@ -1,4 +1,4 @@
-"""Where the background process listens: it looks for what is wanted, and begins and ends one server for each."""
+"""The servers of the background process: one for each that somebody on this machine wants, until it is idle."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("ava.worker")
 
 
-is_there = os.path.lexists
-"""One call of the system, without a thread: it is asked several times a second."""
+path_exists = os.path.lexists
+"""One system call, so it needs no thread; it is made several times a second."""
 
 
 @dataclass
-class _Listening:
+class _RunningServer:
     """One server of this process, until `over`."""
 
     ending: GracefulShutdown
@@ -49,23 +49,23 @@ class Listeners:
         self._runtime = runtime
         self._root = runtime.settings.paths
         self._servers = () if beside else (pages_server(self._root), http_server(self._root))
-        self._listening: dict[str, _Listening] = {}
+        self._running: dict[str, _RunningServer] = {}
         self._ends = False
 
     @property
     def active(self) -> bool:
-        return bool(self._listening)
+        return bool(self._running)
 
     async def follow(self) -> None:
-        """Begin what is wanted, until cancelled; a server that fails does not affect the runs."""
+        """Start the servers that are wanted, until cancelled; one that fails does not affect the runs."""
         if not self._servers:  # a worker beside the first one
             return
         async with anyio.create_task_group() as tasks:
             while True:
-                if is_there(self._root.worker_leave):
+                if path_exists(self._root.worker_leave):
                     self.newer.set()
                 for server in self._servers:
-                    is_new = server.what not in self._listening and is_there(server.wanted)
+                    is_new = server.what not in self._running and path_exists(server.wanted)
                     if is_new and not self._ends:
                         self._begin(server, tasks)
                 await anyio.sleep(background.LOOK_EVERY_S)
@@ -74,9 +74,9 @@ class Listeners:
         port = server.wanted_port()
         if port is None:  # it was withdrawn at this moment
             return
-        one = _Listening(GracefulShutdown(0), anyio.Event())
-        self._listening[server.what] = one
-        tasks.start_soon(self._listen, server, port, one)
+        running = _RunningServer(GracefulShutdown(0), anyio.Event())
+        self._running[server.what] = running
+        tasks.start_soon(self._listen, server, port, running)
 
     async def end(self, *, for_good: bool) -> None:
         """Let calls in progress finish, and end all. Without `for_good`, the next process goes on listening."""
@@ -84,19 +84,19 @@ class Listeners:
         if for_good:
             for server in self._servers:
                 self._withdraw(server)
-        for one in [*self._listening.values()]:
-            one.ending.hurry()
-            one.ending.asked.set()
-        for one in [*self._listening.values()]:
-            await one.over.wait()
+        for running in [*self._running.values()]:
+            running.ending.hurry()
+            running.ending.asked.set()
+        for running in [*self._running.values()]:
+            await running.over.wait()
 
-    async def _listen(self, server: LocalServer, port: int, one: _Listening) -> None:
+    async def _listen(self, server: LocalServer, port: int, running: _RunningServer) -> None:
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._withdraw_when_idle, server, one.ending)
-                await self._serve(server, port, one.ending)
+                tasks.start_soon(self._withdraw_when_idle, server, running.ending)
+                await self._serve(server, port, running.ending)
                 tasks.cancel_scope.cancel()
-            if not one.ending.asked.is_set():  # another process is that server
+            if not running.ending.asked.is_set():  # another process is that server
                 self._withdraw(server)
         except Exception as failed:
             error = next(leaves_of(failed))
@@ -104,11 +104,11 @@ class Listeners:
             log.error("%s: %s", server.what, error, exc_info=None if expected else failed)
             self._withdraw(server)
         finally:
-            del self._listening[server.what]
-            one.over.set()
+            del self._running[server.what]
+            running.over.set()
 
     async def _withdraw_when_idle(self, server: LocalServer, ending: GracefulShutdown) -> None:
-        """Forget the wish as soon as the server begins to end: one that comes later is for the next."""
+        """Remove the wish for a server as soon as it begins to end; a later wish starts the next one."""
         await ending.asked.wait()
         if not self._ends:
             self._withdraw(server)

@@ -155,14 +155,16 @@ def _place(folder: Path, name: str) -> Path:
     return folder / _last
 
 
-def _opened(path: Path, *, links: bool) -> BinaryIO:
+def _open_regular(path: Path, *, links: bool) -> BinaryIO:
     """Open a file and then check it, so that nobody can replace it in between; a pipe does not block.
 
     Raises FileNotFoundError: there is no file, or it is something else.
     """
-    follow = 0 if links else getattr(os, "O_NOFOLLOW", 0)
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if not links:
+        flags |= getattr(os, "O_NOFOLLOW", 0)
     try:
-        fd = os.open(path, os.O_RDONLY | follow | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        fd = os.open(path, flags)
     except OSError as failed:
         if failed.errno == errno.ELOOP:
             raise FileNotFoundError(errno.ENOENT, "it is a link", str(path)) from None
@@ -177,14 +179,14 @@ def _opened(path: Path, *, links: bool) -> BinaryIO:
 def _copy_file(source: Path, target: Path, *, links: bool = False) -> str:
     """Copy a file with its mode, and return its SHA-256."""
     digest = hashlib.sha256()
-    with _opened(source, links=links) as read, target.open("xb") as written:
+    with _open_regular(source, links=links) as source_file, target.open("xb") as target_file:
         target.chmod(0o600)
-        while block := read.read(_BLOCK):
+        while block := source_file.read(_BLOCK):
             digest.update(block)
-            written.write(block)
-        written.flush()
-        os.fsync(written.fileno())
-        mode = os.fstat(read.fileno()).st_mode
+            target_file.write(block)
+        target_file.flush()
+        os.fsync(target_file.fileno())
+        mode = os.fstat(source_file.fileno()).st_mode
     target.chmod(mode & 0o700)
     return digest.hexdigest()
 
@@ -287,8 +289,12 @@ def read_manifest(source: Path) -> Manifest:
 
 def _is_inside(name: str) -> bool:
     path = Path(name)
-    inside = not path.is_absolute() and "\0" not in name and ".." not in path.parts
-    return inside and (name == LOG or next(iter(path.parts), "") in (*_PARTS, _OUTPUTS))
+    if path.is_absolute() or "\0" in name or ".." in path.parts:
+        return False
+    if name == LOG:
+        return True
+    first = path.parts[0] if path.parts else ""
+    return first in (*_PARTS, _OUTPUTS)
 
 
 def restore(manifest: Manifest, source: Path, partial: Path, show: _Show) -> Restored:
@@ -308,11 +314,11 @@ def restore(manifest: Manifest, source: Path, partial: Path, show: _Show) -> Res
             continue
         target = _place(partial, name)
         try:
-            found = _copy_file(source / name, target)
+            copied = _copy_file(source / name, target)
         except FileNotFoundError:
-            found = ""
-        if found != digest:
-            why = "differs from what was backed up" if found else "is missing"
+            copied = ""
+        if copied != digest:
+            why = "differs from what was backed up" if copied else "is missing"
             raise Refused(f"{source / name} {why}, so nothing was restored; use another backup.")
     checked: ProgressCallback = lambda done, of: show(f"{done:,} of {of:,} entries checked")  # noqa: E731
     what, then = f"the log in {source}", "Nothing was restored; use another backup"
@@ -351,11 +357,13 @@ def erased_since(former: Path, restored: Path, manifest: Manifest) -> list[RunRo
             entry = db.execute("SELECT hash FROM events WHERE seq = ?", (manifest.entries,)).fetchone()
             if entry is None or entry[0].hex() != manifest.head:
                 continue
-            erased = {
-                fact.run_id
-                for each in View(db).of_type("LogErased")
-                if isinstance(fact := each.fact, LogErased) and fact.whole and each.seq > manifest.entries
-            }
-            with closing(SqliteBackend(restored).open_to_check()) as now:
-                return [run for run in map(View(now).run, sorted(filter(None, erased))) if run is not None]
+            erased: set[str] = set()
+            for erasure in View(db).of_type("LogErased"):
+                fact = erasure.fact
+                if erasure.seq > manifest.entries and isinstance(fact, LogErased) and fact.whole and fact.run_id:
+                    erased.add(fact.run_id)
+            with closing(SqliteBackend(restored).open_to_check()) as restored_db:
+                view = View(restored_db)
+                runs = [view.run(run_id) for run_id in sorted(erased)]
+                return [run for run in runs if run is not None]
     return None

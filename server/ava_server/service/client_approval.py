@@ -49,7 +49,7 @@ class ClientApprovals(Operations):
         super().__init__(access)
         self._pages = PageDecisions(access)
 
-    async def decide(self, asked: Approval, caller: CallContext) -> ConfirmOutcome | None:
+    async def decide(self, approval: Approval, caller: CallContext) -> ConfirmOutcome | None:
         """Approve what the person agrees to; None where this client can ask nobody.
 
         Raises:
@@ -58,36 +58,36 @@ class ClientApprovals(Operations):
             AnsweredLater: The client asks the person and calls again.
         """
         self._runtime.settings.refuse_off("nothing was started")
-        if await self._access.needs_pin(asked.pending_ids):
-            return await self._pages.decide(asked, caller)
+        if await self._access.needs_pin(approval.pending_ids):
+            return await self._pages.decide(approval, caller)
         if caller.asking.person is None:
             return None
         await caller.record.begin()
-        checked = await self._checked(asked)
+        checked = await self._check(approval)
         if isinstance(checked, ConfirmOutcome):
             return checked
         person, limits = caller.asking.person, self._runtime.spawn_limits_of(self._session.user)
-        asks = question(checked)
+        form = question(checked)
         shown = [Shown("start", member.row.pending_id, member.row.digest) for member in checked.members]
         reply = await ask_until(
             lambda: until_decided(self._store, shown, limits),
-            lambda: person.ask(asks, lambda given: apply_reply(checked, asked, given)),
+            lambda: person.ask(form, lambda reply: apply_reply(checked, approval, reply)),
         )
         elsewhere = await outcomes(self._store, shown, limits)
         if elsewhere:
-            return await self._decided_elsewhere(asked, elsewhere)
+            return await self._decided_elsewhere(approval, elsewhere)
         if reply is None or reply.action != "accept":
             action: NotAgreed = "cancel"
             if reply is not None and reply.action != "accept":
                 action = reply.action
             refused = tuple(member.refused(NOT_AGREED[action]) for member in checked.members)
             return ConfirmOutcome(refused, not_agreed=action)
-        if await self._access.needs_pin(asked.pending_ids):  # it was set while the question was open
-            return await self._pages.decide(asked, caller)
-        agreed = apply_reply(checked, asked, reply)
+        if await self._access.needs_pin(approval.pending_ids):  # it was set while the question was open
+            return await self._pages.decide(approval, caller)
+        agreed = apply_reply(checked, approval, reply)
         return await self._store.do(approve(agreed, self._session.who, "elicitation", limits))
 
-    async def _decided_elsewhere(self, asked: Approval, elsewhere: Mapping[str, str]) -> ConfirmOutcome:
+    async def _decided_elsewhere(self, approval: Approval, elsewhere: Mapping[str, str]) -> ConfirmOutcome:
         """Return what the log has of proposals of which some were decided while their question was open.
 
         `elsewhere`: what became of those, in sentences.
@@ -95,48 +95,50 @@ class ClientApprovals(Operations):
         user, at_us = self._session.user, now_us()
 
         def decision(view: View, pending_id: str) -> ProposalDecision:
-            found = check_proposal(view, pending_id, user, at_us)
-            if isinstance(found, ProposalChange):
-                return found.refused(STILL_WAITS)
+            checked = check_proposal(view, pending_id, user, at_us)
+            if isinstance(checked, ProposalChange):
+                return checked.refused(STILL_WAITS)
             row = view.proposal(pending_id)
             if row is None or row.state not in ("approved", "rejected"):
-                return found
-            became = elsewhere.get(pending_id, "").removesuffix(".") or None
+                return checked
             if row.state == "approved":
                 return ProposalDecision(pending_id, row.run_id, "approved")
-            return ProposalDecision(pending_id, row.run_id, "rejected", became)
+            why = elsewhere.get(pending_id, "").removesuffix(".") or None
+            return ProposalDecision(pending_id, row.run_id, "rejected", why)
 
         def query(view: View) -> ConfirmOutcome:
-            decisions = tuple(decision(view, pending_id) for pending_id in asked.pending_ids)
-            rows = [row for row in map(view.proposal, asked.pending_ids) if row is not None and row.state == "approved"]
-            plan_ids = {row.plan_id for row in rows}
+            decisions = tuple(decision(view, pending_id) for pending_id in approval.pending_ids)
+            rows = [view.proposal(pending_id) for pending_id in approval.pending_ids]
+            approved = [row for row in rows if row is not None and row.state == "approved"]
+            plan_ids = {row.plan_id for row in approved}
             return ConfirmOutcome(
                 decisions,
                 plan_id=plan_ids.pop() if len(plan_ids) == 1 else None,
-                lowered=(*elsewhere.values(), *lowered_limits(view, rows)),
+                lowered=(*elsewhere.values(), *lowered_limits(view, approved)),
                 elsewhere=True,
             )
 
         return await self._store.read(query)
 
-    async def _checked(self, asked: Approval) -> CheckedApproval | ConfirmOutcome:
+    async def _check(self, approval: Approval) -> CheckedApproval | ConfirmOutcome:
         """Return an approval that can be given now, or else its refusal."""
         who, limits, at_us = self._session.who, self._runtime.spawn_limits_of(self._session.user), now_us()
-        checked = await self._store.look(lambda view: check_approval(view, asked, who, "elicitation", limits, at_us))
+        checked = await self._store.look(lambda view: check_approval(view, approval, who, "elicitation", limits, at_us))
         if isinstance(checked, Outcome):
-            return await self._store.do(refuse(asked, who, "elicitation", limits))
+            return await self._store.do(refuse(approval, who, "elicitation", limits))
         return checked
 
 
-def not_started_next(decided: ConfirmOutcome, again: str = CONFIRM_AGAIN) -> str:
+def not_started_next(outcome: ConfirmOutcome, again: str = CONFIRM_AGAIN) -> str:
     """Return what a caller does after a decision that started nothing; `again` says how the person is asked again."""
-    if decided.page is not None:
-        return next_step(decided, again)
-    if decided.not_agreed:
-        ids = " ".join(made.pending_id for made in decided.decisions)
-        waits = "the proposal still waits" if len(decided.decisions) == 1 else "the proposals still wait"
-        then = NEXT_STEPS[decided.not_agreed].format(again=again)
+    if outcome.page is not None:
+        return next_step(outcome, again)
+    if outcome.not_agreed:
+        ids = " ".join(decision.pending_id for decision in outcome.decisions)
+        waits = "the proposal still waits" if len(outcome.decisions) == 1 else "the proposals still wait"
+        then = NEXT_STEPS[outcome.not_agreed].format(again=again)
         return f"Nothing was started, and {waits}. {then}. {NOT_ASKED.format(ids=ids)}."
-    if before := [made.before for made in decided.decisions if made.before]:
+    before = [decision.before for decision in outcome.decisions if decision.before]
+    if before:
         return f"Nothing new was started: {'; '.join(before)}."
     return "Nothing was started."

@@ -36,7 +36,7 @@ PLAN_END_S = 5.0
 
 
 class TerminalConfirmArgs(ConfirmArgs):
-    """The same from a terminal, where a person approves all runs of a suite at once."""
+    """Arguments from a terminal, where a person approves all runs of a suite at once."""
 
     pending_ids: list[str] = Field(min_length=1, max_length=MOST_WAITING)
 
@@ -50,167 +50,183 @@ class Confirmations(Operations):
         self._spawns = spawns
         self._client = ClientApprovals(access)
 
-    async def confirm(self, given: dict[str, Any], caller: CallContext) -> Answer:
+    async def confirm(self, arguments: dict[str, Any], caller: CallContext) -> Answer:
         """Do `confirm_spawn`. Raises BadInput, Refused, or AnsweredLater: the client asks and calls again."""
         began = time.monotonic()
-        args = parse(TerminalConfirmArgs if self._session.transport == "terminal" else ConfirmArgs, given)
-        if (run := await self._interrupted(args)) is not None:
+        args = parse(TerminalConfirmArgs if self._session.transport == "terminal" else ConfirmArgs, arguments)
+        run = await self._run_to_resume(args)
+        if run is not None:
             self._runtime.closing.refuse_new()
             await caller.record.begin()
             answer = await self._resume(args, run, caller.asking.person)
             if answer.status == "resumed":
-                await self._wait_for(answer, [run.id], _left(args, began, self._session.wait_s), caller.progress)
+                wait_s = _seconds_left(args, began, self._session.wait_s)
+                await self._wait_for(answer, [run.id], wait_s, caller.progress)
             return answer
         self._access.refuse_without(self._session.scope_for(args.decision))  # the scope admin only resumes
-        ids = tuple(dict.fromkeys([await self._access.pending_id(given) for given in args.pending_ids]))
+        ids = tuple(dict.fromkeys([await self._access.pending_id(text) for text in args.pending_ids]))
         if args.decision == "reject":
-            decided = await caller.record.do(reject(ids, self._session.who, self._session.channel))
+            outcome = await caller.record.do(reject(ids, self._session.who, self._session.channel))
         else:
             self._runtime.closing.refuse_new()
-            decided = await self._approve(args, ids, caller)
-        return await self._answer(args, decided, _left(args, began, self._session.wait_s), caller)
+            outcome = await self._approve(args, ids, caller)
+        return await self._answer(args, outcome, _seconds_left(args, began, self._session.wait_s), caller)
 
-    async def _interrupted(self, args: ConfirmArgs) -> RunRow | None:
+    async def _run_to_resume(self, args: ConfirmArgs) -> RunRow | None:
         """Return the interrupted or held run that the ids name, or None where they name proposals."""
-        for given in args.pending_ids:
-            if not given.strip().lower().startswith(("s-", "g-")):
+        for text in args.pending_ids:
+            if not text.strip().lower().startswith(("s-", "g-")):
                 continue
-            run = await self._access.run(given, "pending_ids", steering=True)
-            gone = self._runtime.manager.control.gone
-            if is_held(run) or (run.state == RUNNING and bool(await anyio.to_thread.run_sync(gone, [run]))):
+            run = await self._access.run(text, "pending_ids", steering=True)
+            if is_held(run) or await self._is_interrupted(run):
                 if len(args.pending_ids) > 1:
                     raise BadInput(f"pending_ids: {label(run)} is resumed alone; give only its id")
                 return run
         return None
 
+    async def _is_interrupted(self, run: RunRow) -> bool:
+        if run.state != RUNNING:
+            return False
+        return bool(await anyio.to_thread.run_sync(self._runtime.manager.control.gone, [run]))
+
     async def _resume(self, args: ConfirmArgs, run: RunRow, person: Person | None) -> ConfirmAnswer:
         """Resume a run if `approving` is right, and the person agrees where one can be asked."""
         _refuse_changes_of_started(args, run)
         self._runtime.settings.refuse_off("nothing was resumed")
-        only_there = ONLY_PERSON["resume"].format(ids=run.id)
-        await self._access.refuse_without_pin([run.id], only_there, of=run.user_id)
-        decision = OneDecision(
-            pending_id=run.pending_id, subagent_id=run.id, name=run.name, task_id=run.task_id, status="resumed"
-        )
+        needs_person = ONLY_PERSON["resume"].format(ids=run.id)
+        await self._access.refuse_without_pin([run.id], needs_person, of=run.user_id)
 
-        goes_on = f'It continues where it was. Call check_subagent with subagent_id "{run.id}" for news.'
-
-        def refused(why: str, following: str, lines: list[str] | None = None) -> ConfirmAnswer:
-            decision.status, decision.refused_because = "refused", why
-            return ConfirmAnswer(status="refused", decisions=[decision], approval_lines=lines, next=following)
-
-        approving, channel = "\n".join(args.approving or [""]), self._session.channel
+        approving = "\n".join(args.approving or [""])
+        channel = self._session.channel
         line = await self._store.read(lambda view: resume_line(view, run))
-        right = line is not None and normalize_typography(approving) == normalize_typography(line)
-        if person is not None and right:  # a wrong line is refused without a question
-            # The time, not how long ago: an answer counts for exactly the text that was shown.
-            at = format_ts(run.last_us or run.created_us)
-            what = "is held because it was restored or imported" if is_held(run) else f"was interrupted at {at}"
-            text = f"{label(run)} {what}. Resume it? \n{line}"
-            shown, limits = [resumption_shown(run, line)], self._runtime.spawn_limits_of(run.user_id)
-            asked = await ask_until(
-                lambda: until_decided(self._store, shown, limits),
-                lambda: person.ask(Question(text, ()), lambda _reply: None),
-            )
-            if elsewhere := await outcomes(self._store, shown, limits):
-                [became] = elsewhere.values()
-                now = await self._store.read(lambda view: view.run(run.id))
-                if now is None or now.ended or now.generation == run.generation:
-                    return refused(became.removesuffix("."), "Nothing was resumed by this call.")
-                return ConfirmAnswer(status="resumed", decisions=[decision], message=became, next=goes_on)
-            reply = asked or Reply("cancel")
-            if reply.action != "accept":
-                then = NEXT_STEPS[reply.action].format(again=CONFIRM_AGAIN)
-                following = (
-                    f"Nothing was resumed. {then}. A person can also resume it in a terminal, with"
-                    f" `ava resume {run.id}`."
-                )
-                return refused(NOT_AGREED[reply.action], self._access.adapt_text(following))
+        is_right = line is not None and normalize_typography(approving) == normalize_typography(line)
+        if person is not None and is_right:  # a wrong line is refused without a question
+            answer = await self._ask_to_resume(run, line, person)
+            if answer is not None:
+                return answer
             channel = "elicitation"
             # A PIN may have been set while the question was open.
-            await self._access.refuse_without_pin([run.id], only_there, of=run.user_id)
-        found = await self._runtime.manager.control.resume(
+            await self._access.refuse_without_pin([run.id], needs_person, of=run.user_id)
+
+        if person is not None and not is_right:
+            approving = ""  # only what the person was asked about may be right
+        resumed = await self._runtime.manager.control.resume(
             run.id,
             self._session.who,
             channel,
             self._runtime.spawn_limits_of(run.user_id),
-            line=approving if person is None or right else "",  # only what the person was asked about may be right
+            line=approving,
             anyones=self._session.administers,
         )
-        if isinstance(found, NotResumed):
-            if found.line is None:
-                return refused(found.why, "Nothing was resumed.")
-            return refused(found.why, "Show the person approval_lines and give exactly that.", [found.line])
+        if isinstance(resumed, NotResumed):
+            if resumed.line is None:
+                return _refused_resumption(run, resumed.why, "Nothing was resumed.")
+            show_line = "Show the person approval_lines and give exactly that."
+            return _refused_resumption(run, resumed.why, show_line, [resumed.line])
         self._runtime.manager.adopted.add(run.id)
         self._runtime.manager.wake()
-        return ConfirmAnswer(status="resumed", decisions=[decision], next=goes_on)
+        return _resumption(run)
+
+    async def _ask_to_resume(self, run: RunRow, line: str | None, person: Person) -> ConfirmAnswer | None:
+        """Ask the person whether to resume a run; return None if they agree, else the answer of the call."""
+        if is_held(run):
+            what = "is held because it was restored or imported"
+        else:
+            # The time, not how long ago: an answer counts for exactly the text that was shown.
+            what = f"was interrupted at {format_ts(run.last_us or run.created_us)}"
+        question = Question(f"{label(run)} {what}. Resume it? \n{line}", ())
+        shown = [resumption_shown(run, line)]
+        limits = self._runtime.spawn_limits_of(run.user_id)
+        reply = await ask_until(
+            lambda: until_decided(self._store, shown, limits),
+            lambda: person.ask(question, lambda _reply: None),
+        )
+        elsewhere = await outcomes(self._store, shown, limits)
+        if elsewhere:
+            [sentence] = elsewhere.values()
+            now = await self._store.read(lambda view: view.run(run.id))
+            if now is None or now.ended or now.generation == run.generation:
+                return _refused_resumption(run, sentence.removesuffix("."), "Nothing was resumed by this call.")
+            return _resumption(run, sentence)
+        reply = reply or Reply("cancel")
+        if reply.action == "accept":
+            return None
+        then = NEXT_STEPS[reply.action].format(again=CONFIRM_AGAIN)
+        advice = f"Nothing was resumed. {then}. A person can also resume it in a terminal, with `ava resume {run.id}`."
+        return _refused_resumption(run, NOT_AGREED[reply.action], self._access.adapt_text(advice))
 
     async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], caller: CallContext) -> ConfirmOutcome:
         """Approve, once the person at the client has agreed; where it can ask nobody, its call is the approval."""
         changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
         _refuse_ineffective(args, ids, changes)
-        asked = Approval(
+        approval = Approval(
             pending_ids=ids,
             approving=tuple(args.approving) if args.approving is not None else None,
             changes=changes,
             plan_max_micros=cap_micros(args.group_max_cost_cents) if args.group_max_cost_cents else None,
             plan_timeout_s=args.group_timeout,
             plan_ids=new_pairs("group_id"),
-            screens={pending_id: self._plain(screen) for pending_id, screen in caller.screens.items()},
+            screens={pending_id: self._screen_for_log(screen) for pending_id, screen in caller.screens.items()},
         )
-        if (decided := await self._client.decide(asked, caller)) is not None:
-            return decided
+        outcome = await self._client.decide(approval, caller)
+        if outcome is not None:
+            return outcome
         who, channel = self._session.who, self._session.channel
-        return await caller.record.do(approve(asked, who, channel, self._runtime.spawn_limits_of(who.user_id)))
+        return await caller.record.do(approve(approval, who, channel, self._runtime.spawn_limits_of(who.user_id)))
 
-    def _plain(self, screen: FoldedScreen) -> FoldedScreen:
+    def _screen_for_log(self, screen: FoldedScreen) -> FoldedScreen:
         """Return a screen as the log may have it: shortened, and without secrets."""
         redact = self._access.redact
         return FoldedScreen(redact(screen.text), redact(screen.folded)).cut()
 
     async def _answer(
-        self, args: ConfirmArgs, decided: ConfirmOutcome, wait_s: float, caller: CallContext
+        self, args: ConfirmArgs, outcome: ConfirmOutcome, wait_s: float, caller: CallContext
     ) -> ConfirmAnswer:
         self._runtime.manager.wake()
-        await anyio.lowlevel.checkpoint()  # the runs come first: what is said of them takes as long as taking one
-        decisions = await self._decisions(args, decided, caller)
-        started = [made.subagent_id for made in decided.decisions if made.status == "approved" and made.subagent_id]
-        any_or_all = any if args.decision == "reject" else all
-        rejected = any_or_all(made.status == "rejected" for made in decided.decisions)
+        await anyio.lowlevel.checkpoint()  # the manager takes the runs first: the answer takes about as long as that
+        decisions = await self._decisions(args, outcome, caller)
+        started = [one.subagent_id for one in outcome.decisions if one.status == "approved" and one.subagent_id]
+        if started:
+            status = "approved"
+            next_step = started_next(started[0], outcome.plan_id)
+        else:
+            any_or_all = any if args.decision == "reject" else all
+            rejected = any_or_all(one.status == "rejected" for one in outcome.decisions)
+            status = "rejected" if rejected else "refused"
+            next_step = not_started_next(outcome)
         answer = ConfirmAnswer(
-            status="approved" if started else ("rejected" if rejected else "refused"),
+            status=status,
             decisions=decisions,
-            group_id=decided.plan_id,
-            approval_lines=list(decided.approval_lines) or None,
-            message=" ".join(decided.lowered) or None,
-            next=self._access.adapt_text(
-                started_next(started[0], decided.plan_id) if started else not_started_next(decided)
-            ),
+            group_id=outcome.plan_id,
+            approval_lines=list(outcome.approval_lines) or None,
+            message=" ".join(outcome.lowered) or None,
+            next=self._access.adapt_text(next_step),
         )
         if started:
             await self._wait_for(answer, started, wait_s, caller.progress)
         return answer
 
-    async def _decisions(self, args: ConfirmArgs, decided: ConfirmOutcome, caller: CallContext) -> list[OneDecision]:
+    async def _decisions(self, args: ConfirmArgs, outcome: ConfirmOutcome, caller: CallContext) -> list[OneDecision]:
         """Return the decisions as an answer has them; an expired proposal that was approved is made again."""
-        ids = [made.subagent_id for made in decided.decisions if made.subagent_id]
+        ids = [one.subagent_id for one in outcome.decisions if one.subagent_id]
         rows = {row.id: row for row in await self._access.rows(ids)}
         decisions: list[OneDecision] = []
-        for made in decided.decisions:
+        for one in outcome.decisions:
             decision = OneDecision(
-                pending_id=made.pending_id,
-                subagent_id=made.subagent_id,
-                status=made.status,
-                refused_because=made.refused_because and self._access.adapt_text(made.refused_because),
+                pending_id=one.pending_id,
+                subagent_id=one.subagent_id,
+                status=one.status,
+                refused_because=one.refused_because and self._access.adapt_text(one.refused_because),
             )
             decisions.append(decision)
-            if row := rows.get(made.subagent_id or ""):
+            row = rows.get(one.subagent_id or "")
+            if row is not None:
                 decision.name, decision.task_id = row.name, row.task_id
-            if made.expired and made.subagent_id and args.decision == "approve":
+            if one.expired and one.subagent_id and args.decision == "approve":
                 if self._session.belongs_to_person:
                     decision.refused_because = "it expired before it was approved; propose it again"
                 else:
-                    await self._spawns.renew(decision, made.subagent_id, caller)
+                    await self._spawns.renew(decision, one.subagent_id, caller)
         return decisions
 
     async def _wait_for(self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress) -> None:
@@ -226,26 +242,49 @@ class Confirmations(Operations):
             _add_message(answer, f"Approved; its state cannot be read at the moment: {error}")
             return
         for decision in answer.decisions:
-            run = next((run for run in shown_runs if run.subagent_id == decision.subagent_id), None)
-            if run is not None:
-                decision.status = run.state
-                decision.queue_position = run.queue_position
+            for run in shown_runs:
+                if run.subagent_id == decision.subagent_id:
+                    decision.status = run.state
+                    decision.queue_position = run.queue_position
+                    break
         ended = [run for run, row in zip(shown_runs, rows, strict=True) if row.ended]
         if ended:
-            shown, message = fit_runs(ended)
-            answer.runs = answers_json(shown)
+            fitting, message = fit_runs(ended)
+            answer.runs = answers_json(fitting)
             _add_message(answer, message)
         if len(ended) == len(started):
             answer.next = "It has ended." if len(started) == 1 else "All of them have ended."
 
 
+def _resumption(run: RunRow, message: str | None = None) -> ConfirmAnswer:
+    decision = OneDecision(
+        pending_id=run.pending_id, subagent_id=run.id, name=run.name, task_id=run.task_id, status="resumed"
+    )
+    next_step = f'It continues where it was. Call check_subagent with subagent_id "{run.id}" for news.'
+    return ConfirmAnswer(status="resumed", decisions=[decision], message=message, next=next_step)
+
+
+def _refused_resumption(run: RunRow, why: str, next_step: str, lines: list[str] | None = None) -> ConfirmAnswer:
+    decision = OneDecision(
+        pending_id=run.pending_id,
+        subagent_id=run.id,
+        name=run.name,
+        task_id=run.task_id,
+        status="refused",
+        refused_because=why,
+    )
+    return ConfirmAnswer(status="refused", decisions=[decision], approval_lines=lines, next=next_step)
+
+
 def _add_message(answer: ConfirmAnswer, message: str | None) -> None:
-    answer.message = "\n".join(part for part in (answer.message, message) if part) or None
+    parts = [part for part in (answer.message, message) if part]
+    answer.message = "\n".join(parts) or None
 
 
-def _left(args: ConfirmArgs, began: float, most_s: float) -> float:
+def _seconds_left(args: ConfirmArgs, began: float, most_s: float) -> float:
     """Return how many seconds the call may still wait, after what a question took."""
-    return min(args.wait_seconds, max(0.0, most_s - (time.monotonic() - began)))
+    left_s = most_s - (time.monotonic() - began)
+    return min(args.wait_seconds, max(0.0, left_s))
 
 
 def _caps_of(changes: Changes) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Generic, TypeVar
 
 from ava_audit.rows import UNENDED, RunRow
@@ -97,12 +96,17 @@ def todays_budgets(
     Without a view there is no log yet, so nothing is spent.
     """
     day = day_of(at_us)
-    days = [(whose, user_scope(user, day), caps.user_micros)]
-    days += [("everybody", installation_scope(day), caps.installation_micros)] if everybody else []
-    if view is None:
-        return tuple(Budget(name, 0, 0, cap) for name, _scope, cap in days)
-    found = ((name, view.bucket(scope), cap) for name, scope, cap in days)
-    return tuple(Budget(name, bucket.spent_micros, bucket.held_micros, cap) for name, bucket, cap in found)
+    caps_of_day = [(whose, user_scope(user, day), caps.user_micros)]
+    if everybody:
+        caps_of_day.append(("everybody", installation_scope(day), caps.installation_micros))
+    budgets: list[Budget] = []
+    for name, scope, cap in caps_of_day:
+        if view is None:
+            budgets.append(Budget(name, 0, 0, cap))
+        else:
+            bucket = view.bucket(scope)
+            budgets.append(Budget(name, bucket.spent_micros, bucket.held_micros, cap))
+    return tuple(budgets)
 
 
 def current_rows(view: View, user: str | None, at_us: int) -> tuple[list[RunRow], list[RunRow]]:
@@ -110,10 +114,14 @@ def current_rows(view: View, user: str | None, at_us: int) -> tuple[list[RunRow]
     unended = view.runs(user=user, states=UNENDED, expired_before_us=at_us - RECENT_US, listed=True, limit=-1)
     # Found by their endings, the newest first, so that the number of all runs does not matter.
     endings = view.select("SELECT run_id, ts_us FROM events WHERE type = 'RunEnded' ORDER BY seq DESC")
-    recent = takewhile(lambda ending: ending[1] >= at_us - RECENT_US, endings)
-    rows_or_none = (view.run(run_id) for run_id, _ts_us in recent if run_id is not None)
-    recently = [row for row in rows_or_none if row is not None and row.step is None]
-    return unended, [row for row in recently if user in (None, row.user_id)]
+    ended: list[RunRow] = []
+    for run_id, ended_us in endings:
+        if ended_us < at_us - RECENT_US:
+            break
+        row = view.run(run_id) if run_id is not None else None
+        if row is not None and row.step is None and user in (None, row.user_id):
+            ended.append(row)
+    return unended, ended
 
 
 def others_words(count: int) -> str:

@@ -1,10 +1,10 @@
-"""The requests for decisions: what waits for a person, and what became of it; a command asks near and far the same.
+"""The requests for decisions: what waits for a person, and what became of it; the same locally and over HTTP.
 
 What a person decides is carried out by `service.decide`. A command calls it in its own process; with `--url` it sends
 the decision over HTTP, and the server calls it.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from ava_server.service.outcomes import outcome_of
 from ava_server.service.record_requests import Request, UnknownId
 
 MOST_SHOWN = 100
-"""So many are asked about at once; more than a table shows."""
+"""How many decisions one request may ask about; more than a table shows."""
 
 
 Find = Callable[[Sequence[str]], Awaitable[list[RunRow]]]
@@ -77,11 +77,11 @@ class DecisionsHandler:
         wanted = [parse_any_id(one)[1] for one in ids]
         return await self.store.read(lambda view: [self._run_in(view, one) for one in wanted])
 
-    def _run_in(self, view: View, given: str) -> RunRow:
-        proposal = view.proposal(given) if given.startswith("P-") else None
-        run = view.run(proposal.run_id if proposal is not None else given)
+    def _run_in(self, view: View, id: str) -> RunRow:
+        proposal = view.proposal(id) if id.startswith("P-") else None
+        run = view.run(proposal.run_id if proposal is not None else id)
         if run is None or run.user_id != self.user:
-            raise UnknownId(f"{given} does not wait here; without an id, all that wait are shown.")
+            raise UnknownId(f"{id} does not wait here; without an id, all that wait are shown.")
         return run
 
     async def waiting(self, id: Sequence[str] = ()) -> WaitingDecisions:
@@ -89,11 +89,12 @@ class DecisionsHandler:
 
         Raises BadInput: there is none with an id; Refused: one no longer waits.
         """
-        found, at_us, limits = await self._find(id) if id else [], now_us(), self._limits
+        runs = await self._find(id) if id else []
+        at_us, limits = now_us(), self._limits
 
         def query(view: View) -> WaitingDecisions:
             if id:
-                proposals = [self._proposal_in(view, run, at_us) for run in found]
+                proposals = [self._proposal_in(view, run, at_us) for run in runs]
             else:
                 proposals = pending_proposals(view, self.user, limits, at_us)
             extensions = pending_requests(view, self.user, at_us)
@@ -104,10 +105,10 @@ class DecisionsHandler:
     def _proposal_in(self, view: View, run: RunRow, at_us: int) -> Pending:
         if run.user_id != self.user:
             raise Refused(f"{run.pending_id} is {run.user_id}'s proposal; only that user decides about it.")
-        found = waiting_proposal(view, run, self._limits, at_us)
-        if isinstance(found, str):
-            raise Refused(found)
-        return found
+        proposal = waiting_proposal(view, run, self._limits, at_us)
+        if isinstance(proposal, str):
+            raise Refused(proposal)
+        return proposal
 
     async def outcomes(self, shown: Sequence[Shown]) -> Outcomes:
         """Return what became of those of them that no longer wait."""
@@ -120,16 +121,23 @@ class DecisionsHandler:
             return outcome_of(view, one, limits, at_us)
 
         def query(view: View) -> Outcomes:
-            found = {one.id: why for one in shown[:MOST_SHOWN] if (why := outcome(view, one)) is not None}
-            proposals = [view.proposal(one) for one in found if one.startswith("P-")]
-            approved = [
-                row.run_id
-                for row in proposals
-                if row is not None and row.state == "approved" and row.user_id == self.user
-            ]
-            return Outcomes(found, approved, view.head())
+            sentences: dict[str, str] = {}
+            for one in shown[:MOST_SHOWN]:
+                sentence = outcome(view, one)
+                if sentence is not None:
+                    sentences[one.id] = sentence
+            return Outcomes(sentences, self._approved_among(view, sentences), view.head())
 
         return await self.store.read(query)
+
+    def _approved_among(self, view: View, ids: Iterable[str]) -> list[str]:
+        """Return the runs of those proposals of this user that were approved."""
+        approved: list[str] = []
+        for id in ids:
+            proposal = view.proposal(id) if id.startswith("P-") else None
+            if proposal is not None and proposal.state == "approved" and proposal.user_id == self.user:
+                approved.append(proposal.run_id)
+        return approved
 
 
 def _shown_run(view: View, one: Shown) -> RunRow | None:

@@ -30,15 +30,18 @@ def engine_fault(settings: Settings) -> str | None:
     chosen = settings.delivery
     if chosen.engine == "none":
         return None
-    named = f'engine = "{chosen.engine}" under [delivery]'
+    setting = f'engine = "{chosen.engine}" under [delivery]'
     if not settings.shares_log:
-        return f"{named} needs a log in Postgres: set database_url, or remove the engine"
+        return f"{setting} needs a log in Postgres: set database_url, or remove the engine"
     if settings.runs_on != "workers":
-        return f'{named} needs runs_on = "workers": set it, or remove the engine'
-    if (wrong := _address_fault(chosen.engine, chosen.address)) is not None:
-        return f"{named} needs {wrong}; given: {_without_user(chosen.address)!r}"
+        return f'{setting} needs runs_on = "workers": set it, or remove the engine'
+    address_fault = _address_fault(chosen.engine, chosen.address)
+    if address_fault is not None:
+        return f"{setting} needs {address_fault}; given: {_without_user(chosen.address)!r}"
     if chosen.ca_file is not None and not chosen.ca_file.is_file():
-        return f"{named} has the ca_file {chosen.ca_file}, which is not a file: give the certificates of the authority"
+        return (
+            f"{setting} has the ca_file {chosen.ca_file}, which is not a file: give the certificates of the authority"
+        )
     return None
 
 
@@ -64,7 +67,9 @@ def _is_place(address: str) -> bool:
         port = parts.port
     except ValueError:
         return False
-    return bool(_HOST.fullmatch(parts.hostname or "")) and port != 0 and not parts.query and not parts.fragment
+    if not _HOST.fullmatch(parts.hostname or ""):
+        return False
+    return port != 0 and not parts.query and not parts.fragment
 
 
 def open_engine(settings: Settings) -> Delivery | None:
@@ -75,7 +80,8 @@ def open_engine(settings: Settings) -> Delivery | None:
     chosen = settings.delivery
     if chosen.engine == "none":
         return None
-    if (fault := engine_fault(settings)) is not None:
+    fault = engine_fault(settings)
+    if fault is not None:
         raise ConfigError(f"{fault}.")
     try:
         module = load(chosen.engine)
@@ -113,23 +119,23 @@ class WorkerFacts:
     silent_s: float
 
 
-def workers_among(live: Sequence[LiveInstance]) -> list[WorkerFacts]:
-    found: list[WorkerFacts] = []
-    for each in live:
-        offers = each.announcement.offers
-        if each.announcement.kind != "worker":
+def workers_among(instances: Sequence[LiveInstance]) -> list[WorkerFacts]:
+    workers: list[WorkerFacts] = []
+    for instance in instances:
+        if instance.announcement.kind != "worker":
             continue
-        found.append(
+        offers = instance.announcement.offers
+        workers.append(
             WorkerFacts(
-                host=each.host,
+                host=instance.host,
                 labels=tuple(map(str, offers.get("labels", ()))),
                 version=str(offers.get("version", "")),
                 slots=int(offers.get("runs", 0)),
                 refused=int(offers.get(REFUSED, 0)),
-                silent_s=each.silent_s,
+                silent_s=instance.silent_s,
             )
         )
-    return found
+    return workers
 
 
 async def read_engine(settings: Settings) -> EngineState:

@@ -22,14 +22,16 @@ from ava_server.approval.requests import SpawnArgs
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, parse_id
 
-_IDS = ("subagent_id", "subagent_ids", "pending_id", "pending_ids", "group_id", "changes")
+_ID_ARGUMENTS = ("subagent_id", "subagent_ids", "pending_id", "pending_ids", "group_id", "changes")
 _NOTICE = re.compile(r"^Notice: .*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Traces:
+    """How other entries quote a run: ids in arguments, ids in the text of an answer, and its task."""
+
     ids: frozenset[str]
-    spoken: re.Pattern[str]
+    in_text: re.Pattern[str]
     task: str | None
 
 
@@ -39,12 +41,16 @@ def quoting_entries(view: View, run: RunRow) -> tuple[int, ...]:
     An entry that quotes several runs counts too: its content can only be erased as a whole.
     """
     texts = texts_of(view, run)
-    ids = frozenset(part for part in (run.id, run.pending_id, run.plan_id) if part)
-    own = "|".join(re.escape(part) for part in (run.id, run.pending_id))
-    wanted = _Wanted(ids, re.compile(rf"(?<!\w)(?:{own})(?!\w)"), texts.task if texts else None)
-    mine = _call_that_made(view, run)
-    found = [entry.seq for entry in _own_entries(view, run) if entry.seq == mine or _quotes(view, entry, run, wanted)]
-    return tuple(dict.fromkeys([*found, *_entries_of_plan(view, run)]))
+    ids = frozenset(id for id in (run.id, run.pending_id, run.plan_id) if id)
+    own_ids = f"{re.escape(run.id)}|{re.escape(run.pending_id)}"
+    traces = _Traces(ids, re.compile(rf"(?<!\w)(?:{own_ids})(?!\w)"), texts.task if texts else None)
+    proposing_call = _proposing_call(view, run)
+    seqs: list[int] = []
+    for entry in _calls_of_user(view, run):
+        if entry.seq == proposing_call or _quotes(view, entry, run, traces):
+            seqs.append(entry.seq)
+    seqs.extend(_entries_of_plan(view, run))
+    return tuple(dict.fromkeys(seqs))
 
 
 def _entries_of_plan(view: View, run: RunRow) -> Iterator[int]:
@@ -64,46 +70,56 @@ def _entries_of_plan(view: View, run: RunRow) -> Iterator[int]:
             yield task.seq
 
 
-def _own_entries(view: View, run: RunRow) -> Iterator[Entry]:
-    """Yield this user's calls of the six tools that name no run in their header, and their answers."""
-    named = [part.partition("-")[2] for part in (run.id, run.pending_id, run.plan_id) if part]
-    likely = " OR ".join(["content LIKE ?"] * (len(named) + 1))
+def _calls_of_user(view: View, run: RunRow) -> Iterator[Entry]:
+    """Yield this user's calls of the six tools that name no run in their header, and their answers.
+
+    Only those that may quote the run: their content has `spawn_subagent`, or an id of the run without its prefix.
+    """
+    patterns = [f"%{SpawnArgs.tool}%"]
+    for id in (run.id, run.pending_id, run.plan_id):
+        if id:
+            patterns.append(f"%{id.partition('-')[2]}%")
+    likely = " OR ".join(["content LIKE ?"] * len(patterns))
     where = (
         "agent_id = ? AND run_id IS NULL AND type IN ('ToolCall', 'ToolResult') AND user_id = ? AND content IS NOT NULL"
         f" AND ({likely})"
     )
-    for row in view.rows(where, AGENT, run.user_id, *(f"%{part}%" for part in (SpawnArgs.tool, *named))):
+    for row in view.rows(where, AGENT, run.user_id, *patterns):
         yield entry_of(row[:-1])
 
 
-def _quotes(view: View, entry: Entry, run: RunRow, wanted: _Wanted) -> bool:
+def _quotes(view: View, entry: Entry, run: RunRow, traces: _Traces) -> bool:
     match entry.fact:
-        case ToolCall(tool=tool) as call:
-            given = _arguments(call)
-            if tool != SpawnArgs.tool:  # check_subagent quotes nothing
-                return tool != "check_subagent" and bool(wanted.ids & set(_ids_in(given)))
-            same = wanted.task is not None and given.get("task") == wanted.task
-            return same and _made(view, entry, run) in (run.id, None)
-        case ToolResult(tool=tool, output=output):
-            if tool == SpawnArgs.tool:  # another run is named only where the proposal repeats one
-                return f"pending_id: {run.pending_id} " in output
-            return wanted.spoken.search(_NOTICE.sub("", output)) is not None
+        case ToolCall(tool=SpawnArgs.tool) as call:
+            if traces.task is None or _arguments_of(call).get("task") != traces.task:
+                return False
+            return _proposed_run(view, entry, run) in (run.id, None)
+        case ToolCall(tool="check_subagent"):  # quotes nothing
+            return False
+        case ToolCall() as call:
+            return not traces.ids.isdisjoint(_ids_in(_arguments_of(call)))
+        case ToolResult(tool=SpawnArgs.tool, output=output):
+            # Another run is named only where the proposal repeats one.
+            return f"pending_id: {run.pending_id} " in output
+        case ToolResult(output=output):
+            return traces.in_text.search(_NOTICE.sub("", output)) is not None
         case _:
             return False
 
 
-def _ids_in(args: dict[str, Any]) -> Iterator[str]:
-    for name in _IDS:
-        value = args.get(name)
-        for given in cast("list[Any]", value) if isinstance(value, list | dict) else [value]:
+def _ids_in(arguments: dict[str, Any]) -> Iterator[str]:
+    for name in _ID_ARGUMENTS:
+        value = arguments.get(name)
+        texts = cast("list[Any]", value) if isinstance(value, list | dict) else [value]
+        for text in texts:
             for field in ("subagent_id", "pending_id", "group_id"):
                 try:
-                    yield parse_id(field, str(given))
+                    yield parse_id(field, str(text))
                 except BadInput:
                     continue
 
 
-def _call_that_made(view: View, run: RunRow) -> int | None:
+def _proposing_call(view: View, run: RunRow) -> int | None:
     """Return the `seq` of the call that proposed a run; the call may have left the task out (retry_of)."""
     proposed = next(view.rows("run_id = ? AND type = 'SpawnProposed'", run.id, limit=1), None)
     if proposed is None:
@@ -113,29 +129,29 @@ def _call_that_made(view: View, run: RunRow) -> int | None:
     )
     calls = [entry_of(row[:-1]) for row in view.rows(where, AGENT, run.session_id, proposed[0])]
     for call in reversed(calls):
-        if isinstance(call.fact, ToolCall) and call.fact.tool == SpawnArgs.tool and _fits(view, call, run):
-            return call.seq if _made(view, call, run) == run.id else None
+        if isinstance(call.fact, ToolCall) and call.fact.tool == SpawnArgs.tool and _fits(view, call.fact, run):
+            return call.seq if _proposed_run(view, call, run) == run.id else None
     return None
 
 
-def _made(view: View, call: Entry, run: RunRow) -> str | None:
+def _proposed_run(view: View, call: Entry, run: RunRow) -> str | None:
     """Return the first run that was proposed after a call in its session and fits it, or None."""
+    assert isinstance(call.fact, ToolCall)
     where = "agent_id = ? AND type = 'SpawnProposed' AND session_id = ? AND seq > ?"
     for row in view.rows(where, AGENT, call.who.session_id, call.seq):
         fact = entry_of(row[:-1]).fact
         if isinstance(fact, SpawnProposed):
             other = run if fact.subagent_id == run.id else view.run(fact.subagent_id)
-            if other is not None and _fits(view, call, other):
+            if other is not None and _fits(view, call.fact, other):
                 return other.id
     return None
 
 
-def _fits(view: View, call: Entry, run: RunRow) -> bool:
-    assert isinstance(call.fact, ToolCall)
+def _fits(view: View, call: ToolCall, run: RunRow) -> bool:
     texts = texts_of(view, run)
-    return texts is not None and _arguments(call.fact).get("task") in (None, texts.task)
+    return texts is not None and _arguments_of(call).get("task") in (None, texts.task)
 
 
-def _arguments(call: ToolCall) -> dict[str, Any]:
+def _arguments_of(call: ToolCall) -> dict[str, Any]:
     args: object = call.args
     return cast("dict[str, Any]", args) if isinstance(args, dict) else {}

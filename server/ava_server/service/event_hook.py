@@ -38,57 +38,6 @@ from ava_server.runs.lifecycle import awaited
 from ava_server.runs.pending_questions import pending_question
 from ava_server.runs.question_kinds import PendingQuestion
 
-_LINUX = "/usr/bin:/bin:/usr/local/bin"
-"""Where programs of the system are; the PATH may begin with a project's."""
-_DESKTOPS = ("DISPLAY", "WAYLAND_DISPLAY")
-_APPLE_SCRIPT = "on run argv\ndisplay notification (item 2 of argv) with title (item 1 of argv)\nend run"
-_POWERSHELL = """\
-$null = [Windows.UI.Notifications.ToastNotificationManager, Windows.UI.Notifications, ContentType = WindowsRuntime]
-$toast = [Windows.UI.Notifications.ToastNotificationManager]::GetTemplateContent('ToastText02')
-$texts = $toast.GetElementsByTagName('text')
-$null = $texts.Item(0).AppendChild($toast.CreateTextNode($args[0]))
-$null = $texts.Item(1).AppendChild($toast.CreateTextNode($args[1]))
-$app = '{1AC14E77-02E7-4E5D-B744-2EB1AE5198B7}\\WindowsPowerShell\\v1.0\\powershell.exe'
-$shown = [Windows.UI.Notifications.ToastNotification]::new($toast)
-[Windows.UI.Notifications.ToastNotificationManager]::CreateToastNotifier($app).Show($shown)
-"""
-
-
-def desktop_program(env: Mapping[str, str] | None = None, system: str = sys.platform) -> tuple[str, ...] | None:
-    """Return the program that shows a title and a text, which follow its arguments; None without a desktop.
-
-    Those for macOS and Windows have not been run.
-    """
-    env = os.environ if env is None else env
-    if system == "darwin":
-        return ("/usr/bin/osascript", "-e", _APPLE_SCRIPT)
-    if system == "win32":
-        shell = PureWindowsPath(env.get("SystemRoot", "C:/Windows"), "System32/WindowsPowerShell/v1.0/powershell.exe")
-        return (str(shell), "-NoProfile", "-NonInteractive", "-Command", f"& {{{_POWERSHELL}}}")
-    if not any(env.get(name) for name in _DESKTOPS):
-        return None
-    found = shutil.which("notify-send", path=_LINUX)
-    return None if found is None else (found, "--app-name=Ava", "--")
-
-
-def notice_of(event: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return title and text for an event of the event hook, of a run that a person approves in Ava; None at its end.
-
-    Neither has anything of the task, and no code: others may see the screen.
-    """
-    if event["event"] == "ended":
-        return None
-    cost = event["max_cost_cents"]
-    price = caps_text(micros_from_cents(cost) if cost else None)
-    text = f"{event['role']}, {price}. Open the link in your host, or run: ava approve {event['pending_id']}"
-    if event["event"] != "awaiting_approval":
-        text = f"{event['role']} asks you something. Run: ava status {event['subagent_id']}"
-    return "Ava: a subagent waits for you", text
-
-
-# -- the event hook ---------------------------------------------------------------------------------------------------
-
-
 log = logging.getLogger("ava.events")
 
 PROGRAM_S = 10.0
@@ -126,7 +75,8 @@ async def _run_hook(store: Store, program: Sequence[str], desktop: Sequence[str]
             for event, in_ava in await store.read(_events(seen, head)):
                 if program:
                     await _run(program, event)
-                if desktop is not None and in_ava and (notice := notice_of(event)) is not None:
+                notice = notice_of(event) if desktop is not None and in_ava else None
+                if desktop is not None and notice is not None:
                     await _run((*desktop, *notice), event)
             seen = head
             await store.maintain(lambda db, head=head: note_progress(db, _DUTY, head))  # type: ignore[misc]
@@ -140,17 +90,21 @@ def _events(after: int, upto: int) -> Query[list[tuple[dict[str, Any], bool]]]:
 
     def query(view: View) -> list[tuple[dict[str, Any], bool]]:
         old_us = now_us() - OLD_US
-        found: list[tuple[dict[str, Any], bool]] = []
+        events: list[tuple[dict[str, Any], bool]] = []
         where = "type IN ('SpawnProposed', 'Asked', 'RunEnded') AND seq > ? AND seq <= ?"
-        for entry in (entry_of(row[:-1]) for row in view.rows(where, after, upto)):
+        for row in view.rows(where, after, upto):
+            entry = entry_of(row[:-1])
+            if entry.ts_us <= old_us:
+                continue
             try:
-                event = _event(view, entry) if entry.ts_us > old_us else None
+                event = _event(view, entry)
             except ValueError as error:  # of a newer version, which this one cannot read
                 log.warning("on_event: entry %d cannot be read: %s", entry.seq, type(error).__name__)
                 continue
             if event is not None:
-                found.append((event, "human" in made_under(view, [event["subagent_id"]])))
-        return found
+                in_ava = "human" in made_under(view, [event["subagent_id"]])
+                events.append((event, in_ava))
+        return events
 
     return query
 
@@ -162,20 +116,23 @@ def _event(view: View, entry: Entry) -> dict[str, Any] | None:
     if run is None or proposal is None:
         return None
     if isinstance(entry.fact, Asked):
-        state, found = awaited(run, now_us()), pending_question(view, run, now_us())
-        if state is None or (found is not None and not found.first):  # told with the run that asked the same before
+        state = awaited(run, now_us())
+        question = pending_question(view, run, now_us())
+        if state is None:
             return None
-        return {**_fields(view, run, state), "status": state, **_request(found)}
-    ended = entry.type == "RunEnded"
-    if ended and run.step is not None:  # a plan's runs are news with the plan
+        if question is not None and not question.first:  # the run that asked the same before has this event
+            return None
+        return {**_fields(view, run, state), "status": state, **_question_fields(question)}
+    if entry.type != "RunEnded":
+        return _fields(view, run, "awaiting_approval") if proposal.state == WAITING else None
+    if run.step is not None:  # a plan's runs are news with the plan
         return None
-    if proposal.state != ("approved" if ended else WAITING):
-        return None
-    return _fields(view, run, "ended" if ended else "awaiting_approval")
+    return _fields(view, run, "ended") if proposal.state == "approved" else None
 
 
 def _fields(view: View, run: RunRow, event: str) -> dict[str, Any]:
-    texts, config = texts_of(view, run), config_of(run.config)
+    texts = texts_of(view, run)
+    config = config_of(run.config)
     return {
         "event": event,
         "pending_id": run.pending_id,
@@ -189,15 +146,15 @@ def _fields(view: View, run: RunRow, event: str) -> dict[str, Any]:
     }
 
 
-def _request(found: PendingQuestion | None) -> dict[str, Any]:
-    if found is None:
+def _question_fields(question: PendingQuestion | None) -> dict[str, Any]:
+    if question is None:
         return {}
-    return {**found.kind.event(found), "expires_at": iso_utc(found.asked.expires_us)}
+    return {**question.kind.event(question), "expires_at": iso_utc(question.asked.expires_us)}
 
 
 async def _run(program: Sequence[str], event: dict[str, Any]) -> None:
-    secret = {*key_variables(os.environ), "AVA_MODEL_API_KEY", DATABASE_VARIABLE}
-    env = {name: value for name, value in os.environ.items() if name not in secret}
+    secrets = {*key_variables(os.environ), "AVA_MODEL_API_KEY", DATABASE_VARIABLE}
+    env = {name: value for name, value in os.environ.items() if name not in secrets}
     line = json.dumps(event, ensure_ascii=False) + "\n"
     try:
         command = await anyio.to_thread.run_sync(checked_command, program)
@@ -209,3 +166,53 @@ async def _run(program: Sequence[str], event: dict[str, Any]) -> None:
         log.warning("on_event: %s took longer than %.0f s and was ended", program[0], PROGRAM_S)
     elif end.code != 0:
         log.warning("on_event: %s ended with %d", program[0], end.code)
+
+
+# -- notifications on the desktop -------------------------------------------------------------------------------------
+
+_LINUX = "/usr/bin:/bin:/usr/local/bin"
+"""Where programs of the system are; the PATH may begin with a project's."""
+_DESKTOPS = ("DISPLAY", "WAYLAND_DISPLAY")
+_APPLE_SCRIPT = "on run argv\ndisplay notification (item 2 of argv) with title (item 1 of argv)\nend run"
+_POWERSHELL = """\
+$null = [Windows.UI.Notifications.ToastNotificationManager, Windows.UI.Notifications, ContentType = WindowsRuntime]
+$toast = [Windows.UI.Notifications.ToastNotificationManager]::GetTemplateContent('ToastText02')
+$texts = $toast.GetElementsByTagName('text')
+$null = $texts.Item(0).AppendChild($toast.CreateTextNode($args[0]))
+$null = $texts.Item(1).AppendChild($toast.CreateTextNode($args[1]))
+$app = '{1AC14E77-02E7-4E5D-B744-2EB1AE5198B7}\\WindowsPowerShell\\v1.0\\powershell.exe'
+$shown = [Windows.UI.Notifications.ToastNotification]::new($toast)
+[Windows.UI.Notifications.ToastNotificationManager]::CreateToastNotifier($app).Show($shown)
+"""
+
+
+def desktop_program(env: Mapping[str, str] | None = None, system: str = sys.platform) -> tuple[str, ...] | None:
+    """Return the program that shows a title and a text, which follow its arguments; None without a desktop.
+
+    Those for macOS and Windows have not been run.
+    """
+    env = os.environ if env is None else env
+    if system == "darwin":
+        return ("/usr/bin/osascript", "-e", _APPLE_SCRIPT)
+    if system == "win32":
+        shell = PureWindowsPath(env.get("SystemRoot", "C:/Windows"), "System32/WindowsPowerShell/v1.0/powershell.exe")
+        return (str(shell), "-NoProfile", "-NonInteractive", "-Command", f"& {{{_POWERSHELL}}}")
+    if not any(env.get(name) for name in _DESKTOPS):
+        return None
+    program = shutil.which("notify-send", path=_LINUX)
+    return None if program is None else (program, "--app-name=Ava", "--")
+
+
+def notice_of(event: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return title and text for an event of the event hook, of a run that a person approves in Ava; None at its end.
+
+    Neither has anything of the task, and no code: others may see the screen.
+    """
+    if event["event"] == "ended":
+        return None
+    cost = event["max_cost_cents"]
+    price = caps_text(micros_from_cents(cost) if cost else None)
+    text = f"{event['role']}, {price}. Open the link in your host, or run: ava approve {event['pending_id']}"
+    if event["event"] != "awaiting_approval":
+        text = f"{event['role']} asks you something. Run: ava status {event['subagent_id']}"
+    return "Ava: a subagent waits for you", text

@@ -6,6 +6,7 @@ import logging
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from ava_server.runs.travel import Travel, blob_of
 from ava_server.service.records import changes_in
 
 log = logging.getLogger("ava.fetch")
-FETCH_S, BY_ITSELF_S = 300.0, 20.0
-"""How long `ava fetch` may take, and how long `check_subagent` does."""
+FETCH_S = 300.0
+"""How long `ava fetch` may take."""
+_CHECK_S = 20.0
+"""How long `check_subagent` takes to bring one branch."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +75,24 @@ async def fetch_branch(store: Store, travel: Travel, run: RunRow, into: Path | N
 def _made_there(travel: Travel, run: RunRow, coding: Coding, branch: str, into: Path | None) -> str:
     """Return why there is nothing to bring: the run made its branch in its own repository."""
     elsewhere = " on another machine" if travel.is_elsewhere(config_of(run.config)) else ""
-    made = f"{label(run)} made its branch {branch} in {coding.repository}{elsewhere}, where it worked"
+    sentence = f"{label(run)} made its branch {branch} in {coding.repository}{elsewhere}, where it worked"
     if into is None:
-        return f"{made}; there is nothing to bring"
+        return f"{sentence}; there is nothing to bring"
     command = shlex.join(["git", "-C", str(into), "fetch", coding.repository, branch])
-    where = ", with the address of that repository" if elsewhere else ""
-    return f"{made}, and nothing was brought into {into}: git can do that{where}: {command}"
+    address = ", with the address of that repository" if elsewhere else ""
+    return f"{sentence}, and nothing was brought into {into}: git can do that{address}: {command}"
 
 
 def _bring(travel: Travel, run: RunRow, coding: Coding, changes: dict[str, Any], into: Path | None) -> FetchedBranch:
     """Read the branch's objects from the database, check them, and make the branch. Blocking."""
-    accept = only(config_of(run.config).git_folder) if into is None else travel.git_folder_rule()
-    repository, identity = (into, ()) if into is not None else (Path(coding.repository), coding.identity)
+    if into is None:
+        accept = only(config_of(run.config).git_folder)
+        repository = Path(coding.repository)
+        identity = coding.identity
+    else:
+        accept = travel.git_folder_rule()
+        repository = into
+        identity = ()
     expected = TravelledBranch(run.id, coding.base, str(changes["head"]), coding.namespace)
     if travel.blobs is None:
         raise Refused(f"the branch of {label(run)} is in the Postgres database that had the log, and this log has none")
@@ -106,13 +115,15 @@ async def bring_to_repositories(store: Store, travel: Travel, ended: Sequence[tu
         if coding is None or await anyio.to_thread.run_sync(travel.is_elsewhere, config):
             continue
         head = str(answer.changes["head"])
-        there = Path(coding.repository), home_folder(), head, coding.identity, config.git_folder
+        is_there = partial(has_commit, Path(coding.repository), home_folder(), head, coding.identity, config.git_folder)
         try:
-            with anyio.fail_after(BY_ITSELF_S):
-                known = await anyio.to_thread.run_sync(has_commit, *there, abandon_on_cancel=True)
-                name = answer.changes["branch"] if known else (await fetch_branch(store, travel, row)).name
+            with anyio.fail_after(_CHECK_S):
+                name = answer.changes["branch"]
+                if not await anyio.to_thread.run_sync(is_there, abandon_on_cancel=True):
+                    branch = await fetch_branch(store, travel, row)
+                    name = branch.name
         except (AvaError, RolesError, TimeoutError) as error:
-            why = str(error) or f"that took longer than {BY_ITSELF_S:.0f} s"
+            why = str(error) or f"that took longer than {_CHECK_S:.0f} s"
             log.warning("%s: %s", row.id, why)
             answer.changes = {**answer.changes, "not_fetched": f"{why}; `ava fetch {row.id}` tries again"}
         else:

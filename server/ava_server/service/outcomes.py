@@ -48,7 +48,7 @@ def outcome_of(view: View, shown: Shown, limits: SpawnLimits, at_us: int) -> str
 
 
 def resumption_shown(run: RunRow, line: str | None) -> Shown:
-    """Return what a person is asked about who may resume a run: its generation rises once anybody goes on with it."""
+    """Return what a person sees who may resume a run. The digest is its generation, which any resumption raises."""
     return Shown("resume", run.id, str(run.generation), line or "")
 
 
@@ -57,8 +57,9 @@ def _outcome_of_resumption(view: View, run: RunRow, shown: Shown) -> str | None:
         return f"{closed_resumption(view, run)}."
     if run.ended:
         return f"{run_now(run)}."
-    same = resume_line(view, run) == shown.line
-    return None if same else f"{label(run)} has less left than was shown; look at it again."
+    if resume_line(view, run) != shown.line:
+        return f"{label(run)} has less left than was shown; look at it again."
+    return None
 
 
 def _outcome_of_proposal(view: View, shown: Shown, limits: SpawnLimits, at_us: int) -> str | None:
@@ -66,8 +67,8 @@ def _outcome_of_proposal(view: View, shown: Shown, limits: SpawnLimits, at_us: i
     run = view.run(row.run_id) if row is not None else None
     if run is None:
         return f"{shown.id} is not known any more."
-    found = waiting_proposal(view, run, limits, at_us)
-    return found if isinstance(found, str) else None
+    proposal = waiting_proposal(view, run, limits, at_us)
+    return proposal if isinstance(proposal, str) else None
 
 
 async def outcomes(store: Store, shown: Sequence[Shown], limits: SpawnLimits) -> dict[str, str]:
@@ -75,7 +76,12 @@ async def outcomes(store: Store, shown: Sequence[Shown], limits: SpawnLimits) ->
     at_us = now_us()
 
     def query(view: View) -> dict[str, str]:
-        return {one.id: why for one in shown if (why := outcome_of(view, one, limits, at_us)) is not None}
+        sentences: dict[str, str] = {}
+        for one in shown:
+            sentence = outcome_of(view, one, limits, at_us)
+            if sentence is not None:
+                sentences[one.id] = sentence
+        return sentences
 
     return await store.read(query)
 
@@ -107,20 +113,26 @@ async def ask_until(decided: Callable[[], Awaitable[object]], ask: Callable[[], 
 
 def lowered_limits(view: View, rows: Sequence[ProposalRow]) -> Iterator[str]:
     """Yield a sentence for each limit that the person lowered when they approved runs."""
-    together, plan_id = 0, None
+    cost_micros = 0
+    plan_id: str | None = None
     for row in rows:
-        facts = [entry.fact for entry in view.entries(row.run_id, 0, ("SpawnProposed", "SpawnDecided"))]
-        proposed = next((fact for fact in facts if isinstance(fact, SpawnProposed)), None)
-        decided = next((fact for fact in facts if isinstance(fact, SpawnDecided)), None)
+        proposed: SpawnProposed | None = None
+        decided: SpawnDecided | None = None
+        for entry in view.entries(row.run_id, 0, ("SpawnProposed", "SpawnDecided")):
+            if proposed is None and isinstance(entry.fact, SpawnProposed):
+                proposed = entry.fact
+            if decided is None and isinstance(entry.fact, SpawnDecided):
+                decided = entry.fact
         if proposed is None or decided is None:
             continue
-        before, of = RunConfig.model_validate(proposed.config), f" of {row.pending_id}" if len(rows) > 1 else ""
+        before = RunConfig.model_validate(proposed.config)
+        of = f" of {row.pending_id}" if len(rows) > 1 else ""
         for field, value in decided.changes.items():
             cap = CAP_OF_FIELD.get(field)
             if cap is not None and value < cap.of(before):
                 yield lowered_words("The person", cap, cap.of(before), value, of=of)
-        together += decided.changes.get(COST.field, before.max_cost_micros)
+        cost_micros += decided.changes.get(COST.field, before.max_cost_micros)
         plan_id = decided.group_id
     plan = view.plan_caps(plan_id)
-    if plan is not None and 0 < plan.cap_micros < together:
-        yield lowered_words("The person", COST, together, plan.cap_micros, of=" of the plan")
+    if plan is not None and 0 < plan.cap_micros < cost_micros:
+        yield lowered_words("The person", COST, cost_micros, plan.cap_micros, of=" of the plan")

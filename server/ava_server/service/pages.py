@@ -1,7 +1,7 @@
-"""Ava's pages, where only a person decides: the links to them in answers, and the wait for what the log has of it.
+"""Ava's pages, where only a person decides: the links to them in answers, and the wait for the decision.
 
-Under the policy `human`, what a client answers is not a decision: a run starts only by what the log has, an approval
-that took the PIN (or what else the pages ask for), on the page or in a terminal. A client opens the page for its person
+Under the policy `human`, what a client answers is not a decision: a run starts only by an approval in the log that took
+the PIN (or what else the pages ask for), on the page or in a terminal. A client opens the page for its person
 (`PageOpener`), or its model shows them a link (`ProposalLinks`).
 """
 
@@ -58,7 +58,7 @@ _ELSEWHERE = (
     "It starts as soon as the person approves it, with the link of the proposal or `ava approve {ids}` in a terminal."
     " Do not wait in a loop: end your turn, and call check_subagent when they say that they have decided."
 )
-_ELSE = "If the person said no, ask what they want instead."
+_IF_NO = "If the person said no, ask what they want instead."
 _LINK = ", or this link, which works once, within 10 minutes: {link}"
 _LATER_LINK = (
     '. Ava\'s pages are still starting: check_subagent with subagent_id "{subagent_id}" gives a link once they have'
@@ -71,7 +71,7 @@ _NEW_LINK = "Show the person this new link to the proposal, which works once, wi
 class PageDecisions(Operations):
     """Has the person behind a call decide on pages."""
 
-    async def decide(self, asked: Approval, caller: CallContext) -> ConfirmOutcome:
+    async def decide(self, approval: Approval, caller: CallContext) -> ConfirmOutcome:
         """Send the person to the page of the proposals, and wait until the log has their decision.
 
         Raises:
@@ -79,53 +79,53 @@ class PageDecisions(Operations):
             Refused: This client opens no pages and shows no links.
             AnsweredLater: The client opens the page and calls again.
         """
-        ids, who, pages = asked.pending_ids, self._session.who, caller.asking.pages
+        ids, who, pages = approval.pending_ids, self._session.who, caller.asking.pages
         only_person = ONLY_PERSON["start"].format(ids=" ".join(ids))
         if pages is None and caller.asking.links is None:
             raise Refused(only_person)
         await caller.record.begin()
-        if asked.changes or asked.plan_max_micros is not None or asked.plan_timeout_s is not None:
+        if approval.changes or approval.plan_max_micros is not None or approval.plan_timeout_s is not None:
             raise BadInput(
                 'changes: approval = "human": the person lowers limits on the page; leave changes, group_max_cost_cents'
                 " and group_timeout out, or propose it again with lower caps"
             )
         if pages is None:
-            return await self._elsewhere(asked, caller)
+            return await self._decide_elsewhere(approval, caller)
         address = await pages.address()
         if address is None:
             raise Refused(only_person)
-        question = PageQuestion("\n".join((_ASKED, *(asked.approving or ()))), page_of(address, ids))
+        question = PageQuestion("\n".join((_ASKED, *(approval.approving or ()))), page_of(address, ids))
         limits, at_us = self._runtime.spawn_limits_of(self._session.user), now_us()
         # A person decides there, so the hourly limit on starts without one does not apply.
-        checked = await self._store.read(lambda view: check_approval(view, asked, who, "browser", limits, at_us))
+        checked = await self._store.read(lambda view: check_approval(view, approval, who, "browser", limits, at_us))
         if isinstance(checked, Outcome):
-            waits = all(row.state == WAITING for row in await self._proposals(ids))
-            if waits or not pages.knows(question, self._session.opened):
-                return await self._store.do(refuse(asked, who, "browser", limits))
+            all_wait = all(row.state == WAITING for row in await self._proposals(ids))
+            if all_wait or not pages.knows(question, self._session.opened):
+                return await self._store.do(refuse(approval, who, "browser", limits))
             return await self._outcome(ids, "silent", question.url)  # decided since the page was opened
 
-        async def decided() -> None:
-            await self._decided(ids, caller.progress, f" at {question.url}")
+        async def until_decided() -> None:
+            await self._until_decided(ids, caller.progress, f" at {question.url}")
 
-        ended = await pages.open(question, decided, self._session.opened)
+        ended = await pages.open(question, until_decided, self._session.opened)
         outcome = await self._outcome(ids, ended or "silent", question.url)
         if outcome.not_agreed is None:
             self._session.opened.discard(question.sha())
         return outcome
 
-    async def _elsewhere(self, asked: Approval, caller: CallContext) -> ConfirmOutcome:
+    async def _decide_elsewhere(self, approval: Approval, caller: CallContext) -> ConfirmOutcome:
         """Wait, as long as the call may last, for a decision that the person makes by a link or in a terminal."""
-        ids, who, limits = asked.pending_ids, self._session.who, self._runtime.spawn_limits_of(self._session.user)
-        at_us = now_us()
-        checked = await self._store.read(lambda view: check_approval(view, asked, who, "browser", limits, at_us))
+        ids, who = approval.pending_ids, self._session.who
+        limits, at_us = self._runtime.spawn_limits_of(self._session.user), now_us()
+        checked = await self._store.read(lambda view: check_approval(view, approval, who, "browser", limits, at_us))
         if isinstance(checked, Outcome) and any(row.state == WAITING for row in await self._proposals(ids)):
-            return await self._store.do(refuse(asked, who, "browser", limits))
-        with suppress(AvaError, OSError):  # the way in a terminal is left
+            return await self._store.do(refuse(approval, who, "browser", limits))
+        with suppress(AvaError, OSError):  # the person can still decide in a terminal
             await self._renew(ids, caller, "expired")
         if caller.asking.links is None or not caller.asking.links.renewed:
-            # A person who has no link that works cannot decide with it.
+            # With a new link, the call ends at once: the person gets the link only with its answer.
             with anyio.move_on_after(self._session.wait_s) as waiting, self._runtime.closing.wait(waiting):
-                await self._decided(ids, caller.progress)
+                await self._until_decided(ids, caller.progress)
             with suppress(AvaError, OSError):
                 await self._renew(ids, caller, "used")
         return await self._outcome(ids, "silent", "")
@@ -139,7 +139,7 @@ class PageDecisions(Operations):
             return
         try:
             link = await links.link([str(answer.pending_id)], "first")
-        except (AvaError, OSError) as error:  # the way in a terminal is left
+        except (AvaError, OSError) as error:  # the person can still decide in a terminal
             answer.next = f"{answer.next}. {_NO_LINK.format(error)}"
             return
         if link is not None:
@@ -154,18 +154,19 @@ class PageDecisions(Operations):
             return
         if isinstance(answer, CheckAnswer) and answer.status != "list":
             ids = [run.pending_id for run in answer.runs if run.pending_id]
-            with suppress(AuditError):  # the way in a terminal is left
+            with suppress(AuditError):  # the person can still decide in a terminal
                 try:
                     await self._renew(ids, caller, "used")
                 except (AvaError, OSError) as error:
                     approve = self._access.adapt_text(f"`ava approve {' '.join(ids)}`")
                     no_link = f"{_NO_LINK.format(error)}. To start it: {approve} in a terminal"
                     answer.message = with_advice(answer.message or "", no_link)
-        for said in map(_NEW_LINK.format, links.renewed):
+        for link in links.renewed:
+            sentence = _NEW_LINK.format(link)
             if isinstance(answer, ConfirmAnswer):
-                answer.next = with_advice(answer.next or "", said)
+                answer.next = with_advice(answer.next or "", sentence)
             elif isinstance(answer, CheckAnswer):
-                answer.message = with_advice(answer.message or "", said)
+                answer.message = with_advice(answer.message or "", sentence)
 
     async def _renew(self, ids: Sequence[str], caller: CallContext, need: LinkNeed) -> None:
         """Make a new link for the answer, where proposals wait for the person and their last one is of no use.
@@ -188,52 +189,65 @@ class PageDecisions(Operations):
         rows = await self._store.read(lambda view: [view.proposal(pending_id) for pending_id in ids])
         return [row for row in rows if row is not None and row.user_id == self._session.user]
 
-    async def _decided(self, ids: Sequence[str], progress: Progress, where: str = "") -> None:
-        """Return when all were decided, or one of them can no longer start; report that it waits meanwhile."""
+    async def _until_decided(self, ids: Sequence[str], progress: Progress, where: str = "") -> None:
+        """Return when all were decided, or one of them can no longer start; report progress meanwhile."""
         while True:
-            seen = self._store.head
+            head = self._store.head
             rows, at_us = await self._proposals(ids), now_us()
             waiting = [row for row in rows if row.state == WAITING and row.expires_us > at_us]
             if not waiting or any(row.state not in (WAITING, "approved") for row in rows):
                 return
             left_s = (min(row.expires_us for row in waiting) - at_us) / 1_000_000
             with anyio.move_on_after(min(left_s, PROGRESS_EVERY_S)) as pause:
-                await self._store.wait_for_entry_after(seen)
+                await self._store.wait_for_entry_after(head)
             if pause.cancelled_caught:
                 await progress(f"waiting for a person's decision{where}")
             else:
                 await anyio.sleep(LOOK_EVERY_S)
 
     async def _outcome(self, ids: Sequence[str], ended: NotAgreed, page: str) -> ConfirmOutcome:
-        """Return what the log has of these proposals, whatever the client has answered; `page` is where they are."""
+        """Return what the log has of these proposals; what the client has answered does not count.
+
+        `ended`: how the wait for the person ended. `page`: the address of the proposals; empty for none.
+        """
         user, at_us = self._session.user, now_us()
 
         def query(view: View) -> ConfirmOutcome:
-            decisions = tuple(_decision(view, pending_id, user, at_us, ended) for pending_id in ids)
-            rows = [row for pending_id in ids if (row := view.proposal(pending_id)) is not None]
-            plan_ids = {row.plan_id for row in rows}
-            waits = any(made.status == "refused" and made.refused_because == WHY[ended] for made in decisions)
+            decisions = [_decision(view, pending_id, user, at_us, ended) for pending_id in ids]
+            plan_ids: set[str | None] = set()
+            approved: list[ProposalRow] = []
+            for pending_id in ids:
+                row = view.proposal(pending_id)
+                if row is not None:
+                    plan_ids.add(row.plan_id)
+                    if row.state == "approved":
+                        approved.append(row)
+            still_waits = any(one.status == "refused" and one.refused_because == WHY[ended] for one in decisions)
             return ConfirmOutcome(
-                decisions,
+                tuple(decisions),
                 plan_id=plan_ids.pop() if len(plan_ids) == 1 else None,
-                not_agreed=ended if waits else None,
-                lowered=tuple(lowered_limits(view, [row for row in rows if row.state == "approved"])),
+                not_agreed=ended if still_waits else None,
+                lowered=tuple(lowered_limits(view, approved)),
                 page=page,
             )
 
         return await self._store.read(query)
 
 
-def next_step(decided: ConfirmOutcome, again: str) -> str:
+def next_step(outcome: ConfirmOutcome, again: str) -> str:
     """Return what a caller does after a wait for a page that started nothing; `again` says how to wait again."""
-    if decided.not_agreed is None:
-        rejected = any(made.status == "rejected" for made in decided.decisions)
-        return "Nothing was started." + (" Ask the person what they want instead." if rejected else "")
-    ids = " ".join(made.pending_id for made in decided.decisions if made.refused_because == WHY[decided.not_agreed])
-    if not decided.page:
+    if outcome.not_agreed is None:
+        if any(decision.status == "rejected" for decision in outcome.decisions):
+            return "Nothing was started. Ask the person what they want instead."
+        return "Nothing was started."
+    why = WHY[outcome.not_agreed]
+    ids = " ".join(decision.pending_id for decision in outcome.decisions if decision.refused_because == why)
+    if not outcome.page:
         return f"Nothing was started. {_ELSEWHERE.format(ids=ids)}"
-    later = _LATER.format(page=decided.page, ids=ids, again=again[0].upper() + again[1:])
-    return f"Nothing was started. {'' if decided.not_agreed == 'silent' else f'{_ELSE} '}{later}"
+    later = _LATER.format(page=outcome.page, ids=ids, again=again[0].upper() + again[1:])
+    if outcome.not_agreed == "silent":
+        return f"Nothing was started. {later}"
+    return f"Nothing was started. {_IF_NO} {later}"
 
 
 def page_of(address: str, ids: Sequence[str]) -> str:
@@ -245,9 +259,12 @@ def page_of(address: str, ids: Sequence[str]) -> str:
 
 def _decision(view: View, pending_id: str, user: str, now_us: int, ended: NotAgreed) -> ProposalDecision:
     row = view.proposal(pending_id)
-    if row is not None and row.user_id == user and row.state == "approved":
-        return ProposalDecision(pending_id, row.run_id, "approved")
-    if row is not None and row.user_id == user and row.state == "rejected":
-        return ProposalDecision(pending_id, row.run_id, "rejected", REJECTED)
-    found = check_proposal(view, pending_id, user, now_us)
-    return found.refused(WHY[ended]) if isinstance(found, ProposalChange) else found
+    if row is not None and row.user_id == user:
+        if row.state == "approved":
+            return ProposalDecision(pending_id, row.run_id, "approved")
+        if row.state == "rejected":
+            return ProposalDecision(pending_id, row.run_id, "rejected", REJECTED)
+    checked = check_proposal(view, pending_id, user, now_us)
+    if isinstance(checked, ProposalChange):
+        return checked.refused(WHY[ended])
+    return checked

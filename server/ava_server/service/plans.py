@@ -56,9 +56,9 @@ class PlanResolver(Operations):
                 for step in steps:
                     context = await self._context(step, contexts, caller)
                     try:
-                        resolved.append(await self._resolved(step, by_id, context, caller.degraded))
+                        resolved.append(await self._resolve_step(step, by_id, context, caller.degraded))
                     except ToolMissing as error:
-                        faults.add(step.id, self._access.explained(error))
+                        faults.add(step.id, self._access.explain(error))
                     except (AvaError, ConfigNotSupported) as error:
                         faults.add(step.id, error)
         except TimeoutError:
@@ -67,22 +67,22 @@ class PlanResolver(Operations):
         if unknown:
             faults.add_of_plan(f"again: there is no step {unknown[0][:60]!r}; there are {', '.join(by_id)}")
         faults.refuse()
-        first = contexts[_key(steps[0])]
-        asked = {**args.model_dump(exclude_unset=True, exclude={"steps", "rationale", "ask", "retry_of", "again"})}
-        config, texts = resolve_plan(args, resolved, background=first.background, asked=asked)
+        first = contexts[_context_key(steps[0])]
+        arguments = args.model_dump(exclude_unset=True, exclude={"steps", "rationale", "ask", "retry_of", "again"})
+        config, texts = resolve_plan(args, resolved, background=first.background, asked=arguments)
         if before is not None:
-            known = await _Predecessor(self._access, before, config, texts, args).known()
-            if all(len(work.reused) == work.at_most(by_id[name].at_most) for name, work in known.items()):
+            known = await _EarlierPlan(self._access, before, config, texts, args).known_work()
+            if all(_is_done(work, by_id[name]) for name, work in known.items()):
                 raise BadInput(
                     f"retry_of: every step of {label(before)} is done and unchanged, so there is nothing to run; name"
                     " steps in `again` to run them anew"
                 )
-            config, texts = resolve_plan(args, resolved, background=first.background, asked=asked, known=known)
+            config, texts = resolve_plan(args, resolved, background=first.background, asked=arguments, known=known)
         return config, texts, first
 
-    async def before(self, given: str) -> RunRow:
+    async def before(self, retry_of: str) -> RunRow:
         """Return the plan that `retry_of` names. Raises BadInput: there is none, or it has not ended."""
-        run = await self._access.run(given, "retry_of")
+        run = await self._access.run(retry_of, "retry_of")
         if not run.is_plan:
             raise BadInput(f"retry_of: {label(run)} is not a plan, and steps were given; leave one of the two out")
         if not run.ended:
@@ -95,35 +95,35 @@ class PlanResolver(Operations):
         if texts is None:
             raise BadInput(f"retry_of: the texts of {label(run)} were erased; propose the steps again")
         config = config_of(run.config)
-        for step in config.steps:  # the task of a proposal is no template
+        for step in config.steps:  # the task of a proposal is not a template
             if step.run and "{{" in texts.of_step(step.id).task:
                 raise BadInput(
                     f"retry_of: the task of {step.run} has {{{{, which would name another step of a plan; propose that"
                     f' run again by itself, with retry_of "{step.run}"'
                 )
         steps = [_arguments_of(step, texts.of_step(step.id)) for step in config.steps]
-        given = {name: value for name, value in config.asked.items() if name not in ("task_id", "reuse_s")}
-        return {**given, "steps": steps}
+        arguments = {name: value for name, value in config.asked.items() if name not in ("task_id", "reuse_s")}
+        return {**arguments, "steps": steps}
 
     async def _context(
-        self, step: PlannedStep, known: dict[tuple[Any, ...], ResolveContext], caller: CallContext
+        self, step: PlannedStep, contexts: dict[tuple[Any, ...], ResolveContext], caller: CallContext
     ) -> ResolveContext:
-        """Return what a step is resolved against, the same for all with its role, model and folder."""
-        key = _key(step)
-        if key not in known:
+        """Return the context in which a step is resolved: one for all with its role, model and folder."""
+        key = _context_key(step)
+        if key not in contexts:
             session = self._session
-            known[key] = await self._runtime.resolve_context(
+            contexts[key] = await self._runtime.resolve_context(
                 step.args, session.user, session.folders, caller.record.begin, session.through
             )
-        return known[key]
+        return contexts[key]
 
-    async def _resolved(
+    async def _resolve_step(
         self, step: PlannedStep, by_id: Mapping[str, PlannedStep], context: ResolveContext, degraded: bool
     ) -> ResolvedStep:
-        given = [await self._access.run(run_id, "context_from") for run_id in step.args.context_from or ()]
+        rows = [await self._access.run(run_id, "context_from") for run_id in step.args.context_from or ()]
         earlier: tuple[EarlierRun, ...] = ()
-        if given:
-            earlier = await self._store.read(lambda view: check_context_from(view, given))
+        if rows:
+            earlier = await self._store.read(lambda view: check_context_from(view, rows))
         earlier += earlier_of(step, dict(by_id))
 
         def resolve() -> ResolvedStep:
@@ -135,11 +135,11 @@ class PlanResolver(Operations):
         return await anyio.to_thread.run_sync(resolve)
 
 
-class _Predecessor(Operations):
-    """Finds which runs of an earlier plan a proposed one need not pay for again.
+class _EarlierPlan(Operations):
+    """Finds the runs of an earlier plan for which a proposed one need not pay again.
 
-    Step by step: what a step gets of others is known only where all of these count as they are, so a changed step and
-    all that follows from it run anew.
+    It goes step by step: the inputs of a step are known only if all steps that it needs are done and unchanged. So a
+    changed step runs again, and so does everything that depends on it.
     """
 
     def __init__(self, access: Access, before: RunRow, config: RunConfig, texts: Texts, args: PlanArgs) -> None:
@@ -151,25 +151,22 @@ class _Predecessor(Operations):
         self._oldest_us = now_us() - int(args.reuse_s * US_PER_S)
         self._inputs = PlanInputs(self._runtime.render_result, self._runtime.day_caps)
 
-    async def known(self) -> dict[str, KnownWork]:
+    async def known_work(self) -> dict[str, KnownWork]:
+        """Return what is known of each step of the proposed plan, by its id."""
         known: dict[str, KnownWork] = {}
-        whole: set[str] = set()  # steps that are done and unchanged with all of their runs
+        done: set[str] = set()  # the steps of which every run is done and unchanged
         for step in self._config.steps:
-            if whole.issuperset(step.needs):
-                found = await self._of_step(step, known)
-            else:  # what it gets is not known yet
-                found = await self._store.read(lambda view, of=step: KnownWork(repeats=self._repeats(view, of, 1)))  # type: ignore[misc]
-            known[step.id] = found
-            if len(found.reused) == found.at_most(step.at_most):
-                whole.add(step.id)
+            if done.issuperset(step.needs):
+                work = await self._work_of(step, known)
+            else:  # its inputs are not known yet
+                work = await self._store.read(lambda view, of=step: KnownWork(repeats=self._repeats(view, of, 1)))  # type: ignore[misc]
+            known[step.id] = work
+            if _is_done(work, step):
+                done.add(step.id)
         return known
 
-    async def _of_step(self, step: StepConfig, known: Mapping[str, KnownWork]) -> KnownWork:
-        steps = tuple(
-            each.model_copy(update={"reused": known[each.id].reused}) if each.id in known else each
-            for each in self._config.steps
-        )
-        proposed = self._config.model_copy(update={"steps": steps})
+    async def _work_of(self, step: StepConfig, known: Mapping[str, KnownWork]) -> KnownWork:
+        proposed = self._with_reused(known)
         user, setup = self._session.user, self._runtime.run_setup
         texts = self._texts[step.id]
         marker = await anyio.to_thread.run_sync(setup.marker, user, step.config, texts)
@@ -179,15 +176,17 @@ class _Predecessor(Operations):
             length = log.items(step) if step.foreach is not None else None
             if isinstance(length, str):
                 return KnownWork()
+            items: list[int | None] = [None]
+            if length is not None:
+                items = list(range(1, min(length, step.at_most) + 1))
             candidates = [] if step.id in self._again else self._candidates(view, step)
-            items: list[int | None] = [None] if length is None else list(range(1, min(length, step.at_most) + 1))
-            reused: list[ReusedRun] = []
+            by_mark = {_mark_of(view, row): row for row in candidates}  # the last one, of several with one mark
             own = texts.model_copy(update={"task": task_with_names(step, texts)})
-            by_mark = {_mark_of(view, row): row for row in candidates}  # the last of several with the same
+            reused: list[ReusedRun] = []
             for item in items if candidates else ():
-                given = log.inputs_of(step, item)
-                earlier = [run.id for run in step.config.context_from] + [row.id for row in given.runs]
-                mark = marker(own, given.texts, earlier)
+                inputs = log.inputs_of(step, item)
+                earlier = [run.id for run in step.config.context_from] + [row.id for row in inputs.runs]
+                mark = marker(own, inputs.texts, earlier)
                 same = by_mark.get(mark) if mark is not None else None
                 if same is not None:
                     reused.append(ReusedRun(id=same.id, item=item, ended_us=same.ended_us or 0))
@@ -196,14 +195,23 @@ class _Predecessor(Operations):
 
         return await self._store.read(query)
 
+    def _with_reused(self, known: Mapping[str, KnownWork]) -> RunConfig:
+        """Return the proposed plan with the runs that its steps reuse, as far as they are known."""
+        steps: list[StepConfig] = []
+        for step in self._config.steps:
+            if step.id in known:
+                step = step.model_copy(update={"reused": known[step.id].reused})
+            steps.append(step)
+        return self._config.model_copy(update={"steps": tuple(steps)})
+
     def _candidates(self, view: View, step: StepConfig) -> list[StepRunRow]:
         """Return the runs of the earlier plan's step that ended well and are not too old."""
-        rows = self._done(view, step)
+        rows = self._ended_runs(view, step)
         if reads_outside(step.config):
             rows = [row for row in rows if (row.ended_us or 0) >= self._oldest_us]
         return [row for row in rows if ended_well(row, step.config, result_of(view, row))]
 
-    def _done(self, view: View, step: StepConfig) -> list[StepRunRow]:
+    def _ended_runs(self, view: View, step: StepConfig) -> list[StepRunRow]:
         rows = [row for row in view.step_runs(self._before.id) if row.step == step.id and row.ended]
         for earlier in config_of(self._before.config).steps:
             if earlier.id == step.id:
@@ -211,29 +219,36 @@ class _Predecessor(Operations):
         return rows
 
     def _repeats(self, view: View, step: StepConfig, left: int) -> tuple[str, ...]:
-        """Return runs with effects outside, of which the step would do some again."""
+        """Return runs with effects outside, some of which the step would do again in its `left` runs."""
         if not left or not changes_outside(step.config):
             return ()
-        return tuple(row.id for row in self._done(view, step) if row.started_us is not None)
+        return tuple(row.id for row in self._ended_runs(view, step) if row.started_us is not None)
+
+
+def _is_done(work: KnownWork, step: PlannedStep | StepConfig) -> bool:
+    """Tell whether every run of a step is done and unchanged."""
+    return len(work.reused) == work.at_most(step.at_most)
 
 
 def _mark_of(view: View, row: StepRunRow) -> str | None:
     entry = view.last_entry(row.id, "RunStarted")
-    return entry.fact.mark if entry is not None and isinstance(entry.fact, RunStarted) else None
+    if entry is None or not isinstance(entry.fact, RunStarted):
+        return None
+    return entry.fact.mark
 
 
 def _arguments_of(step: StepConfig, texts: Texts) -> dict[str, Any]:
     """Return the arguments of a step as a call gives them."""
-    given = {name: value for name, value in step.config.asked.items() if name not in ("name", "task_id")}
-    given |= texts.model_dump(exclude_none=True, include={"task", "context", "system_prompt"})
-    given |= {"id": step.id, "if_fails": step.if_fails}
+    arguments = {name: value for name, value in step.config.asked.items() if name not in ("name", "task_id")}
+    arguments |= texts.model_dump(exclude_none=True, include={"task", "context", "system_prompt"})
+    arguments |= {"id": step.id, "if_fails": step.if_fails}
     if step.needs:
-        given["after"] = list(step.needs)
+        arguments["after"] = list(step.needs)
     if step.foreach is not None:
-        given |= {"foreach": step.foreach.text, "at_most": step.listed_most}
-    return given
+        arguments |= {"foreach": step.foreach.text, "at_most": step.listed_most}
+    return arguments
 
 
-def _key(step: PlannedStep) -> tuple[Any, ...]:
+def _context_key(step: PlannedStep) -> tuple[Any, ...]:
     args = step.args
     return args.role, args.model, args.runner, args.workspace

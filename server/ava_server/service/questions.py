@@ -1,4 +1,4 @@
-"""What runs wait for a person with, where the client can ask one, and what a person has decided on any surface.
+"""Questions of runs to a person: asked through the client where it can, and answered on any surface.
 
 The client asks within a call, or as the question of a task. A question that its person has closed or not seen is not
 asked again in the session; the run still waits. Where only the PIN allows more, the person is sent to the run's page.
@@ -58,32 +58,32 @@ class PersonQuestions(Operations):
             Refused: It no longer waits, has changed, or may not be decided here.
         """
         run, at_us = await self._access.run(run_id, "subagent_id"), now_us()
-        found = await self._store.read(lambda view: pending_question(view, run, at_us))
-        if found is None:
+        question = await self._store.read(lambda view: pending_question(view, run, at_us))
+        if question is None:
             raise Refused(await self._store.read(lambda view: closed_question(view, run, shown, at_us)))
-        given = found.kind.yes(found, words) if approve else None
-        return await self._decide(found, shown, given, self._session.channel)
+        answer = question.kind.yes(question, words) if approve else None
+        return await self._decide(question, shown, answer, self._session.channel)
 
     async def _decide(
-        self, one: PendingQuestion, shown: str, given: Answer | None, channel: Channel
+        self, question: PendingQuestion, shown: str, answer: Answer | None, channel: Channel
     ) -> QuestionDecision:
-        """Decide with what a person gives, or with their no (None). Raises BadInput, Refused."""
-        run_id = one.run.id
-        if isinstance(given, str):
-            given = parse(MessageArgs, {"subagent_id": run_id, "message": given}).message
-            self._access.refuse_keys({"answer": given})
-            given = self._access.redact(given)
-        if given is not None and one.asked.for_more:
+        """Decide with a person's answer, or with their no (None). Raises BadInput, Refused."""
+        run_id = question.run.id
+        if isinstance(answer, str):
+            answer = parse(MessageArgs, {"subagent_id": run_id, "message": answer}).message
+            self._access.refuse_keys({"answer": answer})
+            answer = self._access.redact(answer)
+        if answer is not None and question.asked.for_more:
             self._runtime.closing.refuse_new()
             self._runtime.settings.refuse_off("nothing was raised")
-        if one.approved_by(given):
-            await self._access.refuse_without_pin([run_id], ONLY_PERSON[one.kind.decision].format(ids=run_id))
-        decided = await self._store.do(decide_question(run_id, shown, given, self._decider(one.run, channel)))
-        if decided.status == "refused":
-            raise Refused(decided.text)
-        for each in decided.run_ids:
-            self._access.wake(each)
-        return decided
+        if question.approved_by(answer):
+            await self._access.refuse_without_pin([run_id], ONLY_PERSON[question.kind.decision].format(ids=run_id))
+        decision = await self._store.do(decide_question(run_id, shown, answer, self._decider(question.run, channel)))
+        if decision.status == "refused":
+            raise Refused(decision.text)
+        for waiting_id in decision.run_ids:
+            self._access.wake(waiting_id)
+        return decision
 
     def _decider(self, run: RunRow, channel: Channel) -> Decider:
         limits = extension_limits(self._runtime.settings, self._session.user)
@@ -105,45 +105,51 @@ class PersonQuestions(Operations):
         """
         if person is None:
             return None
-        found = [one for one in await self._waiting(rows) if person.fills_forms or not one.kind.in_words]
-        if not found:
+        askable = [one for one in await self._waiting(rows) if person.fills_forms or not one.kind.in_words]
+        if not askable:
             return None
-        first = found[0]
-        shown, limits = [first.shown], self._runtime.spawn_limits_of(self._session.user)
+        question = askable[0]
+        shown, limits = [question.shown], self._runtime.spawn_limits_of(self._session.user)
         reply = await ask_until(
-            lambda: until_decided(self._store, shown, limits), lambda: person.ask(first.form(), first.answer_in)
+            lambda: until_decided(self._store, shown, limits),
+            lambda: person.ask(question.form(), question.answer_in),
         )
-        if elsewhere := await outcomes(self._store, shown, limits):
+        elsewhere = await outcomes(self._store, shown, limits)
+        if elsewhere:
             return " ".join(elsewhere.values())
         try:
-            decided = await self._carry_out(first, reply or Reply("cancel"))
+            outcome = await self._carry_out(question, reply or Reply("cancel"))
         except Refused as refused:
             return f"{refused}."
-        left = _UNANSWERED.format(run_id=first.run.id, how=first.in_a_terminal)
-        return decided or self._access.adapt_text(left)
+        if outcome:
+            return outcome
+        return self._access.adapt_text(_UNANSWERED.format(run_id=question.run.id, how=question.in_a_terminal))
 
     async def send(self, rows: Sequence[RunRow], pages: PageOpener | None) -> str | None:
         """Send the person to the page of the first of these runs that only the PIN allows more, and wait for that."""
         if pages is None:
             return None
-        found: list[PendingQuestion] = []
+        need_pin: list[PendingQuestion] = []
         for one in await self._waiting(rows, by_pin=True):
             if one.kind.is_approval and await self._access.needs_pin([one.run.id]):
-                found.append(one)
-        address = await pages.address() if found else None
+                need_pin.append(one)
+        if not need_pin:
+            return None
+        address = await pages.address()
         if address is None:
             return None
-        first, run_id = found[0], found[0].run.id
-        question = PageQuestion(f"{_ASKED}\n{first.message}", f"{address}/subagents/{quote(run_id)}")
+        question = need_pin[0]
+        run_id = question.run.id
+        page = PageQuestion(f"{_ASKED}\n{question.message}", f"{address}/subagents/{quote(run_id)}")
 
-        shown, limits = [first.shown], self._runtime.spawn_limits_of(self._session.user)
-        await pages.open(question, lambda: until_decided(self._store, shown, limits), self._session.opened)
-        if elsewhere := await outcomes(self._store, shown, limits):
-            self._session.opened.discard(question.sha())
+        shown, limits = [question.shown], self._runtime.spawn_limits_of(self._session.user)
+        await pages.open(page, lambda: until_decided(self._store, shown, limits), self._session.opened)
+        elsewhere = await outcomes(self._store, shown, limits)
+        if elsewhere:
+            self._session.opened.discard(page.sha())
             return " ".join(elsewhere.values())
-        self._session.unanswered.update(first.ids)
-        left = _UNDECIDED.format(run_id=run_id, page=question.url, how=first.in_a_terminal)
-        return self._access.adapt_text(left)
+        self._session.unanswered.update(question.ids)
+        return self._access.adapt_text(_UNDECIDED.format(run_id=run_id, page=page.url, how=question.in_a_terminal))
 
     async def open(self, rows: Sequence[RunRow]) -> dict[str, Question]:
         """Return the questions of these runs to a person whom a client can ask, by their ids; identical ones once."""
@@ -158,24 +164,28 @@ class PersonQuestions(Operations):
             BadInput: What is in the form cannot be used; the question stays open.
             Refused: It cannot be allowed any more.
         """
-        waiting = await self._waiting(rows, by_pin=True)  # a no takes no PIN
-        found = {each: one for one in waiting for each in one.ids}
-        one = found.get(question_id)
-        return await self._carry_out(one, reply) if one is not None else None
+        by_id: dict[str, PendingQuestion] = {}
+        for waiting in await self._waiting(rows, by_pin=True):  # a no takes no PIN
+            by_id.update(dict.fromkeys(waiting.ids, waiting))
+        question = by_id.get(question_id)
+        if question is None:
+            return None
+        return await self._carry_out(question, reply)
 
-    async def _carry_out(self, one: PendingQuestion, reply: Reply) -> str | None:
+    async def _carry_out(self, question: PendingQuestion, reply: Reply) -> str | None:
         """Carry out a reply and return what came of it; None where the person closed the question."""
         if reply.action in ("cancel", "silent"):
-            self._session.unanswered.update(one.ids)
+            self._session.unanswered.update(question.ids)
             return None
-        given = one.answer_in(reply) if reply.action == "accept" else None
-        return (await self._decide(one, one.shown.digest, given, "elicitation")).text
+        answer = question.answer_in(reply) if reply.action == "accept" else None
+        decision = await self._decide(question, question.shown.digest, answer, "elicitation")
+        return decision.text
 
     async def _waiting(self, rows: Sequence[RunRow], *, by_pin: bool = False) -> list[PendingQuestion]:
-        """Return what these runs and those of their plans wait with, as far as this session's person may answer.
+        """Return the questions of these runs and of their plans' runs that this session's person may answer.
 
-        Identical questions of a plan's runs are one, and what the person has closed is left out. With `by_pin`, they
-        can give the approval PIN.
+        Identical questions of a plan's runs are one, and those that the person has closed are left out. `by_pin`: the
+        person can give the approval PIN.
         """
         owned = [row for row in rows if self._access.owns(row) and (row.asked or row.is_plan)]
         if not owned or not self._session.may("spawn"):
@@ -184,8 +194,11 @@ class PersonQuestions(Operations):
 
         def query(view: View) -> list[PendingQuestion]:
             asking: list[RunRow] = []
-            for row in owned:  # a plan asks through its runs
-                asking += view.asking_runs(row.id) if row.is_plan else [row]
+            for row in owned:
+                if row.is_plan:  # it asks through its runs
+                    asking.extend(view.asking_runs(row.id))
+                else:
+                    asking.append(row)
             return OpenQuestions(view, at_us).once(asking)
 
         answerable: list[PendingQuestion] = []

@@ -51,50 +51,54 @@ class Mentions:
     once: frozenset[str]
 
 
-def mentions(access: Access, news: News, shown: Sequence[str] = ()) -> Mentions:
-    """Return a line for each run of this user that ended and whose result was not fetched yet.
+def mentions_in(access: Access, news: News, shown: Sequence[str] = ()) -> Mentions:
+    """Return what an answer mentions of the news, without the runs that it shows anyway.
 
-    One that ended more than an hour ago, perhaps while no host was open, is mentioned once in a session. Runs of this
-    workspace come first; before them, those that wait for a person: to allow them more, to answer, or to resume.
+    First come runs that wait for a person, to allow them more or to answer, and interrupted ones. Then those that ended
+    and whose result was not fetched yet, of this workspace first; one that ended more than an hour ago, perhaps while
+    no host was open, is mentioned once in a session.
     """
+    notices = [Notice(row) for row in news.asking if row.id not in shown]
+    for row in news.interrupted:
+        notices.append(Notice(row, interrupted_us=news.at_us - (row.last_us or 0)))
+    for row in sorted(news.ended, key=lambda row: not access.is_here(row)):
+        age_us = HOUR_US if row.id in access.session.mentioned else MENTIONED_DAYS * 24 * HOUR_US
+        if row.id not in shown and (row.ended_us or 0) >= news.at_us - age_us:
+            notices.append(Notice(row))
+    notices = notices[:NOTICES]
 
-    def mentioned_for_us(run_id: str) -> int:
-        return HOUR_US if run_id in access.session.mentioned else MENTIONED_DAYS * 24 * HOUR_US
-
-    interrupted = [Notice(row, interrupted_us=news.at_us - (row.last_us or 0)) for row in news.interrupted]
-    ended = [
-        Notice(row)
-        for row in sorted(news.ended, key=lambda row: not access.is_here(row))
-        if row.id not in shown and (row.ended_us or 0) >= news.at_us - mentioned_for_us(row.id)
-    ]
-    waiting = [Notice(row) for row in news.asking if row.id not in shown]
-    notices = [*waiting, *interrupted, *ended][:NOTICES]
-    return Mentions(
-        [access.adapt_text(notice.text()) for notice in notices] or None,
-        frozenset(notice.row.id for notice in notices if 0 < (notice.row.ended_us or 0) < news.at_us - HOUR_US),
-    )
+    once: set[str] = set()
+    for notice in notices:
+        if 0 < (notice.row.ended_us or 0) < news.at_us - HOUR_US:
+            once.add(notice.row.id)
+    lines = [access.adapt_text(notice.text()) for notice in notices]
+    return Mentions(lines or None, frozenset(once))
 
 
 class CallRecord:
     """The record of one call: the call is written once, without keys, before or with anything else."""
 
-    def __init__(self, access: Access, tool: str, given: Mapping[str, Any], redacted: Mapping[str, Any]) -> None:
+    def __init__(self, access: Access, tool: str, arguments: Mapping[str, Any], redacted: Mapping[str, Any]) -> None:
+        self.tool = tool
         self.answer: Answer | None = None
-        self._access, self._tool, self._session, self._store = access, tool, access.session, access.store
-        self._given, self._redacted = given, redacted
+        self._access = access
+        self._session = access.session
+        self._store = access.store
+        self._arguments = arguments
+        self._redacted = redacted
         self._written = False
         self._began = time.monotonic()
 
     @property
     def is_undone(self) -> bool:
         """Whether nothing of a call that decides is in the log, nor on its way there: so nothing was decided."""
-        return WHEN[self._tool] == "with" and not self._written
+        return WHEN[self.tool] == "with" and not self._written
 
     async def start(self) -> None:
         """Write the call, if it is written before or while it acts."""
-        if WHEN[self._tool] == "before":
+        if WHEN[self.tool] == "before":
             await self.begin()
-        elif WHEN[self._tool] == "meanwhile":
+        elif WHEN[self.tool] == "meanwhile":
             self._post()
 
     async def begin(self) -> None:
@@ -107,18 +111,22 @@ class CallRecord:
         self._post(self._result(text, ms_since(self._began), success=success))
 
     async def do(self, command: Command[T], answer_of: Callable[[T], Answer | None] | None = None) -> T:
-        """Run a command in one transaction with the call, unless it is written, and the answer that follows, if any."""
-        mentioned = Mentions(None, frozenset())
+        """Run a command in one transaction with the call, unless it is written, and its answer, if it has one.
+
+        `answer_of` makes the answer from the command's value, or returns None.
+        """
+        mentions = Mentions(None, frozenset())
         if answer_of is not None:
-            mentioned = mentions(self._access, await self._store.look(self._access.news))
-        took_ms, answer = ms_since(self._began), None
+            mentions = mentions_in(self._access, await self._store.look(self._access.news))
+        took_ms = ms_since(self._began)
+        answer: Answer | None = None
 
         def result(value: T) -> tuple[Event, ...]:
             nonlocal answer
             answer = answer_of(value) if answer_of is not None else None
             if answer is None:
                 return ()
-            answer.notices = mentioned.lines
+            answer.notices = mentions.lines
             return (self._result(text_of(answer), took_ms, success=True),)
 
         try:
@@ -133,38 +141,52 @@ class CallRecord:
                 await self._store.do(call)
             raise
         self._written, self.answer = True, answer
-        self._session.mentioned |= mentioned.once
+        self._session.mentioned |= mentions.once
         return value
 
     async def finish(self, answer: Answer, news: News | None, *, reachable: bool) -> None:
-        """Say in an answer what else is `news`, and record it; without waiting, if the log could not be reached."""
+        """Add the news to an answer, and record it; without waiting, if the log could not be reached.
+
+        `news` is None where the handler has not read them.
+        """
         if news is None:
             news = await self._store.look(self._access.news)
-        with_result = _run_ids(answer, with_result=True)
-        fetched: list[str] = []
-        if with_result:
-            fetched = await self._store.look(lambda view: [*with_result, *whole_plans(view, with_result)])
-        mentioned = mentions(self._access, news, [*_run_ids(answer), *fetched])
-        answer.notices = mentioned.lines
-        self._session.mentioned |= mentioned.once
+        fetched = await self._fetched_ids(answer)
+        mentions = mentions_in(self._access, news, [*_run_ids(answer), *fetched])
+        answer.notices = mentions.lines
+        self._session.mentioned |= mentions.once
+
         failed = answer.status == FAILED
-        states = _poll_states(answer) if not failed else {}
+        states = {} if failed else _poll_states(answer)
         if states and all(self._session.seen.get(run_id) == state for run_id, state in states.items()):
-            return
+            return  # a poll without news
         text = text_of(answer)
         if isinstance(answer, LogAnswer) and not failed:  # what was read is in the log already
             text = f"{len(answer.untrusted_entries)} entries"
         result = self._result(text, ms_since(self._began), success=not failed)
-        # A result that an auditor reads is still news for its user.
-        own = [row for row in await self._access.rows(fetched) if self._access.owns(row)] if fetched else []
-        if reachable and (fetched or WHEN[self._tool] != "after"):
-            await self.do(append(result, *(carried(self._session.who, self._tool, row.id) for row in own)))
+        notes = await self._delivery_notes(fetched)
+        if reachable and (fetched or WHEN[self.tool] != "after"):
+            await self.do(append(result, *notes))
         else:
             self._post(result)
         self._session.seen.update(states)
 
+    async def _fetched_ids(self, answer: Answer) -> list[str]:
+        """Return the runs whose results an answer carries, with the plans that it carries whole."""
+        ids = _run_ids_with_result(answer)
+        if not ids:
+            return []
+        return await self._store.look(lambda view: [*ids, *whole_plans(view, ids)])
+
+    async def _delivery_notes(self, run_ids: list[str]) -> list[Event]:
+        """Return the events that an answer carries these results to their user; an auditor's answer does not."""
+        if not run_ids:
+            return []
+        rows = await self._access.rows(run_ids)
+        return [carried(self._session.who, self.tool, row.id) for row in rows if self._access.owns(row)]
+
     def _result(self, text: str, took_ms: int, *, success: bool) -> Event:
-        fact = ToolResult(tool=self._tool, success=success, output=self._access.redact(text))
+        fact = ToolResult(tool=self.tool, success=success, output=self._access.redact(text))
         return Event(self._session.who, fact, duration_ms=took_ms)
 
     def _post(self, *events: Event) -> None:
@@ -173,21 +195,23 @@ class CallRecord:
 
     def _with_call(self, command: Command[T], result: Callable[[T], tuple[Event, ...]] | None = None) -> Command[T]:
         """Return a command that also writes the call, unless it is there, and then the events of its result."""
-        written, run_id = self._written, _run_in(self._given)
+        written, run_id = self._written, _run_id_in(self._arguments)
         # What is too long to store is also too long to accept.
-        fact = ToolCall(tool=self._tool, args=sanitize_json(self._redacted)[0])
+        fact = ToolCall(tool=self.tool, args=sanitize_json(self._redacted)[0])
 
-        def together(view: View, now_us: int) -> Outcome[T]:
-            call: tuple[Event, ...] = ()
+        def command_with_call(view: View, now_us: int) -> Outcome[T]:
+            events: list[Event] = []
             if not written:
                 run = view.run(run_id) if run_id is not None else None
-                own = run is not None and run.user_id == self._session.user
-                call = (Event(self._session.who, fact, run_id=run_id if own else None),)
+                is_own = run is not None and run.user_id == self._session.user
+                events.append(Event(self._session.who, fact, run_id=run_id if is_own else None))
             outcome = command(view, now_us)
-            after = result(outcome.value) if result is not None else ()
-            return Outcome(outcome.value, (*call, *outcome.events, *after))
+            events.extend(outcome.events)
+            if result is not None:
+                events.extend(result(outcome.value))
+            return Outcome(outcome.value, tuple(events))
 
-        return together
+        return command_with_call
 
 
 @dataclass(frozen=True)
@@ -211,27 +235,37 @@ class CallContext:
 
 
 def _poll_states(answer: Answer) -> dict[str, tuple[object, ...]]:
-    """Return what a poll shows of each run, by which a repeated poll is recognised. Empty for other answers."""
+    """Return what a poll shows of each run, to recognise a repeated poll. Empty for other answers."""
     if not isinstance(answer, CheckAnswer):
         return {}
-    states: dict[str, tuple[object, ...]] = {
-        run.subagent_id: (run.state, run.iteration, run.untrusted_result is None, run.cursor) for run in answer.runs
-    }
+    states: dict[str, tuple[object, ...]] = {}
+    for run in answer.runs:
+        states[run.subagent_id] = (run.state, run.iteration, run.untrusted_result is None, run.cursor)
     return {"": (len(states),), **states}
 
 
-def _run_ids(answer: Answer, *, with_result: bool = False) -> list[str]:
-    """Return the ids of an answer's runs, or only of those that it shows the result of."""
+def _run_ids(answer: Answer) -> list[str]:
     if isinstance(answer, CheckAnswer):
-        return [run.subagent_id for run in answer.runs if not with_result or run.untrusted_result is not None]
-    runs = (answer.runs or []) if isinstance(answer, ConfirmAnswer | CancelAnswer) else []
-    return [str(run["subagent_id"]) for run in runs if not with_result or run.get("untrusted_result")]
+        return [run.subagent_id for run in answer.runs]
+    if isinstance(answer, ConfirmAnswer | CancelAnswer):
+        return [str(run["subagent_id"]) for run in answer.runs or ()]
+    return []
 
 
-def _run_in(given: Mapping[str, Any]) -> str | None:
+def _run_ids_with_result(answer: Answer) -> list[str]:
+    if isinstance(answer, CheckAnswer):
+        return [run.subagent_id for run in answer.runs if run.untrusted_result is not None]
+    if isinstance(answer, ConfirmAnswer | CancelAnswer):
+        return [str(run["subagent_id"]) for run in answer.runs or () if run.get("untrusted_result")]
+    return []
+
+
+def _run_id_in(arguments: Mapping[str, Any]) -> str | None:
     """Return the run that arguments name; the call's header names it only if that is this user's."""
-    value = given.get("subagent_id")
+    value = arguments.get("subagent_id")
+    if not isinstance(value, str):
+        return None
     try:
-        return parse_id("subagent_id", value) if isinstance(value, str) else None
+        return parse_id("subagent_id", value)
     except BadInput:
         return None

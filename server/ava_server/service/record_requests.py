@@ -40,9 +40,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Day = Annotated[int, "days since 1970, UTC"]
 Number = Annotated[int, "microseconds since 1970, or the number of an entry"]
-MOST_RUNS, MOST_IDS = 1_000, 200
-MOST_STEPS, DETAIL_STEPS = 40, 100
-"""Actions of the selected run, as many as its pane has lines on most screens, and of a run on a screen of its own."""
+MOST_RUNS = 1_000
+MOST_IDS = 200
+"""How many ids a request over HTTP may name."""
+MOST_STEPS = 40
+"""How many last actions of the selected run are shown: its pane has as many lines on most screens."""
+DETAIL_STEPS = 100
+"""How many last actions a run has on a screen of its own."""
 PAGE_CHARS = 4_000_000
 """Characters of lines in one answer over HTTP."""
 
@@ -100,7 +104,7 @@ class RecordsHandler:
     """
 
     bounded = False
-    """Whether an answer has at most so many runs, entries and characters as one over HTTP."""
+    """Whether an answer is limited in runs, entries and characters, as it is over HTTP."""
     most_runs = MOST_RUNS
     """Runs in the answer to `current` at most, of those that have not ended and of those that have."""
 
@@ -138,24 +142,24 @@ class RecordsHandler:
         """Return the run that this reader proposed last; with `unended`, of those that have not ended."""
         return await self.store.read(lambda view: last_run_in(view, self.reader.user, unended=unended))
 
-    def run_in(self, view: View, given: str) -> RunRow:
+    def run_in(self, view: View, id: str) -> RunRow:
         """Return the run with an id. Raises UnknownId: this reader may see none."""
-        run = view.run(given)
+        run = view.run(id)
         if run is None:
-            raise UnknownId(f"There is no subagent {given[:40]} in this data root.")
+            raise UnknownId(f"There is no subagent {id[:40]} in this data root.")
         return run
 
-    async def hand_over(self, found: "RunRecord", *, shown: bool) -> "RunRecord":
-        """Return a record as this surface tells it; `shown` says that a person will see it."""
+    async def hand_over(self, record: "RunRecord", *, shown: bool) -> "RunRecord":
+        """Return a record with the texts of this surface; `shown` says that a person will see it."""
         del shown  # a command notes that once it has shown it
-        return found
+        return record
 
     async def token_in_use(self) -> "TokenFacts | None":
         """Return the token that asks; None where no token is needed."""
         return None
 
     def log_facts(self, view: View) -> "LogFacts | None":
-        """Return how large the log is, and how complete its copies are; None for whoever does not own it."""
+        """Return how large the log is, and how complete its copies are; None for anybody but its owner."""
         return None
 
     def _whose(self, everybody: bool) -> str | None:
@@ -183,12 +187,17 @@ class RecordsHandler:
         from ava_server.render.run_view import view_run
         from ava_server.service.records import ListedRuns
 
-        at_us, wanted = now_us(), id[:MOST_IDS] if self.bounded else id
+        at_us = now_us()
+        ids = id[:MOST_IDS] if self.bounded else id
 
         def query(view: View) -> "ListedRuns":
-            once = {run.id: run for run in [self.run_in(view, one) for one in wanted]}.values()
-            more: dict[str, Any] = {"served": self._served, "manager": self._manager, "task": len(once) > 1}
-            return ListedRuns([view_run(view, row, self._processes, at_us, result=False, **more) for row in once])
+            rows: dict[str, RunRow] = {}
+            for one in ids:
+                row = self.run_in(view, one)
+                rows[row.id] = row
+            more: dict[str, Any] = {"served": self._served, "manager": self._manager, "task": len(rows) > 1}
+            views = [view_run(view, row, self._processes, at_us, result=False, **more) for row in rows.values()]
+            return ListedRuns(views)
 
         return await self.store.read(query)
 
@@ -208,14 +217,23 @@ class RecordsHandler:
 
                 more: dict[str, Any] = {"served": cache(self._served), "most": self.most_runs, "rows": rows}
                 counts, runs = current_runs(view, user, self._processes, at_us, **more)
+            budgets = todays_budgets(view, own, own, caps, at_us, everybody=self.reader.audits)
+            others = 0
+            if user is not None and self.reader.audits:
+                others = view.unended_of_others(user, at_us)
+            selected_run: SelectedRun | None = None
+            for run in runs:
+                if run.row.id == selected:
+                    selected_run = self._selected(view, run.row)
+                    break
             return CurrentRuns(
                 at_us,
                 counts,
                 runs,
-                todays_budgets(view, own, own, caps, at_us, everybody=self.reader.audits),
+                budgets,
                 token,
-                others=view.unended_of_others(user, at_us) if user is not None and self.reader.audits else 0,
-                selected=next((self._selected(view, run.row) for run in runs if run.row.id == selected), None),
+                others=others,
+                selected=selected_run,
                 log=self.log_facts(view),
             )
 
@@ -229,8 +247,8 @@ class RecordsHandler:
 
         about = ""
         if run.state == WAITING:
-            found = pending_proposal(view, run, spawn_limits(self._settings(), run.user_id), now_us())
-            about = found.message if isinstance(found, Pending) else found
+            proposal = pending_proposal(view, run, spawn_limits(self._settings(), run.user_id), now_us())
+            about = proposal.message if isinstance(proposal, Pending) else proposal
         elif run.result_seq is not None:
             entry = view.entry(run.result_seq)
             about = entry.fact.summary if entry is not None and isinstance(entry.fact, SubagentComplete) else ""
@@ -240,8 +258,8 @@ class RecordsHandler:
         """Return a run with its whole result; `shown` says that a person will see it."""
         from ava_server.service.records import run_record
 
-        found = await self.store.read(lambda view: run_record(view, self.run_in(view, run_id).id, self._processes))
-        return await self.hand_over(found, shown=shown)
+        record = await self.store.read(lambda view: run_record(view, self.run_in(view, run_id).id, self._processes))
+        return await self.hand_over(record, shown=shown)
 
     async def detail(self, run_id: str) -> "RunDetail":
         """Return a run with what its screen shows besides, out of one state of the log."""
@@ -270,12 +288,12 @@ class RecordsHandler:
         from ava_server.core.data_root import home_folder
         from ava_server.service.records import RunDiff, diff_of, shown_changes
 
-        found = await self.record(run_id)
-        changes = shown_changes(found.row, found.answer)
-        known = await anyio.to_thread.run_sync(self._redactor)
+        record = await self.record(run_id)
+        changes = shown_changes(record.row, record.answer)
+        redactor = await anyio.to_thread.run_sync(self._redactor)
         settings = await anyio.to_thread.run_sync(self._settings)
         with temporary_files_in(settings.paths.temporary):  # git's own files
-            text = await anyio.to_thread.run_sync(diff_of, changes, home_folder(), known, abandon_on_cancel=True)
+            text = await anyio.to_thread.run_sync(diff_of, changes, home_folder(), redactor, abandon_on_cancel=True)
         return RunDiff(text)
 
     async def source(self, run_id: str, number: str) -> "OpenedSource":
@@ -289,18 +307,23 @@ class RecordsHandler:
 
     async def log(self, query: LogQuery) -> LogLines:
         """Return the newest entries that match a query as lines. Raises BadQuery: it names an unknown event type."""
-        named, users, own = query.runs[: MOST_IDS if self.bounded else None], query.users, self.reader.user
-        runs = await self.store.read(lambda view: tuple(self.run_in(view, one).id for one in named)) if named else ()
+        users, own = query.users, self.reader.user
+        ids, limit = query.runs, query.limit
+        if self.bounded:
+            ids = ids[:MOST_IDS]
+            limit = max(1, min(limit, PAGE_ENTRIES))
+        runs: tuple[str, ...] = ()
+        if ids:
+            runs = await self.store.read(lambda view: tuple(self.run_in(view, id).id for id in ids))
         if not self.reader.audits:
             if users and set(users) != {own}:
                 raise NeedsAudit("it is not your own")
-            # Of a run of one's own, all is one's own; the condition would only make the search slower.
+            # Every entry of one's own run is one's own; the condition would only make the search slower.
             users = () if runs else (own,)
-        limit = max(1, min(query.limit, PAGE_ENTRIES)) if self.bounded else query.limit
         page = await search(self.store, replace(query, runs=runs, users=users, limit=limit))
-        found = await self.lines_of(page.entries)
-        older = page.next if len(found.lines) == len(page.entries) else page.entries[len(found.lines) - 1].seq
-        return replace(found, next=older, upto=page.upto)
+        shown = await self.lines_of(page.entries)
+        older = page.next if len(shown.lines) == len(page.entries) else page.entries[len(shown.lines) - 1].seq
+        return replace(shown, next=older, upto=page.upto)
 
     async def lines_of(self, entries: Sequence["Entry"]) -> LogLines:
         lines: list[str] = []
@@ -317,8 +340,10 @@ class RecordsHandler:
         from ava_audit.totals import UserSpending, spending
 
         user = self._whose(all)
-        found = await self.store.read(lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
-        return UserSpending(user, found if self.reader.audits else replace(found, others=0))
+        sums = await self.store.read(lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
+        if not self.reader.audits:
+            sums = replace(sums, others=0)
+        return UserSpending(user, sums)
 
     async def plan(self, group: str, all: bool = False) -> "PlanSum":
         from ava_audit.totals import plan_sum
@@ -372,9 +397,9 @@ class Request(Generic[H, P, T]):
         path: Its path over HTTP; a part in braces is a parameter.
         answer: What answers it. Its parameters are those of the request.
         kind: Where the class of the answer is; it is loaded to read an answer.
-        told_by: The parameters one of which tells it from the next request in the table with its path.
+        told_by: Parameters, any one of which tells it from the next request in the table with the same path.
         method: Its method over HTTP; with another than GET, the parameters are the body.
-        lost: What to know where no answer has come.
+        lost: What to tell a person if no answer comes.
     """
 
     path: str
@@ -409,9 +434,12 @@ PATHS = tuple(dict.fromkeys(f"/{request.path.split('/')[1]}" for request in REQU
 def find_request(
     requests: Sequence[Request[H, ..., Any]], path: str, given: Container[str]
 ) -> tuple[Request[H, ..., Any] | None, dict[str, str]]:
-    """Return the request of a path and the names of its parameters, and the parameters in the path; None if unknown."""
+    """Return the request with a path and parameters, and the parameters in the path; None if there is none."""
     for request in requests:
-        found = re.fullmatch(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", request.path), path.rstrip("/"))
-        if found is not None and (not request.told_by or any(name in given for name in request.told_by)):
-            return request, found.groupdict()
+        pattern = re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", request.path)
+        match = re.fullmatch(pattern, path.rstrip("/"))
+        if match is None:
+            continue
+        if not request.told_by or any(name in given for name in request.told_by):
+            return request, match.groupdict()
     return None, {}

@@ -1,6 +1,6 @@
 """What a person's screens show of runs and budgets, and what a coder changed; the answers of `record_requests`.
 
-The files that a run delivered are read back: only those that its result names, and only unchanged.
+Files that a run delivered can be read: only those that its result names, and only unchanged ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ORDER = (WAITING, *ASKING, HELD, INTERRUPTED, "running", "queued", EXPIRED)
 """The states of runs that have not ended, in the order of a list: first what waits for a person."""
 TOOL_CHARS = 40
 _WHOLE_FILES = 1_000_000
-"""Unchanged lines around each change; with so many, a diff contains whole files."""
+"""Unchanged lines around each change: enough that a diff contains whole files."""
 
 
 CurrentViews = CurrentRuns[RunView]
@@ -119,7 +119,8 @@ def current_runs(
         view_run(view, row, processes, at_us, served=served, result=False, task=True, questions=questions)
         for row in first
     ]
-    return {**Counter(state for state, _row in unended), "ended": len(ended)}, tuple(shown)
+    counts = Counter(state for state, _row in unended)
+    return {**counts, "ended": len(ended)}, tuple(shown)
 
 
 def run_record(view: View, run_id: str, processes: Processes) -> RunRecord:
@@ -176,37 +177,41 @@ def shown_changes(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
     return {**changes, "git_folder": config_of(run.config).git_folder}
 
 
-def diff_of(changes: Mapping[str, Any], home: Path, known: Redactor) -> str:
+def diff_of(changes: Mapping[str, Any], home: Path, redactor: Redactor) -> str:
     """Return a run's changes as a unified diff, without secrets and control codes. Blocking. Raises Refused."""
     from ava_audit.redaction import RunRedactor
     from ava_roles.worktree.session import branch_diff  # loads the sandbox
 
     try:
-        of = Path(changes["repository"]), changes["base"], changes["head"], home
+        branch = Path(changes["repository"]), changes["base"], changes["head"], home
         git_folder = str(changes.get("git_folder", ""))
-        text = branch_diff(*of, git_folder=git_folder)
-        whole = branch_diff(*of, context=_WHOLE_FILES, git_folder=git_folder)
+        text = branch_diff(*branch, git_folder=git_folder)
+        text_of_files = branch_diff(*branch, context=_WHOLE_FILES, git_folder=git_folder)
     except RolesError as error:
         what = f"branch {changes['branch']} of {changes['repository']} cannot be shown: {error}"
         if changes.get("pack"):
             what += "; it was made on another machine, and `ava fetch` brings it"
         raise Refused(what) from error
-    redactor = RunRedactor(known)
-    redactor.learn_private_keys("\n".join(line[1:] for line in clean(whole)[0].split("\n")))
+    run_redactor = RunRedactor(redactor)
+    lines_of_files = [line[1:] for line in clean(text_of_files)[0].split("\n")]
+    run_redactor.learn_private_keys("\n".join(lines_of_files))
     diff = clean(show_controls(text))[0]
+    redacted = run_redactor.redact_lines(diff)[0]
     lines: list[str] = []
-    hidden = 0  # lines with secrets, which keep their signs
-    for before, after in zip(diff.split("\n"), redactor.redact_lines(diff)[0].split("\n"), strict=True):
-        sign = before[:1] if before != after and before[:1] != after[:1] else ""
-        lines.append((sign if sign in ("+", "-", " ") else "") + after)
-        hidden += before != after
+    hidden = 0
+    for before, after in zip(diff.split("\n"), redacted.split("\n"), strict=True):
+        if before != after:
+            hidden += 1
+            sign = before[:1]
+            if sign in ("+", "-", " ") and after[:1] != sign:  # a hidden line keeps its sign
+                after = sign + after
+        lines.append(after)
     if not hidden:
         return diff
     were = "1 line was" if hidden == 1 else f"{hidden:,} lines were"
-    return (
-        "\n".join(lines).rstrip("\n")
-        + f"\n\n{were} hidden in whole or in part as secrets; see the branch for the originals.\n"
-    )
+    note = f"{were} hidden in whole or in part as secrets; see the branch for the originals."
+    shown = "\n".join(lines).rstrip("\n")
+    return f"{shown}\n\n{note}\n"
 
 
 # -- delivered files --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Runs and plans as tasks, as hosts have them that wake their model when a task is over.
+"""Runs and plans as tasks, for hosts that wake their model when a task is over.
 
 A task has no state of its own: it is read from the run's row at each request, by any server of the data root.
 """
@@ -23,9 +23,11 @@ from ava_server.service.access import Access, Operations
 from ava_server.service.questions import PersonQuestions
 
 TaskStatus = Literal["working", "input_required", "completed", "cancelled"]
-POLL_MS = (2_000, 5_000)
-"""Milliseconds between two looks at a run in its first minute, and after it."""
 FIRST_S = 60.0
+POLL_FIRST_MS = 2_000
+"""Milliseconds between two looks at a run in its first minute."""
+POLL_MS = 5_000
+"""Milliseconds between two looks at a run after its first minute."""
 DAY_MS = 86_400_000
 
 
@@ -35,7 +37,7 @@ class Task:
 
     Attributes:
         id: `S-…` or `G-…`.
-        ttl_ms: Milliseconds from `created_us` after which its result may be gone; None if results are kept for ever.
+        ttl_ms: Milliseconds from `created_us` after which its result may be gone; None if results are never removed.
         poll_ms: Milliseconds after which it is worth looking again.
         questions: What it asks the person, by a key that is never used again.
     """
@@ -63,28 +65,34 @@ class RunTasks(Operations):
 
     async def task(self, task_id: str, *, asks: bool) -> Task:
         """Return a task as it is now; with `asks`, also what it asks a person. Raises BadInput: this user has none."""
-        found = await self._run(task_id)
+        before = await self._run(task_id)
         at_us = now_us()
         processes, manager = self._runtime.instances, self._runtime.manager
 
         def query(view: View) -> RunView:
-            return view_run(view, view.run(found.id) or found, processes, at_us, manager=manager, result=False)
+            return view_run(view, view.run(before.id) or before, processes, at_us, manager=manager, result=False)
 
         run = await self._store.read(query)
         row = run.row
         questions = await self._questions.open([row]) if asks else {}
-        days = self._runtime.settings.retention_days
-        longest_s = config_of(row.config).timeout_s
+        used_s = run.caps[0].used if run.caps else 0
         return Task(
             id=row.id,
             status=_status(row, asks=bool(questions)),
-            message=status_line(run, run.doing if not run.over else None),
+            message=status_line(run, None if run.over else run.doing),
             created_us=row.created_us,
             updated_us=max(row.created_us, row.last_us or 0, row.ended_us or 0),
-            ttl_ms=days * DAY_MS + round(longest_s * 1_000) + ABANDONED_US // 1_000 if days else None,
-            poll_ms=POLL_MS[(run.caps[0].used if run.caps else 0) >= FIRST_S],
+            ttl_ms=self._ttl_ms(row),
+            poll_ms=POLL_FIRST_MS if used_s < FIRST_S else POLL_MS,
             questions=questions,
         )
+
+    def _ttl_ms(self, row: RunRow) -> int | None:
+        days = self._runtime.settings.retention_days
+        longest_s = config_of(row.config).timeout_s
+        if not days:
+            return None
+        return days * DAY_MS + round(longest_s * 1_000) + ABANDONED_US // 1_000
 
     async def id_of(self, task_id: str) -> str:
         """Return a task's id in its normal form. Raises BadInput: there is none."""
@@ -118,15 +126,22 @@ def started_task(answer: Answer) -> str | None:
     A client shows its model the task in place of the answer, so an answer that says more is given as it is.
     """
     if isinstance(answer, SpawnAnswer):
-        return (answer.group_id or answer.subagent_id) if answer.asked else None
+        if not answer.asked:
+            return None
+        return answer.group_id or answer.subagent_id
     if not isinstance(answer, ConfirmAnswer):
         return None
-    ids = [decision.subagent_id for decision in answer.decisions]
-    if answer.status not in ("approved", "resumed") or not ids or answer.runs is not None:
+    if answer.status not in ("approved", "resumed") or answer.runs is not None:
         return None
     if any(decision.refused_because is not None for decision in answer.decisions):
         return None
-    return answer.group_id if answer.group_id is not None else ids[0] if len(ids) == 1 else None
+    if not answer.decisions:
+        return None
+    if answer.group_id is not None:
+        return answer.group_id
+    if len(answer.decisions) > 1:
+        return None
+    return answer.decisions[0].subagent_id
 
 
 def _status(run: RunRow, *, asks: bool) -> TaskStatus:

@@ -1,4 +1,4 @@
-"""The runtime: everything that one process has open on a data root: log, keeper, run manager, models and tools."""
+"""The runtime: what one process has open on a data root: log, keeper, run manager, models and tools."""
 
 from __future__ import annotations
 
@@ -62,6 +62,9 @@ from ava_server.service.engines import open_engine
 from ava_server.service.event_hook import desktop_program, run_event_hook
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+    from ava_roles.net.search_engines import Engine
     from ava_roles.role import Role
     from ava_server.approval.requests import SpawnArgs
     from ava_server.config.settings import Policy, Settings
@@ -145,17 +148,20 @@ class Runtime(RunResources):
     def policy_now(
         self, *users: str, through: ConnectedHost | None = None, made_under: Sequence[Policy] = ()
     ) -> Policy:
-        """Return the same as `policy`. Blocking. Raises ConfigError: as for `policy`."""
-        users, pin = users or (self.user,), self._has_pin.current()
-        found = user_limits.policy_in_force(self.settings, *users, pin=pin, through=through, made_under=made_under)
-        return found[0]
+        """Do what `policy` does. Blocking."""
+        users = users or (self.user,)
+        pin = self._has_pin.current()
+        policy, _why = user_limits.policy_in_force(
+            self.settings, *users, pin=pin, through=through, made_under=made_under
+        )
+        return policy
 
     def processes_now(self) -> ProcessesNow:
         return ProcessesNow(self.instances, self.membership.name)
 
     async def catalog(self, client_roots: Sequence[str], *, remote: str | None = None) -> Catalog:
         """Read the role files and return the roles; those of the user over HTTP with `remote`. Raises Refused."""
-        return await _answering(lambda: self._read_catalog(client_roots, None, remote)[0])
+        return await _read_in_time(lambda: self._read_catalog(client_roots, None, remote)[0])
 
     def _read_catalog(
         self, client_roots: Sequence[str], asked: str | None, remote: str | None
@@ -186,52 +192,59 @@ class Runtime(RunResources):
             ConfigError: It is not known whether there is a PIN, so nothing can be approved.
             Refused: A folder with role files does not answer.
         """
-        remote = client_roots is None
-
-        def read() -> tuple[Callable[..., ResolveContext], Role | None, str | None]:
-            catalog, workspace = self._read_catalog(client_roots or (), args.workspace, user if remote else None)
-            models, memory, search = self.credentials.models, self.memory(user), None
-            with suppress(AvaError):  # `ava doctor` reports it; most runs do not search
-                search = self.credentials.search()
-            role, chosen = catalog.by_name.get(args.role), None
-            with suppress(AvaError):  # resolving the proposal says why
-                chosen = choose(args.model, role.model, models).name if role is not None else None
-            confined = partial(sandbox_over_http, self.sandbox, self.settings)
-            context = partial(
-                ResolveContext,
-                settings=self.settings,
-                models=models,
-                catalog=catalog,
-                tools=self.tools,
-                search=search,
-                client_roots=client_roots or (),
-                cwd=working_folder() or NOWHERE,
-                home=home_folder(),
-                secrets=lambda: self.credentials.secrets,
-                sandbox=confined if remote else self.sandbox,
-                notes=memory is not None and not memory.is_empty(),
-                background=self.manager.leaves_runs,
-                remote_roots=user_limits.user_settings(self.settings, user).workspaces if remote else None,
-                policy=self.policy_now(user, through=through),
-                hide=lambda text: self.credentials.redactor.redact(text)[0],
-                workspace=workspace,
-            )
-            return context, role, chosen
-
-        context, role, chosen = await _answering(read)
+        setting = await _read_in_time(lambda: self._read_setting(args, user, client_roots, through))
+        role, model = setting.role, setting.model
 
         def query(view: View) -> tuple[list[PastRun], float | None]:
-            if chosen is None:
+            if model is None:
                 return [], None
-            past = view.past_runs(user, args.role, chosen, COUNTED, SIMILAR, SHARED_CAPS)
-            return past, measured_ratio(view, chosen)
+            past = view.past_runs(user, args.role, model, COUNTED, SIMILAR, SHARED_CAPS)
+            return past, measured_ratio(view, model)
 
         past, ratio = await self.store.read(query)
         foreign: dict[str, Any] = {}
         if role is not None and any(server_of(tool) for tool in role.tools):
             await begin()
             foreign = {"servers": self.foreign.entries, "listings": await self.foreign.listings(role)}
-        return context(past=past, tokens_per_byte=ratio, **foreign)
+        return setting.context(past=past, tokens_per_byte=ratio, **foreign)
+
+    def _read_setting(
+        self, args: SpawnArgs, user: str, client_roots: Sequence[str] | None, through: ConnectedHost | None
+    ) -> _SpawnSetting:
+        """Read what `resolve_context` needs of files. Blocking."""
+        remote = client_roots is None
+        catalog, workspace = self._read_catalog(client_roots or (), args.workspace, user if remote else None)
+        models = self.credentials.models
+        memory = self.memory(user)
+        search: Engine | None = None
+        with suppress(AvaError):  # `ava doctor` reports it; most runs do not search
+            search = self.credentials.search()
+        role = catalog.by_name.get(args.role)
+        model: str | None = None
+        if role is not None:
+            with suppress(AvaError):  # resolving the proposal says why
+                model = choose(args.model, role.model, models).name
+        sandbox_of_remote = partial(sandbox_over_http, self.sandbox, self.settings)
+        context = partial(
+            ResolveContext,
+            settings=self.settings,
+            models=models,
+            catalog=catalog,
+            tools=self.tools,
+            search=search,
+            client_roots=client_roots or (),
+            cwd=working_folder() or NOWHERE,
+            home=home_folder(),
+            secrets=lambda: self.credentials.secrets,
+            sandbox=sandbox_of_remote if remote else self.sandbox,
+            notes=memory is not None and not memory.is_empty(),
+            background=self.manager.leaves_runs,
+            remote_roots=user_limits.user_settings(self.settings, user).workspaces if remote else None,
+            policy=self.policy_now(user, through=through),
+            hide=lambda text: self.credentials.redactor.redact(text)[0],
+            workspace=workspace,
+        )
+        return _SpawnSetting(context, role, model)
 
     async def prepare_first_run(self) -> None:
         """Load what the first run needs once something is proposed: while the person reads that, nobody waits."""
@@ -245,8 +258,8 @@ class Runtime(RunResources):
         """Remove what dead processes left of runs: folders of ended runs, and copies of workspaces."""
         try:
             await anyio.to_thread.run_sync(self._sweep, await self._unended())
-            there = await anyio.to_thread.run_sync(self.run_setup.worktrees.run_ids)
-            for run in await self.store.read(lambda view: [view.run(run_id) for run_id in there]):
+            run_ids = await anyio.to_thread.run_sync(self.run_setup.worktrees.run_ids)
+            for run in await self.store.read(lambda view: [view.run(run_id) for run_id in run_ids]):
                 # Read after the folders were listed, so a new run is not taken for an ended one.
                 if run is not None and run.ended:
                     await anyio.to_thread.run_sync(self.run_setup.remove_folders, run)
@@ -254,7 +267,7 @@ class Runtime(RunResources):
             log.warning("the files of dead processes were not removed completely: %s", error)
 
     async def sweep_leftovers(self) -> None:
-        """Remove what else dead processes left: temporary folders and lock files."""
+        """Remove temporary folders and lock files of dead processes."""
         try:
             await anyio.to_thread.run_sync(self._sweep_leftovers, await self._unended())
             if self.store.blobs is not None:
@@ -263,15 +276,19 @@ class Runtime(RunResources):
             log.warning("the temporary files of dead processes were not removed completely: %s", error)
 
     async def leave(self) -> None:
-        """Be no instance any more. Where a run names this one, its lock stays and says when it was last at work."""
-        name, named = self.membership.name, True
+        """Stop being an instance of the data root.
+
+        If a running run still names this one, its lock file stays: it says when the instance was last at work.
+        """
+        name = self.membership.name
+        owns_run = True
         with anyio.move_on_after(1):
             try:
                 running = await self.store.read(lambda view: view.runs(states=(RUNNING,), limit=-1))
-                named = any(row.instance == name for row in running)
-            except AuditError as error:  # the sweep removes what nothing names
+                owns_run = any(row.instance == name for row in running)
+            except AuditError as error:  # a later sweep removes the lock if no run names it
                 log.debug("the lock of this process stays: %s", error)
-        await anyio.to_thread.run_sync(self.membership.release if named else self.membership.remove)
+        await anyio.to_thread.run_sync(self.membership.release if owns_run else self.membership.remove)
 
     async def _unended(self) -> Sequence[RunRow]:
         return await self.store.read(lambda view: view.runs(states=UNENDED, expired_before_us=now_us(), limit=-1))
@@ -295,7 +312,22 @@ class Runtime(RunResources):
                 self.run_setup.remove_scratch(folder.name)
 
 
-async def _answering(read: Callable[[], T]) -> T:
+@dataclass(frozen=True)
+class _SpawnSetting:
+    """What a spawn is resolved against, as far as files say it.
+
+    Attributes:
+        context: Makes the context, once what the log and MCP servers say is known too.
+        role: None if there is none of this name.
+        model: The name of the model that would be chosen; None if there is none.
+    """
+
+    context: Callable[..., ResolveContext]
+    role: Role | None
+    model: str | None
+
+
+async def _read_in_time(read: Callable[[], T]) -> T:
     """Read files that may be on a disk that does not answer. Raises Refused: it does not."""
     try:
         with anyio.fail_after(role_folders.ROLES_S):
@@ -318,9 +350,9 @@ async def open_runtime(
 ) -> AsyncGenerator[Runtime]:
     """Open a data root, and serve its runs until the context ends; unfinished runs stay in the log.
 
-    `mode`: which kind of process this is. `everybody`: it has all users of the log, not only the system's. `older`:
-    what becomes of an older log; by default, whoever keeps the data root migrates it. `announce`: what this process
-    tells others on the same log about itself.
+    `mode`: which kind of process this is. `everybody`: it serves all users of the log, not only the system's. `older`:
+    what to do with a log of an older version; by default, a process that keeps the data root migrates it. `announce`:
+    what this process tells others on the same log about itself.
 
     Raises:
         ConfigError: The data root cannot be used.
@@ -351,43 +383,28 @@ async def _open(
         engine = await anyio.to_thread.run_sync(open_engine, settings) if delivers else None
         instances = store.instances(settings.paths.instances, settings.lease_s)
         runtime = Runtime(settings, store, os_user(), ClientPool(), instances)
-        own = await anyio.to_thread.run_sync(instances.join, announce(runtime) if announce is not None else UNANNOUNCED)
+        announcement = announce(runtime) if announce is not None else UNANNOUNCED
+        own = await anyio.to_thread.run_sync(instances.join, announcement)
         runtime.membership = own
-        setup = runtime.run_setup
-        runtime.manager = manager = Manager(mode, runtime, instances, own, setup, delivery=engine, everybody=everybody)
-        if mode.keeps_root and (why := find_shortage(RUN_RESERVE + SERVER_RESERVE)) is not None:
-            log.warning("%s", why)
-
-        async def run() -> None:
-            async with manager.delivery.connected():
-                await manager.run()
-            await anyio.to_thread.run_sync(own.release)  # it owns nothing now: other processes may see that
-
+        runtime.manager = Manager(
+            mode, runtime, instances, own, runtime.run_setup, delivery=engine, everybody=everybody
+        )
+        if mode.keeps_root:
+            shortage = find_shortage(RUN_RESERVE + SERVER_RESERVE)
+            if shortage is not None:
+                log.warning("%s", shortage)
         try:
             if mode.keeps_root:
                 await record_settings(store, settings.for_everybody, Who(own.name, AGENT, runtime.user))
-            async with anyio.create_task_group() as keeping:
-                await keeping.start(keep_fresh, settings.data_root)
-                keeping.start_soon(instances.keep, own)
-                keeping.start_soon(runtime.activities.follow)
-                keeping.start_soon(maintain_data_root, store, settings, runtime.sweep_leftovers)
-                desktop = desktop_program() if settings.desktop_notifications else None
-                if (settings.on_event or desktop) and mode.keeps_root:
-                    keeping.start_soon(run_event_hook, store, settings.data_root, settings.on_event, desktop)
+            async with anyio.create_task_group() as keepers:
+                await _start_keepers(keepers, runtime, mode)
                 try:
-                    async with anyio.create_task_group() as running:
-                        if mode.claims != "nobody":
-                            running.start_soon(run)
-                        if mode.keeps_root:
-                            running.start_soon(runtime.sweep)
-                            running.start_soon(runtime.sweep_leftovers)
-                            running.start_soon(runtime.follow_users)
-                            if not manager.leaves_runs:
-                                running.start_soon(runtime.prepare_first_run)
+                    async with anyio.create_task_group() as workers:
+                        _start_workers(workers, runtime, mode)
                         yield runtime
-                        running.cancel_scope.cancel()
+                        workers.cancel_scope.cancel()
                 finally:
-                    keeping.cancel_scope.cancel()
+                    keepers.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(2):
                 await runtime.clients.aclose()
@@ -396,17 +413,48 @@ async def _open(
                 await anyio.to_thread.run_sync(instances.close)
 
 
+async def _start_keepers(group: TaskGroup, runtime: Runtime, mode: Mode) -> None:
+    """Start what goes on until the last run of this process has stopped."""
+    settings, store = runtime.settings, runtime.store
+    await group.start(keep_fresh, settings.data_root)
+    group.start_soon(runtime.instances.keep, runtime.membership)
+    group.start_soon(runtime.activities.follow)
+    group.start_soon(maintain_data_root, store, settings, runtime.sweep_leftovers)
+    desktop = desktop_program() if settings.desktop_notifications else None
+    if (settings.on_event or desktop) and mode.keeps_root:
+        group.start_soon(run_event_hook, store, settings.data_root, settings.on_event, desktop)
+
+
+def _start_workers(group: TaskGroup, runtime: Runtime, mode: Mode) -> None:
+    """Start what runs subagents, and what only a process that serves does."""
+    if mode.claims != "nobody":
+        group.start_soon(_run_manager, runtime)
+    if mode.keeps_root:
+        group.start_soon(runtime.sweep)
+        group.start_soon(runtime.sweep_leftovers)
+        group.start_soon(runtime.follow_users)
+        if not runtime.manager.leaves_runs:
+            group.start_soon(runtime.prepare_first_run)
+
+
+async def _run_manager(runtime: Runtime) -> None:
+    manager = runtime.manager
+    async with manager.delivery.connected():
+        await manager.run()
+    await anyio.to_thread.run_sync(runtime.membership.release)  # it owns nothing now: other processes may see that
+
+
 async def maintain_data_root(
     store: Store, settings: Settings, sweep: Callable[[], Awaitable[None]] | None = None
 ) -> None:
     """Be the keeper of the data root while no other process is, until cancelled."""
-    own = (settings.paths.artifacts, settings.paths.scratch)  # these have a folder for each run
-    retention = Retention(settings.retention_days, own)
+    run_folders = (settings.paths.artifacts, settings.paths.scratch)
+    retention = Retention(settings.retention_days, run_folders)
     await run_maintenance(store, settings.data_root, mirror=settings.mirrors, retention=retention, sweep=sweep)
 
 
 def refuse_recursion() -> str | None:
-    """Return why this process must not run subagents, or None: it may itself belong to a subagent's run."""
+    """Return why this process must not run subagents, if it belongs to a subagent's run itself, or None."""
     run = os.environ.get("AVA_RUN_ID")
     if run:
         return f"this process belongs to subagent {run[:20]}, and a subagent starts no subagents (AVA_RUN_ID is set)"
@@ -432,7 +480,7 @@ def announce_worker(runtime: Runtime) -> Announcement:
 
 def _providers(runtime: Runtime) -> list[str]:
     try:
-        usable = configured(runtime.credentials.models)
+        providers = configured(runtime.credentials.models)
     except AvaError:  # `ava doctor` reports it
         return []
-    return [name for name, one in usable.items() if one.has_key]
+    return [name for name, provider in providers.items() if provider.has_key]

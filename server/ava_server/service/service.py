@@ -60,20 +60,21 @@ SEQ_DIGITS = 18
 class LogReader(Operations):
     """Reads entries back, newest last, a page at a time."""
 
-    async def read(self, given: dict[str, Any], _caller: CallContext) -> Answer:
+    async def read(self, arguments: dict[str, Any], _caller: CallContext) -> Answer:
         """Answer `read_ava_logs`. Raises BadInput: an argument cannot be used."""
-        args = parse(LogArgs, given)
+        args = parse(LogArgs, arguments)
         at_us = now_us()
         agents: tuple[str, ...] = ()
         if args.subagent_id is not None:
-            agents = ((await self._access.run(args.subagent_id, "subagent_id", reading=True)).id,)
+            run = await self._access.run(args.subagent_id, "subagent_id", reading=True)
+            agents = (run.id,)
         elif args.search is None and args.types is None:
             agents = (AGENT,)
         # All pages use the times of the first: "1h" would mean another hour on each.
-        asked = _mark(args)
+        digest = _query_digest(args)
         place = _Place(None, None, *read_span(args.since, args.until, at_us))
         if args.cursor is not None:
-            place = _place(args.cursor, asked)
+            place = _parse_cursor(args.cursor, digest)
         query = LogQuery(
             agents=agents,
             users=() if self._session.audits else (self._session.user,),
@@ -95,7 +96,7 @@ class LogReader(Operations):
         older = page.next if len(lines) == len(page.entries) else page.entries[len(lines) - 1].seq
         cursor = None
         if older is not None:
-            cursor = _cursor(replace(place, before=older, upto=place.upto or page.upto), asked)
+            cursor = _format_cursor(replace(place, before=older, upto=place.upto or page.upto), digest)
         return LogAnswer(status="entries", untrusted_entries=lines[::-1], cursor=cursor)
 
     def _fitting_lines(self, entries: Sequence[Entry], names: Mapping[str, str]) -> list[str]:
@@ -115,7 +116,7 @@ class LogReader(Operations):
 
 @dataclass(frozen=True)
 class _Place:
-    """How far the pages of one query have come, and the bounds that the first page set."""
+    """Where the next page of a query begins, and the bounds that the first page set."""
 
     before: int | None
     upto: int | None
@@ -123,29 +124,39 @@ class _Place:
     until_us: int | None
 
 
-def _mark(args: LogArgs) -> str:
+def _query_digest(args: LogArgs) -> str:
     """Return a digest of the query without its page size: a cursor continues the same query only."""
-    asked = json.dumps(args.model_dump(exclude={"cursor", "last_n"}, exclude_none=True))
-    return hashlib.blake2s(asked.encode(), digest_size=3).hexdigest()
+    query = json.dumps(args.model_dump(exclude={"cursor", "last_n"}, exclude_none=True))
+    return hashlib.blake2s(query.encode(), digest_size=3).hexdigest()
 
 
-def _cursor(place: _Place, asked: str) -> str:
-    numbers = (place.before, place.upto, place.since_us, place.until_us)
-    return ".".join([*("" if number is None else str(number) for number in numbers), asked])
+def _format_cursor(place: _Place, digest: str) -> str:
+    """Return `before.upto.since.until.digest`; a bound that is not set is empty."""
+    parts: list[str] = []
+    for number in (place.before, place.upto, place.since_us, place.until_us):
+        parts.append("" if number is None else str(number))
+    return ".".join([*parts, digest])
 
 
-def _place(given: str, asked: str) -> _Place:
+def _parse_cursor(cursor: str, digest: str) -> _Place:
     """Return the place of a cursor. Raises BadInput: it is not a cursor, or belongs to another query."""
-    *parts, mark = given.strip().split(".")
-    plain = all(part.isascii() and part.isdecimal() and len(part) <= SEQ_DIGITS for part in parts if part)
-    if len(parts) != 4 or not plain or not (parts[0] and parts[1]):
-        raise BadInput(f"cursor: {shown(given)} is not a cursor of the log; give the one that the last answer had")
-    if mark != asked:
+    *parts, cursor_digest = cursor.strip().split(".")
+    has_bounds = len(parts) == 4 and parts[0] != "" and parts[1] != ""
+    if not has_bounds or not all(map(_is_number_or_empty, parts)):
+        raise BadInput(f"cursor: {shown(cursor)} is not a cursor of the log; give the one that the last answer had")
+    if cursor_digest != digest:
         raise BadInput(
             "cursor: it belongs to another query; give the same subagent_id, search, since, until, types and session "
             "as for the first page"
         )
-    return _Place(*(int(part) if part else None for part in parts))
+    before, upto, since_us, until_us = (int(part) if part else None for part in parts)
+    return _Place(before, upto, since_us, until_us)
+
+
+def _is_number_or_empty(text: str) -> bool:
+    if not text:
+        return True
+    return text.isascii() and text.isdecimal() and len(text) <= SEQ_DIGITS
 
 
 log = logging.getLogger("ava.service")
@@ -184,7 +195,7 @@ class Service:
     async def call(
         self,
         tool: str,
-        given: dict[str, Any],
+        arguments: dict[str, Any],
         progress: Progress,
         *,
         asking: Asking = NOBODY,
@@ -207,19 +218,19 @@ class Service:
         if tool not in TOOLS:
             raise BadInput(f"there is no tool {shown(tool)}; there are {', '.join(TOOLS)}")
         spec, handler = TOOLS[tool], self._handlers[tool]
-        refuse_deep(given)
-        given = with_plain_steps(given)  # a key must not pass because its text is escaped
+        refuse_deep(arguments)
+        arguments = with_plain_steps(arguments)  # a key must not pass because its text is escaped
         await self._runtime.credentials.refresh()
-        refused, redacted = await self._let_in(spec, given)
-        record = CallRecord(self._access, tool, given, redacted)
+        refusal, redacted = await self._check_arguments(spec, arguments)
+        record = CallRecord(self._access, tool, arguments, redacted)
         caller = CallContext(progress, record, asking, degraded, screens or {})
         mistake: Exception | None = None
         try:
             await record.start()
-            if refused is not None:
-                raise refused
-            if redacted != given:  # else nothing in them looks like a key
-                await hide_apart(partial(self._access.refuse_keys, given), count_chars(given))
+            if refusal is not None:
+                raise refusal
+            if redacted != arguments:  # else nothing in them looks like a key
+                await hide_apart(partial(self._access.refuse_keys, arguments), count_chars(arguments))
             answer = await handler(redacted, caller)
             if record.answer is not None:
                 return answer
@@ -230,80 +241,103 @@ class Service:
             if record.answer is not None:  # it is done and answered: a caller who tries again would have it twice
                 log.warning("%s is done, but not what comes after it: %s", tool, error, exc_info=error)
                 return record.answer
-            if isinstance(error, AvaError | RolesError | AuditError):
-                mistake = error
-            elif short := shortage_in(error):
-                mistake = Refused(short)
-            else:
+            mistake = _mistake_in(error)
+            if mistake is None:
                 record.end("a fault of Ava itself", success=False)
                 raise
-            answer = self._failed(spec, mistake)
-        try:
-            reachable = not isinstance(mistake, StoreUnavailable | SchemaNewer)
-            await record.finish(answer, caller.news[0] if caller.news else None, reachable=reachable)
-        except AuditError as error:
-            log.warning("the answer of %s is not on the record: %s", tool, error)
-            if record.is_undone:
-                mistake, answer = error, self._failed(spec, error)
-                record.end(text_of(answer), success=False)
-        if raises and mistake is not None:
-            raise mistake
+            answer = self._failure(spec, mistake)
+        answer, mistake = await self._put_on_record(spec, answer, mistake, caller)
         if mistake is None:
             await self._pages.show_new(answer, caller)
+        elif raises:
+            raise mistake
         return answer
 
-    async def _let_in(self, spec: ServiceTool, given: dict[str, Any]) -> tuple[AvaError | None, dict[str, Any]]:
-        """Return why a call is refused as it is, if it is, and its arguments without secrets; of that one, a part."""
+    async def _check_arguments(
+        self, spec: ServiceTool, arguments: dict[str, Any]
+    ) -> tuple[AvaError | None, dict[str, Any]]:
+        """Return why a call is refused before its handler sees it, or None, and its arguments without secrets.
+
+        Of the arguments of a refused call, only a part is returned, for the log.
+        """
         hide = self._runtime.credentials.redactor.redact_json
-        refused: AvaError
+        refusal: AvaError
         try:
             self._access.refuse_without(spec.scope, admin=spec.admin)
-            chars = count_chars(given)
+            chars = count_chars(arguments)
             if chars > MOST_CHARS:
                 raise BadInput(
                     f"the arguments have {chars:,} characters, at most {MOST_CHARS:,} are allowed; send less"
                 )
-            return None, await hide_apart(partial(hide, given), chars)
+            return None, await hide_apart(partial(hide, arguments), chars)
         except TimeoutError:
             sentence = f"the arguments could not be searched for secrets within {HIDE_WITHIN_S:g} s; shorten them"
-            refused = Refused(f"{sentence}, or call again when this server does less")
+            refusal = Refused(f"{sentence}, or call again when this server does less")
         except AvaError as error:
-            refused = error
-        return refused, hide(shorten(given))
+            refusal = error
+        return refusal, hide(shorten(arguments))
 
-    def _failed(self, spec: ServiceTool, error: Exception) -> Answer:
-        return spec.answer(status=FAILED, message=self._access.redact(self._access.explained(error)))
+    async def _put_on_record(
+        self, spec: ServiceTool, answer: Answer, mistake: Exception | None, caller: CallContext
+    ) -> tuple[Answer, Exception | None]:
+        """Record an answer; return it and its mistake, or another if it decides something and cannot be recorded."""
+        record = caller.record
+        news = caller.news[0] if caller.news else None
+        reachable = not isinstance(mistake, StoreUnavailable | SchemaNewer)
+        try:
+            await record.finish(answer, news, reachable=reachable)
+        except AuditError as error:
+            log.warning("the answer of %s is not on the record: %s", record.tool, error)
+            if record.is_undone:
+                answer = self._failure(spec, error)
+                record.end(text_of(answer), success=False)
+                return answer, error
+        return answer, mistake
+
+    def _failure(self, spec: ServiceTool, error: Exception) -> Answer:
+        return spec.answer(status=FAILED, message=self._access.redact(self._access.explain(error)))
+
+
+def _mistake_in(error: Exception) -> Exception | None:
+    """Return what an answer says of an error; None if it is a fault of Ava itself."""
+    if isinstance(error, AvaError | RolesError | AuditError):
+        return error
+    shortage = shortage_in(error)
+    if shortage:
+        return Refused(shortage)
+    return None
 
 
 async def decide(service: Service, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
-    """Carry out a decision.
+    """Carry out a person's decision.
 
-    `shown`: what they were shown: one, or several proposals, which are approved as one plan.
+    `shown`: what they saw: one thing, or several proposals, which are approved as one plan.
 
     Raises:
         AvaError: It was not accepted, or is about something else than what was shown.
         AuditError: The log cannot be written.
         RolesError: It was not accepted.
     """
-    one, user = shown[0], service.session.user
-    if one.kind in ("extend", "answer"):
+    first = shown[0]
+    if first.kind in ("extend", "answer"):
         service.refuse_without("spawn")
-        made = await service.questions.decide(one.id, one.digest, approve=answer.agrees, words=answer.words)
-        status = "delivered" if one.kind == "answer" else made.status
-        return Decided({"status": status, "subagent_id": one.id, "message": made.text})
-    if one.kind == "start" and answer.agrees:
-        await refuse_changed(service.store, user, shown)
-    if one.kind == "resume":
-        run = await service.store.read(lambda view: view.run(one.id))
+        decision = await service.questions.decide(first.id, first.digest, approve=answer.agrees, words=answer.words)
+        status = "delivered" if first.kind == "answer" else decision.status
+        return Decided({"status": status, "subagent_id": first.id, "message": decision.text})
+    if first.kind == "start" and answer.agrees:
+        await refuse_changed(service.store, service.session.user, shown)
+    if first.kind == "resume":
+        run = await service.store.read(lambda view: view.run(first.id))
         if run is not None and run.state == WAITING:  # the call would start it
-            raise Refused(f"{one.id} does not wait to be resumed; nothing was done")
-    tool, given = tool_call(shown, answer)
-    done = await service.call(tool, given, ignore_progress, raises=True, screens=answer.screens)
-    return Decided(done.structured())
+            raise Refused(f"{first.id} does not wait to be resumed; nothing was done")
+    tool, arguments = tool_call(shown, answer)
+    result = await service.call(tool, arguments, ignore_progress, raises=True, screens=answer.screens)
+    return Decided(result.structured())
 
 
 async def refuse_changed(store: Readable, user: str, shown: Sequence[Shown]) -> None:
     """Refuse an approval of anything but what was shown: a digest differs."""
     digests = {one.id: one.digest for one in shown}
-    if why := await store.read(lambda view: changed_since(view, user, digests)):
+    why = await store.read(lambda view: changed_since(view, user, digests))
+    if why:
         raise Refused(why)

@@ -83,7 +83,7 @@ class OpenedSource:
         marked: The quote as it stands there; empty where none is marked.
         after: The text after it.
         missing: What of the source is not in the text, as the tool said: cut lines, pictures.
-        note: What is to be said about that: whether it is what the finding says.
+        note: Whether the text is what the finding says, in sentences.
         tool: The tool that returned it.
         event: The entry of the log that has it; 0 for none.
         now: What the file is now, compared with what was read.
@@ -134,7 +134,7 @@ class OpenedSource:
 
 
 @dataclass(frozen=True)
-class _Logged:
+class _LoggedFinding:
     """What the log has of a finding and of everything that its run read."""
 
     run: RunRow
@@ -153,20 +153,20 @@ async def open_source(store: Readable, run_id: str, number: int, settings: Setti
     The caller has checked who asks. Raises BadInput: there is no such finding; Refused: the run has no result, or it
     was erased.
     """
-    logged = await store.read(partial(_logged, run_id=run_id, number=number))
-    opened, read = await anyio.to_thread.run_sync(_opened, logged)
+    logged = await store.read(partial(_read_finding, run_id=run_id, number=number))
+    source, read = await anyio.to_thread.run_sync(_source_as_read, logged)
     if read is None:
-        return opened
+        return source
     try:
         with anyio.fail_after(LOOK_S):
-            look = partial(_look, settings, logged.run, read, owner)
-            now, words = await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
+            compare = partial(_compare_file, settings, logged.run, read, owner)
+            now, words = await anyio.to_thread.run_sync(compare, abandon_on_cancel=True)
     except TimeoutError:
         now, words = "unknown", _not_here(f"it was not read within {LOOK_S:g} s")
-    return replace(opened, now=now, now_words=words)
+    return replace(source, now=now, now_words=words)
 
 
-def _logged(view: View, *, run_id: str, number: int) -> _Logged:
+def _read_finding(view: View, *, run_id: str, number: int) -> _LoggedFinding:
     run = view.run(run_id)
     assert run is not None
     if not run.ended or run.result_seq is None:
@@ -182,7 +182,7 @@ def _logged(view: View, *, run_id: str, number: int) -> _Logged:
     quote: dict[str, Any] = checked.get(number, {})
     entries = [one for one in view.entries(run.id, types=("ToolResult",)) if one.generation is not None]
     outputs = [(one.seq, one.fact) for one in entries if isinstance(one.fact, ToolResult)]
-    return _Logged(
+    return _LoggedFinding(
         run=run,
         number=number,
         total=len(findings),
@@ -202,24 +202,24 @@ def _no_such(run: RunRow, number: int, total: int) -> str:
     return f"{label(run)} has {total} sources; there is no source {number}, give a number from 1 to {total}"
 
 
-def _opened(logged: _Logged) -> tuple[OpenedSource, ReadText | None]:
-    """Return the source without what its file is now, and the text that is shown of it. Blocks."""
-    found = finding_of(logged.number, logged.finding, logged.verdict)
+def _source_as_read(logged: _LoggedFinding) -> tuple[OpenedSource, ReadText | None]:
+    """Return the source as the run read it, and the text that is shown of it. Blocks."""
+    finding = finding_of(logged.number, logged.finding, logged.verdict)
     sources = ReadSources(logged.outputs)
     passage = sources.passage(logged.finding, logged.verdict, logged.event)
-    opened = OpenedSource(
+    source = OpenedSource(
         number=logged.number,
         total=logged.total,
-        claim=found.claim.text,
-        quote=found.quote.text,
+        claim=finding.claim.text,
+        quote=finding.quote.text,
         verdict=logged.verdict,
-        named=found.source.text,
+        named=finding.source.text,
     )
     if passage is None:
-        return replace(opened, note=_why_nothing(logged, sources)), None
+        return replace(source, note=_why_nothing(logged, sources)), None
     read, span = passage.read, passage.span
-    opened = replace(
-        opened,
+    source = replace(
+        source,
         location=read.location,
         title=read.title,
         place=_place(read, span),
@@ -228,48 +228,51 @@ def _opened(logged: _Logged) -> tuple[OpenedSource, ReadText | None]:
         marked=read.text[span.start : span.end],
         after=read.text[span.end :],
         missing=read.missing,
-        note=_note(logged, found, passage),
+        note=_note(logged, finding, passage),
         tool=read.tool,
         event=read.event,
     )
-    return opened, read
+    return source, read
 
 
 def _place(read: ReadText, span: Span) -> str:
+    place = read.place_of(span)
     heading = read.heading_of(span) if span.end > span.start else ""
-    return f'{read.place_of(span)}, under "{heading}"' if heading else read.place_of(span)
+    return f'{place}, under "{heading}"' if heading else place
 
 
-def _why_nothing(logged: _Logged, sources: ReadSources) -> str:
+def _why_nothing(logged: _LoggedFinding, sources: ReadSources) -> str:
     if logged.erased:
         return ERASED
     if not sources.nothing:
         return NOTHING
     config = _config(logged.run)
-    return UNSEEN if config is not None and config.runner != IN_PROCESS else NOTHING_READ
+    if config is not None and config.runner != IN_PROCESS:
+        return UNSEEN
+    return NOTHING_READ
 
 
-def _note(logged: _Logged, found: FindingView, passage: SourcePassage) -> str:
-    said: list[str] = []
-    if not found.quote:
-        said.append(NO_QUOTE)
+def _note(logged: _LoggedFinding, finding: FindingView, passage: SourcePassage) -> str:
+    sentences: list[str] = []
+    if not finding.quote:
+        sentences.append(NO_QUOTE)
     elif logged.verdict not in ("found", "near"):
-        said.append(NOT_FOUND)
+        sentences.append(NOT_FOUND)
     elif passage.span.start == passage.span.end:
-        said.append(LOST)
+        sentences.append(LOST)
     elif logged.verdict == "near":
-        said.append(NEAR_NOTE)
+        sentences.append(NEAR_NOTE)
     if passage.elsewhere:
-        said.append(ELSEWHERE)
+        sentences.append(ELSEWHERE)
     if passage.read.tool == WEB_SEARCH:
-        said.append(SEARCHED)
-    return " ".join(said)
+        sentences.append(SEARCHED)
+    return " ".join(sentences)
 
 
 # -- what the file is now ----------------------------------------------------------------------------------------------
 
 
-def _look(settings: Settings, run: RunRow, read: ReadText, owner: str) -> tuple[FileNow, str]:
+def _compare_file(settings: Settings, run: RunRow, read: ReadText, owner: str) -> tuple[FileNow, str]:
     """Compare a file with the hash of what was read of it. Blocks."""
     if read.location.startswith(("http://", "https://")):
         return "web", WEB

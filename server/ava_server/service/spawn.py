@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -15,7 +16,7 @@ import anyio.to_thread
 from ava_audit.errors import AuditError, OutcomeUnknown
 from ava_audit.rows import WAITING, RunRow, is_plan_id
 from ava_audit.units import DAY_US, iso_utc, micros_from_cents, now_us
-from ava_audit.view import Outcome, View
+from ava_audit.view import Command, Outcome, View
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import Tool, ToolSpec
@@ -34,7 +35,7 @@ from ava_server.approval.requests import PlanArgs, SpawnArgs, check_context_from
 from ava_server.approval.resolve import resolve_run_config
 from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.steps import read_steps
-from ava_server.budget.run_config import COST, RUN_TOOLS, RunConfig, Texts, config_of
+from ava_server.budget.run_config import COST, RUN_TOOLS, EarlierRun, RunConfig, Texts, config_of
 from ava_server.budget.user_limits import strictest
 from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.core.ids import label, new_pairs
@@ -42,11 +43,11 @@ from ava_server.models.selection import OFFLINE, is_configured
 from ava_server.render.entries import named
 from ava_server.render.responses import Answer, Minutes, OneDecision, SpawnAnswer
 from ava_server.runs.context import ConfigNotSupported
-from ava_server.service.access import Access, Answerer, Operations
+from ava_server.service.access import Access, Answerer, Asking, Operations
 from ava_server.service.client_approval import ClientApprovals, not_started_next
 from ava_server.service.pages import PageDecisions
 from ava_server.service.plans import PlanResolver
-from ava_server.service.record import CallContext
+from ava_server.service.record import CallContext, CallRecord
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Policy
@@ -76,7 +77,7 @@ NEXT: Mapping[Answerer, str] = {
     ),
 }
 """What a caller does with a proposal that waits, by who answers it."""
-_LIMITED = (
+_NOT_NOW = (
     "Requested, not started, and confirm_spawn cannot start it now: {why}. Show the person the message and that"
     " command."
 )
@@ -90,11 +91,27 @@ _AS_TASK = (
 )
 
 
-def _approved_only_in_hosts(view: View, user: str, now_us: int) -> bool:
-    """Tell whether a user's approvals of the last month came by a host's call alone: they are told of the change."""
-    since_us = now_us - 30 * DAY_US
-    by_person = view.has_approved_over(PERSON_CHANNELS, user, since_us)
-    return not by_person and view.has_approved_over(("host_call",), user, since_us)
+@dataclass(frozen=True)
+class _Offer:
+    """What follows a proposal that a call makes, and what its answer says.
+
+    Attributes:
+        asking: Who can answer it through the client of the call.
+        policy: The policy under which it is resolved. A repeated task_id may be under a stricter one.
+        starts: It starts without a question, below the ceilings of the policy `auto`.
+        as_task: The client shows an approval as a task.
+        needs_key: It can only be done offline, because no model is configured.
+    """
+
+    asking: Asking
+    policy: Policy
+    starts: bool
+    as_task: bool
+    needs_key: bool
+
+    def answerer(self, view: View, proposal: Proposal) -> Answerer:
+        policies = [self.policy, *made_under(view, [proposal.pending_id])]
+        return self.asking.answerer(strictest(policies))
 
 
 class Spawns(Operations):
@@ -106,65 +123,70 @@ class Spawns(Operations):
         self._pages = PageDecisions(access)
         self._plans = PlanResolver(access)
 
-    async def spawn(self, given: dict[str, Any], caller: CallContext) -> Answer:
+    async def spawn(self, arguments: dict[str, Any], caller: CallContext) -> Answer:
         """Do `spawn_subagent`. Raises BadInput, Refused, or AnsweredLater: the client asks and calls again."""
         retry_of: str | None = None
-        given = await self._with_retried_run(given)
-        if _is_plan(given):
-            return await self._spawn_plan(given, caller)
-        given = read_habits(SpawnArgs, given)  # what says nothing must not replace what the earlier run has
-        if isinstance(given.get("retry_of"), str):
-            retry_of, given = await self._retry(given)
-        args = parse(SpawnArgs, given)
+        arguments = await self._with_run_id(arguments)
+        if _is_plan_call(arguments):
+            return await self._spawn_plan(arguments, caller)
+        arguments = read_habits(SpawnArgs, arguments)  # an empty value must not replace that of the earlier run
+        if isinstance(arguments.get("retry_of"), str):
+            retry_of, arguments = await self._arguments_of_retry(arguments)
+        args = parse(SpawnArgs, arguments)
         if args.ask and caller.asking.proposal is not None:
-            return await self._answered_now(caller.asking.proposal, caller)
+            return await self._continue(caller.asking.proposal, caller)
         return await self._propose(args, caller, retry_of)
 
-    async def _with_retried_run(self, given: dict[str, Any]) -> dict[str, Any]:
+    async def _with_run_id(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with the id of a run or plan in `retry_of`, where they name its proposal."""
-        retried = given.get("retry_of")
-        if not isinstance(retried, str) or not retried.strip().lower().startswith("p-"):
-            return given
-        return {**given, "retry_of": (await self._access.run(retried, "retry_of")).id}
+        retry_of = arguments.get("retry_of")
+        if not isinstance(retry_of, str) or not retry_of.strip().lower().startswith("p-"):
+            return arguments
+        run = await self._access.run(retry_of, "retry_of")
+        return {**arguments, "retry_of": run.id}
 
-    async def _spawn_plan(self, given: dict[str, Any], caller: CallContext) -> SpawnAnswer:
+    async def _spawn_plan(self, arguments: dict[str, Any], caller: CallContext) -> SpawnAnswer:
         """Propose a plan, or go on with the proposal that this call made before it ended with a question."""
-        retried = given.get("retry_of")
-        before = await self._plans.before(str(retried)) if retried else None
-        if before is not None and not given.get("steps"):
+        retry_of = arguments.get("retry_of")
+        before = await self._plans.before(str(retry_of)) if retry_of else None
+        if before is not None and not arguments.get("steps"):
             earlier = await self._plans.arguments(before)
-            _refuse_ineffective(given, earlier["steps"], before)
-            given = {**earlier, **{key: each for key, each in given.items() if key != "steps"}}
-        return await self._propose_plan(given, caller, before)
+            _refuse_ineffective(arguments, earlier["steps"], before)
+            own = {name: value for name, value in arguments.items() if name != "steps"}
+            arguments = {**earlier, **own}
+        return await self._propose_plan(arguments, caller, before)
 
     async def _propose_plan(
-        self, given: dict[str, Any], caller: CallContext, before: RunRow | None = None, *, fresh: bool = False
+        self, arguments: dict[str, Any], caller: CallContext, before: RunRow | None = None, *, fresh: bool = False
     ) -> SpawnAnswer:
         """Propose a plan from the arguments of a call; `before` is the one from which it goes on."""
-        args = parse(PlanArgs, {name: value for name, value in given.items() if name in PlanArgs.model_fields})
+        of_plan = {name: value for name, value in arguments.items() if name in PlanArgs.model_fields}
+        args = parse(PlanArgs, of_plan)
         if args.ask and caller.asking.proposal is not None:
-            return await self._answered_now(caller.asking.proposal, caller)
+            return await self._continue(caller.asking.proposal, caller)
         if args.again and before is None:
             raise BadInput('again: it names steps of an earlier plan; give retry_of "G-…" too, or leave it out')
         self._runtime.closing.refuse_new()
-        steps = await anyio.to_thread.run_sync(read_steps, args.steps, given)
+        steps = await anyio.to_thread.run_sync(read_steps, args.steps, arguments)
         config, texts, context = await self._plans.resolve(args, steps, caller, before)
         retry_of = before.id if before is not None else None
         return await self._offer(config, texts, context, caller, ask=args.ask, retry_of=retry_of, fresh=fresh)
 
-    async def _answered_now(self, pending_id: str, caller: CallContext) -> SpawnAnswer:
+    async def _continue(self, pending_id: str, caller: CallContext) -> SpawnAnswer:
         """Go on with the proposal that this call made before it ended with a question."""
         self._runtime.closing.refuse_new()
-        made = await self._store.look(lambda view: self._proposal_in(view, pending_id))
-        if made is None:
+        proposal = await self._store.look(lambda view: self._proposal_in(view, pending_id))
+        if proposal is None:
             raise Refused(f"{pending_id} was erased; propose it again")
-        answerer = caller.asking.answerer(await self._policy_on(made))
-        answer = _proposal(made)
+        answerer = caller.asking.answerer(await self._policy_on(proposal))
+        answer = _answer_of(proposal)
         self._advise(answer, answerer, as_task=caller.asking.as_task)
-        return await self._ask(answer, caller) if answerer == "client" else answer
+        if answerer != "client":
+            return answer
+        return await self._ask(answer, caller)
 
-    async def _policy_on(self, made: Proposal) -> Policy:
-        return await self._runtime.policy_on([made.pending_id], self._session.user, through=self._session.through)
+    async def _policy_on(self, proposal: Proposal) -> Policy:
+        return await self._runtime.policy_on([proposal.pending_id], self._session.user, through=self._session.through)
 
     def _proposal_in(self, view: View, pending_id: str) -> Proposal | None:
         user = self._session.user
@@ -179,47 +201,48 @@ class Spawns(Operations):
             return answer
         pending_id, run_id, line = str(answer.pending_id), answer.run_id, str(answer.approval_line)
         try:
-            decided = await self._client.decide(Approval((pending_id,), (line,)), caller)
-            if decided is None:
+            outcome = await self._client.decide(Approval((pending_id,), (line,)), caller)
+            if outcome is None:
                 return answer
-            (made,) = decided.decisions
-            if made.status == "approved" and not decided.elsewhere:
-                return await self._started(answer, decided)
+            (decision,) = outcome.decisions
+            if decision.status == "approved" and not outcome.elsewhere:
+                return await self._approved_answer(answer, outcome)
             now = await self._store.look(lambda view: self._proposal_in(view, pending_id))
-        except AnsweredLater as asked:
-            raise AnsweredLater(asked.question, pending_id, asked.again) from None
+        except AnsweredLater as later:
+            raise AnsweredLater(later.question, pending_id, later.again) from None
         except OutcomeUnknown as error:
             _settle(answer, "unknown")
             answer.message = f"It may have started: {error}"
             answer.next = f'Call check_subagent with subagent_id "{run_id}"; do not propose it again.'
             return answer
         except (AvaError, AuditError) as error:
-            answer.message = f"{answer.message}\nNot started: {self._access.explained(error)}."
+            answer.message = f"{answer.message}\nNot started: {self._access.explain(error)}."
             if isinstance(error, Refused):
                 answer.next = "Nothing was started."
             return answer
-        if made.expired:
+        if decision.expired:
             _settle(answer, "expired")
             answer.message = "It expired before the person agreed, and nothing was started."
             answer.next = "Propose it again, if the person still wants it."
         elif now is not None and now.state != WAITING:  # it was decided elsewhere
-            return _proposal(now)
+            return _answer_of(now)
         else:
             again = f'call confirm_spawn with pending_ids ["{pending_id}"] and approving [the approval_line]'
-            why = self._access.adapt_text(made.refused_because or made.status)
+            why = self._access.adapt_text(decision.refused_because or decision.status)
             answer.message = f"{answer.message}\nNot started: {why}."
-            answer.next = self._access.adapt_text(not_started_next(decided, again))
+            answer.next = self._access.adapt_text(not_started_next(outcome, again))
         return answer
 
-    async def _started(self, answer: SpawnAnswer, decided: ConfirmOutcome) -> SpawnAnswer:
+    async def _approved_answer(self, answer: SpawnAnswer, outcome: ConfirmOutcome) -> SpawnAnswer:
         self._runtime.manager.wake()
         _settle(answer, "approved")
         answer.asked = True
-        answer.message = " ".join(["The person has seen the proposal and approved it.", *decided.lowered])
+        answer.message = " ".join(["The person has seen the proposal and approved it.", *outcome.lowered])
         answer.next = started_next(answer.run_id)
-        with suppress(AuditError):  # the message names what was lowered
-            for row in await self._access.rows([answer.run_id]) if decided.lowered else ():
-                _show_limits(answer, config_of(row.config))
+        if outcome.lowered:
+            with suppress(AuditError):  # the message names what was lowered
+                for row in await self._access.rows([answer.run_id]):
+                    _show_limits(answer, config_of(row.config))
         return answer
 
     async def _propose(
@@ -234,7 +257,7 @@ class Spawns(Operations):
         context = await self._runtime.resolve_context(
             args, session.user, session.folders, caller.record.begin, session.through
         )
-        config, texts = await self._resolved(args, context, caller.degraded)
+        config, texts = await self._resolve(args, context, caller.degraded)
         return await self._offer(config, texts, context, caller, ask=args.ask, retry_of=retry_of, fresh=fresh)
 
     async def _offer(
@@ -250,66 +273,84 @@ class Spawns(Operations):
     ) -> SpawnAnswer:
         """Propose what was resolved, a run or a plan; `fresh` is as for `_propose`."""
         session, record = self._session, caller.record
-        kind = "group_id" if config.steps else "subagent_id"
-        candidates = new_pairs(kind)
+        candidates = new_pairs("group_id" if config.steps else "subagent_id")
         travel = self._runtime.run_setup.travel
         if travel.is_possible:
             await record.begin()
             config = await travel.send_input(config, [run_id for _pending_id, run_id in candidates])
-        as_task = caller.asking.as_task and not fresh
-        may_ask_now = ask and caller.asking.answerer(context.policy) == "client"
-        # A terminal asks anyway, and a plan never starts without a question.
-        starts = context.policy == "auto" and session.transport != "terminal" and not fresh and not config.steps
+        offer = _Offer(
+            asking=caller.asking,
+            policy=context.policy,
+            # A terminal asks anyway, and a plan never starts without a question.
+            starts=context.policy == "auto" and session.transport != "terminal" and not fresh and not config.steps,
+            as_task=caller.asking.as_task and not fresh,
+            needs_key=config.model == OFFLINE and not is_configured(context.models),
+        )
+        asks_now = ask and caller.asking.answerer(context.policy) == "client"
         limits = self._runtime.limits_under(context.policy, session.user)
-        proposing = propose(config, texts, session.who, candidates, limits, policy=context.policy, retry_of=retry_of)
-        needs_key = config.model == OFFLINE and not is_configured(context.models)
-
-        def answerer_of(view: View, made: Proposal) -> Answerer:
-            # The same task_id may have been proposed before, under a stricter policy.
-            return caller.asking.answerer(strictest([context.policy, *made_under(view, [made.pending_id])]))
-
-        def advise(view: View, at_us: int, made: Proposal, answer: SpawnAnswer) -> None:
-            answerer = answerer_of(view, made)
-            limited = self._limited(view, made, at_us) if answerer == "host" else None
-            self._advise(answer, answerer, limited, as_task=as_task)
-            if answerer == "link" and made.state == WAITING and _approved_only_in_hosts(view, session.user, at_us):
-                answer.message = f"{answer.message}\n{_SINCE_NOW}"
-            if needs_key and made.state == WAITING:
-                key = self._access.key_advice("openrouter")
-                answer.message = f"{answer.message}\nTo have a language model do it: {key}"
-
-        def command(view: View, at_us: int) -> Outcome[tuple[Proposal, SpawnAnswer] | str]:
-            outcome = proposing(view, at_us)
-            made = outcome.value
-            if isinstance(made, str):
-                return Outcome(made, outcome.events)
-            answer = _proposal(made)
-            if not starts:
-                advise(view, at_us, made, answer)
-            return Outcome((made, answer), outcome.events)
-
-        def whole(value: tuple[Proposal, SpawnAnswer] | str) -> SpawnAnswer | None:
-            return None if isinstance(value, str) else value[1]
-
-        value = await record.do(command, None if starts or may_ask_now or fresh else whole)
+        command = propose(config, texts, session.who, candidates, limits, policy=context.policy, retry_of=retry_of)
+        is_final = not (offer.starts or asks_now or fresh)
+        value = await self._record_offer(record, offer, command, is_final=is_final)
         if isinstance(value, str):
             await self._release(config, candidates, "")
             raise Refused(value)
-        made, answer = value
-        await self._release(config, candidates, made.subagent_id)
+        proposal, answer = value
+        await self._release(config, candidates, proposal.subagent_id)
         self._runtime.proposed.set()
-        if starts:
-            await self._start_automatically(made, answer)
-            await self._store.look(lambda view: advise(view, now_us(), made, answer))
-        answerer = await self._store.look(lambda view: answerer_of(view, made))
+        if offer.starts:
+            await self._start_automatically(proposal, answer)
+            await self._store.look(lambda view: self._advise_offer(view, now_us(), offer, proposal, answer))
+        answerer = await self._store.look(lambda view: offer.answerer(view, proposal))
         if answerer == "link" and not fresh:
             await self._pages.show_first(answer, caller)
-        return await self._ask(answer, caller) if may_ask_now and answerer == "client" else answer
+        if asks_now and answerer == "client":
+            return await self._ask(answer, caller)
+        return answer
 
-    async def _resolved(self, args: SpawnArgs, context: ResolveContext, degraded: bool) -> tuple[RunConfig, Texts]:
-        named = [await self._access.run(run_id, "context_from") for run_id in dict.fromkeys(args.context_from or ())]
-        rows = tuple({row.id: row for row in named}.values())
-        earlier = await self._store.read(lambda view: check_context_from(view, rows)) if rows else ()
+    async def _record_offer(
+        self, record: CallRecord, offer: _Offer, propose_command: Command[Proposal | str], *, is_final: bool
+    ) -> tuple[Proposal, SpawnAnswer] | str:
+        """Make a proposal, and return it with its answer, or why there is none.
+
+        `is_final`: nothing changes the answer later, so it is recorded with the proposal.
+        """
+
+        def command(view: View, at_us: int) -> Outcome[tuple[Proposal, SpawnAnswer] | str]:
+            outcome = propose_command(view, at_us)
+            proposal = outcome.value
+            if isinstance(proposal, str):
+                return Outcome(proposal, outcome.events)
+            answer = _answer_of(proposal)
+            if not offer.starts:
+                self._advise_offer(view, at_us, offer, proposal, answer)
+            return Outcome((proposal, answer), outcome.events)
+
+        def answer_in(value: tuple[Proposal, SpawnAnswer] | str) -> SpawnAnswer | None:
+            return None if isinstance(value, str) else value[1]
+
+        return await record.do(command, answer_in if is_final else None)
+
+    def _advise_offer(self, view: View, at_us: int, offer: _Offer, proposal: Proposal, answer: SpawnAnswer) -> None:
+        """Say in an answer what a caller does with a proposal that waits, and what the person should know."""
+        answerer = offer.answerer(view, proposal)
+        why_not_now = self._why_not_now(view, proposal, at_us) if answerer == "host" else None
+        self._advise(answer, answerer, why_not_now, as_task=offer.as_task)
+        if proposal.state != WAITING:
+            return
+        if answerer == "link" and _approved_only_in_hosts(view, self._session.user, at_us):
+            answer.message = f"{answer.message}\n{_SINCE_NOW}"
+        if offer.needs_key:
+            key = self._access.key_advice("openrouter")
+            answer.message = f"{answer.message}\nTo have a language model do it: {key}"
+
+    async def _resolve(self, args: SpawnArgs, context: ResolveContext, degraded: bool) -> tuple[RunConfig, Texts]:
+        rows: dict[str, RunRow] = {}
+        for run_id in dict.fromkeys(args.context_from or ()):
+            row = await self._access.run(run_id, "context_from")
+            rows[row.id] = row
+        earlier: tuple[EarlierRun, ...] = ()
+        if rows:
+            earlier = await self._store.read(lambda view: check_context_from(view, tuple(rows.values())))
 
         def resolve() -> tuple[RunConfig, Texts]:
             config, texts = resolve_run_config(args, context, earlier, degraded)
@@ -321,42 +362,30 @@ class Spawns(Operations):
         except ConfigNotSupported as error:
             raise Refused(str(error)) from error
 
-    def _advise(self, answer: SpawnAnswer, answerer: Answerer, limited: str | None = None, *, as_task: bool) -> None:
-        """Say in the answer how a proposal that waits is approved; `limited` says why the host cannot start it now."""
+    def _advise(
+        self, answer: SpawnAnswer, answerer: Answerer, why_not_now: str | None = None, *, as_task: bool
+    ) -> None:
+        """Say in the answer how a proposal that waits is approved, or why the host cannot start it now."""
         if answer.status != WAITING:
             return
-        if answerer == "host" and limited:
-            answer.next = _LIMITED.format(why=limited)
+        if answerer == "host" and why_not_now:
+            answer.next = _NOT_NOW.format(why=why_not_now)
             return
         answer.next = self._access.adapt_text(NEXT[answerer].format(pending_id=answer.pending_id))
         if as_task and answerer in ("host", "client"):
             answer.next = with_advice(answer.next, _AS_TASK.format(subagent_id=answer.run_id))
 
-    async def _release(self, config: RunConfig, candidates: Sequence[tuple[str, str]], got: str) -> None:
-        """Forget what was stored under ids that the proposal did not get."""
+    async def _release(self, config: RunConfig, candidates: Sequence[tuple[str, str]], run_id: str) -> None:
+        """Forget what was stored for a proposal under ids other than the one that it has, `run_id`."""
         if config.origin or any(step.config.origin for step in config.steps):
-            unused = [run_id for _pending_id, run_id in candidates if run_id != got]
+            unused = [candidate for _pending_id, candidate in candidates if candidate != run_id]
             await anyio.to_thread.run_sync(self._runtime.run_setup.travel.release, unused)
 
-    async def _start_automatically(self, made: Proposal, answer: SpawnAnswer) -> None:
+    async def _start_automatically(self, proposal: Proposal, answer: SpawnAnswer) -> None:
         """Approve a proposal below the ceilings of `auto`; any other waits, and the answer says why."""
-        if made.state != WAITING:
+        if proposal.state != WAITING:
             return
-        settings = self._runtime.settings
-        ceilings = Ceilings(
-            micros_from_cents(settings.auto_approve_cents), micros_from_cents(settings.auto_approve_daily_cents)
-        )
-        why = auto_start_refusal(made.config, self._runtime.tools)
-        policy = await self._policy_on(made)
-        if policy != "auto":  # it was proposed before, or a PIN was set since
-            why = f'approval = "{policy}" held when it was proposed, or holds now'
-        if why is None:
-            limits = self._runtime.spawn_limits_of(self._session.user)
-            command = auto_approve(made.pending_id, self._session.who, limits, ceilings)
-            (decision,) = (await self._store.do(command)).decisions
-            # It is running where a call with the same task_id has just started it.
-            started = decision.status == "approved" or bool(decision.before)
-            why = None if started else decision.refused_because
+        why = await self._approve_automatically(proposal)
         if why is not None:
             why = self._access.adapt_text(why)
             answer.message = f"{answer.message}\nIt does not start by itself: {why}."
@@ -364,31 +393,53 @@ class Spawns(Operations):
         self._runtime.manager.wake()
         _settle(answer, "approved")
         answer.message = f"Started without a question, by the policy auto.\n{answer.message}"
-        answer.next = started_next(made.subagent_id)
+        answer.next = started_next(proposal.subagent_id)
 
-    def _limited(self, view: View, made: Proposal, at_us: int) -> str | None:
+    async def _approve_automatically(self, proposal: Proposal) -> str | None:
+        """Approve a proposal if the policy `auto` allows it; return why it does not, or None."""
+        settings = self._runtime.settings
+        why = auto_start_refusal(proposal.config, self._runtime.tools)
+        policy = await self._policy_on(proposal)
+        if policy != "auto":  # it was proposed before, or a PIN was set since
+            return f'approval = "{policy}" held when it was proposed, or holds now'
+        if why is not None:
+            return why
+        ceilings = Ceilings(
+            micros_from_cents(settings.auto_approve_cents), micros_from_cents(settings.auto_approve_daily_cents)
+        )
+        limits = self._runtime.spawn_limits_of(self._session.user)
+        outcome = await self._store.do(auto_approve(proposal.pending_id, self._session.who, limits, ceilings))
+        (decision,) = outcome.decisions
+        if decision.status == "approved" or decision.before:  # `before`: a call with the same task_id has started it
+            return None
+        return decision.refused_because
+
+    def _why_not_now(self, view: View, proposal: Proposal, at_us: int) -> str | None:
         """Return why a confirmation by this session's host alone would be refused now, or None."""
         if self._session.channel in PERSON_CHANNELS:
             return None
-        user, ids, paid = self._session.user, (made.pending_id,), 0 if made.config.free else made.config.most_runs
-        why = hourly_refusal(view, user, ids, paid, self._runtime.spawn_limits_of(user), at_us)
+        user = self._session.user
+        paid_runs = 0 if proposal.config.free else proposal.config.most_runs
+        limits = self._runtime.spawn_limits_of(user)
+        why = hourly_refusal(view, user, (proposal.pending_id,), paid_runs, limits, at_us)
         return why and self._access.adapt_text(why)
 
-    async def _retry(self, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        run = await self._access.run(str(given["retry_of"]), "retry_of")
+    async def _arguments_of_retry(self, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return the id of the run that `retry_of` names, and its arguments, replaced by those of the call."""
+        run = await self._access.run(str(arguments["retry_of"]), "retry_of")
         if not run.ended:
             raise BadInput(f"retry_of: {label(run)} has not ended; wait for it, or cancel it first")
         texts = await self._store.read(lambda view: texts_of(view, run))
         if texts is None:
             raise BadInput(f"retry_of: the task of {label(run)} was erased; propose it again")
-        if not given.get("task") and await self._store.read(lambda view: has_inputs(view, run)):
+        if not arguments.get("task") and await self._store.read(lambda view: has_inputs(view, run)):
             raise BadInput(
                 f"retry_of: the task of {label(run)} needs what other runs of its plan handed over; give retry_of"
                 f' "{run.plan_id}", or a task of its own'
             )
-        before = _arguments(run, texts)
-        before.pop("task_id", None)
-        return run.id, {**before, **given}
+        earlier = _arguments_of(run, texts)
+        earlier.pop("task_id", None)
+        return run.id, {**earlier, **arguments}
 
     async def renew(self, decision: OneDecision, run_id: str, caller: CallContext) -> None:
         """Add a new proposal to the refusal of an expired one, or why none can be made."""
@@ -400,26 +451,37 @@ class Spawns(Operations):
             if run.is_plan:
                 fresh = await self._propose_plan(await self._plans.arguments(run), caller, fresh=True)
             else:
-                fresh = await self._propose(parse(SpawnArgs, _arguments(run, texts)), caller, fresh=True)
+                args = parse(SpawnArgs, _arguments_of(run, texts))
+                fresh = await self._propose(args, caller, fresh=True)
         except (AvaError, RolesError, AuditError) as error:  # the decision stands, and its answer is given
-            decision.refused_because = f"it expired, and no new proposal can be made: {self._access.explained(error)}"
+            decision.refused_because = f"it expired, and no new proposal can be made: {self._access.explain(error)}"
         else:
             decision.fresh = fresh.structured()
 
 
-def _is_plan(given: Mapping[str, Any]) -> bool:
-    """Tell whether a call gives steps, or repeats a plan; what says nothing counts as left out."""
-    steps, retried = given.get("steps"), given.get("retry_of")
-    if isinstance(retried, str) and is_plan_id(retried.strip().upper()):
+def _approved_only_in_hosts(view: View, user: str, now_us: int) -> bool:
+    """Tell whether all approvals of a user in the last month came by a host's call: then the change is explained."""
+    since_us = now_us - 30 * DAY_US
+    by_person = view.has_approved_over(PERSON_CHANNELS, user, since_us)
+    return not by_person and view.has_approved_over(("host_call",), user, since_us)
+
+
+def _is_plan_call(arguments: Mapping[str, Any]) -> bool:
+    """Tell whether a call gives steps or repeats a plan. Empty steps count as left out."""
+    retry_of = arguments.get("retry_of")
+    if isinstance(retry_of, str) and is_plan_id(retry_of.strip().upper()):
         return True
-    return steps is not None and not (isinstance(steps, str) and steps.strip() in ("", "null"))
+    steps = arguments.get("steps")
+    if isinstance(steps, str):
+        return steps.strip() not in ("", "null")
+    return steps is not None
 
 
-def _refuse_ineffective(given: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], before: RunRow) -> None:
-    """Refuse what is beside `retry_of` as the default of steps that have their own: it would change nothing."""
-    for name, value in given.items():
-        says_nothing = value is None or (isinstance(value, str) and not value.strip())
-        if name in PlanArgs.model_fields or says_nothing:
+def _refuse_ineffective(arguments: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], before: RunRow) -> None:
+    """Refuse a default beside `retry_of` where the steps have values of their own: it would change nothing."""
+    for name, value in arguments.items():
+        is_empty = value is None or (isinstance(value, str) and not value.strip())
+        if name in PlanArgs.model_fields or is_empty:
             continue
         if any(step.get(name, value) != value for step in steps):
             raise BadInput(
@@ -427,36 +489,36 @@ def _refuse_ineffective(given: Mapping[str, Any], steps: Sequence[Mapping[str, A
             )
 
 
-def _proposal(made: Proposal) -> SpawnAnswer:
-    config = made.config
+def _answer_of(proposal: Proposal) -> SpawnAnswer:
+    config = proposal.config
     answer = SpawnAnswer(
-        status=made.state,
-        pending_id=made.pending_id,
-        subagent_id=None if config.steps else made.subagent_id,
-        group_id=made.subagent_id if config.steps else None,
+        status=proposal.state,
+        pending_id=proposal.pending_id,
+        subagent_id=None if config.steps else proposal.subagent_id,
+        group_id=proposal.subagent_id if config.steps else None,
         name=config.name,
         task_id=config.task_id,
-        approval_line=made.line,
-        message=made.message,
+        approval_line=proposal.line,
+        message=proposal.message,
         estimated_minutes=Minutes(min=config.estimated_minutes[0], max=config.estimated_minutes[1]),
         model=config.model,
         tools=list(config.tools),
         unavailable_tools=list(config.unavailable_tools) or None,
-        expires_at=iso_utc(made.expires_us),
-        next=NEXT["host"].format(pending_id=made.pending_id),
+        expires_at=iso_utc(proposal.expires_us),
+        next=NEXT["host"].format(pending_id=proposal.pending_id),
     )
     _show_limits(answer, config)
-    if made.state != WAITING:  # the same call or task_id again: its proposal has been decided already
-        which = named(made.subagent_id, config.name)
-        what = f"task_id {config.task_id}" if config.task_id is not None else made.pending_id
-        answer.message = f"{what} is {which} already, and that is {made.state}."
-        answer.next = f'Nothing new was proposed. Call check_subagent with subagent_id "{made.subagent_id}".'
-        _settle(answer, made.state)
+    if proposal.state != WAITING:  # the same call or task_id again: its proposal has been decided already
+        which = named(proposal.subagent_id, config.name)
+        what = f"task_id {config.task_id}" if config.task_id is not None else proposal.pending_id
+        answer.message = f"{what} is {which} already, and that is {proposal.state}."
+        answer.next = f'Nothing new was proposed. Call check_subagent with subagent_id "{proposal.subagent_id}".'
+        _settle(answer, proposal.state)
     return answer
 
 
 def _settle(answer: SpawnAnswer, status: str) -> None:
-    """Give an answer a status in which its proposal no longer waits: there is nothing to approve until a time."""
+    """Give an answer the status of a proposal that no longer waits: no line to approve, no time when it expires."""
     answer.status, answer.approval_line, answer.expires_at = status, None, None
 
 
@@ -465,7 +527,7 @@ def _show_limits(answer: SpawnAnswer, config: RunConfig) -> None:
     answer.max_cost_cents = config.limits.get(COST.argument)
 
 
-def _arguments(run: RunRow, texts: Texts) -> dict[str, Any]:
+def _arguments_of(run: RunRow, texts: Texts) -> dict[str, Any]:
     config = config_of(run.config)
     return {**config.asked, **texts.model_dump(exclude_none=True, exclude={"steps", "project"})}
 
@@ -484,36 +546,53 @@ def auto_start_refusal(config: RunConfig, tools: Mapping[str, Tool]) -> str | No
 
     It may have no effect beyond its own result, and nothing private that it reads may leave this machine.
     """
-    unknown = [name for name in config.tools if name not in tools and name not in RUN_TOOLS]
-    specs = [tools[name].spec for name in config.tools if name in tools]
-    if foreign := sorted(filter(None, map(server_of, config.tools))):
-        return f"only the MCP server {foreign[0]} itself says what its tools do"
+    specs: list[ToolSpec] = []
+    unknown: list[str] = []
+    servers: list[str] = []
+    for name in config.tools:
+        if name in tools:
+            specs.append(tools[name].spec)
+        elif name not in RUN_TOOLS:
+            unknown.append(name)
+        server = server_of(name)
+        if server:
+            servers.append(server)
+    if servers:
+        return f"only the MCP server {min(servers)} itself says what its tools do"
     if unknown:
         return f"what {', '.join(unknown)} may do is not known here"
     if config.confinement == "none":
         return 'nothing confines its commands (sandbox.mode = "none")'
     if config.coding is not None:
         return f"it changes files of {config.coding.repository}, on a branch"
-    if running := _with(specs, "commands"):
-        return f"it may run commands; with blocked_tools {running} it goes without"
-    if changing := [spec.name for spec in specs if not spec.read_only and not spec.artifacts]:
+    return _effect_refusal(specs) or _leak_refusal(config, specs)
+
+
+def _effect_refusal(specs: Sequence[ToolSpec]) -> str | None:
+    commands = [spec.name for spec in specs if spec.commands]
+    if commands:
+        return f"it may run commands; with blocked_tools {commands} it goes without"
+    changing = [spec.name for spec in specs if not spec.read_only and not spec.artifacts]
+    if changing:
         return f"{', '.join(changing)} may change something"
-    return _leak(config, specs)
+    return None
 
 
-def _leak(config: RunConfig, specs: Sequence[ToolSpec]) -> str | None:
+def _leak_refusal(config: RunConfig, specs: Sequence[ToolSpec]) -> str | None:
     """Return why money that is not counted, or something private that a run reads, could leave this machine."""
     if config.search_micros and config.search_call is None:
         return "its web searches cost money, which the ceilings do not count"
-    network, memory = _with(specs, "network"), _with(specs, "memory")
-    if network and (config.workspace or config.context_from):
-        return "it reads what is yours and reaches the web"
-    if network and memory:
-        return f"it reads the notes in memory and reaches the web (blocked_tools: {', '.join(memory)})"
+    web_tools = [spec for spec in specs if spec.network]
+    if web_tools:
+        if config.workspace or config.context_from:
+            return "it reads what is yours and reaches the web"
+        memory = [spec.name for spec in specs if spec.memory]
+        if memory:
+            return f"it reads the notes in memory and reaches the web (blocked_tools: {', '.join(memory)})"
     if any(config.secrets.values()):
         return "it may send a secret"
-    searches = _with(specs, "search")
-    if (pages := [name for name in network if name not in searches]) and not config.hosts:
+    pages = [spec.name for spec in web_tools if not spec.search]
+    if pages and not config.hosts:
         return (
             f"{', '.join(pages)} could send what the task says to any address; name the allowed hosts (`hosts` in the"
             " role file, or [fetch] hosts in config.toml)"
@@ -521,7 +600,3 @@ def _leak(config: RunConfig, specs: Sequence[ToolSpec]) -> str | None:
     if config.workspace and not config.workspace_named:  # then a person who sees the path has to decide
         return f"only the call says that it may read {config.workspace} ([workspace] roots in config.toml)"
     return None
-
-
-def _with(specs: Sequence[ToolSpec], flag: str) -> list[str]:
-    return [spec.name for spec in specs if getattr(spec, flag)]

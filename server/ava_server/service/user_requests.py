@@ -50,7 +50,7 @@ class UsersHandler:
     """
 
     keeps_limits = False
-    """A removed user's limits stay: whoever could remove them could also add the user again without them."""
+    """A removed user's limits stay. Who may remove limits could also add the user again without them."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class UsersHandler:
         """Create a user's token and set the limits that are given. Raises AvaError: nothing was changed."""
         user, ends_us = user_name(name), expiry(expires, now_us())
         await self.check_added(user, scopes)
-        limits = _given(daily_cents, running, spawns_per_hour, approval, workspaces, roles)
+        limits = _limits_set(daily_cents, running, spawns_per_hour, approval, workspaces, roles)
         token, text = await add_user(self.root, user, limits, scopes, ends_us, self._changed)
         return AddedUser(name=token.name, token=text, scopes=list(token.scopes), expires=expires)
 
@@ -107,7 +107,7 @@ class UsersHandler:
     ) -> LimitedUser:
         """Set the limits that are given; the others stay. Raises AvaError: nothing was changed."""
         user = user_name(name)
-        limits = _given(daily_cents, running, spawns_per_hour, approval, workspaces, roles)
+        limits = _limits_set(daily_cents, running, spawns_per_hour, approval, workspaces, roles)
         if not limits:
             raise BadInput("give at least one limit: daily_cents, running, spawns_per_hour or approval")
         await self.check_limited(user, limits)
@@ -136,7 +136,7 @@ class UsersHandler:
             return await list_users(settings, store)
 
 
-def _given(
+def _limits_set(
     daily_cents: int | None,
     running: int | None,
     spawns_per_hour: int | None,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,48 +117,65 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
     pin = PinFile(settings.paths.approval_file)
     has_pin = await anyio.to_thread.run_sync(lambda: pin.is_set)
 
-    def query(view: View) -> dict[str, tuple[Bucket, int, int]]:
+    def query(view: View) -> dict[str, _Figures]:
         rows = view.runs(states=UNENDED, expired_before_us=at_us, limit=-1)
+        running = Counter(row.user_id for row in rows if row.state == RUNNING)
+        waiting = Counter(row.user_id for row in rows if row.state != RUNNING)
         day = day_of(at_us)
-        return {
-            name: (
-                view.bucket(user_limits.user_scope(name, day)),
-                sum(row.user_id == name and row.state == RUNNING for row in rows),
-                sum(row.user_id == name and row.state != RUNNING for row in rows),
-            )
-            for name in view.users() | names
-        }
+        figures: dict[str, _Figures] = {}
+        for name in view.users() | names:
+            bucket = view.bucket(user_limits.user_scope(name, day))
+            figures[name] = _Figures(bucket, running[name], waiting[name])
+        return figures
 
-    figures = dict.fromkeys(names, (Bucket(""), 0, 0)) if store is None else await store.read(query)
-    return [
-        UserFacts(
-            name=name,
-            spent_cents=cents(day.spent_micros),
-            held_cents=cents(day.held_micros),
-            daily_cents=user_limits.day_cents(settings, name),
-            running=running,
-            running_limit=user_limits.running(settings, name),
-            waiting=waiting,
-            tokens=of_tokens.count(name),
-            workspaces=list(map(str, user_limits.user_settings(settings, name).workspaces)),
-            roles=None if (roles := user_limits.user_settings(settings, name).roles) is None else list(roles),
-            approval=user_limits.policy_in_force(settings, name, pin=has_pin)[0],
+    figures = dict.fromkeys(names, _Figures(Bucket(""), 0, 0)) if store is None else await store.read(query)
+    users: list[UserFacts] = []
+    for name, of_user in sorted(figures.items()):
+        own = user_limits.user_settings(settings, name)
+        policy, _why = user_limits.policy_in_force(settings, name, pin=has_pin)
+        users.append(
+            UserFacts(
+                name=name,
+                spent_cents=cents(of_user.day.spent_micros),
+                held_cents=cents(of_user.day.held_micros),
+                daily_cents=user_limits.day_cents(settings, name),
+                running=of_user.running,
+                running_limit=user_limits.running(settings, name),
+                waiting=of_user.waiting,
+                tokens=of_tokens.count(name),
+                workspaces=[str(folder) for folder in own.workspaces],
+                roles=None if own.roles is None else list(own.roles),
+                approval=policy,
+            )
         )
-        for name, (day, running, waiting) in sorted(figures.items())
-    ]
+    return users
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """A user's budget of the day, and how many runs of theirs are running and waiting."""
+
+    day: Bucket
+    running: int
+    waiting: int
 
 
 def unended_runs(view: View, user: str) -> list[UnendedRun]:
-    """Return the approved runs of a user that have not ended: they spend what was approved, also without the user."""
-    return [
-        UnendedRun(
-            subagent_id=run.id,
-            state=run.state,
-            cost_cents=cents(run.cost_micros),
-            max_cost_cents=None if is_free(run) else cents(json.loads(run.config).get("max_cost_micros", 0)),
+    """Return the approved runs of a user that have not ended: they spend what was approved, even without the user."""
+    unended: list[UnendedRun] = []
+    for run in view.runs(user=user, states=(RUNNING, QUEUED), limit=-1):
+        max_cost_cents: float | None = None
+        if not is_free(run):
+            max_cost_cents = cents(json.loads(run.config).get("max_cost_micros", 0))
+        unended.append(
+            UnendedRun(
+                subagent_id=run.id,
+                state=run.state,
+                cost_cents=cents(run.cost_micros),
+                max_cost_cents=max_cost_cents,
+            )
         )
-        for run in view.runs(user=user, states=(RUNNING, QUEUED), limit=-1)
-    ]
+    return unended
 
 
 async def add_user(
@@ -202,9 +220,9 @@ async def limit_user(root: DataRoot, user: str, limits: Mapping[str, Any], chang
 
 
 async def remove_user(root: DataRoot, user: str, changed: Change, *, keep_limits: bool = False) -> Removed:
-    """Revoke a user's tokens, and remove their passkeys and limits: nothing of them counts for a new user of that name.
+    """Revoke a user's tokens and remove their passkeys and limits, so that a new user of that name inherits nothing.
 
-    `keep_limits`: leave the limits: whoever could remove them could also add the user again without them.
+    `keep_limits`: leave the limits. Who may remove limits could also add the user again without them.
 
     Raises:
         BadInput: There is none of these.

@@ -13,7 +13,7 @@ import pytest
 
 from ava_server.config.keys import KEY_VARIABLES
 from ava_server.core.errors import ConfigError
-from ava_server.hosts.change import adding, apply, removing
+from ava_server.hosts.change import apply, change_to_add, change_to_remove
 from ava_server.hosts.formats import Yaml
 from ava_server.hosts.known import HOSTS, Host, Launch
 
@@ -141,7 +141,7 @@ def put(file: Path, text: str) -> Path:
 
 
 def add(host: Host, file: Path, launch: Launch = LAUNCH) -> Path | None:
-    return apply(adding(host, "ava", launch, file))
+    return apply(change_to_add(host, "ava", launch, file))
 
 
 def said(host: Host, file: Path) -> Any:
@@ -158,7 +158,7 @@ def test_creates_a_missing_file_and_undoing_removes_it(host: Host, file: Path) -
     words = json.dumps(entry(host, file))
     assert '"/opt/ava/bin/ava"' in words and '"serve"' in words and '"/srv/ava"' in words
 
-    apply(removing(host, "ava", file))
+    apply(change_to_remove(host, "ava", file))
     assert not file.exists()
 
 
@@ -168,7 +168,7 @@ def test_fills_an_empty_file_and_undoing_empties_it(host: Host, file: Path, text
     before = file.read_bytes()
     add(host, file)
     assert entry(host, file)
-    apply(removing(host, "ava", file))
+    apply(change_to_remove(host, "ava", file))
     assert file.read_bytes() == before
 
 
@@ -188,7 +188,7 @@ def test_keeps_existing_content_and_undoing_restores_every_byte(host: Host, file
         assert kept == value if not isinstance(value, dict) else value.items() <= now.items()
     assert backup is not None and backup.read_bytes().decode() == OTHERS[host.name]
 
-    apply(removing(host, "ava", file))
+    apply(change_to_remove(host, "ava", file))
     assert file.read_bytes().decode() == OTHERS[host.name]
 
 
@@ -212,15 +212,15 @@ def test_adding_twice_changes_nothing(host: Host, file: Path) -> None:
     put(file, OTHERS[host.name])
     add(host, file)
     before = file.read_bytes(), sorted(file.parent.iterdir())
-    again = adding(host, "ava", LAUNCH, file)
+    again = change_to_add(host, "ava", LAUNCH, file)
     assert again.nothing and not again.lines
     assert (file.read_bytes(), sorted(file.parent.iterdir())) == before
 
 
 def test_removing_a_missing_entry_changes_nothing(host: Host, file: Path) -> None:
-    assert removing(host, "ava", file).nothing
+    assert change_to_remove(host, "ava", file).nothing
     put(file, OTHERS[host.name])
-    assert removing(host, "ava", file).nothing
+    assert change_to_remove(host, "ava", file).nothing
 
 
 def test_updates_the_path_of_a_moved_installation_and_keeps_what_the_user_set(host: Host, file: Path) -> None:
@@ -229,7 +229,7 @@ def test_updates_the_path_of_a_moved_installation_and_keeps_what_the_user_set(ho
     text = file.read_bytes().decode().replace("/srv/ava", "/srv/mine")
     put(file, text.replace("/opt/ava/bin/ava", "/gone/ava"))
 
-    change = adding(host, "ava", Launch("/opt/ava/bin/ava"), file)
+    change = change_to_add(host, "ava", Launch("/opt/ava/bin/ava"), file)
     apply(change)
     words = json.dumps(entry(host, file))
     assert "/opt/ava/bin/ava" in words and "/gone" not in words and "/srv/mine" in words
@@ -248,11 +248,11 @@ def test_does_not_touch_another_server_with_the_same_name(host: Host, file: Path
         theirs = f"{container}:\n  {theirs}\n    command: /usr/bin/theirs\n    args: [--serve-it]\n"
     put(file, theirs)
     with pytest.raises(ConfigError, match=r"not Ava.*left alone.*--name"):
-        adding(host, "ava", LAUNCH, file)
+        change_to_add(host, "ava", LAUNCH, file)
     with pytest.raises(ConfigError, match=r"not Ava.*left alone"):
-        removing(host, "ava", file)
+        change_to_remove(host, "ava", file)
     assert file.read_bytes().decode() == theirs
-    apply(adding(host, "subagents", LAUNCH, file))
+    apply(change_to_add(host, "subagents", LAUNCH, file))
     assert entry(host, file)["command"] == "/usr/bin/theirs"
     assert "subagents" in json.dumps(said(host, file)[container])
 
@@ -269,7 +269,7 @@ def test_does_not_touch_another_server_with_the_same_name(host: Host, file: Path
 def test_does_not_touch_a_broken_file(host: Host, file: Path, text: str, why: str) -> None:
     put(file, text)
     with pytest.raises(ConfigError, match=f"{why}.*left alone"):
-        adding(host, "ava", LAUNCH, file)
+        change_to_add(host, "ava", LAUNCH, file)
     assert file.read_bytes().decode() == text
     assert list(file.parent.iterdir()) == [file]
 
@@ -277,23 +277,23 @@ def test_does_not_touch_a_broken_file(host: Host, file: Path, text: str, why: st
 def test_reports_the_line_of_a_comment_where_the_host_allows_none(tmp_path: Path) -> None:
     file = put(tmp_path / "c.json", '{\n  // mine\n  "mcpServers": {}\n}')
     with pytest.raises(ConfigError, match="line 2"):
-        adding(HOSTS["claude-desktop"], "ava", LAUNCH, file)
+        change_to_add(HOSTS["claude-desktop"], "ava", LAUNCH, file)
 
 
 def test_does_not_touch_servers_that_are_not_a_table(tmp_path: Path) -> None:
     file = put(tmp_path / "c.json", '{"mcpServers": ["x"]}')
     with pytest.raises(ConfigError, match=r"mcpServers.*not a table.*left alone"):
-        adding(HOSTS["cursor"], "ava", LAUNCH, file)
+        change_to_add(HOSTS["cursor"], "ava", LAUNCH, file)
     put(file, '["x"]')
     with pytest.raises(ConfigError, match="left alone"):
-        adding(HOSTS["cursor"], "ava", LAUNCH, file)
+        change_to_add(HOSTS["cursor"], "ava", LAUNCH, file)
 
 
 def test_does_not_touch_a_file_that_is_not_text(host: Host, file: Path) -> None:
     put(file, "")
     file.write_bytes('{"a": "é"}'.encode("utf-16"))
     with pytest.raises(ConfigError, match=r"UTF-8.*left alone"):
-        adding(host, "ava", LAUNCH, file)
+        change_to_add(host, "ava", LAUNCH, file)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes and owners as POSIX has them")
@@ -301,21 +301,21 @@ class TestFilesThatMayNotBeChanged:
     def test_does_not_touch_a_read_only_file(self, host: Host, file: Path) -> None:
         put(file, OTHERS[host.name]).chmod(0o444)
         with pytest.raises(ConfigError, match=r"read-only.*left alone"):
-            adding(host, "ava", LAUNCH, file)
+            change_to_add(host, "ava", LAUNCH, file)
 
     @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a file away")
     def test_does_not_touch_a_file_of_another_user(self, host: Host, file: Path) -> None:
         put(file, OTHERS[host.name])
         os.chown(file, 12345, 12345)
         with pytest.raises(ConfigError, match=r"another user.*left alone"):
-            adding(host, "ava", LAUNCH, file)
+            change_to_add(host, "ava", LAUNCH, file)
         assert file.stat().st_uid == 12345
 
     def test_changes_the_target_of_a_link_and_keeps_the_link(self, host: Host, file: Path, tmp_path: Path) -> None:
         real = put(tmp_path / "dotfiles" / "real", OTHERS[host.name])
         file.parent.mkdir()
         file.symlink_to(real)
-        change = adding(host, "ava", LAUNCH, file)
+        change = change_to_add(host, "ava", LAUNCH, file)
         backup = apply(change)
         assert change.target == real and file.is_symlink() and entry(host, real)
         assert backup is not None and backup.parent == real.parent
@@ -330,16 +330,16 @@ class TestFilesThatMayNotBeChanged:
         file.parent.mkdir()
         file.symlink_to(file)
         with pytest.raises(ConfigError, match="left alone"):
-            adding(host, "ava", LAUNCH, file)
+            change_to_add(host, "ava", LAUNCH, file)
 
     def test_does_not_touch_a_folder_or_a_pipe_in_place_of_the_file(self, host: Host, file: Path) -> None:
         file.mkdir(parents=True)
         with pytest.raises(ConfigError, match="left alone"):
-            adding(host, "ava", LAUNCH, file)
+            change_to_add(host, "ava", LAUNCH, file)
         file.rmdir()
         os.mkfifo(file)
         with pytest.raises(ConfigError, match="left alone"):
-            adding(host, "ava", LAUNCH, file)
+            change_to_add(host, "ava", LAUNCH, file)
 
     def test_a_read_only_folder_leaves_the_file_unchanged(self, host: Host, tmp_path: Path) -> None:
         plain = put(tmp_path / "plain", "a file where a folder should be")
@@ -355,7 +355,7 @@ class TestFilesThatMayNotBeChanged:
 
 def test_keeps_what_another_program_wrote_in_the_meantime(host: Host, file: Path) -> None:
     put(file, OTHERS[host.name])
-    change = adding(host, "ava", LAUNCH, file)
+    change = change_to_add(host, "ava", LAUNCH, file)
     put(file, OTHERS[host.name] + "\n")
     with pytest.raises(ConfigError, match="another program"):
         apply(change)
@@ -367,7 +367,7 @@ def test_a_second_backup_never_overwrites_the_first(host: Host, file: Path) -> N
     put(file, OTHERS[host.name])
     backups = {add(host, file)}
     for _ in range(3):
-        backups.add(apply(removing(host, "ava", file)))
+        backups.add(apply(change_to_remove(host, "ava", file)))
         backups.add(add(host, file))
     assert len(backups) == 7 and all(backup is not None and backup.exists() for backup in backups)
 
@@ -378,7 +378,7 @@ def test_never_writes_or_shows_a_key(host: Host, file: Path, monkeypatch: pytest
     names = (*KEY_VARIABLES, "AVA_MODEL_API_KEY", "AVA_KEY_LOCAL")
     env = {**dict.fromkeys(names, SECRET), "AVA_MODEL": "m", "AVA_DATA_ROOT": "/srv/ava"}
     put(file, OTHERS[host.name].replace(SECRET, "theirs"))
-    change = adding(host, "ava", launch(env=env), file)
+    change = change_to_add(host, "ava", launch(env=env), file)
     apply(change)
     assert SECRET not in file.read_bytes().decode() and SECRET not in "\n".join(change.lines)
     assert "/srv/ava" in file.read_bytes().decode()
@@ -397,7 +397,7 @@ def test_never_writes_or_shows_a_key(host: Host, file: Path, monkeypatch: pytest
 def test_keeps_opencodes_setting_not_to_ask_and_tells_the_user(tmp_path: Path, text: str, asks: bool) -> None:
     host, file = HOSTS["opencode"], put(tmp_path / "opencode.json", text)
     for _ in range(2):
-        change = adding(host, "ava", LAUNCH, file)
+        change = change_to_add(host, "ava", LAUNCH, file)
         assert [note for note in change.notes if "confirm_spawn" in note] == list(change.notes)
         assert bool(change.notes) is not asks
         if not change.nothing:
@@ -409,26 +409,26 @@ def test_keeps_opencodes_setting_not_to_ask_and_tells_the_user(tmp_path: Path, t
 @pytest.mark.parametrize("mode", ["prompt", "auto", "approve"])
 def test_leaves_the_approval_mode_of_codex_to_the_person(tmp_path: Path, mode: str) -> None:
     host, file = HOSTS["codex"], tmp_path / "config.toml"
-    apply(adding(host, "ava", LAUNCH, file))
+    apply(change_to_add(host, "ava", LAUNCH, file))
     assert "approval_mode" not in file.read_text(), "Codex asks by itself where Ava cannot"
     put(file, f'{file.read_text()}\n[mcp_servers.ava.tools.confirm_spawn]\napproval_mode = "{mode}"\n')
-    change = adding(host, "ava", LAUNCH, file)
+    change = change_to_add(host, "ava", LAUNCH, file)
     assert change.nothing and change.notes == ()
-    apply(removing(host, "ava", file))
+    apply(change_to_remove(host, "ava", file))
     assert not file.exists() or "approval_mode" not in file.read_text()
 
 
 def test_does_not_restore_what_the_user_removed_from_the_entry(tmp_path: Path) -> None:
     host, file = HOSTS["vscode"], tmp_path / "mcp.json"
-    apply(adding(host, "ava", Launch("/opt/ava/bin/ava"), file))
+    apply(change_to_add(host, "ava", Launch("/opt/ava/bin/ava"), file))
     data = json.loads(file.read_bytes())
     del data["servers"]["ava"]["env"], data["inputs"]
     put(file, json.dumps(data))
-    assert adding(host, "ava", Launch("/opt/ava/bin/ava"), file).nothing
+    assert change_to_add(host, "ava", Launch("/opt/ava/bin/ava"), file).nothing
 
     host, file = HOSTS["codex"], tmp_path / "config.toml"
     put(file, '[mcp_servers.ava]\ncommand = "/opt/ava/bin/ava"\nargs = ["serve"]\n')
-    apply(adding(host, "ava", Launch("/opt/ava/bin/ava"), file))
+    apply(change_to_add(host, "ava", Launch("/opt/ava/bin/ava"), file))
     assert set(said(host, file)["mcp_servers"]["ava"]) == {"command", "args"}
 
 
@@ -440,7 +440,7 @@ def undone(host: Host, file: Path, before: str, edit: Callable[[str], str]) -> s
     put(file, before)
     add(host, file)
     put(file, edit(file.read_bytes().decode()))
-    apply(removing(host, "ava", file))
+    apply(change_to_remove(host, "ava", file))
     return file.read_bytes().decode()
 
 
@@ -462,7 +462,7 @@ def test_ignores_a_planted_backup(tmp_path: Path) -> None:
     text = '{\n  "a": 1\n}\n'
     put(file, text)
     add(host, file)
-    apply(removing(host, "ava", file))
+    apply(change_to_remove(host, "ava", file))
     assert file.read_text() == text
 
 
@@ -472,7 +472,7 @@ def test_keeps_toml_comments_below_avas_tables(tmp_path: Path, moved: bool) -> N
     add(host, file)
     below = '\n# PROFILES: ask Bob\n[profiles.fast] # quick\nmodel = "y"\n# the end\n'
     put(file, file.read_text() + below)
-    apply(adding(host, "ava", Launch("/new/ava"), file) if moved else removing(host, "ava", file))
+    apply(change_to_add(host, "ava", Launch("/new/ava"), file) if moved else change_to_remove(host, "ava", file))
     assert file.read_text().endswith(below)
     assert file.read_text() == ('model = "x"\n' + below) or moved
     assert said(host, file)["profiles"] == {"fast": {"model": "y"}}
@@ -485,13 +485,13 @@ def test_keeps_a_table_that_only_a_comment_is_left_in(tmp_path: Path) -> None:
     add(host, file)
     for backup in tmp_path.glob("*ava-backup*"):
         backup.unlink()
-    apply(removing(host, "ava", file))
+    apply(change_to_remove(host, "ava", file))
     assert "off for now" in file.read_text()
     host, file = HOSTS["codex"], tmp_path / "config.toml"
     off = "[mcp_servers]\n# [mcp_servers.github] off for now\n\n# about model:\n[model]\nx = 1\n"
     put(file, off)
     add(host, file)
-    apply(removing(host, "ava", file))
+    apply(change_to_remove(host, "ava", file))
     assert file.read_text() == off
 
 
@@ -502,22 +502,22 @@ def test_updating_an_entry_changes_only_its_command(tmp_path: Path) -> None:
         '  "x": [1e999, 0.10000000000000000001, 1e2], "note": "a\\ud800b"\n}}}\n'
     )
     put(file, text)
-    change = adding(host, "ava", Launch("/opt/ava"), file)
+    change = change_to_add(host, "ava", Launch("/opt/ava"), file)
     apply(change)
     assert file.read_text() == text.replace("/old/ava", "/opt/ava")
     assert change.lines == ('mcpServers.ava.command = "/opt/ava"',)
     host, file = HOSTS["codex"], tmp_path / "config.toml"
     text = "[mcp_servers.ava]\ncommand = '/old/ava'  # why\nargs = [ 'serve' ]\ntool_timeout_sec = 0x14\n"
     put(file, text)
-    apply(adding(host, "ava", Launch("/opt/ava"), file))
+    apply(change_to_add(host, "ava", Launch("/opt/ava"), file))
     assert file.read_text().startswith(text.replace("'/old/ava'", '"/opt/ava"'))
 
 
 def test_keeps_an_entry_that_starts_ava_in_another_way(host: Host, file: Path) -> None:
     add(host, file, Launch("uv", ("run", "--project", "/opt/ava", "--no-dev", "ava", "serve")))
-    change = adding(host, "ava", Launch("/other/ava"), file)
+    change = change_to_add(host, "ava", Launch("/other/ava"), file)
     assert change.nothing and "starts Ava with uv" in change.notes[0]
-    apply(removing(host, "ava", file))
+    apply(change_to_remove(host, "ava", file))
     assert not file.exists()
 
 
@@ -527,16 +527,16 @@ def test_keeps_an_entry_that_starts_ava_in_another_way(host: Host, file: Path) -
 def test_does_not_take_over_an_entry_that_only_looks_like_ava(tmp_path: Path, theirs: object) -> None:
     file = put(tmp_path / "mcp.json", json.dumps({"mcpServers": {"ava": theirs}}))
     with pytest.raises(ConfigError, match="not Ava"):
-        adding(HOSTS["cursor"], "ava", LAUNCH, file)
+        change_to_add(HOSTS["cursor"], "ava", LAUNCH, file)
 
 
 def test_keeps_an_input_that_another_server_uses(tmp_path: Path) -> None:
     host, file = HOSTS["vscode"], tmp_path / "mcp.json"
-    apply(adding(host, "one", LAUNCH, file))
-    apply(adding(host, "two", LAUNCH, file))
-    apply(removing(host, "one", file))
+    apply(change_to_add(host, "one", LAUNCH, file))
+    apply(change_to_add(host, "two", LAUNCH, file))
+    apply(change_to_remove(host, "one", file))
     assert said(host, file)["inputs"] and "${input:" in file.read_text()
-    apply(removing(host, "two", file))
+    apply(change_to_remove(host, "two", file))
     assert "inputs" not in file.read_text() if file.exists() else True
 
 
@@ -545,7 +545,7 @@ def test_does_not_touch_variables_that_are_not_a_table(tmp_path: Path, env: obje
     entry = {"command": "/x/ava", "args": ["serve"], "env": env}
     file = put(tmp_path / "mcp.json", json.dumps({"mcpServers": {"ava": entry}}))
     with pytest.raises(ConfigError, match=r"env .*not a table.*left alone"):
-        adding(HOSTS["cursor"], "ava", LAUNCH, file)
+        change_to_add(HOSTS["cursor"], "ava", LAUNCH, file)
 
 
 def test_does_not_touch_a_file_nested_too_deeply(host: Host, file: Path) -> None:
@@ -561,13 +561,13 @@ def test_removing_the_entry_keeps_the_link_and_its_target(tmp_path: Path) -> Non
     host, link, real = HOSTS["cursor"], tmp_path / "mcp.json", tmp_path / "real.json"
     link.symlink_to(real)
     add(host, link)
-    apply(removing(host, "ava", link))
+    apply(change_to_remove(host, "ava", link))
     assert link.is_symlink() and real.exists() and host.format.parse(real.read_text()) == {}
 
 
 def test_a_failed_write_leaves_no_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host, file = HOSTS["cursor"], put(tmp_path / "mcp.json", "{}")
-    change = adding(host, "ava", LAUNCH, file)
+    change = change_to_add(host, "ava", LAUNCH, file)
 
     def full(self: Path, target: Path) -> Path:
         raise OSError(28, "No space left on device")

@@ -14,7 +14,14 @@ from support.terminal import CONTROLLED, ava, on_terminal
 
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import ConfigError
-from ava_server.hosts.change import QUIET_TOOLS, adding, allowing, apply, forgetting, removing
+from ava_server.hosts.change import (
+    QUIET_TOOLS,
+    apply,
+    change_to_add,
+    change_to_allow,
+    change_to_forget,
+    change_to_remove,
+)
 from ava_server.hosts.known import HOSTS, Host, Launch, UserPlace
 from ava_server.service.tools import TOOLS
 
@@ -77,7 +84,7 @@ def put(path: Path, text: str) -> None:
 
 def allow(host: Host, place: UserPlace, name: str = "ava") -> str:
     """Add the rules, and return the file."""
-    change = allowing(host, name, host.file(place), place)
+    change = change_to_allow(host, name, host.file(place), place)
     assert change is not None
     apply(change)
     return rules_file(host, place).read_text()
@@ -102,25 +109,25 @@ def test_the_host_with_its_rules_is_the_same_text_again_after_removal(host: Host
     put(path, BEFORE[host.name])
     config = host.file(place)
     config_before = config.read_bytes() if config.exists() else None
-    apply(adding(host, "ava", LAUNCH, config))
+    apply(change_to_add(host, "ava", LAUNCH, config))
     with_server = config.read_text()
     after = allow(host, place)
     assert after != BEFORE[host.name]
     for line in BEFORE[host.name].splitlines():  # comments too
         if "allow" not in line.lower() and '"bash"' not in line:
             assert line in after
-    again = allowing(host, "ava", config, place)
+    again = change_to_allow(host, "ava", config, place)
     assert again is not None and again.nothing
-    change = forgetting(host, "ava", config, place)
+    change = change_to_forget(host, "ava", config, place)
     assert change is not None
     apply(change)
     if path != config:
         assert path.read_text() == BEFORE[host.name]
     assert config.read_text() == with_server
-    apply(removing(host, "ava", config))
+    apply(change_to_remove(host, "ava", config))
     assert (config.read_bytes() if config.exists() else None) == config_before
     assert path.read_text() == BEFORE[host.name]
-    nothing = forgetting(host, "ava", config, place)
+    nothing = change_to_forget(host, "ava", config, place)
     assert nothing is not None and nothing.nothing
 
 
@@ -128,7 +135,7 @@ def test_a_rule_that_the_person_had_before_stays_theirs(place: UserPlace) -> Non
     host = HOSTS["claude-code"]
     put(rules_file(host, place), CLAUDE)
     assert allow(host, place).count("mcp__ava__check_subagent") == 1
-    change = forgetting(host, "ava", host.file(place), place)
+    change = change_to_forget(host, "ava", host.file(place), place)
     assert change is not None and change.after == CLAUDE
 
 
@@ -138,16 +145,16 @@ def test_removal_keeps_what_was_written_in_the_meantime(place: UserPlace) -> Non
     path.parent.mkdir(parents=True)
     allow(host, place)
     path.write_text(path.read_text().replace('"mcp__ava__spawn_subagent"', '"Bash(ls)", "mcp__ava__spawn_subagent"'))
-    change = forgetting(host, "ava", host.file(place), place)
+    change = change_to_forget(host, "ava", host.file(place), place)
     assert change is not None and "Bash(ls)" in str(change.after) and "mcp__ava" not in str(change.after)
 
 
 def test_a_file_with_nothing_but_the_rules_is_removed(host: Host, place: UserPlace) -> None:
     if host.tool_rules is not None and host.tool_rules.only_to_list:
-        assert allowing(host, "ava", host.file(place), place) is None  # a new list would replace the app's
+        assert change_to_allow(host, "ava", host.file(place), place) is None  # a new list would replace the app's
         return
     allow(host, place)
-    change = forgetting(host, "ava", host.file(place), place)
+    change = change_to_forget(host, "ava", host.file(place), place)
     assert change is not None and change.after is None
 
 
@@ -185,7 +192,7 @@ def test_a_broken_file_of_rules_is_refused_and_left_alone(place: UserPlace, text
     path.parent.mkdir(parents=True)
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match="left alone"):
-        allowing(host, "ava", host.file(place), place)
+        change_to_allow(host, "ava", host.file(place), place)
     assert path.read_bytes() == text.encode(errors="surrogateescape") and len(list(path.parent.iterdir())) == 1
 
 

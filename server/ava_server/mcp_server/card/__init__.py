@@ -20,7 +20,8 @@ from mcp.server.context import ServerRequestContext
 if TYPE_CHECKING:
     from ava_server.mcp_server.app import App
 
-EXTENSION, MIME = "io.modelcontextprotocol/ui", "text/html;profile=mcp-app"
+EXTENSION = "io.modelcontextprotocol/ui"
+MIME = "text/html;profile=mcp-app"
 URI = "ui://ava/run"
 PAGE_META: dict[str, Any] = {"ui": {"prefersBorder": True}}
 """Without `csp` a host has to use its strictest policy: no request to any address."""
@@ -29,33 +30,43 @@ _CLOSED: dict[str, Any] = {"visibility": ["model"]}
 
 def declares_apps(ctx: ServerRequestContext[App, Any]) -> bool:
     capabilities = ctx.session.client_capabilities
-    declared = (capabilities.extensions if capabilities is not None else None) or {}
-    settings: Any = declared.get(EXTENSION)
-    types_shown = cast("dict[str, Any]", settings).get("mimeTypes") if isinstance(settings, dict) else None
-    return isinstance(types_shown, list) and MIME in types_shown
+    if capabilities is None or not capabilities.extensions:
+        return False
+    settings: Any = capabilities.extensions.get(EXTENSION)
+    if not isinstance(settings, dict):
+        return False
+    mime_types = cast("dict[str, Any]", settings).get("mimeTypes")
+    return isinstance(mime_types, list) and MIME in mime_types
 
 
 def with_card(tool: types.Tool) -> types.Tool:
-    """Return a tool as clients of the extension list it: with the card, if it has one, and closed to pages."""
+    """Return a tool as clients of the extension see it: with the card, if it has one, and closed to pages."""
     from ava_server.service.tools import TOOLS
 
-    shown = {"resourceUri": URI} if TOOLS[tool.name].card else {}
-    return tool.model_copy(update={"meta": {**(tool.meta or {}), "ui": {**shown, **_CLOSED}}})
+    ui: dict[str, Any] = {}
+    if TOOLS[tool.name].card:
+        ui["resourceUri"] = URI
+    ui.update(_CLOSED)
+    return tool.model_copy(update={"meta": {**(tool.meta or {}), "ui": ui}})
 
 
 @cache
 def page() -> str:
-    """Blocking, the first time."""
+    """Return the page. Blocking, the first time."""
     folder = Path(__file__).parent
-    parts = {
-        name: "\n".join(line.strip() for line in (folder / name).read_text("utf-8").splitlines())
-        for name in ("card.css", "card.js")
-    }
-    policy = f"default-src 'none'; script-src {_hash(parts['card.js'])}; style-src {_hash(parts['card.css'])}"
+    style, script = _read_part(folder / "card.css"), _read_part(folder / "card.js")
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+    )
     text = (folder / "card.html").read_text("utf-8")
-    for name, part in {"policy": f"{policy}; base-uri 'none'; form-action 'none'", **parts}.items():
-        text = text.replace(f"{{{{{name}}}}}", part)
-    return text
+    text = text.replace("{{policy}}", policy)
+    text = text.replace("{{card.css}}", style)
+    return text.replace("{{card.js}}", script)
+
+
+def _read_part(path: Path) -> str:
+    """Return a file without indentation."""
+    return "\n".join(line.strip() for line in path.read_text("utf-8").splitlines())
 
 
 def _hash(part: str) -> str:

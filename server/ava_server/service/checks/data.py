@@ -33,9 +33,11 @@ NOTHING_FITS_BYTES = 4_000_000
 """An entry has at most 2 MB, and is written twice: to the write-ahead log, and into the database."""
 LAGS_MUCH = 10_000
 """Entries that the keeper should not be behind for long."""
-INDEX, MIRROR = "text index", "JSONL mirror"
+INDEX = "text index"
+MIRROR = "JSONL mirror"
 SWITCHED_OFF = "enabled = false: subagents are switched off"
 _OTHER_FOLDER = "Set AVA_DATA_ROOT to a folder that this user may write to."
+_LOCAL_DISK = "Set AVA_DATA_ROOT to a folder on a local disk."
 _OTHERS = stat.S_IRGRP | stat.S_IXGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IXOTH
 _BACKGROUND = (
     "subagents continue when their host is closed: a worker process runs them, and ends a minute after the last one"
@@ -59,14 +61,17 @@ def data_root(setup: Setup) -> Iterator[CheckFinding]:
     except ConfigError as error:
         yield from_error(name, str(error), _OTHER_FOLDER)
         return
-    where = f"{path} ({'AVA_DATA_ROOT' if setup.env.get('AVA_DATA_ROOT', '').strip() else 'the default for data'})"
+    is_set = setup.env.get("AVA_DATA_ROOT", "").strip() != ""
+    where = f"{path} (AVA_DATA_ROOT)" if is_set else f"{path} (the default for data)"
     kind = network_file_system(nearest_folder(path))
     if kind is not None:
         text = f"{path} is on a network file system ({kind}), where locks do not hold"
-        yield CheckFinding(name, "fault", text, "Set AVA_DATA_ROOT to a folder on a local disk.")
-    elif (fault := lock_fault(nearest_folder(path))) is not None:
+        yield CheckFinding(name, "fault", text, _LOCAL_DISK)
+        return
+    fault = lock_fault(nearest_folder(path))
+    if fault is not None:
         text = f"the file system of {path} has no locks ({fault.strerror}), which Ava needs"
-        yield CheckFinding(name, "fault", text, "Set AVA_DATA_ROOT to a folder on a local disk.")
+        yield CheckFinding(name, "fault", text, _LOCAL_DISK)
     elif not path.exists():
         yield CheckFinding(name, "note", f"{where} does not exist yet; it is created at the first start")
     elif os.name != "posix":
@@ -100,12 +105,16 @@ def free_bytes(path: Path) -> int | None:
 def space(setup: Setup) -> Iterator[CheckFinding]:
     """Report how much room there is for the log."""
     root = setup.usable_root
-    if root is not None and (free := free_bytes(root.path)) is not None:  # else the data root's own check reports this
+    if root is None:  # the data root's own check reports this
+        return
+    free = free_bytes(root.path)
+    if free is not None:
         yield disk_space(free)
 
 
 def disk_space(free: int) -> CheckFinding:
-    name, text = "disk space", f"{format_bytes(free)} free for the data root"
+    name = "disk space"
+    text = f"{format_bytes(free)} free for the data root"
     if free < NOTHING_FITS_BYTES:
         return CheckFinding(name, "fault", f"{text}: nothing fits", "Free some space, then continue: nothing is lost.")
     if free < LITTLE_BYTES:
@@ -138,8 +147,10 @@ def programs(setup: Setup) -> Iterator[CheckFinding]:
         return
     from ava_server.core.own_program import checked_command
 
-    named = {f"providers.{name}.key_command": own.key_command for name, own in settings.providers.items()}
-    for setting, command in {"on_event": settings.on_event, **named}.items():
+    commands = {"on_event": settings.on_event}
+    for name, provider in settings.providers.items():
+        commands[f"providers.{name}.key_command"] = provider.key_command
+    for setting, command in commands.items():
         if not command:
             continue
         try:
@@ -154,7 +165,8 @@ def programs(setup: Setup) -> Iterator[CheckFinding]:
 
 def approval(setup: Setup) -> Iterator[CheckFinding]:
     """Report who approves, and what that does and does not prevent."""
-    name, settings = "approval", setup.settings
+    name = "approval"
+    settings = setup.settings
     if settings is None:
         return
     exists = os.path.isdir(settings.data_root)  # noqa: PTH112 - false also for a data root that cannot be looked at
@@ -173,7 +185,8 @@ def approval(setup: Setup) -> Iterator[CheckFinding]:
         "Let a host without that question ask before each confirm_spawn. After `ava pin set` nothing starts without"
         " you."
     )
-    each, day = settings.auto_approve_cents, settings.auto_approve_daily_cents
+    run_cents = settings.auto_approve_cents
+    day_cents = settings.auto_approve_daily_cents
     file = PinFile(settings.paths.approval_file)
     if policy == "human" and not (exists and file.is_set):
         text = f"{why}, and there is no approval PIN yet: the next approval asks you to choose one"
@@ -192,11 +205,12 @@ def approval(setup: Setup) -> Iterator[CheckFinding]:
         yield CheckFinding(name, "note", text, "Choose the PIN now, before a model could: ava pin set")
     elif policy == "ask":
         yield CheckFinding(name, "note", f"{why}: {ask}", advice)
-    elif not each or not day:
+    elif not run_cents or not day_cents:
         text = f"{why}, and one of its ceilings is 0, so nothing starts by itself"
         yield CheckFinding(name, "warning", text, "Set auto_approve_cents and auto_approve_daily_cents, or ask.")
     else:
-        run_usd, day_usd = format_usd(each * MICROS_PER_CENT), format_usd(day * MICROS_PER_CENT)
+        run_usd = format_usd(run_cents * MICROS_PER_CENT)
+        day_usd = format_usd(day_cents * MICROS_PER_CENT)
         text = (
             f"{why}: runs that cost at most {run_usd}, and only read, start without a question, up to"
             f" {day_usd} per user and day; for all others, {ask}"
@@ -206,7 +220,8 @@ def approval(setup: Setup) -> Iterator[CheckFinding]:
 
 def processes(setup: Setup) -> Iterator[CheckFinding]:
     """Report how many Ava processes use the data root, and what happens to subagents when their host is closed."""
-    name, root = "processes", setup.usable_root
+    name = "processes"
+    root = setup.usable_root
     if setup.settings is not None:
         yield CheckFinding("background", "ok", _BACKGROUND if setup.settings.background else _NO_BACKGROUND)
     if root is None:
@@ -227,10 +242,15 @@ def processes(setup: Setup) -> Iterator[CheckFinding]:
     if not count and not keeper:
         yield CheckFinding(name, "ok", "no Ava server is running here now")
         return
-    running = f"{count} Ava process{' is' if count == 1 else 'es are'} running here"
-    if workers:
-        running += ", one of them the worker" if workers == 1 else f", {workers} of them workers"
-    yield CheckFinding(name, "ok", f"{running}; {'one' if keeper else 'none'} of them updates index and mirror")
+    text = f"{count} Ava processes are running here"
+    if count == 1:
+        text = "1 Ava process is running here"
+    if workers == 1:
+        text += ", one of them the worker"
+    elif workers:
+        text += f", {workers} of them workers"
+    text += "; one of them updates index and mirror" if keeper else "; none of them updates index and mirror"
+    yield CheckFinding(name, "ok", text)
 
 
 def seems_held(lock: Path) -> bool:
@@ -251,18 +271,19 @@ def _servers(root: DataRoot) -> Iterator[CheckFinding]:
         yield CheckFinding("pages", "ok", f"the server of `ava ui` {text}")
 
 
-def confinement(found: Sandbox | Unavailable, details: str = "") -> CheckFinding:
+def confinement(sandbox: Sandbox | Unavailable, details: str = "") -> CheckFinding:
     """Return what confines commands here, or why nothing does and what to do."""
-    name, has = "confinement", f" ({details})" if details else ""
-    if isinstance(found, Unavailable):
+    name = "confinement"
+    has = f" ({details})" if details else ""
+    if isinstance(sandbox, Unavailable):
         off = "run_bash, python_exec and programs of MCP servers are off"
-        text = f"commands cannot be confined here, so {off}: {found.why}"
-        step = f"{found.what_to_do[0].upper()}{found.what_to_do[1:]}, then run `ava doctor` again."
+        text = f"commands cannot be confined here, so {off}: {sandbox.why}"
+        step = f"{sandbox.what_to_do[0].upper()}{sandbox.what_to_do[1:]}, then run `ava doctor` again."
         return CheckFinding(name, "warning" if sys.platform == "linux" else "note", text, step)
-    if found.kind == "none":
+    if sandbox.kind == "none":
         text = 'commands are not confined (sandbox.mode = "none"): they can read, change and send whatever you can'
         return CheckFinding(name, "warning", text, 'Set sandbox.mode to "auto", or remove it.')
-    if found.kind == "landlock":
+    if sandbox.kind == "landlock":
         text = f"commands run in Landlock, which hides less than bubblewrap would{has}"
         return CheckFinding(name, "note", text, "Install bubblewrap, or let it create user namespaces.")
     return CheckFinding(name, "ok", f"commands run in bubblewrap{has}")
@@ -270,12 +291,17 @@ def confinement(found: Sandbox | Unavailable, details: str = "") -> CheckFinding
 
 def log_size(entries: int, size: int, *, partial: bool, more: str = "") -> CheckFinding:
     text = f"{entries:,} entries, {format_bytes(size)}{more}"
-    recovers = "; a process died while writing, and the next start recovers its last entries"
-    return CheckFinding("log", "note", text + recovers) if partial else CheckFinding("log", "ok", text)
+    if not partial:
+        return CheckFinding("log", "ok", text)
+    text += "; a process died while writing, and the next start recovers its last entries"
+    return CheckFinding("log", "note", text)
 
 
 def lags_of(view: View, *, mirrors: bool) -> dict[str, int]:
-    copies = {INDEX: "words", **({MIRROR: "mirror"} if mirrors else {})}
+    """Return how many entries each copy of the log lacks."""
+    copies = {INDEX: "words"}
+    if mirrors:
+        copies[MIRROR] = "mirror"
     return {name: view.head() - view.progress(copy) for name, copy in copies.items()}
 
 
@@ -283,7 +309,8 @@ def upkeep(lags: Mapping[str, int], *, keeper: bool) -> CheckFinding:
     """Return how many entries each copy of the log lacks; `keeper`: a process updates them."""
     behind = [f"the {name} is {count:,} entries behind" for name, count in lags.items() if count > 0]
     if not behind:
-        return CheckFinding("upkeep", "ok", f"{' and '.join(lags)} {'are' if len(lags) > 1 else 'is'} up to date")
+        verb = "are" if len(lags) > 1 else "is"
+        return CheckFinding("upkeep", "ok", f"{' and '.join(lags)} {verb} up to date")
     text = f"{' and '.join(behind)}; a running server updates it within seconds, else the next one that starts"
     if keeper and max(lags.values()) > LAGS_MUCH:
         step = "If the number does not fall, see `ava logs --type error`, then restart Ava's servers."
@@ -291,14 +318,20 @@ def upkeep(lags: Mapping[str, int], *, keeper: bool) -> CheckFinding:
     return CheckFinding("upkeep", "ok" if keeper else "note", text)
 
 
-def budgets(found: Sequence[Budget], settings: Sequence[str]) -> CheckFinding:
+def budgets(today: Sequence[Budget], settings: Sequence[str]) -> CheckFinding:
     """Return what is spent and held of today's budgets, and what to do if one is used up: each setting has a cap."""
-    shown = [f"{each.whose} {each.words}" for each in found]
-    text = f"spent today (UTC): {', '.join(shown)}"
-    full = [(each, name) for each, name in zip(found, settings, strict=False) if each.spent >= each.cap]
-    if not full:
+    words = [f"{budget.whose} {budget.words}" for budget in today]
+    text = f"spent today (UTC): {', '.join(words)}"
+    full_settings: list[str] = []
+    helps_to_wait = True
+    for budget, setting in zip(today, settings, strict=False):
+        if budget.spent >= budget.cap:
+            full_settings.append(setting)
+            if not budget.cap:  # a new day does not help against 0
+                helps_to_wait = False
+    if not full_settings:
         return CheckFinding("budget", "ok", text)
-    step = f"raise {', and '.join(name for _each, name in full)}"
-    if all(each.cap for each, _name in full):  # a new day does not help against 0
+    step = f"raise {', and '.join(full_settings)}"
+    if helps_to_wait:
         step = f"wait until 00:00 UTC, or {step}"
     return CheckFinding("budget", "warning", f"{text}; only free models can run", f"{step[0].upper()}{step[1:]}.")

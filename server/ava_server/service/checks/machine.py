@@ -12,6 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 
 from ava_audit.store.schema import open_in_memory
@@ -43,9 +44,10 @@ def python(_setup: Setup) -> Iterator[CheckFinding]:
     except PackageNotFoundError:
         own = "(not installed)"
     text = f"{platform.python_version()}, Ava {own}, in {sys.prefix}"
-    from ava_server.hosts.launching import passing
+    from ava_server.hosts.launching import why_temporary
 
-    if why := passing(Path(sys.prefix)):
+    why = why_temporary(Path(sys.prefix))
+    if why:
         step = "Install Ava in a permanent environment (the README says how), and run `ava init` from there."
         yield CheckFinding("python", "warning", f"{text}: {why}, so a host that was set up with it loses it", step)
         return
@@ -66,7 +68,8 @@ def command(_setup: Setup) -> Iterator[CheckFinding]:
 
 
 def extras(_setup: Setup) -> Iterator[CheckFinding]:
-    if lacking := [name for name in EXTRAS if not has_extra(name)]:
+    lacking = [name for name in EXTRAS if not has_extra(name)]
+    if lacking:
         step = f"If you need them: `{install_command(*lacking)}`"
         yield CheckFinding("extras", "note", f"without {', '.join(lacking)}; what needs one says so", step)
 
@@ -95,9 +98,10 @@ def sqlite(_setup: Setup) -> Iterator[CheckFinding]:
 def git(_setup: Setup) -> Iterator[CheckFinding]:
     """Report git's version; without it no command can run on a checkout, and no coder at all."""
     program = git_program(checkout_here())
-    if program is not None and (found := _version_of(program)):
+    number = _version_of(program) if program is not None else ""
+    if number:
         use = "it lists what commands may see of a checkout, and keeps a coder's changes on a branch"
-        yield CheckFinding("git", "ok", f"{found}; {use}")
+        yield CheckFinding("git", "ok", f"{number}; {use}")
     else:
         without = "without it no coder can work, and no command can run in a workspace that is a checkout"
         yield CheckFinding("git", "note", f"not found; {without}", "Install git if subagents are to run commands.")
@@ -105,14 +109,14 @@ def git(_setup: Setup) -> Iterator[CheckFinding]:
 
 def _version_of(program: str) -> str:
     try:
-        done = subprocess.run(  # noqa: S603 - the program that runs use, and --version
+        process = subprocess.run(  # noqa: S603 - the program that runs use, and --version
             [program, "--version"], cwd="/", capture_output=True, timeout=PROBE_S, check=True, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    line = done.stdout.decode("utf-8", "replace").partition("\n")[0].strip()
-    found = _NUMBER.search(line)
-    return found[0] if found else line[:60]
+    line = process.stdout.decode("utf-8", "replace").partition("\n")[0].strip()
+    number = _NUMBER.search(line)
+    return number[0] if number else line[:60]
 
 
 # -- confinement ------------------------------------------------------------------------------------------------------
@@ -121,10 +125,10 @@ def _version_of(program: str) -> str:
 def confinement(setup: Setup) -> Iterator[CheckFinding]:
     """Report what confines commands here, or why nothing does and what to do."""
     settings = setup.settings.sandbox if setup.settings is not None else SandboxSettings()
-    found = sandbox_here(settings.mode)
-    has = "; ".join((_bubblewrap(), _landlock(), _user_namespaces()))
-    yield data.confinement(found, has)
-    if isinstance(found, Unavailable) or found.kind == "none":
+    sandbox = sandbox_here(settings.mode)
+    details = "; ".join((_bubblewrap(), _landlock(), _user_namespaces()))
+    yield data.confinement(sandbox, details)
+    if isinstance(sandbox, Unavailable) or sandbox.kind == "none":
         return
     closed = (setup.root.path,) if setup.root is not None else ()
     toolchains = find_toolchains(None, (), HostFolders(home_folder(), settings.read_only, closed))
@@ -135,13 +139,15 @@ def confinement(setup: Setup) -> Iterator[CheckFinding]:
 def _bubblewrap() -> str:
     """Return whether bubblewrap can make a sandbox here: it is tried, because kernels may forbid it."""
     path = bubblewrap_program()
-    if sys.platform != "linux" or path is None:
-        return "bubblewrap is not installed" if sys.platform == "linux" else f"bubblewrap: {_NOT_HERE}"
+    if sys.platform != "linux":
+        return f"bubblewrap: {_NOT_HERE}"
+    if path is None:
+        return "bubblewrap is not installed"
     # Not as root, who would own the sandbox on the machine too.
     user = NOBODY if is_root() else None
     sandbox = ("--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev")
     try:
-        tried = subprocess.run(  # noqa: S603 - the program that was found, and fixed arguments
+        process = subprocess.run(  # noqa: S603 - the program that was found, and fixed arguments
             [path, *sandbox, "--", "/bin/true"],
             env={},
             cwd="/",
@@ -156,9 +162,9 @@ def _bubblewrap() -> str:
     except (OSError, subprocess.SubprocessError) as error:
         return f"bubblewrap cannot be tried ({type(error).__name__})"
     name = f"bubblewrap {_version_of(path)}".rstrip()
-    if tried.returncode == 0:
+    if process.returncode == 0:
         return f"{name} works"
-    why = tried.stderr.decode("utf-8", "replace").strip().partition("\n")[0].removeprefix("bwrap: ")
+    why = process.stderr.decode("utf-8", "replace").strip().partition("\n")[0].removeprefix("bwrap: ")
     return f"{name} cannot make a sandbox here ({why[:100] or 'it does not say why'})"
 
 
@@ -222,6 +228,7 @@ def hosts(setup: Setup) -> Iterator[CheckFinding]:
 
 def _without_address(title: str, file: Path, missing: Mapping[str, tuple[str, ...]], again: str) -> CheckFinding:
     """Return the finding about a host that passes keys on without the variables for their addresses."""
-    keys, names = ", ".join(missing), ", ".join(name for names in missing.values() for name in names)
+    keys = ", ".join(missing)
+    names = ", ".join(chain.from_iterable(missing.values()))
     text = f"{title} passes on {keys}, but not {names} ({file}): Ava would send a gateway's key to the provider"
     return CheckFinding("host", "warning", text, with_advice(again, "Or add these names to its list."))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from ava_roles.net.addresses import PROXY_VARIABLES, proxy_place, proxy_url
@@ -10,12 +10,13 @@ from ava_roles.net.search_engines import Engine
 from ava_server.config.credentials import model_settings, provider_addresses
 from ava_server.config.keys import DELIVERS, SEARCHES, WELL_KNOWN, list_keys, read_keys, why_unused
 from ava_server.config.search_engines import any_search, search_text
+from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import AvaError
 from ava_server.hosts.launching import key_advice
 from ava_server.models import selection
 from ava_server.models.listing import resolve_models
 from ava_server.models.prices import price_words
-from ava_server.models.selection import Choice, ModelSettings, ProviderSearch
+from ava_server.models.selection import Choice, ModelSettings, Provider, ProviderSearch
 from ava_server.service.checks import CheckFinding, Setup, State, from_error
 
 _FIX_KEYS = "Correct that, then run `ava doctor` again; `ava key set PROVIDER` replaces a key."
@@ -43,13 +44,14 @@ def keys(setup: Setup) -> Iterator[CheckFinding]:
         return
     try:
         addresses = provider_addresses(setup.settings) if setup.settings else {}
-        found = [f"{key.provider} from {key.where}" for key in list_keys(root.keys, setup.env, addresses)]
+        sources = [f"{key.provider} from {key.where}" for key in list_keys(root.keys, setup.env, addresses)]
     except AvaError as error:
         yield from_error("keys", str(error), _FIX_KEYS)
         return
-    yield CheckFinding("keys", "ok", ", ".join(found) or "none is stored, and none is in the environment")
+    yield CheckFinding("keys", "ok", ", ".join(sources) or "none is stored, and none is in the environment")
     for provider in WELL_KNOWN:
-        if unused := why_unused(provider, setup.env, addresses.get(provider)):
+        unused = why_unused(provider, setup.env, addresses.get(provider))
+        if unused:
             yield CheckFinding("keys", "note", unused, f"If subagents are to use {provider}: `ava key set {provider}`.")
 
 
@@ -59,36 +61,44 @@ def providers(setup: Setup) -> Iterator[CheckFinding]:
         yield CheckFinding("providers", "note", _NOT_CHECKED)
         return
     try:
-        usable = selection.configured(models)
+        configured = selection.configured(models)
     except AvaError as error:
         yield from_error("providers", str(error), setup.correct_settings)
         return
-    for name, provider in usable.items():
-        with_key = "with a key" if provider.api_key else "without a key"
-        if provider.key_command is not None:
-            with_key = f"with the key that a command of yours prints: {provider.key_command.command[0]}"
-        from_env = " (AVA_MODEL_BASE_URL)" if name == selection.CUSTOM and models.base_url else ""
-        yield CheckFinding(
-            f"provider {name}", "ok", f"{provider.base_url or selection.KNOWN_URLS[name]}{from_env}, {with_key}"
-        )
-    addresses = provider_addresses(setup.settings) if setup.settings else {}
-    for key in list_keys(setup.root.keys, setup.env, addresses):
-        if key.provider in SEARCHES | DELIVERS:
-            continue
-        if {key.provider, key.provider.replace("_", "-")}.isdisjoint(usable):
-            why = f"config.toml has no [providers.{key.provider}] with its address"
-            yield CheckFinding(f"provider {key.provider}", "note", f"its key is not used: {why}")
-    if not usable and models.model is None:
+    for name, provider in configured.items():
+        yield _provider_finding(name, provider, models)
+    yield from _unused_keys(setup, setup.root, configured)
+    if not configured and models.model is None:
         text = (
             "none is configured: subagents use the offline reader, which finds and quotes passages, costs nothing and"
             " writes no text of its own"
         )
-        yield CheckFinding(
-            "providers",
-            "note",
-            text,
-            f"For a language model: {selection.SET_A_MODEL[0].lower()}{selection.SET_A_MODEL[1:]}",
-        )
+        advice = selection.SET_A_MODEL
+        step = f"For a language model: {advice[0].lower()}{advice[1:]}"
+        yield CheckFinding("providers", "note", text, step)
+
+
+def _provider_finding(name: str, provider: Provider, models: ModelSettings) -> CheckFinding:
+    address = provider.base_url or selection.KNOWN_URLS[name]
+    if name == selection.CUSTOM and models.base_url:
+        address += " (AVA_MODEL_BASE_URL)"
+    if provider.key_command is not None:
+        with_key = f"with the key that a command of yours prints: {provider.key_command.command[0]}"
+    else:
+        with_key = "with a key" if provider.api_key else "without a key"
+    return CheckFinding(f"provider {name}", "ok", f"{address}, {with_key}")
+
+
+def _unused_keys(setup: Setup, root: DataRoot, configured: Container[str]) -> Iterator[CheckFinding]:
+    """Report the keys of models' providers that are not configured."""
+    addresses = provider_addresses(setup.settings) if setup.settings else {}
+    for key in list_keys(root.keys, setup.env, addresses):
+        if key.provider in SEARCHES | DELIVERS:
+            continue
+        if key.provider in configured or key.provider.replace("_", "-") in configured:
+            continue
+        why = f"config.toml has no [providers.{key.provider}] with its address"
+        yield CheckFinding(f"provider {key.provider}", "note", f"its key is not used: {why}")
 
 
 def tiers(setup: Setup) -> Iterator[CheckFinding]:
@@ -96,14 +106,15 @@ def tiers(setup: Setup) -> Iterator[CheckFinding]:
     models = models_of(setup)
     if models is None or setup.settings is None:
         return
-    same: dict[tuple[State, str, str], list[str]] = {}
-    for meant in resolve_models(models, setup.settings.where):
-        if meant.choice is not None:
-            found = CheckFinding("", "ok", f"{meant.choice.name}, {price_words(meant.choice.price)}")
+    tiers_by_finding: dict[tuple[State, str, str], list[str]] = {}
+    for resolved in resolve_models(models, setup.settings.where):
+        if resolved.choice is not None:
+            finding = CheckFinding("", "ok", f"{resolved.choice.name}, {price_words(resolved.choice.price)}")
         else:
-            found = from_error("", str(meant.error), _fix_choice(meant.error, setup))
-        same.setdefault((found.state, found.text, found.what_to_do), []).append(meant.wanted)
-    for (state, text, step), names in same.items():
+            finding = from_error("", str(resolved.error), _fix_choice(resolved.error, setup))
+        key = (finding.state, finding.text, finding.what_to_do)
+        tiers_by_finding.setdefault(key, []).append(resolved.wanted)
+    for (state, text, step), names in tiers_by_finding.items():
         yield CheckFinding(f"model {', '.join(names)}", state, text, step)
 
 
@@ -177,16 +188,18 @@ def search(setup: Setup) -> Iterator[CheckFinding]:
 def network(setup: Setup) -> Iterator[CheckFinding]:
     """Report the proxies and certificates of calls to models and of fetched pages, if any are set."""
     for name in PROXY_VARIABLES:
-        variable = next((one for one in (name, name.lower()) if setup.env.get(one, "").strip()), None)
-        if variable is not None:
-            yield _check_proxy(variable, setup.env[variable].strip())
+        for variable in (name, name.lower()):
+            value = setup.env.get(variable, "").strip()
+            if value:
+                yield _check_proxy(variable, value)
+                break
     for variable, exists in (("SSL_CERT_FILE", Path.is_file), ("SSL_CERT_DIR", Path.is_dir)):
-        given = setup.env.get(variable, "").strip()
-        if given and not exists(Path(given)):
-            text = f"{variable} is {given}, which does not exist: no provider can be reached"
+        path = setup.env.get(variable, "").strip()
+        if path and not exists(Path(path)):
+            text = f"{variable} is {path}, which does not exist: no provider can be reached"
             yield CheckFinding("network", "fault", text, f"Correct {variable}, or unset it.")
-        elif given:
-            yield CheckFinding("network", "ok", f"certificates come from {variable}: {given}")
+        elif path:
+            yield CheckFinding("network", "ok", f"certificates come from {variable}: {path}")
     if setup.settings is not None and setup.settings.fetch.proxy:
         text = (
             f"pages are fetched through the proxy {proxy_place(setup.settings.fetch.proxy)} (fetch.proxy), which then"
@@ -195,14 +208,14 @@ def network(setup: Setup) -> Iterator[CheckFinding]:
         yield CheckFinding("network", "ok", text)
 
 
-def _check_proxy(variable: str, given: str) -> CheckFinding:
+def _check_proxy(variable: str, address: str) -> CheckFinding:
     """Return whether a proxy can be used, without its user and password."""
-    place = proxy_place(given)
+    place = proxy_place(address)
     at = f" ({place})" if place else ""
     try:
-        proxy_url(given if "://" in given else f"http://{given}")
+        proxy_url(address if "://" in address else f"http://{address}")
     except ValueError:
-        what = "a SOCKS proxy" if given.lower().startswith("socks") else "an invalid proxy address"
+        what = "a SOCKS proxy" if address.lower().startswith("socks") else "an invalid proxy address"
         text = f"{variable} names {what}{at}; only HTTP proxies can be used, so no provider behind it can be reached"
         return CheckFinding("network", "fault", text, f"Write {variable} like http://host:3128, or unset it.")
     return CheckFinding("network", "ok", f"calls to models use the proxy {place} ({variable}); fetched pages do not")

@@ -50,9 +50,10 @@ def roles(setup: Setup) -> Iterator[CheckFinding]:
     """Report which role files cannot be used, and which roles can run."""
     catalog = places_here(setup.usable_root, setup.settings).load()
     models = _models_of(catalog, setup)
-    held = _held(catalog, models, setup)
+    obstacles = _obstacles(catalog, models, setup)
     without_model = [name for name, choice in models.items() if choice is None]
-    if able := [role.name for role in catalog.roles if role.name not in (*held, *without_model)]:
+    able = [role.name for role in catalog.roles if role.name not in (*obstacles, *without_model)]
+    if able:
         yield CheckFinding("roles", "ok", f"can run now: {', '.join(able)}")
     for problem in catalog.problems:
         yield from_error("role file", problem.text, _FIX_FILE)
@@ -64,35 +65,40 @@ def roles(setup: Setup) -> Iterator[CheckFinding]:
         yield CheckFinding("role file", "note", untrusted.why, untrusted.step)
     if without_model:
         yield CheckFinding("roles", "note", f"cannot run until their model can: {', '.join(without_model)}")
-    for name, (why_not, step) in held.items():
+    for name, (why_not, step) in obstacles.items():
         yield CheckFinding(f"role {name}", "note", why_not, step)
 
 
-def _held(catalog: Catalog, models: Mapping[str, Choice | None], setup: Setup) -> dict[str, tuple[str, str]]:
-    """Return, by role, why it cannot run whatever its model can, and the next step."""
+def _obstacles(catalog: Catalog, models: Mapping[str, Choice | None], setup: Setup) -> dict[str, tuple[str, str]]:
+    """Return, by role, why it cannot run even if its model can, and the next step."""
     engine = None
     with suppress(AvaError):  # the check of keys reports this
         engine = search_engine(setup)
-    tools, servers = {*tools_on_this_machine(_sandbox_mode(setup), engine), *RUN_TOOLS}, _confinable_servers(setup)
-    held: dict[str, tuple[str, str]] = {}
+    tools = {*tools_on_this_machine(_sandbox_mode(setup), engine), *RUN_TOOLS}
+    servers = _confinable_servers(setup)
+    obstacles: dict[str, tuple[str, str]] = {}
     for role in catalog.roles:
-        why = _missing_tools(role, tools, servers)
-        if why := why or (_NEEDS_MODEL if lacks_model(role, models[role.name]) else None):
-            held[role.name] = why
-    return held
+        obstacle = _missing_tools(role, tools, servers)
+        if obstacle is None and lacks_model(role, models[role.name]):
+            obstacle = _NEEDS_MODEL
+        if obstacle is not None:
+            obstacles[role.name] = obstacle
+    return obstacles
 
 
 def _missing_tools(role: Role, tools: Collection[str], servers: Mapping[str, bool]) -> tuple[str, str] | None:
-    """Return what a role cannot do without a tool that it needs, and the next step; None if it can run."""
+    """Return why a role lacks a tool that it needs, and the next step; None if it can run."""
     missing = [need for need in role.needs if need not in tools and not servers.get(server_of(need) or "")]
     if not missing:
         return None
-    foreign = next((server for need in missing if (server := server_of(need)) is not None), None)
-    if foreign is not None and foreign in servers:
-        return f"cannot run: the program of the MCP server {foreign} cannot be confined here", _UNCONFINED
-    if foreign is not None:
+    for need in missing:
+        server = server_of(need)
+        if server is None:
+            continue
+        if server in servers:
+            return f"cannot run: the program of the MCP server {server} cannot be confined here", _UNCONFINED
         step = "Configure it: [mcp_servers.NAME] in config.toml."
-        return f"cannot run: no MCP server {foreign} is configured", step
+        return f"cannot run: no MCP server {server} is configured", step
     if missing == ["web_search"] and "read_webpages" in role.tools:
         return "can only run if its task names pages: there is no web search", "Name the pages (https://…) in task."
     return _missing_builtins(missing)
@@ -127,11 +133,13 @@ def _sandbox_mode(setup: Setup) -> Literal["auto", "none"]:
 
 def _models_of(catalog: Catalog, setup: Setup) -> dict[str, Choice | None]:
     """Return the model of each role; None without one, which the check of models reports."""
+    names = [role.name for role in catalog.roles]
     models = models_of(setup)
     if models is None or setup.settings is None:
-        return {role.name: None for role in catalog.roles}
-    means = resolve_models(models, setup.settings.where, (role.model for role in catalog.roles))
-    return {role.name: meant.choice for role, meant in zip(catalog.roles, means, strict=True)}
+        return dict.fromkeys(names)
+    resolved = resolve_models(models, setup.settings.where, [role.model for role in catalog.roles])
+    choices = [model.choice for model in resolved]
+    return dict(zip(names, choices, strict=True))
 
 
 def prices(setup: Setup) -> Iterator[CheckFinding]:
@@ -166,19 +174,22 @@ def secrets(setup: Setup) -> Iterator[CheckFinding]:
         step = f"Correct {root.secrets_file}, then see `ava secret list`; until then no secret is sent anywhere."
         yield from_error(name, str(error), step)
         return
-    if bound := [f"{each} for {' and '.join(secret.hosts)}" for each, secret in stored.items() if secret.hosts]:
-        yield CheckFinding(name, "ok", f"stored: {', '.join(bound)}")
-    servers = setup.settings.mcp_servers.values() if setup.settings is not None else ()
-    injected = secret_names([text for server in servers for text in (*server.env.values(), *server.headers.values())])
-    for each, secret in stored.items():
-        if not secret.hosts and each not in injected:
-            text = f"{each} is stored for no host, so no tool can send it"
-            yield CheckFinding(name, "warning", text, f"Name its host: ava secret set {each} --for HOST")
+    with_hosts = [f"{key} for {' and '.join(secret.hosts)}" for key, secret in stored.items() if secret.hosts]
+    if with_hosts:
+        yield CheckFinding(name, "ok", f"stored: {', '.join(with_hosts)}")
+    texts: list[str] = []
+    for server in setup.settings.mcp_servers.values() if setup.settings is not None else ():
+        texts.extend((*server.env.values(), *server.headers.values()))
+    used_by_servers = secret_names(texts)
+    for key, secret in stored.items():
+        if not secret.hosts and key not in used_by_servers:
+            text = f"{key} is stored for no host, so no tool can send it"
+            yield CheckFinding(name, "warning", text, f"Name its host: ava secret set {key} --for HOST")
     for role in places_here(root, setup.settings).load().roles:
-        for each in role.secrets:
-            if each not in stored:
-                text = f"the role {role.name} lists {each}, which is not stored: its calls lack it"
-                yield CheckFinding(name, "note", text, f"Store it: ava secret set {each} --for HOST")
+        for key in role.secrets:
+            if key not in stored:
+                text = f"the role {role.name} lists {key}, which is not stored: its calls lack it"
+                yield CheckFinding(name, "note", text, f"Store it: ava secret set {key} --for HOST")
 
 
 # -- other MCP servers ------------------------------------------------------------------------------------------------
@@ -215,14 +226,20 @@ def _check_server(entry: ServerEntry, listing: ToolListing, unconfined: bool) ->
     if listing.fault:
         step = _FIX_SERVER.format(name=entry.name)
         return CheckFinding(name, "fault", f"{entry.where}: it {listing.fault}; {access}", step)
-    usable = [tool for tool in listing.tools if not tool.fault]
-    kinds = (
-        ("declare that they only read", [tool.name for tool in usable if not tool.changes]),
-        ("can change things, and are only used by their exact name", [tool.name for tool in usable if tool.changes]),
-        *((f"never offered, because {tool.fault}", [tool.name]) for tool in listing.tools if tool.fault),
-    )
-    parts = [f"{what}: {list_names(tools, MOST_NAMED)}" for what, tools in kinds[: 2 + MOST_NAMED] if tools]
-    return CheckFinding(name, "ok", "; ".join([f"{entry.where}, {access}", *(parts or ["it has no tools"])]))
+    reading = [tool.name for tool in listing.tools if not tool.fault and not tool.changes]
+    changing = [tool.name for tool in listing.tools if not tool.fault and tool.changes]
+    faulty = [tool for tool in listing.tools if tool.fault]
+    parts = [f"{entry.where}, {access}"]
+    if reading:
+        parts.append(f"declare that they only read: {list_names(reading, MOST_NAMED)}")
+    if changing:
+        names = list_names(changing, MOST_NAMED)
+        parts.append(f"can change things, and are only used by their exact name: {names}")
+    for tool in faulty[:MOST_NAMED]:
+        parts.append(f"never offered, because {tool.fault}: {list_names([tool.name], MOST_NAMED)}")
+    if not listing.tools:
+        parts.append("it has no tools")
+    return CheckFinding(name, "ok", "; ".join(parts))
 
 
 def _access(entry: ServerEntry, unconfined: bool) -> str:
@@ -231,7 +248,6 @@ def _access(entry: ServerEntry, unconfined: bool) -> str:
     if unconfined:
         return 'which is not confined (sandbox.mode = "none")'
     network = "with this machine's network" if entry.network else "without a network"
-    folders = (
-        f"may write to {', '.join(map(str, entry.read_write))}" if entry.read_write else "sees none of your folders"
-    )
-    return f"{network}, {folders}"
+    if not entry.read_write:
+        return f"{network}, sees none of your folders"
+    return f"{network}, may write to {', '.join(map(str, entry.read_write))}"
