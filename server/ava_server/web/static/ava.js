@@ -98,7 +98,20 @@ document.body.addEventListener("htmx:beforeRequest", (event) => {
 document.body.addEventListener("htmx:beforeOnLoad", (event) => {
   if (leaves) event.preventDefault();
 });
-document.body.addEventListener("htmx:load", (event) => localTimes(event.detail.elt));
+// The pictures of time of a run in progress came at different moments: they all get the newest scale.
+function sameScales() {
+  const pictures = [...document.querySelectorAll(".timeline svg.flow")];
+  const spans = pictures.map((each) => each.viewBox.baseVal.width);
+  const longest = Math.max(0, ...spans);
+  pictures.forEach((each, place) => {
+    if (spans[place] !== longest) each.setAttribute("viewBox", `0 0 ${longest} 8`);
+  });
+}
+
+document.body.addEventListener("htmx:load", (event) => {
+  localTimes(event.detail.elt);
+  sameScales();
+});
 localTimes(document);
 setInterval(() => document.hidden || localTimes(document), 15000);
 listen();
