@@ -124,7 +124,7 @@ def test_errors_that_are_alike_are_one_with_their_number() -> None:
         entry = Entry(**{**dict.fromkeys(Entry._fields), "seq": seq, "type": "ErrorOccurred"})
         return EventRow(entry, "error", "Error", text, run)
 
-    same = "the provider is down, and nobody knows when it comes back, "
+    same = "the provider is down, and nobody knows when it will come back: "
     rows = [row(4, f"{same}4"), row(3, "other"), row(2, f"{same}2"), row(1, f"{same}1", "S-0000b1")]
     rows[1].inside.append(row(5, f"{same}5"))
     found = [(each.row.entry.seq, each.times) for each in repeated(rows)]

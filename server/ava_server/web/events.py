@@ -40,6 +40,7 @@ from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, parse_number, parse_run_id, read_span, state_words
 from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import BOOKKEEPING, EVENT_NAMES, compact, is_trouble, named, names_of, what_happened
+from ava_server.render.run_view import is_carried
 from ava_server.runs.pending_questions import KINDS
 from ava_server.web.context import NotFound, PagePart, page, reader_of
 from ava_server.web.site import Visitor
@@ -269,7 +270,7 @@ def rows_of(view: View, entries: Sequence[Entry]) -> list[EventRow]:
     calls = dict[tuple[str, str], EventRow]()
     for entry in reversed(entries):
         row, run = _row(entry, names), entry.run_id or ""
-        answers = entry.type == "ToolResult" and not _is_fetch(entry)
+        answers = entry.type == "ToolResult" and not is_carried(entry)
         called = calls.pop(_call_key(entry), None) if answers else None
         if called is not None:
             called.result = row
@@ -297,13 +298,6 @@ def _call_key(entry: Entry) -> tuple[str, str]:
     return caller, fact.call_id or fact.tool
 
 
-def _is_fetch(entry: Entry) -> bool:
-    """Tell whether an entry says that a host fetched a run's result: a tool's result without a call."""
-    fact = entry.fact
-    is_result = isinstance(fact, ToolResult) and entry.who.agent_id == AGENT and entry.run_id is not None
-    return is_result and fact.output.startswith(_FETCHED)
-
-
 def page_words(entry: Entry, names: Mapping[str, str]) -> str:
     """Return what happened in people's words; the log itself has the names that programs use."""
     match entry.fact:
@@ -320,17 +314,17 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
             return f"turn {spent.turn}: {spent.tokens:,} tokens{cost}{_SETTLED[spent.settlement]}"
         case SubagentComplete() as done:
             return compact(f"{names.get(done.subagent_id, '')} {state_words(done.status)}: {done.summary}", TEXT_CHARS)
-        case ToolResult() as result if _is_fetch(entry):
+        case ToolResult() as result if is_carried(entry):
             run_id = entry.run_id or ""
             return f"{result.tool} has given the host the result of {named(run_id, names.get(run_id))}"
+        case RunEnded(status="superseded"):
+            return "replaced by a newer proposal"
         case RunEnded() as ended:
             return compact(f"{state_words(ended.status)}: {ended.stop_reason or ''}", TEXT_CHARS)
         case _:
             return what_happened(entry, names)
 
 
-_FETCHED = "carried the result of "
-"""How the output of the entry begins that says so (`carried` in `render/run_view.py`)."""
 _SETTLED = {"billed": "", "not_billed": ", not billed", "unknown": ", cost unknown: the most that it can be"}
 
 

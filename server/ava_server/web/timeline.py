@@ -26,13 +26,15 @@ from ava_server.budget.money_line import money_wait_words
 from ava_server.core.ids import AGENT, parse_number, state_words
 from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import EVENT_NAMES, arguments_text, compact, entry_words, refused_words, unmarked
+from ava_server.render.run_view import is_carried
 from ava_server.runs.changes import describe_command
 from ava_server.runs.pending_questions import KINDS
 
 Order = Literal["newest", "oldest"]
 
-PAGE_ENTRIES = 200
-PAGE_CHARS = 26_000
+PAGE_ENTRIES = 260
+"""Entries of one page: those of some forty turns."""
+PAGE_CHARS = 20_000
 """Characters of texts on one page; longer texts are cut, and open on a page of their own."""
 _CUTS = (600, 400, 300, 200, 140, 100)
 _LINE_CHARS = 160
@@ -106,7 +108,8 @@ class Item:
     `text` is as much as there is room for. `cost`, None if it is not a model call, and `total`, what the run had spent
     after it, are in micro-USD. `call_id` is the tool call's that it is or that it answers. In a tree, `inside` is what
     the turn has done, or what is folded into one row, and `result` what the call has returned. `parts` is where its
-    time went. `again` counts how often its error has come so far on this page, from 2.
+    time went, `tokens` what a model call read and wrote. `again` counts how often its error has come so far on this
+    page, from 2.
     """
 
     seq: int
@@ -122,6 +125,7 @@ class Item:
     inside: list[Item] = field(default_factory=list["Item"])
     result: Item | None = None
     parts: list[Part] = field(default_factory=list[Part])
+    tokens: str = ""
     again: int = 0
 
     @property
@@ -378,6 +382,7 @@ def rows(entries: Sequence[Entry], spent: int) -> list[Item]:
             item.brief = clean(arguments_text(fact.args))[0] if isinstance(fact, events.ToolCall) else ""
         if shown.kind == "step":
             item.cost = entry.cost_micros or 0
+            item.tokens = _token_words(entry.usage)
             item.folded = [*map(_line, folded), _line(entry)]
         elif folded:
             items.append(_fold(folded, spent))
@@ -402,15 +407,24 @@ def _fold(folded: Sequence[Entry], spent: int) -> Item:
 
 
 def _line(entry: Entry) -> str:
-    text = entry_words(entry)
+    text = "Its result was given to the host" if is_carried(entry) else entry_words(entry)
     who = " by a host or a person" if entry.who.agent_id == AGENT and entry.type in ("ToolCall", "ToolResult") else ""
-    tokens = ""
-    if (usage := entry.usage) is not None:
-        tokens = (
-            f": {usage.input_tokens:,} in, {usage.cache_read_tokens:,} from the cache, "
-            f"{usage.cache_write_tokens:,} to the cache, {usage.output_tokens:,} out"
-        )
-    return compact(f"{text}{who}{tokens}", _LINE_CHARS)
+    tokens = _token_words(entry.usage)
+    return compact(f"{text}{who}: {tokens}" if tokens else f"{text}{who}", _LINE_CHARS)
+
+
+def _token_words(usage: events.Usage | None) -> str:
+    """Return the tokens of a model call, without kinds of which there were none; empty where they are not known."""
+    if usage is None:
+        return ""
+    counts = {
+        "in": usage.input_tokens,
+        "from the cache": usage.cache_read_tokens,
+        "to the cache": usage.cache_write_tokens,
+        "out": usage.output_tokens,
+    }
+    found = [f"{tokens:,} {name}" for name, tokens in counts.items() if tokens]
+    return f"tokens: {', '.join(found)}" if found else ""
 
 
 def _cut(items: Iterable[Item]) -> None:
@@ -580,6 +594,8 @@ def _ending(fact: events.Fact) -> Detail:
         case events.SubagentComplete():
             failed = fact.status not in ("success", "cancelled")
             return Detail("end", f"Result: {state_words(fact.status)}", fact.summary, failed)
+        case events.RunEnded(status="superseded"):
+            return Detail("end", "Replaced by a newer proposal")
         case events.RunEnded():
             why = f": {fact.stop_reason}" if fact.stop_reason else ""
             return Detail("end", f"Ended as {state_words(fact.status)}{why}", failed=fact.severity != "info")
