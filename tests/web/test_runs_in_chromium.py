@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Generator
 from contextlib import AbstractContextManager
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from support.pages.browser import PAID, There, open_pages, open_team
 from support.stdio import logged
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
     from support.pages.watched_page import Watched
 
 pytestmark = pytest.mark.slow
@@ -236,3 +237,19 @@ def test_no_page_has_a_word_that_only_programs_use(there: There, long: str) -> N
         page = unescape(sub(r"<[^>]*>", " ", sub(r"<select.*?</select>", "", visitor.get(path).text, flags=DOTALL)))
         for word in (*WORDS, "carried the result"):
             assert word not in page, (path, word)
+
+
+def test_a_time_has_the_form_that_terminals_use_on_the_readers_clock(
+    chromium: Browser, there: There, long: str
+) -> None:
+    def in_kolkata(shown: Locator) -> str:
+        utc = datetime.fromisoformat(shown.get_attribute("datetime") or "")
+        return f"{utc.astimezone(timezone(timedelta(hours=5, minutes=30))):%Y-%m-%d %H:%M:%S}"
+
+    with window(chromium, there, timezone_id="Asia/Kolkata", locale="en-US") as seen:
+        page = seen.open("/costs/approvals")
+        exact = page.locator("tbody th time").first
+        assert exact.inner_text() == in_kolkata(exact)
+        seen.open(f"/subagents/{long}")
+        ago = page.locator(".timeline time").first
+        assert ago.get_attribute("title") == in_kolkata(ago)

@@ -69,13 +69,20 @@ function ago(moment) {
   return seconds === 0 ? "now" : seconds > 0 ? `${words} ago` : `in ${words}`;
 }
 
+// A time on this clock, in the form that terminals use: 2026-01-31 14:05:32.
+function stamp(moment) {
+  const two = (number) => String(number).padStart(2, "0");
+  const day = [moment.getFullYear(), two(moment.getMonth() + 1), two(moment.getDate())].join("-");
+  return `${day} ${[moment.getHours(), moment.getMinutes(), moment.getSeconds()].map(two).join(":")}`;
+}
+
 function localTimes(root) {
   for (const each of root.querySelectorAll("time[datetime]")) {
     const moment = new Date(each.dateTime);
     if (!each.dateTime || isNaN(moment)) continue;
     const exact = "exact" in each.dataset;
-    each.title = exact ? each.dateTime : moment.toLocaleString();
-    each.textContent = exact ? moment.toLocaleString() : ago(moment);
+    each.title = exact ? each.dateTime : stamp(moment);
+    each.textContent = exact ? stamp(moment) : ago(moment);
   }
 }
 
