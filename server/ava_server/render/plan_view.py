@@ -48,6 +48,7 @@ class StepView:
         why: What is missing of it, in Ava's own words.
         blocker: Why a run of it that is queued could not be taken; empty where no server has said so.
         run_ids: Its runs with their states, those first that a person may look for; `more_runs` counts the others.
+        asking: Those of them that wait for a person.
     """
 
     id: str
@@ -62,6 +63,7 @@ class StepView:
     blocker: str = ""
     run_ids: tuple[tuple[str, str], ...] = ()
     more_runs: int = 0
+    asking: tuple[str, ...] = ()
 
     @property
     def look(self) -> StateLook:
@@ -252,6 +254,7 @@ def _view_step(
         blocker=_blocker(view, rows),
         run_ids=tuple((row.id, row.state) for row in told),
         more_runs=len(rows) - len(told),
+        asking=tuple(row.id for row in told if _shown(row) == "waiting for a person"),
     )
 
 
