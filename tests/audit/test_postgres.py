@@ -46,7 +46,7 @@ from ava_audit.totals import (
 )
 from ava_audit.transfer import export_log, import_log
 from ava_audit.verify import verify
-from ava_audit.view import RunPhase, View
+from ava_audit.view import RunOrder, RunPhase, View
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
@@ -753,6 +753,14 @@ def test_the_server_of_the_tests_belongs_to_no_other_user(server: PostgresServer
 
 
 NOW = 2**52
+ORDERS: tuple[tuple[RunOrder, int | str], ...] = (
+    ("oldest", 0),
+    ("cost", NOW),
+    ("time", NOW),
+    ("role", "a"),
+    ("state", "a"),
+)
+"""Orders of the list, each with a value of its column that a page can end with."""
 QUERIES: dict[str, Callable[[View], object]] = {
     "run": lambda view: view.run("S-aaaaaa"),
     "unended of others": lambda view: view.unended_of_others("eve", 0),
@@ -764,7 +772,7 @@ QUERIES: dict[str, Callable[[View], object]] = {
             view.newest_runs(None, NOW, replaced=False, order=order),
             view.newest_runs("failed", NOW, user="ben", order=order, before=(NOW, "S-z"), value=value),
         )
-        for order, value in (("oldest", 0), ("cost", NOW), ("time", NOW), ("role", "a"), ("state", "a"))
+        for order, value in ORDERS
     ],
     "roles": lambda view: (view.roles(None), view.roles("ben"), view.roles("eve")),
     "running": lambda view: view.running(),

@@ -15,7 +15,7 @@ from support.logs.past import Lived
 from support.pages.browser import There, Visitor, open_pages, open_team
 from support.tool_examples import must_list
 
-from ava_audit.entries import Entry
+from ava_audit.entries import Entry, entry_of
 from ava_audit.events import ErrorOccurred
 from ava_audit.store.store import Store
 from ava_audit.units import DAY_US, day_of, now_us
@@ -102,7 +102,7 @@ def test_the_page_begins_with_what_is_wrong_and_what_works_is_one_line(auditor: 
     folded = r'<details><summary><span class="works">✓ (\d+) work:</span> ([^<]*)</summary>(.*?)</details>'
     works = re.search(folded, main, re.DOTALL)
     assert works is not None
-    assert works[3].count('<li class="ok"') == int(works[1]) == len(works[2].split(", ")) >= 5
+    assert works[3].count('<li class="ok"') == int(works[1]) == len(works[2].split(" · ")) >= 5
     assert '<li class="ok"' not in main.replace(works[3], ""), "all that works is folded"
     assert "sandbox" in findings(main) and "confinement" not in main
 
@@ -121,7 +121,8 @@ def test_what_retention_erases_next_is_shown_to_whose_it_is(ana: Visitor, audito
 
 def test_errors_that_are_alike_are_one_with_their_number() -> None:
     def row(seq: int, text: str, run: str = "S-0000a1") -> EventRow:
-        entry = Entry(**{**dict.fromkeys(Entry._fields), "seq": seq, "type": "ErrorOccurred"})
+        columns = {"seq": seq, "type": "ErrorOccurred"}
+        entry = entry_of([columns.get(name) for name in Entry._fields])
         return EventRow(entry, "error", "Error", text, run)
 
     same = "the provider is down, and nobody knows when it will come back: "

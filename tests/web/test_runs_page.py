@@ -16,6 +16,7 @@ from support.sandboxes.attacks import needs_confinement
 from ava_audit.events import AssistantMessage, Event, ToolCall, ToolResult, Who
 from ava_audit.retention import erase_run
 from ava_server.core.ids import AGENT
+from ava_server.web.timeline import PAGE_ROWS
 
 QUOTE = "The licence costs 12 euros a month"
 FINDINGS = [
@@ -333,7 +334,7 @@ async def test_a_page_of_long_texts_stays_light(tmp_path: Path) -> None:
         loaded = set(re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text))
         weight = len(page.content) + sum([len((await browser.get(each)).content) for each in loaded])
         assert weight < 150_000, f"{weight:,} bytes, {len(page.content):,} of them the page itself"
-        assert page.text.count('<li class="call') + page.text.count('<li class="say') >= 190
+        assert page.text.count('<li class="call') + page.text.count('<li class="say') >= PAGE_ROWS - 10
 
 
 async def test_a_running_run_gets_only_what_is_new(tmp_path: Path) -> None:

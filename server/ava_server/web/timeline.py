@@ -32,8 +32,8 @@ from ava_server.runs.pending_questions import KINDS
 
 Order = Literal["newest", "oldest"]
 
-PAGE_ENTRIES = 260
-"""Entries of one page: those of some forty turns."""
+PAGE_ENTRIES, PAGE_ROWS = 260, 180
+"""Most entries of one page, and most of them that are not folded: those of some forty turns."""
 PAGE_CHARS = 20_000
 """Characters of texts on one page; longer texts are cut, and open on a page of their own."""
 _CUTS = (600, 400, 300, 200, 140, 100)
@@ -307,9 +307,10 @@ def read_page(view: View, run_id: str, place: Place, spent: int) -> TimelinePage
 
 
 def _backward(view: View, run_id: str, place: Place, spent: int) -> TimelinePage:
-    entries = view.older_entries(run_id, place.seq, PAGE_ENTRIES + 1)
-    is_more = len(entries) > PAGE_ENTRIES
-    entries = entries[:PAGE_ENTRIES][::-1]
+    found = view.older_entries(run_id, place.seq, PAGE_ENTRIES + 1)
+    entries = _of_one_page(found)
+    is_more = len(entries) < len(found)
+    entries.reverse()
     is_first_page = place.seq is None
     after = spent if is_first_page else _known(place.spent)
     before = after - _cost(entries)
@@ -322,9 +323,9 @@ def _backward(view: View, run_id: str, place: Place, spent: int) -> TimelinePage
 
 
 def _forward(view: View, run_id: str, place: Place) -> TimelinePage:
-    entries = view.newer_entries(run_id, _known(place.seq), PAGE_ENTRIES + 1)
-    is_more = len(entries) > PAGE_ENTRIES
-    entries = entries[:PAGE_ENTRIES]
+    found = view.newer_entries(run_id, _known(place.seq), PAGE_ENTRIES + 1)
+    entries = _of_one_page(found)
+    is_more = len(entries) < len(found)
     before = _known(place.spent)
     last_seq = entries[-1].seq if entries else _known(place.seq)
     end = Place("oldest", last_seq, before + _cost(entries))
@@ -332,6 +333,19 @@ def _forward(view: View, run_id: str, place: Place) -> TimelinePage:
     if is_more:
         return TimelinePage(shown, end, None)
     return TimelinePage(shown, None, end)
+
+
+def _of_one_page(entries: Sequence[Entry]) -> list[Entry]:
+    """Return as many of the first entries as one page shows."""
+    taken: list[Entry] = []
+    shown = 0
+    for entry in entries[:PAGE_ENTRIES]:
+        if entry.fact is None or not _is_bookkeeping(entry, entry.fact):
+            shown += 1
+        if shown > PAGE_ROWS:
+            break
+        taken.append(entry)
+    return taken
 
 
 def _known(number: int | None) -> int:
