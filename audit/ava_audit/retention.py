@@ -119,6 +119,36 @@ def retention_horizon(view: View, now_us: int, days: int) -> tuple[int, int]:
     return view.last_older(limit, first or view.head() + 1), limit
 
 
+@dataclass(frozen=True)
+class ComingErasure:
+    """A day whose ended runs lose their texts, and when that begins; days since 1970, UTC."""
+
+    ended_on: int
+    erased_on: int
+    runs: int
+
+
+def coming_erasures(view: View, now_us: int, days: int, most: int, user: str | None = None) -> list[ComingErasure]:
+    """Return the next erasures of runs' texts, at most `most`; `user` None means everybody's.
+
+    They come a day later where the clock was wrong, and none comes while no entry is a day old.
+    """
+    found: list[ComingErasure] = []
+    since_us = (now_us // DAY_US - days) * DAY_US
+    of_user = "(CAST(? AS TEXT) IS NULL OR user_id = ?)"
+    for _ in range(most):
+        first = f"SELECT min(ended_us) FROM runs WHERE ended_us >= ? AND {of_user}"  # noqa: S608
+        ((ended_us,),) = view.select(first, since_us, user, user)
+        if ended_us is None:
+            break
+        day = int(ended_us) // DAY_US
+        count = f"SELECT count(*) FROM runs WHERE ended_us >= ? AND ended_us < ? AND {of_user}"  # noqa: S608
+        ((runs,),) = view.select(count, day * DAY_US, (day + 1) * DAY_US, user, user)
+        found.append(ComingErasure(day, day + days + 1, int(runs)))
+        since_us = (day + 1) * DAY_US
+    return found
+
+
 async def erase_expired(store: Store, days: int, *, batches: int) -> bool:
     """Erase at most `batches` of what is older than `days`; return True if nothing is left."""
     upto, limit = await store.read(partial(retention_horizon, now_us=now_us(), days=days))

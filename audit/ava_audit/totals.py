@@ -116,6 +116,34 @@ def plan_sum(view: View, plan_id: str) -> PlanSum | None:
     return PlanSum(caps, tuple(view.plan_runs(plan_id)), view.bucket(plan_id))
 
 
+@dataclass(frozen=True)
+class DayEndings:
+    """Totals of the runs that ended on one day with one ending; times in microseconds."""
+
+    day: int  # the UTC day, in days since 1970
+    state: str
+    runs: int
+    input_tokens: int  # with those from and to the cache
+    output_tokens: int
+    waited_us: int  # from their approvals to their ends, less the time that they worked
+
+
+def day_endings(view: View, since_us: int, until_us: int, user: str | None = None) -> list[DayEndings]:
+    """Return the totals of runs that ended from `since_us` to before `until_us`; `user` None means everybody's."""
+    waited = "ended_us - queued_us - active_us"
+    sums = (
+        "count(*), sum(input_tokens + cache_read_tokens + cache_write_tokens), sum(output_tokens),"
+        f" sum(CASE WHEN queued_us IS NOT NULL AND {waited} > 0 THEN {waited} ELSE 0 END)"
+    )
+    sql = (
+        f"SELECT ended_us / 86400000000 AS day, state, {sums} FROM runs"  # noqa: S608
+        " WHERE ended_us >= ? AND ended_us < ? AND (CAST(? AS TEXT) IS NULL OR user_id = ?) AND +id LIKE 'S-%'"
+        " GROUP BY 1, 2"
+    )
+    rows = view.select(sql, since_us, until_us, user, user)
+    return [DayEndings(int(day), str(state), *map(int, figures)) for day, state, *figures in rows]
+
+
 def _before(view: View, since_us: int) -> int:
     """Return a `seq` before all entries from a time on, even if the clock was set back meanwhile."""
     first, last = view.seq_bounds(since_us, FOREVER_US)

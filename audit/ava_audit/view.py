@@ -99,7 +99,19 @@ _PAST = ", ".join(field.name for field in fields(PastRun) if field.name != "term
 _FACTS = ", ".join(field.name for field in fields(RunFacts))
 _STEP_RUN = ", ".join(field.name for field in fields(StepRunRow))
 F = TypeVar("F", bound=RunFacts)
-RunPhase = Literal["waiting", "running", "ended"]
+RunPhase = Literal["waiting", "running", "ended", "failed"]
+RunOrder = Literal["newest", "oldest", "cost", "time", "role", "state"]
+ORDERS: Mapping[RunOrder, tuple[str, str]] = {
+    "newest": ("created_us", "DESC"),
+    "oldest": ("created_us", "ASC"),
+    "cost": ("cost_micros", "DESC"),
+    "time": ("active_us", "DESC"),
+    "role": ("role", "ASC"),
+    "state": ("state", "ASC"),
+}
+"""The column of each order of runs, and its direction; those that are alike come newest first."""
+NOT_FAILED = ("success", "no_answer", "cancelled", "rejected", "expired", "superseded")
+"""Endings of runs that did not fail."""
 NOT_A_PLAN = "substr(id, 1, 2) <> 'G-'"
 """Runs without plans, which take no slot and cost what their runs do."""
 _LISTED = "(+step IS NULL OR +state = 'queued' AND +waits_for IN ('more', 'answer', 'resume'))"
@@ -111,6 +123,7 @@ _PHASES: Mapping[RunPhase, str] = {
     "waiting": f"+state IN ('queued', '{WAITING}') AND id IN ({_QUEUED} UNION ALL {_UNEXPIRED})",
     "running": "state = 'running'",
     "ended": f"(+ended_us IS NOT NULL OR +state = 'awaiting_approval' AND {_EXPIRES} <= ?)",
+    "failed": f"+ended_us IS NOT NULL AND +state NOT IN ({', '.join(repr(state) for state in NOT_FAILED)})",
 }
 
 
@@ -222,28 +235,51 @@ class View:
         role: str | None = None,
         before: tuple[int, str] | None = None,
         limit: int = 50,
+        replaced: bool = True,
+        order: RunOrder = "newest",
+        value: int | str | None = None,
     ) -> list[RunRow]:
         """Return runs, newest first, after the one with the time and id `before`, as `runs` does for a list.
 
-        `phase`: only those that wait for their start or for a person, that run, or of which nothing more comes. An
-        expired proposal waits no longer.
+        `phase`: only those that wait for their start or for a person, that run, of which nothing more comes, or that
+        failed. An expired proposal waits no longer. Not `replaced`: without proposals in whose place a newer one is.
+        In another `order`, `value` is that run's in the order's column.
         """
-        # Walks the runs by time and stops when it has enough; runs that wait or run are few, and found by that.
-        where = [_LISTED]
-        values: list[Any] = []
-        if phase is not None:
-            where.append(_PHASES[phase])
-            if phase != "running":
-                values.append(now_us)
+        where, values = _phase_condition(phase, now_us)
         few = "+" if phase in ("waiting", "running") else ""
-        for column, value in (("user_id", user), ("role", role)):
-            if value is not None:
+        for column, wanted in (("user_id", user), ("role", role)):
+            if wanted is not None:
                 where.append(f"{few}{column} = ?")
-                values.append(value)
+                values.append(wanted)
+        if not replaced:
+            where.append("+state <> 'superseded'")
+        if order != "newest":
+            return self._ordered_runs(where, values, order, before, value, limit)
+        # Walks the runs by time and stops when it has enough; runs that wait or run are few, and found by that.
         if before is not None:
             where.append("(created_us < ? OR created_us = ? AND id > ?)")
             values += [before[0], before[0], before[1]]
         return self._runs(f"{' AND '.join(where)} ORDER BY {few}created_us DESC, id LIMIT ?", *values, limit)
+
+    def _ordered_runs(
+        self,
+        where: list[str],
+        values: list[Any],
+        order: RunOrder,
+        before: tuple[int, str] | None,
+        value: int | str | None,
+        limit: int,
+    ) -> list[RunRow]:
+        """Return runs in an order that no index has: sorts their ids alone, because their other columns are long."""
+        column, direction = ORDERS[order]
+        if before is not None:
+            beyond = "<" if direction == "DESC" else ">"
+            alike = "created_us < ? OR created_us = ? AND id > ?"
+            where.append(f"({column} {beyond} ? OR {column} = ? AND ({alike}))")
+            values += [value, value, before[0], before[0], before[1]]
+        by = f"{column} {direction}, created_us DESC, id"
+        ids = f"SELECT id FROM runs WHERE {' AND '.join(where)} ORDER BY {by} LIMIT ?"  # noqa: S608
+        return self._runs(f"id IN ({ids}) ORDER BY {by}", *values, limit)
 
     def roles(self, user: str | None) -> list[str]:
         roles: set[str] = set()
@@ -561,6 +597,14 @@ def _unended(states: Sequence[str], expired_before_us: int | None) -> tuple[str,
     of_others = f"SELECT id FROM runs WHERE state IN ({placeholders(others)}) UNION ALL " if others else ""  # noqa: S608
     condition = f"+state IN ({placeholders(states)}) AND id IN ({of_others}{_UNEXPIRED})"
     return condition, [*states, *others, expired_before_us]
+
+
+def _phase_condition(phase: RunPhase | None, now_us: int) -> tuple[list[str], list[Any]]:
+    """Return the conditions for listed runs of a phase, and their values."""
+    if phase is None:
+        return [_LISTED], []
+    condition = _PHASES[phase]
+    return [_LISTED, condition], [now_us] * condition.count("?")
 
 
 def _unless(but: Sequence[str]) -> tuple[str, list[str]]:

@@ -28,15 +28,25 @@ from ava_audit.database import Busy, Database, FoundRows
 from ava_audit.errors import DataRootRefused, LogMoved, OutcomeUnknown, SchemaNewer, StoreUnavailable
 from ava_audit.events import AssistantMessage, Event
 from ava_audit.maintenance import index_new_entries
+from ava_audit.retention import coming_erasures
 from ava_audit.rows import PastRun, RunFacts
 from ava_audit.search import LogQuery, search
 from ava_audit.store import backend, locks, sqlite, store
 from ava_audit.store import store as stores
 from ava_audit.store.store import Outcome
-from ava_audit.totals import EntryCounts, count_new_entries, current_runs, run_sums, spending, start_waits, user_sums
+from ava_audit.totals import (
+    EntryCounts,
+    count_new_entries,
+    current_runs,
+    day_endings,
+    run_sums,
+    spending,
+    start_waits,
+    user_sums,
+)
 from ava_audit.transfer import export_log, import_log
 from ava_audit.verify import verify
-from ava_audit.view import RunPhase, View
+from ava_audit.view import RunOrder, RunPhase, View
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
@@ -743,12 +753,27 @@ def test_the_server_of_the_tests_belongs_to_no_other_user(server: PostgresServer
 
 
 NOW = 2**52
+ORDERS: tuple[tuple[RunOrder, int | str], ...] = (
+    ("oldest", 0),
+    ("cost", NOW),
+    ("time", NOW),
+    ("role", "a"),
+    ("state", "a"),
+)
+"""Orders of the list, each with a value of its column that a page can end with."""
 QUERIES: dict[str, Callable[[View], object]] = {
     "run": lambda view: view.run("S-aaaaaa"),
     "unended of others": lambda view: view.unended_of_others("eve", 0),
     "runs": lambda view: view.runs(user="ben", states=("success", "running"), ended_since_us=1, limit=-1),
     "newest runs": lambda view: [view.newest_runs(group, NOW, user="ben") for group in (None, *GROUPS)],
     "newest runs of a page": lambda view: view.newest_runs("ended", NOW, role="researcher", before=(NOW, "S-z")),
+    "ordered runs": lambda view: [
+        (
+            view.newest_runs(None, NOW, replaced=False, order=order),
+            view.newest_runs("failed", NOW, user="ben", order=order, before=(NOW, "S-z"), value=value),
+        )
+        for order, value in ORDERS
+    ],
     "roles": lambda view: (view.roles(None), view.roles("ben"), view.roles("eve")),
     "running": lambda view: view.running(),
     "past runs": lambda view: [
@@ -779,6 +804,8 @@ QUERIES: dict[str, Callable[[View], object]] = {
     "times": lambda view: (view.newest_before(NOW), view.last_older(NOW, 9), view.seq_bounds(0, NOW), view.span("ava")),
     "progress": lambda view: (view.progress("words"), view.mirrored(), view.mirrored_size("none")),
     "rows": lambda view: list(view.rows("content LIKE ? AND seq < ?", "%LOOK it up%", 99, limit=5)),
+    "endings of days": lambda view: (sorted(day_endings(view, 0, NOW), key=str), day_endings(view, 0, NOW, "eve")),
+    "coming erasures": lambda view: (coming_erasures(view, 0, 30, 3), coming_erasures(view, 0, 30, 3, "ben")),
     "spending": lambda view: (spending(view, 0, NOW), spending(view, 0, NOW, "ben"), spending(view, 0, NOW, "eve")),
     "sums": lambda view: (
         sorted(map(str, run_sums(view))),

@@ -21,7 +21,7 @@ from ava_audit.search import LogQuery, search
 from ava_audit.store.connection import SqliteDatabase
 from ava_audit.store.schema import open_in_memory
 from ava_audit.store.writer import Appender
-from ava_audit.totals import Period, current_runs, decision_page, decision_sums, plan_sum, spending
+from ava_audit.totals import Period, current_runs, day_endings, decision_page, decision_sums, plan_sum, spending
 from ava_audit.units import DAY_US, HOUR_US
 from ava_audit.view import Query, RunPhase, T, View
 
@@ -248,6 +248,7 @@ LOOKS: dict[str, Callable[[SqliteDatabase], object]] = {
     "an estimate": lambda db: View(db).past_runs("ben", "researcher", "test:model", ("success",), 5),
     "current runs": lambda db: current_runs(View(db), NOW_US),
     "a day's report": lambda db: spending(View(db), DAY_AGO_US, NOW_US, "ben"),
+    "a day's endings": lambda db: day_endings(View(db), DAY_AGO_US, NOW_US, "ben"),
     "a day's errors, fewer than a page": lambda db: found(db, types=("ErrorOccurred",), since_us=DAY_AGO_US),
     "an hour long ago": lambda db: found(db, since_us=DAY_AGO_US, until_us=DAY_AGO_US + HOUR_US),
     "a word": lambda db: found(db, search="look", limit=5),

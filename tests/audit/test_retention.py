@@ -18,7 +18,15 @@ from ava_audit.events import TRANSCRIPT_TYPES, Event, LogErased
 from ava_audit.maintenance import index_new_entries, run_maintenance
 from ava_audit.mirror import Mirror
 from ava_audit.projections import note_mirrored
-from ava_audit.retention import Retention, erase_expired, erase_run, erasure_pending, finish_erasures, retention_horizon
+from ava_audit.retention import (
+    Retention,
+    coming_erasures,
+    erase_expired,
+    erase_run,
+    erasure_pending,
+    finish_erasures,
+    retention_horizon,
+)
 from ava_audit.search import LogQuery, search
 from ava_audit.store.store import Store
 from ava_audit.verify import verify, verify_lines
@@ -440,3 +448,26 @@ async def test_removes_a_link_in_place_of_a_run_folder_without_following_it(tmp_
             await finish_erasures(log, Mirror(log, root / "logs"), (root / "artifacts",), mirrored=True)
         assert (precious / "file.txt").read_text() == "kept"
         assert list((root / "artifacts").iterdir()) == []
+
+
+async def test_the_next_erasures_are_those_that_then_come(tmp_path: Path, clock: Clock) -> None:
+    async with Store.open(tmp_path) as log:
+        for number, ended in enumerate((0, 0, 2, 5)):
+            clock.ns = NOON * 10**9 + ended * DAY_S * 10**9
+            await a_run(log, f"S-00000{number}", f"word{number}")
+        now = time.time_ns() // 1_000
+        coming = await log.read(lambda view: coming_erasures(view, now, 30, 2))
+        first_day = NOON // DAY_S
+        assert [(each.ended_on - first_day, each.erased_on - first_day, each.runs) for each in coming] == [
+            (0, 31, 2),
+            (2, 33, 1),
+        ]
+        assert await log.read(lambda view: coming_erasures(view, now, 30, 2, "nobody")) == []
+        clock.ns = ((coming[0].erased_on - 1) * DAY_S + 900) * 10**9
+        await write_texts(log, ["a day before"])
+        clock.ns = coming[0].erased_on * DAY_S * 10**9 - 1_800 * 10**9
+        before = await log.read(lambda view: retention_horizon(view, clock.ns // 1_000, 30)[1])
+        clock.ns = coming[0].erased_on * DAY_S * 10**9 + 1_800 * 10**9
+        after = await log.read(lambda view: retention_horizon(view, clock.ns // 1_000, 30)[1])
+        ended_us = NOON * 10**6
+        assert before <= ended_us < after, "the texts go on the day that was said, and not before"

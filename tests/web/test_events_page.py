@@ -15,9 +15,9 @@ from support.log import run_who, write
 from support.logs.past import DAY_S, Lived, Past
 from support.pages.browser import There, Visitor, open_team
 
-from ava_audit.events import CostUpdate, ErrorOccurred, Event, ToolCall, ToolResult, UserMessage
+from ava_audit.events import CostUpdate, ErrorOccurred, Event, Fact, ToolCall, ToolResult, UserMessage
 from ava_audit.store.store import Store
-from ava_server.web.events import AT_ONCE
+from ava_server.web.events import AT_ONCE, typed_filters
 
 START_S = 20_450 * DAY_S
 """2025-12-28."""
@@ -75,7 +75,7 @@ def auditor(team: There) -> Visitor:
 
 def listed(page: str) -> list[str]:
     """The lines of the list, without markup."""
-    lines = re.findall(r'<summary>(<span class="type">.*?)</summary>', page, re.DOTALL)
+    lines = re.findall(r'<summary>(<i class="sign.*?)</summary>', page, re.DOTALL)
     return [" ".join(unescape(re.sub(r"<[^>]*>", " ", line)).split()) for line in lines]
 
 
@@ -102,12 +102,9 @@ def found(visitor: Visitor, query: str) -> list[str]:
         ("run=S-0000a2&type=message", ["Message (message) giraffe", "Message (task) Look it up"]),
         ("agent=critic&type=message", ["Message (message) giraffe", "Message (task) Look it up"]),
         ("agent=S-0000a1&type=message", ["Message (task) Look it up"]),
-        (
-            "agent=ava&type=SpawnDecided&until=2025-12-29",
-            ["Decision P-0000a100 S-0000a1 approved by a call of the host"],
-        ),
+        ("agent=ava&type=SpawnDecided&until=2025-12-29", ["Decision P-0000a100 approved by the host"]),
         ("since=2025-12-29T00:00Z&until=2025-12-29T00:00:01Z&type=message", ["Message (task) Look it up"]),
-        ("type=cost&run=S-0000a1", ["Model call turn 1: 300 tokens, billed $0.003", "Money reserved turn 1 attempt 1"]),
+        ("type=cost&run=S-0000a1", ["Model call turn 1: 300 tokens, $0.003", "Money reserved turn 1 attempt 1"]),
     ],
 )
 def test_each_field_narrows_the_list(ana: Visitor, query: str, expected: list[str]) -> None:
@@ -144,6 +141,73 @@ def test_what_a_turn_has_done_is_listed_inside_its_model_call(team: There, ana: 
     assert ["Tool call" in inside, "Result of a tool" in inside] == [True, True]
     assert inside.index("Tool call") < inside.index("Result of a tool"), "in the order of the turn"
     assert inside.count("<time") == 0 and page.count('<span class="type">Tool call') == 2, "each entry once"
+
+
+def test_a_call_and_its_result_are_together_with_the_time_between(team: There, ana: Visitor) -> None:
+    async def calls(root: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            past = Past(patch)
+            async with Store.open(root) as store:
+                who = run_who("S-0000a2", "ana")
+
+                def event(fact: Fact) -> Event:
+                    return Event(who, fact, run_id=who.agent_id)
+
+                began = START_S + DAY_S + 100
+                await past.at(store, began, event(ToolCall(tool="ibis", call_id="one", args={"n": 1})))
+                await past.at(store, began + 1, event(ToolCall(tool="ibis", call_id="two", args={"n": 2})))
+                await past.at(store, began + 3, event(ToolResult(tool="ibis", call_id="two", success=True, output="b")))
+                await past.at(store, began + 7, event(ToolResult(tool="ibis", call_id="one", success=True, output="a")))
+
+    team.portal.call(calls, team.root)
+    page = ana.get("/events?q=ibis").text
+    assert listed(page) == [
+        "Tool call ibis n=2",
+        "Result of a tool 2 s ibis (success) b",
+        "Tool call ibis n=1",
+        "Result of a tool 7 s ibis (success) a",
+    ]
+    assert page.count('<ol class="pair">') == 2
+    assert re.findall(r'<i class="sign (\w+)" data-sign="(.)">', page) == [("tool", "→"), ("answer", "←")] * 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "same"),
+    [
+        ("zebra type:error", "q=zebra&type=error"),
+        ("TYPE:error zebra", "q=zebra&type=error"),
+        ("role:critic type:message", "agent=critic&type=message"),
+        ("run:S-0000a2 giraffe", "q=giraffe&run=S-0000a2"),
+        ('giraffe "very end" since:2025-12-29', "q=giraffe+%22very+end%22&since=2025-12-29"),
+        ('since:"2025-12-29 00:00" until:2025-12-30', "since=2025-12-29+00%3A00&until=2025-12-30"),
+        ("level:error", "level=error"),
+        ("zebra type:error", "q=type%3Aerror+zebra&type=ToolCall"),
+    ],
+)
+def test_filters_can_be_typed_among_the_words(ana: Visitor, typed: str, same: str) -> None:
+    lines = found(ana, f"q={quote(typed)}")
+    assert lines == found(ana, same)
+
+
+def test_what_is_typed_is_shown_in_its_fields(ana: Visitor) -> None:
+    page = ana.get(f"/events?q={quote('zebra type:error run:S-0000a1')}").text
+    assert 'name="q" value="zebra"' in page and 'name="run" value="S-0000a1"' in page
+    assert '<option value="error" selected>' in page and '<details class="more" open>' in page
+
+
+@pytest.mark.parametrize("typed", ['"type:error"', "http://type.example", "a:b:c", ":", "type:", '"', "type:error:x"])
+def test_what_only_looks_like_a_filter_is_answered(ana: Visitor, typed: str) -> None:
+    assert ana.get(f"/events?q={quote(typed)}").status_code in (200, 400)
+
+
+@pytest.mark.parametrize("typed", ['"type:error"', "http://type.example", ":", "type:"])
+def test_what_only_looks_like_a_filter_stays_words(typed: str) -> None:
+    assert typed_filters(typed) == (typed, {})
+
+
+def test_a_typed_filter_that_is_wrong_is_named(ana: Visitor) -> None:
+    answer = ana.get("/events?q=type:tols")
+    assert answer.status_code == 400 and "did you mean tool?" in unescape(answer.text)
 
 
 def test_older_pages_neither_skip_nor_repeat_while_the_log_grows(team: There, ana: Visitor) -> None:

@@ -15,13 +15,17 @@ from support.logs.past import Lived
 from support.pages.browser import There, Visitor, open_pages, open_team
 from support.tool_examples import must_list
 
+from ava_audit.entries import Entry, entry_of
 from ava_audit.events import ErrorOccurred
 from ava_audit.store.store import Store
+from ava_audit.units import DAY_US, day_of, now_us
 from ava_server.cli import doctor_checks as checks
 from ava_server.config.keys import set_key
 from ava_server.core.data_root import DataRoot
 from ava_server.service.checks import CheckFinding, Setup, data, models
 from ava_server.web import health
+from ava_server.web.events import EventRow
+from ava_server.web.health import repeated
 
 KEY = "sk-ant-api03-" + "k" * 80
 HOSTILE = "<img src=x onerror=alert(1)>\u202e"
@@ -89,6 +93,43 @@ def test_an_auditor_sees_what_is_wrong_and_what_to_do_without_paths(team: There,
     assert states == sorted(states, key=("fault", "warning", "note", "ok").index)
     assert str(team.root) not in page and str(Path.home()) not in re.sub(r"<[^>]*>", " ", page)
     assert "Data root" not in page
+
+
+def test_the_page_begins_with_what_is_wrong_and_what_works_is_one_line(auditor: Visitor) -> None:
+    main = auditor.get("/health").text.partition("<main")[2]
+    first = main.index('<li class="warning"')
+    assert 0 < first < main.index("Errors of the last day") < main.index("Version")
+    folded = r'<details><summary><span class="works">✓ (\d+) work:</span> ([^<]*)</summary>(.*?)</details>'
+    works = re.search(folded, main, re.DOTALL)
+    assert works is not None
+    assert works[3].count('<li class="ok"') == int(works[1]) == len(works[2].split(" · ")) >= 5
+    assert '<li class="ok"' not in main.replace(works[3], ""), "all that works is folded"
+    assert "sandbox" in findings(main) and "confinement" not in main
+
+
+def test_what_retention_erases_next_is_shown_to_whose_it_is(ana: Visitor, auditor: Visitor) -> None:
+    def shown(page: str) -> str:
+        section = page.partition('<h2 id="kept"')[2].partition("</section>")[0]
+        return " ".join(re.sub(r"<[^>]*>", " ", section).split())
+
+    today = now_us() // DAY_US
+    ended, erased = day_of(today * DAY_US), day_of((today + 91) * DAY_US)
+    assert "90 days after its end" in shown(ana.get("/health").text)
+    assert f"{erased} (UTC): 1 run that ended on {ended}" in shown(ana.get("/health").text)
+    assert f"{erased} (UTC): 2 runs that ended on {ended}" in shown(auditor.get("/health").text)
+
+
+def test_errors_that_are_alike_are_one_with_their_number() -> None:
+    def row(seq: int, text: str, run: str = "S-0000a1") -> EventRow:
+        columns = {"seq": seq, "type": "ErrorOccurred"}
+        entry = entry_of([columns.get(name) for name in Entry._fields])
+        return EventRow(entry, "error", "Error", text, run)
+
+    same = "the provider is down, and nobody knows when it will come back: "
+    rows = [row(4, f"{same}4"), row(3, "other"), row(2, f"{same}2"), row(1, f"{same}1", "S-0000b1")]
+    rows[1].inside.append(row(5, f"{same}5"))
+    found = [(each.row.entry.seq, each.times) for each in repeated(rows)]
+    assert found == [(4, 3), (3, 1), (1, 1)]
 
 
 def test_keys_are_named_and_never_shown(team: There, auditor: Visitor, ana: Visitor) -> None:

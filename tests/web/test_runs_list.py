@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
+from support.logs.past import Lived, Past, me
 from support.pages.lab_pages import Browser, serving_pages
 from support.runtime import PRICED, open_lab, submits
 
+from ava_audit.events import Ending
+from ava_audit.store.store import Store
 from ava_server.web import runs
 
 ROW = re.compile(r'<a href="/subagents/(S-[0-9a-f]{6})">')
@@ -64,12 +69,12 @@ async def test_an_expired_proposal_is_in_the_same_list_with_and_without_words(
             assert await listed(browser, f"?state=waiting{words}") == [], words
 
 
-async def test_the_first_page_of_all_users_has_the_proposals_of_others(tmp_path: Path) -> None:
+async def test_the_first_page_of_who_sees_all_users_has_the_proposals_of_others(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab, owned=True) as browser:
         theirs = await lab.call_as("eve", "spawn_subagent", role="researcher", task="Eve's own task")
         own = await lab.propose()
-        assert theirs.subagent_id not in (await browser.get("/")).text
-        page = (await browser.get("/?all")).text
+        assert theirs.subagent_id not in (await browser.get("/?mine")).text
+        page = (await browser.get("/")).text
         assert page.count(f"/proposals/{own.pending_id}") == 1
         assert ROW.findall(page) == [theirs.subagent_id]
 
@@ -87,3 +92,70 @@ async def test_every_page_follows_the_one_before_while_runs_are_added(tmp_path: 
             older = re.search(r'class="pager"><a href="([^"]+)"', first)
             assert older is not None
             assert ROW.findall((await browser.get(older[1].replace("&amp;", "&"))).text) == made[3:6]
+
+
+async def write_past(store: Store, patch: pytest.MonkeyPatch) -> None:
+    """Write five runs of three roles, with costs that are not in the order of their times; one of them failed."""
+    past = Past(patch)
+    for number, (role, cost) in enumerate((("a", 500), ("b", 100), ("c", 300), ("a", 300), ("b", 200))):
+        life = Lived(f"S-0000a{number}", user=me(), role=role)
+        ending: Ending = "timeout" if number == 2 else "success"
+        await past.lived(store, life, 1_000_000 + number * 100, costs=(cost,), ending=ending)
+
+
+@pytest.mark.parametrize("size", [2, 10])
+async def test_the_list_is_ordered_by_each_column_page_by_page(tmp_path: Path, size: int) -> None:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False, check=False) as lab, serving_pages(lab) as browser:
+        with pytest.MonkeyPatch.context() as patch:
+            await write_past(lab.store, patch)
+        orders = {
+            "": "43210",
+            "order=oldest": "01234",
+            "order=cost": "03241",
+            "order=role": "30412",
+            "order=state": "43102",
+            "order=cost&role=a": "03",
+            "order=time": "43210",
+            "state=failed": "2",
+            "order=nonsense": "43210",
+        }
+        with patch_size(size):
+            for query, numbers in orders.items():
+                pages = await all_pages(browser, f"?{query}" if query else "")
+                assert [run[-1] for page in pages for run in page] == list(numbers), query
+                assert all(len(page) <= size for page in pages)
+        assert (await browser.get("/subagents?order=cost&after=1~S-0000a1~x")).status_code == 404
+        assert (await browser.get("/subagents?order=role&after=1~S-0000a1~'")).status_code == 200
+
+
+def patch_size(size: int) -> Any:
+    return patch.object(runs, "PAGE_RUNS", size)
+
+
+async def test_the_heads_of_the_columns_lead_to_their_orders(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+        await lab.propose()
+        page = unescape((await browser.get("/subagents?role=researcher&order=cost")).text)
+        heads = dict(re.findall(r'<a href="/subagents\?([^"]*)" class="head-(\w+)"', page))
+        assert {name: query for query, name in heads.items()} == {
+            "state": "role=researcher&order=state",
+            "who": "role=researcher&order=role",
+            "cost": "role=researcher&order=cost",
+            "time": "role=researcher&order=time",
+            "when": "role=researcher",
+        }
+        assert page.count('aria-current="true"') == 1 and "Cost ↓" in page
+        newest = unescape((await browser.get("/subagents")).text)
+        assert 'href="/subagents?order=oldest" class="head-when"' in newest and "When ↓" in newest
+
+
+async def test_a_replaced_proposal_is_listed_only_when_asked_for(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+        old = (await lab.propose(task="Count the sheep", task_id="sheep")).subagent_id
+        new = (await lab.propose(task="Count the sheep again", task_id="sheep")).subagent_id
+        for query in ("", "?text=sheep", "?order=cost", "?state=ended"):
+            assert old not in await listed(browser, query), query
+        assert await listed(browser, "?replaced=1") == [new, old]
+        assert await listed(browser, "?replaced=1&text=sheep") == [new, old]
+        overview = (await browser.get("/")).text
+        assert "Count the sheep again" in overview and old not in overview

@@ -16,6 +16,7 @@ from support.sandboxes.attacks import needs_confinement
 from ava_audit.events import AssistantMessage, Event, ToolCall, ToolResult, Who
 from ava_audit.retention import erase_run
 from ava_server.core.ids import AGENT
+from ava_server.web.timeline import PAGE_ROWS
 
 QUOTE = "The licence costs 12 euros a month"
 FINDINGS = [
@@ -236,6 +237,64 @@ async def test_files_are_shown_as_text_and_saved_unchanged_only(tmp_path: Path) 
         assert changed.status_code == 409 and "was changed after its delivery" in changed.text
 
 
+async def test_the_result_of_an_ended_run_comes_before_who_approved_it_and_what_it_did(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, reads(summary="twelve euros"), config=PRICED) as lab, serving_pages(lab) as browser:
+        page = await shown(browser, f"/subagents/{await ended(lab)}")
+        main = page.partition("<main")[2]
+        result, asked, timeline = (
+            main.index(f"<h2>{word}" if word == "Result" else f'id="{word}"')
+            for word in ("Result", "asked", "timeline")
+        )
+        assert result < asked < timeline and main.index("twelve euros") < asked
+        before = re.sub(r"<details.*?</details>", "", main[:result], flags=re.DOTALL)
+        assert "Approved" not in before and "$" in before, "folded, but for what it cost"
+
+
+NOTES = """# Notes
+
+<script>alert(1)</script> [x](javascript:alert(2)) ![p](https://track.example/p.png)
+
+| a | b |
+|---|---|
+| **1** | 2 |
+"""
+VALUES = 'name,cost\n"<img src=x onerror=alert(1)>",=1+1\n\u202eevil,2\n'
+
+
+async def test_markdown_and_values_are_drawn_and_only_as_text(tmp_path: Path) -> None:
+    saved = [
+        Say(calls=[("save_artifact", {"name": name, "content": content})])
+        for name, content in (("notes.md", NOTES), ("costs.csv", VALUES), ("broken.csv", 'a,b\n"never ends'))
+    ]
+    async with open_lab(tmp_path, [*saved, submits()], config=PRICED) as lab, serving_pages(lab) as browser:
+        run_id = await ended(lab)
+        notes = await shown(browser, f"/subagents/{run_id}/files/notes.md")
+        assert "<strong>1</strong>" in notes and "<h3" in notes and "?plain" in notes
+        values = await shown(browser, f"/subagents/{run_id}/files/costs.csv")
+        assert '<th scope="col" dir="auto">name</th>' in values and '<td dir="auto">=1+1</td>' in values
+        for page in (notes, values):
+            assert "<script>alert" not in page and "<img" not in page and RTL not in page
+            assert 'href="javascript' not in page
+        plain = await shown(browser, f"/subagents/{run_id}/files/notes.md?plain")
+        assert "| **1** | 2 |" in plain and '<a href="?">Drawn</a>' in plain
+        broken = await shown(browser, f"/subagents/{run_id}/files/broken.csv")
+        assert "never ends" in broken and "<table" not in broken, "what is no table is shown as it was written"
+        file = await browser.get(f"/subagents/{run_id}/files/notes.md?download")
+        assert file.text == NOTES
+
+
+async def test_the_steps_of_a_plan_have_the_signs_of_states(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [submits()], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+        steps = [
+            {"id": "find", "role": "researcher", "task": "Find it"},
+            {"id": "sum", "role": "researcher", "task": "Sum it up", "after": ["find"]},
+        ]
+        proposed = await lab.call("spawn_subagent", steps=steps)
+        page = await shown(browser, f"/subagents/{proposed.group_id}")
+        rows = re.findall(r'<span class="state (\w+)" data-sign="(.)">(\w+)</span> <b>(\w+)</b>', page)
+        assert rows == [("queued", "…", "waiting", "find"), ("queued", "…", "waiting", "sum")]
+
+
 @pytest.mark.slow
 async def test_a_coders_diff_is_shown_line_by_line(tmp_path: Path) -> None:
     needs_confinement(tmp_path / "state")
@@ -275,7 +334,7 @@ async def test_a_page_of_long_texts_stays_light(tmp_path: Path) -> None:
         loaded = set(re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text))
         weight = len(page.content) + sum([len((await browser.get(each)).content) for each in loaded])
         assert weight < 150_000, f"{weight:,} bytes, {len(page.content):,} of them the page itself"
-        assert page.text.count('<li class="call') + page.text.count('<li class="say') >= 190
+        assert page.text.count('<li class="call') + page.text.count('<li class="say') >= PAGE_ROWS - 10
 
 
 async def test_a_running_run_gets_only_what_is_new(tmp_path: Path) -> None:

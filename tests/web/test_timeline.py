@@ -22,6 +22,7 @@ from ava_audit.events import (
     ErrorOccurred,
     Fact,
     LogErased,
+    RunClaimed,
     SpawnDecided,
     ToolCall,
     ToolResult,
@@ -33,7 +34,7 @@ from ava_server.core.errors import BadInput
 from ava_server.render.approvals import decisions_in
 from ava_server.render.entries import EVENT_NAMES, recent_steps
 from ava_server.web import timeline
-from ava_server.web.timeline import Item, Order, Place, TimelinePage, place_of, read_newer, read_page
+from ava_server.web.timeline import Item, Order, Part, Place, Scale, TimelinePage, place_of, read_newer, read_page
 
 RUN, OTHER = "S-aaaaaa", "S-bbbbbb"
 
@@ -62,15 +63,25 @@ class Log:
     def close(self) -> None:
         self.db.close()
 
-    def write(self, fact: Fact | None, run_id: str = RUN, cost: int | None = None, agent: str = RUN) -> int:
-        """Append an entry; None is one whose content was erased."""
+    def write(
+        self,
+        fact: Fact | None,
+        run_id: str = RUN,
+        cost: int | None = None,
+        agent: str = RUN,
+        *,
+        at_s: float | None = None,
+        took_ms: int | None = None,
+    ) -> int:
+        """Append an entry; None is one whose content was erased. Without a time, it is its number in microseconds."""
         self._seq += 1
         content = None if fact is None else content_of(fact).decode()
         name = "ToolResult" if fact is None else fact.type
-        row = (self._seq, self._seq, "s", agent, "ben", name, 1, run_id, 1, cost, content, b"", b"")
+        at_us = self._seq if at_s is None else round(at_s * 1e6)
+        row = (self._seq, at_us, "s", agent, "ben", name, 1, run_id, 1, cost, took_ms, content, b"", b"")
         self.db.execute(
             "INSERT INTO events (seq, ts_us, session_id, agent_id, user_id, type, v, run_id, generation, cost_micros,"
-            " content, content_sha, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " duration_ms, content, content_sha, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             row,
         )
         if run_id == RUN:
@@ -265,3 +276,73 @@ def test_a_tree_has_each_row_once_with_a_result_in_its_call_and_a_call_in_its_tu
     assert [item.seq for item in tops] == [1, 2, 6]
     turn = tops[1]
     assert [(item.seq, item.result and item.result.seq) for item in turn.inside] == [(3, 7), (4, 5), (8, None)]
+
+
+def failing(log: Log, turn: int, path: str = "gone.md") -> None:
+    """A turn whose only call fails."""
+    log.write(settled(turn), cost=5)
+    log.write(ToolCall(tool="read_file", call_id=f"c{turn}", args={"path": path}))
+    log.write(ToolResult(tool="read_file", call_id=f"c{turn}", success=False, output=f"{path} does not exist"))
+
+
+def works(log: Log, turn: int) -> None:
+    log.write(settled(turn), cost=5)
+    log.write(ToolCall(tool="read_file", call_id=f"c{turn}", args={"path": "a.md"}))
+    log.write(ToolResult(tool="read_file", call_id=f"c{turn}", success=True, output="text"))
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+def test_the_same_error_several_times_in_a_row_is_one_row(log: Log, order: Order) -> None:
+    works(log, 1)
+    for turn in (2, 3, 4):
+        failing(log, turn)
+    failing(log, 5, "other.md")
+    works(log, 6)
+    tree = log.page(Place(order)).tree(order)
+    tops = tree if order == "oldest" else tree[::-1]
+    assert [item.shown and item.shown.title for item in tops] == ["Turn 1", "Turns 2 to 4", "Turn 5", "Turn 6"]
+    folded = tops[1]
+    assert folded.failed and (folded.cost, folded.total, len(folded.inside)) == (15, 20, 3)
+    assert [item.shown and item.shown.title for item in folded.inside] == ["Turn 2", "Turn 3", "Turn 4"]
+
+
+def test_an_error_that_comes_again_later_is_counted(log: Log) -> None:
+    for turn in range(1, 6):
+        failing(log, turn) if turn % 2 else works(log, turn)
+    calls = [item.actions[0] for item in log.page(Place("oldest")).tree("oldest")]
+    assert [call.again for call in calls] == [0, 0, 2, 0, 3]
+
+
+def test_an_error_without_a_turn_is_folded_too(log: Log) -> None:
+    for _ in range(3):
+        log.write(ErrorOccurred(error="the provider is down", kind="api"))
+    [row] = log.page(Place("oldest")).tree("oldest")
+    assert row.shown is not None and row.shown.title == "Error: api, 3 times" and len(row.inside) == 3
+
+
+def test_the_time_of_a_turn_is_that_of_the_model_and_of_its_tools(log: Log) -> None:
+    log.write(settled(), cost=5, at_s=10, took_ms=4_000)
+    log.write(ToolCall(tool="read_file", call_id="c", args={}), at_s=10)
+    log.write(ToolResult(tool="read_file", call_id="c", success=True, output="x"), at_s=13, took_ms=2_500)
+    [turn] = log.page(Place("oldest")).tree("oldest")
+    assert [(part.kind, part.begins_us / 1e6, part.ends_us / 1e6) for part in turn.all_parts] == [
+        ("model", 6, 10),
+        ("tool", 10.5, 13),
+    ]
+    assert turn.seconds == 7 and turn.time_words == "model 4 s, tools 2 s"
+
+
+def test_what_a_run_waited_for_is_drawn_up_to_what_ended_the_wait(log: Log) -> None:
+    log.write(SpawnDecided.model_validate({"pending_id": "P-1", "decision": "approved", "channel": "browser"}), at_s=1)
+    log.write(RunClaimed(instance="x", generation=1, reason="start"), at_s=4)
+    log.write(settled(), cost=5, at_s=5, took_ms=500)
+    decided, turn = [item for item in log.page(Place("oldest")).tree("oldest") if item.shown is not None]
+    assert decided.time_words == "waited 3 s" and turn.time_words == "model 500 ms"
+
+
+@given(begins=st.integers(-5, 200), long=st.integers(0, 200), span=st.integers(0, 100))
+def test_a_part_lies_within_the_picture_and_can_be_seen(begins: int, long: int, span: int) -> None:
+    scale = Scale(0, span * 1_000_000)
+    x, wide = scale.place(Part("tool", begins * 1_000_000, (begins + long) * 1_000_000))
+    assert x >= 0 and wide >= 1 and wide >= scale.span_ms // timeline.LEAST_SHARE
+    assert x + wide <= max(scale.span_ms, wide)

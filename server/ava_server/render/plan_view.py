@@ -13,12 +13,21 @@ from ava_audit.units import format_usd
 from ava_audit.view import View
 from ava_roles.wrap import clean, one_line
 from ava_server.budget.run_config import StepConfig, config_of
+from ava_server.render.state_look import LOOKS, StateLook, look_of
 from ava_server.runs.blockers import blocker_in
 from ava_server.runs.plan_moves import StepProgress
 from ava_server.runs.plan_state import all_rows, step_progress
 
 StepShown = Literal["waiting", "running", "done", "failed", "skipped"]
 RunShown = Literal["running", "queued", "waiting for a person", "done", "not done"]
+STEP_LOOKS: Mapping[StepShown, StateLook] = {
+    "waiting": LOOKS[QUEUED],
+    "running": LOOKS[RUNNING],
+    "done": look_of("success"),
+    "failed": look_of("error"),
+    "skipped": look_of("cancelled"),
+}
+"""How the state of a step is drawn: as the state of a run that is like it."""
 MOST_RUNS = 12
 """Most runs of a step that are named."""
 MOST_LINES, LINE_CHARS = 20, 160
@@ -39,6 +48,7 @@ class StepView:
         why: What is missing of it, in Ava's own words.
         blocker: Why a run of it that is queued could not be taken; empty where no server has said so.
         run_ids: Its runs with their states, those first that a person may look for; `more_runs` counts the others.
+        asking: Those of them that wait for a person.
     """
 
     id: str
@@ -53,18 +63,34 @@ class StepView:
     blocker: str = ""
     run_ids: tuple[tuple[str, str], ...] = ()
     more_runs: int = 0
+    asking: tuple[str, ...] = ()
+
+    @property
+    def look(self) -> StateLook:
+        return STEP_LOOKS[self.state]
 
     @property
     def line(self) -> str:
         """`find: done, 1 done, S-7f3a2b, $0.01`; of several runs `read: running, 3 of 20 done, 1 running, $0.12`."""
-        only_run = [run_id for run_id, _state in self.run_ids] if self.items == 1 else []
-        counted = [f"{self.runs['done']:,} of {self.items:,} done"] if self.items > 1 else []
-        counted += [f"{number:,} {what}" for what, number in self.runs.items() if what != "done" and number]
-        cost = [format_usd(self.cost_micros)] if self.cost_micros else []
-        after = [f"after {', '.join(self.needs)}"] if self.state == "waiting" and self.needs else []
-        whys = [*([self.why] if self.why else []), *([f"waits: {self.blocker}"] if self.blocker else [])]
+        parts: list[str] = [self.state]
+        if self.items > 1:
+            parts.append(f"{self.runs['done']:,} of {self.items:,} done")
+        for what, number in self.runs.items():
+            if what != "done" and number:
+                parts.append(f"{number:,} {what}")
+        if self.items == 1:
+            parts += [run_id for run_id, _state in self.run_ids]
+        if self.cost_micros:
+            parts.append(format_usd(self.cost_micros))
+        if self.state == "waiting" and self.needs:
+            parts.append(f"after {', '.join(self.needs)}")
+        whys: list[str] = []
+        if self.why:
+            whys.append(self.why)
+        if self.blocker:
+            whys.append(f"waits: {self.blocker}")
         why = f" ({'; '.join(whys)})" if whys else ""
-        return f"{self.id}: {', '.join([self.state, *counted, *only_run, *cost, *after])}{why}"
+        return f"{self.id}: {', '.join(parts)}{why}"
 
 
 @dataclass(frozen=True)
@@ -228,6 +254,7 @@ def _view_step(
         blocker=_blocker(view, rows),
         run_ids=tuple((row.id, row.state) for row in told),
         more_runs=len(rows) - len(told),
+        asking=tuple(row.id for row in told if _shown(row) == "waiting for a person"),
     )
 
 

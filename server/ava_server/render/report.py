@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.units import DAY_US, cents, day_of, format_usd
+from ava_audit.view import NOT_FAILED as NOT_FAILED
 from ava_server.core.ids import model_words, state_words
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 NOT_RUN = ("rejected", "expired", "superseded")
 """Endings of what never started."""
-NOT_FAILED = ("success", "no_answer", "cancelled", *NOT_RUN)
 NOT_ENDED = "not ended"
 FOLDED_DAYS = 4
 """So many empty days in a row are one line of a table."""

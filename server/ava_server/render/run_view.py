@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from ava_audit.entries import Entry
 from ava_audit.events import Event, RunClaimed, SubagentComplete, ToolCall, ToolResult, Who
 from ava_audit.rows import (
     ASKING,
@@ -34,7 +35,7 @@ from ava_server.budget.held import held_words
 from ava_server.budget.money_line import awaited_money
 from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, caps_text, config_of, spent_text
 from ava_server.core.commands import advice_there
-from ava_server.core.ids import label, state_words
+from ava_server.core.ids import AGENT, label, state_words
 from ava_server.render.plan_view import PlanView, view_plan
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
 from ava_server.runs.blockers import blocker_in
@@ -561,7 +562,18 @@ class Notice:
 
 def carried(who: Who, tool: str, run_id: str) -> Event:
     """Return the entry that says that a tool's answer carried a run's result: it was fetched."""
-    return Event(who, ToolResult(tool=tool, success=True, output=f"carried the result of {run_id}"), run_id=run_id)
+    return Event(who, ToolResult(tool=tool, success=True, output=f"{_CARRIED}{run_id}"), run_id=run_id)
+
+
+_CARRIED = "carried the result of "
+
+
+def is_carried(entry: Entry) -> bool:
+    """Tell whether an entry is such a one: a tool's result without a call."""
+    fact = entry.fact
+    if not isinstance(fact, ToolResult) or entry.run_id is None or entry.who.agent_id != AGENT:
+        return False
+    return fact.output.startswith(_CARRIED)
 
 
 # -- from the log -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from ava_audit.events import Event, SettingsChanged
-from ava_audit.units import format_duration, format_usd, iso_utc, now_us
+from ava_audit.units import DAY_US, day_of, format_duration, format_usd, iso_utc, now_us
 from ava_audit.view import View, append
 from ava_roles.wrap import clean
 from ava_server.approval.decide import Needs, approval_needs
@@ -291,6 +291,11 @@ def ago(us: int | None) -> str:
     return "now" if seconds == 0 else f"{words} ago" if seconds > 0 else f"in {words}"
 
 
+def usd4(micros: int) -> str:
+    """Return micro-USD with four decimal places, for lists of calls, which cost cents or less."""
+    return f"${micros / 1_000_000:,.4f}"
+
+
 @cache
 def environment() -> Environment:
     made = Environment(
@@ -301,7 +306,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(ago=ago, when=when, usd=format_usd, duration=format_duration, state=state_words)
+    made.filters.update(ago=ago, when=when, usd=format_usd, usd4=usd4, duration=format_duration, state=state_words)
+    made.filters["day"] = lambda days: day_of(days * DAY_US)
     made.filters["look"] = cast("Any", look_of)
     made.filters["markdown"] = html
     made.tests["web_address"] = is_web_address

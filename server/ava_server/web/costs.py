@@ -1,4 +1,4 @@
-"""The page of costs: what was spent by day, role, model and user, today's budgets, and what failed.
+"""The page of costs: what was spent by day, role, model and user, how runs ended, and today's budgets.
 
 Below it, the page of approvals: who approved what.
 """
@@ -6,7 +6,8 @@ Below it, the page of approvals: who approved what.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -18,14 +19,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ava_audit.totals import Period, spending
-from ava_audit.units import DAY_US, EPOCH, day_of, format_usd, now_us
+from ava_audit.totals import DayEndings, Period, day_endings, spending
+from ava_audit.units import DAY_US, EPOCH, US_PER_S, day_of, format_duration, format_usd, now_us
 from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
+from ava_server.core.ids import state_words
 from ava_server.render.approvals import decisions_of, totals_line
-from ava_server.render.report import Report, Share, part_table, period_table, report_of, shares_of
+from ava_server.render.report import (
+    MANY_DAYS,
+    NOT_RUN,
+    Report,
+    Share,
+    Table,
+    TableRow,
+    part_table,
+    period_table,
+    report_of,
+    shares_of,
+)
+from ava_server.render.run_view import short_number
+from ava_server.render.state_look import look_of
 from ava_server.service.current import Budget
+from ava_server.web.charts import Chart, Series, draw
 from ava_server.web.context import PagePart, reader_of
 from ava_server.web.site import Visitor
 
@@ -77,8 +93,19 @@ class FoundCosts:
 
     report: Report
     shares: Sequence[Share]
+    endings: Sequence[DayEndings]
     budgets: tuple[Budget, ...]
     empty: bool
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A chart with its table."""
+
+    id: str
+    title: str
+    chart: Chart
+    table: Table
 
 
 class CostPages(PagePart):
@@ -100,8 +127,9 @@ class CostPages(PagePart):
             "report": found.report,
             "total": found.report.total,
             "days": period_table(found.report, found.shares if len(found.shares) > 1 else ()),
-            "chart": chart_of(found) if found.report.total.cost else None,
-            "tables": {what: part_table(found.report, what) for what in found.report.by},
+            "chart": money_chart(asked, found),
+            "charts": list(charts_of(asked, found)),
+            "tables": {what: _people_table(part_table(found.report, what)) for what in found.report.by},
             "address_of": partial(address_of, asked),
             "most_reasons": MOST_REASONS,
         }
@@ -133,11 +161,13 @@ class CostPages(PagePart):
 
     def _found(self, view: View, asked: CostsQuery, visitor: Visitor) -> FoundCosts:
         user = None if asked.everybody else visitor.user
-        found = spending(view, asked.first * DAY_US, (asked.last + 1) * DAY_US, user)
+        since_us, until_us = asked.first * DAY_US, (asked.last + 1) * DAY_US
+        found = spending(view, since_us, until_us, user)
         report = report_of(found, asked.first, asked.last, user)
         shares = shares_of(found, report, asked.by, MOST_SHARES)
         budgets = self._context.budgets(view, visitor, now_us(), everybody=asked.everybody)
-        return FoundCosts(report, shares, budgets, found.first_us is None)
+        endings = day_endings(view, since_us, until_us, user)
+        return FoundCosts(report, shares, endings, budgets, found.first_us is None)
 
 
 def lenient(request: Request, visitor: Visitor) -> tuple[CostsQuery, str]:
@@ -194,16 +224,85 @@ def address_of(asked: CostsQuery, what: str, name: str) -> str:
             return ""
 
 
-def chart_of(found: FoundCosts) -> dict[str, Any]:
-    return {
-        "periods": [period.name for period in found.report.periods],
-        "totals": [format_usd(period.cost) for period in found.report.periods],
-        "parts": [
-            {
-                "name": clean(share.name)[0],
-                "costs": [micros / 1e6 for micros in share.costs],
-                "shown": [format_usd(micros) if micros else "" for micros in share.costs],
-            }
-            for share in found.shares
-        ],
-    }
+def periods_of(asked: CostsQuery, report: Report) -> list[str]:
+    """Return all days that were asked for, or their months, also those before the first entry of the log.
+
+    Of a span that begins long before the log, as that of all times, the days or months of the log.
+    """
+    known = [period.name for period in report.periods]
+    if report.monthly or asked.last - asked.first >= MANY_DAYS:
+        return known
+    return [day_of(day * DAY_US) for day in range(asked.first, asked.last + 1)]
+
+
+def money_chart(asked: CostsQuery, found: FoundCosts) -> Chart | None:
+    """Return what each period cost, by its parts."""
+    periods, known = periods_of(asked, found.report), [period.name for period in found.report.periods]
+    series: list[Series] = []
+    for place, share in enumerate(found.shares):
+        costs = dict(zip(known, share.costs, strict=True))
+        series.append(Series(clean(share.name)[0], f"part{place}", [costs.get(period, 0) for period in periods]))
+    return draw(periods, series, _usd)
+
+
+def charts_of(asked: CostsQuery, found: FoundCosts) -> Iterator[Drawn]:
+    """Yield the charts of ended runs: how they ended, how long they waited, and their tokens."""
+    periods = periods_of(asked, found.report)
+    unit = "Month" if len(periods[0]) == len("2026-01") else "Day"
+
+    def sums(figure: Callable[[DayEndings], int], kind: str | None = None) -> list[int]:
+        """Return the sum of a figure for each period; of runs that started, and ended in a way of this kind."""
+        counts = Counter[str]()
+        for each in found.endings:
+            if each.state not in NOT_RUN and kind in (None, look_of(each.state).kind):
+                counts[day_of(each.day * DAY_US)[: len(periods[0])]] += figure(each)
+        return [counts[period] for period in periods]
+
+    by_ending = [
+        Series("success", "good", sums(lambda each: each.runs, "good")),
+        Series("failed", "failed", sums(lambda each: each.runs, "failed")),
+        Series("cancelled", "stopped", sums(lambda each: each.runs, "stopped")),
+    ]
+    yield from _drawn("ended", "Runs by their ending", unit, periods, by_ending, _count)
+    waited = [Series("waited", "wait", sums(lambda each: each.waited_us))]
+    yield from _drawn("waited", "Time that runs waited", unit, periods, waited, _waited)
+    tokens = [
+        Series("read", "part0", sums(lambda each: each.input_tokens)),
+        Series("written", "part1", sums(lambda each: each.output_tokens)),
+    ]
+    yield from _drawn("tokens", "Tokens", unit, periods, tokens, _count)
+
+
+def _drawn(
+    name: str, title: str, unit: str, periods: Sequence[str], series: Sequence[Series], words: Callable[[float], str]
+) -> Iterator[Drawn]:
+    """Yield a chart with its table; nothing where all figures are 0."""
+    chart = draw(periods, series, words)
+    if chart is None:
+        return
+    rows: list[TableRow] = []
+    for place, period in enumerate(periods):
+        figures = [one.values[place] for one in series]
+        if any(figures):
+            rows.append(TableRow(period, tuple(words(figure) if figure else "" for figure in figures)))
+    yield Drawn(name, title, chart, Table(unit, tuple(one.name for one in series), tuple(rows)))
+
+
+def _people_table(table: Table) -> Table:
+    """Return a table with endings in people's words, and without proposals that a newer one replaced."""
+    if table.what != "Ending":
+        return table
+    rows = [replace(row, name=state_words(row.name)) for row in table.rows if row.name != "superseded"]
+    return replace(table, rows=tuple(rows))
+
+
+def _usd(micros: float) -> str:
+    return format_usd(round(micros))
+
+
+def _count(number: float) -> str:
+    return short_number(round(number)) if number >= 10_000 else f"{number:,.15g}"
+
+
+def _waited(microseconds: float) -> str:
+    return format_duration(microseconds / US_PER_S)

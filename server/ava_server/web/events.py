@@ -1,12 +1,16 @@
-"""The pages of the log: search, newest first, and each entry with its whole text."""
+"""The pages of the log: search, newest first, and each entry with its whole text.
+
+A person can type the filters among the words: `zebra type:error since:1h`.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 from urllib.parse import urlencode
 
 from starlette.datastructures import QueryParams
@@ -16,13 +20,28 @@ from starlette.routing import Route
 
 from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery
-from ava_audit.events import FACTS, Severity
+from ava_audit.events import (
+    FACTS,
+    Answered,
+    CostUpdate,
+    RunEnded,
+    RunResumed,
+    Severity,
+    SpawnDecided,
+    SubagentComplete,
+    ToolCall,
+    ToolResult,
+)
 from ava_audit.search import SHORT_TYPES, EntryPage, LogQuery, search
-from ava_audit.units import now_us
+from ava_audit.units import US_PER_S, format_duration, format_usd, now_us
 from ava_audit.view import View
+from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import AGENT, parse_number, parse_run_id, read_span
-from ava_server.render.entries import BOOKKEEPING, EVENT_NAMES, compact, is_trouble, names_of, what_happened
+from ava_server.core.ids import AGENT, parse_number, parse_run_id, read_span, state_words
+from ava_server.render.approvals import CHANNELS
+from ava_server.render.entries import BOOKKEEPING, EVENT_NAMES, compact, is_trouble, named, names_of, what_happened
+from ava_server.render.run_view import is_carried
+from ava_server.runs.pending_questions import KINDS
 from ava_server.web.context import NotFound, PagePart, page, reader_of
 from ava_server.web.site import Visitor
 
@@ -34,6 +53,31 @@ MOST_RUNS = 100
 """Runs of a role that are searched, the newest ones."""
 _FILTERS = ("q", "type", "level", "run", "agent", "user", "since", "until")
 """The fields of the form, apart from its checkbox."""
+_TYPED = {name: name for name in _FILTERS if name != "q"} | {"role": "agent"}
+"""The names of filters that a person can type among the words, with their fields."""
+_TYPED_WORD = re.compile(r'(\w+):("[^"]*"|[^\s"]+)|"[^"]*"?|[^\s"]+')
+
+Family = Literal["model", "tool", "answer", "person", "begin", "end", "trouble", "other"]
+SIGNS: Mapping[Family, str] = {
+    "model": "◆",
+    "tool": "→",
+    "answer": "←",
+    "person": "?",
+    "begin": "▶",
+    "end": "■",
+    "trouble": "!",
+    "other": "·",
+}
+"""The sign of each family of entries, which has a colour of its own too."""
+_FAMILIES: Mapping[str, Family] = {
+    **dict.fromkeys(("CostUpdate", "AssistantMessage", "ExtendedThinking", "PlanReady", "AgentRequest"), "model"),
+    "ToolCall": "tool",
+    **dict.fromkeys(("ToolResult", "WorkChecked"), "answer"),
+    **dict.fromkeys(("UserMessage", "SpawnDecided", "Asked", "Answered", "RunResumed", "CancelRequested"), "person"),
+    **dict.fromkeys(("SpawnProposed", "SubagentSpawn", "RunClaimed", "RunStarted", "StepRunQueued"), "begin"),
+    **dict.fromkeys(("SubagentComplete", "RunEnded"), "end"),
+    **dict.fromkeys(("ErrorOccurred", "GuardrailTripped"), "trouble"),
+}
 
 
 @dataclass(frozen=True)
@@ -62,11 +106,12 @@ class EventsQuery:
         return f"{path}?" + urlencode({**asked, **flags, **everybody, **more})
 
 
-@dataclass(frozen=True)
+@dataclass
 class EventRow:
     """An entry in the list; `trouble` is `error`, `warning` or empty, `run` the run's name or id, or empty.
 
-    `inside` is what a turn has done, oldest first.
+    `inside` is what a turn has done, oldest first. `result` is what a tool call returned, and `after` how long that
+    took; of a model call, how long it took.
     """
 
     entry: Entry
@@ -74,7 +119,17 @@ class EventRow:
     name: str
     text: str
     run: str
+    after: str = ""
     inside: list[EventRow] = field(default_factory=list["EventRow"])
+    result: EventRow | None = None
+
+    @property
+    def family(self) -> Family:
+        return "trouble" if self.trouble == "error" else _FAMILIES.get(self.entry.type, "other")
+
+    @property
+    def sign(self) -> str:
+        return SIGNS[self.family]
 
 
 class Events(PagePart):
@@ -198,15 +253,31 @@ def visible_entry(view: View, seq: int, visitor: Visitor) -> Entry | None:
     entry = view.entry(seq)
     if entry is None or visitor.reads_all or entry.who.user_id == visitor.user:
         return entry
-    run = view.run(entry.run_id) if entry.run_id is not None else None
-    return entry if run is not None and run.user_id == visitor.user else None
+    if entry.run_id is None:
+        return None
+    run = view.run(entry.run_id)
+    if run is None or run.user_id != visitor.user:
+        return None
+    return entry
 
 
 def rows_of(view: View, entries: Sequence[Entry]) -> list[EventRow]:
-    """Return entries, newest first, as rows of the list; what a turn has done is inside the model call."""
+    """Return entries, newest first, as rows of the list.
+
+    What a turn has done is inside the model call, and what a tool returned is with its call.
+    """
     names, turns, tree = names_of(view, entries), dict[str, EventRow](), list[EventRow]()
+    calls = dict[tuple[str, str], EventRow]()
     for entry in reversed(entries):
         row, run = _row(entry, names), entry.run_id or ""
+        answers = entry.type == "ToolResult" and not is_carried(entry)
+        called = calls.pop(_call_key(entry), None) if answers else None
+        if called is not None:
+            called.result = row
+            row.after = format_duration(max(0, entry.ts_us - called.entry.ts_us) / US_PER_S)
+            continue
+        if entry.type == "ToolCall":
+            calls[_call_key(entry)] = row
         if entry.type == "CostUpdate":
             turns[run] = row
         elif entry.type in _OF_TURN and entry.who.agent_id == run and run in turns:
@@ -216,8 +287,52 @@ def rows_of(view: View, entries: Sequence[Entry]) -> list[EventRow]:
     return tree[::-1]
 
 
+def _call_key(entry: Entry) -> tuple[str, str]:
+    """Return what a tool call and its result have in common; calls of hosts have no id, and follow one another."""
+    caller = entry.run_id
+    if caller is None or entry.who.agent_id == AGENT:
+        caller = entry.session_id
+    fact = entry.fact
+    if not isinstance(fact, ToolCall | ToolResult):  # its content was erased
+        return caller, ""
+    return caller, fact.call_id or fact.tool
+
+
+def page_words(entry: Entry, names: Mapping[str, str]) -> str:
+    """Return what happened in people's words; the log itself has the names that programs use."""
+    match entry.fact:
+        case SpawnDecided() as decided:
+            how = CHANNELS.get(decided.channel or decided.decision, "")
+            folded = f"; not on the screen: {decided.folded}" if decided.folded else ""
+            return f"{decided.pending_id} {state_words(decided.decision)} {how}".rstrip() + folded
+        case Answered() as answered:
+            return f"{KINDS[answered.kind].noun} {answered.decision} {CHANNELS[answered.channel]}"
+        case RunResumed() as resumed:
+            return CHANNELS[resumed.channel]
+        case CostUpdate() as spent:
+            cost = f", {format_usd(entry.cost_micros)}" if entry.cost_micros else ""
+            return f"turn {spent.turn}: {spent.tokens:,} tokens{cost}{_SETTLED[spent.settlement]}"
+        case SubagentComplete() as done:
+            return compact(f"{names.get(done.subagent_id, '')} {state_words(done.status)}: {done.summary}", TEXT_CHARS)
+        case ToolResult() as result if is_carried(entry):
+            run_id = entry.run_id or ""
+            return f"{result.tool} has given the host the result of {named(run_id, names.get(run_id))}"
+        case RunEnded(status="superseded"):
+            return "replaced by a newer proposal"
+        case RunEnded() as ended:
+            return compact(f"{state_words(ended.status)}: {ended.stop_reason or ''}", TEXT_CHARS)
+        case _:
+            return what_happened(entry, names)
+
+
+_SETTLED = {"billed": "", "not_billed": ", not billed", "unknown": ", cost unknown: the most that it can be"}
+
+
 def _row(entry: Entry, names: Mapping[str, str]) -> EventRow:
-    run, text = entry.run_id or "", what_happened(entry, names)
+    run, text = entry.run_id or "", clean(page_words(entry, names))[0].strip()
+    took = ""
+    if entry.type == "CostUpdate" and entry.duration_ms:
+        took = format_duration(entry.duration_ms / 1_000)
     trouble = ""
     if is_trouble(entry) and entry.fact is not None:
         trouble = "warning" if entry.fact.severity == "warning" else "error"
@@ -227,6 +342,7 @@ def _row(entry: Entry, names: Mapping[str, str]) -> EventRow:
         EVENT_NAMES.get(entry.type, entry.type),
         compact(text, TEXT_CHARS),
         names.get(run, run),
+        took,
     )
 
 
@@ -245,7 +361,24 @@ def fields_of(entry: Entry) -> list[tuple[str, str]]:
 def lenient(query: QueryParams, visitor: Visitor) -> EventsQuery:
     """Return what the form shows, whatever is wrong with it."""
     fields = {name: query.get(name, "").strip()[:WORDS_CHARS] for name in _FILTERS}
+    words, typed = typed_filters(fields["q"])
+    fields |= {**typed, "q": words}
     return EventsQuery(fields, "bookkeeping" in query, "all" in query and visitor.reads_all, now_us())
+
+
+def typed_filters(text: str) -> tuple[str, dict[str, str]]:
+    """Return the words that a person typed, and the filters among them, by their fields: `type:error since:"2 h"`.
+
+    What stands in quotes, and a word before a colon that is no filter's name, stay words.
+    """
+    words, typed = list[str](), dict[str, str]()
+    for found in _TYPED_WORD.finditer(text):
+        name = _TYPED.get((found[1] or "").lower())
+        if name is None:
+            words.append(found[0])
+        else:
+            typed[name] = found[2].strip('"')
+    return (" ".join(words), typed) if typed else (text, {})
 
 
 def asked_of(query: QueryParams, visitor: Visitor) -> EventsQuery:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ava_audit.retention import ComingErasure, coming_erasures
 from ava_audit.search import LogQuery, search
 from ava_audit.units import DAY_US, US_PER_S, format_bytes, format_duration, now_us
 from ava_audit.view import View
@@ -25,11 +26,16 @@ from ava_server.service.current import Budget
 from ava_server.service.engines import workers_among
 from ava_server.service.records import current_runs
 from ava_server.web.context import PageContext, reader_of
-from ava_server.web.events import rows_of
+from ava_server.web.events import EventRow, rows_of
 from ava_server.web.site import Visitor
 
 CHECKED_WITHIN_S = 10.0
-MOST_ERRORS = 10
+MOST_ERRORS, LOOKED_AT = 10, 50
+ALIKE_CHARS = 60
+"""Errors of a run whose first characters are the same are shown as one."""
+MOST_ERASURES = 3
+NAMES = {"confinement": "sandbox"}
+"""What people call a check, where its name is another word."""
 CHECKS = (
     data.data_root, data.space, data.settings, data.programs, data.approval, data.processes,
     models.keys, models.providers, models.tiers, models.search, models.network,
@@ -40,13 +46,25 @@ _PATH = re.compile(r"(?<![\w:/.~-])~?/[^\s,;:)'\"]+")
 
 @dataclass(frozen=True)
 class HealthState:
-    """What the log says now: its newest entry and size, the entries its copies lack, runs by state, and budgets."""
+    """What the log says now: its newest entry and size, the entries its copies lack, runs by state, and budgets.
+
+    `erasures` are the next ones of the texts of runs.
+    """
 
     head: int
     bytes: int
     lags: dict[str, int]
     counts: dict[str, int]
     budgets: tuple[Budget, ...]
+    erasures: list[ComingErasure]
+
+
+@dataclass(frozen=True)
+class RepeatedError:
+    """An error, the newest of those that are alike, and how many there were."""
+
+    row: EventRow
+    times: int
 
 
 class HealthPage:
@@ -66,17 +84,21 @@ class HealthPage:
         now = await self._context.store.read(lambda view: self._state(view, visitor))
         sandbox = await anyio.to_thread.run_sync(self._context.runtime.sandbox)
         users = () if everybody else (visitor.user,)
-        query = LogQuery(users=users, types=("error",), since_us=now_us() - DAY_US, limit=MOST_ERRORS)
+        query = LogQuery(users=users, types=("error",), since_us=now_us() - DAY_US, limit=LOOKED_AT)
         found = await search(self._context.store, query)
         errors = await self._context.store.read(lambda view: rows_of(view, found.entries))
         findings = await self._findings(visitor, now, sandbox) if everybody else []
+        findings.sort(key=lambda one: WORST_FIRST.index(one.state))
         values = {
             "facts": list(self._facts(now, sandbox, everybody=everybody)),
-            "findings": sorted(findings, key=lambda one: WORST_FIRST.index(one.state)),
-            "problems": sum(one.state in ("fault", "warning") for one in findings),
+            "wrong": [one for one in findings if one.state in ("fault", "warning")],
+            "notes": [one for one in findings if one.state == "note"],
+            "works": [one for one in findings if one.state == "ok"],
+            "names": NAMES,
             "started_us": self._started_us,
             "state": now,
-            "errors": errors,
+            "kept_days": self._context.runtime.settings.retention_days,
+            "errors": repeated(errors)[:MOST_ERRORS],
             "everybody": everybody,
         }
         return self._context.show(request, "health.html", values)
@@ -88,7 +110,8 @@ class HealthPage:
         lags = data.lags_of(view, mirrors=runtime.settings.mirrors)
         budgets = self._context.budgets(view, visitor, at_us, everybody=everybody)
         counts = {name: runs for name, runs in counts.items() if runs}
-        return HealthState(view.head(), sum(view.sizes().values()), lags, counts, budgets)
+        erasures = coming_erasures(view, at_us, runtime.settings.retention_days, MOST_ERASURES, user)
+        return HealthState(view.head(), sum(view.sizes().values()), lags, counts, budgets, erasures)
 
     def _facts(self, now: HealthState, sandbox: Sandbox | Unavailable, *, everybody: bool) -> Iterator[tuple[str, str]]:
         """Yield what everybody may know, and what only those may who may see all; paths, only on this machine."""
@@ -126,6 +149,23 @@ class HealthPage:
         found = [engine_finding(engine.name, await engine.state())] if engine.carries else []
         live = await anyio.to_thread.run_sync(runtime.instances.live)
         return [*found, *worker_findings(workers_among(live))]
+
+
+def repeated(rows: Iterable[EventRow]) -> list[RepeatedError]:
+    """Return errors, newest first; those of one run that begin alike are one."""
+    alike: dict[tuple[str, str, str], list[EventRow]] = {}
+    for row in _flat(rows):
+        alike.setdefault((row.run, row.name, row.text[:ALIKE_CHARS]), []).append(row)
+    return [RepeatedError(same[0], len(same)) for same in alike.values()]
+
+
+def _flat(rows: Iterable[EventRow]) -> Iterator[EventRow]:
+    """Yield rows with those inside them."""
+    for row in rows:
+        yield row
+        if row.result is not None:
+            yield row.result
+        yield from _flat(row.inside)
 
 
 def checked(setup: Setup) -> list[CheckFinding]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
@@ -28,15 +29,17 @@ from ava_server.core.errors import Refused
 from ava_server.core.ids import AGENT, parse_number
 from ava_server.render.approvals import decisions_in
 from ava_server.render.responses import RunAnswer
-from ava_server.render.result import cost_notes, result_of, verdict_words
+from ava_server.render.result import UntrustedText, cost_notes, result_of, verdict_words
 from ava_server.render.run_view import RunView, run_answer, view_run
 from ava_server.runs.costs import Costs, costs_of
 from ava_server.service.records import DeliveredFiles, diff_of, run_record, shown_changes
 from ava_server.service.sources import open_source
 from ava_server.web.context import NotFound, PagePart, found_or_404, go_to, page, reader_of
 from ava_server.web.deciding import DONE
+from ava_server.web.markdown import html
 from ava_server.web.site import HEADERS, Visitor
-from ava_server.web.timeline import Order, Place, describe, place_of, read_newer, read_page
+from ava_server.web.tables import read_table
+from ava_server.web.timeline import Order, Place, describe, place_of, read_newer, read_page, scale_of
 
 FIRST_ENTRIES = 40
 """Among so many of a run's first entries are its proposal and the decision on it."""
@@ -57,7 +60,7 @@ _PARTS = {
     "retries": "Retries",
     "plan": "Planning",
     "search": "Web searches",
-    "uncosted": "Unknown, booked at the worst case",
+    "uncosted": "Unknown, the most that it can be",
 }
 _OF_MONEY, _OF_CAPS = ("CostReserved", "CostUpdate"), ("SpawnProposed", "SpawnDecided")
 
@@ -164,8 +167,15 @@ class RunPage(PagePart):
         assert row is not None
         found = read_newer(view, run_id, place) if newer else read_page(view, run_id, place, row.cost_micros)
         config = _config(row)
-        most = (config and config.cost_cap(row.cost_micros)) or 0
-        return {"row": row, "timeline": found, "order": place.order, "cap": most, "again": newer}
+        cap = config.cost_cap(row.cost_micros) if config is not None else None
+        return {
+            "row": row,
+            "timeline": found,
+            "order": place.order,
+            "cap": cap or 0,
+            "again": newer,
+            "scale": scale_of(row, now_us()),
+        }
 
     def _decisions(self, view: View, run_id: str, visitor: Visitor) -> dict[str, Any]:
         row = view.run(run_id)
@@ -237,11 +247,16 @@ class RunPage(PagePart):
             text = data.decode()
         except UnicodeDecodeError:
             text = ""
-        return self._text(request, run, name, text, download=f"{quote(name)}?download")
+        plain = "plain" in request.query_params
+        shown = {} if plain else drawn_file(name, text)
+        return self._text(request, run, name, text, download=f"{quote(name)}?download", plain=plain, **shown)
 
-    def _text(self, request: Request, run: RunRow, title: str, text: str, download: str = "") -> Response:
-        values = {"row": run, "title": title, "text": text[:MOST_CHARS], "left": max(len(text) - MOST_CHARS, 0)}
-        return self._context.show(request, "run_text.html", {**values, "download": download})
+    def _text(self, request: Request, run: RunRow, title: str, text: str, **more: Any) -> Response:
+        """Show a text; `more` has what is drawn in its place, and the address to save it."""
+        left = 0 if more.get("table") else max(len(text) - MOST_CHARS, 0)
+        values = {"row": run, "title": title, "text": text[:MOST_CHARS], "left": left}
+        values |= {"download": "", "plain": False, "drawn": None, "table": None, **more}
+        return self._context.show(request, "run_text.html", values)
 
     async def diff(self, request: Request) -> Response:
         run = await self._context.named_run(request)
@@ -267,6 +282,16 @@ class RunPage(PagePart):
     async def _record(self, run: RunRow) -> Any:
         processes = self._context.runtime.instances
         return await self._context.store.read(lambda view: run_record(view, run.id, processes))
+
+
+def drawn_file(name: str, text: str) -> dict[str, Any]:
+    """Return a file of Markdown or of comma-separated values as it is drawn; empty for any other."""
+    ending = PurePosixPath(name).suffix.lower()
+    if ending in (".md", ".markdown") and text.strip():
+        return {"drawn": html(UntrustedText(text[:MOST_CHARS]))}
+    if ending in (".csv", ".tsv"):
+        return {"table": read_table(text)}
+    return {}
 
 
 def _part(request: Request) -> bool:

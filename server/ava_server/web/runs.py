@@ -5,6 +5,7 @@ And two of them beside each other.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -20,7 +21,7 @@ from ava_audit.retention import is_over
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.search import LogQuery, search
 from ava_audit.units import format_duration, now_us
-from ava_audit.view import RunPhase, View
+from ava_audit.view import NOT_FAILED, ORDERS, RunOrder, RunPhase, View
 from ava_server.approval.proposals import Pending, pending_proposals
 from ava_server.core.ids import parse_number, state_words
 from ava_server.render.result import Text, UntrustedText, result_of
@@ -37,23 +38,43 @@ _SEARCHED = 200
 _SEARCHES = 10
 _NO_PLACE = "the address names no place of the list"
 _TEXT_CHARS = 200
-_PHASES: dict[str, RunPhase] = {"waiting": "waiting", "running": "running", "ended": "ended"}
+_PHASES: dict[str, RunPhase] = {"waiting": "waiting", "running": "running", "ended": "ended", "failed": "failed"}
+_ORDERS: dict[str, RunOrder] = {order: order for order in ORDERS}
+COLUMNS: tuple[tuple[str, RunOrder], ...] = (
+    ("State", "state"),
+    ("Task", "newest"),
+    ("Who", "role"),
+    ("Cost", "cost"),
+    ("Time", "time"),
+    ("When", "newest"),
+)
+"""The heads of the list, and the order that each leads to."""
 
 
 @dataclass(frozen=True)
 class Filter:
     """Which runs are listed: in a phase, of a role, with these words in ids, names, roles and tasks.
 
-    None and empty take all; `everybody` is for the runs of all users, not the visitor's alone.
+    None and empty take all; `everybody` is for the runs of all users, not the visitor's alone. `replaced`: also
+    proposals in whose place a newer one is.
     """
 
     phase: RunPhase | None = None
     role: str = ""
     text: str = ""
     everybody: bool = False
+    replaced: bool = False
+    order: RunOrder = "newest"
 
     def query(self, **more: object) -> str:
-        fields = {"state": self.phase, "role": self.role, "text": self.text, "all": "1" if self.everybody else ""}
+        fields: dict[str, object] = {
+            "state": self.phase,
+            "role": self.role,
+            "text": self.text,
+            "all": "1" if self.everybody else "",
+            "replaced": "1" if self.replaced else "",
+            "order": self.order if self.order != "newest" else "",
+        }
         return urlencode({name: value for name, value in {**fields, **more}.items() if value})
 
 
@@ -87,7 +108,8 @@ class Now:
 
     @property
     def ended(self) -> list[RunView]:
-        return [run for run in self.runs if run.row.ended]
+        """Return what has ended lately, without proposals in whose place a newer one is."""
+        return [run for run in self.runs if run.row.ended and run.row.state != "superseded"]
 
 
 class Runs(PagePart):
@@ -102,11 +124,11 @@ class Runs(PagePart):
         ]
 
     async def overview(self, request: Request) -> Response:
-        """Show everybody's, with `all` and the right to."""
+        """Show everybody's to who may see them, unless they ask for their own with `mine`."""
         visitor = reader_of(request)
-        everybody = "all" in request.query_params and visitor.reads_all
+        everybody = visitor.reads_all and "mine" not in request.query_params
         now = await self._context.store.read(lambda view: self._now(view, visitor, everybody))
-        values = {"now": now, "everybody": everybody, "stream": "/stream"}
+        values = {"now": now, "everybody": everybody, "owners": _owners(now.runs, visitor), "stream": "/stream"}
         return self._context.show(request, "overview.html", values)
 
     def _now(self, view: View, visitor: Visitor, everybody: bool) -> Now:
@@ -133,7 +155,7 @@ class Runs(PagePart):
         def query(view: View) -> dict[str, Any]:
             now = now_us()
             shown = [view_run(view, row, processes, now, result=False, task=True) for row in found.rows]
-            return {"runs": shown, "roles": view.roles(user)}
+            return {"runs": shown, "owners": _owners(shown, visitor), "roles": view.roles(user)}
 
         values = await self._context.store.read(query)
         here = wanted.query(after=after)
@@ -143,23 +165,33 @@ class Runs(PagePart):
             "older": f"/subagents?{wanted.query(after=found.next)}" if found.next else "",
             "phases": [(name, wanted.query(state=name)) for name in _PHASES],
             "everything": wanted.query(state=None),
+            "columns": [(name, order, wanted.query(order=_turned(name, order, wanted))) for name, order in COLUMNS],
+            "with_replaced": wanted.query(replaced="" if wanted.replaced else "1"),
             "later": bool(after),
         }
         return self._context.show(request, "runs.html", {**values, "stream": "/stream"})
 
     async def _newest(self, wanted: Filter, visitor: Visitor, after: str) -> FoundRuns:
-        before = None
-        if after:
-            created, _, run_id = after.partition("-")
-            before = (parse_number(created, _NO_PLACE), run_id)
+        before, value = _place(after, wanted.order) if after else (None, None)
         user, role = None if wanted.everybody else visitor.user, wanted.role or None
         rows = await self._context.store.read(
             lambda view: view.newest_runs(
-                wanted.phase, now_us(), user=user, role=role, before=before, limit=PAGE_RUNS + 1
+                wanted.phase,
+                now_us(),
+                user=user,
+                role=role,
+                before=before,
+                limit=PAGE_RUNS + 1,
+                replaced=wanted.replaced,
+                order=wanted.order,
+                value=value,
             )
         )
-        last = rows[PAGE_RUNS - 1] if len(rows) > PAGE_RUNS else None
-        return FoundRuns(rows[:PAGE_RUNS], f"{last.created_us}-{last.id}" if last is not None else "")
+        if len(rows) <= PAGE_RUNS:
+            return FoundRuns(rows)
+        last = rows[PAGE_RUNS - 1]
+        column, _direction = ORDERS[wanted.order]
+        return FoundRuns(rows[:PAGE_RUNS], f"{last.created_us}~{last.id}~{getattr(last, column)}")
 
     async def _with_text(self, wanted: Filter, visitor: Visitor, after: str) -> FoundRuns:
         """Search the log for the proposals of runs, and for their tasks."""
@@ -187,11 +219,16 @@ class Runs(PagePart):
     async def compare(self, request: Request) -> Response:
         """Show the runs `a` and `b`."""
         access = self._context.access(reader_of(request))
-        given = [request.query_params.get(name, "").strip() for name in "ab"]
-        ids = [(await access.run(one, "run", reading=True)).id for one in given]
+        ids: list[str] = []
+        for name in ("a", "b"):
+            given = request.query_params.get(name, "").strip()
+            run = await access.run(given, "run", reading=True)
+            ids.append(run.id)
         both = await self._context.store.read(lambda view: [self._compared(view, run_id) for run_id in ids])
-        labels = list(dict.fromkeys(label for one in both for label in one["facts"]))
-        return self._context.show(request, "compare.html", {"both": both, "labels": labels})
+        labels: dict[str, None] = {}
+        for one in both:
+            labels |= dict.fromkeys(one["facts"])
+        return self._context.show(request, "compare.html", {"both": both, "labels": list(labels)})
 
     def _compared(self, view: View, run_id: str) -> dict[str, Any]:
         row = view.run(run_id)
@@ -212,24 +249,55 @@ class Runs(PagePart):
         return {"row": row, "run": run, "facts": facts, "result": result}
 
 
+def _place(after: str, order: RunOrder) -> tuple[tuple[int, str], int | str]:
+    """Return the time and id of the last run of a page, and its value in the order's column.
+
+    Raises BadInput: the address names none.
+    """
+    created, _, rest = after.partition("~")
+    run_id, _, value = rest.partition("~")
+    before = parse_number(created, _NO_PLACE), run_id
+    return before, value if order in ("role", "state") else parse_number(value, _NO_PLACE)
+
+
+def _turned(name: str, order: RunOrder, wanted: Filter) -> RunOrder | str:
+    """Return the order that the head of a column leads to; a second click on "When" turns it round."""
+    if name == "When" and wanted.order == "newest":
+        return "oldest"
+    return "" if order == "newest" else order
+
+
+def _owners(runs: Iterable[RunView], visitor: Visitor) -> bool:
+    """Tell whether rows say whose they are: where one of them is another user's."""
+    return any(run.row.user_id != visitor.user for run in runs)
+
+
 def _filter(query: QueryParams, visitor: Visitor) -> Filter:
     return Filter(
         phase=_PHASES.get(query.get("state", "")),
         role=query.get("role", "")[:_TEXT_CHARS],
         text=query.get("text", "").strip()[:_TEXT_CHARS],
         everybody="all" in query and visitor.reads_all,
+        replaced="replaced" in query,
+        order=_ORDERS.get(query.get("order", ""), "newest"),
     )
 
 
 def _runs_of(view: View, entries: tuple[Entry, ...], wanted: Filter) -> list[RunRow]:
     """Return the runs of a filter whose proposals or tasks these entries are, in their order."""
-    ids = dict.fromkeys(
-        entry.run_id
-        for entry in entries
-        if entry.run_id is not None
-        and (entry.type == "SpawnProposed" or (isinstance(entry.fact, UserMessage) and entry.fact.kind == "task"))
-    )
-    return [row for row in map(view.run, ids) if row is not None and _fits(view, row, wanted)]
+    ids = dict.fromkeys(entry.run_id for entry in entries if _is_proposal_or_task(entry))
+    rows: list[RunRow] = []
+    for run_id in ids:
+        row = view.run(run_id) if run_id is not None else None
+        if row is not None and _fits(view, row, wanted):
+            rows.append(row)
+    return rows
+
+
+def _is_proposal_or_task(entry: Entry) -> bool:
+    if entry.type == "SpawnProposed":
+        return True
+    return isinstance(entry.fact, UserMessage) and entry.fact.kind == "task"
 
 
 def _first_seq(row: RunRow) -> int:
@@ -238,5 +306,16 @@ def _first_seq(row: RunRow) -> int:
 
 
 def _fits(view: View, row: RunRow, wanted: Filter) -> bool:
-    phase = "ended" if is_over(view, row, now_us()) else "running" if row.state == RUNNING else "waiting"
-    return wanted.phase in (None, phase) and wanted.role in ("", row.role)
+    if wanted.role and row.role != wanted.role:
+        return False
+    if row.state == "superseded" and not wanted.replaced:
+        return False
+    if wanted.phase == "failed":
+        return row.ended and row.state not in NOT_FAILED
+    return wanted.phase is None or wanted.phase == _phase(view, row)
+
+
+def _phase(view: View, row: RunRow) -> RunPhase:
+    if is_over(view, row, now_us()):
+        return "ended"
+    return "running" if row.state == RUNNING else "waiting"

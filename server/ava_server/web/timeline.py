@@ -1,4 +1,4 @@
-"""The timeline of a run: what happened, each entry once, a page at a time, with what it has cost until then.
+"""The timeline of a run: what happened and how long it took, each entry once, a page at a time, with its costs.
 
 A page starts at a cursor: an entry's number, and what the run had spent there. So no page reads what comes before it,
 and what is written meanwhile neither skips nor repeats an entry.
@@ -7,8 +7,10 @@ and what is written meanwhile neither skips nor repeats an entry.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Literal, cast
 from urllib.parse import urlencode
 
@@ -16,22 +18,68 @@ from starlette.datastructures import QueryParams
 
 from ava_audit import events
 from ava_audit.entries import Entry
+from ava_audit.rows import RunRow
+from ava_audit.units import format_duration
 from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.budget.money_line import money_wait_words
 from ava_server.core.ids import AGENT, parse_number, state_words
 from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import EVENT_NAMES, arguments_text, compact, entry_words, refused_words, unmarked
+from ava_server.render.run_view import is_carried
 from ava_server.runs.changes import describe_command
 from ava_server.runs.question_kinds import KINDS
 
 Order = Literal["newest", "oldest"]
 
-PAGE_ENTRIES = 200
-PAGE_CHARS = 26_000
+PAGE_ENTRIES, PAGE_ROWS = 260, 180
+"""Most entries of one page, and most of them that are not folded: those of some forty turns."""
+PAGE_CHARS = 20_000
 """Characters of texts on one page; longer texts are cut, and open on a page of their own."""
 _CUTS = (600, 400, 300, 200, 140, 100)
 _LINE_CHARS = 160
+_DONE_CHARS = 200
+"""Characters of what a turn did, on its one line."""
+_ERROR_CHARS = 60
+"""So many first characters of two errors are alike where they are the same one."""
+LEAST_SHARE = 250
+"""A part of the picture of time is at least this fraction of it wide, so that it can be seen."""
+
+PartKind = Literal["model", "tool", "wait"]
+_WAIT_BEGINS = frozenset(("SpawnDecided", "Asked", "Answered", "RunPaused", "MoneyAwaited", "RunResumed"))
+_WAIT_ENDS = frozenset(("RunClaimed", "Answered", "CostReserved", "CostUpdate", "RunEnded"))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of time of the model, of a tool or of waiting; microseconds UTC."""
+
+    kind: PartKind
+    begins_us: int
+    ends_us: int
+
+    @property
+    def seconds(self) -> float:
+        return (self.ends_us - self.begins_us) / 1e6
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The time that the picture of a timeline covers; microseconds UTC."""
+
+    begins_us: int
+    ends_us: int
+
+    @property
+    def span_ms(self) -> int:
+        return max(1, (self.ends_us - self.begins_us) // 1_000)
+
+    def place(self, part: Part) -> tuple[int, int]:
+        """Return where a part begins and how wide it is, in milliseconds."""
+        least = max(1, self.span_ms // LEAST_SHARE)
+        begins = max(0, (part.begins_us - self.begins_us) // 1_000)
+        wide = max(least, (part.ends_us - part.begins_us) // 1_000)
+        return min(begins, max(0, self.span_ms - wide)), wide
 
 
 @dataclass(frozen=True)
@@ -59,7 +107,9 @@ class Item:
 
     `text` is as much as there is room for. `cost`, None if it is not a model call, and `total`, what the run had spent
     after it, are in micro-USD. `call_id` is the tool call's that it is or that it answers. In a tree, `inside` is what
-    the turn has done, and `result` what the call has returned.
+    the turn has done, or what is folded into one row, and `result` what the call has returned. `parts` is where its
+    time went, `tokens` what a model call read and wrote. `again` counts how often its error has come so far on this
+    page, from 2.
     """
 
     seq: int
@@ -74,6 +124,9 @@ class Item:
     brief: str = ""
     inside: list[Item] = field(default_factory=list["Item"])
     result: Item | None = None
+    parts: list[Part] = field(default_factory=list[Part])
+    tokens: str = ""
+    again: int = 0
 
     @property
     def of_turn(self) -> bool:
@@ -83,6 +136,71 @@ class Item:
     @property
     def cut(self) -> bool:
         return self.shown is not None and len(self.text) < len(self.shown.text)
+
+    @property
+    def failed(self) -> bool:
+        own = self.shown is not None and self.shown.failed
+        return own or (self.result is not None and self.result.failed)
+
+    @property
+    def all_parts(self) -> list[Part]:
+        """Its own time, and that of what is inside it."""
+        parts = list(self.parts)
+        if self.result is not None:
+            parts += self.result.parts
+        for each in self.inside:
+            parts += each.all_parts
+        return parts
+
+    @property
+    def time_words(self) -> str:
+        """`model 1 s, tools 2 s, waited 3 s`; empty where no time is known."""
+        sums: dict[PartKind, float] = {}
+        for part in self.all_parts:
+            sums[part.kind] = sums.get(part.kind, 0.0) + part.seconds
+        return ", ".join(f"{_PART_NAMES[kind]} {format_duration(sums[kind])}" for kind in _PART_NAMES if kind in sums)
+
+    @property
+    def seconds(self) -> float:
+        """From the beginning of its first part to the end of its last one."""
+        parts = self.all_parts
+        if not parts:
+            return 0.0
+        return (max(part.ends_us for part in parts) - min(part.begins_us for part in parts)) / 1e6
+
+    @property
+    def actions(self) -> list[Item]:
+        """The calls and results of a turn."""
+        return [each for each in self.inside if each.shown is not None and each.shown.kind in ("call", "result")]
+
+    @property
+    def said(self) -> str:
+        """The beginning of what the model said in a turn."""
+        for each in self.inside:
+            if each.shown is not None and each.shown.kind in ("say", "plan"):
+                return compact(each.text, _DONE_CHARS)
+        return ""
+
+    @property
+    def reason(self) -> str:
+        """Why a call failed, on one line."""
+        answered = self.result if self.result is not None else self
+        return compact(answered.text, _DONE_CHARS)
+
+    @property
+    def error(self) -> tuple[str, ...]:
+        """What makes two errors the same one; empty for what did not fail, and for a turn that did something else."""
+        if self.shown is None:
+            return ()
+        if self.cost is not None:
+            errors = {each.error for each in self.actions}
+            return errors.pop() if len(errors) == 1 else ()
+        if not self.failed or self.shown.kind == "end":
+            return ()
+        return self.shown.kind, self.shown.title, self.brief, self.reason[:_ERROR_CHARS]
+
+
+_PART_NAMES: Mapping[PartKind, str] = {"model": "model", "tool": "tools", "wait": "waited"}
 
 
 @dataclass(frozen=True)
@@ -116,7 +234,60 @@ class TimelinePage:
                 turn.inside.append(item)
                 continue
             tree.append(item)
+        tree = fold_repeats(tree)
         return tree if order == "oldest" else tree[::-1]
+
+
+def fold_repeats(tree: Sequence[Item]) -> list[Item]:
+    """Return rows, oldest first, in which one row stands for the same error several times in a row."""
+    rows = list[Item]()
+    for error, group in groupby(tree, key=lambda item: item.error):
+        alike = list(group)
+        if error and len(alike) > 1:
+            rows.append(_repeats(alike))
+        else:
+            rows += alike
+    _count_errors(rows)
+    return rows
+
+
+def _repeats(alike: Sequence[Item]) -> Item:
+    """Return one row for several that are the same error."""
+    first, last = alike[0], alike[-1]
+    assert first.shown is not None and last.shown is not None
+    is_turn = all(item.cost is not None for item in alike)
+    if is_turn:
+        numbers = [
+            item.shown.title.split(",")[0].removeprefix("Turn ") for item in (first, last) if item.shown is not None
+        ]
+        title = f"Turns {' to '.join(numbers)}"
+    else:
+        title = f"{first.shown.title}, {len(alike)} times"
+    return Item(
+        seq=last.seq,
+        at_us=last.at_us,
+        shown=Detail(first.shown.kind, title, failed=True),
+        cost=sum(item.cost or 0 for item in alike) if is_turn else None,
+        total=last.total,
+        inside=list(alike),
+    )
+
+
+def _count_errors(rows: Iterable[Item]) -> None:
+    """Tell turns with an error that came before on the page, so that its reason need not be read again."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    for row in rows:
+        for each in row.actions:
+            if each.error:
+                seen[each.error] += 1
+                each.again = seen[each.error] if seen[each.error] > 1 else 0
+
+
+def scale_of(run: RunRow, now_us: int) -> Scale:
+    """Return the time from a run's approval to its end, or to its last entry."""
+    begins_us = run.created_us if run.queued_us is None else run.queued_us
+    ends_us = next((moment for moment in (run.ended_us, run.last_us) if moment is not None), now_us)
+    return Scale(begins_us, max(begins_us, ends_us))
 
 
 def place_of(query: QueryParams, default: Order) -> Place:
@@ -132,25 +303,58 @@ def read_page(view: View, run_id: str, place: Place, spent: int) -> TimelinePage
     """`spent` is what the run has spent by now, in micro-USD."""
     if place.order == "oldest":
         return _forward(view, run_id, place)
-    entries = view.older_entries(run_id, place.seq, PAGE_ENTRIES + 1)
-    more = len(entries) > PAGE_ENTRIES
-    entries = entries[:PAGE_ENTRIES][::-1]
-    after = spent if place.seq is None else place.spent or 0
-    before = after - sum(entry.cost_micros or 0 for entry in entries)
-    items = rows(entries, before)[::-1]
-    older = Place("newest", entries[0].seq, before) if more else None
-    newest = entries[-1].seq if entries else 0
-    return TimelinePage(items, older, Place("newest", newest, after) if place.seq is None else None)
+    return _backward(view, run_id, place, spent)
+
+
+def _backward(view: View, run_id: str, place: Place, spent: int) -> TimelinePage:
+    found = view.older_entries(run_id, place.seq, PAGE_ENTRIES + 1)
+    entries = _of_one_page(found)
+    is_more = len(entries) < len(found)
+    entries.reverse()
+    is_first_page = place.seq is None
+    after = spent if is_first_page else _known(place.spent)
+    before = after - _cost(entries)
+    older, newer = None, None
+    if is_more:
+        older = Place("newest", entries[0].seq, before)
+    if is_first_page:
+        newer = Place("newest", entries[-1].seq if entries else 0, after)
+    return TimelinePage(rows(entries, before)[::-1], older, newer)
 
 
 def _forward(view: View, run_id: str, place: Place) -> TimelinePage:
-    entries = view.newer_entries(run_id, place.seq or 0, PAGE_ENTRIES + 1)
-    more = len(entries) > PAGE_ENTRIES
-    entries = entries[:PAGE_ENTRIES]
-    before = place.spent or 0
-    after = before + sum(entry.cost_micros or 0 for entry in entries)
-    end = Place("oldest", entries[-1].seq if entries else place.seq or 0, after)
-    return TimelinePage(rows(entries, before), end if more else None, None if more else end)
+    found = view.newer_entries(run_id, _known(place.seq), PAGE_ENTRIES + 1)
+    entries = _of_one_page(found)
+    is_more = len(entries) < len(found)
+    before = _known(place.spent)
+    last_seq = entries[-1].seq if entries else _known(place.seq)
+    end = Place("oldest", last_seq, before + _cost(entries))
+    shown = rows(entries, before)
+    if is_more:
+        return TimelinePage(shown, end, None)
+    return TimelinePage(shown, None, end)
+
+
+def _of_one_page(entries: Sequence[Entry]) -> list[Entry]:
+    """Return as many of the first entries as one page shows."""
+    taken: list[Entry] = []
+    shown = 0
+    for entry in entries[:PAGE_ENTRIES]:
+        if entry.fact is None or not _is_bookkeeping(entry, entry.fact):
+            shown += 1
+        if shown > PAGE_ROWS:
+            break
+        taken.append(entry)
+    return taken
+
+
+def _known(number: int | None) -> int:
+    return 0 if number is None else number
+
+
+def _cost(entries: Iterable[Entry]) -> int:
+    """Return what entries have cost together, in micro-USD."""
+    return sum(_known(entry.cost_micros) for entry in entries)
 
 
 def read_newer(view: View, run_id: str, place: Place) -> TimelinePage:
@@ -169,8 +373,12 @@ def rows(entries: Sequence[Entry], spent: int) -> list[Item]:
     """
     items: list[Item] = []
     folded: list[Entry] = []
+    waiting: Item | None = None
     for entry in entries:
         spent += entry.cost_micros or 0
+        if waiting is not None and entry.type in _WAIT_ENDS:
+            waiting.parts.append(Part("wait", waiting.at_us, max(waiting.at_us, entry.ts_us)))
+            waiting = None
         shown = describe(entry)
         if shown is None:
             if items and items[-1].cost is not None and not folded:
@@ -178,12 +386,17 @@ def rows(entries: Sequence[Entry], spent: int) -> list[Item]:
             else:
                 folded.append(entry)
             continue
-        item = Item(entry.seq, entry.ts_us, shown, shown.text, entry.duration_ms, total=spent)
+        item = Item(
+            entry.seq, entry.ts_us, shown, shown.text, entry.duration_ms, total=spent, parts=_parts(entry, shown)
+        )
+        if entry.type in _WAIT_BEGINS:
+            waiting = item
         if isinstance(fact := entry.fact, events.ToolCall | events.ToolResult):
             item.call_id = fact.call_id
             item.brief = clean(arguments_text(fact.args))[0] if isinstance(fact, events.ToolCall) else ""
         if shown.kind == "step":
             item.cost = entry.cost_micros or 0
+            item.tokens = _token_words(entry.usage)
             item.folded = [*map(_line, folded), _line(entry)]
         elif folded:
             items.append(_fold(folded, spent))
@@ -195,20 +408,37 @@ def rows(entries: Sequence[Entry], spent: int) -> list[Item]:
     return items
 
 
+def _parts(entry: Entry, shown: Detail) -> list[Part]:
+    """Return where the time of an entry went: an entry is written at the end of what it tells."""
+    if not entry.duration_ms or shown.kind not in ("step", "result"):
+        return []
+    kind: PartKind = "model" if shown.kind == "step" else "tool"
+    return [Part(kind, entry.ts_us - entry.duration_ms * 1_000, entry.ts_us)]
+
+
 def _fold(folded: Sequence[Entry], spent: int) -> Item:
     return Item(folded[-1].seq, folded[-1].ts_us, total=spent, folded=[*map(_line, folded)])
 
 
 def _line(entry: Entry) -> str:
-    text = entry_words(entry)
+    text = "Its result was given to the host" if is_carried(entry) else entry_words(entry)
     who = " by a host or a person" if entry.who.agent_id == AGENT and entry.type in ("ToolCall", "ToolResult") else ""
-    tokens = ""
-    if (usage := entry.usage) is not None:
-        tokens = (
-            f": {usage.input_tokens:,} in, {usage.cache_read_tokens:,} from the cache, "
-            f"{usage.cache_write_tokens:,} to the cache, {usage.output_tokens:,} out"
-        )
-    return compact(f"{text}{who}{tokens}", _LINE_CHARS)
+    tokens = _token_words(entry.usage)
+    return compact(f"{text}{who}: {tokens}" if tokens else f"{text}{who}", _LINE_CHARS)
+
+
+def _token_words(usage: events.Usage | None) -> str:
+    """Return the tokens of a model call, without kinds of which there were none; empty where they are not known."""
+    if usage is None:
+        return ""
+    counts = {
+        "in": usage.input_tokens,
+        "from the cache": usage.cache_read_tokens,
+        "to the cache": usage.cache_write_tokens,
+        "out": usage.output_tokens,
+    }
+    found = [f"{tokens:,} {name}" for name, tokens in counts.items() if tokens]
+    return f"tokens: {', '.join(found)}" if found else ""
 
 
 def _cut(items: Iterable[Item]) -> None:
@@ -280,7 +510,7 @@ def _is_bookkeeping(entry: Entry, fact: events.Fact) -> bool:
 def _work(fact: events.Fact) -> Detail | None:
     match fact:
         case events.CostUpdate():
-            return _cost(fact)
+            return _settled(fact)
         case events.AssistantMessage(rejected=str(refused)):
             return Detail("say", "Answer of the model", refused_words(refused), failed=True)
         case events.AssistantMessage():
@@ -306,7 +536,7 @@ def _work(fact: events.Fact) -> Detail | None:
             return None
 
 
-def _cost(fact: events.CostUpdate) -> Detail:
+def _settled(fact: events.CostUpdate) -> Detail:
     booked = {"billed": "", "not_billed": ", not billed", "unknown": ", cost unknown: the most that it can be"}
     again = f", attempt {fact.attempt}" if fact.attempt > 1 else ""
     over = ", more than was reserved" if fact.overrun else ""
@@ -323,8 +553,11 @@ _NOTES = {
 
 
 def _result(fact: events.ToolResult) -> Detail:
-    found = [] if fact.count is None else [f"{fact.count:,} {'result' if fact.count == 1 else 'results'}"]
-    found += [f"{fact.chars:,} characters"] if fact.chars is not None else []
+    found: list[str] = []
+    if fact.count is not None:
+        found.append("1 result" if fact.count == 1 else f"{fact.count:,} results")
+    if fact.chars is not None:
+        found.append(f"{fact.chars:,} characters")
     output = unmarked(fact.output)
     if fact.success:
         return Detail("result", f"{fact.tool} returned {', '.join(found) or 'an answer'}", output)
@@ -347,8 +580,10 @@ def _event(fact: events.Fact) -> Detail:
         case events.GuardrailTripped():
             where = f" ({fact.tool})" if fact.tool else ""
             times = f", {fact.count} times" if fact.count else ""
-            what = f"Guardrail {fact.guardrail}{where} {_GUARDRAILS[fact.action]}{times}"
-            return Detail("error", what, failed=fact.action != "told")
+            what = f"Guardrail {state_words(fact.guardrail)}{where} {_GUARDRAILS[fact.action]}{times}"
+            if fact.action == "told":
+                return Detail("note", what)
+            return Detail("error", what, failed=True)
         case events.Asked():
             return Detail("ask", *KINDS[fact.kind].entry(fact))
         case events.Answered():
@@ -373,6 +608,8 @@ def _ending(fact: events.Fact) -> Detail:
         case events.SubagentComplete():
             failed = fact.status not in ("success", "cancelled")
             return Detail("end", f"Result: {state_words(fact.status)}", fact.summary, failed)
+        case events.RunEnded(status="superseded"):
+            return Detail("end", "Replaced by a newer proposal")
         case events.RunEnded():
             why = f": {fact.stop_reason}" if fact.stop_reason else ""
             return Detail("end", f"Ended as {state_words(fact.status)}{why}", failed=fact.severity != "info")

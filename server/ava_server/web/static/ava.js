@@ -69,13 +69,20 @@ function ago(moment) {
   return seconds === 0 ? "now" : seconds > 0 ? `${words} ago` : `in ${words}`;
 }
 
+// A time on this clock, in the form that terminals use: 2026-01-31 14:05:32.
+function stamp(moment) {
+  const two = (number) => String(number).padStart(2, "0");
+  const day = [moment.getFullYear(), two(moment.getMonth() + 1), two(moment.getDate())].join("-");
+  return `${day} ${[moment.getHours(), moment.getMinutes(), moment.getSeconds()].map(two).join(":")}`;
+}
+
 function localTimes(root) {
   for (const each of root.querySelectorAll("time[datetime]")) {
     const moment = new Date(each.dateTime);
     if (!each.dateTime || isNaN(moment)) continue;
     const exact = "exact" in each.dataset;
-    each.title = exact ? each.dateTime : moment.toLocaleString();
-    each.textContent = exact ? moment.toLocaleString() : ago(moment);
+    each.title = exact ? each.dateTime : stamp(moment);
+    each.textContent = exact ? stamp(moment) : ago(moment);
   }
 }
 
@@ -98,7 +105,20 @@ document.body.addEventListener("htmx:beforeRequest", (event) => {
 document.body.addEventListener("htmx:beforeOnLoad", (event) => {
   if (leaves) event.preventDefault();
 });
-document.body.addEventListener("htmx:load", (event) => localTimes(event.detail.elt));
+// The pictures of time of a run in progress came at different moments: they all get the newest scale.
+function sameScales() {
+  const pictures = [...document.querySelectorAll(".timeline svg.flow")];
+  const spans = pictures.map((each) => each.viewBox.baseVal.width);
+  const longest = Math.max(0, ...spans);
+  pictures.forEach((each, place) => {
+    if (spans[place] !== longest) each.setAttribute("viewBox", `0 0 ${longest} 8`);
+  });
+}
+
+document.body.addEventListener("htmx:load", (event) => {
+  localTimes(event.detail.elt);
+  sameScales();
+});
 localTimes(document);
 setInterval(() => document.hidden || localTimes(document), 15000);
 listen();
