@@ -16,6 +16,8 @@ import sys
 import time
 from typing import Any, cast
 
+from ava_server.hosts.installed_skill import has_skill
+
 WAIT_S = 0.1
 """Hosts write the first request at once. For others, the imports must not wait longer."""
 MOST_BYTES = 65_536
@@ -93,7 +95,9 @@ def _result(method: Any, params: Any, known: dict[str, Any]) -> dict[str, Any] |
         shape: Any = {"protocolVersion": str, "capabilities": _CAPABILITIES, "clientInfo": _CLIENT}
         if _fits(params, shape, shape) and _fits(params["clientInfo"], _CLIENT, ("name", "version")):
             version = params["protocolVersion"]
-            return {**known[method], "protocolVersion": version} if version in known["versions"] else None
+            if version not in known["versions"]:
+                return None
+            return {**known[method], **_instructions(params["clientInfo"], known), "protocolVersion": version}
     elif method == "server/discover":
         envelope: Any = {
             _META + "protocolVersion": str,
@@ -106,9 +110,15 @@ def _result(method: Any, params: Any, known: dict[str, Any]) -> dict[str, Any] |
             and _fits(params["_meta"], envelope, envelope)
             and _fits(params["_meta"][_META + "clientInfo"], _CLIENT, ("name", "version"))
         ):
-            result: dict[str, Any] = known[method]
-            return result if params["_meta"][_META + "protocolVersion"] in result["supportedVersions"] else None
+            if params["_meta"][_META + "protocolVersion"] not in known[method]["supportedVersions"]:
+                return None
+            return {**known[method], **_instructions(params["_meta"][_META + "clientInfo"], known)}
     return None
+
+
+def _instructions(client: dict[str, Any], known: dict[str, Any]) -> dict[str, str]:
+    """Return the short instructions for a host that has Ava's skill; nothing to change for any other."""
+    return {"instructions": known["instructions_with_skill"]} if has_skill(client["name"]) else {}
 
 
 def _fits(value: Any, shape: Any, required: Any = ()) -> bool:
