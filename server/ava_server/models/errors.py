@@ -185,7 +185,7 @@ def _attempt(make: Callable[[], datetime]) -> datetime | None:
 
 
 _SHOWN_CHARS = 200
-_KEY_SHAPE = re.compile(r"\b(?:(?:sk|pk|rk|key|xai)-|gsk_)[A-Za-z0-9_\-]{8,}|\bBearer\s+\S+|\bAIza[\w\-]{20,}")
+_KEY_SHAPE = re.compile(r"\b(?:(?:sk|pk|rk|key|xai)-|gsk_)[A-Za-z0-9_\-]{8,}|\bBearer\s+\S+|\b(?:AIza|AQ\.)[\w\-]{20,}")
 _ID_SHAPE = re.compile(r"[A-Za-z0-9][\w.:\-]{2,127}", re.ASCII)
 _NOT_TRUSTED = re.compile(r"certificate verify failed: (.*?)(?: \(_ssl|$)")
 _AGAIN = "or propose it again with retry_of and another `model`"

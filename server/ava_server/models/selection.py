@@ -214,7 +214,7 @@ def wire_of(provider: Provider, base_url: str) -> WireName:
 
 
 def is_vertex(base_url: str) -> bool:
-    """Tell whether an address is of Google Cloud, where a key is a token."""
+    """Tell whether an address is of Google Cloud, where what a command prints is a token."""
     return host_of(base_url).endswith("aiplatform.googleapis.com")
 
 

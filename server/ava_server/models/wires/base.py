@@ -196,6 +196,10 @@ class Wire(ABC):
         """Return the fields of a request that the path of another program's has, or None: it asks for no answer."""
         return {} if path.endswith(self.path) else None
 
+    def unanswered_form(self, path: str, query: str) -> str:
+        """Return a sentence where another program's address asks for an answer in a form that no request here has."""
+        return ""
+
     def counted(self, path: str) -> bool:
         """Tell whether a path of another program's asks only how many tokens a request has."""
         return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
@@ -63,7 +63,8 @@ _REJECTED = frozenset(("MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_M
 class GoogleWire(Wire):
     """`generateContent` as one endpoint has it.
 
-    `bearer` sends the key as a token. `call_ids`: it accepts the ids of calls, and of their results.
+    `bearer` sends the key as a token, where its address has no header for keys. `call_ids`: it accepts the ids of
+    calls, and of their results.
     """
 
     speaks: ClassVar[str] = "Google's generateContent"
@@ -86,6 +87,13 @@ class GoogleWire(Wire):
         if method not in (WHOLE, STREAM) or "/models/" not in path:
             return None
         return {"model": model, "stream": method == STREAM}
+
+    def unanswered_form(self, path: str, query: str) -> str:
+        """Without `alt=sse`, Google streams the elements of one JSON array, which no client of its own asks for."""
+        is_stream = path.endswith(f":{STREAM}")
+        if not is_stream or "sse" in parse_qs(query).get("alt", []):
+            return ""
+        return f"{STREAM} is answered here as server-sent events alone: add ?alt=sse, or call {WHOLE}"
 
     def counted(self, path: str) -> bool:
         return path.endswith(":countTokens")
