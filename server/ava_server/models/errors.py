@@ -7,6 +7,7 @@ sentence. When to try again comes from the provider's headers and words.
 from __future__ import annotations
 
 import re
+import socket
 import tomllib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -352,6 +353,16 @@ def _other_words(fields: Mapping[str, Any]) -> str:
     return json_text.encode(told).decode() if told.keys() - known else ""
 
 
+def _is_about_name(error: BaseException) -> bool:
+    """Tell whether an error was raised because the name of a host could not be looked up."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """Where a model is called; makes the errors of such a call, with host and path, without user, query or key."""
@@ -407,6 +418,8 @@ class Endpoint:
         )
 
     def unreachable(self, error: Exception) -> ModelError:
+        import httpx2
+
         from ava_roles.net.transports import ProxyRefused
 
         if why := _NOT_TRUSTED.search(str(error)):
@@ -414,6 +427,8 @@ class Endpoint:
         if isinstance(error, ProxyRefused):
             # A system's own setting gives way to HTTPS_PROXY.
             return self.error("proxy refused", cause=self.cause(error), variable=error.variable or "HTTPS_PROXY")
+        if isinstance(error, httpx2.ConnectError) and _is_about_name(error):
+            return self.error("no host")
         return self.error("unreachable", cause=self.cause(error))
 
     def fault(self, error: Exception, what: str, *, sent: bool, answered: bool) -> ModelError:

@@ -318,8 +318,9 @@ def meant_by(tier: str, settings: ModelSettings, providers: Mapping[str, Provide
             return f"{name}:{ids[tier]}", "tiers.toml"
     if providers:
         names = " and ".join(providers)
+        have = "has" if len(providers) == 1 else "have"
         raise ConfigError(
-            f"No model is set for tier {tier!r}, and {names} has no default. Add it to config.toml: "
+            f"No model is set for tier {tier!r}, and {names} {have} no default. Add it to config.toml: "
             f'[models] {tier} = "{next(iter(providers))}:ID"'
         )
     return "", "nobody"

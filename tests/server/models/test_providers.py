@@ -344,6 +344,11 @@ def test_a_provider_at_an_address_of_ones_own_says_what_it_needs(tmp_path: Path,
         choose(f"{name}:some-model", "fast", ModelSettings())
 
 
+def test_a_table_with_a_misspelt_name_is_told_which_is_meant(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not known, or the provider openai, if that is meant"):
+        settings_in(tmp_path, "[providers.opnai]\n")
+
+
 @pytest.mark.parametrize(
     "query", ["api-version=2024-10-21&key=abcdefgh", "key=abcdefgh", "api-version=", "api-version=a/b", "sig=1"]
 )
