@@ -244,21 +244,21 @@ class ErrorTable:
 @cache
 def error_table() -> ErrorTable:
     table = tomllib.loads(files("ava_server.models").joinpath("errors.toml").read_text(encoding="utf-8"))
-    lists = ("status", "codes", "words")
-    rows: list[dict[str, Any]] = [
-        {**row, **{name: tuple(row.get(name, ())) for name in lists}} for row in table["case"]
-    ]
-    cases = [ErrorCase(**row) for row in rows]
-    return ErrorTable(
-        by_name={case.name: case for case in cases if case.name},
-        by_status={status: case for case in cases for status in case.status},
-        by_text=tuple(
-            (case, re.compile("|".join(case.words), re.IGNORECASE) if case.words else None)
-            for case in cases
-            if case.codes or case.words
-        ),
-        status_of=table["status_of"],
-    )
+    by_name: dict[str, ErrorCase] = {}
+    by_status: dict[int, ErrorCase] = {}
+    by_text: list[tuple[ErrorCase, re.Pattern[str] | None]] = []
+    for row in table["case"]:
+        lists = {name: tuple(row.get(name, ())) for name in ("status", "codes", "words")}
+        case = ErrorCase(**{**row, **lists})
+        if case.name:
+            by_name[case.name] = case
+        for status in case.status:
+            by_status[status] = case
+        if case.words:
+            by_text.append((case, re.compile("|".join(case.words), re.IGNORECASE)))
+        elif case.codes:
+            by_text.append((case, None))
+    return ErrorTable(by_name, by_status, tuple(by_text), table["status_of"])
 
 
 @dataclass(frozen=True)
@@ -282,13 +282,20 @@ def find_case(error: ProviderError, status: int | None = None) -> ErrorCase:
     """Return what a provider's error means; `status` is None for an error in the body of a 200."""
     table = error_table()
     code = _status_in(error, table) if status is None else status
-    if not 300 <= code < 400:
+    is_redirect = 300 <= code < 400
+    if not is_redirect:
         for case, words in table.by_text:
-            if not error.codes.isdisjoint(case.codes) or (words and code < case.below and words.search(error.words)):
+            if not error.codes.isdisjoint(case.codes):
+                return case
+            if words is not None and code < case.below and words.search(error.words):
                 return case
     if not code:
         return table.by_name["unknown"]
-    return table.by_status.get(code) or table.by_status[500 if code >= 500 else 300 if 300 <= code < 400 else 400]
+    if code in table.by_status:
+        return table.by_status[code]
+    if code >= 500:
+        return table.by_status[500]
+    return table.by_status[300 if is_redirect else 400]
 
 
 def read_body(content: bytes) -> ProviderError:
@@ -343,7 +350,9 @@ def _detail_words(detail: Any) -> Any:
         words = [as_text(fields_of(each).get("msg")) for each in faults]
         return "; ".join(filter(None, words)) or str(faults)
     fields = as_object(detail)
-    return detail or "" if fields is None else fields.get("message") or fields.get("error") or str(detail)
+    if fields is not None:
+        return fields.get("message") or fields.get("error") or str(detail)
+    return detail or ""
 
 
 def _other_words(fields: Mapping[str, Any]) -> str:

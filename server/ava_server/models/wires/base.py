@@ -78,8 +78,9 @@ class WireAnswer(ABC):
         It has content and usage, and the arguments of each call are whole JSON.
         """
         whole = self.whole()
-        self.closed = self.usage is not None and bool(whole.text.strip() or whole.calls)
-        self.closed = self.closed and all(call.name and is_whole_object(call.raw_args) for call in whole.calls)
+        has_content = bool(whole.text.strip() or whole.calls)
+        calls_are_whole = all(call.name and is_whole_object(call.raw_args) for call in whole.calls)
+        self.closed = self.usage is not None and has_content and calls_are_whole
         return self.closed
 
     @abstractmethod

@@ -62,12 +62,16 @@ class ChatWire(Wire):
     def message(self, turn: Turn) -> Mapping[str, Any]:
         """Return a turn's message; an answer is the provider's own, without thinking that it would not accept."""
         sent = message(turn)
-        if isinstance(turn, AssistantTurn) and (turn.without_thinking or (turn.edited_before and self.thinking.bound)):
-            kept = {name: value for name, value in sent.items() if name not in _THINKING}
-            if isinstance(kept.get("content"), list):
-                kept["content"] = [part for part in as_list(kept["content"]) if not _is_thought(part)] or None
-            return kept
-        return sent
+        if not isinstance(turn, AssistantTurn):
+            return sent
+        is_stale = turn.edited_before and self.thinking.bound
+        if not (turn.without_thinking or is_stale):
+            return sent
+        kept = {name: value for name, value in sent.items() if name not in _THINKING}
+        if isinstance(kept.get("content"), list):
+            words = [part for part in as_list(kept["content"]) if not _is_thought(part)]
+            kept["content"] = words or None
+        return kept
 
     def body(self, request: Request) -> dict[str, Any]:
         parts = body(request, self.message)

@@ -176,12 +176,14 @@ class GoogleWire(Wire):
         sent: list[dict[str, Any]] = []
         for part in objects_in(raw.get("parts")):
             kept = {name: value for name, value in part.items() if name in names}
-            sealed = "thoughtSignature" in kept
-            if sealed or "functionCall" in kept or (kept.get("text") and not part.get("thought")):
+            is_needed = "functionCall" in kept or "thoughtSignature" in kept
+            has_words = kept.get("text") and not part.get("thought")
+            if is_needed or has_words:
                 sent.append(kept)
-        first_call = next((part for part in sent if "functionCall" in part), {"thoughtSignature": ""})
-        if "thoughtSignature" not in first_call and self._checks_signatures:
-            first_call["thoughtSignature"] = WITHOUT_SIGNATURE
+        if self._checks_signatures:
+            first_call = next((part for part in sent if "functionCall" in part), None)
+            if first_call is not None:
+                first_call.setdefault("thoughtSignature", WITHOUT_SIGNATURE)
         return sent
 
     @property
