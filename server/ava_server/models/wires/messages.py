@@ -218,9 +218,11 @@ class MessagesAnswer(WireAnswer):
     def _stop(self, delta: Mapping[str, Any]) -> None:
         self.stop_reason = as_text(delta.get("stop_reason")) or self.stop_reason
         details = fields_of(delta.get("stop_details"))
-        why = [said for name in ("category", "explanation") if (said := as_text(details.get(name)))]
+        category, explanation = as_text(details.get("category")), as_text(details.get("explanation"))
+        why = ": ".join(filter(None, (category, explanation)))
         if why:
-            self._notes[one_line(f"{details.get('type') or 'stopped'}: {': '.join(why)}") or ""] = None
+            note = one_line(f"{details.get('type') or 'stopped'}: {why}") or ""
+            self._notes[note] = None
 
     def _begin(self, index: int, block: Mapping[str, Any]) -> Delta:
         own = {name: as_list(value) for name, value in block.items() if isinstance(value, list)}  # citations grow

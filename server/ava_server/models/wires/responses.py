@@ -194,22 +194,33 @@ class ResponsesAnswer(WireAnswer):
         return Delta()
 
     def whole(self) -> WholeAnswer:
-        items = [item.whole() for item in self._in_order()]
-        found = [item for item in items if item.get("type") == CALL]
-        dropped = {id(item) for item in found[MOST_CALLS:]}
-        output = [item for item in items if id(item) not in dropped]
+        output: list[dict[str, Any]] = []
+        found = 0
+        for item in self._in_order():
+            if item.fields.get("type") == CALL:
+                found += 1
+                if found > MOST_CALLS:
+                    continue
+            output.append(item.whole())
         raw, changed = json_text.storable({"role": "assistant", "output": output})
         asked = [item for item in raw["output"] if item.get("type") == CALL]
         set_unique_ids(asked, "call_id")
-        parts = message_parts(raw["output"])
-        refused = self.stop_reason == "completed" and any(part.get("type") == "refusal" for part in parts)
+        calls = [tool_use(item["call_id"], as_text(item.get("name")), item["arguments"]) for item in asked]
+        words: list[str] = []
+        refused = False
+        for part in message_parts(raw["output"]):
+            if part.get("type") == "refusal":
+                words.append(as_text(part.get("refusal")))
+                refused = self.stop_reason == "completed"
+            else:
+                words.append(as_text(part.get("text")))
         return WholeAnswer(
             raw=raw,
-            text="".join(as_text(part.get("refusal" if part.get("type") == "refusal" else "text")) for part in parts),
-            calls=tuple(tool_use(item["call_id"], as_text(item.get("name")), item["arguments"]) for item in asked),
+            text="".join(words),
+            calls=tuple(calls),
             thinking=_readable(raw["output"]),
             is_empty=not output,
-            notes=(*self._withheld_note(), *dropped_calls_note(len(found) + self._let_go), *changed),
+            notes=(*self._withheld_note(), *dropped_calls_note(found + self._let_go), *changed),
             stop_reason="refusal" if refused else None,
         )
 
