@@ -167,11 +167,17 @@ def _is_program(descriptor: int) -> bool:
 
 def _asked_tools(given: Any) -> list[str] | None:
     """Return the tools of `allowed-tools` as it spells them; None if it is no list or text of names, or too long."""
-    items: object = _TOOL.findall(given) if isinstance(given, str) else given or []
-    if not isinstance(items, list):
+    if isinstance(given, str):
+        items: list[object] = _TOOL.findall(given)
+    elif isinstance(given, list):
+        items = cast("list[object]", given)
+    elif not given:
+        items = []
+    else:
         return None
-    names = [name for name in cast("list[object]", items) if isinstance(name, str)]
-    return names if len(names) == len(cast("list[object]", items)) <= _MOST_TOOLS else None
+    names = [name for name in items if isinstance(name, str)]
+    are_all_names = len(names) == len(items)
+    return names if are_all_names and len(names) <= _MOST_TOOLS else None
 
 
 def _tools(items: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -149,9 +149,14 @@ def _seconds(span: str) -> float:
 def _next_time(found: re.Match[str], now: datetime) -> datetime | None:
     """Return when a clock in some zone next shows a time; None if it did so within the last hour."""
     month, day, year, hour, minute, half, zone = found.groups()
-    if (half is None and minute is None) or (half is not None and int(hour) > 12):
+    hours = int(hour)
+    if half is None:
+        if minute is None:
+            return None
+    elif hours > 12:
         return None
-    hours = int(hour) if half is None else int(hour) % 12 + (12 if half in "pP" else 0)
+    else:
+        hours = hours % 12 + (12 if half in "pP" else 0)
     try:
         there = now.astimezone(UTC if zone in ("UTC", "GMT") else ZoneInfo(zone))
         when = there.replace(hour=hours, minute=int(minute or 0), second=0, microsecond=0)

@@ -236,8 +236,11 @@ class ChatAnswer(WireAnswer):
     def _keep(self, key: str, value: Any) -> str:
         """Keep a part that a provider wants back, while its type stays the same; return what of it is thinking."""
         known = self._kept.get(key)
-        if key in _SIGNED and isinstance(value, str | dict):
-            self._kept[key] = {**fields_of(known), **value} if isinstance(value, dict) else value
+        if key in _SIGNED and isinstance(value, str):
+            self._kept[key] = value
+            return ""
+        if key in _SIGNED and isinstance(value, dict):
+            self._kept[key] = {**fields_of(known), **value}
             return ""
         if isinstance(value, str) and (known is None or isinstance(known, StringIO)):
             self._kept[key] = grown(known, value)
