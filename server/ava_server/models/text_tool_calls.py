@@ -350,5 +350,5 @@ def _leaves(value: Any) -> list[str]:
     if isinstance(value, (int, float)):
         return [str(value)]
     entries = as_object(value)
-    items = as_list(value) if entries is None else entries.values()
+    items: Iterable[Any] = as_list(value) if entries is None else entries.values()
     return [leaf for item in items for leaf in _leaves(item)]
