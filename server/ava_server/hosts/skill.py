@@ -36,10 +36,15 @@ def installed_text(file: Path) -> str | None:
         raise ConfigError(f"{file} cannot be read ({error}).") from error
 
 
+def is_ours(text: str) -> bool:
+    """Tell whether a skill is Ava's own, of any version, perhaps edited."""
+    return text.startswith(_BEGIN)
+
+
 def install_skill(file: Path) -> None:
     """Write the skill. Blocking. Raises ConfigError: something else is there, or it cannot be written."""
     there = installed_text(file)
-    if there is not None and not there.startswith(_BEGIN):
+    if there is not None and not is_ours(there):
         raise ConfigError(f"{file} is not Ava's, and is kept. Move it, and run this again.")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +56,7 @@ def install_skill(file: Path) -> None:
 def remove_skill(file: Path) -> bool:
     """Remove the skill, and its folder if that is then empty; tell whether it was there. Blocking."""
     there = installed_text(file)
-    if there is None or not there.startswith(_BEGIN):
+    if there is None or not is_ours(there):
         return False
     try:
         file.unlink()
