@@ -6,8 +6,8 @@
 
 Counted are the instructions and, as compact JSON, `name`, `description` and `inputSchema` of each tool, with the
 built-in roles and no search set up. Few hosts show a model more; the second figure is with titles, hints and output
-schemas too, and has no goal. Shown beside it: the six names with empty schemas. Goal: at most 1,800 tokens with each
-tokenizer.
+schemas too, and has no goal. Shown beside it: what a host shows that has Ava's skill, and the six names with empty
+schemas. Goal: at most 1,800 tokens with each tokenizer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from figures import Figure, write_json
 from gen_docs import listed_tools
 
-from ava_server.render.host_text import INSTRUCTIONS
+from ava_server.render.host_text import INSTRUCTIONS, INSTRUCTIONS_WITH_SKILL
 
 GOAL = 1_800
 COUNT = """
@@ -49,7 +49,7 @@ console.log(JSON.stringify(found));
 
 
 def shown() -> dict[str, list[str]]:
-    """The texts of the floor, of what hosts show, and of everything that is declared."""
+    """The texts of the floor, of what hosts show without and with Ava's skill, and of everything that is declared."""
     tools = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in listed_tools()]
     parts = {
         "floor": [{"name": tool["name"], "inputSchema": {"type": "object"}} for tool in tools],
@@ -60,7 +60,12 @@ def shown() -> dict[str, list[str]]:
         what: [json.dumps(tool, ensure_ascii=False, separators=(",", ":")) for tool in given]
         for what, given in parts.items()
     }
-    return {what: texts if what == "floor" else [INSTRUCTIONS, *texts] for what, texts in packed.items()}
+    return {
+        "floor": packed["floor"],
+        "shown": [INSTRUCTIONS, *packed["shown"]],
+        "with skill": [INSTRUCTIONS_WITH_SKILL, *packed["shown"]],
+        "declared": [INSTRUCTIONS, *packed["declared"]],
+    }
 
 
 def count(texts: list[str], packages: Path) -> dict[str, list[int]]:
@@ -90,8 +95,8 @@ def main() -> None:
         figures.append(Figure(f"instructions and tools, {name}", by["shown"], "tokens", GOAL))
         verdict = "reached" if figures[-1].reached else "MISSED"
         print(
-            f"{name:<10} shown {by['shown']:>6,}   all that is declared {by['declared']:>6,}   bare {by['floor']:>4,}"
-            f"   goal {GOAL:,}: {verdict}"
+            f"{name:<10} shown {by['shown']:>6,}   with the skill {by['with skill']:>6,}"
+            f"   all that is declared {by['declared']:>6,}   bare {by['floor']:>4,}   goal {GOAL:,}: {verdict}"
         )
     if chosen.json:
         write_json(chosen.json, figures)

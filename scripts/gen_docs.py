@@ -71,6 +71,8 @@ def pages() -> dict[Path, str]:
 
 def first_answers() -> str:
     """Return what the server answers `initialize` and `server/discover`, and what it was made with."""
+    from ava_server.render.host_text import INSTRUCTIONS_WITH_SKILL
+
     packages = [f"{name.replace('-', '_')}-{version(name)}" for name in ("mcp", "mcp-types", "ava-subagents")]
     client = {"name": "x", "version": "1"}
     hello = {"protocolVersion": LATEST_HANDSHAKE_VERSION, "capabilities": {}, "clientInfo": client}
@@ -80,7 +82,12 @@ def first_answers() -> str:
         method: anyio.run(answer_in_memory, {"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
         for method, params in (("initialize", hello), ("server/discover", {"_meta": envelope}))
     }
-    known = {"packages": packages, "versions": HANDSHAKE_PROTOCOL_VERSIONS, **answers}
+    known = {
+        "packages": packages,
+        "versions": HANDSHAKE_PROTOCOL_VERSIONS,
+        "instructions_with_skill": INSTRUCTIONS_WITH_SKILL,
+        **answers,
+    }
     return json.dumps(known, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -168,13 +168,17 @@ def _is_program(descriptor: int) -> bool:
 def _tool_names(value: Any) -> list[str] | None:
     """Return the tools of `allowed-tools` as it spells them; None if it is not a list or text of names, or too long."""
     if isinstance(value, str):
-        value = _TOOL.findall(value)
+        items: list[object] = _TOOL.findall(value)
+    elif isinstance(value, list):
+        items = cast("list[object]", value)
     elif not value:
-        value = []
-    if not isinstance(value, list) or len(cast("list[object]", value)) > _MOST_TOOLS:
+        items = []
+    else:
+        return None
+    if len(items) > _MOST_TOOLS:
         return None
     names: list[str] = []
-    for name in cast("list[object]", value):
+    for name in items:
         if not isinstance(name, str):
             return None
         names.append(name)

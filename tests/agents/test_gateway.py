@@ -612,6 +612,23 @@ async def test_googles_other_paths_cost_nothing_or_are_not_there(tmp_path: Path)
         assert at.far.requests == [] and at.meter.admitted == []
 
 
+@pytest.mark.parametrize("query", ["", "?alt=json", "?alt=", "?key=sse", "?alt=sse2"])
+async def test_google_streams_nothing_that_was_not_asked_for_as_events(tmp_path: Path, query: str) -> None:
+    """Google itself would stream the elements of a JSON array."""
+    async with place(tmp_path, [Say("ok")], "google") as at:
+        path = "/v1beta/models/sonnet:streamGenerateContent"
+        refused = await at.http.post(f"{path}{query}", json=request("google"))
+        assert (refused.status_code, refused.headers["content-type"]) == (400, "application/json")
+        sentence = (
+            "streamGenerateContent is answered here as server-sent events alone: add ?alt=sse, or call generateContent"
+        )
+        assert refused.json()["error"] == {"code": 400, "status": "INVALID_ARGUMENT", "message": sentence}
+        assert at.far.requests == [] and at.meter.admitted == [] and at.meter.refused == [sentence]
+        answered = await at.http.post(f"{path}?alt=sse", json=request("google"))
+        assert answered.headers["content-type"].startswith("text/event-stream")
+        assert at.settled() == ["billed"]
+
+
 async def test_counting_has_the_room_of_a_call_and_ends_with_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ KEYS = [
     ("gitlab-token", "glpat-" + LETTERS[:20]),
     ("aws-key-id", "AKIA" + "ABCDEFGH23456789"),
     ("google-key", "AIza" + LETTERS[:35]),
+    ("google-key", "AQ.Ab8RN6" + LETTERS + "-_9"),
     ("google-key", "GOCSPX-" + LETTERS[:28]),
     ("google-token", "ya29." + LETTERS + LETTERS),
     ("slack-token", "xoxb-123456789012-1234567890123-" + LETTERS[:24]),

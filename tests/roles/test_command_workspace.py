@@ -10,10 +10,12 @@ from pathlib import Path, PurePosixPath
 import anyio
 import pytest
 from support.repositories.projects import checkout, git, names, tree, write
+from support.sandboxes.attacks import needs, sandbox
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.command_workspace import CopiedWorkspace
 from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.sandbox import Command
 from ava_roles.sandbox.toolchains import HostFolders
 
 
@@ -88,9 +90,50 @@ async def test_leaves_out_what_tells_an_agent_how_to_work(
             assert names(bench.here / "copy") == {"a.txt", "rules.md", "instructions/y.md"}
         else:
             over = {str(bind.target) for bind in found.binds if bind.source.is_relative_to(bench.here / "empty")}
-            hidden = ("AGENTS.md", "sub/Claude.md", ".claude", ".GitHub/Instructions")
-            assert over == {str(project / name) for name in hidden}
+            hidden = ("rules.md", "sub/Claude.md", ".claude", ".GitHub/Instructions")
+            assert over == {str(project / name) for name in hidden}, "in place of the link, what it leads to"
         bench.close()
+
+
+async def test_commands_read_nothing_through_a_link_in_a_folder_that_is_too_large_to_be_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("bubblewrap")
+    monkeypatch.setattr("ava_roles.sandbox.workspace_copy.FOLDER_FILES", 2)
+    project = tmp_path / "project"
+    write(project, {"a.txt": "plain\n", "rules.md": "EVIL\n", "sub/b.txt": "b\n", ".claude/more.md": "EVIL\n"})
+    (project / "AGENTS.md").symlink_to("rules.md")
+    (project / "sub" / "CLAUDE.md").symlink_to("../AGENTS.md")
+    (project / "sub" / "AGENTS.md").symlink_to("../.claude/more.md")
+    with closing(Root.open(project)) as files:
+        bench = workbench(tmp_path, files, frozenset({"agents.md", "claude.md", ".claude"}))
+        found, _fresh = await bench.ready()
+        reads = "cat AGENTS.md rules.md sub/CLAUDE.md && echo read; cat sub/AGENTS.md; ls -A .claude; cat a.txt"
+        command = Command(("/bin/sh", "-c", reads), found.folder, found.binds, found.environment, 20)
+        done = await sandbox("bubblewrap", tmp_path / "state").run(command)
+        lines = done.output.splitlines()
+        assert (lines[0], lines[-1]) == ("read", "plain") and "No such file" in lines[1] and len(lines) == 3, done
+        bench.close()
+
+
+@pytest.mark.parametrize("target", ["../outside.md", "/etc/passwd", "sub", "missing.md", "AGENTS.md"])
+async def test_a_link_that_cannot_be_covered_is_said_in_one_sentence(
+    tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ava_roles.sandbox.workspace_copy.FOLDER_FILES", 1)
+    project = tmp_path / "project"
+    write(project, {"a.txt": "a\n", "sub/b.txt": "b\n", "../outside.md": "EVIL\n"})
+    (project / "AGENTS.md").symlink_to(target)
+    with closing(Root.open(project)) as files:
+        bench = workbench(tmp_path, files, frozenset({"agents.md"}))
+        said = (
+            rf"^{project} is too large to be copied, and AGENTS\.md in it, which must not be seen, is a link that does"
+            r" not lead to a file of this folder, so it cannot be covered; replace or remove it, or have the subagent"
+            r" started with a smaller folder as workspace$"
+        )
+        with pytest.raises(ToolFailed, match=said):
+            await bench.ready()
+        assert not bench.here.exists()
 
 
 @pytest.mark.parametrize("tracked", [None, False, True])

@@ -298,6 +298,7 @@ def test_a_broken_config_exits_with_30_and_names_the_file(root: Path, workspace:
         (("researcher", "x", "--yes", "--max-cost", "1", "--context-from", "S-7"), "ava: --context-from: 'S-7' is not"),
         (("researcher", "x", "--yes", "--max-cost", "1", "--workspace", "/nowhere/at/all"), "/all does not exist"),
         (("researcher", "x", "--yes", "--max-cost", "1", "--model", "gpt-x"), "ava: --model: 'gpt-x'"),
+        (("researcher", "x", "--yes", "--max-cost", "1", "--model", "openai:gpt-5"), "key set openai`"),
         (("researcher", "x", "--yes", "--max-cost", "1", "--out", "/nowhere/at/all.txt"), "--out: "),
     ],
 )

@@ -206,7 +206,14 @@ def test_nothing_but_a_little_of_the_standard_library_is_loaded_before_the_answe
     loaded_names = done.stderr.decode().split()
     assert done.returncode == 0, loaded_names
     others = {name for name in loaded_names if name.partition(".")[0] not in sys.stdlib_module_names}
-    assert others == {"__main__", "ava_server", "ava_server.mcp_server", "ava_server.mcp_server.first_answer"}
+    assert others == {
+        "__main__",
+        "ava_server",
+        "ava_server.hosts",
+        "ava_server.hosts.installed_skill",
+        "ava_server.mcp_server",
+        "ava_server.mcp_server.first_answer",
+    }
     assert not {"asyncio", "dataclasses", "inspect", "importlib.metadata", "pathlib", "typing_extensions"} & {
         *loaded_names
     }

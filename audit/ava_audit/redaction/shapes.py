@@ -344,6 +344,7 @@ _OWN = (
     _shape("gitlab-token", "glpat-", r"[A-Za-z0-9_-]{20,}+(?:\.[0-9a-z]{9})?"),
     _shape("aws-key-id", "AKIA ASIA", r"[A-Z0-9]{16}" + _END),
     _shape("google-key", "AIza", r"[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
+    _shape("google-key", "AQ.", r"[A-Za-z0-9_-]{40,}+"),
     _shape("google-key", "GOCSPX-", r"[A-Za-z0-9_-]{28}(?![A-Za-z0-9_-])"),
     _shape("google-token", "ya29.", r"[A-Za-z0-9_-]{30,}+"),
     _shape(

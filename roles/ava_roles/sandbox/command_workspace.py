@@ -349,8 +349,8 @@ class CopiedWorkspace:
                 " commands; have the subagent started with a smaller folder as workspace, or go on by reading"
             )
         binds = [Bind(project, PurePosixPath(project), direct=True)]
-        for name in report.hidden:
-            binds.append(Bind(self._empty(project / name), PurePosixPath(project / name)))
+        for path in _paths_to_cover(project, report.hidden):
+            binds.append(Bind(self._empty(path), PurePosixPath(path)))
         return binds
 
     def _notes(
@@ -374,6 +374,26 @@ class CopiedWorkspace:
         if self.network:
             notes.append("commands reach the network")
         return f"[{'; '.join((*notes, *tools.refused))}]"
+
+
+def _paths_to_cover(project: Path, hidden: Sequence[str]) -> list[Path]:
+    """Return what to cover so that none of this can be read: in place of a link, the file in the project it leads to.
+
+    Nothing can be mounted over a link. Raises ToolFailed: a link leads to something else.
+    """
+    paths: dict[Path, None] = {}
+    for name in hidden:
+        path = project / name
+        if path.is_symlink():
+            path = Path(os.path.realpath(path))
+            if not path.is_relative_to(project) or not path.is_file():
+                raise ToolFailed(
+                    f"{shown(str(project))} is too large to be copied, and {shown(name)} in it, which must not be seen,"
+                    " is a link that does not lead to a file of this folder, so it cannot be covered; replace or remove"
+                    " it, or have the subagent started with a smaller folder as workspace"
+                )
+        paths[path] = None
+    return [path for path in paths if paths.keys().isdisjoint(path.parents)]
 
 
 def _paths_with_names(folder: Path, names: frozenset[str], check: Callable[[], None]) -> list[str]:

@@ -274,10 +274,10 @@ class AcpAgent:
             return {"outcome": {"outcome": "cancelled"}}
         self._asks += 1
         call = asked.tool_call
+        places = [str(each.path) for each in call.locations or ()]
         shown = [str(each.path) for each in call.content or () if isinstance(each, schema.FileEditToolCallContent)]
-        given = [self._absolute(path) for path in _paths_in(call.raw_input)]
-        found = [*(str(each.path) for each in call.locations or ()), *shown, *given]
-        paths = tuple(dict.fromkeys(found))
+        named = [self._absolute(path) for path in _paths_in(call.raw_input)]
+        paths = tuple(dict.fromkeys([*places, *shown, *named]))
         if self._asks > MOST_ASKS or len(paths) > _MOST_PATHS or any(len(path) > _MOST_PATH for path in paths):
             return {"outcome": {"outcome": "cancelled"}}
         title = self._line(call.title or "", 300)

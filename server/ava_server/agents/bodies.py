@@ -13,7 +13,7 @@ from typing import Any
 from ava_audit.redaction import Redactor
 from ava_server.agents.forms import FORMS, Closing, unseen
 from ava_server.agents.seam import MOST_NEW_BYTES, AgentCall, CallRefused
-from ava_server.models.json_text import as_list, as_object, as_text, decode, deeper_than, encode, objects_in
+from ava_server.models.json_text import as_list, as_object, as_text, decode, deeper_than, encode, fields_of, objects_in
 from ava_server.models.tokens import shown_bytes
 
 log = logging.getLogger("ava.agents")
@@ -219,15 +219,20 @@ class Bodies:
                 body.pop("parallel_tool_calls", None)
 
     def _adjust_declared(self, body: dict[str, Any], closing: Closing) -> None:
-        """Leave out what is said about tools that are not there."""
+        """Leave out the limit on the answer, and what is said about tools that are not there."""
+        limits = fields_of(body.get(self._form.output_under))
         for name in (*self._form.output, self._form.one_answer):
-            (as_object(body.get(self._form.output_under)) or {}).pop(name, None)
-        offered = {_tool_name(each) for tool in objects_in(body.get("tools")) for each in tool[self._form.tools_under]}
+            limits.pop(name, None)
+        offered: set[str] = set()
+        for tool in objects_in(body.get("tools")):
+            offered.update(map(_tool_name, tool[self._form.tools_under]))
         if not offered:
             body.pop("tools", None)
-        config = as_object((as_object(body.get("toolConfig")) or {}).get("functionCallingConfig")) or {}
-        allowed = [name for name in as_list(config.get("allowedFunctionNames")) if name in offered]
-        if "toolConfig" in body and (not offered or (config.get("allowedFunctionNames") and not allowed)):
+        config = fields_of(fields_of(body.get("toolConfig")).get("functionCallingConfig"))
+        named = as_list(config.get("allowedFunctionNames"))
+        allowed = [name for name in named if name in offered]
+        allows_nothing = not offered or (named and not allowed)
+        if "toolConfig" in body and allows_nothing:
             del body["toolConfig"]
             closing.take("toolConfig")
         elif allowed:

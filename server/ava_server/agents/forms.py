@@ -543,12 +543,14 @@ class Closing:
         if isinstance(shape, Fields):
             return shape
         kind = fields.get("type") or shape.default
-        if not kind and path == self._form.items and "role" in fields:  # the short form of a message
+        is_short_message = path == self._form.items and "role" in fields
+        if not kind and is_short_message:
             kind = "message"
-        found = shape.known.get(kind) if isinstance(kind, str) else None
-        if found is None and shape.refuses:
+        if isinstance(kind, str) and kind in shape.known:
+            return shape.known[kind]
+        if shape.refuses:
             raise unseen(kind or f"a part of {path} without a type")
-        return found
+        return None
 
     def _fields(self, fields: Mapping[str, Any], shape: Fields | None, path: str) -> Any:
         if shape is None:
@@ -572,12 +574,20 @@ class Closing:
         return closed
 
     def _listed(self, value: Any, shape: Listed, path: str) -> Any:
+        """Return what may stay of a list, also an empty one; nothing of a value alone that may not be in one."""
         if isinstance(value, str) and shape.text is not None:
             value = {**shape.text, "content": value}
-        listed = as_list(value) if isinstance(value, list) else [value]
-        closed = [self._close(each, shape.of, path) for each in listed if each is not None]
-        kept = [each for each in closed if each is not _OUT]
-        return kept if kept or isinstance(value, list) else _OUT
+        is_list = isinstance(value, list)
+        kept: list[Any] = []
+        for each in as_list(value) if is_list else [value]:
+            if each is None:
+                continue
+            closed = self._close(each, shape.of, path)
+            if closed is not _OUT:
+                kept.append(closed)
+        if not kept and not is_list:
+            return _OUT
+        return kept
 
     def _content(self, value: Any, shape: Content, path: str) -> Any:
         if isinstance(value, list):

@@ -126,7 +126,8 @@ class Gateway:
         elif method == "POST" and self._model.wire.counted(path):
             answer = await self._in_room(partial(self._count, receive))
         elif method == "POST" and (asked := self._model.wire.asked(path)) is not None:
-            answer = await self._in_room(partial(self._call, headers, receive, send, asked))
+            unanswered = self._model.wire.unanswered_form(path, scope["query_string"].decode("latin-1"))
+            answer = await self._in_room(partial(self._call, headers, receive, send, asked, unanswered))
         else:
             answer = self._error(404, "not_found_error", f"there is no {method} {path[:100]} here")
         if answer is not None:
@@ -196,11 +197,14 @@ class Gateway:
         receive: Receive,
         send: Send,
         asked: Mapping[str, Any],
+        unanswered: str,
         take: Callable[[int], None],
     ) -> Response | None:
-        """Forward a request, whose address has `asked`, once it is admitted."""
+        """Forward a request, whose address has `asked`, once it is admitted; `unanswered` says why it is not."""
         try:
             content = await _body(receive, take)
+            if unanswered:
+                raise CallRefused("form", unanswered)
             call = await self._read(content, [name for name in _betas(headers) if not _BETA.fullmatch(name)], asked)
         except CallRefused as why:
             with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):

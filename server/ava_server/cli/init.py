@@ -313,7 +313,8 @@ def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, onl
 
 def _offer_skill(host: Host, wanted: bool | None, only_print: bool) -> None:
     """Install the skill where the host reads skills, after a question unless it was asked for."""
-    from ava_server.hosts.skill import FOLDERS, NAME, install_skill, installed_text, skill_file, skill_text
+    from ava_server.hosts.installed_skill import FOLDERS, NAME
+    from ava_server.hosts.skill import install_skill, installed_text, skill_file, skill_text
 
     file = skill_file(host.name, _place())
     if file is None:
@@ -329,7 +330,7 @@ def _offer_skill(host: Host, wanted: bool | None, only_print: bool) -> None:
     if not wanted and not (someone_there() and run_async(agrees, question)):
         return
     install_skill(file)
-    say(f"Wrote {file}. Without it, {host.title} has Ava's short instructions alone.")
+    say(f"Wrote {file}. {host.title} reads it before it delegates, so Ava's instructions in each session are shorter.")
 
 
 def _remove_skill(host: Host, only_print: bool) -> None:

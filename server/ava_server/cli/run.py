@@ -520,7 +520,7 @@ async def _propose_all(service: Service, client: Approvals, request: RunRequest,
                 short = task if len(task) <= SHOWN_CHARS else task[: SHOWN_CHARS - 1] + "…"
                 which = f" (of {spawn.get('role')}: {short}; nothing was started)"
             if isinstance(error, BadInput):
-                raise BadInput(options.name_options(str(error)) + which) from error
+                raise BadInput(options.name_options(str(error)) + which, needs_key=error.needs_key) from error
             if isinstance(error, Refused):
                 hint = "To run without it: --degraded." if isinstance(error, ToolMissing) else ""
                 said = with_advice(options.name_options(str(error)), hint)

@@ -35,6 +35,7 @@ from ava_server.config.host_placeholders import BUNDLE
 from ava_server.core.data_root import DataRoot, absolute_folder, find_data_root
 from ava_server.core.documents import reason, to_do
 from ava_server.core.errors import ConfigError, Refused
+from ava_server.core.ids import nearest
 from ava_server.models.providers import PROVIDERS, RemoteWire, is_local
 
 if TYPE_CHECKING:
@@ -359,14 +360,22 @@ class Configured(Table):
     def _addresses(self) -> Self:
         for name, provider in self.providers.items():
             if provider.base_url is None and name not in SELF_KNOWN_PROVIDERS:
-                such = f", such as {PROVIDERS[name].base_url}" if name in PROVIDERS and PROVIDERS[name].models else ""
-                raise ValueError(f"a table with base_url for the provider {name}, whose address is not known{such}")
+                raise ValueError(_without_address(name))
         for name in self.mcp_servers:
             if not SERVER_NAME.fullmatch(name):
                 raise ValueError(
                     "names of MCP servers with letters, digits, - and single _ in between, at most 32 characters"
                 )
         return self
+
+
+def _without_address(provider: str) -> str:
+    """Return what is needed of the table of a provider that has no address of its own."""
+    needed = f"a table with base_url for the provider {provider}, whose address is not known"
+    if provider in PROVIDERS and PROVIDERS[provider].models:
+        return f"{needed}, such as {PROVIDERS[provider].base_url}"
+    meant = nearest(provider, PROVIDERS)
+    return f"{needed}, or the provider {meant}, if that is meant" if meant is not None else needed
 
 
 class Settings(Configured):

@@ -5,19 +5,13 @@ Where they look, as of 2026-11-29: https://code.claude.com/docs/en/skills, https
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import replace_file
+from ava_server.hosts.installed_skill import FOLDERS, NAME, skill_path
 from ava_server.hosts.known import UserPlace
 
-NAME = "delegate-with-ava"
-FOLDERS: Mapping[str, Callable[[UserPlace], Path]] = {
-    "claude-code": lambda place: place.folder("CLAUDE_CONFIG_DIR", place.home / ".claude") / "skills",
-    "codex": lambda place: place.home / ".agents" / "skills",
-}
-"""The folder with the user's skills, by host."""
 _BEGIN = f"---\nname: {NAME}\n"
 
 
@@ -27,8 +21,9 @@ def skill_text() -> str:
 
 def skill_file(host: str, place: UserPlace) -> Path | None:
     """Return where the skill belongs; None if the host is not known to read skills."""
-    folder = FOLDERS.get(host)
-    return folder(place) / NAME / "SKILL.md" if folder is not None else None
+    if host not in FOLDERS:
+        return None
+    return Path(skill_path(host, str(place.home), place.env))
 
 
 def installed_text(file: Path) -> str | None:
@@ -41,10 +36,15 @@ def installed_text(file: Path) -> str | None:
         raise ConfigError(f"{file} cannot be read ({error}).") from error
 
 
+def is_ours(text: str) -> bool:
+    """Tell whether a skill is Ava's own, of any version, perhaps edited."""
+    return text.startswith(_BEGIN)
+
+
 def install_skill(file: Path) -> None:
     """Write the skill. Blocking. Raises ConfigError: something else is there, or it cannot be written."""
     there = installed_text(file)
-    if there is not None and not there.startswith(_BEGIN):
+    if there is not None and not is_ours(there):
         raise ConfigError(f"{file} is not Ava's, and is kept. Move it, and run this again.")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def install_skill(file: Path) -> None:
 def remove_skill(file: Path) -> bool:
     """Remove the skill, and its folder if that is then empty; tell whether it was there. Blocking."""
     there = installed_text(file)
-    if there is None or not there.startswith(_BEGIN):
+    if there is None or not is_ours(there):
         return False
     try:
         file.unlink()

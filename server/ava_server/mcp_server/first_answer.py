@@ -16,6 +16,8 @@ import sys
 import time
 from typing import Any, cast
 
+from ava_server.hosts.installed_skill import has_skill
+
 WAIT_S = 0.1
 """Hosts write the first request at once. For others, the imports must not wait longer."""
 MOST_BYTES = 65_536
@@ -94,7 +96,7 @@ def _result(method: Any, params: Any, known: dict[str, Any]) -> dict[str, Any] |
         if _fits(params, shape, shape) and _fits(params["clientInfo"], _CLIENT, ("name", "version")):
             version = params["protocolVersion"]
             if version in known["versions"]:
-                return {**known[method], "protocolVersion": version}
+                return {**known[method], **_instructions(params["clientInfo"], known), "protocolVersion": version}
     elif method == "server/discover":
         envelope: Any = {
             _META + "protocolVersion": str,
@@ -109,8 +111,13 @@ def _result(method: Any, params: Any, known: dict[str, Any]) -> dict[str, Any] |
         ):
             result: dict[str, Any] = known[method]
             if params["_meta"][_META + "protocolVersion"] in result["supportedVersions"]:
-                return result
+                return {**result, **_instructions(params["_meta"][_META + "clientInfo"], known)}
     return None
+
+
+def _instructions(client: dict[str, Any], known: dict[str, Any]) -> dict[str, str]:
+    """Return the short instructions for a host that has Ava's skill; nothing to change for any other."""
+    return {"instructions": known["instructions_with_skill"]} if has_skill(client["name"]) else {}
 
 
 def _fits(value: Any, shape: Any, required: Any = ()) -> bool:

@@ -20,6 +20,7 @@ from mcp_types import INTERNAL_ERROR
 from pydantic import ValidationError
 
 from ava_server.core.errors import BadInput
+from ava_server.hosts.installed_skill import has_skill
 from ava_server.mcp_server import card
 from ava_server.mcp_server.app import App
 from ava_server.mcp_server.elicitation import QuestionSeal
@@ -97,7 +98,29 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
     server.middleware.append(_hide_text)
     server.middleware.append(_open_after_answer)
     server.middleware.append(QuestionSeal())
+    server.middleware.append(_leave_to_skill)
     return server
+
+
+async def _leave_to_skill(ctx: Ctx, call_next: CallNext) -> HandlerResult:
+    """Give a host that has Ava's skill the short instructions. Over HTTP, its files are on another machine."""
+    result = await call_next(ctx)
+    if ctx.lifespan_context.transport != "stdio" or not isinstance(result, dict):
+        return result
+    client = _client_at_handshake(ctx)
+    if client is not None and await anyio.to_thread.run_sync(has_skill, client):
+        from ava_server.render.host_text import INSTRUCTIONS_WITH_SKILL
+
+        result["instructions"] = INSTRUCTIONS_WITH_SKILL
+    return result
+
+
+def _client_at_handshake(ctx: Ctx) -> str | None:
+    """Return what the client calls itself in a request whose answer has the instructions; None for any other."""
+    if ctx.method == "initialize":
+        return types.InitializeRequestParams.model_validate(ctx.params, by_name=False).client_info.name
+    client = ctx.session.client_params
+    return client.client_info.name if ctx.method == "server/discover" and client is not None else None
 
 
 async def _open_after_answer(ctx: Ctx, call_next: CallNext) -> HandlerResult:

@@ -7,6 +7,7 @@ sentence. When to try again comes from the provider's headers and words.
 from __future__ import annotations
 
 import re
+import socket
 import tomllib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -148,9 +149,14 @@ def _seconds(span: str) -> float:
 def _next_time(found: re.Match[str], now: datetime) -> datetime | None:
     """Return when a clock in some zone next shows a time; None if it did so within the last hour."""
     month, day, year, hour, minute, half, zone = found.groups()
-    if (half is None and minute is None) or (half is not None and int(hour) > 12):
+    hours = int(hour)
+    if half is None:
+        if minute is None:
+            return None
+    elif hours > 12:
         return None
-    hours = int(hour) if half is None else int(hour) % 12 + (12 if half in "pP" else 0)
+    else:
+        hours = hours % 12 + (12 if half in "pP" else 0)
     try:
         there = now.astimezone(UTC if zone in ("UTC", "GMT") else ZoneInfo(zone))
         when = there.replace(hour=hours, minute=int(minute or 0), second=0, microsecond=0)
@@ -185,7 +191,7 @@ def _attempt(make: Callable[[], datetime]) -> datetime | None:
 
 
 _SHOWN_CHARS = 200
-_KEY_SHAPE = re.compile(r"\b(?:(?:sk|pk|rk|key|xai)-|gsk_)[A-Za-z0-9_\-]{8,}|\bBearer\s+\S+|\bAIza[\w\-]{20,}")
+_KEY_SHAPE = re.compile(r"\b(?:(?:sk|pk|rk|key|xai)-|gsk_)[A-Za-z0-9_\-]{8,}|\bBearer\s+\S+|\b(?:AIza|AQ\.)[\w\-]{20,}")
 _ID_SHAPE = re.compile(r"[A-Za-z0-9][\w.:\-]{2,127}", re.ASCII)
 _NOT_TRUSTED = re.compile(r"certificate verify failed: (.*?)(?: \(_ssl|$)")
 _AGAIN = "or propose it again with retry_of and another `model`"
@@ -243,21 +249,21 @@ class ErrorTable:
 @cache
 def error_table() -> ErrorTable:
     table = tomllib.loads(files("ava_server.models").joinpath("errors.toml").read_text(encoding="utf-8"))
-    lists = ("status", "codes", "words")
-    rows: list[dict[str, Any]] = [
-        {**row, **{name: tuple(row.get(name, ())) for name in lists}} for row in table["case"]
-    ]
-    cases = [ErrorCase(**row) for row in rows]
-    return ErrorTable(
-        by_name={case.name: case for case in cases if case.name},
-        by_status={status: case for case in cases for status in case.status},
-        by_text=tuple(
-            (case, re.compile("|".join(case.words), re.IGNORECASE) if case.words else None)
-            for case in cases
-            if case.codes or case.words
-        ),
-        status_of=table["status_of"],
-    )
+    by_name: dict[str, ErrorCase] = {}
+    by_status: dict[int, ErrorCase] = {}
+    by_text: list[tuple[ErrorCase, re.Pattern[str] | None]] = []
+    for row in table["case"]:
+        lists = {name: tuple(row.get(name, ())) for name in ("status", "codes", "words")}
+        case = ErrorCase(**{**row, **lists})
+        if case.name:
+            by_name[case.name] = case
+        for status in case.status:
+            by_status[status] = case
+        if case.words:
+            by_text.append((case, re.compile("|".join(case.words), re.IGNORECASE)))
+        elif case.codes:
+            by_text.append((case, None))
+    return ErrorTable(by_name, by_status, tuple(by_text), table["status_of"])
 
 
 @dataclass(frozen=True)
@@ -281,13 +287,20 @@ def find_case(error: ProviderError, status: int | None = None) -> ErrorCase:
     """Return what a provider's error means; `status` is None for an error in the body of a 200."""
     table = error_table()
     code = _status_in(error, table) if status is None else status
-    if not 300 <= code < 400:
+    is_redirect = 300 <= code < 400
+    if not is_redirect:
         for case, words in table.by_text:
-            if not error.codes.isdisjoint(case.codes) or (words and code < case.below and words.search(error.words)):
+            if not error.codes.isdisjoint(case.codes):
+                return case
+            if words is not None and code < case.below and words.search(error.words):
                 return case
     if not code:
         return table.by_name["unknown"]
-    return table.by_status.get(code) or table.by_status[500 if code >= 500 else 300 if 300 <= code < 400 else 400]
+    if code in table.by_status:
+        return table.by_status[code]
+    if code >= 500:
+        return table.by_status[500]
+    return table.by_status[300 if is_redirect else 400]
 
 
 def read_body(content: bytes) -> ProviderError:
@@ -342,7 +355,9 @@ def _detail_words(detail: Any) -> Any:
         words = [as_text(fields_of(each).get("msg")) for each in faults]
         return "; ".join(filter(None, words)) or str(faults)
     fields = as_object(detail)
-    return detail or "" if fields is None else fields.get("message") or fields.get("error") or str(detail)
+    if fields is not None:
+        return fields.get("message") or fields.get("error") or str(detail)
+    return detail or ""
 
 
 def _other_words(fields: Mapping[str, Any]) -> str:
@@ -350,6 +365,16 @@ def _other_words(fields: Mapping[str, Any]) -> str:
     told = {name: value for name, value in fields.items() if value not in (None, "", [], {})}
     known = {"type", "code", "status", "object", "param", "request_id", "metadata", "details"}
     return json_text.encode(told).decode() if told.keys() - known else ""
+
+
+def _is_about_name(error: BaseException) -> bool:
+    """Tell whether an error was raised because the name of a host could not be looked up."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 @dataclass(frozen=True)
@@ -407,6 +432,8 @@ class Endpoint:
         )
 
     def unreachable(self, error: Exception) -> ModelError:
+        import httpx2
+
         from ava_roles.net.transports import ProxyRefused
 
         if why := _NOT_TRUSTED.search(str(error)):
@@ -414,6 +441,8 @@ class Endpoint:
         if isinstance(error, ProxyRefused):
             # A system's own setting gives way to HTTPS_PROXY.
             return self.error("proxy refused", cause=self.cause(error), variable=error.variable or "HTTPS_PROXY")
+        if isinstance(error, httpx2.ConnectError) and _is_about_name(error):
+            return self.error("no host")
         return self.error("unreachable", cause=self.cause(error))
 
     def fault(self, error: Exception, what: str, *, sent: bool, answered: bool) -> ModelError:

@@ -162,13 +162,13 @@ def _cache_mark(choice: Choice) -> CacheMark:
     OpenRouter passes its mark on in the form of the model's maker. Anthropic's own format always has marks.
     """
     cache = prompt_cache_of(choice.model_id)
-    breakpoints = cache is not None and cache.breakpoints
-    if choice.wire == "chat_completions" and host_of(choice.base_url) == _OPENROUTER:
-        marks = breakpoints or marks_cache(choice.wire, choice.base_url or "", choice.model_id)
+    has_breakpoints = cache is not None and cache.breakpoints
+    host = host_of(choice.base_url)
+    if host == _OPENROUTER and choice.wire == "chat_completions":
+        marks = has_breakpoints or marks_cache(choice.wire, choice.base_url or "", choice.model_id)
         return "cache_control" if marks else ""
-    if breakpoints and host_of(choice.base_url) == _OPENAI and choice.wire in ("responses", "chat_completions"):
-        return "prompt_cache_breakpoint"
-    return ""
+    takes_breakpoints = host == _OPENAI and choice.wire in ("responses", "chat_completions")
+    return "prompt_cache_breakpoint" if takes_breakpoints and has_breakpoints else ""
 
 
 def _for_openrouter(choice: Choice) -> dict[str, Any]:

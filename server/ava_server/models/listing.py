@@ -146,11 +146,19 @@ def model_catalogs(models: ModelSettings) -> dict[str, ModelCatalog]:
 
 def named_ids(catalog: ModelCatalog, models: ModelSettings, tiers: Iterable[ResolvedModel]) -> list[str]:
     """Return the ids of a provider's models that serve tiers, then those that the user has named or priced."""
-    chosen = [meant.choice.model_id for meant in tiers if meant.choice and meant.choice.provider == catalog.name]
-    named = [models.model] if catalog.name == CUSTOM and models.base_url else []
-    own = [*models.tiers.values(), *models.prices, *([] if models.base_url else [models.model])]
-    prefixed = [name.removeprefix(f"{catalog.name}:") for name in own if name and name.startswith(f"{catalog.name}:")]
-    return list(dict.fromkeys(one for one in (*chosen, *named, *prefixed, *_priced_ids(catalog, models)) if one))
+    ids: list[str] = []
+    for meant in tiers:
+        if meant.choice is not None and meant.choice.provider == catalog.name:
+            ids.append(meant.choice.model_id)
+    names = [*models.tiers.values(), *models.prices]
+    if models.base_url and catalog.name == CUSTOM:
+        ids.append(models.model or "")
+    if not models.base_url:
+        names.append(models.model or "")
+    prefix = f"{catalog.name}:"
+    ids += [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    ids += _priced_ids(catalog, models)
+    return [one for one in dict.fromkeys(ids) if one]
 
 
 def _priced_ids(catalog: ModelCatalog, models: ModelSettings) -> Iterator[str]:
@@ -332,11 +340,16 @@ async def _fetch(client: httpx2.AsyncClient, endpoint: Endpoint, wire: Wire) -> 
 
 def _ids(content: bytes, endpoint: Endpoint, wire: Wire) -> list[str]:
     try:
-        ids = wire.listed_ids(json.loads(content))
+        listed = wire.listed_ids(json.loads(content))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         raise _failure(endpoint, "answered something other than a list of models", "bad_answer") from None
-    usable = [one for one in ids if isinstance(one, str) and one and one.isprintable() and " " not in one]
-    return list(dict.fromkeys(one for one in usable if len(one) <= LONGEST_ID))
+    return list(dict.fromkeys(one for one in listed if _is_usable_id(one)))
+
+
+def _is_usable_id(listed: Any) -> bool:
+    if not isinstance(listed, str):
+        return False
+    return 0 < len(listed) <= LONGEST_ID and listed.isprintable() and " " not in listed
 
 
 def _failure(endpoint: Endpoint, what: str, kind: ModelErrorKind) -> ModelError:

@@ -195,11 +195,12 @@ def answer(request: Request) -> Completion:
     """Return the next answer: first tool calls, then the result. Blocks for a moment."""
     task = next((turn.text for turn in request.turns if isinstance(turn, UserTurn)), "")
     last = request.turns[-1] if request.turns else None
-    ends = isinstance(last, UserTurn) and _LAST_TURN.search(last.text) is not None
-    calls = [] if answers_before(request) or ends else _first_calls(task, request)
-    if calls:
-        words = _listing(_query(task).words) or "what the task names"
-        return complete(f"Looking for {words}.", calls, request)
+    is_last_turn = isinstance(last, UserTurn) and _LAST_TURN.search(last.text) is not None
+    if not answers_before(request) and not is_last_turn:
+        calls = _first_calls(task, request)
+        if calls:
+            words = _listing(_query(task).words) or "what the task names"
+            return complete(f"Looking for {words}.", calls, request)
     result = _result(task, [turn for turn in request.turns if isinstance(turn, ToolTurn)])
     return complete(result["summary"], [(SUBMIT, result)], request)
 
@@ -247,11 +248,11 @@ def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
     best = best_passages(found, query, spread, QUOTES_MOST) if query.telling else BestPassages()
     if best.fits and (best.sentence >= _LEAST_SENTENCE or _has_names(task, found)):
         return _found_answer(best.pieces, query, spread, results)
-    named = [
-        (1.0, piece) for tool, each in read.items() if tool != SEARCH for passage in each for piece in pieces(passage)
-    ]
-    if named and not query.telling:  # how each of them begins
-        return _found_answer(spread_out(named, QUOTES_MOST), query, spread, results)
+    if not query.telling:
+        read.pop(SEARCH, None)
+        beginnings = [(1.0, piece) for each in read.values() for passage in each for piece in pieces(passage)]
+        if beginnings:
+            return _found_answer(spread_out(beginnings, QUOTES_MOST), query, spread, results)
     return _nothing(best.pieces, query, spread, results)
 
 

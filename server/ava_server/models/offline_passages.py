@@ -83,12 +83,20 @@ def passages(tool: str, output: str) -> list[Passage]:
 
 def failures(tool: str, output: str) -> list[str]:
     """Return what could not be read, and why, as far as a tool's output says."""
-    pages = [f"{url}: {why}" for body in _bodies(output) for url, why in _FAILED_PAGE.findall(body)]
+    bodies = _bodies(output)
+    pages = [f"{url}: {why}" for body in bodies for url, why in _FAILED_PAGE.findall(body)]
     if pages or passages(tool, output):
         return pages
-    lines = [line.strip() for body in _bodies(output) for line in body.splitlines()]
-    said = next((line for line in lines if line and line != "Failed."), "no words")
-    return [f"{tool} returned nothing: {said[:200]}"]
+    return [f"{tool} returned nothing: {_first_words(bodies)[:200]}"]
+
+
+def _first_words(bodies: Iterable[str]) -> str:
+    """Return the first line of an output that says something."""
+    for body in bodies:
+        for line in map(str.strip, body.splitlines()):
+            if line and line != "Failed.":
+                return line
+    return "no words"
 
 
 def left_out(tool: str, output: str) -> list[str]:
@@ -109,7 +117,10 @@ def unread_of(results: Sequence[ToolTurn]) -> list[str]:
     unread = [result.unread for result in reading if result.unread]
     if unread or not all(result.failed for result in reading):
         return unread
-    return [f"{line.rstrip('.')}." for result in reading for line in failures(result.name, result.text)][:NAMED_MOST]
+    lines: list[str] = []
+    for result in reading:
+        lines += failures(result.name, result.text)
+    return [f"{line.rstrip('.')}." for line in lines[:NAMED_MOST]]
 
 
 @dataclass(frozen=True)
@@ -384,17 +395,21 @@ def spread_out(ranked: Iterable[tuple[float, Passage]], most: int) -> list[Passa
 
 
 def _apart(piece: Passage, other: Passage) -> bool:
+    """Tell whether two passages of one source have nothing in common: other rows, lines or places."""
     rows, others = _ROWS.search(piece.place), _ROWS.search(other.place)
-    if rows and others and piece.place[: rows.start()] == other.place[: others.start()]:
-        first, last, other_first, other_last = map(int, (*_span(rows), *_span(others)))
-        return last < other_first or other_last < first
+    if rows and others:
+        sheet, other_sheet = piece.place[: rows.start()], other.place[: others.start()]
+        if sheet == other_sheet:
+            first, last = _span(rows)
+            other_first, other_last = _span(others)
+            return last < other_first or other_last < first
     if piece.line is not None and other.line is not None:
         return abs(piece.line - other.line) >= _APART_LINES
     return piece.place != other.place or not piece.place
 
 
-def _span(rows: re.Match[str]) -> tuple[str, str]:
-    return rows["first"], rows["last"] or rows["first"]
+def _span(rows: re.Match[str]) -> tuple[int, int]:
+    return int(rows["first"]), int(rows["last"] or rows["first"])
 
 
 def pieces(passage: Passage) -> Iterator[Passage]:

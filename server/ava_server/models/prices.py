@@ -158,11 +158,15 @@ class _Rates:
         for kind, names in READ.items():
             values = [getattr(price, name, None) for name in names]
             self.units[kind] = [value for value in values if value is not None]
-        fees = [fee for value in self.units.pop("per_request") for fee in _all_prices(value)]
-        self.per_request = nanos(max(fees, default=Decimal(0)) * 1000)  # the table has USD per thousand calls
-        self.limits: set[int] = {
-            tier.start for values in self.units.values() for value in values for tier in getattr(value, "tiers", ())
-        }
+        fees = [Decimal(0)]
+        for value in self.units.pop("per_request"):
+            fees += _all_prices(value)
+        self.per_request = nanos(max(fees) * 1000)  # the table has USD per thousand calls
+        self.limits: set[int] = set()
+        for values in self.units.values():
+            for value in values:
+                if not isinstance(value, Decimal):
+                    self.limits.update(tier.start for tier in value.tiers)
 
     def at(self, prompt: int) -> tuple[int, int, int, int]:
         fresh, output, read, write = (self._dearest_unit(kind, prompt) for kind in TOKEN_KINDS)
@@ -189,14 +193,15 @@ def _at(value: Decimal | TieredPrices, prompt: int) -> int:
 
 def _dearest(candidates: list[_Rates], model: ModelInfo, source: str) -> Price:
     """Return the highest price of all tiers and times, and the cheaper steps for shorter prompts."""
-    limits = sorted({limit for rates in candidates for limit in rates.limits})
+    limits = sorted(set[int]().union(*(rates.limits for rates in candidates)))
 
     def highest(prompts: list[int]) -> tuple[int, int, int, int]:
         found = [rates.at(prompt) for rates in candidates for prompt in prompts]
         fresh, output, read, write = (max(column) for column in zip(*found, strict=True))
         return fresh, output, read, write
 
-    top = highest([*limits, (limits[-1] if limits else 0) + 1])
+    longest = limits[-1] + 1 if limits else 1
+    top = highest([*limits, longest])
     steps = tuple(PriceStep(limit, *highest([limit])) for limit in limits)
     fee = max(rates.per_request for rates in candidates)
     free = not any(top) and not fee

@@ -34,6 +34,7 @@ class KnownProvider:
     wire: RemoteWire = "chat_completions"  # the format that its hosts speak
     hosts: tuple[str, ...] = ()  # its hosts end with one of these; else only the address's own is known
     header: str = ""  # the header of a stored key, in place of `authorization: Bearer`
+    tokens: tuple[str, ...] = ()  # how stored tokens begin, which are sent as `Bearer` all the same
     price_name: str = ""  # its name in genai-prices, if it has another one there
     id_prefixes: tuple[str, ...] = ()  # what ids begin with that name where a model runs, as Bedrock's profiles do
     long_limit: bool = False  # it expects `max_completion_tokens`, not `max_tokens`
@@ -81,6 +82,9 @@ PROVIDERS: Mapping[str, KnownProvider] = {
         "own_address",
         wire="google",
         hosts=("aiplatform.googleapis.com",),
+        # An API key of express mode, or of a service account; a token comes from a command, or is one of these.
+        header="x-goog-api-key",
+        tokens=("ya29.", "eyJ"),
         price_name="google",
         takes_call_ids=False,
     ),
@@ -147,8 +151,10 @@ def seller_of(table: str, base_url: str) -> str | None:
 
 def key_header(base_url: str, api_key: str) -> dict[str, str]:
     """Return the header in which a stored key is sent to an address that has one of its own; else none."""
-    header = provider_at(base_url).header
-    return {header: api_key} if header else {}
+    known = provider_at(base_url)
+    if not known.header or api_key.startswith(known.tokens):
+        return {}
+    return {known.header: api_key}
 
 
 def is_own_host(provider: str, base_url: str) -> bool:

@@ -130,15 +130,27 @@ class _MessagesResults(MessagesAnswer):
     def whole(self) -> WholeAnswer:
         """An error of the search is an object in place of the results."""
         whole = super().whole()
-        results = [block for block in whole.raw["content"] if block.get("type") == "web_search_tool_result"]
-        lists = [block["content"] for block in results if isinstance(block.get("content"), list)]
-        found = [row for content in lists for row in objects_in(content)]
-        rows = [{"url": row.get("url"), "title": row.get("title"), "date": row.get("page_age")} for row in found]
-        faults = [as_text(fields_of(block.get("content")).get("error_code")) for block in results]
-        fault = next(filter(None, faults), _REFUSED if self.stop_reason == _REFUSED else "")
+        rows: list[dict[str, Any]] = []
+        lists = 0
+        fault = ""
+        for block in whole.raw["content"]:
+            if block.get("type") != "web_search_tool_result":
+                continue
+            content = block.get("content")
+            if isinstance(content, list):
+                lists += 1
+                rows += map(_row, objects_in(content))
+            else:
+                fault = fault or as_text(fields_of(content).get("error_code"))
+        if not fault and self.stop_reason == _REFUSED:
+            fault = _REFUSED
         used = fields_of((self.usage or {}).get("server_tool_use"))
-        searches = max(_count(used.get("web_search_requests")), len(lists))
+        searches = max(_count(used.get("web_search_requests")), lists)
         return _found(whole, rows if lists else None, one_line(fault) or "", searches)
+
+
+def _row(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {"url": result.get("url"), "title": result.get("title"), "date": result.get("page_age")}
 
 
 @dataclass(frozen=True)
@@ -169,15 +181,21 @@ class _ResponsesResults(ResponsesAnswer):
         whole = super().whole()
         output = objects_in(whole.raw["output"])
         calls = [item for item in output if item.get("type") == "web_search_call"]
-        searched = [
-            action for item in calls if (action := fields_of(item.get("action"))).get("type", "search") == "search"
-        ]
+        actions = [fields_of(item.get("action")) for item in calls]
+        searches = [action for action in actions if action.get("type", "search") == "search"]
+        urls = [_untraced(source.get("url")) for action in searches for source in objects_in(action.get("sources"))]
         titles = _cited_titles(output)
-        urls = [_untraced(source.get("url")) for action in searched for source in objects_in(action.get("sources"))]
-        rows = [{"url": url, "title": titles.get(url)} for url in dict.fromkeys([*urls, *reversed(titles)]) if url]
+        urls += reversed(titles)  # cited pages, where the sources do not name them
+        rows = [{"url": url, "title": titles.get(url)} for url in dict.fromkeys(urls) if url]
         failed = any(item.get("status") == "failed" for item in calls)
-        fault = "failed" if failed else _REFUSED if whole.stop_reason == _REFUSED else ""
-        return _found(whole, rows if searched and (rows or not failed) else None, fault, len(searched))
+        if failed:
+            fault = "failed"
+        elif whole.stop_reason == _REFUSED:
+            fault = _REFUSED
+        else:
+            fault = ""
+        brought_an_answer = bool(searches) and (bool(rows) or not failed)
+        return _found(whole, rows if brought_an_answer else None, fault, len(searches))
 
 
 def _cited_titles(output: list[dict[str, Any]]) -> dict[str, Any]:
@@ -225,7 +243,10 @@ class _ChatResults(ChatAnswer):
 
     def whole(self) -> WholeAnswer:
         whole = super().whole()
-        cited = (as_object(note.get("url_citation")) or note for note in self._notes)
-        rows = [{"url": row.get("url"), "title": row.get("title")} for row in cited]
-        refused = self.stop_reason == "content_filter" and not rows
-        return _found(whole, None if refused else rows, _REFUSED if refused else "", 1)
+        rows: list[dict[str, Any]] = []
+        for note in self._notes:
+            cited = as_object(note.get("url_citation")) or note
+            rows.append({"url": cited.get("url"), "title": cited.get("title")})
+        if self.stop_reason == "content_filter" and not rows:
+            return _found(whole, None, _REFUSED, 1)
+        return _found(whole, rows, "", 1)

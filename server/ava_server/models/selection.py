@@ -214,7 +214,7 @@ def wire_of(provider: Provider, base_url: str) -> WireName:
 
 
 def is_vertex(base_url: str) -> bool:
-    """Tell whether an address is of Google Cloud, where a key is a token."""
+    """Tell whether an address is of Google Cloud, where what a command prints is a token."""
     return host_of(base_url).endswith("aiplatform.googleapis.com")
 
 
@@ -318,8 +318,9 @@ def meant_by(tier: str, settings: ModelSettings, providers: Mapping[str, Provide
             return f"{name}:{ids[tier]}", "tiers.toml"
     if providers:
         names = " and ".join(providers)
+        have = "has" if len(providers) == 1 else "have"
         raise ConfigError(
-            f"No model is set for tier {tier!r}, and {names} has no default. Add it to config.toml: "
+            f"No model is set for tier {tier!r}, and {names} {have} no default. Add it to config.toml: "
             f'[models] {tier} = "{next(iter(providers))}:ID"'
         )
     return "", "nobody"
@@ -380,10 +381,15 @@ def _similar(wanted: str, settings: ModelSettings, providers: Mapping[str, Provi
     names = {*settings.tiers.values(), settings.model or ""}
     for name, provider in providers.items():
         names |= {f"{name}:{model}" for model in known_ids(name, provider.base_url or KNOWN_URLS.get(name))}
-    similar = get_close_matches(wanted, sorted({*names, *TIERS, *(name.partition(":")[2] for name in names)} - {""}), 3)
-    if colon and (meant := nearest(prefix, {*providers, *KNOWN_URLS}, 0.7)) is not None:
-        similar = [f"{meant}:{rest}", *similar]
-    return f"; did you mean {' or '.join(dict.fromkeys(similar))}?" if similar else ""
+    ids = {name.partition(":")[2] for name in names}
+    similar = get_close_matches(wanted, sorted({*names, *ids, *TIERS} - {""}), 3)
+    if colon:
+        meant = nearest(prefix, {*providers, *KNOWN_URLS}, 0.7)
+        if meant is not None:
+            similar.insert(0, f"{meant}:{rest}")
+    if not similar:
+        return ""
+    return f"; did you mean {' or '.join(dict.fromkeys(similar))}?"
 
 
 def _knows(name: str, provider: Provider, model_id: str, settings: ModelSettings) -> bool:
@@ -405,18 +411,25 @@ def unknown_prices(settings: ModelSettings, named: Iterable[str]) -> dict[str, s
     names = {own, *named, *settings.tiers.values()} - {*TIERS, ""}
     addresses = {**KNOWN_URLS, **{name: one.base_url for name, one in providers.items() if one.base_url}}
     known = set(names)
-    for prefix, colon, model_id in (name.partition(":") for name in names):
+    for name in names:
+        prefix, colon, model_id = name.partition(":")
         if colon and prefix in addresses:
             known.add(model_id)
         else:
-            known.update(f"{provider}:{prefix}{colon}{model_id}" for provider in providers)
+            known.update(f"{provider}:{name}" for provider in providers)
+    unknown: dict[str, str] = {}
+    for key in settings.prices:
+        if key not in known and not _is_in_table(key, addresses):
+            unknown[key] = nearest(key, names) or ""
+    return unknown
 
-    def priced(key: str) -> bool:
-        prefix, colon, model_id = key.partition(":")
-        pairs = [(prefix, model_id)] if colon and prefix in addresses else [(name, key) for name in addresses]
-        return any(isinstance(look_up(name, one, base_url=addresses[name]), Price) for name, one in pairs)
 
-    return {key: nearest(key, names) or "" for key in settings.prices if key not in known and not priced(key)}
+def _is_in_table(model: str, addresses: Mapping[str, str]) -> bool:
+    """Tell whether the price table has a model, named as `provider:id` or by its id alone."""
+    prefix, colon, model_id = model.partition(":")
+    if colon and prefix in addresses:
+        return isinstance(look_up(prefix, model_id, base_url=addresses[prefix]), Price)
+    return any(isinstance(look_up(name, model, base_url=address), Price) for name, address in addresses.items())
 
 
 def check_address(name: str, base_url: str, api_key: str | None, *, has_key: bool = False) -> None:

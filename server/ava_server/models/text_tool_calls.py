@@ -342,10 +342,13 @@ def _letters(text: str) -> str:
 
 
 def _leaves(value: Any) -> list[str]:
+    """Return the texts and numbers in JSON, without blank texts."""
     if isinstance(value, str):
         return [value] if value.strip() else []
-    if (entries := as_object(value)) is not None:
-        return [leaf for item in entries.values() for leaf in _leaves(item)]
-    if isinstance(value, list):
-        return [leaf for item in as_list(value) for leaf in _leaves(item)]
-    return [str(value)] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
+    if isinstance(value, bool) or value is None:
+        return []
+    if isinstance(value, (int, float)):
+        return [str(value)]
+    entries = as_object(value)
+    items: Iterable[Any] = as_list(value) if entries is None else entries.values()
+    return [leaf for item in items for leaf in _leaves(item)]

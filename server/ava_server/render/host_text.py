@@ -28,6 +28,8 @@ from ava_server.runs.changes import changed_lines, changes_lines
 
 INSTRUCTIONS = Path(__file__).with_name("instructions.txt").read_text("utf-8")
 """What the host's model is told about Ava at the handshake."""
+INSTRUCTIONS_WITH_SKILL = Path(__file__).with_name("instructions_with_skill.txt").read_text("utf-8")
+"""The same where the host has Ava's skill, which says the rest."""
 
 
 def text_of(answer: Answer) -> str:

@@ -246,6 +246,14 @@ def test_the_doctor_lists_the_hosts_that_start_ava_and_whether_it_exists(home: P
         "Cursor passes on GROQ_API_KEY, but not GROQ_API_BASE",
     ]
 
+    skill = home / ".agents" / "skills" / "delegate-with-ava" / "SKILL.md"
+    init(home, "codex", "--skill")
+    assert not [entry for entry in hosts() if "skill" in entry["text"]]
+    skill.write_text(f"{skill_text()}Older.\n")
+    (old,) = [entry for entry in hosts() if "skill" in entry["text"]]
+    assert old["text"] == f"Codex has the skill of another version of Ava, or a changed one ({skill})"
+    assert old["state"] == "note" and "ava init codex --skill" in old["what_to_do"]
+
 
 @pytest.mark.parametrize(("host", "place"), [("claude-code", ".claude"), ("codex", ".agents")])
 def test_the_skill_is_installed_only_when_asked_for_and_removed_again(home: Path, host: str, place: str) -> None:

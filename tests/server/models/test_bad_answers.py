@@ -182,6 +182,17 @@ async def test_an_unreachable_endpoint_is_not_billed(clients: ClientPool) -> Non
     assert not may_have_been_billed(error)
 
 
+async def test_a_host_whose_name_has_no_address_is_named_with_what_may_be_wrong(clients: ClientPool) -> None:
+    error = await failure("https://bedrock-runtime.us-moon-9.amazonaws.invalid/openai/v1", clients)
+    assert str(error) == (
+        "No connection to bedrock-runtime.us-moon-9.amazonaws.invalid/openai/v1/chat/completions: the name of its host"
+        " has no address."
+    )
+    assert "a region or resource in it (`base_url` in config.toml) may be wrong" in error.what_to_do
+    assert (error.kind, error.sent, error.retryable) == ("connection", False, True)
+    assert not may_have_been_billed(error)
+
+
 @pytest.mark.parametrize(
     ("step", "deadlines", "says"),
     [

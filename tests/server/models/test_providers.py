@@ -23,9 +23,9 @@ from ava_server.core.errors import BadInput, ConfigError, ModelError
 from ava_server.models import listing
 from ava_server.models.base import AssistantTurn, Completion, Request, ToolSchema, ToolTurn, UserTurn
 from ava_server.models.clients import ClientPool
-from ava_server.models.errors import may_have_been_billed
+from ava_server.models.errors import Endpoint, may_have_been_billed
 from ava_server.models.factory import model_of, parameters
-from ava_server.models.http_model import HttpModel
+from ava_server.models.http_model import HttpModel, key_headers
 from ava_server.models.listing import ModelCatalog, ask_endpoint, loaded_windows, model_catalogs, servers_here
 from ava_server.models.prices import Price, Unpriced, UserPrice, look_up
 from ava_server.models.providers import PROVIDERS, key_header, provider_at
@@ -50,7 +50,11 @@ ADDRESSES = {
 }
 SEARCH = ToolSchema("search", "Finds things.", {"type": "object", "properties": {"q": {"type": "string"}}})
 ASK = Request("test", "You are terse.", (SEARCH,), (UserTurn("Find the blue door."),), 256)
-HEADERS = {"anthropic": "x-api-key", "google": "x-goog-api-key", "azure": "api-key", "azure deployments": "api-key"}
+HEADERS = {
+    "anthropic": "x-api-key",
+    **dict.fromkeys(("google", "vertex", "vertex openapi"), "x-goog-api-key"),
+    **dict.fromkeys(("azure", "azure deployments"), "api-key"),
+}
 
 
 def address_of(name: str) -> str:
@@ -225,6 +229,36 @@ def test_the_key_goes_into_the_header_of_the_provider(name: str) -> None:
     assert called.headers[header] == (f"Bearer {KEY}" if header == "authorization" else KEY)
 
 
+EXPRESS = "https://aiplatform.googleapis.com/v1/publishers/google"
+"""Of Vertex's express mode, which has neither a project nor a region in its address."""
+
+
+@pytest.mark.parametrize(
+    "base_url", [EXPRESS, address_of("vertex"), "https://europe-west1-aiplatform.googleapis.com/v1"]
+)
+@pytest.mark.parametrize(
+    ("key", "minted", "headers"),
+    [
+        ("AQ.Ab8RN6-stored", False, {"x-goog-api-key": "AQ.Ab8RN6-stored"}),
+        ("AIzaSy-stored", False, {"x-goog-api-key": "AIzaSy-stored"}),
+        ("ya29.stored", False, {"authorization": "Bearer ya29.stored"}),
+        ("eyJhbGciOi.stored", False, {"authorization": "Bearer eyJhbGciOi.stored"}),
+        ("ya29.minted", True, {"authorization": "Bearer ya29.minted"}),
+        ("of-a-workforce-pool", True, {"authorization": "Bearer of-a-workforce-pool"}),
+    ],
+)
+def test_a_stored_key_of_vertex_is_sent_as_a_key_and_a_token_as_one(
+    base_url: str, key: str, minted: bool, headers: dict[str, str]
+) -> None:
+    settings = ModelSettings(providers={"vertex": Provider(base_url=base_url, api_key=KEY)})
+    choice = choose("vertex:gemini-3.8-flash", "fast", settings)
+    model = model_of(choice.name, parameters(choice), key, ClientPool())
+    assert isinstance(model, HttpModel) and choice.price.input > 0
+    url = model.wire.url(model.base_url, choice.model_id)
+    assert url == f"{base_url}/models/gemini-3.8-flash:streamGenerateContent?alt=sse"
+    assert key_headers(model.wire, Endpoint(url, choice.model_id, key, minted=minted)) == headers
+
+
 FAILURES: Mapping[int, str] = {400: "bad_request", 401: "auth", 429: "rate_limit", 500: "overloaded", 503: "overloaded"}
 
 
@@ -308,6 +342,11 @@ def test_a_provider_at_an_address_of_ones_own_says_what_it_needs(tmp_path: Path,
         settings_in(tmp_path, f"[providers.{name}]\n")
     with pytest.raises(BadInput, match=rf"needs \[providers.{name}\] in config.toml: with base_url, such as https://"):
         choose(f"{name}:some-model", "fast", ModelSettings())
+
+
+def test_a_table_with_a_misspelt_name_is_told_which_is_meant(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not known, or the provider openai, if that is meant"):
+        settings_in(tmp_path, "[providers.opnai]\n")
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,9 @@ class WireAnswer(ABC):
         It has content and usage, and the arguments of each call are whole JSON.
         """
         whole = self.whole()
-        self.closed = self.usage is not None and bool(whole.text.strip() or whole.calls)
-        self.closed = self.closed and all(call.name and is_whole_object(call.raw_args) for call in whole.calls)
+        has_content = bool(whole.text.strip() or whole.calls)
+        calls_are_whole = all(call.name and is_whole_object(call.raw_args) for call in whole.calls)
+        self.closed = self.usage is not None and has_content and calls_are_whole
         return self.closed
 
     @abstractmethod
@@ -195,6 +196,10 @@ class Wire(ABC):
     def asked(self, path: str) -> Mapping[str, Any] | None:
         """Return the fields of a request that the path of another program's has, or None: it asks for no answer."""
         return {} if path.endswith(self.path) else None
+
+    def unanswered_form(self, path: str, query: str) -> str:
+        """Return a sentence where another program's address asks for an answer in a form that no request here has."""
+        return ""
 
     def counted(self, path: str) -> bool:
         """Tell whether a path of another program's asks only how many tokens a request has."""

@@ -62,12 +62,16 @@ class ChatWire(Wire):
     def message(self, turn: Turn) -> Mapping[str, Any]:
         """Return a turn's message; an answer is the provider's own, without thinking that it would not accept."""
         sent = message(turn)
-        if isinstance(turn, AssistantTurn) and (turn.without_thinking or (turn.edited_before and self.thinking.bound)):
-            kept = {name: value for name, value in sent.items() if name not in _THINKING}
-            if isinstance(kept.get("content"), list):
-                kept["content"] = [part for part in as_list(kept["content"]) if not _is_thought(part)] or None
-            return kept
-        return sent
+        if not isinstance(turn, AssistantTurn):
+            return sent
+        is_stale = turn.edited_before and self.thinking.bound
+        if not (turn.without_thinking or is_stale):
+            return sent
+        kept = {name: value for name, value in sent.items() if name not in _THINKING}
+        if isinstance(kept.get("content"), list):
+            words = [part for part in as_list(kept["content"]) if not _is_thought(part)]
+            kept["content"] = words or None
+        return kept
 
     def body(self, request: Request) -> dict[str, Any]:
         parts = body(request, self.message)
@@ -232,8 +236,11 @@ class ChatAnswer(WireAnswer):
     def _keep(self, key: str, value: Any) -> str:
         """Keep a part that a provider wants back, while its type stays the same; return what of it is thinking."""
         known = self._kept.get(key)
-        if key in _SIGNED and isinstance(value, str | dict):
-            self._kept[key] = {**fields_of(known), **value} if isinstance(value, dict) else value
+        if key in _SIGNED and isinstance(value, str):
+            self._kept[key] = value
+            return ""
+        if key in _SIGNED and isinstance(value, dict):
+            self._kept[key] = {**fields_of(known), **value}
             return ""
         if isinstance(value, str) and (known is None or isinstance(known, StringIO)):
             self._kept[key] = grown(known, value)

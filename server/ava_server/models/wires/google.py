@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
@@ -63,7 +63,8 @@ _REJECTED = frozenset(("MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_M
 class GoogleWire(Wire):
     """`generateContent` as one endpoint has it.
 
-    `bearer` sends the key as a token. `call_ids`: it accepts the ids of calls, and of their results.
+    `bearer` sends the key as a token, where its address has no header for keys. `call_ids`: it accepts the ids of
+    calls, and of their results.
     """
 
     speaks: ClassVar[str] = "Google's generateContent"
@@ -86,6 +87,13 @@ class GoogleWire(Wire):
         if method not in (WHOLE, STREAM) or "/models/" not in path:
             return None
         return {"model": model, "stream": method == STREAM}
+
+    def unanswered_form(self, path: str, query: str) -> str:
+        """Without `alt=sse`, Google streams the elements of one JSON array, which no client of its own asks for."""
+        is_stream = path.endswith(f":{STREAM}")
+        if not is_stream or "sse" in parse_qs(query).get("alt", []):
+            return ""
+        return f"{STREAM} is answered here as server-sent events alone: add ?alt=sse, or call {WHOLE}"
 
     def counted(self, path: str) -> bool:
         return path.endswith(":countTokens")
@@ -168,12 +176,14 @@ class GoogleWire(Wire):
         sent: list[dict[str, Any]] = []
         for part in objects_in(raw.get("parts")):
             kept = {name: value for name, value in part.items() if name in names}
-            sealed = "thoughtSignature" in kept
-            if sealed or "functionCall" in kept or (kept.get("text") and not part.get("thought")):
+            is_needed = "functionCall" in kept or "thoughtSignature" in kept
+            has_words = kept.get("text") and not part.get("thought")
+            if is_needed or has_words:
                 sent.append(kept)
-        first_call = next((part for part in sent if "functionCall" in part), {"thoughtSignature": ""})
-        if "thoughtSignature" not in first_call and self._checks_signatures:
-            first_call["thoughtSignature"] = WITHOUT_SIGNATURE
+        if self._checks_signatures:
+            first_call = next((part for part in sent if "functionCall" in part), None)
+            if first_call is not None:
+                first_call.setdefault("thoughtSignature", WITHOUT_SIGNATURE)
         return sent
 
     @property

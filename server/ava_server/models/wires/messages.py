@@ -218,9 +218,11 @@ class MessagesAnswer(WireAnswer):
     def _stop(self, delta: Mapping[str, Any]) -> None:
         self.stop_reason = as_text(delta.get("stop_reason")) or self.stop_reason
         details = fields_of(delta.get("stop_details"))
-        why = [said for name in ("category", "explanation") if (said := as_text(details.get(name)))]
+        category, explanation = as_text(details.get("category")), as_text(details.get("explanation"))
+        why = ": ".join(filter(None, (category, explanation)))
         if why:
-            self._notes[one_line(f"{details.get('type') or 'stopped'}: {': '.join(why)}") or ""] = None
+            note = one_line(f"{details.get('type') or 'stopped'}: {why}") or ""
+            self._notes[note] = None
 
     def _begin(self, index: int, block: Mapping[str, Any]) -> Delta:
         own = {name: as_list(value) for name, value in block.items() if isinstance(value, list)}  # citations grow
@@ -279,19 +281,33 @@ class MessagesAnswer(WireAnswer):
 def _whole_count(usage: Mapping[str, Any], name: str) -> Any:
     """Return a count of a call, with what the provider counts only in its steps, such as summaries of the history."""
     count = usage.get(name)
-    steps = [step.get(name) for step in objects_in(usage.get("iterations"))]
-    in_steps = sum(step for step in steps if isinstance(step, int) and step > 0)
-    if not in_steps:
+    in_steps = 0
+    for step in objects_in(usage.get("iterations")):
+        in_step = step.get(name)
+        if isinstance(in_step, int) and in_step > 0:
+            in_steps += in_step
+    if in_steps == 0:
         return count
-    return in_steps if count is None or (isinstance(count, int) and 0 <= count < in_steps) else count
+    if count is None:
+        return in_steps
+    lacks_steps = isinstance(count, int) and 0 <= count < in_steps
+    return in_steps if lacks_steps else count
 
 
 def _sent_back(raw: Mapping[str, Any], *, with_thinking: bool) -> list[Any]:
-    blocks = as_list(raw.get("content"))
-    blanks = [number for number, block in enumerate(blocks) if _is_blank(block)]
-    if blanks and any(_is_thought(block) for block in blocks[blanks[0] :]):
-        with_thinking = False  # a thought after a block that cannot be sent would have something missing before it
-    return [block for block in blocks if not _is_blank(block) and (with_thinking or not _is_thought(block))]
+    """Return the blocks of an earlier answer that the API accepts: no thoughts if one would lack a block before it."""
+    sent: list[Any] = []
+    lacks_block = False
+    for block in as_list(raw.get("content")):
+        if _is_blank(block):
+            lacks_block = True
+            continue
+        if lacks_block and _is_thought(block):
+            with_thinking = False
+        sent.append(block)
+    if with_thinking:
+        return sent
+    return [block for block in sent if not _is_thought(block)]
 
 
 def _is_thought(block: Any) -> bool:

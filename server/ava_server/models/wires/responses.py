@@ -90,12 +90,15 @@ class ResponsesWire(Wire):
         if event.get("type") == "error":
             return event.get("error") or event
         response = as_object(event.get("response")) or event
-        if error := response.get("error") or event.get("error"):
+        error = response.get("error") or event.get("error")
+        if error:
             return error
-        failed = event.get("type") == "response.failed" or response.get("status") in ("failed", "cancelled")
-        if failed:
-            return {"message": f"the response is {response.get('status') or 'failed'}"}
-        return None if "type" in event else super().fault(event)
+        status = response.get("status")
+        if event.get("type") == "response.failed" or status in ("failed", "cancelled"):
+            return {"message": f"the response is {status or 'failed'}"}
+        if "type" in event:
+            return None
+        return super().fault(event)
 
     def is_answer(self, whole: Mapping[str, Any]) -> bool:
         return isinstance(whole.get("output"), list)
@@ -111,13 +114,15 @@ class ResponsesWire(Wire):
 
 def _sent_back(raw: Mapping[str, Any], *, with_thinking: bool) -> list[dict[str, Any]]:
     """Return the items of an earlier answer that the API accepts; a thought sealed or, from open models, as text."""
-    kept = [
-        item
-        for item in objects_in(raw.get("output"))
-        if item
-        and (item.get("type") != THOUGHT or (with_thinking and (item.get("encrypted_content") or item.get("content"))))
-    ]
-    while kept and kept[-1].get("type") == THOUGHT:
+    kept: list[dict[str, Any]] = []
+    for item in objects_in(raw.get("output")):
+        if item.get("type") == THOUGHT:
+            has_content = item.get("encrypted_content") or item.get("content")
+            if not (with_thinking and has_content):
+                continue
+        if item:
+            kept.append(item)
+    while kept and kept[-1].get("type") == THOUGHT:  # nothing follows it that it led to
         kept.pop()
     return [{name: value for name, value in item.items() if name not in _LEFT_OUT} for item in kept]
 
@@ -189,22 +194,33 @@ class ResponsesAnswer(WireAnswer):
         return Delta()
 
     def whole(self) -> WholeAnswer:
-        items = [item.whole() for item in self._in_order()]
-        found = [item for item in items if item.get("type") == CALL]
-        dropped = {id(item) for item in found[MOST_CALLS:]}
-        output = [item for item in items if id(item) not in dropped]
+        output: list[dict[str, Any]] = []
+        found = 0
+        for item in self._in_order():
+            if item.fields.get("type") == CALL:
+                found += 1
+                if found > MOST_CALLS:
+                    continue
+            output.append(item.whole())
         raw, changed = json_text.storable({"role": "assistant", "output": output})
         asked = [item for item in raw["output"] if item.get("type") == CALL]
         set_unique_ids(asked, "call_id")
-        parts = message_parts(raw["output"])
-        refused = self.stop_reason == "completed" and any(part.get("type") == "refusal" for part in parts)
+        calls = [tool_use(item["call_id"], as_text(item.get("name")), item["arguments"]) for item in asked]
+        words: list[str] = []
+        refused = False
+        for part in message_parts(raw["output"]):
+            if part.get("type") == "refusal":
+                words.append(as_text(part.get("refusal")))
+                refused = self.stop_reason == "completed"
+            else:
+                words.append(as_text(part.get("text")))
         return WholeAnswer(
             raw=raw,
-            text="".join(as_text(part.get("refusal" if part.get("type") == "refusal" else "text")) for part in parts),
-            calls=tuple(tool_use(item["call_id"], as_text(item.get("name")), item["arguments"]) for item in asked),
+            text="".join(words),
+            calls=tuple(calls),
             thinking=_readable(raw["output"]),
             is_empty=not output,
-            notes=(*self._withheld_note(), *dropped_calls_note(len(found) + self._let_go), *changed),
+            notes=(*self._withheld_note(), *dropped_calls_note(found + self._let_go), *changed),
             stop_reason="refusal" if refused else None,
         )
 
@@ -226,19 +242,26 @@ class ResponsesAnswer(WireAnswer):
     def _add_item(self, event: Mapping[str, Any], fields: dict[str, Any], *, done: bool) -> None:
         """Take in an item that begins, or one that is whole; some servers give all items one index."""
         known = self._items.setdefault(_number(event.get("output_index")), [])
-        last, identity = known[-1] if known else None, fields.get("id")
-        if last is None or (last.done and (identity is None or identity != last.fields.get("id"))):
+        if not known or _is_another(known[-1], fields):
             self._begin(known, _Item(fields, done))
-        elif done or not last.done:
+            return
+        last = known[-1]
+        if done or not last.done:
             last.fields, last.done = fields, done
 
     def _begin(self, known: list[_Item], item: _Item) -> None:
         known.append(item)
         self._held += 1
-        if surplus := {id(call) for call in self._surplus(self._held, self._calls)}:
-            self._held -= len(surplus)
-            left = {index: [one for one in items if id(one) not in surplus] for index, items in self._items.items()}
-            self._items = {index: items for index, items in left.items() if items}
+        surplus = {id(call) for call in self._surplus(self._held, self._calls)}
+        if not surplus:
+            return
+        self._held -= len(surplus)
+        kept: dict[int, list[_Item]] = {}
+        for index, items in self._items.items():
+            left = [one for one in items if id(one) not in surplus]
+            if left:
+                kept[index] = left
+        self._items = kept
 
     def _end(self, response: Mapping[str, Any], event: str | None = None) -> None:
         """Take in a response at its end; some repeat all their items in it, some none."""
@@ -262,6 +285,12 @@ class ResponsesAnswer(WireAnswer):
         reasons = {as_text(fields_of(one).get("reason")) or "no reason given" for one in self._withheld}
         why = one_line(", ".join(sorted(reasons)))
         return (f"{len(self._withheld)} piece(s) of earlier thinking not shown to the model: {why}",) if reasons else ()
+
+
+def _is_another(last: _Item, fields: Mapping[str, Any]) -> bool:
+    """Tell whether an item follows the last one of its index, and is not that one once more."""
+    identity = fields.get("id")
+    return last.done and (identity is None or identity != last.fields.get("id"))
 
 
 def message_parts(output: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ava_audit.store.schema import open_in_memory
 from ava_extras import EXTRAS, has_extra, install_command
@@ -28,6 +29,9 @@ from ava_server.config.settings import SandboxSettings
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import ConfigError, with_advice
 from ava_server.service.checks import CheckFinding, Setup, data
+
+if TYPE_CHECKING:
+    from ava_server.hosts.known import Host, UserPlace
 
 PROBE_S = 5.0
 """A program that does not answer within this time counts as missing."""
@@ -200,8 +204,9 @@ def hosts(setup: Setup) -> Iterator[CheckFinding]:
     from ava_server.hosts.known import HOSTS, UserPlace
 
     any_found = False
+    place = UserPlace(sys.platform, home_folder(), setup.env)
     for host in HOSTS.values():
-        file = host.file(UserPlace(sys.platform, home_folder(), setup.env))
+        file = host.file(place)
         again = f"Run `ava init {host.name}` again, with the server's --name there if it is not ava."
         try:
             for server in servers_of(host, file):
@@ -221,9 +226,25 @@ def hosts(setup: Setup) -> Iterator[CheckFinding]:
             any_found = True
             step = f"Correct it; {host.title} may not be able to read it either."
             yield CheckFinding("host", "warning", f"{host.title}: {error}", step)
+        yield from _skill_of_another_version(host, place)
     if not any_found:
         step = f"Run `ava init HOST`, with one of {', '.join(HOSTS)}."
         yield CheckFinding("hosts", "note", "none starts Ava yet", step)
+
+
+def _skill_of_another_version(host: Host, place: UserPlace) -> Iterator[CheckFinding]:
+    """Report a skill of Ava's that is not this version's: its host gets the whole instructions, as if it had none."""
+    from ava_server.hosts.skill import installed_text, is_ours, skill_file, skill_text
+
+    file = skill_file(host.name, place)
+    try:
+        text = installed_text(file) if file is not None else None
+    except ConfigError as error:
+        yield CheckFinding("host", "warning", f"{host.title}: {error}", "Correct it, or remove it.")
+        return
+    if text is not None and is_ours(text) and text != skill_text():
+        said = f"{host.title} has the skill of another version of Ava, or a changed one ({file})"
+        yield CheckFinding("host", "note", said, f"Run `ava init {host.name} --skill` for this version's.")
 
 
 def _without_address(title: str, file: Path, missing: Mapping[str, tuple[str, ...]], again: str) -> CheckFinding:
