@@ -34,8 +34,9 @@ from ava_audit.units import format_bytes
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.cli import records
 from ava_server.cli.log_look import LogLook, run_at_once
+from ava_server.cli.status_lines import bar, both_ends, cap_text, joined, terms
 from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe, current_json, health, health_json
-from ava_server.cli.status_page import NO_RUNS, Page, bar, both_ends, cap_text, joined, terms
+from ava_server.cli.status_page import NO_RUNS, Page
 from ava_server.cli.status_rows import RunRows
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings

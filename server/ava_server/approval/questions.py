@@ -309,8 +309,8 @@ def _line(number: int, member: ProposalChange, checked: CheckedApproval) -> str:
 def _several_part(checked: CheckedApproval, cap_micros: int) -> str:
     cap = None if checked.free else cap_micros
     reaches = "; ".join(dict.fromkeys(member.changed.reach for member in checked.members))
-    together = several_line(len(checked.members), cap, checked.plan_timeout_s)
-    lines = [f"Ava wants to start {together}; they {one_line(reaches, REACH_CHARS)}:"]
+    heading = several_line(len(checked.members), cap, checked.plan_timeout_s)
+    lines = [f"Ava wants to start {heading}; they {one_line(reaches, REACH_CHARS)}:"]
     if warnings := _warnings(checked.members):
         lines.append(attention_line(warnings))
     lines += task_starts([member.texts.task for member in checked.members])

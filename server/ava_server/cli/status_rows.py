@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ava_audit.rows import EXPIRED, WAITING
 from ava_audit.units import format_duration, format_usd, minutes
-from ava_server.cli.status_page import bar, clock, joined, plain, remarks, state_cell, state_style
+from ava_server.cli.status_lines import bar, clock, joined, plain, remarks, state_cell, state_style
 from ava_server.cli.terminal import cells, cut
 
 if TYPE_CHECKING:

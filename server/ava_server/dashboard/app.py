@@ -23,8 +23,8 @@ from textual.widgets import Input, Static
 from ava_audit.errors import StoreUnavailable
 from ava_audit.units import format_ts, now_us
 from ava_server.cli.log_look import run_at_once
+from ava_server.cli.status_lines import joined
 from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe, health
-from ava_server.cli.status_page import joined
 from ava_server.cli.terminal import named_root, tell
 from ava_server.core.errors import leaves_of
 from ava_server.core.shutdown import ending_signals

@@ -13,11 +13,8 @@ from ava_audit.rows import EXPIRED, WAITING
 from ava_audit.units import US_PER_S, format_ts, format_usd, now_us
 from ava_server.approval.summary import quoted
 from ava_server.budget.run_config import config_of
-from ava_server.cli.status_page import (
-    ENDED,
+from ava_server.cli.status_lines import (
     GAP,
-    NO_RUNS,
-    Page,
     both_ends,
     clock,
     fitted,
@@ -30,6 +27,7 @@ from ava_server.cli.status_page import (
     state_style,
     terms,
 )
+from ava_server.cli.status_page import ENDED, NO_RUNS, Page
 from ava_server.cli.terminal import can_write, cut, wrapped_lines
 from ava_server.core.ids import label, state_words
 from ava_server.render.run_view import RunView

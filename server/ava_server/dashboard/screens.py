@@ -26,7 +26,7 @@ from ava_server.cli.log_look import run_at_once
 from ava_server.cli.results import cost_text, drawn_result
 from ava_server.cli.show import asked_lines, decided_lines
 from ava_server.cli.start_question import MORE, QuestionLine, folded_screen, proposal_lines
-from ava_server.cli.status_page import both_ends, fitting, folded, joined, remarks
+from ava_server.cli.status_lines import both_ends, fitting, folded, joined, remarks
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label, state_words
 from ava_server.core.threads import read_apart

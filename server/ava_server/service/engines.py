@@ -47,7 +47,8 @@ def engine_fault(settings: Settings) -> str | None:
         return f"{setting} needs {address_fault}; given: {_without_user(chosen.address)!r}"
     authority_fault = None if chosen.ca_file is None else _authority_fault(chosen.ca_file)
     if authority_fault is not None:
-        return f"{setting} has the ca_file {chosen.ca_file}, which {authority_fault}: give the certificates of the authority"
+        given = f"{setting} has the ca_file {chosen.ca_file}"
+        return f"{given}, which {authority_fault}: give the certificates of the authority"
     return None
 
 
