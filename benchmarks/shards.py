@@ -40,6 +40,9 @@ MOST_CALLS = 4
 """Calls of a chunk, at most."""
 SHRINK = 12
 """A chunk is one call once less than twice so many calls a node are left."""
+SCARCE = 1
+"""Once less than so many calls a node are left, a node is granted what its next call lacks, and returns what no call
+needs as soon as a call has ended."""
 DEMAND = 8
 """How many times the cap all calls would cost that arrive in a day, at their worst case."""
 
@@ -51,6 +54,7 @@ class Node:
     Attributes:
         skew_s: How wrong its clock is. It decides when money is given back early, and never whether it may be spent.
         chunk: How much it was granted last.
+        scarce: The parent has said that little is left: what no call needs goes back at once.
         request: The number of its request for money; it changes only when an answer has come.
         taken: The requests whose answer it has booked: a doubled or late one counts once.
         returns: Money that it has given up, by number, until the parent says that it has it.
@@ -67,6 +71,7 @@ class Node:
     lease_until_s: float = 0.0
     request: int = 1
     chunk: int = 0
+    scarce: bool = False
     taken: set[int] = field(default_factory=set)
     returns: dict[int, int] = field(default_factory=dict)
     returned: int = 0
@@ -209,6 +214,8 @@ class Simulation:
         self.totals.spent += cost
         self._check()
         self._begin_waiting(number)
+        if node.scarce and not node.waits and node.works(self.now_s):
+            self._give_up(number)
 
     def _by_its_clock(self, node: Node) -> float:
         return self.now_s + node.skew_s
@@ -227,25 +234,33 @@ class Simulation:
         if not node.works(self.now_s):
             return
         idle = self._by_its_clock(node) - node.called_s > IDLE_S
-        if idle and node.free and not self.broken:  # given up before it is told: a lost message strands it, no more
-            node.returned += 1
-            node.returns[node.returned] = node.free
-            node.free = 0
+        if idle or (node.scarce and not node.waits):
+            self._give_up(number)
         for which, money in node.returns.items():
             self.send(node, partial(self._take_return, number, which, money))
         self.send(node, partial(self._take_report, number, node.spent))
         if node.waits:
             self._ask(number)
 
+    def _give_up(self, number: int) -> None:
+        """Return what no call needs; it is given up before the parent is told, so a lost message only strands it."""
+        node = self.nodes[number]
+        if not node.free or self.broken:
+            return
+        node.returned += 1
+        node.returns[node.returned] = node.free
+        self.send(node, partial(self._take_return, number, node.returned, node.free))
+        node.free = 0
+
     def _ask(self, number: int) -> None:
         node = self.nodes[number]
-        self.send(node, partial(self._grant, number, node.request))
+        self.send(node, partial(self._grant, number, node.request, max(1, HOLD - node.free)))
 
-    def _grant(self, number: int, request: int) -> None:
+    def _grant(self, number: int, request: int, lacks: int) -> None:
         """Hold a chunk for a node, or say again what this request was answered with."""
         books = self.books[number]
         if request not in books.granted:
-            money = self._chunk()
+            money = self._chunk(lacks)
             if not money:
                 if self.totals.stranded_when_dry is None:
                     self.totals.stranded_when_dry = self._stranded()
@@ -257,11 +272,21 @@ class Simulation:
             books.expires_s = self.now_s + LEASE_S
         node = self.nodes[number]
         self.send(node, partial(self._receive, number, request, books.granted[request], books.expires_s))
+        self._say_scarce(node)
 
-    def _chunk(self) -> int:
-        """Return the size of the next chunk: smaller the less is left, one call near the cap, none at it."""
+    def _chunk(self, lacks: int) -> int:
+        """Return the size of the next chunk: smaller the less is left, what a call lacks near the cap, none at it."""
         calls = max(1, min(MOST_CALLS, self.left // (SHRINK * HOLD * len(self.nodes))))
-        return calls * HOLD if calls * HOLD <= self.left else 0
+        money = lacks if self._is_scarce() else calls * HOLD
+        return money if money <= self.left else 0
+
+    def _is_scarce(self) -> bool:
+        return not self.broken and self.left < SCARCE * HOLD * len(self.nodes)
+
+    def _say_scarce(self, node: Node) -> None:
+        """Tell a node whether little is left."""
+        if (scarce := self._is_scarce()) != node.scarce:  # a real parent says so in each answer
+            self.send(node, partial(setattr, node, "scarce", scarce))
 
     def _receive(self, number: int, request: int, money: int, lease_until_s: float) -> None:
         node = self.nodes[number]
@@ -286,6 +311,7 @@ class Simulation:
     def _take_report(self, number: int, spent: int) -> None:
         books = self.books[number]
         books.reported = max(books.reported, spent)
+        self._say_scarce(self.nodes[number])
 
     def _stranded(self) -> float:
         out = self.cap - self.left
