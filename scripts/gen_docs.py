@@ -351,6 +351,10 @@ def _table_model(kind: Any) -> tuple[type[BaseModel], bool] | None:
 
 
 def _kind(kind: Any) -> str:
+    from ava_server.config.settings import File
+
+    if kind == File:
+        return "file"
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _kind(args[0])

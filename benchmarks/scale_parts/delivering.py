@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -26,8 +27,13 @@ TAKEOVERS = 8
 
 
 async def delivery(runs: int, kind: str, folder: Path, server: PostgresServer, figures: Figures) -> None:
-    """One run after the other to a worker that waits for it; then cancels from another process."""
+    """One run after the other to a worker that waits for it; then cancels from another process.
+
+    The first run is not counted: with it an engine makes what it needs.
+    """
     async with fleet(kind, folder, server, running=100) as now, now.worker():
+        await now.approve(1)
+        await now.until_ended(60)
         ids: dict[int, str] = {}
         for _ in range(runs):
             ids |= await now.approve(1)
@@ -62,14 +68,14 @@ def by_run(now: Fleet, ids: dict[int, str]) -> dict[str, float]:
     return {run: found[run][0] for run in ids.values()}
 
 
-async def takeover(kind: str, folder: Path, server: PostgresServer, figures: Figures) -> None:
+async def takeover(kind: str, folder: Path, server: PostgresServer, figures: Figures, times: int = TAKEOVERS) -> None:
     """Kill or stop the worker that has a run, and wait for the claim of another one."""
     hows = {"kill -9": signal.SIGKILL, "stopped": signal.SIGSTOP}
     if kind == "SQLite":  # a stopped process keeps its lock, so nobody takes its runs over
         del hows["stopped"]
     async with fleet(kind, folder, server, running=100) as now:
         for name, how in hows.items():
-            for _ in range(TAKEOVERS):
+            for _ in range(times):
                 async with now.worker() as first:
                     held = await now.approve(1, "hold")
                     ((number, run),) = held.items()
@@ -121,3 +127,38 @@ async def idle(folder: Path, server: PostgresServer, figures: Figures) -> None:
         alone = await a_second()
         figures.note("idle statements/s, server", "Postgres", alone)
         figures.note("idle statements/s, worker", "Postgres", both - alone)
+
+
+async def processor(kind: str, folder: Path, server: PostgresServer, figures: Figures) -> None:
+    """Note the processor time of a server, a worker, the database and the engine that have nothing to do."""
+    async with fleet(kind, folder, server, running=100, lease_s=15) as now, now.worker() as worker:
+        await now.approve(1)
+        await now.until_ended(60)
+        await anyio.sleep(3 * SETTLE_S)
+        pids = {"server": now.host.pid, "worker": worker.pid, "Postgres": server.pid}
+        if now.delivers is not None:
+            pids["engine"] = now.delivers.pid
+        before, began = {name: processor_s(pid) for name, pid in pids.items()}, time.monotonic()
+        await anyio.sleep(IDLE_S)
+        took_s = time.monotonic() - began
+        percents = {name: 100 * (processor_s(pid) - before[name]) / took_s for name, pid in pids.items()}
+        for name, percent in percents.items():
+            figures.note(f"idle, {name}, % of a processor", kind, percent)
+        figures.note("idle, all, % of a processor", kind, sum(percents.values()))
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor time of a process and its children, also of those that have ended."""
+    own: dict[int, tuple[int, float]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            own[int(folder.name)] = int(fields[1]), sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+    def of(parent: int) -> float:
+        return own[parent][1] + sum(of(child) for child, (above, _s) in own.items() if above == parent)
+
+    return of(pid)

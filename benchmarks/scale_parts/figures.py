@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 COLUMNS = ("SQLite", "Postgres", "pgqueuer and the log", "pgqueuer")
@@ -12,8 +12,15 @@ COLUMNS = ("SQLite", "Postgres", "pgqueuer and the log", "pgqueuer")
 
 @dataclass
 class Figures:
-    """All values of each figure by column, and the load of the machine while they were taken."""
+    """All values of each figure by column, and the load of the machine while they were taken.
 
+    Attributes:
+        columns: What is compared, from left to right.
+        ratio_to: The column to which medians are also shown as a ratio; empty for none.
+    """
+
+    columns: Sequence[str] = COLUMNS
+    ratio_to: str = ""
     rows: dict[str, dict[str, list[float]]] = field(default_factory=dict[str, dict[str, list[float]]])
     loads: list[float] = field(default_factory=list[float])
 
@@ -31,11 +38,19 @@ class Figures:
     def show(self, part: str) -> None:
         """Print the medians since the last time, with the lowest and highest values where there are several."""
         print(f"\n{part}, load {min(self.loads):.1f} to {max(self.loads):.1f}")
-        print(f"{'':50}" + "".join(f"{column:>30}" for column in COLUMNS))
+        print(f"{'':50}" + "".join(f"{column:>30}" for column in self.columns))
         for name, found in self.rows.items():
-            print(f"{name:50}" + "".join(f"{shown(found.get(column, [])):>30}" for column in COLUMNS), flush=True)
+            cells = [f"{self._cell(found, column):>30}" for column in self.columns]
+            print(f"{name:50}" + "".join(cells), flush=True)
         self.rows.clear()
         self.loads.clear()
+
+    def _cell(self, found: Mapping[str, list[float]], column: str) -> str:
+        values, base = found.get(column, []), found.get(self.ratio_to, [])
+        text = shown(values)
+        if not values or not base or column == self.ratio_to or not statistics.median(base):
+            return text
+        return f"{text} = {statistics.median(values) / statistics.median(base):.2f} x"
 
 
 def shown(values: Sequence[float]) -> str:

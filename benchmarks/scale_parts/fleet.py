@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 from anyio.abc import Process
+from support.engines.servers import KINDS, Engine, delivered_by, running_engine
 from support.log import looking
 from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.postgres import PostgresServer
@@ -80,6 +81,7 @@ class Fleet:
         root: The server's data root.
         models: The model server.
         database: The name of the database; empty with SQLite.
+        delivers: The server of the engine that delivers runs; None where the log does.
         enqueued_s: When runs were given to the engine, by id; nothing where Ava delivers.
     """
 
@@ -90,6 +92,7 @@ class Fleet:
     _url: str
     _config: str
     _enqueue: Callable[[Sequence[str]], Awaitable[None]] | None
+    delivers: Engine | None = None
     enqueued_s: dict[str, float] = field(default_factory=dict[str, float])
     _made: int = 0
     _tasks: int = 0
@@ -183,15 +186,21 @@ class Fleet:
 async def fleet(
     kind: str, folder: Path, server: PostgresServer, running: int, lease_s: int = LEASE_S
 ) -> AsyncGenerator[Fleet]:
-    """A server on a log of its own, and a model server; `running` is how many runs may be running."""
+    """A server on a log of its own, and a model server; `running` is how many runs may be running.
+
+    `kind` is where the log is, or what delivers runs in front of a log in Postgres.
+    """
     config, database, url = CONFIG.format(running=running, lease_s=lease_s), "", ""
     if kind != "SQLite":
         url = server.database(folder).replace(f":{server.password}@", "@")
         database = url.rpartition("/")[2]
         config = f'database_url = "{url}"\n{config}'
-    root = made(folder / "server", config_toml=config)
     async with AsyncExitStack() as stack:
+        delivers = stack.enter_context(running_engine(kind if kind in KINDS else "none", folder / "engine"))
+        if delivers is not None:
+            config += delivered_by(delivers)
+        root = made(folder / "server", config_toml=config)
         models = stack.enter_context(Models.running())
         host = await stack.enter_async_context(serving(root, env=using(models.server.base_url)))
         enqueue = await stack.enter_async_context(engine.enqueuing(url)) if kind == engine.NAME else None
-        yield Fleet(host, root, models, database, url, config, enqueue)
+        yield Fleet(host, root, models, database, url, config, enqueue, delivers)

@@ -18,7 +18,7 @@ from support.stdio import until
 from ava_audit.events import RunClaimed
 from ava_server import delivery
 from ava_server.delivery import ANY, DeliveryFailed, attempt_of
-from ava_server.delivery.outbox import Message, Outbox
+from ava_server.delivery.outbox import REPEATED, Message, Outbox
 from ava_server.runs.control import RunControl
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.manager import Manager
@@ -200,10 +200,11 @@ async def test_rule_3_what_the_engine_has_lost_is_delivered_again(
             async with worker(tmp_path, models):
                 if rule:
                     assert (await lab.ended(run)).state == "success"
-                    assert await claims(lab, run) == ["start"]
+                    assert await claims(lab, run) == ["start"] and lab.runtime.manager.outbox.repeated > 0
                 else:
                     await stays(lambda: not engine.messages)
                     assert (await lab.run(run)).state == "queued"
+                    assert lab.runtime.manager.outbox.repeated == 0
 
 
 @pytest.mark.parametrize("rule", [True, False])
@@ -264,14 +265,14 @@ class OneQueueFails(MemoryDelivery):
 
     hangs = False
 
-    async def deliver(self, run_id: str, queue: str, attempt: str) -> None:
+    async def deliver(self, run_id: str, queue: str, attempt: str) -> bool:
         if queue == "label-gpu":
             if self.hangs:
                 await anyio.sleep_forever()
             raise DeliveryFailed("the queue label-gpu is not as Ava makes it")
         if run_id == "S-bad":
             raise DeliveryFailed("the run S-bad cannot be told")
-        await super().deliver(run_id, queue, attempt)
+        return await super().deliver(run_id, queue, attempt)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -279,7 +280,7 @@ async def test_a_message_that_fails_holds_up_no_other(hangs: bool) -> None:
     engine = MemoryEngine()
     adapter = OneQueueFails(engine)
     adapter.hangs = hangs
-    outbox = Outbox(adapter)
+    outbox = Outbox(adapter, lambda _facts: None)
     outbox.put(Message("S-1", "label-gpu", "0.0"))
     outbox.put(Message("S-bad", ANY, "0.0"))
     outbox.put(Message("S-2", ANY, "0.0"))
@@ -294,6 +295,23 @@ async def test_a_message_that_fails_holds_up_no_other(hangs: bool) -> None:
             outbox.keep_only({"S-2"})
             await until(lambda: outbox.fault is None, within_s=3)
         tasks.cancel_scope.cancel()
+
+
+async def test_what_is_delivered_again_is_counted_once_by_all_servers_together() -> None:
+    engine = MemoryEngine()
+    told: list[tuple[int, int]] = []
+    servers: list[Outbox] = []
+    for number in range(2):
+        servers.append(Outbox(engine.delivery(), lambda facts, number=number: told.append((number, facts[REPEATED]))))
+    async with anyio.create_task_group() as tasks:
+        for server in servers:
+            tasks.start_soon(server.run)
+        for attempt in ("0.0", "0.1", "1.0", "1.2"):
+            for server in servers:
+                server.put(Message("S-1", ANY, attempt))
+            await until(lambda attempt=attempt: {one._told.get("S-1") for one in servers} == {attempt})
+        tasks.cancel_scope.cancel()
+    assert sum(server.repeated for server in servers) == 2 and len(told) == 2
 
 
 async def test_an_outdated_worker_gives_back_what_it_was_given_and_takes_nothing_more() -> None:
@@ -317,3 +335,19 @@ async def test_an_outdated_worker_gives_back_what_it_was_given_and_takes_nothing
         assert not offers.takes_runs()
         await offer("S-2")
         assert answers == [False, False] and not offers.open()
+
+
+async def test_a_worker_that_is_being_stopped_takes_nothing_more_and_keeps_what_it_has() -> None:
+    class Alive:
+        name = "w"
+
+        def holds(self) -> bool:
+            return True
+
+    offers = Offers(lambda: None, Alive())  # type: ignore[arg-type]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(offers, "S-1")
+        await until(lambda: offers.open() == {"S-1"})
+        offers.stop_taking()
+        assert not offers.takes_runs() and offers.open() == {"S-1"} and not await offers("S-2")
+        tasks.cancel_scope.cancel()

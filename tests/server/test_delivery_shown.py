@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
-from support.engines.memory import MemoryEngine
+from support.engines.memory import MemoryDelivery, MemoryEngine
 from support.runtime import open_lab
 
 from ava_audit.store.backend import MARK, Announcement, LiveInstance
 from ava_server.config.settings import load_settings
 from ava_server.core.errors import ConfigError
 from ava_server.delivery import EngineState
-from ava_server.service import runtime
+from ava_server.service import engines, runtime
 from ava_server.service.checks import Setup
 from ava_server.service.checks.delivery import delivery, engine_finding, worker_findings
-from ava_server.service.engines import engine_fault, open_engine, workers_among
+from ava_server.service.engines import engine_fault, engine_state, open_engine, repeats_among, workers_among
 
 NATS = '[delivery]\nengine = "nats"\n'
 TEMPORAL = '[delivery]\nengine = "temporal"\n'
@@ -38,7 +39,16 @@ SHARED = 'database_url = "postgresql://ava@127.0.0.1:1/ava"\nruns_on = "workers"
         (SHARED + TEMPORAL + 'address = "temporal://n:abc"\n', "needs an address of a host and a port from 1 to 65535"),
         (SHARED + TEMPORAL + 'address = "temporal://n:65536"\n', "needs an address of a host and a port"),
         (SHARED + TEMPORAL + 'address = "temporal://n:1,m:2"\n', "needs an address of a host and a port"),
-        (SHARED + NATS + 'address = "tls://n:4222"\nca_file = "/nowhere/ca.pem"\n', "has the ca_file /nowhere/ca.pem"),
+        (
+            SHARED + NATS + 'address = "tls://n:4222"\nca_file = "/nowhere/ca.pem"\n',
+            "ca_file /nowhere/ca.pem, which is not",
+        ),
+        (SHARED + NATS + 'address = "tls://n:4222"\nca_file = "/"\n', "has the ca_file /, which is not a file: give"),
+        (SHARED + NATS + 'address = "tls://n:4222"\nca_file = "/dev/null"\n', "which is not a file"),
+        (
+            SHARED + NATS + f'address = "tls://n:4222"\nca_file = "{__file__}"\n',
+            "has no certificates in PEM format: give",
+        ),
     ],
 )
 def test_a_setting_that_does_not_fit_is_one_sentence_and_starts_nothing(tmp_path: Path, config: str, says: str) -> None:
@@ -69,8 +79,10 @@ def test_the_extra_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
 def test_an_engine_is_shown_with_its_queues() -> None:
     found = engine_finding("nats", EngineState("", {"any": 3, "label-gpu": 0}, {"any": 2, "label-gpu": 0}, 1))
     assert found.state == "ok"
-    assert found.text == "nats answers; with workers: 2, waiting: any: 3; delivered again: 1"
+    assert found.text == "nats answers; with workers: 2, waiting: any: 3; given to a worker again: 1"
     assert engine_finding("nats", EngineState()).text.endswith("none waits")
+    again = engine_finding("nats", EngineState(), 4)
+    assert again.text == "nats answers; with workers: 0, none waits; delivered again after four silent leases: 4"
     unknown = engine_finding("nats", EngineState(counted=False))
     assert (unknown.state, unknown.short) == ("ok", "nats up") and "not known" in unknown.text
     down = engine_finding("nats", EngineState("the NATS server at n does not answer"))
@@ -102,5 +114,43 @@ async def test_metrics_have_the_engine_and_a_run_says_that_it_is_down(
     async with open_lab(tmp_path, config='runs_on = "workers"\n', background=True) as lab:
         text = (await render(lab.runtime)).decode()
         assert 'ava_delivery_up{engine="memory"} 0.0' in text and "ava_worker_slots 0.0" in text
+        assert "ava_deliveries{" not in text and "ava_deliveries_again" not in text, "nothing is known of them"
         engine.is_down = False
-        assert 'ava_delivery_up{engine="memory"} 1.0' in (await render(lab.runtime)).decode()
+        text = (await render(lab.runtime)).decode()
+        assert 'ava_delivery_up{engine="memory"} 1.0' in text and "ava_deliveries_again 0.0" in text
+        assert 'ava_delivery_workers{queue="any"} 0.0' in text
+
+
+class Hangs(MemoryDelivery):
+    """An adapter whose engine takes every question and answers none."""
+
+    async def state(self) -> EngineState:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+async def test_an_engine_that_hangs_is_down_and_holds_up_neither_the_metrics_nor_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ava_server.http.metrics import render
+
+    monkeypatch.setattr(engines, "STATE_S", 0.2)
+    monkeypatch.setattr(runtime, "open_engine", lambda _settings: Hangs(MemoryEngine()))
+    async with open_lab(tmp_path, config='runs_on = "workers"\n', background=True) as lab:
+        with anyio.fail_after(10):
+            text = (await render(lab.runtime)).decode()
+            state = await engine_state(lab.runtime.manager.delivery)
+    assert 'ava_delivery_up{engine="memory"} 0.0' in text and "ava_deliveries{" not in text
+    assert state.fault.startswith("memory has not said for ") and engine_finding("memory", state).short == "memory down"
+
+
+def test_repeats_and_queues_are_what_live_processes_announce() -> None:
+    live = [
+        LiveInstance("a", "one", Announcement("server", offers={"repeated": 2})),
+        LiveInstance("b", "two", Announcement("server", offers={"repeated": 1})),
+        LiveInstance("c", "two", Announcement("worker", offers={"labels": ["gpu"]})),
+        LiveInstance("d", "two", Announcement("worker", offers={"labels": [*"abcde"]})),
+    ]
+    assert repeats_among(live) == 3
+    labelled, too_many = workers_among(live)
+    assert list(labelled.queues) == ["plans", "any", "label-gpu"] and list(too_many.queues) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from support.stdio import until
 pytest.importorskip("nats", reason="the client is not installed")
 
 import nats
+from nats.aio.client import Client
 from nats.js.api import StreamConfig
 from support.engines.nats import NatsServer, missing, running_nats
 
@@ -249,37 +251,128 @@ async def test_a_worker_works_with_the_least_rights_and_can_submit_nothing(guard
         assert state.fault == "" and not state.counted, "it is up, and the counts are not for this user"
 
 
-async def test_stolen_credentials_of_a_worker_read_and_remove_nothing_else(guarded: NatsServer) -> None:
-    """They take messages of its queues, which name runs and nothing else; the log delivers these again."""
-    async with delivery(guarded, guarded.key("server")) as sender:
+async def test_workers_with_a_label_work_in_an_account_of_their_own(guarded: NatsServer) -> None:
+    plain, gpu = at_once(), at_once()
+    async with (
+        delivery(guarded, guarded.key("server")) as sender,
+        working(guarded, plain, credentials=guarded.key("worker")),
+        working(guarded, gpu, labels=("gpu",), credentials=guarded.key("gpu")),
+    ):
         await sender.deliver("S-1", "label-gpu", "0.0")
+        await until(lambda: gpu.runs == ["S-1"])
+        await sender.cancel("S-1")
+        await until(lambda: plain.woken > 0 and gpu.woken > 0)
+        state = await sender.state()
+        assert plain.runs == [] and (state.waiting["label-gpu"], state.taken["label-gpu"]) == (0, 0)
+
+
+@dataclass
+class Thief:
+    """Somebody with a worker's password; `denied` has what the server said to it."""
+
+    client: Client
+    denied: list[str]
+
+    async def is_denied(self, subject: str, *, listens: bool = False) -> bool:
+        """Try to publish to a subject or to listen to it, and tell whether the server refused that very subject."""
+        self.denied.clear()
+        if listens:
+            await self.client.subscribe(subject)
+        else:
+            await self.client.publish(subject, b"{}")
+        await self.client.flush()
+        with anyio.move_on_after(3):
+            while not self.denied:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+        return any(subject.lower() in text.lower() for text in self.denied)
+
+
+@asynccontextmanager
+async def thief_of(server: NatsServer, user: str = "worker") -> AsyncGenerator[Thief]:
     denied: list[str] = []
 
     async def note(error: Exception) -> None:
         denied.append(str(error))
 
-    user, password = guarded.key("worker").split(":")
-    thief = await nats.connect(
-        guarded.address, user=user, password=password, inbox_prefix=f"_INBOX_{user}", error_cb=note
+    name, password = server.key(user).split(":")
+    client = await nats.connect(
+        server.address, user=name, password=password, inbox_prefix=f"_INBOX_{name}", error_cb=note
     )
-    for subject in (
-        "ava.run.any.S-1",
-        "ava.cancel",
-        "$JS.API.STREAM.DELETE.ava",
-        "$JS.API.STREAM.PURGE.ava",
-        "$JS.API.STREAM.MSG.GET.ava",
-        "$JS.API.CONSUMER.DELETE.ava.any",
-        "$JS.API.CONSUMER.MSG.NEXT.ava.label-gpu",
-        "$JS.ACK.ava.label-gpu.1.1.1.1.0",
-    ):
-        await thief.publish(subject, b"{}")
-    await thief.subscribe("_INBOX_server.>")
-    await thief.subscribe("ava.run.>")
-    await thief.flush()
-    await until(lambda: len(denied) >= 10)
-    await thief.close()
+    try:
+        yield Thief(client, denied)
+    finally:
+        await client.close()
+
+
+NOT_FOR_WORKERS = (
+    "ava.run.any.S-1",
+    "ava.run.label-gpu.S-1",
+    "ava.cancel",
+    "_INBOX_worker.x",
+    "_INBOX_server.x",
+    "$JS.API.INFO",
+    "$JS.API.STREAM.LIST",
+    "$JS.API.STREAM.INFO.ava",
+    "$JS.API.STREAM.UPDATE.ava",
+    "$JS.API.STREAM.DELETE.ava",
+    "$JS.API.STREAM.PURGE.ava",
+    "$JS.API.STREAM.MSG.GET.ava",
+    "$JS.API.STREAM.MSG.DELETE.ava",
+    "$JS.API.STREAM.SNAPSHOT.ava",
+    "$JS.API.DIRECT.GET.ava",
+    "$JS.API.CONSUMER.CREATE.ava",
+    "$JS.API.CONSUMER.DURABLE.CREATE.ava.any",
+    "$JS.API.CONSUMER.DELETE.ava.any",
+    "$JS.API.CONSUMER.PAUSE.ava.any",
+    "$JS.API.CONSUMER.MSG.NEXT.ava.label-gpu",
+    "$JS.ACK.ava.label-gpu.1.1.1.1.0",
+    "$SYS.REQ.SERVER.PING",
+)
+NOT_HEARD_BY_WORKERS = (">", "ava.>", "ava.run.>", "_INBOX.>", "_INBOX_server.>", "_INBOX_gpu.>", "$JS.>", "$SYS.>")
+
+
+async def test_stolen_credentials_of_a_worker_read_and_remove_nothing_else(guarded: NatsServer) -> None:
+    """They take messages of its queues, which name runs and nothing else; the log delivers these again."""
     async with delivery(guarded, guarded.key("server")) as sender:
+        await sender.deliver("S-1", "label-gpu", "0.0")
+        async with thief_of(guarded) as thief:
+            for subject in NOT_FOR_WORKERS:
+                assert await thief.is_denied(subject), subject
+            for subject in NOT_HEARD_BY_WORKERS:
+                assert await thief.is_denied(subject, listens=True), subject
         assert (await sender.state()).waiting == {"label-gpu": 1}
+
+
+@pytest.mark.parametrize("user", ["worker", "gpu"])
+async def test_a_worker_cannot_have_the_engine_do_what_it_may_not(guarded: NatsServer, user: str) -> None:
+    """NATS sends its answer to whatever subject a request names: here to the stream, and to commands about it.
+
+    The answer that nothing waits is empty, as the command to delete a stream is.
+    """
+    async with delivery(guarded, guarded.key("server")) as sender, thief_of(guarded, user) as thief:
+        for number in range(8):
+            await sender.deliver(f"S-{number}", ANY, "0.0")
+        await sender.deliver("S-gpu", "label-tpu", "0.0")
+        await sender.deliver("G-1", PLANS, "0.0")
+        plans = await thief.client.jetstream().pull_subscribe_bind("plans", "ava")
+        (plan,) = await plans.fetch(1)
+        await plan.ack()
+        stream = (await sender._connection()).jetstream()
+        for reply in (
+            "$JS.API.STREAM.DELETE.ava",
+            "$JS.API.STREAM.PURGE.ava",
+            "$JS.API.CONSUMER.DELETE.ava.label-tpu",
+            "ava.run.label-tpu.S-evil",
+            "_INBOX_server.x",
+        ):
+            for queue in ("plans", "any"):  # one is empty, and one has messages
+                ask = b'{"batch":1,"no_wait":true}'
+                await thief.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.ava.{queue}", ask, reply=reply)
+                await thief.client.flush()
+                await anyio.sleep(0.2)
+            info = await stream.stream_info("ava")
+            assert (info.state.messages, info.state.last_seq) == (9, 10), reply
+        assert (await sender.state()).waiting["label-tpu"] == 1
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------

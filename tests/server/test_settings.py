@@ -181,6 +181,11 @@ def test_settings_are_immutable(tmp_path: Path) -> None:
         ),
         ("[fetch]\nproxy = 'proxy:3128'", ["fetch.proxy", "proxy:3128", "such as http://proxy.example:3128"]),
         ("[workspace]\nroots = ['code']", ["workspace.roots.0", "code", "an absolute folder"]),
+        (
+            "[delivery]\nca_file = 'ca.pem'",
+            ["delivery.ca_file", "ca.pem", "a file with an absolute path, e.g. /etc/ssl"],
+        ),
+        ("[delivery]\nca_file = 3", ["delivery.ca_file", "a path in quotes"]),
         ("[mcp_servers.x]\nargs = []", ["mcp_servers.x", "either command"]),
         ("approval = ask", ["not valid TOML", "line 1"]),
         ("approval = 'x'\nmirror = 3\n[limits]\nrunning = 'a'", ["approval", "2 more"]),

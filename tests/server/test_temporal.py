@@ -116,6 +116,42 @@ async def test_slots_are_kept_plans_take_none_and_labels_count(place: EnginePlac
             await until(lambda: gpu.runs == ["S-gpu"], within_s=30)
 
 
+async def test_a_worker_never_has_more_runs_than_slots_whatever_queue_they_come_from(place: EnginePlace) -> None:
+    worker = Worker()
+    queues = queues_for(("eu", "gpu"))
+    async with working(place, worker, slots=1, labels=("eu", "gpu")):
+        for queue in queues[1:]:
+            for number in range(2):
+                await delivered(place, f"S-{queue}-{number}", queue)
+        await until(lambda: len(worker.held) == 1)
+        await anyio.sleep(2 * LEASE_S)
+        assert worker.most == 1 and len(worker.runs) == 1
+        worker.gate.set()
+        await until(lambda: len(worker.runs) == 8, within_s=60)
+        assert len(set(worker.runs)) == 8 and worker.most == 1
+
+
+@pytest.mark.parametrize("why", ["it showed no life", "it was delivered again"])
+async def test_a_run_keeps_its_slot_after_its_activity_was_cancelled(place: EnginePlace, why: str) -> None:
+    """The worker still drives it, as the log says; a second run would be one too many."""
+    worker = Worker()
+    async with working(place, worker, slots=1, labels=("gpu",)):
+        await delivered(place, "S-1")
+        await until(lambda: worker.runs == ["S-1"])
+        if why == "it showed no life":
+            worker.alive = False
+            await anyio.sleep(3 * LEASE_S)
+            worker.alive = True
+        else:
+            await delivered(place, "S-1", attempt="0.1")
+        await delivered(place, "S-2", "label-gpu")
+        await anyio.sleep(4 * LEASE_S)
+        assert worker.runs == ["S-1"] and worker.most == 1
+        worker.gate.set()
+        await until(lambda: "S-2" in worker.runs, within_s=30)
+        assert worker.most == 1
+
+
 async def test_a_worker_that_cannot_reach_the_log_shows_no_life_and_takes_nothing(place: EnginePlace) -> None:
     cut, well = Worker(), at_once()
     async with working(place, cut):

@@ -65,6 +65,11 @@ class PostgresServer:
     _free: list[str] = field(default_factory=list)
     _made: int = 0
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     @classmethod
     def make(cls) -> PostgresServer:
         bin_folder = programs()

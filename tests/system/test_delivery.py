@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.abc import Process
-from support.engines import nats, temporal
+from support.engines.servers import KINDS, Engine, delivered_by, missing, running_engine
 from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.network.cable import running_cables
 from support.processes import end
@@ -35,9 +35,6 @@ AWAY_S = 12.0
 LIMITS = "\n[limits]\nrunning = 8\nrunning_per_user = 8\nspawns_per_hour = 100\n"
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
 WORKER = (*AVA[:-1], "worker")
-
-
-Engine = nats.NatsServer | temporal.TemporalServer
 
 
 @dataclass
@@ -63,7 +60,7 @@ class Fleet:
         config = f'database_url = "{self.url}"\nruns_on = "workers"\nlease_s = {LEASE_S}\n'
         config += PRICED.replace("custom:test", "custom:scripted") + LIMITS
         if self.engine is not None:
-            config += f'\n[delivery]\nengine = "{self.engine.kind}"\naddress = "{self.engine.address}"\n'
+            config += delivered_by(self.engine)
         return made(self.tmp / name, config_toml=config)
 
     @asynccontextmanager
@@ -98,18 +95,12 @@ class Fleet:
         assert_intact(self.root)
 
 
-@pytest.fixture(params=["none", "nats", "temporal"])
+@pytest.fixture(params=KINDS)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Engine | None]:
-    if request.param == "none":
-        yield None
-        return
-    if (why := {"nats": nats, "temporal": temporal}[request.param].missing()) is not None:
+    if (why := missing(request.param)) is not None:
         pytest.skip(why)
-    folder = tmp_path / "engine"
-    server: Engine = nats.NatsServer(folder) if request.param == "nats" else temporal.TemporalServer(folder)
-    server.start()
-    yield server
-    server.stop(signal.SIGKILL)
+    with running_engine(request.param, tmp_path / "engine") as server:
+        yield server
 
 
 @pytest.fixture

@@ -361,7 +361,7 @@ _KINDS = {
     "string_too_long": "text of up to {max_length} characters",
     "string_too_short": "text of {min_length} or more characters",
     "string": "text in quotes",
-    "path": "a folder in quotes",
+    "path": "a path in quotes",
     "tuple": "a list",
     "list": "a list",
     "dict": "a table",

@@ -32,7 +32,7 @@ from ava_roles.net.addresses import bound_host, proxy_url
 from ava_roles.placeholders import SERVER_NAME, has_placeholder, label
 from ava_server.config import checks
 from ava_server.config.host_placeholders import BUNDLE
-from ava_server.core.data_root import DataRoot, absolute_folder, find_data_root
+from ava_server.core.data_root import DataRoot, absolute_file, absolute_folder, find_data_root
 from ava_server.core.documents import reason, to_do
 from ava_server.core.errors import ConfigError, Refused
 from ava_server.models.providers import PROVIDERS, RemoteWire, is_local
@@ -115,6 +115,7 @@ Wait = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=86_400)]
 LeaseSeconds = Annotated[int, BeforeValidator(_no_bool), Field(ge=3, le=300)]
 Usd = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=False)]
 Folder = Annotated[Path, AfterValidator(absolute_folder)]
+File = Annotated[Path, AfterValidator(absolute_file)]
 Url = Annotated[str, AfterValidator(http_url)]
 ProviderUrl = Annotated[str, AfterValidator(lambda text: _provider_url(text))]
 SearchUrl = Annotated[str, AfterValidator(lambda text: _search_url(text) if text else text)]
@@ -245,14 +246,14 @@ class TravelSettings(Table):
 class DeliverySettings(Table):
     """The engine that carries runs to workers; `none` is the log itself.
 
-    `name` is the engine's name for the runs of this log. `slots` is how many runs a worker takes at once; None is as
-    many as may run at all.
+    `name` is the engine's name for the runs of this log. `slots` is how many runs a worker takes from the engine
+    at once; None is as many as may run at all.
     """
 
     engine: Literal["none", "nats", "temporal"] = "none"
     address: str = ""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")] = "ava"
-    ca_file: Folder | None = None
+    ca_file: File | None = None
     slots: Cap | None = None
 
 

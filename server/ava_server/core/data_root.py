@@ -213,12 +213,21 @@ def default_data_root() -> DataRoot:
 
 def absolute_folder(path: Path) -> Path:
     """Return a folder with `~` resolved. Raises ValueError: it would depend on the working folder."""
+    return _absolute(path, "an absolute folder", "/srv/code or ~/code")
+
+
+def absolute_file(path: Path) -> Path:
+    """Return a file's path with `~` resolved. Raises ValueError: it would depend on the working folder."""
+    return _absolute(path, "a file with an absolute path", "/etc/ssl/authority.pem")
+
+
+def _absolute(path: Path, what: str, example: str) -> Path:
     try:
         path = path.expanduser()
     except RuntimeError:
-        raise ValueError("an absolute folder; `~` has no meaning for this user") from None
+        raise ValueError(f"{what}; `~` has no meaning for this user") from None
     if not path.is_absolute():
-        raise ValueError("an absolute folder, e.g. /srv/code or ~/code")
+        raise ValueError(f"{what}, e.g. {example}")
     return path
 
 

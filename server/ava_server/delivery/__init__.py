@@ -73,14 +73,14 @@ class EngineState:
         fault: Why it cannot be used; empty while it can.
         waiting: Deliveries that no worker has taken, by queue.
         taken: Deliveries that a worker has and has not finished, by queue.
-        again: How many of these were delivered more than once.
+        again: How many of these were given to a worker more than once; None where the engine does not say.
         counted: These counts are known; to a user without the right to see them, they are not.
     """
 
     fault: str = ""
     waiting: Mapping[str, int] = field(default_factory=dict[str, int])
     taken: Mapping[str, int] = field(default_factory=dict[str, int])
-    again: int = 0
+    again: int | None = None
     counted: bool = True
 
 
@@ -120,8 +120,11 @@ class Delivery(Protocol):
         """Keep what is needed to use the engine. An engine that is away raises nothing here: what it is asked fails."""
         ...
 
-    async def deliver(self, run_id: str, queue: str, attempt: str) -> None:
-        """Tell the engine of a run; the same attempt twice is one message. Raises DeliveryFailed."""
+    async def deliver(self, run_id: str, queue: str, attempt: str) -> bool:
+        """Tell the engine of a run, and return whether this attempt was news to it. Raises DeliveryFailed.
+
+        The same attempt twice is one message, also from several servers.
+        """
         ...
 
     async def cancel(self, run_id: str) -> None:
@@ -168,3 +171,8 @@ def attempt_of(generation: int, since_us: int, now_us: int, lease_s: float) -> s
     """
     silent_s = max(0, now_us - since_us) / 1e6
     return f"{generation}.{int(silent_s // (SILENT_LEASES * lease_s))}"
+
+
+def is_repeat(attempt: str) -> bool:
+    """Tell whether an attempt follows one that showed no sign of life (rule 3)."""
+    return not attempt.endswith(".0")

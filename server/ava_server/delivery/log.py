@@ -28,7 +28,7 @@ def settle_s(began: float) -> float:
 
 
 class LogDelivery:
-    """Whoever works on the log hears of its commits; nothing has to be told to anybody."""
+    """Wakes each process at the commits of the log; `deliver` and `cancel` do nothing, as every process sees these."""
 
     name = "none"
     carries = False
@@ -40,8 +40,9 @@ class LogDelivery:
     async def connected(self) -> AsyncGenerator[None]:
         yield
 
-    async def deliver(self, run_id: str, queue: str, attempt: str) -> None:
+    async def deliver(self, run_id: str, queue: str, attempt: str) -> bool:
         """Do nothing: the entry that queued the run has told everybody."""
+        return False
 
     async def cancel(self, run_id: str) -> None:
         """Do nothing: the entry that asks for the run's end has told everybody."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import anyio
 
@@ -20,11 +21,11 @@ async def until_it_takes(body: Body) -> None:
         await anyio.sleep(LOOK_S)
 
 
-async def handle(body: Body, run_id: str, show_life: Callable[[], Awaitable[None]], wait_s: float) -> bool:
-    """Give a run to a worker, and return whether its message may be forgotten.
+@asynccontextmanager
+async def signs_of_life(body: Body, show_life: Callable[[], Awaitable[None]], wait_s: float) -> AsyncGenerator[None]:
+    """Show the engine, as long as the block lasts and the log answers, that the worker of a message lives.
 
-    `show_life` tells the engine that the worker lives, which is done only while the log answers; without it for
-    `wait_s` the engine gives the message to another one.
+    Without `show_life` for `wait_s` the engine gives the message to another worker.
     """
 
     async def show() -> None:
@@ -33,9 +34,7 @@ async def handle(body: Body, run_id: str, show_life: Callable[[], Awaitable[None
             if body.is_alive():
                 await show_life()
 
-    forget = False
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(show)
-        forget = await body(run_id)
+        yield
         tasks.cancel_scope.cancel()
-    return forget

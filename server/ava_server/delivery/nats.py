@@ -8,8 +8,9 @@ forgets is delivered again after four leases.
 The stream keeps one message for each run, the newest, so what is delivered again and again takes no more room. A
 worker that is given a run which it has in hand keeps the newest message of it, in the slot that the run has.
 
-Servers make the stream and its consumers; workers only pull, acknowledge and hear of cancels (`nats.conf` in the
-documentation has both users with these rights).
+Servers make the stream and its consumers; workers only pull, acknowledge and hear of cancels. NATS sends its
+answer to whatever subject a request names, so a worker's rights hold only in an account without the stream (`nats.conf`
+in the documentation).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -21,7 +22,6 @@ import logging
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
@@ -33,8 +33,8 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.client import JetStreamContext
 
-from ava_server.delivery import PLANS, SILENT_LEASES, Body, DeliveryFailed, EnginePlace, EngineState
-from ava_server.delivery.message import LOOK_S, handle, until_it_takes
+from ava_server.delivery import PLANS, SILENT_LEASES, Body, DeliveryFailed, EnginePlace, EngineState, is_repeat
+from ava_server.delivery.message import LOOK_S, signs_of_life, until_it_takes
 
 log = logging.getLogger("ava.delivery")
 T = TypeVar("T")
@@ -74,17 +74,6 @@ class _Client(Client):
         await super()._process_info(info, initial_connection)
 
 
-@dataclass
-class _Hand:
-    """The newest message of a run that this worker has."""
-
-    message: Msg
-
-    @property
-    def sequence(self) -> int:
-        return _sequence(self.message)
-
-
 class NatsDelivery:
     """The adapter for NATS; it connects when it is first used, and again after a loss."""
 
@@ -98,7 +87,7 @@ class NatsDelivery:
         self._failure: Exception | None = None
         self._dials_from_s = float("-inf")
         self._made: set[str] = set()
-        self._hands: dict[str, _Hand] = {}
+        self._held: dict[str, Msg] = {}  # the newest message of each run that this worker has
         self._denied = ""
         self._denied_s = float("-inf")
         self._said: dict[str, str] = {}
@@ -115,12 +104,12 @@ class NatsDelivery:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(2), suppress(nats.errors.Error, OSError):
                     await client.close()
 
-    async def deliver(self, run_id: str, queue: str, attempt: str) -> None:
+    async def deliver(self, run_id: str, queue: str, attempt: str) -> bool:
         body = json.dumps({"v": FORMAT, "log": self._place.log_id, "run": run_id}).encode()
         headers = {"Nats-Msg-Id": f"{run_id}.{attempt}"}
-        if not attempt.endswith(".0"):  # nobody has taken it: somebody may have removed what is needed
+        if is_repeat(attempt):  # somebody may have removed what is needed
             self._made.clear()
-        await self._translated(self._deliver(run_id, queue, body, headers))
+        return await self._translated(self._deliver(run_id, queue, body, headers))
 
     async def cancel(self, run_id: str) -> None:
         async def send() -> None:
@@ -155,19 +144,18 @@ class NatsDelivery:
 
     # -- servers ------------------------------------------------------------------------------------------------------
 
-    async def _deliver(self, run_id: str, queue: str, body: bytes, headers: dict[str, Any]) -> None:
+    async def _deliver(self, run_id: str, queue: str, body: bytes, headers: dict[str, Any]) -> bool:
         client = await self._connection()
         stream = client.jetstream(timeout=ANSWER_S)
-        for attempt in range(2):
+        subject = f"{self._place.name}.run.{_token(queue)}.{_token(run_id)}"
+        await self._make(stream, queue)
+        try:
+            stored = await stream.publish(subject, body, ANSWER_S, headers=headers)
+        except nats.js.errors.NoStreamResponseError:  # its store was lost since
+            self._made.clear()
             await self._make(stream, queue)
-            try:
-                subject = f"{self._place.name}.run.{_token(queue)}.{_token(run_id)}"
-                await stream.publish(subject, body, ANSWER_S, headers=headers)
-                return
-            except nats.js.errors.NoStreamResponseError:  # its store was lost since
-                self._made.clear()
-                if attempt:
-                    raise
+            stored = await stream.publish(subject, body, ANSWER_S, headers=headers)
+        return not stored.duplicate
 
     async def _make(self, stream: JetStreamContext, queue: str) -> None:
         """Make the stream and a queue's consumer where they are missing; one that somebody changed is refused."""
@@ -276,7 +264,7 @@ class NatsDelivery:
             except DeliveryFailed as error:
                 self._note(str(error), queue)
                 fails = True
-            except nats.errors.Error:  # nobody has delivered to this queue yet, or the server is away for a moment
+            except nats.errors.Error:  # this queue has no consumer before its first run, or the server is away
                 fails = True
             finally:
                 if message is None and free is not None:
@@ -291,8 +279,8 @@ class NatsDelivery:
         """Give the worker what a message names; one whose run it has in hand needs no slot of its own."""
         try:
             run_id = self._run_of(message)
-            if run_id is not None and (hand := self._hands.get(run_id)) is not None:
-                await self._keep_newest(hand, message)
+            if run_id is not None and run_id in self._held:
+                await self._keep_newest(run_id, message)
             elif run_id is None or not body.takes_runs():  # another worker may know it, or reach the log
                 await self._give_back(message, self._place.lease_s if run_id is None else LOOK_S)
             else:
@@ -301,33 +289,34 @@ class NatsDelivery:
             if free is not None:
                 free.release()
 
-    async def _keep_newest(self, hand: _Hand, message: Msg) -> None:
+    async def _keep_newest(self, run_id: str, message: Msg) -> None:
         """Have a run in hand go on under its newest message; the same one again changes nothing."""
-        if _sequence(message) == hand.sequence:
-            return
-        older = message
-        if _sequence(message) > hand.sequence:
-            older, hand.message = hand.message, message
-        await self._forget(older)
+        held = self._held[run_id]
+        if _sequence(message) > _sequence(held):
+            self._held[run_id] = message
+            await self._forget(held)
+        elif _sequence(message) < _sequence(held):
+            await self._forget(message)
 
     async def _work_on(self, run_id: str, message: Msg, body: Body) -> None:
-        hand = self._hands[run_id] = _Hand(message)
+        self._held[run_id] = message
 
         async def show_life() -> None:
             with suppress(nats.errors.Error):
-                await hand.message.in_progress()
+                await self._held[run_id].in_progress()
 
-        answered = False
+        answered = forget = False
         try:
-            forget = await handle(body, run_id, show_life, self._place.lease_s)
+            async with signs_of_life(body, show_life, self._place.lease_s):
+                forget = await body(run_id)
             answered = True
         finally:
-            del self._hands[run_id]
+            newest = self._held.pop(run_id)
             if not answered:  # this worker is being stopped
                 with anyio.CancelScope(shield=True), anyio.move_on_after(1):
-                    await self._give_back(hand.message, 0)
+                    await self._give_back(newest, 0)
         if forget:
-            await self._forget(hand.message)
+            await self._forget(newest)
 
     async def _forget(self, message: Msg) -> None:
         with suppress(nats.errors.Error):  # given again, and found ended
@@ -366,9 +355,9 @@ class NatsDelivery:
         return f"the NATS server at {self._place.address}"
 
     async def _connection(self) -> Client:
-        """Return the connection, made anew if it is closed. Raises what `_translated` explains.
+        """Return the connection, and connect again if it is closed. Raises what `_translated` explains.
 
-        All who ask share an attempt, and its failure for a moment.
+        Callers share one attempt to connect, and its failure for a second.
         """
         async with self._lock:
             if self._client is not None and not self._client.is_closed:

@@ -6,13 +6,13 @@ Telling never holds up the process either: an engine that is away is tried again
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Container
+from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass
 
 import anyio
 import anyio.abc
 
-from ava_server.delivery import Delivery, DeliveryFailed
+from ava_server.delivery import Delivery, DeliveryFailed, is_repeat
 
 log = logging.getLogger("ava.delivery")
 
@@ -22,6 +22,8 @@ TELLS_S = 10.0
 """Seconds that an engine has for one message."""
 _CANCELS = ""
 """What stands for the cancels where queues are named."""
+REPEATED = "repeated"
+"""What a server tells others: how many deliveries it has made again, as the run showed no sign of life (rule 3)."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,16 @@ class Message:
 
 
 class Outbox:
-    """Tells the engine of runs and cancels, each once."""
+    """Tells the engine of runs and cancels, each once.
 
-    def __init__(self, delivery: Delivery) -> None:
+    Attributes:
+        repeated: How many deliveries were made again after four leases without a sign of life.
+    """
+
+    def __init__(self, delivery: Delivery, tell: Callable[[Mapping[str, int]], None]) -> None:
+        """`tell`: lets other processes know what is counted here."""
+        self.repeated = 0
+        self._tell = tell
         self._delivery = delivery
         self._told: dict[str, str] = {}
         self._waiting: dict[str, dict[str, Message]] = {}
@@ -102,7 +111,7 @@ class Outbox:
         waiting = self._waiting[queue]
         while waiting:
             message = next(iter(waiting.values()))
-            told = await self._is_told(queue, self._delivery.deliver(message.run_id, message.queue, message.attempt))
+            told = await self._is_told(queue, self._deliver(message))
             if told:
                 self._told[message.run_id] = message.attempt
             if waiting.get(message.run_id) == message:
@@ -111,6 +120,12 @@ class Outbox:
                     waiting[message.run_id] = message  # after the others
         self._faults.pop(queue, None)  # what could not be told has ended
         self._busy.discard(queue)
+
+    async def _deliver(self, message: Message) -> None:
+        is_new = await self._delivery.deliver(message.run_id, message.queue, message.attempt)
+        if is_new and is_repeat(message.attempt):  # else another server has told the engine, and counts it
+            self.repeated += 1
+            self._tell({REPEATED: self.repeated})
 
     async def _is_told(self, queue: str, telling: Awaitable[None]) -> bool:
         """Tell the engine, and return whether that worked; where it did not, wait until it is tried again."""

@@ -3,7 +3,7 @@
 A queue is a task queue, and the run's id is the workflow's, so there is one live delivery of a run; what is delivered
 again ends the one before it. The activity returns whether the run may be forgotten, and never fails because another
 worker has the run: the workflow waits then and asks again. Temporal's own attempts make sure that an answer of a
-worker that has lost its activity does not count.
+worker that has lost its activity does not count. A run that was offered outlives its activity, and keeps its slot.
 
 A cancel needs no message: the owner reads it from the log within a second.
 """
@@ -15,13 +15,14 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.abc
 from temporalio import activity, workflow
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
@@ -43,7 +44,7 @@ from temporalio.worker import (
 )
 
 from ava_server.delivery import PLANS, Body, DeliveryFailed, EnginePlace, EngineState
-from ava_server.delivery.message import LOOK_S, SIGNS, handle
+from ava_server.delivery.message import LOOK_S, SIGNS, signs_of_life
 
 log = logging.getLogger("ava.delivery")
 T = TypeVar("T")
@@ -84,41 +85,79 @@ class AvaRun:
 
 
 @dataclass
-class _Slots:
-    """The slots of a worker, for all of its queues together."""
+class _Hand:
+    """A run that this worker has, from its offer until the body answers."""
 
-    most: int
-    used: int = 0
+    takes_slot: bool
+    answered: anyio.Event = field(default_factory=anyio.Event)
+    forget: bool = False
+
+
+class _Hands:
+    """The runs that a worker has from all of its queues, each in a slot of its own; a plan takes none.
+
+    Temporal cancels an activity that showed no life or was delivered again, while the worker may still drive its run:
+    so a slot is taken when a run is offered, and free when the body has answered, whatever became of the activity.
+    """
+
+    def __init__(self, body: Body, slots: int, tasks: anyio.abc.TaskGroup) -> None:
+        self._body = body
+        self._slots = slots
+        self._tasks = tasks
+        self._hands: dict[str, _Hand] = {}
+
+    def used(self) -> int:
+        return sum(hand.takes_slot for hand in self._hands.values())
+
+    def may_ask(self, *, takes_slot: bool, coming: int = 0) -> bool:
+        """Tell whether one more run may be taken, where so many are on their way from the server."""
+        if not self._body.takes_runs():
+            return False
+        return not takes_slot or max(self.used(), coming) < self._slots
+
+    def take(self, run_id: str, *, takes_slot: bool) -> _Hand | None:
+        """Offer a run to the body, unless it has it; None where it takes nothing, or has no slot for it."""
+        hand = self._hands.get(run_id)
+        if hand is None and self.may_ask(takes_slot=takes_slot):
+            hand = self._hands[run_id] = _Hand(takes_slot)
+            self._tasks.start_soon(self._hold, run_id, hand)
+        return hand
+
+    async def _hold(self, run_id: str, hand: _Hand) -> None:
+        try:
+            hand.forget = await self._body(run_id)
+        finally:
+            del self._hands[run_id]
+            hand.answered.set()
 
 
 class _Supplier(CustomSlotSupplier):
     """Lets a queue be asked while a slot is free, and not while the worker takes nothing (rule 2).
 
-    A slot is taken only by a run, so several queues may be asked for the same one; what comes too much goes back.
+    It only keeps the worker from asking for more than it can take: several queues may be asked for the same slot, and
+    what comes too much goes back. The client calls it from threads of its own, which only add to a set and remove.
     """
 
-    def __init__(self, slots: _Slots | None, body: Body) -> None:
-        self._slots = slots
-        self._body = body
+    def __init__(self, hands: _Hands, permits: set[SlotPermit], *, takes_slot: bool) -> None:
+        """`permits`: those of activities that have come, shared by all queues whose runs take a slot."""
+        self._hands = hands
+        self._permits = permits
+        self._takes_slot = takes_slot
 
     async def reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit:
-        while not self._is_free():  # noqa: ASYNC110 - what it depends on is read, not told
-            await asyncio.sleep(LOOK_S)
+        while not self._hands.may_ask(takes_slot=self._takes_slot, coming=len(self._permits)):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)  # what it depends on is read, not told
         return SlotPermit()
-
-    def _is_free(self) -> bool:
-        return self._body.takes_runs() and (self._slots is None or self._slots.used < self._slots.most)
 
     def try_reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit | None:
         return None
 
     def mark_slot_used(self, ctx: SlotMarkUsedContext) -> None:
-        if self._slots is not None:
-            self._slots.used += 1
+        if self._takes_slot:
+            self._permits.add(ctx.permit)
 
     def release_slot(self, ctx: SlotReleaseContext) -> None:
-        if self._slots is not None and ctx.slot_info is not None:
-            self._slots.used -= 1
+        self._permits.discard(ctx.permit)
 
 
 @dataclass
@@ -154,29 +193,24 @@ class TemporalDelivery:
         yield
         self._client = None
 
-    async def deliver(self, run_id: str, queue: str, attempt: str) -> None:
-        await self._translated(self._deliver(run_id, queue, attempt))
+    async def deliver(self, run_id: str, queue: str, attempt: str) -> bool:
+        return await self._translated(self._deliver(run_id, queue, attempt))
 
     async def cancel(self, run_id: str) -> None:
         """Do nothing: the owner reads it from the log."""
 
     async def work(self, name: str, queues: Sequence[str], slots: int, body: Body) -> None:
         """Run a worker for each queue; one whose server is away is started again."""
-        while True:
-            try:
-                client = await self._translated(self._connection())
-                self._said = ""
-                shared = _Slots(slots)
-                async with AsyncExitStack() as stack:
-                    for queue in queues:
-                        of_queue = None if queue == PLANS else shared
-                        await stack.enter_async_context(_Running(self._worker(client, queue, of_queue, body)))
-                    await anyio.sleep_forever()
-            except DeliveryFailed as error:
-                self._note(str(error))
-            except Exception as error:  # what a worker raises when its server refuses it
-                self._note(f"{self._at} ended this worker ({_reason(error)}); it is started again")
-            await anyio.sleep(TRY_AGAIN_S)
+        async with anyio.create_task_group() as tasks:
+            hands = _Hands(body, slots, tasks)
+            while True:
+                try:
+                    await self._work(queues, hands, body)
+                except DeliveryFailed as error:
+                    self._note(str(error))
+                except Exception as error:  # what a worker raises when its server refuses it
+                    self._note(f"{self._at} ended this worker ({_reason(error)}); it is started again")
+                await anyio.sleep(TRY_AGAIN_S)
 
     async def state(self) -> EngineState:
         try:
@@ -186,7 +220,7 @@ class TemporalDelivery:
 
     # -- servers ------------------------------------------------------------------------------------------------------
 
-    async def _deliver(self, run_id: str, queue: str, attempt: str) -> None:
+    async def _deliver(self, run_id: str, queue: str, attempt: str) -> bool:
         client = await self._connection()
         place, workflow_id = self._place, f"{self._place.name}-{run_id}"
 
@@ -206,8 +240,10 @@ class TemporalDelivery:
             await start(WorkflowIDConflictPolicy.FAIL)
         except WorkflowAlreadyStartedError:
             found = await client.get_workflow_handle(workflow_id).describe()
-            if await found.memo_value(_ATTEMPT, None) != attempt:
-                await start(WorkflowIDConflictPolicy.TERMINATE_EXISTING)
+            if await found.memo_value(_ATTEMPT, None) == attempt:
+                return False
+            await start(WorkflowIDConflictPolicy.TERMINATE_EXISTING)
+        return True
 
     async def _state(self) -> EngineState:
         client = await self._connection()
@@ -240,8 +276,17 @@ class TemporalDelivery:
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def _worker(self, client: Client, queue: str, slots: _Slots | None, body: Body) -> Worker:
-        place = self._place
+    async def _work(self, queues: Sequence[str], hands: _Hands, body: Body) -> None:
+        client = await self._translated(self._connection())
+        self._said = ""
+        permits = set[SlotPermit]()
+        async with AsyncExitStack() as stack:
+            for queue in queues:
+                await stack.enter_async_context(_Running(self._worker(client, queue, hands, permits, body)))
+            await anyio.sleep_forever()
+
+    def _worker(self, client: Client, queue: str, hands: _Hands, permits: set[SlotPermit], body: Body) -> Worker:
+        place, takes_slot = self._place, queue != PLANS
 
         @activity.defn(name=ACTIVITY)
         async def drive(run_id: str, log_id: str) -> bool:
@@ -251,14 +296,17 @@ class TemporalDelivery:
                     " own under [delivery]"
                 )
                 return False
-            if not body.takes_runs() or (slots is not None and slots.used > slots.most):
+            hand = hands.take(run_id, takes_slot=takes_slot)
+            if hand is None:
                 return False
 
             async def show_life() -> None:
                 activity.heartbeat()
 
             try:
-                return await handle(body, run_id, show_life, place.lease_s)
+                async with signs_of_life(body, show_life, place.lease_s):
+                    await hand.answered.wait()
+                return hand.forget
             except asyncio.CancelledError:  # it was delivered again, or this worker is being stopped
                 return False
 
@@ -270,7 +318,7 @@ class TemporalDelivery:
             workflow_runner=UnsandboxedWorkflowRunner(),
             tuner=WorkerTuner.create_composite(
                 workflow_supplier=FixedSizeSlotSupplier(10),
-                activity_supplier=_Supplier(slots, body),
+                activity_supplier=_Supplier(hands, permits, takes_slot=takes_slot),
                 local_activity_supplier=FixedSizeSlotSupplier(1),
                 nexus_supplier=FixedSizeSlotSupplier(1),
             ),

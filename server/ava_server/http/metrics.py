@@ -59,7 +59,7 @@ from ava_server.delivery import EngineState
 from ava_server.http.limits import error_response, forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App
 from ava_server.runs.submit import NAME as SUBMIT
-from ava_server.service.engines import workers_among
+from ava_server.service.engines import WorkerFacts, engine_state, repeats_among, workers_among
 from ava_server.telemetry import provider_of
 
 if TYPE_CHECKING:
@@ -213,16 +213,26 @@ class Families:
         refused = sum(worker.refused for worker in workers)
         text = "Claims that live workers refused because another one has the run."
         yield _gauge("ava_claims_refused", text, (), refused)
-        if self._engine is None:
-            return
-        up = {(self._runtime.manager.delivery.name,): int(not self._engine.fault)}
+        if self._engine is not None:
+            yield from self._engine_state(self._engine, workers)
+
+    def _engine_state(self, engine: EngineState, workers: Sequence[WorkerFacts]) -> Iterator[Metric]:
+        """Yield what the engine says of itself, as far as it says it, and what servers and workers say of it."""
+        up = {(self._runtime.manager.delivery.name,): int(not engine.fault)}
         yield _gauge("ava_delivery_up", "1 while the engine that delivers runs can be used.", ("engine",), up)
-        counts = {(queue, "waiting"): count for queue, count in self._engine.waiting.items()}
-        counts |= {(queue, "taken"): count for queue, count in self._engine.taken.items()}
+        text = "Deliveries that live servers made again, because the run showed no sign of life for four leases."
+        yield _gauge("ava_deliveries_repeated", text, (), repeats_among(self._live))
+        counts = {(queue, "waiting"): count for queue, count in engine.waiting.items()}
+        counts |= {(queue, "taken"): count for queue, count in engine.taken.items()}
         text = "Deliveries in the engine: waiting for a worker, or taken by one."
         yield _gauge("ava_deliveries", text, ("queue", "state"), counts)
-        text = "Deliveries in the engine that were given to a worker more than once."
-        yield _gauge("ava_deliveries_again", text, (), self._engine.again)
+        listening = Counter(queue for worker in workers for queue in worker.queues)
+        text = "Live workers that take runs from a queue of the engine."
+        by_queue = {(queue,): listening[queue] for queue in (*engine.waiting, *listening)}
+        yield _gauge("ava_delivery_workers", text, ("queue",), by_queue)
+        if engine.again is not None:
+            text = "Deliveries in the engine that were given to a worker more than once."
+            yield _gauge("ava_deliveries_again", text, (), engine.again)
 
     def _age(self, line: WaitingRuns) -> float:
         return 0.0 if line.since_us is None else max(self._now_us - line.since_us, 0) / 1e6
@@ -351,7 +361,7 @@ async def render(runtime: Runtime, *, open_sessions: int | None = None) -> bytes
         runtime.entry_counts.add(_with_tool_labels(log.news, runtime))
         live = await anyio.to_thread.run_sync(runtime.instances.live)
         delivery = runtime.manager.delivery
-        engine = await delivery.state() if delivery.carries else None
+        engine = await engine_state(delivery) if delivery.carries else None
         return await anyio.to_thread.run_sync(
             generate_latest, Families(log, runtime, live, engine, at_us, open_sessions)
         )

@@ -242,7 +242,7 @@ class Manager:
         self.waiting_for: dict[str, str] = {}
         log_itself = LogDelivery(store)
         self.delivery: Delivery = delivery or log_itself
-        self.outbox = Outbox(self.delivery)
+        self.outbox = Outbox(self.delivery, membership.tell)
         self.offers = Offers(self.wake, membership)
         self._hands_out = self.delivery.carries and self.driver == "workers"
         self._is_given = self.delivery.carries and mode.shares_log
@@ -293,7 +293,7 @@ class Manager:
 
         What has been paid for is on the record by then. Runs that take longer are left as they are.
         """
-        self.offers.leaving = True
+        self.offers.stop_taking()
         with anyio.move_on_after(within_s):
             while self._owned:
                 for run in self._driven():

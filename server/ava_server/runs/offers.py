@@ -67,9 +67,13 @@ class Offers:
         await offer.answered.wait()
         return offer.forget
 
+    def stop_taking(self) -> None:
+        """Take nothing more; the next look answers what is open, and runs that go on keep their offers."""
+        self.leaving = True
+
     def leave(self) -> None:
         """Take nothing more, and give back what is open: no look will answer it."""
-        self.leaving = True
+        self.stop_taking()
         for offer in self._offers.values():
             offer.answered.set()
         self._offers.clear()

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+import anyio
 
 from ava_audit.store.backend import MARK
 from ava_extras import ExtraMissing, load
 from ava_server.config.keys import find_key
 from ava_server.core.errors import AvaError, ConfigError
-from ava_server.delivery import EnginePlace, EngineState
+from ava_server.delivery import DeliveryFailed, EnginePlace, EngineState, queues_for
+from ava_server.delivery.outbox import REPEATED
 from ava_server.runs.offers import REFUSED
 
 if TYPE_CHECKING:
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
 
 ADDRESSES = {"nats": ("nats://", "tls://"), "temporal": ("temporal://", "tls://")}
 """How the address of each engine begins."""
+STATE_S = 3.0
+"""How long an engine has to say how it is, where a page or the metrics wait for it."""
 _HOST = re.compile(r"[\w.:%-]+")
 
 
@@ -37,8 +44,21 @@ def engine_fault(settings: Settings) -> str | None:
         return f'{named} needs runs_on = "workers": set it, or remove the engine'
     if (wrong := _address_fault(chosen.engine, chosen.address)) is not None:
         return f"{named} needs {wrong}; given: {_without_user(chosen.address)!r}"
-    if chosen.ca_file is not None and not chosen.ca_file.is_file():
-        return f"{named} has the ca_file {chosen.ca_file}, which is not a file: give the certificates of the authority"
+    if chosen.ca_file is not None and (wrong := _authority_fault(chosen.ca_file)) is not None:
+        return f"{named} has the ca_file {chosen.ca_file}, which {wrong}: give the certificates of the authority"
+    return None
+
+
+def _authority_fault(file: Path) -> str | None:
+    """Return why a file cannot say which authorities are trusted; None where it can."""
+    if not file.is_file():
+        return "is not a file"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+    except ssl.SSLError:
+        return "has no certificates in PEM format"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
     return None
 
 
@@ -64,7 +84,9 @@ def _is_place(address: str) -> bool:
         port = parts.port
     except ValueError:
         return False
-    return bool(_HOST.fullmatch(parts.hostname or "")) and port != 0 and not parts.query and not parts.fragment
+    if port == 0 or parts.query or parts.fragment:
+        return False
+    return bool(_HOST.fullmatch(parts.hostname or ""))
 
 
 def open_engine(settings: Settings) -> Delivery | None:
@@ -112,6 +134,14 @@ class WorkerFacts:
     refused: int
     silent_s: float
 
+    @property
+    def queues(self) -> Sequence[str]:
+        """The queues of an engine that it takes runs from; none where its labels are too many."""
+        try:
+            return queues_for(self.labels)
+        except DeliveryFailed:
+            return ()
+
 
 def workers_among(live: Sequence[LiveInstance]) -> list[WorkerFacts]:
     found: list[WorkerFacts] = []
@@ -130,6 +160,18 @@ def workers_among(live: Sequence[LiveInstance]) -> list[WorkerFacts]:
             )
         )
     return found
+
+
+def repeats_among(live: Sequence[LiveInstance]) -> int:
+    """Return how many deliveries live servers have made again, because a run showed no sign of life."""
+    return sum(int(each.announcement.offers.get(REPEATED, 0)) for each in live)
+
+
+async def engine_state(engine: Delivery) -> EngineState:
+    """Return how a connected engine is; one that does not say so in time is down."""
+    with anyio.move_on_after(STATE_S):
+        return await engine.state()
+    return EngineState(f"{engine.name} has not said for {STATE_S:.0f} s how it is; runs wait until it answers")
 
 
 async def read_engine(settings: Settings) -> EngineState:

@@ -23,7 +23,7 @@ from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.service.checks import WORST_FIRST, CheckFinding, Setup, data, models, run_checks
 from ava_server.service.checks.delivery import engine_finding, worker_findings
 from ava_server.service.current import Budget
-from ava_server.service.engines import workers_among
+from ava_server.service.engines import engine_state, repeats_among, workers_among
 from ava_server.service.records import current_runs
 from ava_server.web.context import PageContext, reader_of
 from ava_server.web.events import EventRow, rows_of
@@ -146,8 +146,10 @@ class HealthPage:
         """Return how runs reach workers."""
         runtime = self._context.runtime
         engine = runtime.manager.delivery
-        found = [engine_finding(engine.name, await engine.state())] if engine.carries else []
         live = await anyio.to_thread.run_sync(runtime.instances.live)
+        found: list[CheckFinding] = []
+        if engine.carries:
+            found.append(engine_finding(engine.name, await engine_state(engine), repeats_among(live)))
         return [*found, *worker_findings(workers_among(live))]
 
 

@@ -1,9 +1,9 @@
-"""Servers and workers on one Postgres log, while whatever can fail fails at random: machines, network and database.
+"""Servers and workers on one Postgres log, while at random machines, the network, the database and the engine fail.
 
-Each process has a data root and a cable to the database of its own, as on a machine of its own; where it can be, each
-worker is in a network namespace of its own. Its way to the model provider is never cut, so a process that has lost the
-database could still spend. The model works for some turns, fails at times, and is often slow. `run.py` compares the log
-with what the model server and the hosts have seen.
+Each process has a data root of its own, and cables of its own to the database and to the engine that delivers runs (if
+there is one), as on a machine of its own; where it can be, each worker is in a network namespace of its own. Its way to
+the model provider is never cut, so a process that has lost the database could still spend. The model works for some
+turns, fails at times, and is often slow. `run.py` compares the log with what the model server and the hosts have seen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ import anyio.to_thread
 import psycopg
 
 from support.chaos.hosts import USERS, Hosts
+from support.engines.servers import Engine, delivered_by
 from support.http_server import COMMAND, READY, token
 from support.model_server import EVENTS, Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, running_model_server
 from support.network.cable import WAYS, Cable, running_cables
@@ -111,6 +112,7 @@ class Member:
     url: str
     env: dict[str, str]
     namespace: NetworkNamespace | None = None
+    engine_cable: Cable | None = None
     process: subprocess.Popen[bytes] | None = None
     address: str = ""
     up: bool = False
@@ -165,6 +167,7 @@ class Chaos:
     plan: Plan
     folder: Path
     postgres: PostgresServer
+    engine: Engine | None = None
     faults: list[str] = field(default_factory=list[str])
     counts: Counter[str] = field(default_factory=Counter[str])
     members: list[Member] = field(default_factory=list[Member])
@@ -177,23 +180,34 @@ class Chaos:
 
     # -- members ------------------------------------------------------------------------------------------------------
 
-    def make_members(self, namespaces: list[NetworkNamespace], cables: list[Cable], models: list[str]) -> None:
+    def make_members(
+        self,
+        namespaces: list[NetworkNamespace],
+        cables: list[Cable],
+        models: list[str],
+        engine_cables: Sequence[Cable | None],
+    ) -> None:
         """Make each machine's data root, with the same limits and tokens on all.
 
-        `namespaces` are the workers'; `cables` are each one's way to the database, `models` to the model provider.
+        `namespaces` are the workers'; `cables` are each one's way to the database, `models` to the model provider,
+        `engine_cables` to the engine.
         """
         database = self.direct.rpartition("/")[2]
         kinds: list[Kind] = ["worker" for _ in range(self.plan.workers)]
         kinds += ["server" for _ in range(self.plan.servers)]
         places = [*namespaces, *(None for _ in kinds[len(namespaces) :])]
-        for number, (kind, cable, place, model) in enumerate(zip(kinds, cables, places, models, strict=True)):
+        machines = zip(kinds, cables, places, models, engine_cables, strict=True)
+        for number, (kind, cable, place, model, engine_cable) in enumerate(machines):
             near = "127.0.0.1" if place is None else place.to_database
             url = f"postgresql://ava@{near}:{cable.port}/{database}"
-            # The last server also runs what it has approved.
-            runs_on = "here" if number == len(kinds) - 1 else "workers"
-            root = made(self.folder / f"{kind}-{number}", config_toml=f'runs_on = "{runs_on}"\n{self.plan.config}')
+            # Without an engine, the last server also runs what it has approved.
+            runs_on = "here" if number == len(kinds) - 1 and self.engine is None else "workers"
+            config = f'runs_on = "{runs_on}"\n{self.plan.config}'
+            if self.engine is not None and engine_cable is not None:
+                config += delivered_by(self.engine, f"{self.engine.kind}://{near}:{engine_cable.port}")
+            root = made(self.folder / f"{kind}-{number}", config_toml=config)
             env = environment(root, AVA_DATABASE_URL=url, PGPASSWORD=self.postgres.password, PYTHONUNBUFFERED="1")
-            member = Member(root.name, kind, root, cable, url, {**env, **using(model)}, place)
+            member = Member(root.name, kind, root, cable, url, {**env, **using(model)}, place, engine_cable)
             if kind == "server":
                 # All servers share the tokens that the first one has taken into the database.
                 shared = {user: text for (_root, user), text in self.tokens.items()}
@@ -269,6 +283,25 @@ class Chaos:
         await anyio.sleep(self.random.uniform(0, 3))
         self.postgres.start()  # in this thread: the server ends with the thread that started it
 
+    async def restart_engine(self, engine: Engine) -> None:
+        """Kill the engine and start it some time later, sometimes without its store."""
+        loses_store = self.random.random() < 0.3
+        self.counts["engine killed, its store deleted" if loses_store else "engine killed"] += 1
+        if loses_store:
+            await anyio.to_thread.run_sync(engine.wipe)
+            return
+        await anyio.to_thread.run_sync(engine.stop, signal.SIGKILL)
+        await anyio.sleep(self.random.uniform(0, 2 * self.plan.lease_s))
+        await anyio.to_thread.run_sync(engine.start)
+
+    async def cut_off_engine(self, member: Member) -> None:
+        """Cut a member off from the engine alone; it still reaches the database."""
+        assert member.engine_cable is not None
+        member.engine_cable.unplug()
+        self.counts["engine unplugged"] += 1
+        await anyio.sleep(self.random.uniform(1, 2 * self.plan.lease_s + 3))
+        member.engine_cable.plug_in(reset=self.random.random() < 0.5)
+
     async def on(self, member: Member, fault: Callable[[Member], Awaitable[None]]) -> None:
         member.busy = True
         try:
@@ -278,6 +311,9 @@ class Chaos:
 
     async def play_faults(self, tasks: anyio.abc.TaskGroup) -> None:
         end = time.monotonic() + self.plan.seconds
+        faults = [self.kill, self.kill, self.stop, self.stop, self.unplug, self.unplug]
+        if self.engine is not None:
+            faults.append(self.cut_off_engine)
         while time.monotonic() < end:
             await anyio.sleep(self.random.uniform(*self.plan.pause_s))
             chance = self.random.random()
@@ -285,9 +321,10 @@ class Chaos:
                 await self.restart_database(self.random.choice([signal.SIGINT, signal.SIGQUIT]))
             elif chance < 0.2:
                 await self.cut_connections()
+            elif chance < 0.28 and self.engine is not None:
+                await self.restart_engine(self.engine)
             elif (member := self.pick()) is not None:
-                fault = self.random.choice([self.kill, self.kill, self.stop, self.stop, self.unplug, self.unplug])
-                tasks.start_soon(self.on, member, fault)
+                tasks.start_soon(self.on, member, self.random.choice(faults))
 
     # -- the whole ----------------------------------------------------------------------------------------------------
 
@@ -313,7 +350,10 @@ class Chaos:
             addresses = [
                 f"http://{each.to_all_else}:{relay.port}/v1" for each, relay in zip(namespaces, relays, strict=True)
             ]
-            self.make_members(namespaces, cables, [*addresses, *[models.base_url] * others])
+            to_engine: Sequence[Cable | None] = [None] * len(ways)
+            if self.engine is not None:
+                to_engine = running.enter_context(running_cables(self.engine.port, ways))
+            self.make_members(namespaces, cables, [*addresses, *[models.base_url] * others], to_engine)
             for member in self.members:  # one after another: the first one makes the tables
                 assert await member.start(), member.output.read_text()
             hosts = Hosts(self.members, self.tokens, self.plan.seed)

@@ -28,6 +28,7 @@ from ava_audit.events import (
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from support.chaos.play import LOW_CENTS, LOW_USERS, USER_CENTS, Chaos, Plan
+from support.engines.servers import Engine
 from support.logs.cutting import all_entries
 from support.model_server import Received
 from support.postgres import PostgresServer
@@ -190,9 +191,9 @@ def compare_calls(sums: Sums, received: Iterable[Received], answered: Iterable[R
     sums.counts["requests received"], sums.counts["requests answered"] = got.total(), good.total()
 
 
-async def play_and_check(plan: Plan, folder: Path, postgres: PostgresServer) -> Chaos:
-    """Play a plan, and return what was done and everything that was wrong."""
-    chaos = Chaos(plan, folder, postgres)
+async def play_and_check(plan: Plan, folder: Path, postgres: PostgresServer, engine: Engine | None = None) -> Chaos:
+    """Play a plan, and return what was done and everything that was wrong; `engine` is what delivers runs."""
+    chaos = Chaos(plan, folder, postgres, engine)
     models, hosts = await chaos.play()
     root = folder / "checker"
     root.mkdir(mode=0o700)

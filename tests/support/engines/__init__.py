@@ -1,1 +1,1 @@
-"""Engines that deliver runs, for tests: a real NATS server, and one in memory that does everything wrong."""
+"""Engines that deliver runs, for tests: real servers of NATS and Temporal, and one in memory that does all wrong."""

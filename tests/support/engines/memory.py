@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from ava_server.delivery import ANY, PLANS, Body, DeliveryFailed, EngineState
-from ava_server.delivery.message import handle
+from ava_server.delivery.message import signs_of_life
 
 
 @dataclass
@@ -59,11 +59,13 @@ class MemoryDelivery:
     async def connected(self) -> AsyncGenerator[None]:
         yield
 
-    async def deliver(self, run_id: str, queue: str, attempt: str) -> None:
+    async def deliver(self, run_id: str, queue: str, attempt: str) -> bool:
         self._check()
-        if (run_id, attempt) not in self._engine.seen:
-            self._engine.seen.add((run_id, attempt))
-            self._engine.messages.append(_Message(run_id, queue))
+        if (run_id, attempt) in self._engine.seen:
+            return False
+        self._engine.seen.add((run_id, attempt))
+        self._engine.messages.append(_Message(run_id, queue))
+        return True
 
     async def cancel(self, run_id: str) -> None:
         self._check()
@@ -78,7 +80,8 @@ class MemoryDelivery:
             async def show_life() -> None:
                 message.visible_s = anyio.current_time() + engine.wait_s
 
-            forget = await handle(body, message.run_id, show_life, engine.wait_s)
+            async with signs_of_life(body, show_life, engine.wait_s):
+                forget = await body(message.run_id)
             engine.answers.append((message.run_id, forget))
             if (forget or engine.naive) and message in engine.messages:
                 engine.messages.remove(message)
@@ -99,7 +102,8 @@ class MemoryDelivery:
     async def state(self) -> EngineState:
         if self._engine.is_down:
             return EngineState("the engine is down")
-        return EngineState(waiting={ANY: len(self._engine.messages)})
+        again = sum(message.given > 1 for message in self._engine.messages)
+        return EngineState(waiting={ANY: len(self._engine.messages)}, again=again)
 
     def _check(self) -> None:
         if self._engine.is_down:

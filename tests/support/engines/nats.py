@@ -17,19 +17,9 @@ from pathlib import Path
 from support.postgres import free_port
 
 START_S = 30.0
-RIGHTS = """
-  users = [
-    {{ user: server, password: "{server}", permissions: {{
-        publish: ["ava.run.>", "ava.cancel", "$JS.API.STREAM.INFO.ava", "$JS.API.STREAM.CREATE.ava",
-          "$JS.API.CONSUMER.INFO.ava.*", "$JS.API.CONSUMER.DURABLE.CREATE.ava.*", "$JS.API.CONSUMER.CREATE.ava.>",
-          "$JS.API.CONSUMER.LIST.ava"]
-        subscribe: ["_INBOX_server.>"] }} }}
-    {{ user: worker, password: "{worker}", permissions: {{
-        publish: ["$JS.API.CONSUMER.MSG.NEXT.ava.any", "$JS.API.CONSUMER.MSG.NEXT.ava.plans",
-          "$JS.ACK.ava.any.>", "$JS.ACK.ava.plans.>"]
-        subscribe: ["_INBOX_worker.>", "ava.cancel"] }} }}
-  ]
-"""
+USERS = ("server", "worker", "gpu")
+DOCUMENTED = Path(__file__).parents[3] / "docs" / "deploy" / "nats" / "nats.conf"
+"""The server that the documentation has, with its users and their rights."""
 
 
 def program() -> str | None:
@@ -44,13 +34,13 @@ def missing() -> str | None:
 
 @dataclass
 class NatsServer:
-    """A server with its store in a folder; `rights` gives it the two users of the documentation."""
+    """A server with its store in a folder; with `rights`, the documented one, and a user `gpu` as its comments say."""
 
     folder: Path
     rights: bool = False
     tls: Path | None = None
     port: int = field(default_factory=free_port)
-    passwords: dict[str, str] = field(default_factory=lambda: {n: secrets.token_hex(8) for n in ("server", "worker")})
+    passwords: dict[str, str] = field(default_factory=lambda: {n: f"p{secrets.token_hex(8)}" for n in USERS})
     _process: subprocess.Popen[bytes] | None = None
     kind: str = "nats"
 
@@ -65,20 +55,20 @@ class NatsServer:
     def key(self, user: str) -> str:
         return f"{user}:{self.passwords[user]}"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         self.folder.mkdir(exist_ok=True)
         config = self.folder / "nats.conf"
-        lines = [
-            f'listen: "127.0.0.1:{self.port}"',
-            f'jetstream {{ store_dir: "{self.store}", sync_interval: always }}',
-            f"authorization {{ {RIGHTS.format(**self.passwords)} }}" if self.rights else "",
-            f'tls {{ cert_file: "{self.tls}", key_file: "{self.tls}" }}' if self.tls else "",
-        ]
-        config.write_text("\n".join(lines))
+        config.write_text(self._documented() if self.rights else self._open_to_all())
         found = program()
         assert found is not None
+        env = {f"NATS_{user.upper()}_PASSWORD": password for user, password in self.passwords.items()}
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen([found, "-c", str(config)], stdout=log, stderr=log)
+            self._process = subprocess.Popen([found, "-c", str(config)], stdout=log, stderr=log, env=env)
         end = time.monotonic() + START_S
         while True:
             try:
@@ -88,6 +78,30 @@ class NatsServer:
                 if time.monotonic() > end or self._process.poll() is not None:
                     raise AssertionError((self.folder / "log").read_text()) from None
                 time.sleep(0.05)
+
+    def _open_to_all(self) -> str:
+        tls = f'tls {{ cert_file: "{self.tls}", key_file: "{self.tls}" }}' if self.tls else ""
+        listens = f'listen: "127.0.0.1:{self.port}"'
+        return f'{listens}\njetstream {{ store_dir: "{self.store}", sync_interval: always }}\n{tls}\n'
+
+    def _documented(self) -> str:
+        """The documented file with this test's port and store, and with an account for workers with a label."""
+        text = DOCUMENTED.read_text("utf-8")
+        for old, new in (
+            ('listen: "0.0.0.0:4222"', f'listen: "127.0.0.1:{self.port}"'),
+            ('http: "0.0.0.0:8222"', ""),
+            ('store_dir: "/data"', f'store_dir: "{self.store}"'),
+            ("[WORKERS]", "[WORKERS, GPU]"),
+        ):
+            assert old in text
+            text = text.replace(old, new)
+        begin = text.index("  WORKERS {")
+        labelled = text[begin : text.rindex("}")]
+        labelled = labelled.replace("WORKERS", "GPU").replace("user: worker", "user: gpu")
+        labelled = labelled.replace("NATS_WORKER_PASSWORD", "NATS_GPU_PASSWORD").replace("_INBOX_worker", "_INBOX_gpu")
+        added = [line.replace("ava.any", "ava.label-gpu") if "ava.any" in line else "" for line in labelled.split("\n")]
+        lines = [line for pair in zip(labelled.split("\n"), added, strict=True) for line in pair if line]
+        return text[:begin] + "\n".join(lines) + "\n" + text[begin:]
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         if self._process is not None:

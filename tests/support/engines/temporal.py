@@ -39,6 +39,11 @@ class TemporalServer:
     def address(self) -> str:
         return f"temporal://127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         self.folder.mkdir(exist_ok=True)
         found = program()

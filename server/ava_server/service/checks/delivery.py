@@ -13,9 +13,11 @@ import anyio
 from ava_audit.errors import AuditError
 from ava_audit.store.sqlite import backend_of
 from ava_server.service.checks import CheckFinding, Setup
-from ava_server.service.engines import WorkerFacts, engine_fault, read_engine, workers_among
+from ava_server.service.engines import WorkerFacts, engine_fault, read_engine, repeats_among, workers_among
 
 if TYPE_CHECKING:
+    from ava_audit.store.backend import LiveInstance
+    from ava_server.core.data_root import DataRoot
     from ava_server.delivery import EngineState
 
 _START = "Start one with `ava worker --stay`."
@@ -27,28 +29,35 @@ def delivery(setup: Setup) -> Iterator[CheckFinding]:
     settings, root = setup.settings, setup.usable_root
     if settings is None or root is None:
         return
-    engine = settings.delivery.engine
-    if engine != "none":
-        if (fault := engine_fault(settings)) is not None:
-            yield CheckFinding("delivery", "fault", fault, setup.correct_settings)
-            return
-        yield engine_finding(engine, anyio.run(partial(read_engine, settings)))
+    if (fault := engine_fault(settings)) is not None:
+        yield CheckFinding("delivery", "fault", fault, setup.correct_settings)
+        return
     if not settings.shares_log or settings.runs_on != "workers":
         return
+    live = _live_instances(root)
+    if settings.delivery.engine != "none":
+        state = anyio.run(partial(read_engine, settings))
+        yield engine_finding(settings.delivery.engine, state, repeats_among(live or ()))
+    if live is not None:
+        yield from worker_findings(workers_among(live))
+
+
+def _live_instances(root: DataRoot) -> Sequence[LiveInstance] | None:
+    """Return the processes on the log; None where it cannot be asked, which its own check reports."""
     try:
         with contextlib.closing(backend_of(root.path).instances(root.instances)) as instances:
-            live = instances.live()
-    except AuditError:  # the log's own check reports this
-        return
-    yield from worker_findings(workers_among(live))
+            return instances.live()
+    except AuditError:
+        return None
 
 
-def engine_finding(engine: str, state: EngineState) -> CheckFinding:
-    """Return how the engine is, and what waits in it."""
+def engine_finding(engine: str, state: EngineState, repeated: int = 0) -> CheckFinding:
+    """Return how the engine is, what waits in it, and how many deliveries servers have made again."""
+    again = f"; delivered again after four silent leases: {repeated}" if repeated else ""
     if state.fault:
         return CheckFinding("delivery", "fault", state.fault, _AGAIN, short=f"{engine} down")
     if not state.counted:
-        text = f"{engine} answers; what waits in it is not known: this user may not see that"
+        text = f"{engine} answers; what waits in it is not known: this user may not see that{again}"
         return CheckFinding("delivery", "ok", text, short=f"{engine} up")
     waiting = {queue: count for queue, count in state.waiting.items() if count}
     text = f"{engine} answers; with workers: {sum(state.taken.values())}"
@@ -58,8 +67,8 @@ def engine_finding(engine: str, state: EngineState) -> CheckFinding:
     else:
         text += ", none waits"
     if state.again:
-        text += f"; delivered again: {state.again}"
-    return CheckFinding("delivery", "ok", text, short=f"{engine}: {sum(waiting.values())} wait")
+        text += f"; given to a worker again: {state.again}"
+    return CheckFinding("delivery", "ok", f"{text}{again}", short=f"{engine}: {sum(waiting.values())} wait")
 
 
 def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
