@@ -191,7 +191,7 @@ async def test_rule_3_what_the_engine_has_lost_is_delivered_again(
 ) -> None:
     monkeypatch.setattr(delivery, "SILENT_LEASES", 0.3)
     if not rule:
-        monkeypatch.setattr("ava_server.runs.manager.attempt_of", lambda *_given: "0")
+        monkeypatch.setattr("ava_server.runs.manager.attempt_of", lambda *_given: "0.0")
     with running_model_server([hand_over()]) as models:
         async with server(tmp_path, models) as lab:
             run = await lab.start()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ADDRESSES = {"nats": ("nats://", "tls://"), "temporal": ("temporal://", "tls://")}
 """How the address of each engine begins."""
 STATE_S = 3.0
-"""How long an engine has to say how it is, where a page or the metrics wait for it."""
+"""How long an engine has to say how it is: the metrics, a page or a command wait for it."""
 _HOST = re.compile(r"[\w.:%-]+")
 
 
@@ -183,4 +183,4 @@ async def read_engine(settings: Settings) -> EngineState:
     if engine is None:
         return EngineState()
     async with engine.connected():
-        return await engine.state()
+        return await engine_state(engine)
