@@ -56,7 +56,7 @@ async def working(
         tasks.cancel_scope.cancel()
 
 
-async def fails(work: Callable[[], Awaitable[None]]) -> str:
+async def fails(work: Callable[[], Awaitable[object]]) -> str:
     with pytest.raises(DeliveryFailed) as failed:
         await work()
     text = str(failed.value)

@@ -313,14 +313,15 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
             cost = f", {format_usd(entry.cost_micros)}" if entry.cost_micros else ""
             return f"turn {spent.turn}: {spent.tokens:,} tokens{cost}{_SETTLED[spent.settlement]}"
         case SubagentComplete() as done:
-            return compact(f"{names.get(done.subagent_id, '')} {state_words(done.status)}: {done.summary}", TEXT_CHARS)
+            called = named(done.subagent_id, names.get(done.subagent_id))
+            return f"{called} {state_words(done.status)}: {done.summary}"
         case ToolResult() as result if is_carried(entry):
             run_id = entry.run_id or ""
             return f"{result.tool} has given the host the result of {named(run_id, names.get(run_id))}"
         case RunEnded(status="superseded"):
             return "replaced by a newer proposal"
         case RunEnded() as ended:
-            return compact(f"{state_words(ended.status)}: {ended.stop_reason or ''}", TEXT_CHARS)
+            return f"{state_words(ended.status)}: {ended.stop_reason or ''}"
         case _:
             return what_happened(entry, names)
 
