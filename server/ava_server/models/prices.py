@@ -163,10 +163,10 @@ class _Rates:
             fees += _all_prices(value)
         self.per_request = nanos(max(fees) * 1000)  # the table has USD per thousand calls
         self.limits: set[int] = set()
-        for values in self.units.values():
-            for value in values:
-                if not isinstance(value, Decimal):
-                    self.limits.update(tier.start for tier in value.tiers)
+        for prices in self.units.values():
+            for price_of_unit in prices:
+                if not isinstance(price_of_unit, Decimal):
+                    self.limits.update(tier.start for tier in price_of_unit.tiers)
 
     def at(self, prompt: int) -> tuple[int, int, int, int]:
         fresh, output, read, write = (self._dearest_unit(kind, prompt) for kind in TOKEN_KINDS)
