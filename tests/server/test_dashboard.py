@@ -43,7 +43,7 @@ from ava_server.dashboard.app import StatusApp
 from ava_server.dashboard.live import KEYS, LivePage
 from ava_server.render.run_view import Cap, RunView, figures, short_number
 from ava_server.runs import activities
-from ava_server.runs.lifecycle import NotResumed
+from ava_server.runs.claims import NotResumed
 from ava_server.service.checks import CheckFinding
 from ava_server.service.checks.data import log_size, upkeep
 from ava_server.service.current import Budget, CurrentRuns, LogFacts

@@ -26,7 +26,8 @@ from ava_server.config.pin import PinFile
 from ava_server.dashboard.app import StatusApp
 from ava_server.dashboard.screens import QuestionScreen
 from ava_server.runs.extension import extension_limits
-from ava_server.runs.pending_questions import Decider, decide_question
+from ava_server.runs.pending_questions import decide_question
+from ava_server.runs.question_kinds import Decider
 from ava_server.service.access import Access
 
 if TYPE_CHECKING:

@@ -29,9 +29,10 @@ from ava_server.budget.user_limits import DayCaps
 from ava_server.cli import demo
 from ava_server.config.settings import Limits
 from ava_server.core.data_root import os_user
+from ava_server.runs.endings import cancel as cancel_run
 from ava_server.runs.extension import ExtensionLimits
-from ava_server.runs.lifecycle import cancel as cancel_run
-from ava_server.runs.pending_questions import Decider, asked_of, decide_question, pending_question
+from ava_server.runs.pending_questions import asked_of, decide_question, pending_question
+from ava_server.runs.question_kinds import Decider
 from ava_server.service.outcomes import outcome_of
 
 PERSON = Who("sess-elsewhere", "person", os_user())

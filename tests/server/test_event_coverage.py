@@ -568,7 +568,7 @@ async def taken_over(tmp: Path, server: ModelServer) -> None:
         assert answer.status == "cancelled"
         control, limits = lab.runtime.manager.control, lab.runtime.spawn_limits_of(lab.runtime.user)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
+            patch.setattr("ava_server.runs.endings.ABANDONED_US", 0)
             assert await control.end_overdue(given_up, frozenset(str(run.instance) for run in left))
         asked = await lab.call("confirm_spawn", pending_ids=[resumed])
         answer = await lab.call("confirm_spawn", pending_ids=[resumed], approving=asked.approval_lines)

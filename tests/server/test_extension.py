@@ -59,14 +59,8 @@ from ava_server.runs.extension import (
     extension_request,
 )
 from ava_server.runs.extension import extension_limits as limits_of
-from ava_server.runs.pending_questions import (
-    Decider,
-    PendingExtension,
-    PendingQuestion,
-    asked_of,
-    decide_question,
-    pending_question,
-)
+from ava_server.runs.pending_questions import PendingExtension, asked_of, decide_question, pending_question
+from ava_server.runs.question_kinds import Decider, PendingQuestion
 from ava_server.service.access import Session
 from ava_server.service.service import Service
 

@@ -32,23 +32,13 @@ from ava_server.budget.caps import CapRequest, reserve, settle_unknown
 from ava_server.budget.run_config import RunConfig, Texts, digest
 from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.settings import Limits
+from ava_server.runs.claims import claim, hold, pause, resume
+from ava_server.runs.endings import cancel, end_for_owner, end_overdue, ending_events
 from ava_server.runs.extension import ExtensionLimits
 from ava_server.runs.history import History
-from ava_server.runs.lifecycle import (
-    TRANSITIONS,
-    Cause,
-    Situation,
-    cancel,
-    claim,
-    end_for_owner,
-    end_overdue,
-    ending_events,
-    hold,
-    pause,
-    resume,
-    transition,
-)
-from ava_server.runs.pending_questions import Decider, asked_of, decide_question
+from ava_server.runs.lifecycle import TRANSITIONS, Cause, Situation, transition
+from ava_server.runs.pending_questions import asked_of, decide_question
+from ava_server.runs.question_kinds import Decider
 from ava_server.runs.result import RunResult, build_result
 
 HERE, ELSEWHERE, DEAD = "here", "elsewhere", "dead"

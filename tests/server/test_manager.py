@@ -50,10 +50,10 @@ from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.tokens import Token
 from ava_server.mcp_server.app import HTTP, App, session_over_http
 from ava_server.models.factory import model_of, parameters
-from ava_server.runs import lifecycle, manager, setup
+from ava_server.runs import endings, manager, setup
+from ava_server.runs.claims import claim
 from ava_server.runs.context import ConfigNotSupported
 from ava_server.runs.history import History
-from ava_server.runs.lifecycle import claim
 from ava_server.runs.manager import Manager
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
@@ -191,7 +191,7 @@ async def test_news_cost_the_same_however_many_runs_one_user_has_waiting(
 ) -> None:
     monkeypatch.setattr(manager, "WHOLE_TIMES", 1_000_000)
     seen: list[list[str]] = []
-    look, overdue = Manager._look, lifecycle.overdue
+    look, overdue = Manager._look, endings.overdue
 
     async def looked(self: Manager, tasks: Any) -> None:
         seen.append([])
@@ -587,7 +587,7 @@ async def test_an_unreadable_run_does_not_affect_others(
     async with open_lab(tmp_path, [hand_over()], everybody=True, check=False) as lab:
         manager = lab.runtime.manager
         if when == "overdue":
-            monkeypatch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
+            monkeypatch.setattr("ava_server.runs.endings.ABANDONED_US", 0)
         await lab.store.do(append(*of_a_version_to_come("ben")))
         tries = 2 if when == "queued" else 0
         with anyio.fail_after(40):

@@ -33,8 +33,9 @@ from support.sample import sampled
 
 from ava_audit.events import Answered, Asked, ToolResult, UserMessage
 from ava_roles.tool import Tool
-from ava_server.runs.origins import Origins, leaves, visible
-from ava_server.runs.pending_questions import warn_of_look_alikes
+from ava_server.runs.call_values import leaves
+from ava_server.runs.look_alikes import warn_of_look_alikes
+from ava_server.runs.origins import Origins, visible
 from ava_server.runs.questions import Doubt
 
 INBOX, BOOK, WEB, FILE = "mcp__lab__inbox", "mcp__lab__contacts", "read_webpages", "read_file"

@@ -53,7 +53,8 @@ from ava_server.core.errors import ConfigError
 from ava_server.mcp_server import elicitation
 from ava_server.mcp_server.app import HTTP, OF_REQUEST
 from ava_server.runs.extension import ExtensionLimits
-from ava_server.runs.pending_questions import Decider, decide_question
+from ava_server.runs.pending_questions import decide_question
+from ava_server.runs.question_kinds import Decider
 from ava_server.service import access
 
 HUMAN = f'approval = "human"\n{PRICED}'

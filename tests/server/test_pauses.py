@@ -15,7 +15,8 @@ from ava_audit.events import CostReserved, CostUpdate, Event, Fence, RunClaimed,
 from ava_audit.units import DAY_US, now_us, parse_time
 from ava_server.budget.user_limits import Slots
 from ava_server.runs import model_call
-from ava_server.runs.lifecycle import ABANDONED_US, cancel, claim
+from ava_server.runs.claims import claim
+from ava_server.runs.endings import ABANDONED_US, cancel
 from ava_server.runs.result import RunResult
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
@@ -143,7 +144,7 @@ async def test_abandons_a_run_interrupted_for_a_day_and_keeps_its_output(tmp_pat
             gone = frozenset({str(row.instance)})
             assert not await lab.runtime.manager.control.end_overdue(run_id, gone), "it is fresh"
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
+                patch.setattr("ava_server.runs.endings.ABANDONED_US", 0)
                 assert ABANDONED_US == 24 * 3600 * 10**6
                 assert not await lab.runtime.manager.control.end_overdue(run_id, frozenset()), "its owner lives"
                 assert await lab.runtime.manager.control.end_overdue(run_id, gone)

@@ -20,7 +20,7 @@ from ava_server.approval.proposals import agreement, pending_proposals
 from ava_server.core import background
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import Refused
-from ava_server.runs import lifecycle
+from ava_server.runs import claims
 from ava_server.service import access
 from ava_server.service.access import Session
 from ava_server.service.service import Service, decide
@@ -146,7 +146,7 @@ async def test_a_host_does_not_resume_what_was_proposed_under_human(
         async with open_lab(tmp_path, server=models, config=ASK, env=HUMAN, check=False) as strict:
             run_id = await start_under_human(strict)
             await arrived(gate.arrived)
-        monkeypatch.setattr(lifecycle, "TAKEOVER_WITHIN_US", 0)
+        monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
         async with open_lab(tmp_path, server=models, config=ASK, check=False) as lab:
             answer = await lab.call("confirm_spawn", pending_ids=[run_id])
             assert answer.status == "failed" and f"ava resume {run_id}" in answer.message

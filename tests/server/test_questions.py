@@ -20,7 +20,7 @@ from support.terminal import ava
 from ava_audit.events import Answered, Asked, Channel, RunClaimed, ToolCall, ToolResult, UserMessage
 from ava_roles.wrap import BAR
 from ava_server.render.host_text import run_text
-from ava_server.runs.pending_questions import chosen_option
+from ava_server.runs.question_kinds import chosen_option
 from ava_server.service.access import Session
 from ava_server.service.service import Service
 

@@ -34,8 +34,8 @@ from ava_server.budget.user_limits import Slots
 from ava_server.cli.steer import _take_over
 from ava_server.cli.wait import FollowedRuns
 from ava_server.core.errors import Refused
-from ava_server.runs import lifecycle
-from ava_server.runs.lifecycle import NotResumed, claim, resume, resume_line
+from ava_server.runs import claims
+from ava_server.runs.claims import NotResumed, claim, resume, resume_line
 from ava_server.service.access import Asking
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
@@ -51,7 +51,7 @@ async def interrupted(
         async with open_lab(tmp, server=server, config=config, check=False) as lab:
             run_id = await lab.start(**more)
             await arrived(gate.arrived)
-        monkeypatch.setattr(lifecycle, "TAKEOVER_WITHIN_US", 0)
+        monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
         async with open_lab(tmp, server=server, config=config, runs=runs, check=False) as lab:
             yield lab, run_id, server
             await lab.store.read(check_budgets)
@@ -111,7 +111,7 @@ async def test_the_time_until_an_orderly_stop_counts_whoever_goes_on(
             active_us, stopped_later_us = (await lab.run(run_id)).active_us, now_us()
         assert taken.reason == "takeover" and taken.seen_us is not None and taken.seen_us >= stopped_us
         assert claimed_us is not None and active_us == taken.seen_us - claimed_us
-        monkeypatch.setattr(lifecycle, "TAKEOVER_WITHIN_US", 0)
+        monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             limits = lab.runtime.spawn_limits_of(lab.runtime.user)
             control, who = lab.runtime.manager.control, lab.session.who
@@ -354,7 +354,7 @@ async def test_an_abandoned_run_keeps_its_paid_result(tmp_path: Path, monkeypatc
     with running_model_server([NOTE, hand_over()]) as server:
         run_id, before, after = await paid_for(tmp_path / "first", server)
         async with left_behind(tmp_path / "cut", [*before, *after], server, runs=False) as lab:
-            monkeypatch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
+            monkeypatch.setattr("ava_server.runs.endings.ABANDONED_US", 0)
             row = await lab.run(run_id)
             assert await lab.runtime.manager.control.end_overdue(run_id, frozenset({str(row.instance)}))
             result = await lab.result(run_id)

@@ -29,7 +29,7 @@ from ava_audit.units import US_PER_S
 from ava_server.budget.caps import SHARED_CAPS, CapName, CapReached, CapRequest
 from ava_server.core.errors import ConfigError
 from ava_server.evals.case import Case, Sources
-from ava_server.runs.lifecycle import PLAN_TIME_OVER
+from ava_server.runs.plan_time import PLAN_TIME_OVER
 from ava_server.runs.reservation import cap_words
 from ava_server.service.access import Session
 from ava_server.service.service import Service

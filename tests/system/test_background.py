@@ -35,7 +35,7 @@ from ava_server.core.data_root import DataRoot
 from ava_server.render.host_text import text_of
 from ava_server.runs import manager
 from ava_server.runs import mode as modes
-from ava_server.runs.lifecycle import claim
+from ava_server.runs.claims import claim
 from ava_server.service.background import Listeners
 from ava_server.service.runtime import open_runtime
 

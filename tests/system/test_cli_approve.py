@@ -520,7 +520,7 @@ async def test_resume_asks_for_the_pin_before_anything_continues(tmp_path: Path,
             await arrived(gate.arrived)
             PinFile(lab.runtime.settings.paths.approval_file).set(PIN)
         root = tmp_path / "data"
-        code = "import sys, ava_server.runs.lifecycle as c; c.TAKEOVER_WITHIN_US = 0; from ava_server.cli import run"
+        code = "import sys, ava_server.runs.claims as c; c.TAKEOVER_WITHIN_US = 0; from ava_server.cli import run"
         old = (*CONTROLLED[:4], sys.executable, "-c", f"{code}; run(sys.argv[1:])")  # too old to go on by itself
         env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
         for pin, ends in ((WRONG, 10), (PIN, 0)):

@@ -16,7 +16,7 @@ from support.runtime import Lab, arrived, hand_over, open_lab
 
 from ava_audit.events import Answered, RunResumed, SpawnDecided
 from ava_server.config.pin import PinFile
-from ava_server.runs import lifecycle
+from ava_server.runs import claims
 
 PIN = "48 21 07"
 
@@ -68,7 +68,7 @@ async def test_a_page_resumes_it_only_with_the_pin(tmp_path: Path, monkeypatch: 
         async with open_lab(tmp_path, server=models, config=config, env=env, check=False) as strict:
             run_id = await started(strict, under)
             await arrived(gate.arrived)
-        monkeypatch.setattr(lifecycle, "TAKEOVER_WITHIN_US", 0)
+        monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
         async with open_lab(tmp_path, server=models, config=ASK, check=False) as lab, serving_pages(lab) as browser:
             page, action = f"/subagents/{run_id}", f"/subagents/{run_id}/resume"
             await assert_takes_the_pin(lab, browser, page, action)

@@ -18,7 +18,7 @@ from ava_audit.events import Answered, CancelRequested, RunResumed, UserMessage
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import UserSettings
 from ava_server.config.sign_in import BrowserSessions
-from ava_server.runs import lifecycle
+from ava_server.runs import claims
 
 QUESTION = "In which currency?"
 ASKS = [Say(calls=[("ask", {"question": QUESTION})]), submits("in euros")]
@@ -152,7 +152,7 @@ async def interrupted(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenera
         async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
             run_id = await lab.start()
             await arrived(gate.arrived)
-        monkeypatch.setattr(lifecycle, "TAKEOVER_WITHIN_US", 0)
+        monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
         async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
             yield lab, run_id
 

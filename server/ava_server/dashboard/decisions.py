@@ -25,7 +25,7 @@ from ava_server.config.settings import Settings
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.runs.lifecycle import awaited
-from ava_server.runs.pending_questions import PendingQuestion
+from ava_server.runs.question_kinds import PendingQuestion
 from ava_server.service.decision_requests import OUTCOMES
 from ava_server.service.decision_requests import WAITING as WAITING_DECISIONS
 

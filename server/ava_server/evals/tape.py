@@ -629,7 +629,7 @@ class TapeHistory(History):
             case _:  # its place is not that of a result
                 super().add(-seq, fact, usage, fenced=fenced)
 
-    def place(self, seq: int, result: ToolResult) -> None:
+    def set_seq(self, seq: int, result: ToolResult) -> None:
         """Do nothing: a result has its place before it is written."""
 
     def _placed(self, seq: int, fact: ToolResult) -> tuple[int, ToolResult]:

@@ -14,7 +14,7 @@ from ava_audit.view import View
 from ava_roles.wrap import clean, one_line
 from ava_server.budget.run_config import StepConfig, config_of
 from ava_server.render.state_look import LOOKS, StateLook, look_of
-from ava_server.runs.lifecycle import blocker_in
+from ava_server.runs.blockers import blocker_in
 from ava_server.runs.plan_moves import StepProgress
 from ava_server.runs.plan_state import all_rows, step_progress
 

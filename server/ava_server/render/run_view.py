@@ -38,8 +38,11 @@ from ava_server.core.commands import advice_there
 from ava_server.core.ids import AGENT, label, state_words
 from ava_server.render.plan_view import PlanView, view_plan
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
-from ava_server.runs.lifecycle import awaited, blocker_in, is_held, pause_words, paused, resume_line, waits_for_resume
-from ava_server.runs.pending_questions import OpenQuestions, PendingQuestion, asked_of
+from ava_server.runs.blockers import blocker_in
+from ava_server.runs.claims import resume_line, waits_for_resume
+from ava_server.runs.lifecycle import awaited, is_held, pause_words, paused
+from ava_server.runs.pending_questions import OpenQuestions, asked_of
+from ava_server.runs.question_kinds import PendingQuestion
 
 if TYPE_CHECKING:
     from ava_server.runs.manager import Manager

@@ -2,16 +2,20 @@
 
 `loop.py` is the middle: reserve, call the model, run tools. `history.py` collects a run's entries, and requests are
 built only from it, so a resumed run works like a new one. `reservation.py` makes a call fit its caps step by step, and
-`model_call.py` makes calls and settles them; `first_call.py` refuses a proposal whose caps buy no work. `extension.py`
-and `questions.py` have a run ask a person, and pause it; `pending_questions.py` says for each kind how that is shown,
-answered and decided. `origins.py` says which values of a call a person has to allow, because they come from what was
-read. `manager.py` claims runs and owns their tasks, as far as `mode.py` lets this kind of process; `activities.py`
-shows what they are doing, for display only.
+`model_call.py` makes calls and settles them; `first_call.py` refuses a proposal whose caps buy no work.
+
+`lifecycle.py` has the table of all moves of a run; the commands in `claims.py` take, pause and resume runs, and those
+in `endings.py` end them. `manager.py` claims runs and owns their tasks, as far as `mode.py` lets this kind of process;
+`activities.py` shows what they are doing, for display only.
+
+`extension.py` and `questions.py` have a run ask a person, and pause it. `question_kinds.py` says for each kind of
+question how it is shown and answered, and `pending_questions.py` records the answers. `origins.py` says which values of
+a call a person has to allow, because they come from what was read.
 
 The seams are `setup.RunSetup`, which makes what a run works with from the `RunResources` of a process, and the log: all
-state of a run follows from its entries, so any process can go on with it. Under `background`, a server leaves runs to a
-worker (`mode.py`): hosts kill servers within 10 to 100 ms, so a server that handed a run over at its end
-would lose the call in progress, and a fault in a run would end the server.
+state of a run follows from its entries, so any process can continue it. Under `background`, a server leaves runs to a
+worker (`mode.py`): hosts kill servers within 10 to 100 ms, so a server that handed a run over at its end would lose the
+call in progress, and a fault in a run would end the server.
 
 What must hold: `lifecycle.TRANSITIONS` has every way in which a run may move. One instance owns a run at a time; a
 process that was stopped may have lost its runs without knowing it, so it checks that others see its lock or lease
@@ -29,9 +33,6 @@ from pathlib import Path
 
 @cache
 def prompts(name: str) -> Mapping[str, str]:
-    """Return the prompts in a TOML file of this folder, such as `planning`, by their names in it.
-
-    Each module that tells the model something has such a file.
-    """
+    """Return the prompts in a TOML file of this folder, such as `planning`, by their names in it."""
     stored = tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text("utf-8"))
     return {key: str(text).strip() for key, text in stored.items()}

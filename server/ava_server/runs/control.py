@@ -21,7 +21,8 @@ from ava_audit.view import Command
 from ava_server.approval.proposals import SpawnLimits, texts_of
 from ava_server.budget.run_config import config_of
 from ava_server.runs.changes import LATE, KeptChanges
-from ava_server.runs.lifecycle import NotResumed, RunFiles, cancel, end_for_owner, end_overdue, resume
+from ava_server.runs.claims import NotResumed, resume
+from ava_server.runs.endings import RunFiles, cancel, end_for_owner, end_overdue
 from ava_server.runs.loop import ON_REQUEST
 from ava_server.runs.result import RunResult
 
@@ -166,7 +167,7 @@ class RunControl:
         force: bool = False,
         anyones: bool = False,
     ) -> RunRow | NotResumed:
-        """Resume an interrupted or held run; see `lifecycle.resume`."""
+        """Resume an interrupted or held run; see `claims.resume`."""
         run = await self._store.look(lambda view: view.run(run_id))
         owned = [run] if run is not None else []
         if run is not None and run.is_plan:  # what it has begun goes on with it

@@ -30,7 +30,8 @@ from ava_server.budget.caps import CapReached, CapRequest, money_caps
 from ava_server.budget.run_config import CAP_OF_ARGUMENT, TOKENS, RunConfig, config_of, digest
 from ava_server.budget.user_limits import DayCaps, day_caps
 from ava_server.core.ids import new_id
-from ava_server.runs.lifecycle import Paused, plan_time, wait_for_person
+from ava_server.runs.claims import Paused
+from ava_server.runs.plan_time import plan_time, wait_for_person
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Limits, Settings

@@ -125,7 +125,7 @@ class RunLog:
         def written(answer: tuple[int, T]) -> None:
             self._unwritten = None
             if isinstance(kept.fact, ToolResult):
-                self.history.place(answer[0], kept.fact)
+                self.history.set_seq(answer[0], kept.fact)
             if then is not None:
                 then(answer[1])
 

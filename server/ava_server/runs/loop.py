@@ -32,16 +32,18 @@ from ava_server.budget.run_config import config_of
 from ava_server.core.shortage import shortage_in
 from ava_server.models.base import Completion
 from ava_server.models.selection import OFFLINE, SCRIPTED
+from ava_server.runs.claims import Paused, pause
 from ava_server.runs.clock import RunClock
 from ava_server.runs.coding import CodingWork, fail_unkept
 from ava_server.runs.context import ActiveRun, RunContext, RunLeft, nobody_gone
+from ava_server.runs.endings import cancel_reason, ending_events
 from ava_server.runs.extension import in_vain
 from ava_server.runs.history import History
 from ava_server.runs.invalid_answers import REPAIRS, cut_caveat, error_of, explain_cut_call
-from ava_server.runs.lifecycle import PLAN_TIME_OVER, Paused, cancel_reason, ending_events, pause
 from ava_server.runs.log import RunLog
 from ava_server.runs.model_call import ModelCalls
-from ava_server.runs.pending_questions import activity_when_asked
+from ava_server.runs.plan_time import PLAN_TIME_OVER
+from ava_server.runs.question_kinds import activity_when_asked
 from ava_server.runs.reservation import UNKNOWN_ATTEMPTS, Planner, Reservations
 from ava_server.runs.result import RunResult, build_result
 from ava_server.runs.submit import NAME as SUBMIT

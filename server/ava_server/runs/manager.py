@@ -39,30 +39,20 @@ from ava_server.delivery import Delivery, attempt_of, queue_of, queues_for
 from ava_server.delivery.log import LogDelivery, settle_s
 from ava_server.delivery.outbox import Message, Outbox
 from ava_server.runs.activities import ActivityBoard
+from ava_server.runs.blockers import Blocker, blocked_note, blocker_in
+from ava_server.runs.claims import claim, waits_for_resume
 from ava_server.runs.context import ConfigNotSupported
 from ava_server.runs.control import RunControl
+from ava_server.runs.endings import cancel_reason, overdue
 from ava_server.runs.history import History
-from ava_server.runs.lifecycle import (
-    Blocker,
-    agent_of,
-    blocked_note,
-    blocker_in,
-    cancel_reason,
-    claim,
-    is_held,
-    overdue,
-    pause_words,
-    paused,
-    plan_time,
-    situation,
-    waits_for_resume,
-)
+from ava_server.runs.lifecycle import agent_of, is_held, pause_words, paused, situation
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.mode import Driver, Mode, driver_of
 from ava_server.runs.money_wait import start_wait
 from ava_server.runs.offers import Offers
 from ava_server.runs.plan import PlanInputs
 from ava_server.runs.plan_run import PlanRun
+from ava_server.runs.plan_time import plan_time
 from ava_server.runs.result import RunResult
 
 if TYPE_CHECKING:

@@ -53,9 +53,9 @@ from ava_server.models.prices import cost_micros, reserve_micros
 from ava_server.models.search_model import read_results, search_request, searches_in
 from ava_server.models.selection import with_fee
 from ava_server.models.text_tool_calls import with_calls
+from ava_server.runs.claims import Paused
 from ava_server.runs.context import ActiveRun, SearchModel
 from ava_server.runs.invalid_answers import CUT, REFUSED
-from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import ms_since
 from ava_server.runs.money_wait import MoneyQueue
 from ava_server.runs.reservation import DOING, UNKNOWN_ATTEMPTS, WRAP_PROMPT
@@ -188,7 +188,7 @@ class ModelCalls:
         """Commit an answer with its settlement and the start of its tool calls."""
         held, original = reserved.fact, completion
         if held.phase is None and not completion.calls and completion.stop_reason not in CUT | REFUSED:
-            printed = self._log.history.printed(completion.text)
+            printed = self._log.history.printed_calls(completion.text)
             if printed is not None and printed.calls:
                 completion = with_calls(completion, printed, held.turn, self._model.assistant_message)
         completion = replace(completion, text=self._hidden(completion.text))

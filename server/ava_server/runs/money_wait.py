@@ -21,8 +21,9 @@ from ava_server.budget.caps import end_money_wait, money_caps
 from ava_server.budget.money_line import CapLeft, MoneyWait, Patience
 from ava_server.budget.run_config import config_of
 from ava_server.budget.user_limits import DayCaps
+from ava_server.runs.claims import waits_for_resume
 from ava_server.runs.context import ActiveRun, RunLeft
-from ava_server.runs.lifecycle import paused, waits_for_resume
+from ava_server.runs.lifecycle import paused
 
 T = TypeVar("T")
 

@@ -18,10 +18,12 @@ from ava_server.core.ids import new_id
 from ava_server.core.threads import each_at_once
 from ava_server.runs.clock import RunClock
 from ava_server.runs.context import RunLeft
+from ava_server.runs.endings import cancel_reason, cancel_steps, end_plan
 from ava_server.runs.history import History
-from ava_server.runs.lifecycle import PLAN_TIME_OVER, agent_of, cancel_reason, cancel_steps, end_plan, plan_time
+from ava_server.runs.lifecycle import agent_of
 from ava_server.runs.log import RunLog
 from ava_server.runs.plan import PlanInputs, advance
+from ava_server.runs.plan_time import PLAN_TIME_OVER, plan_time
 from ava_server.runs.result import RunResult
 
 log = logging.getLogger("ava.plan")

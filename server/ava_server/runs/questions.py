@@ -18,12 +18,12 @@ from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.run import ASK, AskArgs
 from ava_server.core.ids import new_id
-from ava_server.runs.lifecycle import wait_for_person
+from ava_server.runs.plan_time import wait_for_person
 
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
     from ava_server.models.base import ToolUse
-    from ava_server.runs.history import GivenAnswer, History
+    from ava_server.runs.history import History, QuestionAnswer
 
 LEAST_LEFT_S = 10.0
 """With less time to work, a run does not ask: its wrap-up would begin before the model has read the answer."""
@@ -68,7 +68,7 @@ class Ask:
 
         `left_s`: seconds that the run has left to work; with too few, an answer would come to nothing.
         """
-        may = call_id not in self._history.questions and self._history.asked < self._most
+        may = call_id not in self._history.questions and self._history.question_count < self._most
         return await self._new(call_id, left_s) if may else None
 
     async def to_allow(self, call: ToolUse, left_s: float, doubts: Sequence[Doubt]) -> Asked | None:
@@ -76,7 +76,7 @@ class Ask:
 
         A run asks this a few times, and not again once nobody has answered.
         """
-        asked = self._history.confirmed
+        asked = self._history.call_questions
         many = len(doubts) > MOST_VALUES or any(len(each.value) > VALUE_CHARS for each in doubts)
         if many or len(asked) >= MOST_TO_ALLOW or any(one.ask_id not in self._history.answers for one in asked):
             return None
@@ -96,7 +96,7 @@ class Ask:
         asked = self._history.questions.get(at.call_id)
         if asked is None:
             many = f"{self._most} question{'' if self._most == 1 else 's'}"
-            full = self._history.asked >= self._most
+            full = self._history.question_count >= self._most
             raise ToolFailed(
                 f"a run may ask {many}, and you have. {_GO_ON}" if full else f"no time is left to wait. {_GO_ON}"
             )
@@ -106,7 +106,7 @@ class Ask:
         return math.floor(wait_for_person(view, view.run(self._history.run_id), self._wait_s, now_us()))
 
 
-def _words(answer: GivenAnswer | None) -> str:
+def _words(answer: QuestionAnswer | None) -> str:
     if answer is None:
         return f"Nobody has answered. {_GO_ON}"
     if answer.fact.decision == "declined":

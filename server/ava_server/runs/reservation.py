@@ -25,10 +25,10 @@ from ava_server.budget.run_config import config_of
 from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.prices import billed_words, reserve_micros
 from ava_server.runs import prompts
+from ava_server.runs.claims import Paused
 from ava_server.runs.context import ActiveRun
 from ava_server.runs.extension import CapExtensions
 from ava_server.runs.history import Recipe
-from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import RunLog
 from ava_server.runs.money_wait import MoneyQueue
 from ava_server.runs.result import RunResult
@@ -59,7 +59,7 @@ class Planner:
 
     async def takes(self, answer: Completion | RunResult) -> bool:
         """Take the answer of a planning call, or the error in its place; False for an answer of the work."""
-        if not self._history.planning.on:
+        if not self._history.planning.is_on:
             return False
         if isinstance(answer, Completion):
             return True
@@ -197,7 +197,7 @@ class Reservations:
                 if (waits := await self.extensions.more_of(answer, asked, self._run.active_s)) is not None:
                     return waits
                 self.cap = LastTurn(status=answer.status, reason=cap_words(answer, asked, self._log))
-                if history.planning.on:  # the plan so far is used, and the wrap-up is a turn of its own
+                if history.planning.is_on:  # the plan so far is used, and the wrap-up is a turn of its own
                     return await self.next()
 
     async def _reserve(

@@ -109,7 +109,7 @@ class ReadToolResult:
         number = args.id.removeprefix("R-")
         called = self._history.called_outputs
         found = next((fact for seq, fact in called if number in (str(seq), (fact.output_sha or "-")[:8])), None)
-        found = found or self._history.input_named(args.id)
+        found = found or self._history.input_of_task(args.id)
         if found is None:
             known = ", ".join(f"R-{seq}" for seq, _fact in called[-10:]) or "none yet"
             raise ToolFailed(f"there is no earlier result {args.id!r}; the latest are {known}")

@@ -35,11 +35,11 @@ from ava_server.core.threads import compute_alone, run_apart
 from ava_server.core.untrusted import SHORT_CHARS, hide_apart
 from ava_server.models.base import ToolUse
 from ava_server.models.json_text import object_fault
+from ava_server.runs.claims import Paused
 from ava_server.runs.coding import learn_private_keys, tell_too_many_keys
 from ava_server.runs.context import ActiveRun, SecretRefused
 from ava_server.runs.history import call_key, edited_path
 from ava_server.runs.invalid_answers import explain_cut_call
-from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import ms_since
 from ava_server.runs.model_call import PaidSearches
 from ava_server.runs.origins import Origins
@@ -222,7 +222,7 @@ class ToolCalls:
             return False
         asked, ask = self._history.questions.get(call.call_id), self._context.ask
         shown = [replace(each, argument=self._hidden(each.argument), value=self._hidden(each.value)) for each in doubts]
-        refused = {value for _tool, _argument, value in self._history.decided(allowed=False)}
+        refused = {value for _tool, _argument, value in self._history.decided_values(allowed=False)}
         denied = any(each.value in refused for each in shown)
         if asked is None and ask is not None and not denied:
             asked = await ask.to_allow(call, self._run.work_s(self._run.left_s), shown)

@@ -22,7 +22,8 @@ from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.core.ids import AGENT, parse_id, parse_run_id
 from ava_server.hosts import launching
 from ava_server.hosts.clients import ConnectedHost, client_of
-from ava_server.runs.lifecycle import awaited, waits_for_resume
+from ava_server.runs.claims import waits_for_resume
+from ava_server.runs.lifecycle import awaited
 from ava_server.runs.pending_questions import OpenQuestions
 
 if TYPE_CHECKING:

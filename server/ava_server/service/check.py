@@ -35,7 +35,8 @@ from ava_server.render.run_view import (
     view_run,
 )
 from ava_server.runs.lifecycle import paused
-from ava_server.runs.pending_questions import OpenQuestions, PendingQuestion, QuestionDecision
+from ava_server.runs.pending_questions import OpenQuestions
+from ava_server.runs.question_kinds import PendingQuestion, QuestionDecision
 from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.current import others_words
 from ava_server.service.fetch import bring_to_repositories

@@ -35,7 +35,8 @@ from ava_server.budget.run_config import caps_text, config_of
 from ava_server.config.keys import key_variables
 from ava_server.core.own_program import checked_command, run_program
 from ava_server.runs.lifecycle import awaited
-from ava_server.runs.pending_questions import PendingQuestion, pending_question
+from ava_server.runs.pending_questions import pending_question
+from ava_server.runs.question_kinds import PendingQuestion
 
 _LINUX = "/usr/bin:/bin:/usr/local/bin"
 """Where programs of the system are; the PATH may begin with a project's."""

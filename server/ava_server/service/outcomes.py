@@ -21,7 +21,7 @@ from ava_server.budget.run_config import CAP_OF_FIELD, COST, RunConfig
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label
 from ava_server.core.threads import work_until
-from ava_server.runs.lifecycle import resume_line
+from ava_server.runs.claims import resume_line
 from ava_server.runs.pending_questions import closed_question, pending_question
 
 T = TypeVar("T")

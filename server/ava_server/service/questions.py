@@ -20,18 +20,15 @@ from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.runs.extension import extension_limits
 from ava_server.runs.pending_questions import (
-    Decider,
-    Given,
     OpenQuestions,
     PendingExtension,
-    PendingQuestion,
-    QuestionDecision,
     closed_question,
     decide_question,
     deliver,
     pending_question,
     pending_requests,
 )
+from ava_server.runs.question_kinds import Answer, Decider, PendingQuestion, QuestionDecision
 from ava_server.service.access import Operations
 from ava_server.service.outcomes import ask_until, outcomes, until_decided
 
@@ -68,7 +65,7 @@ class PersonQuestions(Operations):
         return await self._decide(found, shown, given, self._session.channel)
 
     async def _decide(
-        self, one: PendingQuestion, shown: str, given: Given | None, channel: Channel
+        self, one: PendingQuestion, shown: str, given: Answer | None, channel: Channel
     ) -> QuestionDecision:
         """Decide with what a person gives, or with their no (None). Raises BadInput, Refused."""
         run_id = one.run.id

@@ -28,7 +28,7 @@ from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import EVENT_NAMES, arguments_text, compact, entry_words, refused_words, unmarked
 from ava_server.render.run_view import is_carried
 from ava_server.runs.changes import describe_command
-from ava_server.runs.pending_questions import KINDS
+from ava_server.runs.question_kinds import KINDS
 
 Order = Literal["newest", "oldest"]
 

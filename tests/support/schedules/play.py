@@ -53,24 +53,17 @@ from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.offline import LocalModel, complete
 from ava_server.models.prices import Price, reserve_micros
 from ava_server.runs import extension
+from ava_server.runs.claims import NotResumed, claim, pause, resume
 from ava_server.runs.clock import RunClock
 from ava_server.runs.context import ActiveRun, RunContext
+from ava_server.runs.endings import cancel, end_for_owner, end_overdue, ending_events
 from ava_server.runs.extension import ExtensionLimits, Shortage, extension_request
 from ava_server.runs.history import History
-from ava_server.runs.lifecycle import (
-    Cause,
-    NotResumed,
-    cancel,
-    claim,
-    end_for_owner,
-    end_overdue,
-    ending_events,
-    pause,
-    resume,
-)
+from ava_server.runs.lifecycle import Cause
 from ava_server.runs.log import RunLog
 from ava_server.runs.model_call import ModelCalls
-from ava_server.runs.pending_questions import Decider, asked_of, decide_question
+from ava_server.runs.pending_questions import asked_of, decide_question
+from ava_server.runs.question_kinds import Decider
 from ava_server.runs.result import RunResult, build_result
 from support.databases import POSTGRES, empty_databases, write_config
 from support.schedules.ledger import Before, Call, Ledger, Run, before, compare, facts_of
