@@ -22,7 +22,8 @@ from ava_roles.tool import Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
 from ava_roles.tools import registry
 from ava_roles.tools.registry import builtin_tools, tool_specs
 from ava_server.approval.requests import SpawnArgs
-from ava_server.approval.resolve import ResolveContext, resolve_run_config
+from ava_server.approval.resolve import resolve_run_config
+from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.shown import proposal_message
 from ava_server.approval.summary import DayLeft
 from ava_server.budget.run_config import EarlierRun

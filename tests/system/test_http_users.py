@@ -14,7 +14,7 @@ from support.model_server import Gate, Say, running_model_server
 from support.stdio import MODES, made, told, until, using
 from support.terminal import ava
 
-from ava_server.approval import scope
+from ava_server.approval import over_http
 from ava_server.budget import user_limits
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import os_user
@@ -55,7 +55,7 @@ def test_ignores_user_settings_that_are_looser_than_the_general_ones(tmp_path: P
 def test_only_a_users_own_setting_opens_a_system_folder(tmp_path: Path) -> None:
     def path(*roots: str) -> Path | None:
         places = tuple(map(Path, roots))
-        return scope.workspace_over_http("/etc", places, tmp_path / "data", tmp_path).path
+        return over_http.workspace_over_http("/etc", places, tmp_path / "data", tmp_path).path
 
     assert path("/etc") == Path("/etc")
     for roots in (("/",), ("/var", "/")):

@@ -18,7 +18,7 @@ from ava_roles.tools.run import RUN_SPECS
 from ava_roles.wrap import clean, list_names, show_controls
 from ava_server.approval.coding import lacks_model
 from ava_server.approval.requests import SpawnArgs
-from ava_server.approval.resolve import caps_of
+from ava_server.approval.run_caps import caps_of
 from ava_server.approval.summary import reach, why_unavailable
 from ava_server.budget.run_config import CAPS, COST, limits_for_model
 from ava_server.cli.terminal import one_line, wrapped_lines

@@ -17,7 +17,8 @@ from ava_server.approval.plan_summary import changes_outside, reads_outside
 from ava_server.approval.plans import KnownWork, ResolvedStep, earlier_of, resolve_plan
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.requests import PlanArgs, check_context_from
-from ava_server.approval.resolve import ResolveContext, resolve_run_config
+from ava_server.approval.resolve import resolve_run_config
+from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.steps import PlannedStep, StepFaults
 from ava_server.budget.run_config import EarlierRun, ReusedRun, RunConfig, StepConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing

@@ -31,9 +31,10 @@ from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.temporary import remove_leftovers, temporary_files_in
 from ava_roles.sandbox.workspace import Workspace
 from ava_server.approval.estimates import COUNTED, SIMILAR
+from ava_server.approval.over_http import roles_over_http, sandbox_over_http
 from ava_server.approval.proposals import SpawnLimits, made_under, spawn_limits
-from ava_server.approval.resolve import ResolveContext
-from ava_server.approval.scope import remove_workbenches, roles_over_http, sandbox_over_http
+from ava_server.approval.resolve_context import ResolveContext
+from ava_server.approval.scope import remove_workbenches
 from ava_server.budget import user_limits
 from ava_server.budget.caps import SHARED_CAPS, measured_ratio
 from ava_server.config import role_folders

@@ -31,7 +31,8 @@ from ava_server.approval.host_habits import read_habits
 from ava_server.approval.proposals import Proposal, has_inputs, made_under, proposal_in, propose, texts_of
 from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import PlanArgs, SpawnArgs, check_context_from, parse
-from ava_server.approval.resolve import ResolveContext, resolve_run_config
+from ava_server.approval.resolve import resolve_run_config
+from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.steps import read_steps
 from ava_server.budget.run_config import COST, RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.budget.user_limits import strictest

@@ -1,0 +1,184 @@
+"""The tools of MCP servers that a role gets, and what is approved of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers, ToolListing
+from ava_roles.mcp_client.tools import OfferedTool, ServerEntry, covers, is_wildcard, server_of
+from ava_roles.role import Role
+from ava_roles.tool import Tool
+from ava_server.budget.run_config import ForeignDefinition, ForeignUse
+from ava_server.core.errors import Refused, ToolMissing
+
+MOST_TOOLS = 64
+"""Most MCP tools of one run."""
+MOST_CHARS = 60_000
+"""Most characters of their definitions, which are in every request."""
+
+
+def resolve_mcp_scope(
+    role: Role, servers: Mapping[str, ServerEntry], listings: Mapping[str, ToolListing]
+) -> tuple[McpScope, tuple[str, ...]]:
+    """Return the MCP tools that a role gets, and the names of those that it needs.
+
+    A tool that is not annotated as read-only has to be named in full; a pattern does not bring it.
+    """
+    if not any(server_of(name) is not None for name in role.tools):
+        return McpScope(role), ()
+    granted: dict[str, OfferedTool] = {}
+    absent: dict[str, str] = {}
+    unreachable: set[str] = set()
+    names: list[str] = []
+    size = 0
+    for word in role.tools:
+        server = server_of(word)
+        if server is None:
+            names.append(word)
+            continue
+        listing = listings.get(server)
+        if server not in servers or listing is None or listing.fault:
+            unreachable.add(server)
+        offered, why = _offered(word, role, servers.get(server), listing)
+        for tool in offered:
+            size += len(tool.description) + len(json.dumps(tool.parameters))
+            has_room = len(granted) < MOST_TOOLS and size <= MOST_CHARS
+            if tool.name not in granted and not has_room:
+                why = f"a run has at most {MOST_TOOLS} foreign tools, of {MOST_CHARS:,} characters; name fewer"
+                break
+            granted[tool.name] = tool
+            names.append(tool.name)
+        if why:
+            absent[word] = why
+            names.append(word)
+    own_needs = tuple(need for need in role.needs if server_of(need) is None)
+    foreign_needs = tuple(need for need in role.needs if server_of(need))
+    expanded = role.model_copy(update={"tools": tuple(dict.fromkeys(names)), "needs": own_needs})
+    return McpScope(expanded, granted, absent, servers, frozenset(unreachable)), foreign_needs
+
+
+@dataclass(frozen=True)
+class McpScope:
+    """The MCP tools that a role gets.
+
+    Attributes:
+        role: The role, with each pattern replaced by the names of its tools.
+        absent: By pattern or name, why it brings no tools.
+        unreachable: The servers of which nothing can be used now.
+    """
+
+    role: Role
+    granted: Mapping[str, OfferedTool] = field(default_factory=dict[str, OfferedTool])
+    absent: Mapping[str, str] = field(default_factory=dict[str, str])
+    servers: Mapping[str, ServerEntry] = field(default_factory=dict[str, ServerEntry])
+    unreachable: frozenset[str] = frozenset()
+
+    def tools(self) -> Mapping[str, Tool]:
+        """Return the granted tools, to be described and not called."""
+        no_servers = RunMcpServers()
+        tools: dict[str, Tool] = {}
+        for name, offered in self.granted.items():
+            entry = self.servers[server_of(name) or ""]
+            tools[name] = McpTool(
+                entry.name, offered, no_servers, network=entry.reaches_out, program=entry.command is not None
+            )
+        return tools
+
+    def expanded(self, words: Sequence[str]) -> list[str]:
+        """Return these names, with each pattern replaced by the names that it matches."""
+        names: list[str] = []
+        for word in words:
+            names += self._matching(word)
+        return list(dict.fromkeys(names))
+
+    def _matching(self, word: str) -> list[str]:
+        if server_of(word) is None:
+            return [word]
+        granted = [name for name, tool in self.granted.items() if covers(word, name, tool.tool)]
+        if granted:
+            return granted
+        absent: list[str] = []
+        for name in self.absent:
+            if name == word or covers(name, word, "") or covers(word, name, ""):
+                absent.append(name)
+        return absent or [word]
+
+    def check_servers(self, wanted: Sequence[str]) -> None:
+        """Raise ToolMissing where none of the servers of the wanted tools can be used now."""
+        words = [name for name in wanted if server_of(name) is not None]
+        if not words or any(server_of(name) not in self.unreachable for name in words):
+            return
+        why = "; ".join(dict.fromkeys(self.absent[name] for name in words))
+        raise ToolMissing(
+            f"{self.role.name} works with MCP servers, and none of them can be used now: {why}. Try again in half a"
+            " minute, since a server may be slow the first time; `ava doctor` shows each",
+            words[0],
+        )
+
+    def check_need(self, need: str, tools: Sequence[str]) -> None:
+        """Raise ToolMissing where an MCP tool that is needed is not there, Refused where the call blocked it."""
+        if any(name in tools and covers(need, name, tool.tool) for name, tool in self.granted.items()):
+            return
+        why = self.absent.get(need)
+        if why is None:
+            raise excluded(self.role, need)
+        raise ToolMissing(f"{self.role.name} needs {need}, and {why}; see `ava doctor`, or use another role", need)
+
+    def uses(self, tools: Sequence[str]) -> dict[str, ForeignUse]:
+        """Return what is approved of each server: its address or program, its rights, and its tools' definitions."""
+        uses: dict[str, ForeignUse] = {}
+        for name, tool in self.granted.items():
+            if name not in tools:
+                continue
+            entry = self.servers[server_of(name) or ""]
+            if entry.name not in uses:
+                uses[entry.name] = ForeignUse(
+                    digest=entry.digest,
+                    where=entry.where,
+                    network=entry.network,
+                    remote=entry.url is not None,
+                    read_write=tuple(map(str, entry.read_write)),
+                )
+            uses[entry.name].tools[name] = ForeignDefinition(
+                tool=tool.tool, description=tool.description, parameters=dict(tool.parameters), changes=tool.changes
+            )
+        return uses
+
+    def notes(self, tools: Sequence[str]) -> tuple[str, ...]:
+        return tuple(f"{name} is not there: {why}" for name, why in self.absent.items() if name in tools)
+
+
+def excluded(role: Role, need: str) -> Refused:
+    return Refused(f"{role.name} needs {need}, which the call excludes; keep it in tools and out of blocked_tools")
+
+
+def _offered(
+    word: str, role: Role, entry: ServerEntry | None, listing: ToolListing | None
+) -> tuple[list[OfferedTool], str]:
+    """Return the tools of a role's pattern or name, or why there are none."""
+    server = server_of(word)
+    if entry is None or listing is None:
+        return [], f"no MCP server {server} is configured here ([mcp_servers.{server}] in config.toml)"
+    if listing.fault:
+        return [], f"the MCP server {server} {listing.fault}"
+
+    def matches(tool: OfferedTool) -> bool:
+        denied = any(covers(each, tool.name, tool.tool) for each in role.denied)
+        return covers(word, tool.name, tool.tool) and not denied
+
+    matching = list(filter(matches, listing.tools))
+    if is_wildcard(word):
+        reading = [tool for tool in matching if not tool.fault and not tool.changes]
+        if reading:
+            return reading, ""
+        return [], (
+            f"no such tool of the MCP server {server} says that it only reads;"
+            " a role has to name a tool that can change things in full"
+        )
+    if not matching:
+        return [], f"the MCP server {server} has no such tool"
+    if matching[0].fault:
+        return [], matching[0].fault
+    return matching[:1], ""
