@@ -232,38 +232,54 @@ def _lines_match(
 ) -> bool:
     """Tell whether lines are those of an approval. Quotes, dashes and dots may differ.
 
-    They may not if the line of another proposal, which waits or expired since yesterday, differs only in these: then
-    nobody knows which one the person saw.
+    They may not differ if the line of another proposal, which waits or expired since yesterday, differs only in these:
+    then it is not known which one the person saw.
     """
     if given == lines:
         return True
     folded = tuple(map(normalize_typography, lines))
     if tuple(map(normalize_typography, given)) != folded:
         return False
-    user, asked = checked.members[0].run.user_id, {member.run.id for member in checked.members}
-    shown = view.runs(user=user, states=(WAITING,), expired_before_us=now_us - DAY_US, limit=-1)
-    others = [run for run in shown if run.id not in asked]
-    try:
-        found = [(config_of(run.config), texts_of(view, run)) for run in others]
-    except ValueError:  # a newer Ava wrote one of them
+    if len(set(folded)) < len(set(lines)):
         return False
-    known = {*lines, *(approval_line(config, texts) for config, texts in found if texts is not None)}
-    return all(line in lines or normalize_typography(line) not in folded for line in known) and (
-        len(set(folded)) == len(set(lines))
-    )
+    others = _lines_of_others(view, checked, now_us)
+    if others is None:
+        return False
+    return all(line in lines or normalize_typography(line) not in folded for line in others)
+
+
+def _lines_of_others(view: View, checked: CheckedApproval, now_us: int) -> list[str] | None:
+    """Return the lines of the user's other proposals that wait, or expired since yesterday.
+
+    None where a newer Ava wrote one of them.
+    """
+    user = checked.members[0].run.user_id
+    own_ids = {member.run.id for member in checked.members}
+    lines: list[str] = []
+    for run in view.runs(user=user, states=(WAITING,), expired_before_us=now_us - DAY_US, limit=-1):
+        if run.id in own_ids:
+            continue
+        try:
+            config, texts = config_of(run.config), texts_of(view, run)
+        except ValueError:
+            return None
+        if texts is not None:
+            lines.append(approval_line(config, texts))
+    return lines
 
 
 def _lowered(checked: CheckedApproval, limits: PlanLimits) -> CheckedApproval | None:
-    cap, clock = limits.max_micros, limits.timeout_s
-    if cap is not None and (checked.plan_cap is None or cap > checked.plan_cap):
-        return None
-    if clock is not None and (checked.plan_timeout_s is None or clock > checked.plan_timeout_s):
-        return None
-    return replace(
-        checked,
-        plan_cap=checked.plan_cap if cap is None else cap,
-        plan_timeout_s=checked.plan_timeout_s if clock is None else clock,
-    )
+    """Return an approval with lower limits over all; None where one of them would be raised."""
+    cap, timeout_s = checked.plan_cap, checked.plan_timeout_s
+    if limits.max_micros is not None:
+        if cap is None or limits.max_micros > cap:
+            return None
+        cap = limits.max_micros
+    if limits.timeout_s is not None:
+        if timeout_s is None or limits.timeout_s > timeout_s:
+            return None
+        timeout_s = limits.timeout_s
+    return replace(checked, plan_cap=cap, plan_timeout_s=timeout_s)
 
 
 def approval_lines(checked: CheckedApproval) -> tuple[str, ...]:
@@ -282,17 +298,20 @@ def check_proposal(view: View, pending_id: str, user: str, now_us: int) -> Propo
         why = f"no proposal {pending_id} of yours is known; call check_subagent without an id for what waits"
         return ProposalDecision(pending_id, None, "refused", why)
     if row.state != WAITING:
-        approved, became = row.state == "approved", closed_proposal(view, run)
-        to_do = "call check_subagent with that id" if approved else "to run it, propose it again with spawn_subagent"
-        before = run_now(run) if approved else ""
-        return ProposalDecision(pending_id, run.id, "refused", f"{became}: {to_do}", before=before)
+        became = closed_proposal(view, run)
+        if row.state == "approved":
+            why = f"{became}: call check_subagent with that id"
+            return ProposalDecision(pending_id, run.id, "refused", why, before=run_now(run))
+        why = f"{became}: to run it, propose it again with spawn_subagent"
+        return ProposalDecision(pending_id, run.id, "refused", why)
     if row.expires_us <= now_us:
         why = "it expired before it was approved; a fresh proposal was made, show it to the person and confirm that one"
         return ProposalDecision(pending_id, run.id, "refused", why, expired=True)
-    if (texts := texts_of(view, run)) is not None:
-        return ProposalChange(row, run, config_of(run.config), texts)
-    why = "its texts were erased; make a new proposal with spawn_subagent"
-    return ProposalDecision(pending_id, run.id, "refused", why)
+    texts = texts_of(view, run)
+    if texts is None:
+        why = "its texts were erased; make a new proposal with spawn_subagent"
+        return ProposalDecision(pending_id, run.id, "refused", why)
+    return ProposalChange(row, run, config_of(run.config), texts)
 
 
 def _refuse_all(view: View, found: list[ProposalChange | ProposalDecision], who: Who) -> Outcome[ConfirmOutcome]:
@@ -480,7 +499,8 @@ def _approve_all(
         events += _approval_events(member, who, channel, asked, checked, step)
     decisions = tuple(ProposalDecision(member.row.pending_id, member.run.id, "approved") for member in checked.members)
     lowered = lowered_by_call(checked) if asked.lowered is None else asked.lowered
-    return Outcome(ConfirmOutcome(decisions, None if plan is None else plan.plan_id, lowered=lowered), tuple(events))
+    plan_id = None if plan is None else plan.plan_id
+    return Outcome(ConfirmOutcome(decisions, plan_id, lowered=lowered), tuple(events))
 
 
 def lowered_words(by: str, cap: RunCap, before: float, after: float, *, of: str = "") -> str:
@@ -496,7 +516,8 @@ def lowered_by_call(checked: CheckedApproval) -> tuple[str, ...]:
         of = f" of {member.row.pending_id}" if len(checked.members) > 1 else ""
         before, after = member.config, member.changed
         for cap in CAPS:
-            if cap.of(after) < cap.of(before) and not (cap is COST and before.free):
+            costs_nothing = cap is COST and before.free
+            if cap.of(after) < cap.of(before) and not costs_nothing:
                 sentences.append(lowered_words("`changes`", cap, cap.of(before), cap.of(after), of=of))
         kept = {step.id for step in after.steps}
         dropped = [step.id for step in before.steps if step.id not in kept]

@@ -53,11 +53,14 @@ class KnownWork:
 
 
 def earlier_of(step: PlannedStep, by_id: dict[str, PlannedStep]) -> tuple[EarlierRun, ...]:
-    """Return a placeholder for each step whose results a step gets: which runs these are is known when it starts."""
-    sources = {source.step for source in step.inputs if source.step != ITEM}
-    if step.foreach is not None and any(source.step == ITEM for source in step.inputs):
-        sources.add(step.foreach.step)
-    return tuple(EarlierRun(id=name, role=by_id[name].args.role, ending="success") for name in sorted(sources))
+    """Return a placeholder for each step whose results a step gets: its runs are known only when they start."""
+    names: set[str] = set()
+    for source in step.inputs:
+        if source.step != ITEM:
+            names.add(source.step)
+        elif step.foreach is not None:
+            names.add(step.foreach.step)
+    return tuple(EarlierRun(id=name, role=by_id[name].args.role, ending="success") for name in sorted(names))
 
 
 def resolve_plan(
@@ -77,30 +80,14 @@ def resolve_plan(
     Raises:
         BadInput: A cap buys no useful work.
     """
-    nothing = KnownWork()
-    together = sum(
-        one.config.max_cost_micros * _new_runs(one, known.get(one.step.id, nothing))
-        for one in resolved
-        if not one.config.free
-    )
-    most_micros: float = together
-    if args.max_cost_cents is not None:
-        most_micros = min(COST.stored(args.max_cost_cents), together)
-    for one in resolved:
-        least = one.config.least_micros
-        if _new_runs(one, known.get(one.step.id, nothing)) and not one.config.free and most_micros < least:
-            raise BadInput(
-                f"max_cost_cents: {format_usd(int(most_micros), exact=True)} buys no useful work for step {one.step.id}"
-                f" with {one.config.model}; give {format_usd(least)} or more"
-            )
-    steps = tuple(
-        _step_config(one, int(most_micros), args.timeout, known.get(one.step.id, nothing)) for one in resolved
-    )
+    works = [known.get(one.step.id, KnownWork()) for one in resolved]
+    most_micros = _cost_cap(args, resolved, works)
+    steps = tuple(_step_config(one, most_micros, args.timeout, work) for one, work in zip(resolved, works, strict=True))
     chain_s = longest_path_s(steps, {step.id: step.config.timeout_s for step in steps})
     timeout_s = args.timeout or min(math.ceil(chain_s / HOUR_S) * HOUR_S, LONGEST_S)
     config = plan_config(
         steps,
-        max_cost_micros=int(most_micros),
+        max_cost_micros=most_micros,
         timeout_s=timeout_s,
         reach=plan_reach([(one.config, one.specs) for one in resolved]),
         background=background,
@@ -115,6 +102,25 @@ def resolve_plan(
         steps=tuple(by_id[step.id] for step in steps),
     )
     return config, texts
+
+
+def _cost_cap(args: PlanArgs, resolved: Sequence[ResolvedStep], works: Sequence[KnownWork]) -> int:
+    """Return the cost cap of a plan, in micro-USD. Raises BadInput: it buys no useful work for one of its steps."""
+    paid: list[tuple[ResolvedStep, int]] = []
+    for one, work in zip(resolved, works, strict=True):
+        if not one.config.free:
+            paid.append((one, _new_runs(one, work)))
+    most_micros: float = sum(one.config.max_cost_micros * runs for one, runs in paid)
+    if args.max_cost_cents is not None:
+        most_micros = min(COST.stored(args.max_cost_cents), most_micros)
+    for one, runs in paid:
+        least = one.config.least_micros
+        if runs and most_micros < least:
+            raise BadInput(
+                f"max_cost_cents: {format_usd(int(most_micros), exact=True)} buys no useful work for step {one.step.id}"
+                f" with {one.config.model}; give {format_usd(least)} or more"
+            )
+    return int(most_micros)
 
 
 def plan_config(
@@ -184,9 +190,8 @@ def _new_runs(one: ResolvedStep, known: KnownWork) -> int:
 
 def _minutes_of(steps: Sequence[StepConfig]) -> tuple[int, int]:
     """Return how many minutes a plan is likely to take at least and at most, by its roles."""
-    low, high = (
-        longest_path_s(steps, {step.id: step.config.estimated_minutes[end] for step in steps}) for end in (0, 1)
-    )
+    low = longest_path_s(steps, {step.id: step.config.estimated_minutes[0] for step in steps})
+    high = longest_path_s(steps, {step.id: step.config.estimated_minutes[1] for step in steps})
     return round(low), round(high)
 
 

@@ -124,9 +124,10 @@ def propose(
         if first is not None:
             row, run = first
             return Outcome(Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
-        unspent = day_unspent(view, who.user_id, limits, now_us)
-        if not config.free and (why := day_refusal(unspent, config.least_micros)):
-            return Outcome(why)
+        if not config.free:
+            why = day_refusal(day_unspent(view, who.user_id, limits, now_us), config.least_micros)
+            if why:
+                return Outcome(why)
         superseded, ends = _superseded(view, who, config.task_id)
         waiting = view.runs(user=who.user_id, states=(WAITING,), expired_before_us=now_us, limit=MOST_WAITING)
         if superseded is None and len(waiting) >= MOST_WAITING:
@@ -134,17 +135,22 @@ def propose(
                 f"{MOST_WAITING} proposals of {who.user_id} are waiting, which is the most. Confirm or reject some with"
                 " confirm_spawn, or wait until they expire"
             )
-        found = free_ids(view, candidates)
-        if found is None:
+        ids = free_ids(view, candidates)
+        if ids is None:
             return Outcome(NO_FREE_ID)
-        pending_id, run_id = found
-        made = Proposal(pending_id, run_id, WAITING, config, line, message, now_us + limits.ttl_us)
-        proposed = SpawnProposed(
-            pending_id=pending_id, subagent_id=run_id, digest=sha, expires_us=made.expires_us,
-            config=config.model_dump(mode="json", exclude_none=True), retry_of=retry_of, supersedes=superseded,
+        pending_id, run_id = ids
+        proposal = Proposal(pending_id, run_id, WAITING, config, line, message, now_us + limits.ttl_us)
+        fact = SpawnProposed(
+            pending_id=pending_id,
+            subagent_id=run_id,
+            digest=sha,
+            expires_us=proposal.expires_us,
+            config=config.model_dump(mode="json", exclude_none=True),
+            retry_of=retry_of,
+            supersedes=superseded,
             policy=policy,
-        )  # fmt: skip
-        return Outcome(made, (*ends, *_proposal_events(made, proposed, texts, who)))
+        )
+        return Outcome(proposal, (*ends, *_proposal_events(proposal, fact, texts, who)))
 
     return command
 
@@ -164,15 +170,21 @@ def _first_proposal(
     view: View, user: str, task_id: str | None, sha: str, now_us: int
 ) -> tuple[ProposalRow, RunRow] | None:
     """Return the proposal with the same `task_id` and digest whose run has not ended, unless it has expired."""
-    for run in view.with_task_id(user, task_id) if task_id is not None else ():
+    if task_id is None:
+        return None
+    for run in view.with_task_id(user, task_id):
         row = view.proposal(run.pending_id)
-        if row is not None and row.digest == sha and not (run.state == WAITING and row.expires_us <= now_us):
+        if row is None or row.digest != sha:
+            continue
+        has_expired = run.state == WAITING and row.expires_us <= now_us
+        if not has_expired:
             return row, run
     return None
 
 
-def _proposal_events(made: Proposal, proposed: SpawnProposed, texts: Texts, who: Who) -> tuple[Event, ...]:
-    agent = Who(who.session_id, made.subagent_id, who.user_id, parent_agent_id=AGENT)
+def _proposal_events(proposal: Proposal, fact: SpawnProposed, texts: Texts, who: Who) -> tuple[Event, ...]:
+    run_id = proposal.subagent_id
+    agent = Who(who.session_id, run_id, who.user_id, parent_agent_id=AGENT)
     task = UserMessage(
         text=texts.task,
         kind="task",
@@ -182,19 +194,21 @@ def _proposal_events(made: Proposal, proposed: SpawnProposed, texts: Texts, who:
         steps=tuple(step.stored() for step in texts.steps) or None,
         project=project_of(texts),
     )
-    shown = AssistantMessage(text=f"{made.message}\n{made.line}")
+    shown = AssistantMessage(text=f"{proposal.message}\n{proposal.line}")
     return (
-        Event(who, proposed, run_id=made.subagent_id, model=made.config.model),
-        Event(agent, task, run_id=made.subagent_id),
-        Event(who, shown, run_id=made.subagent_id),
+        Event(who, fact, run_id=run_id, model=proposal.config.model),
+        Event(agent, task, run_id=run_id),
+        Event(who, shown, run_id=run_id),
     )
 
 
 def _superseded(view: View, who: Who, task_id: str | None) -> tuple[str | None, tuple[Event, ...]]:
     """Return the waiting proposal that a new one with the same `task_id` replaces, and the events that close it."""
+    if task_id is None:
+        return None, ()
     superseded: str | None = None
     ends: list[Event] = []
-    for run in view.with_task_id(who.user_id, task_id) if task_id is not None else ():
+    for run in view.with_task_id(who.user_id, task_id):
         row = view.proposal(run.pending_id)
         if row is not None and row.state == WAITING:
             superseded = row.pending_id
@@ -247,7 +261,9 @@ def day_refusal(day: DayLeft, least_micros: int = 1) -> str | None:
 
 def program_of(began: SessionStart | None) -> str:
     """Return the program that a session belongs to, with its version; empty where the log does not have it."""
-    return "" if began is None else " ".join(filter(None, (began.client, began.client_version)))
+    if began is None:
+        return ""
+    return " ".join(filter(None, (began.client, began.client_version)))
 
 
 def texts_of(view: View, run: RunRow) -> Texts | None:
@@ -365,7 +381,7 @@ class Pending(BaseModel):
         digest: The hash of everything that is approved.
         max_cost_micros: Its cap, in micro-USD.
         expires_us: When it expires, in microseconds since 1970.
-        summary: It in short; None from a server of an older version.
+        summary: The proposal in short; None from a server of an older version.
         day: What is left of the day; None from a server of an older version.
         rows: The text, a sentence a row; empty from a server of an older version.
         created_us: When it was proposed; 0 from a server of an older version.
@@ -407,11 +423,15 @@ class Pending(BaseModel):
 
 
 def proposal_in(view: View, pending_id: str, user: str, limits: SpawnLimits, now_us: int) -> Proposal | None:
-    """Return a user's proposal as the log has it, whatever became of it; None if there is none or it was erased."""
+    """Return a user's proposal as the log has it, decided or not; None if there is none, or it was erased."""
     row = view.proposal(pending_id)
-    run = view.run(row.run_id) if row is not None and row.user_id == user else None
-    texts = texts_of(view, run) if run is not None else None
-    if row is None or run is None or texts is None:
+    if row is None or row.user_id != user:
+        return None
+    run = view.run(row.run_id)
+    if run is None:
+        return None
+    texts = texts_of(view, run)
+    if texts is None:
         return None
     config = config_of(run.config)
     client = program_of(view.session_start(run.session_id))
@@ -462,11 +482,17 @@ def waiting_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) 
 
 
 def _summary(config: RunConfig, texts: Texts, rows: Sequence[SummaryRow]) -> ProposalSummary:
+    role = config.role
+    if config.lacks:
+        role = f"{role} without {' and '.join(config.lacks)}"
     cost = "free" if config.free else format_usd(config.max_cost_micros, exact=True)
+    likely = likely_cost(config)
+    if likely:
+        cost = f"{cost} (likely {likely})"
     return ProposalSummary(
-        role=f"{config.role} without {' and '.join(config.lacks)}" if config.lacks else config.role,
+        role=role,
         model=config.model,
-        limits=f"{cost}{f' (likely {likely})' if (likely := likely_cost(config)) else ''}, {minutes(config.timeout_s)}",
+        limits=f"{cost}, {minutes(config.timeout_s)}",
         task=quoted(texts.task, TASK_CHARS),
         reach=config.reach,
         powers=_powers(config),
@@ -480,8 +506,9 @@ def _powers(config: RunConfig) -> tuple[str, ...]:
     """Return what a run can do, or any run of a plan."""
     from ava_roles.tools.registry import specs_of  # takes 40 ms, and commands that only look need none of it
 
-    configs = [step.config for step in config.steps] or [config]
-    held = {power for each in configs for power in powers(each, specs_of(each.tools, {}))}
+    held: set[str] = set()
+    for each in [step.config for step in config.steps] or [config]:
+        held.update(powers(each, specs_of(each.tools, {})))
     return tuple(power for power in POWERS if power in held)
 
 
@@ -493,25 +520,30 @@ def pending_proposals(view: View, user: str, limits: SpawnLimits, now_us: int) -
 
 
 def made_under(view: View, ids: Sequence[str]) -> list[Policy]:
-    """Return the policies in force where these proposals or runs were proposed; older logs do not have them.
-
-    One that this version does not know counts as the strictest.
-    """
-    found: list[Policy] = []
-    for given in ids:
-        proposal = view.proposal(given)
-        run_id = given if proposal is None else proposal.run_id
+    """Return the policies that were in force when these proposals or runs were proposed; older logs lack them."""
+    policies: list[Policy] = []
+    for each in ids:
+        proposal = view.proposal(each)
+        run_id = each if proposal is None else proposal.run_id
         for entry in view.entries(run_id, 0, ("SpawnProposed",)):
             if isinstance(entry.fact, SpawnProposed) and entry.fact.policy is not None:
-                known: list[Policy] = [policy for policy in user_limits.STRICTEST_FIRST if policy == entry.fact.policy]
-                found.append(known[0] if known else "human")
-    return found
+                policies.append(_known_policy(entry.fact.policy))
+    return policies
+
+
+def _known_policy(name: str) -> Policy:
+    """Return a policy by its name; one that this version does not know counts as the strictest."""
+    for policy in user_limits.STRICTEST_FIRST:
+        if policy == name:
+            return policy
+    return "human"
 
 
 def changed_since(view: View, user: str, shown: Mapping[str, str]) -> str | None:
-    """Return why a decision would be about something else than what was shown, as digests by proposal, or None.
+    """Return why a decision would be about something else than what was shown, or None.
 
-    An id that is unknown, or another user's, is left to the decision itself.
+    `shown`: the digests that were shown, by proposal. An id that is unknown, or another user's, is left to the decision
+    itself.
     """
     for pending_id, digest_then in shown.items():
         row = view.proposal(pending_id)
@@ -522,8 +554,11 @@ def changed_since(view: View, user: str, shown: Mapping[str, str]) -> str | None
 
 def together_line(waiting: Sequence[Pending], cap_micros: int | None, timeout_s: float | None) -> str:
     """Return the line of several that an approval repeats; without a cap, the sum of the members' caps counts."""
-    cap = sum(one.max_cost_micros for one in waiting) if cap_micros is None else cap_micros
-    return several_line(len(waiting), None if all(one.free for one in waiting) else cap, timeout_s)
+    if all(one.free for one in waiting):
+        return several_line(len(waiting), None, timeout_s)
+    if cap_micros is None:
+        cap_micros = sum(one.max_cost_micros for one in waiting)
+    return several_line(len(waiting), cap_micros, timeout_s)
 
 
 def agreement(
@@ -543,7 +578,10 @@ def agreement(
 def together_note(waiting: Sequence[Pending], cap_micros: int | None) -> str:
     """Return what proposals are likely to cost together, and which shared cap holds; see `several_note`."""
     paid = [one for one in waiting if not one.free]
-    if not paid or (day := paid[0].day) is None:
+    if not paid:
+        return ""
+    day = paid[0].day
+    if day is None:
         return ""
     together = sum(one.max_cost_micros for one in paid)
     cap = together if cap_micros is None else cap_micros

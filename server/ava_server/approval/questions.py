@@ -66,13 +66,17 @@ class LimitField:
 
     def words(self, value: float) -> str:
         """Return a value of this limit for people: dollars, or a number of minutes."""
-        return format_usd(round(value * MICROS_PER_USD), exact=True) if self.cap is COST else f"{value:.10g}"
+        if self.cap is COST:
+            return format_usd(round(value * MICROS_PER_USD), exact=True)
+        return f"{value:.10g}"
 
     def stored(self, value: float) -> Any:
         """Return a value of the form as the configuration has it; dollars are rounded down to cents."""
         if self.cap is COST:
             return entered_micros(value)
-        return value * 60 if self.cap is TIME else math.floor(round(value, 3))
+        if self.cap is TIME:
+            return value * 60
+        return math.floor(round(value, 3))
 
     def schema(self) -> dict[str, Any]:
         return {
@@ -94,7 +98,10 @@ class TextField:
     options: tuple[str, ...] = ()
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "string", "title": self.title, **({"enum": list(self.options)} if self.options else {})}
+        schema: dict[str, Any] = {"type": "string", "title": self.title}
+        if self.options:
+            schema["enum"] = list(self.options)
+        return schema
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,8 @@ class Question:
 
     @property
     def message(self) -> str:
-        return (f"{self.wrong} \n \n" if self.wrong else "") + self.text + self.invitation
+        question = self.text + self.invitation
+        return f"{self.wrong} \n \n{question}" if self.wrong else question
 
     def as_yes_or_no(self) -> Question:
         """Return the question for a client that shows no form, only a choice.
@@ -128,8 +136,11 @@ class Question:
         return replace(self, fields=(choice,), invitation=self.without_form)
 
     def schema(self) -> dict[str, Any]:
-        schema: dict[str, Any] = {"type": "object", "properties": {each.name: each.schema() for each in self.fields}}
-        return {**schema, "required": [CHOICE]} if CHOICE in schema["properties"] else schema
+        properties = {each.name: each.schema() for each in self.fields}
+        schema: dict[str, Any] = {"type": "object", "properties": properties}
+        if CHOICE in properties:
+            schema["required"] = [CHOICE]
+        return schema
 
     def sha(self) -> str:
         """Return the hash of what is asked: an answer counts for this question only, also where it is asked again."""
@@ -176,9 +187,9 @@ class AnsweredLater(Exception):
 
     @property
     def state(self) -> str:
-        """What the client keeps until then: the question's hash, with a + for each time, its time, and the proposal."""
-        asked = f"{self.question.sha()}{'+' * self.again}@{now_us()}"
-        return asked if self.proposal is None else f"{asked} {self.proposal}"
+        """What the client keeps until then: the question's hash, a + for each repetition, its time, the proposal."""
+        question = f"{self.question.sha()}{'+' * self.again}@{now_us()}"
+        return question if self.proposal is None else f"{question} {self.proposal}"
 
 
 class Person(Protocol):
@@ -253,12 +264,15 @@ def question(checked: CheckedApproval) -> Question:
     fields = _fields(checked)
     parts.append("\n".join(_line(number, member, checked) for number, member in enumerate(checked.members, 1)))
     parts.append("Start it?" if len(checked.members) == 1 else "Start them?")
-    text, whose = " \n".join("\n\n".join(parts).split("\n")), "its" if checked.plan_cap is None else "their"
+    text = " \n".join("\n\n".join(parts).split("\n"))
+    if not fields:
+        return Question(text, fields)
+    whose = "its" if checked.plan_cap is None else "their"
     return Question(
         text,
         fields,
-        f" You may lower {whose} limits below." if fields else "",
-        " To lower limits, decline and tell your assistant which." if fields else "",
+        invitation=f" You may lower {whose} limits below.",
+        without_form=" To lower limits, decline and tell your assistant which.",
     )
 
 
@@ -269,7 +283,9 @@ def _proposal_part(member: ProposalChange, day: DayLeft) -> str:
 
 
 def _tools_of(config: RunConfig) -> set[str]:
-    return {name for step in config.steps for name in step.config.tools} if config.steps else set(config.tools)
+    if not config.steps:
+        return set(config.tools)
+    return {name for step in config.steps for name in step.config.tools}
 
 
 def _line(number: int, member: ProposalChange, checked: CheckedApproval) -> str:
@@ -284,47 +300,53 @@ def _several_part(checked: CheckedApproval, cap_micros: int) -> str:
     lines = [f"Ava wants to start {several_line(len(checked.members), cap, checked.plan_timeout_s)}:"]
     lines += task_starts([member.texts.task for member in checked.members])
     paid = [member.changed for member in checked.members if not member.config.free]
-    together, likely = sum(one.max_cost_micros for one in paid), [one.likely_micros for one in paid]
-    if note := several_note(together, cap_micros, checked.day, likely):
+    together = sum(config.max_cost_micros for config in paid)
+    note = several_note(together, cap_micros, checked.day, [config.likely_micros for config in paid])
+    if note:
         lines.append(note)
     return "\n".join(lines)
 
 
-def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Approval:
+def apply_reply(checked: CheckedApproval, approval: Approval, reply: Reply) -> Approval:
     """Return the approval with the limits of the form, dollars rounded down. Raises BadInput: one is not offered."""
-    found: dict[RunCap, Any] = {}
-    lowered = list(lowered_by_call(checked))
-    several = checked.plan_cap is not None
+    limits: dict[RunCap, Any] = {}
+    sentences = list(lowered_by_call(checked))
+    is_plan = checked.plan_cap is not None
+    of = " of the plan" if is_plan else ""
     for limit in _fields(checked):
-        given = number_in(limit, reply, "nothing was started")
-        if given is None:
+        entered = number_in(limit, reply, "nothing was started")
+        if entered is None:
             continue
-        if not limit.least <= given <= limit.most:
+        if not limit.least <= entered <= limit.most:
             raise BadInput(
-                f"{limit.name}: the form returned {given:g}, which is not between {limit.words(limit.least)} and"
+                f"{limit.name}: the form returned {entered:g}, which is not between {limit.words(limit.least)} and"
                 f" {limit.words(limit.most)}; nothing was started"
             )
-        if given < limit.most:
-            value = found[limit.cap] = limit.stored(float(given))
-            lowered.append(lowered_words("The person", limit.cap, limit.now, value, of=" of the plan" * several))
-    if not found:
-        return asked
-    asked = replace(asked, lowered=tuple(lowered))
-    if several:
-        return replace(asked, plan_lowered=PlanLimits(found.get(COST), found.get(TIME)))
+        if entered < limit.most:
+            value = limit.stored(float(entered))
+            limits[limit.cap] = value
+            sentences.append(lowered_words("The person", limit.cap, limit.now, value, of=of))
+    if not limits:
+        return approval
+    approval = replace(approval, lowered=tuple(sentences))
+    if is_plan:
+        return replace(approval, plan_lowered=PlanLimits(limits.get(COST), limits.get(TIME)))
     pending_id = checked.members[0].row.pending_id
-    changes = {**asked.changes.get(pending_id, {}), **{cap.field: value for cap, value in found.items()}}
-    return replace(asked, changes={**asked.changes, pending_id: changes})
+    changes = dict(approval.changes.get(pending_id, {}))
+    for cap, value in limits.items():
+        changes[cap.field] = value
+    return replace(approval, changes={**approval.changes, pending_id: changes})
 
 
 def number_in(limit: LimitField, reply: Reply, outcome: str) -> float | None:
     """Return the number in a field of the form; None where it is empty. Raises BadInput, ending with `outcome`."""
-    given = reply.content.get(limit.name)
-    if given is None:
+    entered = reply.content.get(limit.name)
+    if entered is None:
         return None
-    if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) <= _LARGEST:
+    is_number = isinstance(entered, int | float) and not isinstance(entered, bool)
+    if not is_number or not abs(entered) <= _LARGEST:
         raise BadInput(f"{limit.name}: the form did not return a number; {outcome}")
-    return given
+    return entered
 
 
 def _fields(checked: CheckedApproval) -> tuple[LimitField, ...]:

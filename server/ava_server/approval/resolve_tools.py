@@ -209,14 +209,19 @@ class ToolResolution:
         is_agent = self._agent is not None
         reads = files_open and (is_agent or self.have(names, "files", "commands"))
         commands = is_agent or coding is not None or self.have(names, "commands")
-        has_programs = commands or self.have(names, "program")
+        git_folder = ""
+        if commands and reads:
+            git_folder = self._git_folder()
+        sandbox = None
+        if commands or self.have(names, "program"):
+            sandbox = self._context.sandbox()
         return RunReach(
             workspace=str(self._workspace.path) if reads else None,
-            git_folder=self._git_folder() if commands and reads else "",
+            git_folder=git_folder,
             earlier=len(self._earlier),
-            confinement=confinement_of(self._context.sandbox() if has_programs else None),
+            confinement=confinement_of(sandbox),
             network=self._role.network and commands,
-            namespace=coding.namespace if coding is not None else (),
+            namespace=() if coding is None else coding.namespace,
             hosts=self._role.hosts or self._context.settings.fetch.hosts,
         )
 

@@ -90,14 +90,21 @@ class CarriedData:
         """Return what of it stands in a text."""
         text = _folded(text)
         found: set[Any] = {piece for piece in self._pieces if piece in text}
-        words = _WORD.findall(text) if self._rows or self._close else []
-        joined = "".join(words) if self._close else ""
+        for word in _data_words(text):
+            for window in self._windows_of(word):
+                found.add((window,))
+        if self._rows or self._close:
+            words = _WORD.findall(text)
+            found |= self._rows.intersection(_rows(words))
+            found |= self._close_in("".join(words), text)
+        return found
+
+    def _close_in(self, joined: str, text: str) -> set[str]:
+        """Return the digits and glued words that stand in the joined words of a text."""
+        found: set[str] = set()
         for piece in self._close:
             if piece in joined and (piece not in text or _is_data(piece)):
                 found.add(piece)
-        for word in _data_words(text):
-            found.update((window,) for window in self._windows_of(word))
-        found |= self._rows.intersection(_rows(words))
         return found
 
     def _windows_of(self, word: str) -> Iterator[str]:

@@ -113,9 +113,19 @@ def build_changes(
     if ready is None and kept.fault == ELSEWHERE:  # there never was a worktree
         kept = KeptChanges()
     branch = kept.branch
-    name, base, head = (branch.name, branch.base, branch.head) if branch is not None else (None, coding.base, None)
-    files = branch.changed if branch is not None else ()
-    tests = {kind: [each.path for each in files if each.test and each.kind == kind] for kind in KINDS}
+    name = head = to_merge = None
+    base = coding.base
+    files: Sequence[ChangedFile] = ()
+    notes = list(coding.notes)
+    if branch is not None:
+        name, base, head, files = branch.name, branch.base, branch.head, branch.changed
+        notes = [*branch.notes, *coding.notes]
+    if name:
+        to_merge = f"git -C {shlex.quote(coding.repository)} merge {shlex.quote(name)}"
+    tests: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for file in files:
+        if file.test and file.kind in tests:
+            tests[file.kind].append(file.path)
     ours: dict[str, Any] = {
         "repository": coding.repository,
         "branch": name,
@@ -125,21 +135,24 @@ def build_changes(
         **_counts(files, tests),
         "verified": verified,
         "verify": _verification(coding, ready, check),
-        "to_merge": f"git -C {shlex.quote(coding.repository)} merge {shlex.quote(name)}" if name else None,
-        "notes": [*(branch.notes if branch is not None else ()), *coding.notes],
-        **({"pack": kept.pack.model_dump()} if kept.pack is not None else {}),
+        "to_merge": to_merge,
+        "notes": notes,
     }
+    if kept.pack is not None:
+        ours["pack"] = kept.pack.model_dump()
     return ours, _untrusted_part(files, tests, check)
 
 
 def _counts(files: Sequence[ChangedFile], tests: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    return {
+    counts = {
         "files": len(files),
         "added": sum(each.added for each in files),
         "removed": sum(each.removed for each in files),
-        **{f"tests_{kind}": len(paths) for kind, paths in tests.items()},
-        "links": sum(each.link is not None for each in files),
     }
+    for kind, paths in tests.items():
+        counts[f"tests_{kind}"] = len(paths)
+    counts["links"] = sum(each.link is not None for each in files)
+    return counts
 
 
 def _verification(coding: Coding, ready: WorktreeReady | None, check: WorkChecked | None) -> dict[str, Any]:
@@ -154,10 +167,9 @@ def _verification(coding: Coding, ready: WorktreeReady | None, check: WorkChecke
 def _untrusted_part(
     files: Sequence[ChangedFile], tests: Mapping[str, Sequence[str]], check: WorkChecked | None
 ) -> dict[str, Any]:
-    part: dict[str, Any] = {
-        "files": [_file(each) for each in files[:FILES]],
-        **{f"tests_{kind}": paths[:FILES] for kind, paths in tests.items()},
-    }
+    part: dict[str, Any] = {"files": [_file(each) for each in files[:FILES]]}
+    for kind, paths in tests.items():
+        part[f"tests_{kind}"] = paths[:FILES]
     if check is not None and not check.verify.passed:
         part["failing"] = check.verify.output
     return {name: value for name, value in part.items() if value}
@@ -178,11 +190,16 @@ def _file(each: ChangedFile) -> dict[str, Any]:
 def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
     lines = [_branch_line(ours), _verification_line(ours["verify"], verified=ours["verified"])]
     for kind in KINDS:
-        if count := ours[f"tests_{kind}"]:
-            one, many = "test file, or file that decides what is tested, was", "files that decide what is tested, were"
-            look = "" if kind == "added" else ": look at that before you rely on the tests"
-            lines.append(f"{f'1 {one}' if count == 1 else f'{count:,} test files, or {many}'} {kind}{look}.")
-    if links := ours.get("links"):
+        count = ours[f"tests_{kind}"]
+        if not count:
+            continue
+        files = f"{count:,} test files, or files that decide what is tested, were"
+        if count == 1:
+            files = "1 test file, or file that decides what is tested, was"
+        look = "" if kind == "added" else ": look at that before you rely on the tests"
+        lines.append(f"{files} {kind}{look}.")
+    links = ours.get("links")
+    if links:
         which = "1 symbolic link was" if links == 1 else f"{links:,} symbolic links were"
         lines.append(f"{which} added or changed: check the target before you merge.")
     if ours.get("not_fetched"):
@@ -191,7 +208,8 @@ def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
         lines.append(f"The branch was made on another machine: `ava fetch {run_id}` brings it into the repository.")
     if ours["to_merge"]:
         to_see = ours.get("to_see", f"ava show {run_id} --diff")  # None: the person is on another machine
-        lines.append(f"{f'See it: {to_see}   ' if to_see else ''}Merge it: {ours['to_merge']}")
+        see_it = f"See it: {to_see}   " if to_see else ""
+        lines.append(f"{see_it}Merge it: {ours['to_merge']}")
     lines.extend(f"Note: {note}." for note in ours["notes"])
     return lines
 
@@ -209,14 +227,18 @@ def _branch_line(ours: Mapping[str, Any]) -> str:
 
 
 def _verification_line(verify: Mapping[str, Any], *, verified: bool) -> str:
-    before, after = (
-        "was not run" if (was := verify[when]) is None else describe_command(CommandRun(**was, took_s=was["seconds"]))
-        for when in ("before", "after")
-    )
+    before = _verify_words(verify["before"])
+    after = _verify_words(verify["after"])
     if verified:
         return f"Verified: `{verify['command']}` {after}; before the work it {before}."
     last = f" the last time it ran, it {after}" if verify["after"] else " it was not run on the work"
     return f"NOT VERIFIED by `{verify['command']}`:{last}; before the work it {before}."
+
+
+def _verify_words(run: Mapping[str, Any] | None) -> str:
+    if run is None:
+        return "was not run"
+    return describe_command(CommandRun(**run, took_s=run["seconds"]))
 
 
 def changed_lines(theirs: Mapping[str, Any]) -> list[str]:
@@ -227,8 +249,10 @@ def changed_lines(theirs: Mapping[str, Any]) -> list[str]:
         what = f"is a symbolic link to {each['link']}" if "link" in each else f"+{each['added']} −{each['removed']}"
         lines.append(f"{str(each['kind']).capitalize()}: {each['path']} {what}")
     for kind in KINDS:
-        if paths := theirs.get(f"tests_{kind}"):
+        paths = theirs.get(f"tests_{kind}")
+        if paths:
             lines.append(f"Tests, and what decides on them, {kind}: {', '.join(paths)}")
-    if failing := theirs.get("failing"):
+    failing = theirs.get("failing")
+    if failing:
         lines.append(f"What failed:\n{failing}")
     return lines

@@ -73,10 +73,11 @@ def _plan_waits_for_resume(view: View, plan: RunRow, now_us: int) -> bool:
     steps = loads(plan.config).get("steps", ())
     if all(step.get("run") for step in steps):  # it starts nothing any more
         return False
-    unended = [row for row in view.step_runs(plan.id) if not row.ended]
-    if unended and all(row.state != RUNNING for row in unended):  # they wait: to look after them costs nothing
+    states = {row.state for row in view.step_runs(plan.id) if not row.ended}
+    if states and RUNNING not in states:  # its runs wait: to look after them costs nothing
         return False
-    return max(plan.last_us or 0, plan_busy_us(view, plan)) <= now_us - TAKEOVER_WITHIN_US
+    last_us = max(plan.last_us or 0, plan_busy_us(view, plan))
+    return last_us <= now_us - TAKEOVER_WITHIN_US
 
 
 def _owners_lost(view: View, run: RunRow) -> int:

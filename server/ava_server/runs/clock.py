@@ -21,11 +21,16 @@ from ava_audit.view import loads
 
 
 def seen_after(run: RunRow, seen_us: int | None, now_us: int) -> int | None:
-    """Return when the owner of a run was last seen at work, where it has one and that is after the last entry."""
+    """Return when the owner of a run was last seen at work, in microseconds, if that is after the last entry.
+
+    None where it is not, and for a run without an owner.
+    """
     if seen_us is None or run.claimed_us is None or run.last_us is None:
         return None
     certain_us = min(seen_us, now_us)  # the clock of a file system or a database may be ahead
-    return certain_us if certain_us > run.last_us else None
+    if certain_us <= run.last_us:
+        return None
+    return certain_us
 
 
 def active_us_of(run: RunRow, seen_us: int | None = None) -> int:
@@ -72,7 +77,7 @@ class RunClock:
 
     @contextmanager
     def limit(self, seconds: float, plan_s: float = math.inf) -> Generator[anyio.CancelScope]:
-        """Cancel the body after so many seconds of active time, and after `plan_s` seconds of any time."""
+        """Cancel the body after `seconds` of active time, or after `plan_s` seconds of any time."""
         latest = anyio.current_time() + plan_s
         with anyio.move_on_after(min(seconds, plan_s)) as scope:
             self._limits[scope] = latest
@@ -85,7 +90,8 @@ class RunClock:
     def stopped(self) -> Generator[None]:
         """Stop it while the body runs; several may at once."""
         if self._waits == 0:
-            self._stopped_at, self._stopped_since = self._now(), time.monotonic()
+            self._stopped_at = self._now()
+            self._stopped_since = time.monotonic()
             began = anyio.current_time()
             self._left = {scope: scope.deadline - began for scope in self._limits}
             for scope, latest in self._limits.items():
@@ -96,9 +102,9 @@ class RunClock:
         finally:
             self._waits -= 1
             if self._waits == 0:
-                self._go_on()
+                self._restart()
 
-    def _go_on(self) -> None:
+    def _restart(self) -> None:
         self._began += self._now() - self._stopped_at
         self._stopped_before_s += time.monotonic() - self._stopped_since
         now = anyio.current_time()

@@ -80,22 +80,27 @@ def _at_the_proposal(entry: Entry, config: RunConfig) -> list[CapNote]:
     except RolesError:  # of a newer program: the role's own caps are not known
         return notes
     for cap in CAPS:
-        asked, default = config.asked.get(cap.argument), cap.default(role)
-        if asked is None or asked == default or (cap is COST and config.free):
+        requested = config.asked.get(cap.argument)
+        default = cap.default(role)
+        if requested is None or requested == default:
             continue
-        how = "raised" if asked > default else "lowered"
-        before, after = (cap.text(cap.stored(each)) for each in (default, asked))
+        if cap is COST and config.free:
+            continue
+        how = "raised" if requested > default else "lowered"
+        before = cap.text(cap.stored(default))
+        after = cap.text(cap.stored(requested))
         text = f"{cap.argument} {how} from the role's {before} to {after} by the proposal itself"
         notes.append(CapNote(entry.ts_us, text))
     return notes
 
 
 def _changes(entry: Entry, changes: Mapping[str, float], what: str, how: str, *, free: bool = False) -> list[CapNote]:
-    return [
-        CapNote(entry.ts_us, f"{cap.argument} {what} to {cap.text(changes[cap.field])} {how}")
-        for cap in CAPS
-        if cap.field in changes and not (free and cap is COST)
-    ]
+    notes: list[CapNote] = []
+    for cap in CAPS:
+        costs_nothing = free and cap is COST
+        if cap.field in changes and not costs_nothing:
+            notes.append(CapNote(entry.ts_us, f"{cap.argument} {what} to {cap.text(changes[cap.field])} {how}"))
+    return notes
 
 
 def _days(run: RunRow, config: RunConfig, changed: Iterable[Entry]) -> list[CapNote]:
@@ -111,12 +116,15 @@ def _days(run: RunRow, config: RunConfig, changed: Iterable[Entry]) -> list[CapN
         if entry.ts_us <= began:
             days[fact.setting] = int(fact.after)
         elif run.ended_us is None or entry.ts_us <= run.ended_us:
-            before, after = (COST.text(COST.stored(each)) for each in (fact.before, fact.after))
-            how = f"{'raised' if fact.after > fact.before else 'lowered'} from {before} to {after}"
-            notes.append(CapNote(entry.ts_us, f"{fact.setting} was {how} in config.toml while it ran"))
+            before = COST.text(COST.stored(fact.before))
+            after = COST.text(COST.stored(fact.after))
+            what = "raised" if fact.after > fact.before else "lowered"
+            text = f"{fact.setting} was {what} from {before} to {after} in config.toml while it ran"
+            notes.append(CapNote(entry.ts_us, text))
     for setting, cents in days.items():
         if micros_from_cents(cents) < config.max_cost_micros:
-            day, own = COST.text(COST.stored(cents)), COST.text(config.max_cost_micros)
+            day = COST.text(COST.stored(cents))
+            own = COST.text(config.max_cost_micros)
             notes.append(CapNote(began, f"{setting} in config.toml was {day}, below the run's own cap of {own}"))
     return notes
 
@@ -253,7 +261,8 @@ class _CostFold:
     def add(self, entry: Entry) -> None:
         fact = entry.fact
         if fact is None:
-            self.erased = self.erased or entry.type in ("ToolResult", "RunStarted")
+            if entry.type in ("ToolResult", "RunStarted"):
+                self.erased = True
             return
         own = entry.generation is not None
         match fact:
@@ -283,15 +292,7 @@ class _CostFold:
         attempt = Attempt(
             fact.turn, fact.attempt, fact.settlement, usage, cost, fact.reserved_micros, fact.overrun, purpose
         )
-        place = next(  # from the end, where it is: a run may have thousands of attempts
-            (
-                number
-                for number in reversed(range(len(self.attempts)))
-                if (open_one := self.attempts[number]).settlement is None
-                and (open_one.turn, open_one.attempt) == (fact.turn, fact.attempt)
-            ),
-            None,
-        )
+        place = self._place_in_flight(fact)
         if place is None:
             self.attempts.append(attempt)
         else:
@@ -301,10 +302,17 @@ class _CostFold:
         for name, micros in known.items():
             self.parts[name] = self.parts.get(name, 0) + micros
         if fact.settlement != "not_billed" and self._held is not None and not self.erased:
-            self._share(
-                usage or Usage(input_tokens=self._held.prompt_tokens, output_tokens=self._held.max_output), cost
-            )
+            worst = Usage(input_tokens=self._held.prompt_tokens, output_tokens=self._held.max_output)
+            self._share(usage or worst, cost)
         self._prompt = []
+
+    def _place_in_flight(self, fact: CostUpdate) -> int | None:
+        """Return the place of the attempt that is settled; None where it is not known."""
+        for place in reversed(range(len(self.attempts))):  # it is near the end, and there may be thousands
+            each = self.attempts[place]
+            if each.settlement is None and (each.turn, each.attempt) == (fact.turn, fact.attempt):
+                return place
+        return None
 
     def _parts_of(self, recipe: Recipe) -> list[_Part]:
         prefix = self._history.prefix
@@ -341,10 +349,10 @@ def _share_of_call(price: Price, usage: Usage, begins: float, ends: float) -> fl
     The first tokens of a prompt were read from the cache, the next ones were written to it.
     """
     prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
-    whole = sum(nanos_of(price, usage).values())
+    call_nanos = sum(nanos_of(price, usage).values())
     if not prompt:
         return 0.0
-    if not whole:  # a cost without a known price counts as input
+    if not call_nanos:  # a cost without a known price counts as input
         return ends - begins
     rate = rate_for(price, usage)
     low, high, at, nanos = begins * prompt, ends * prompt, 0, 0.0
@@ -355,4 +363,4 @@ def _share_of_call(price: Price, usage: Usage, begins: float, ends: float) -> fl
     ):
         nanos += max(0.0, min(high, at + tokens) - max(low, at)) * each
         at += tokens
-    return nanos / whole
+    return nanos / call_nanos

@@ -29,7 +29,7 @@ from ava_server.core.ids import AGENT
 from ava_server.runs.changes import KeptChanges
 from ava_server.runs.claims import claim_event
 from ava_server.runs.clock import active_us_of, seen_after
-from ava_server.runs.lifecycle import agent_of, situation, transition
+from ava_server.runs.lifecycle import agent_of, idle_since_us, situation, transition
 from ava_server.runs.plan_time import PLAN_TIME_OVER, plan_busy_us, plan_time
 from ava_server.runs.result import RunResult, build_result
 from ava_server.runs.submit import Hide, hide_shapes
@@ -136,7 +136,7 @@ def overdue(
     where = situation(run, now_us, gone=gone)
     if plan_time(caps, now_us) == 0 and transition(run, "plan timeout", where) is not None:
         return RunResult("timeout", PLAN_TIME_OVER)
-    since_us = max(run.queued_us or 0, run.last_us or 0, run.waits_until_us or 0, busy_us)
+    since_us = max(idle_since_us(run), busy_us)
     if now_us - since_us >= ABANDONED_US and transition(run, "abandon", where) is not None:
         return RunResult("abandoned", "no Ava process that could run it was there for 24 hours")
     return None
@@ -275,5 +275,8 @@ def ending_events(
 
 
 def cancel_reason(view: View, run_id: str) -> str | None:
+    """Return the reason of the last request to end a run; None where there is none, or it gives no reason."""
     entry = view.last_entry(run_id, "CancelRequested")
-    return entry.fact.reason if entry is not None and isinstance(entry.fact, CancelRequested) else None
+    if entry is None or not isinstance(entry.fact, CancelRequested):
+        return None
+    return entry.fact.reason

@@ -73,7 +73,7 @@ class Shortage:
     """What a run lacks.
 
     Attributes:
-        step: What its next step and the wrap-up after it can take of that cap: less helps nothing.
+        step: What its next step and the wrap-up after it can take of that cap: less does not help.
     """
 
     cap: ExtendedCap
@@ -97,7 +97,8 @@ def extension_request(
         return None
     if wait_s <= 0 or free or texts is None or run.overrun or not _may_ask(view, run):
         return None
-    limit, used = CAP_OF_ARGUMENT[short.cap].of(config), _used(run, short.cap, short.active_s)
+    limit = CAP_OF_ARGUMENT[short.cap].of(config)
+    used = _used(run, short.cap, short.active_s)
     per_turn = _per_turn(view, run, short)
     turns = min(config.max_iterations - run.turns, max(LEAST_TURNS, math.ceil(GROWTH * run.turns)))
     step = max(short.step, per_turn if short.cap == "timeout" else 0)
@@ -108,18 +109,18 @@ def extension_request(
     proposed = _rounded(short.cap, wanted, most)
     if proposed < used + step or proposed <= limit:
         return None
-    asked = with_cap(config, short.cap, proposed)
+    extended = with_cap(config, short.cap, proposed)
+    needed_unit = 100 if short.cap == "max_tokens" else 1  # tokens in hundreds: an estimate has no false precision
     return Asked(
         kind=_KIND_OF_CAP[short.cap],
         ask_id=ask_id,
         limit=limit,
         proposed=proposed,
         used=used,
-        # Tokens in hundreds: an estimate has no false precision.
-        needed=_whole(short.cap, min(needed, proposed - used), 100 if short.cap == "max_tokens" else 1),
+        needed=_in_units(short.cap, min(needed, proposed - used), needed_unit),
         expires_us=now_us + wait_s * 1_000_000,
         # What an approval covers: this request, and the configuration that it would make.
-        digest=hashlib.sha256(f"{ask_id} {digest(asked, texts)}".encode()).hexdigest(),
+        digest=hashlib.sha256(f"{ask_id} {digest(extended, texts)}".encode()).hexdigest(),
     )
 
 
@@ -133,34 +134,43 @@ def cap_name(cap: ExtendedCap) -> str:
 
 
 def _may_ask(view: View, run: RunRow) -> bool:
-
     proposal = view.proposal(run.pending_id)
     if proposal is None or proposal.channel not in PERSON_CHANNELS:
         return False
     if view.last_entry(run.id, "AssistantMessage", own=True) is None:  # every call so far was lost
         return False
-    facts = [entry.fact for entry in view.entries(run.id, 0, ("Asked", "Answered"))]
-    asked = sum(isinstance(fact, Asked) and fact.for_more for fact in facts)
-    agreed = sum(isinstance(fact, Answered) and fact.for_more and fact.decision == "approved" for fact in facts)
-    return asked == agreed and asked < MOST_ASKED
+    requests = approvals = 0
+    for entry in view.entries(run.id, 0, ("Asked", "Answered")):
+        match entry.fact:
+            case Asked(for_more=True):
+                requests += 1
+            case Answered(for_more=True, decision="approved"):
+                approvals += 1
+            case _:
+                pass
+    return requests == approvals and requests < MOST_ASKED
 
 
 def _used(run: RunRow, cap: ExtendedCap, active_s: float) -> float:
     if cap == "timeout":
         return round(active_s, 1)
-    return run.cost_micros if cap == "max_cost_cents" else run.tokens
+    if cap == "max_cost_cents":
+        return run.cost_micros
+    return run.tokens
 
 
 def _per_turn(view: View, run: RunRow, short: Shortage) -> float:
     """Return what a turn takes of a cap: the average of the last calls, or of all turns for the time."""
     if short.cap == "timeout":
         return short.active_s / run.turns
-    calls = view.entries(run.id, 0, ("CostUpdate",))[-RECENT_CALLS:]
-    turns = {entry.fact.turn for entry in calls if isinstance(entry.fact, CostUpdate)}
-    if short.cap == "max_cost_cents":
-        total = sum(entry.cost_micros or 0 for entry in calls)
-    else:
-        total = sum(entry.fact.tokens for entry in calls if isinstance(entry.fact, CostUpdate))
+    turns: set[int | None] = set()
+    micros = tokens = 0
+    for entry in view.entries(run.id, 0, ("CostUpdate",))[-RECENT_CALLS:]:
+        micros += entry.cost_micros or 0
+        if isinstance(entry.fact, CostUpdate):
+            turns.add(entry.fact.turn)
+            tokens += entry.fact.tokens
+    total = micros if short.cap == "max_cost_cents" else tokens
     return total / max(len(turns), 1)
 
 
@@ -174,29 +184,36 @@ def most_now(
         return hard
     if cap == "timeout":
         left_s = plan_time(view.plan_caps(run.plan_id), now_us)
-        return min(hard, (math.inf if left_s is None else active_s + left_s, "the plan's time"))
+        most_s = math.inf if left_s is None else active_s + left_s
+        return min(hard, (most_s, "the plan's time"))
     names = {
         "group_max_cost": "the plan's cost cap",
         "user_daily_cents": "your budget of the day",
         "installation_daily_cents": "the installation's budget of the day",
     }
-    shared = [
-        (run.cost_micros + each.left, names[each.cap])
-        for each in money_caps(view, run, limits.days, now_us)
-        if each.cap in names
-    ]
-    return min(hard, *shared)
+    highest = [hard]
+    for each in money_caps(view, run, limits.days, now_us):
+        if each.cap in names:
+            highest.append((run.cost_micros + each.left, names[each.cap]))
+    return min(highest)
 
 
 def _rounded(cap: ExtendedCap, wanted: float, most: float) -> int | float:
-    """Return a cap in whole cents, thousands of tokens, seconds or minutes: up, or down to what it may be at most."""
-    unit = 60 if cap == "timeout" and wanted >= LONG_S else UNITS[cap]
+    """Return a cap in whole cents, thousands of tokens, seconds or minutes: rounded up, but to at most `most`."""
+    unit = UNITS[cap]
+    if cap == "timeout" and wanted >= LONG_S:
+        unit = 60
     value = math.ceil(wanted / unit) * unit
-    return _whole(cap, value if value <= most else math.floor(most / unit) * unit)
+    if value > most:
+        value = math.floor(most / unit) * unit
+    return _in_units(cap, value)
 
 
-def _whole(cap: ExtendedCap, value: float, unit: int = 1) -> int | float:
-    return round(value, 1) if cap == "timeout" else math.ceil(value / unit) * unit
+def _in_units(cap: ExtendedCap, value: float, unit: int = 1) -> int | float:
+    """Return a value in tenths of seconds, or rounded up to a whole number of units."""
+    if cap == "timeout":
+        return round(value, 1)
+    return math.ceil(value / unit) * unit
 
 
 class CapExtensions:

@@ -536,7 +536,8 @@ class History:
             self._unknown = (fact.turn, fact.attempt)
         elif usage is not None:
             self._reports.add(usage.prompt_tokens, self._shown(Recipe(0)))
-            self.answer_tokens = self._written = usage.output_tokens
+            self._written = usage.output_tokens
+            self.answer_tokens = usage.output_tokens
             self.thought = usage.thinking_tokens > 0
 
     def _add_error(self, fact: ErrorOccurred) -> None:
@@ -604,8 +605,13 @@ class History:
 
     def _drop(self, must_go: Callable[[HistoryItem], bool]) -> None:
         """Drop turns from the conversation; what was reported for them with others is too high for those that stay."""
-        gone = [item for item in self._items if must_go(item)]
-        kept = [item for item in self._items if not must_go(item)]
+        gone: list[HistoryItem] = []
+        kept: list[HistoryItem] = []
+        for item in self._items:
+            if must_go(item):
+                gone.append(item)
+            else:
+                kept.append(item)
         self._reports.shorten(item.report for item in gone)
         self._mark_edited({item.seq for item in gone})
         self._items = kept

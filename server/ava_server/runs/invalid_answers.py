@@ -1,4 +1,4 @@
-"""Invalid answers: what is wrong with an answer of which nothing can be used, and what the model is told about it.
+"""Invalid answers: what is wrong with an answer of which nothing can be used, and the notice to the model about it.
 
 Everything here follows from the log, so that a resumed run keeps counting. After the first and second such answer in a
 row the model is told what is wrong; the third ends the run. In planning and in the last turn an answer is accepted as
@@ -25,15 +25,17 @@ CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_context_win
 REFUSED = frozenset({"content_filter", "refusal"})
 """Stop reasons of an answer that the model or a filter refused."""
 PAUSED = frozenset({"pause_turn"})
-"""Stop reasons of an answer that the provider will go on with when it is sent back."""
+"""Stop reasons of an answer that the provider continues when it is sent back."""
 SHOWN = 1_000
 """Characters of an answer that an ending shows."""
 
 InvalidKind = Literal["calls", "draft", "printed", "cut", "empty", "refusal", "paused", "rejected"]
 
 _TAIL = 4_000
-_REPEATS, _REPEATED = 5, 120
-"""Least repetitions at the end of a text, and characters that they have together."""
+_LEAST_REPEATS = 5
+"""Repetitions at the end of a text from which it counts as stuck."""
+_LEAST_REPEATED_CHARS = 120
+"""Characters that these repetitions have together, at least."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +80,21 @@ def refusal_text(said: AssistantMessage) -> str | None:
     words = (said.raw or {}).get("refusal")
     if isinstance(words, str) and words.strip():
         return words
-    return said.text if said.stop_reason in REFUSED else None
+    if said.stop_reason in REFUSED:
+        return said.text
+    return None
 
 
 def check_calls(said: AssistantMessage, results: Sequence[ToolResult], *, draft: bool) -> InvalidAnswer | None:
     """Return what is wrong with an answer whose calls all have results, or None where one of them was valid."""
     if not results or not all(result.unusable for result in results):
         return None
-    told = "\n".join(result.output for result in results)[:SHOWN]
+    outputs = "\n".join(result.output for result in results)[:SHOWN]
     if said.stop_reason in REFUSED:
-        return InvalidAnswer("refusal", said.text[:SHOWN] or told, _declined(said))
-    kind: InvalidKind = "cut" if said.stop_reason in CUT else "draft" if draft else "calls"
-    return InvalidAnswer(kind, told)
+        return InvalidAnswer("refusal", said.text[:SHOWN] or outputs, _declined(said))
+    if said.stop_reason in CUT:
+        return InvalidAnswer("cut", outputs)
+    return InvalidAnswer("draft" if draft else "calls", outputs)
 
 
 def explain_cut_call(said: AssistantMessage, calls: Sequence[ToolUse], call: ToolUse) -> str | None:
@@ -129,8 +134,9 @@ def _declined(said: AssistantMessage) -> str:
 def _cut(text: str, tokens: int) -> str:
     if not text.strip():
         return _texts()["cut_at_once"].format(tokens=tokens)
-    if (again := find_repetition(text)) is not None:
-        return _texts()["cut_repeating"].format(tokens=tokens, again=again)
+    repetition = find_repetition(text)
+    if repetition is not None:
+        return _texts()["cut_repeating"].format(tokens=tokens, again=repetition)
     return _texts()["cut"].format(tokens=tokens)
 
 
@@ -146,6 +152,6 @@ def find_repetition(text: str) -> str | None:
         same[n] = run
         if n + run > right:
             left, right = n, n + run
-        if n + run >= max(_REPEATS * n, _REPEATED):
+        if n + run >= max(_LEAST_REPEATS * n, _LEAST_REPEATED_CHARS):
             return tail[:n][::-1].strip()[:80] or None
     return None

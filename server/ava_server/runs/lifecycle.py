@@ -192,6 +192,11 @@ def awaited(run: RunRow, now_us: int) -> str | None:
     return AWAITED.get(run.waits_for)
 
 
+def idle_since_us(run: RunRow) -> int:
+    """Return since when nothing has happened to a run: its approval, its last entry, or the end of its last wait."""
+    return max(run.queued_us or 0, run.last_us or 0, run.waits_until_us or 0)
+
+
 def pause_words(run: RunRow) -> str:
     return f"the model takes no more calls until {iso_utc(run.waits_until_us or 0)}"
 

@@ -102,7 +102,7 @@ class AgentRun:
         self._planner = Planner(self._log, wanted=self._config.plans)
         self._reservations = Reservations(active, self._planner)
         self._tool_calls = ToolCalls(active)
-        self._model_calls = ModelCalls(active, self._tool_calls.begun)
+        self._model_calls = ModelCalls(active, self._tool_calls.start_facts)
         self._coding: CodingWork | None = None
         if context.worktree is not None and self._config.coding is not None:
             self._coding = CodingWork(

@@ -180,21 +180,28 @@ class Origins:
 
     def _carried(self, spec: ToolSpec, args: Mapping[str, Any]) -> Iterator[Doubt]:
         """Yield the values of a call that carry, or may carry, what the run has read and no page shows."""
-        results = [each for each in self._results() if each[1].tool in self._specs or each[1].tool in _FROM_TASK]
+        known_tools = {*self._specs, *_FROM_TASK}
+        results = [(place, result) for place, result in self._results() if result.tool in known_tools]
         private = self._private_results(results)
         if not private:
             return
         values = [(name, str(leaf), CarriedData(str(leaf))) for name, leaf in values_of_call(spec, args)]
         all_data = CarriedData.union(data for _name, _value, data in values)
         has_many = all_data.most > MOST_LOOKED_FOR
-        brought: dict[Any, str] = {} if has_many else self._sources_of_data(all_data, private)
-        public = self._public(results) if brought or has_many else ""
-        free = all_data.found_in(public) if brought else set[Any]()
+        sources: dict[Any, str] = {}
+        if not has_many:
+            sources = self._sources_of_data(all_data, private)
+        public = ""
+        if sources or has_many:
+            public = self._public(results)
+        if sources:
+            for piece in all_data.found_in(public):
+                sources.pop(piece, None)
         for name, value, data in values:
-            sources = [brought[each] for each in data if each in brought and each not in free]
-            is_suspect = bool(sources) or (has_many and data.most > 0)
+            source = next((sources[piece] for piece in data if piece in sources), "")
+            is_suspect = bool(source) or (has_many and data.most > 0)
             if data.hidden or (is_suspect and not stands_in(plain_text(value), public)):
-                yield Doubt(one_line(name, NAME_CHARS), visible(value), sources[0] if sources else "")
+                yield Doubt(one_line(name, NAME_CHARS), visible(value), source)
 
     def _private_results(self, results: Iterable[tuple[int, ToolResult]]) -> list[tuple[int, ToolResult]]:
         private: list[tuple[int, ToolResult]] = []

@@ -46,19 +46,26 @@ from ava_server.runs.plan_moves import (
 )
 from ava_server.runs.plan_state import ended_well, result_of, reused_rows, step_progress
 
-INPUT_CHARS, INPUTS_CHARS = 20_000, 100_000
-"""Most characters that one reference brings, and all of a step; `read_subagent_result` reads the rest."""
-LEAST_SHARE_CHARS, CUT_NOTE_CHARS, NOT_SHOWN_CHARS = 200, 100, 250
-"""Of one item of many: the least that is shown of its result, room for where its rest is, and for where the rest of
-the items are."""
+INPUT_CHARS = 20_000
+"""Most characters that one reference adds to a task; `read_subagent_result` reads the rest."""
+INPUTS_CHARS = 100_000
+"""Most characters that all references of a step add."""
+LEAST_SHARE_CHARS = 200
+"""The least that is shown of the result of one item among many, in characters."""
+CUT_NOTE_CHARS = 100
+"""Room for the note where the rest of an item's result is."""
+NOT_SHOWN_CHARS = 250
+"""Room for the note where the rest of the items are."""
 ITEM_CHARS = 60
 """Characters of an item by which people and models recognise it."""
 MOST_WAITING = 32
 """Most runs of one plan that are queued and have not begun."""
 MOST_STARTED = 8
 """Most runs that one command queues: it also writes their inputs."""
-LIKELY_BYTE_TOKENS, TURNS_WITH_INPUT = 0.5, 3
-"""What an input adds to the cost from which a run can work: tokens for each byte, in so many calls."""
+LIKELY_BYTE_TOKENS = 0.5
+"""Tokens for each byte of an input, for the cost from which a run can work."""
+TURNS_WITH_INPUT = 3
+"""Calls of the model in which an input counts for that cost."""
 RenderResult = Callable[[dict[str, Any]], str]
 
 
@@ -69,7 +76,7 @@ class PlanInputs:
     Attributes:
         render: Returns a stored result as text.
         caps: What the plan's user and the installation may spend today.
-        well: Which runs that ended at a cap count, by their ids: an ending changes no more.
+        well: Which runs that ended at a cap count, by their ids: an ending never changes.
     """
 
     render: RenderResult
@@ -85,7 +92,7 @@ class Advanced:
         moved: It wrote something: there may be more to do at once.
         cancels: The runs that are to end, each with the reason.
         doing: What it is doing, in a few words.
-        finish: How the plan ends; None while it goes on.
+        finish: How the plan ends; None while it continues.
     """
 
     moved: bool
@@ -110,7 +117,7 @@ class PlanLog:
         new_id: Callable[[], str],
         proposed: RunConfig | None = None,
     ) -> None:
-        """`proposed`: the configuration of a plan that would go on from this one; only what it reuses counts then."""
+        """`proposed`: the configuration of a plan that would continue this one; then only its reused runs count."""
         self.view = view
         self.plan = plan
         self.config = config_of(plan.config) if proposed is None else proposed
@@ -118,8 +125,9 @@ class PlanLog:
         self.rows = defaultdict[str, list[StepRunRow]](list)
         for step in self.config.steps:
             self.rows[step.id] = reused_rows(view, step)
-        for row in view.step_runs(plan.id) if proposed is None else ():
-            self.rows[row.step].append(row)
+        if proposed is None:
+            for row in view.step_runs(plan.id):
+                self.rows[row.step].append(row)
         self._inputs = inputs
         self._now_us = now_us
         self._new_id = new_id
@@ -165,8 +173,8 @@ class PlanLog:
     # -- the world ----------------------------------------------------------------------------------------------------
 
     def items(self, step: StepConfig) -> int | str:
-        found = self._list(step)
-        return found if isinstance(found, str) else len(found)
+        items = self._list(step)
+        return items if isinstance(items, str) else len(items)
 
     def _list(self, step: StepConfig) -> list[Any] | str:
         """Return the items that a step goes through, or why there are none."""
@@ -226,7 +234,7 @@ class PlanLog:
         if source.field is None:
             return self._inputs.render(result)
         output = result.get("untrusted_result", {}).get("output")
-        return cast("dict[str, Any]", output).get(source.field) if isinstance(output, dict) else None
+        return _field_of(output, source.field)
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -234,12 +242,12 @@ class PlanLog:
         """Return the entries that queue a run: its configuration, and its task with what other runs handed over."""
         step = self.steps[move.step]
         texts = self._texts_of(step)
-        given = self.given(step, move.item)
+        inputs = self.inputs_of(step, move.item)
         task = task_with_names(step, texts)
         run_id = self._unused_id()
         agent = Who(self.plan.session_id, run_id, self.plan.user_id, parent_agent_id=AGENT)
         ava = Who(self.plan.session_id, AGENT, self.plan.user_id)
-        earlier = [{"id": row.id, "role": row.role, "ending": row.state} for row in given.runs]
+        earlier = [{"id": row.id, "role": row.role, "ending": row.state} for row in inputs.runs]
         name = step.id if move.item is None else f"{step.id}[{move.item}]"
         queued = StepRunQueued(
             group_id=self.plan.id,
@@ -248,14 +256,14 @@ class PlanLog:
             item=move.item,
             name=name,
             earlier=tuple(earlier),
-            least_micros=step.config.least_micros + _least_of_inputs(step.config, given.texts),
+            least_micros=step.config.least_micros + _least_of_inputs(step.config, inputs.texts),
         )
         said = UserMessage(
             text=task,
             kind="task",
             context=texts.context,
             system_prompt=texts.system_prompt,
-            inputs=tuple(given.texts) or None,
+            inputs=tuple(inputs.texts) or None,
             project=project_of(texts),
         )
         spawn = spawn_fact(step.config, task, run_id, self.plan.pending_id, name=name, plan_id=self.plan.id)
@@ -278,46 +286,49 @@ class PlanLog:
         assert self._texts is not None, "the texts of a plan are kept until it has ended"
         return self._texts.of_step(step.id)
 
-    def given(self, step: StepConfig, item: int | None) -> Given:
-        """Return what a run of a step gets of others."""
-        given = Given()
+    def inputs_of(self, step: StepConfig, item: int | None) -> StepInputs:
+        """Return what a run of a step gets from other runs."""
+        inputs = StepInputs()
         for number, source in enumerate(step.inputs, 1):
             room = min(INPUT_CHARS, INPUTS_CHARS // len(step.inputs))
             if source.step == ITEM:
-                self._give_item(given, step, source, item or 1, number, room)
+                self._add_item(inputs, step, source, item or 1, number, room)
             else:
-                self._give_step(given, source, number, room)
-        return given
+                self._add_step(inputs, source, number, room)
+        return inputs
 
-    def _give_item(self, given: Given, step: StepConfig, source: Source, item: int, number: int, room: int) -> None:
+    def _add_item(
+        self, inputs: StepInputs, step: StepConfig, source: Source, item: int, number: int, room: int
+    ) -> None:
         items = self._list(step)
         value: Any = f"[item {item} of the list was erased]"
         if not isinstance(items, str) and item <= len(items):
             value = items[item - 1]
         if source.field is not None:
-            value = cast("dict[str, Any]", value).get(source.field) if isinstance(value, dict) else None
+            value = _field_of(value, source.field)
         assert step.foreach is not None
         rows = self._well(step.foreach.step)
         if self.steps[step.foreach.step].foreach is not None:
             rows = rows[item - 1 : item]
         about = f"item {item} of {step.foreach.text}"
-        given.add(number, about, _cut(_as_text(value), room, rows[0].id if rows else ""), rows[:1])
+        run_id = rows[0].id if rows else ""
+        inputs.add(number, about, _cut(_as_text(value), room, run_id), rows[:1])
 
-    def _give_step(self, given: Given, source: Source, number: int, room: int) -> None:
+    def _add_step(self, inputs: StepInputs, source: Source, number: int, room: int) -> None:
         other = self.steps[source.step]
         rows = sorted(self.rows[source.step], key=lambda row: row.item or 0)
         about = f"what {source.text} handed over"
         progress = self._progress.get(source.step, StepProgress())
         if progress.state == "done" and progress.items == 0:
-            given.add(number, about, f"[nothing: the list that {source.step} goes through was empty]", [])
+            inputs.add(number, about, f"[nothing: the list that {source.step} goes through was empty]", [])
             return
         if not any(self._is_well(row) for row in rows):
-            given.add(number, about, f"[no result: {source.step} {progress.state}: {progress.why}]", [])
+            inputs.add(number, about, f"[no result: {source.step} {progress.state}: {progress.why}]", [])
             return
         if other.foreach is None:
-            given.add(number, about, _cut(_as_text(self._value(rows[0], source)), room, rows[0].id), rows)
+            inputs.add(number, about, _cut(_as_text(self._value(rows[0], source)), room, rows[0].id), rows)
             return
-        given.add(number, about, self._results_of_items(other, source, rows, room), self._well(source.step))
+        inputs.add(number, about, self._results_of_items(other, source, rows, room), self._well(source.step))
 
     def _results_of_items(self, step: StepConfig, source: Source, rows: Sequence[StepRunRow], room: int) -> str:
         """Return what the runs of a step with `foreach` handed over, each with an equal share of `room` characters.
@@ -327,8 +338,8 @@ class PlanLog:
         heads = [f"{source.step}[{row.item}]{self._item_words(step, row)}" for row in rows]
         why = self._progress.get(source.step, StepProgress()).why
         missing = f"[missing: {why}]" if why else ""
-        taken = sum(len(head) + CUT_NOTE_CHARS for head in heads) + len(missing) + NOT_SHOWN_CHARS
-        share = max((room - taken) // len(rows), LEAST_SHARE_CHARS)
+        reserved = sum(len(head) + CUT_NOTE_CHARS for head in heads) + len(missing) + NOT_SHOWN_CHARS
+        share = max((room - reserved) // len(rows), LEAST_SHARE_CHARS)
         parts: list[str] = [missing] if missing else []
         left = room - len(missing) - NOT_SHOWN_CHARS
         for place, (head, row) in enumerate(zip(heads, rows, strict=True)):
@@ -361,8 +372,8 @@ class PlanLog:
         return f" ({one_line(_as_text(items[row.item - 1]), ITEM_CHARS)})"
 
 
-class Given:
-    """What a run gets of others: its inputs, and the runs whose results it may read."""
+class StepInputs:
+    """What a run of a step gets from other runs: its inputs, and the runs whose results it may read."""
 
     def __init__(self) -> None:
         self.texts: list[dict[str, str]] = []
@@ -376,6 +387,12 @@ class Given:
 def task_with_names(step: StepConfig, texts: Texts) -> str:
     """Return a step's task with each reference replaced by the name of what it brings: `input 1`."""
     return replace_references(texts.task, {source: f"input {number}" for number, source in enumerate(step.inputs, 1)})
+
+
+def _field_of(value: Any, name: str) -> Any:
+    if not isinstance(value, dict):
+        return None
+    return cast("dict[str, Any]", value).get(name)
 
 
 def _as_text(value: Any) -> str:
@@ -394,13 +411,15 @@ def _least_of_inputs(config: RunConfig, texts: Sequence[Mapping[str, str]]) -> i
     """Return what inputs add to the cost from which a run can work, in micro-USD."""
     size = sum(len(each["text"].encode()) for each in texts)
     tokens = int(size * LIKELY_BYTE_TOKENS)
-    return TURNS_WITH_INPUT * reserve_micros(config.price, Bound(tokens, 0)) if tokens else 0
+    if tokens == 0:
+        return 0
+    return TURNS_WITH_INPUT * reserve_micros(config.price, Bound(tokens, 0))
 
 
 def advance(fence: Fence, who: Who, inputs: PlanInputs, stopped: str, new_id: Callable[[], str]) -> Command[Advanced]:
     """Do what a plan can do now, at most `MOST_STARTED` starts. Raises StaleOwner: it has another owner, or has ended.
 
-    `stopped`: why nothing more starts; empty while it goes on.
+    `stopped`: why nothing more starts; empty while it continues.
     """
 
     def command(view: View, now_us: int) -> Outcome[Advanced]:

@@ -21,11 +21,11 @@ Room = Literal["now", "later", "never"]
 
 @dataclass(frozen=True)
 class StepRun:
-    """A run of a step, as far as its plan looks at it.
+    """What a plan needs to know of a run of a step.
 
     Attributes:
         item: The place of its item in the step's list, from 1; None for a step of one run.
-        state: Its state; what people read of one that did not end well.
+        state: Its state, which people read if it did not end well.
         well: It has ended with a usable result.
         cancelling: Somebody has asked for its end.
     """
@@ -65,7 +65,7 @@ class PlanState:
     Attributes:
         steps: Its steps, each after all that it needs.
         runs: Their runs by step, in the order in which they were queued.
-        stopped: Why nothing more starts, in a few words; empty while it goes on.
+        stopped: Why nothing more starts, in a few words; empty while it continues.
     """
 
     steps: tuple[StepConfig, ...]
@@ -130,10 +130,10 @@ Move = Change | Start | Cancel | Finish
 
 
 def next_moves(plan: PlanState, world: World, most_waiting: int) -> list[Move]:
-    """Return what can be done now; nothing while only runs are awaited.
+    """Return what can be done now; nothing while the plan only waits for its runs.
 
-    `most_waiting`: how many runs of the plan may be queued and not have begun, so that a step of a thousand items keeps
-    no thousand runs in the queue.
+    `most_waiting`: how many runs of the plan may be in the queue, so that a step of a thousand items does not queue a
+    thousand runs at once.
     """
     stopped = plan.stopped or _stopped_by(plan)
     moves: list[Move] = []
@@ -149,7 +149,7 @@ def next_moves(plan: PlanState, world: World, most_waiting: int) -> list[Move]:
             if change is not None:
                 moves.append(change)
             continue
-        starts, ended = _go_on(plan, step, progress, world, stopped, waiting, most_waiting)
+        starts, ended = _continue(plan, step, progress, world, stopped, waiting, most_waiting)
         waiting += len(starts)
         moves += starts
         if ended is not None:
@@ -200,7 +200,7 @@ def _begin(plan: PlanState, step: StepConfig, world: World, stopped: str) -> Cha
     return Change(step.id, StepProgress(state, items=items, left_out=length - items, why=why))
 
 
-def _go_on(
+def _continue(
     plan: PlanState,
     step: StepConfig,
     progress: StepProgress,
@@ -282,15 +282,21 @@ def _item_names(step: StepConfig, items: Sequence[int]) -> str:
 
 
 def _finish(plan: PlanState, stopped: str) -> Finish:
-    progress = {step.id: plan.of(step.id) for step in plan.steps}
-    done = [name for name, each in progress.items() if each.state == "done"]
-    missing = [name for name, each in progress.items() if each.state != "done" or each.not_done or each.left_out]
-    if not missing:
+    done = 0
+    incomplete: list[str] = []
+    for step in plan.steps:
+        progress = plan.of(step.id)
+        if progress.state == "done":
+            done += 1
+        if progress.state != "done" or progress.not_done or progress.left_out:
+            incomplete.append(step.id)
+    if not incomplete:
         return Finish("success", "every step is done")
-    status: PlanEnding = "partial" if done else "error"
     parts = [stopped] if stopped else []
-    parts.append(f"{len(done)} of {len(progress)} steps {'is' if len(done) == 1 else 'are'} done")
-    shown = ", ".join(missing[:MOST_NAMED])
-    more = f" and {len(missing) - MOST_NAMED:,} more" if len(missing) > MOST_NAMED else ""
-    parts.append(f"incomplete: {shown}{more}")
-    return Finish(status, "; ".join(parts))
+    are = "is" if done == 1 else "are"
+    parts.append(f"{done} of {len(plan.steps)} steps {are} done")
+    names = ", ".join(incomplete[:MOST_NAMED])
+    if len(incomplete) > MOST_NAMED:
+        names = f"{names} and {len(incomplete) - MOST_NAMED:,} more"
+    parts.append(f"incomplete: {names}")
+    return Finish("partial" if done else "error", "; ".join(parts))

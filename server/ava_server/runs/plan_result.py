@@ -69,7 +69,7 @@ def plan_result(view: View, plan: RunRow, ended: RunResult, active_s: float) -> 
 def _step_line(step: StepConfig, progress: StepProgress, rows: list[StepRunRow]) -> dict[str, Any]:
     reused = {run.id for run in step.reused}
     own = [row for row in rows if row.id not in reused]  # what an earlier plan has paid for is not paid again
-    return {
+    line: dict[str, Any] = {
         "step": step.id,
         "state": progress.state or "waiting",
         "runs": len(rows),
@@ -77,8 +77,10 @@ def _step_line(step: StepConfig, progress: StepProgress, rows: list[StepRunRow])
         "reused": len(step.reused),
         "cost_cents": cents(sum(row.cost_micros for row in own)),
         "tokens_used": sum(row.tokens for row in own),
-        **({"why": progress.why} if progress.why else {}),
     }
+    if progress.why:
+        line["why"] = progress.why
+    return line
 
 
 def _handed_over(view: View, step: StepConfig, rows: list[StepRunRow]) -> Any:
@@ -93,4 +95,6 @@ def _handed_over(view: View, step: StepConfig, rows: list[StepRunRow]) -> Any:
         outputs.append({"subagent_id": row.id, "item": row.item, "output": output or untrusted.get("summary")})
     if step.foreach is not None:
         return outputs
-    return outputs[0]["output"] if outputs else None
+    if not outputs:
+        return None
+    return outputs[0]["output"]

@@ -73,20 +73,20 @@ def build_result(
     findings = [finding.model_dump(exclude_none=True) for finding in submitted.findings]
     if near:
         _note_places(findings, quotes, history)
-    untrusted = {**_untrusted(submitted, quotes), "findings": findings, "artifacts": artifacts}
     config = config_of(run.config)
+    untrusted = _untrusted(submitted, quotes)
+    untrusted["findings"] = findings
+    untrusted["artifacts"] = artifacts
     untrusted["caveats"] += [f"As its proposal said, {note}" for note in config.foreign_notes]
-    error = None
     if ended.error_kind is not None:
         untrusted["error_text"] = hide(ended.error_message)
-        error = {"kind": ended.error_kind, "message": f"see untrusted_result.error_text ({ended.error_kind})",
-                 "what_to_do": ended.what_to_do}  # fmt: skip
-    coding, changes = config.coding, None
-    if coding is not None:
+    optional: dict[str, Any] = {}
+    if config.coding is not None:
         verified = ended.status == "success"
-        changes, theirs = build_changes(coding, history.worktree, history.last_check, kept, verified=verified)
-        untrusted["changed"] = hide(theirs)
-    calls = {name: {"ok": counts[0], "failed": counts[1]} for name, counts in sorted(history.tool_counts.items())}
+        optional["changes"], untrusted_changes = build_changes(
+            config.coding, history.worktree, history.last_check, kept, verified=verified
+        )
+        untrusted["changed"] = hide(untrusted_changes)
     return {
         "status": ended.status,
         "stop_reason": ended.stop_reason,
@@ -102,26 +102,46 @@ def build_result(
         "cost_cents": cents(run.cost_micros),
         "duration_seconds": round(active_s, 1),
         "iterations": run.turns,
-        "error": error,
-        "tool_receipts": calls,
+        "error": _error(ended),
+        "tool_receipts": _tool_receipts(history),
         **_money(run, history, config),
         "quotes_checked": quotes,
-        **({"changes": changes} if changes is not None else {}),
+        **optional,
         "untrusted_result": untrusted,
     }
 
 
+def _error(ended: RunResult) -> dict[str, str] | None:
+    if ended.error_kind is None:
+        return None
+    return {
+        "kind": ended.error_kind,
+        "message": f"see untrusted_result.error_text ({ended.error_kind})",
+        "what_to_do": ended.what_to_do,
+    }
+
+
+def _tool_receipts(history: History) -> dict[str, dict[str, int]]:
+    """Return how many calls of each tool succeeded and failed."""
+    receipts: dict[str, dict[str, int]] = {}
+    for name, (succeeded, failed) in sorted(history.tool_counts.items()):
+        receipts[name] = {"ok": succeeded, "failed": failed}
+    return receipts
+
+
 def _money(run: RunRow, history: History, config: RunConfig) -> dict[str, Any]:
-    """Return what a result says of the run's money beside its sum; the parts sum to the run's cost."""
+    """Return a result's fields about money beside its sum; the parts of `cost_by` sum to the run's cost."""
     parts = {name: history.cost_by.get(name, 0) for name in COST_PARTS}
     parts["input"] += run.cost_micros - sum(parts.values())  # what the history assigns to no tokens counts as input
-    billed = run.cost_micros - parts["search"] if config.price.free else 0
-    return {
+    money: dict[str, Any] = {
         "cost_by": {name: cents(micros) for name, micros in parts.items() if micros},
         "uncosted": run.uncosted_micros > 0,
         "overrun": bool(run.overrun),
-        **({"advice": billed_advice(config.model, billed)} if billed else {}),
     }
+    billed = run.cost_micros - parts["search"] if config.price.free else 0
+    if billed:
+        money["advice"] = billed_advice(config.model, billed)
+    return money
 
 
 def _untrusted(submitted: SubmitArgs, quotes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -153,22 +173,27 @@ def _note_places(findings: list[dict[str, Any]], quotes: list[dict[str, Any]], h
 
 def _partial_result(history: History, hide: Hide) -> SubmitArgs:
     """Return the best answer there is, with a draft's findings, or the sources that were read."""
-    handed_over = next((call for call in history.open_calls() if call.name == SUBMIT), None)
-    if handed_over is not None and isinstance(given := accept(handed_over, None, hide), SubmitArgs):
-        return given.model_copy(update={"caveats": [*given.caveats, JUST_THEN]})
-    if history.drafts and (check := history.last_check) is not None and check.call_id is not None:
+    call = next((call for call in history.open_calls() if call.name == SUBMIT), None)
+    if call is not None:
+        submitted = accept(call, None, hide)
+        if isinstance(submitted, SubmitArgs):
+            return submitted.model_copy(update={"caveats": [*submitted.caveats, JUST_THEN]})
+    check = history.last_check
+    if history.drafts and check is not None and check.call_id is not None:
         with suppress(ValidationError):
             draft = SubmitArgs.model_validate(hide(history.drafts[-1]))
             return draft.model_copy(update={"caveats": [*draft.caveats, UNPASSED]})
     read, found = _sources(history)
     partial = _best_answer(history, list(read), hide)
     findings = findings_in(hide(history.drafts[-1])) if history.drafts else []
-    listed = [
-        Finding(claim=claim, source_url=location, source_name=title)  # Ava writes the claim
-        for titles, claim in ((read, LOOKED_AT), (found, FOUND))
-        for location, title in titles.items()
-    ]
-    return partial.model_copy(update={"findings": findings or listed[:SOURCES]})
+    if not findings:
+        findings = [*_listed(read, LOOKED_AT), *_listed(found, FOUND)][:SOURCES]
+    return partial.model_copy(update={"findings": findings})
+
+
+def _listed(titles: dict[str, str | None], claim: str) -> list[Finding]:
+    """Return sources as findings, whose claim is Ava's own."""
+    return [Finding(claim=claim, source_url=location, source_name=title) for location, title in titles.items()]
 
 
 def _sources(history: History) -> tuple[dict[str, str | None], dict[str, str | None]]:
@@ -179,9 +204,12 @@ def _sources(history: History) -> tuple[dict[str, str | None], dict[str, str | N
     read: dict[str, str | None] = {}
     found: dict[str, str | None] = {}
     for _seq, fact in history.outputs:
+        if not fact.success:
+            continue
         titles = found if fact.tool == WEB_SEARCH else read
-        for source in fact.sources if fact.success else ():
-            if location := source.get("location"):
+        for source in fact.sources:
+            location = source.get("location")
+            if location:
                 titles[location] = titles.get(location) or source.get("title")
     return read, {location: title for location, title in found.items() if location not in read}
 

@@ -375,16 +375,19 @@ class McpServers:
 
 
 def used_servers(config: RunConfig) -> Mapping[str, ForeignUse]:
+    """Return the MCP servers of which a run has a tool."""
     return {name: use for name, use in config.foreign.items() if any(tool in config.tools for tool in use.tools)}
 
 
 def foreign_tools(config: RunConfig, servers: RunMcpServers) -> Mapping[str, Tool]:
-    return {
-        full: McpTool(name, tool.offered(full), servers, network=use.remote or use.network, program=not use.remote)
-        for name, use in used_servers(config).items()
-        for full, tool in use.tools.items()
-        if full in config.tools
-    }
+    """Return a run's tools of MCP servers, by their full names."""
+    tools: dict[str, Tool] = {}
+    for server, use in used_servers(config).items():
+        network = use.remote or use.network
+        for name, tool in use.tools.items():
+            if name in config.tools:
+                tools[name] = McpTool(server, tool.offered(name), servers, network=network, program=not use.remote)
+    return tools
 
 
 def fill_secrets(
@@ -408,7 +411,8 @@ def fill_secrets(
         secret = stored.get(name)
         if secret is None:
             raise ToolFailed(f"cannot be used: the secret {name} is not stored here (`ava secret set {name}`)")
-        if url is not None and (fault := _refuse_address(secret, url)):
+        fault = _refuse_address(secret, url) if url is not None else None
+        if fault:
             raise ToolFailed(f"cannot be used: {fault}")
     return {key: PLACEHOLDER.sub(lambda found: stored[found[1]].value, text) for key, text in values.items()}
 
@@ -420,7 +424,7 @@ def _refuse_address(secret: Secret, url: str) -> str | None:
         return None
     if parts.scheme != "https":
         return f"the secret {secret.name} is sent over https alone"
-    named = host if parts.port in (None, 443) else f"{host}:{parts.port}"
-    if secret.hosts and named not in secret.hosts:
-        return f"the secret {secret.name} is for {', '.join(secret.hosts)}, not for {named}"
+    address = host if parts.port in (None, 443) else f"{host}:{parts.port}"
+    if secret.hosts and address not in secret.hosts:
+        return f"the secret {secret.name} is for {', '.join(secret.hosts)}, not for {address}"
     return None

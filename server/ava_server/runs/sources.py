@@ -78,7 +78,9 @@ class ReadText:
         place = place_of(Passage(self.location, self.place, self.text), span.start, self.text[slice(*span)])
         begin = self.text.rfind("\n", 0, span.start) + 1
         row = self.text[begin:].partition("\n")[0]
-        cell = cell_of(row, span.start - begin, span.end - begin) if span.end > span.start else None
+        if span.end <= span.start:
+            return place
+        cell = cell_of(row, span.start - begin, span.end - begin)
         if cell is None or not place.startswith("sheet ") or span.end > begin + len(row):
             return place
         return f"{place.rpartition(', row ')[0]}, cell {cell}"
@@ -281,12 +283,17 @@ class ReadSources:
 
 
 class _Named:
-    """The source that a finding names, in the words of whoever wrote it."""
+    """The source that a finding names, in the subagent's own words."""
 
     def __init__(self, finding: Mapping[str, Any]) -> None:
-        given = (one_line(str(finding.get(key) or "")) for key in ("source_url", "source_name"))
-        self.text = unicodedata.normalize("NFC", " ; ".join(filter(None, given)))
-        line, page = _NAMED_LINE.search(self.text), _NAMED_PAGE.search(self.text)
+        names: list[str] = []
+        for key in ("source_url", "source_name"):
+            name = one_line(str(finding.get(key) or ""))
+            if name:
+                names.append(name)
+        self.text = unicodedata.normalize("NFC", " ; ".join(names))
+        line = _NAMED_LINE.search(self.text)
+        page = _NAMED_PAGE.search(self.text)
         self._line = int(line[1]) if line else None
         self._page = f"page {page[1]}" if page else None
 

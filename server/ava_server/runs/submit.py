@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 NAME = "submit_result"
 SUMMARY_CHARS = 500
-FINDINGS, CAVEATS = 100, 50
-"""Most findings and caveats of a result; the rest is left out, and a caveat says so."""
-CLAIM_CHARS, QUOTE_CHARS, SOURCE_CHARS, CAVEAT_CHARS = 2_000, 4_000, 2_000, 1_000
-
+FINDINGS = 100
+"""Most findings of a result; the rest is left out, and a caveat says so."""
+CAVEATS = 50
+"""Most caveats of a result; the rest is left out, and a caveat says so."""
+CLAIM_CHARS = 2_000
+QUOTE_CHARS = 4_000
+SOURCE_CHARS = 2_000
+CAVEAT_CHARS = 1_000
 
 Hide = Callable[[Any], Any]
 """Returns a JSON-like value with the secrets in its texts replaced. Apply it before anything is cut."""
@@ -95,49 +99,72 @@ def arguments_fault(error: ValidationError, tool: str, takes: type[BaseModel]) -
 
 
 def accept(call: ToolUse, output_schema: dict[str, Any] | None, hide: Hide = hide_shapes) -> SubmitArgs | str:
-    """Return what was handed over, with secrets replaced, or what is wrong with it, for the model to fix."""
+    """Return the result in a call, with secrets replaced, or what is wrong with it, for the model to fix."""
     if call.args is None:
         return f"the arguments are not a JSON object: {object_fault(call.raw_args)}; send them again as one object"
     try:
         submitted = SubmitArgs.model_validate(hide(dict(call.args)))
     except ValidationError as error:
         return arguments_fault(error, NAME, SubmitArgs)
-    if output_schema is not None and (wrong := find_mismatch(submitted.output, output_schema)) is not None:
-        return wrong
-    return _bounded(submitted)
+    if output_schema is not None:
+        mismatch = find_mismatch(submitted.output, output_schema)
+        if mismatch is not None:
+            return mismatch
+    return _within_limits(submitted)
 
 
-def _bounded(submitted: SubmitArgs) -> SubmitArgs:
+def _within_limits(submitted: SubmitArgs) -> SubmitArgs:
     """Return a result within the limits; its caveats say what was cut."""
-    findings = [_short(finding) for finding in submitted.findings[:FINDINGS]]
-    cuts = sum(short != whole for short, whole in zip(findings, submitted.findings, strict=False))
+    findings: list[Finding] = []
+    cuts = 0
+    for finding in submitted.findings[:FINDINGS]:
+        short = _shorten(finding)
+        cuts += short != finding
+        findings.append(short)
     caveats = [cut(caveat, CAVEAT_CHARS) for caveat in submitted.caveats[:CAVEATS]]
     if cuts:
-        caveats.append(f"{cuts} finding{'s were' if cuts > 1 else ' was'} cut: too long.")
-    if (more := len(submitted.findings) - FINDINGS) > 0:
-        caveats.append(f"{more} finding{'s were' if more > 1 else ' was'} left out: a result carries {FINDINGS}.")
-    if (more := len(submitted.caveats) - CAVEATS) > 0:
-        caveats.append(f"{more} caveat{'s were' if more > 1 else ' was'} left out: a result carries {CAVEATS}.")
+        caveats.append(f"{_were(cuts, 'finding')} cut: too long.")
+    more = len(submitted.findings) - FINDINGS
+    if more > 0:
+        caveats.append(f"{_were(more, 'finding')} left out: a result carries {FINDINGS}.")
+    more = len(submitted.caveats) - CAVEATS
+    if more > 0:
+        caveats.append(f"{_were(more, 'caveat')} left out: a result carries {CAVEATS}.")
     return submitted.model_copy(update={"findings": findings, "caveats": caveats})
+
+
+def _were(count: int, noun: str) -> str:
+    return f"{count} {noun}s were" if count > 1 else f"{count} {noun} was"
 
 
 def findings_in(draft: Any) -> list[Finding]:
     """Return the valid findings of a draft that was not accepted."""
-    given = cast("dict[str, Any]", draft).get("findings") if isinstance(draft, dict) else None
-    found: list[Finding] = []
-    for each in cast("list[Any]", given)[:FINDINGS] if isinstance(given, list) else ():
+    if not isinstance(draft, dict):
+        return []
+    drafted = cast("dict[str, Any]", draft).get("findings")
+    if not isinstance(drafted, list):
+        return []
+    findings: list[Finding] = []
+    for each in cast("list[Any]", drafted)[:FINDINGS]:
         with contextlib.suppress(ValidationError):
-            found.append(_short(Finding.model_validate(each)))
-    return found
+            findings.append(_shorten(Finding.model_validate(each)))
+    return findings
 
 
-def _short(finding: Finding) -> Finding:
+def _shorten(finding: Finding) -> Finding:
+    claim = finding.claim
+    if len(claim) > CLAIM_CHARS:
+        claim = cut(claim, CLAIM_CHARS)
     return Finding(
-        claim=cut(finding.claim, CLAIM_CHARS) if len(finding.claim) > CLAIM_CHARS else finding.claim,
-        source_url=finding.source_url and finding.source_url[:SOURCE_CHARS],
-        quote=finding.quote and finding.quote[:QUOTE_CHARS],  # what is left is still exact
-        source_name=finding.source_name and finding.source_name[:SOURCE_CHARS],
+        claim=claim,
+        source_url=_beginning(finding.source_url, SOURCE_CHARS),
+        quote=_beginning(finding.quote, QUOTE_CHARS),  # a beginning is still exact
+        source_name=_beginning(finding.source_name, SOURCE_CHARS),
     )
+
+
+def _beginning(text: str | None, chars: int) -> str | None:
+    return None if text is None else text[:chars]
 
 
 def cut(text: str, limit: int = SUMMARY_CHARS) -> str:
@@ -145,5 +172,7 @@ def cut(text: str, limit: int = SUMMARY_CHARS) -> str:
     text = text.strip()
     if len(text) <= limit:
         return text
-    short = text[: limit - 1].rsplit(None, 1)[0] if " " in text[: limit - 1] else text[: limit - 1]
+    short = text[: limit - 1]
+    if " " in short:
+        short = short.rsplit(None, 1)[0]
     return short.rstrip() + "…"

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -51,16 +51,20 @@ MOST_CALLS = 16
 """Most tool calls of one answer that are run; the wrap-up's bound has room for as many lines."""
 TITLE_CHARS = 200
 """Characters of a source's title that are kept: its document says what that is, and it may be any length."""
-TOLD_AT, REFUSED_FROM, ENDED_AT = 3, 5, 20
-"""The same call with the same result: the model is warned at the 3rd, calls are refused from the 5th, the run ends at
-the 20th."""
-
-EDITS_TOLD_AT, EDITS_ENDED_AT = 3, 5
-"""Failed edits of one file in a row: the model is warned at the 3rd, the run ends at the 5th."""
+SAME_CALL_WARNED_AT = 3
+"""How often the same call had the same result when the model is warned."""
+SAME_CALL_REFUSED_FROM = 5
+"""From this time on the same call is refused."""
+SAME_CALL_ENDS_AT = 20
+"""At this time the run ends."""
+EDITS_WARNED_AT = 3
+"""Failed edits of one file in a row at which the model is warned."""
+EDITS_END_AT = 5
+"""Failed edits of one file in a row at which the run ends."""
 
 ENDED_BECAUSE: Mapping[str, str] = {
-    "same_call": f"the same tool call with the same result, {ENDED_AT} times",
-    "failed_edits": f"{EDITS_ENDED_AT} failed edits of one file in a row",
+    "same_call": f"the same tool call with the same result, {SAME_CALL_ENDS_AT} times",
+    "failed_edits": f"{EDITS_END_AT} failed edits of one file in a row",
 }
 """Why a run ends, by the guardrail that ends it."""
 
@@ -90,27 +94,29 @@ class _Redaction:
     secrets: list[int] = field(default_factory=list[int])
 
     def __call__(self, text: str) -> str:
-        seen, removed = clean(text)
-        self.counts.append(removed)
-        shown, found = self.redactor.redact(seen)
-        self.secrets.append(found)
-        return shown
+        cleaned, invisible = clean(text)
+        self.counts.append(invisible)
+        redacted, secrets = self.redactor.redact(cleaned)
+        self.secrets.append(secrets)
+        return redacted
 
     def hide_in_lines(self, text: str) -> str:
-        """Return a whole text with its secrets hidden; lines without a secret stay unchanged. Blocks."""
+        """Return a text with its secrets hidden; lines without a secret stay unchanged. Blocks."""
         with compute_alone() if len(text) > _LONG_TEXT else contextlib.nullcontext():
-            seen, removed = clean(text)
+            cleaned, invisible = clean(text)
             if self.learns:
-                self.redactor.learn_private_keys(seen)
-            shown, found = self.redactor.redact_lines(seen)
-        self.secrets.append(found)
-        if not found or not removed:
-            return shown if found else text
-        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-        return "\n".join(
-            line if after == before else after
-            for line, before, after in zip(lines, seen.split("\n"), shown.split("\n"), strict=True)
-        )
+                self.redactor.learn_private_keys(cleaned)
+            redacted, secrets = self.redactor.redact_lines(cleaned)
+        self.secrets.append(secrets)
+        if not secrets:
+            return text
+        if not invisible:
+            return redacted
+        lines: list[str] = []
+        originals = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        for original, before, after in zip(originals, cleaned.split("\n"), redacted.split("\n"), strict=True):
+            lines.append(original if after == before else after)
+        return "\n".join(lines)
 
 
 class ToolCalls:
@@ -126,7 +132,7 @@ class ToolCalls:
         self._max_calls = run.config.max_tool_calls
         self._searches = PaidSearches(context.search, run) if context.search is not None else None
         self._ready: dict[str, _Ready] = {}
-        self._taken = set[str]()
+        self._admitted = set[str]()
         self._keys_known = False
         specs = {name: tool.spec for name, tool in context.tools.items()}
         self._origins = Origins(self._history, context.effects, specs)
@@ -138,34 +144,43 @@ class ToolCalls:
         with one, the run pauses, and its next owner calls this again. After a crash or a pause, calls with a result are
         skipped, and calls that had begun are not counted again.
         """
-        admitted, refused = self._admitted(calls)
-        taken = {call.call_id for call in admitted}
-        self._taken |= taken
+        admitted, refused = self._admit(calls)
+        ids = {call.call_id for call in admitted}
+        self._admitted |= ids
         try:
             return await self._carry_out(admitted, refused)
         finally:
-            self._taken -= taken
+            self._admitted -= ids
 
     async def _carry_out(self, admitted: list[ToolUse], refused: list[tuple[ToolUse, str]]) -> Paused | None:
         asking = [call for call in admitted if call.name == ASK.name]
         admitted = [call for call in admitted if call.name != ASK.name]
-        doubtful = {call.call_id: doubts for call in admitted if (doubts := await self._doubts(call))}
+        doubtful: dict[str, tuple[Doubt, ...]] = {}
+        for call in admitted:
+            doubts = await self._doubts(call)
+            if doubts:
+                doubtful[call.call_id] = doubts
         if not doubtful and all(self._reads_only(call) for call in admitted):
             await self._together(admitted)
-        elif (waits := await self._in_order(admitted, doubtful, refused)) is not None:
-            return waits
+        else:
+            pause = await self._in_order(admitted, doubtful, refused)
+            if pause is not None:
+                return pause
         for call, why in refused:
             await self.refuse(call, why)
-        for call in asking if self._history.tripped is None else ():
-            if (waits := await self._asks(call)) is not None:
-                return waits
+        if self._history.tripped is not None:
+            return None
+        for call in asking:
+            pause = await self._pause_to_ask(call)
+            if pause is not None:
+                return pause
             await self._call(call, first=not admitted)
         return None
 
-    def _admitted(self, calls: Sequence[ToolUse]) -> tuple[list[ToolUse], list[tuple[ToolUse, str]]]:
+    def _admit(self, calls: Sequence[ToolUse]) -> tuple[list[ToolUse], list[tuple[ToolUse, str]]]:
         """Return the calls without a result that may be run, and the others of them with why not."""
         # Another agent may make several calls at once: those that are admitted and not recorded yet count too.
-        allowed = self._max_calls - self._history.tool_calls - len(self._taken - self._history.started.keys())
+        allowed = self._max_calls - self._history.tool_calls - len(self._admitted - self._history.started.keys())
         admitted: list[ToolUse] = []
         refused: list[tuple[ToolUse, str]] = []
         for number, call in enumerate(calls):
@@ -189,23 +204,25 @@ class ToolCalls:
         for number, call in enumerate(calls):
             if self._history.tripped is not None and call.call_id not in self._history.started:
                 refused.append((call, "a guardrail has ended this run"))
-            elif isinstance(held := await self._held_back(call, doubtful.get(call.call_id, ())), Paused):
+                continue
+            held = await self._hold_back(call, doubtful.get(call.call_id, ()))
+            if isinstance(held, Paused):
                 return held
-            elif not held:
+            if not held:
                 await self._call(call, number == 0)
         return None
 
-    async def _asks(self, call: ToolUse) -> Paused | None:
-        """Return the pause in which a call's question waits; None where the call itself says what came of it."""
-        found = self._ready.get(call.call_id) or self._fitting(call)
-        if isinstance(found, str) or not isinstance(found.tool, Ask) or self._repeats(call):
+    async def _pause_to_ask(self, call: ToolUse) -> Paused | None:
+        """Return the pause in which a call's question waits; None where the call itself has an answer or a refusal."""
+        ready = self._ready.get(call.call_id) or self._check_call(call)
+        if isinstance(ready, str) or not isinstance(ready.tool, Ask) or self._repeats(call):
             return None
-        asked = await found.tool.new_question(call.call_id, self._run.work_s(self._run.left_s))
-        if asked is None:
+        question = await ready.tool.new_question(call.call_id, self._run.work_s(self._run.left_s))
+        if question is None:
             return None
         if call.call_id not in self._history.started:
-            await self._log.record(Activity(activity=found.sentence), await self._begins(call))
-        return Paused(asked)
+            await self._log.record(Activity(activity=ready.sentence), await self._started_fact(call))
+        return Paused(question)
 
     async def _doubts(self, call: ToolUse) -> tuple[Doubt, ...]:
         """Return the values of a call that nobody approved; none of one that has begun, or cannot be made."""
@@ -216,35 +233,36 @@ class ToolCalls:
             return await self._origins.doubts_apart(tool, call.args)
         return self._origins.doubts(tool, call.args)
 
-    async def _held_back(self, call: ToolUse, doubts: tuple[Doubt, ...]) -> Paused | bool:
+    async def _hold_back(self, call: ToolUse, doubts: tuple[Doubt, ...]) -> Paused | bool:
         """Return the pause in which a person is asked to allow a call, or whether it was refused."""
         if not doubts:
             return False
-        asked, ask = self._history.questions.get(call.call_id), self._context.ask
+        question, ask = self._history.questions.get(call.call_id), self._context.ask
         shown = [replace(each, argument=self._hidden(each.argument), value=self._hidden(each.value)) for each in doubts]
         refused = {value for _tool, _argument, value in self._history.decided_values(allowed=False)}
-        denied = any(each.value in refused for each in shown)
-        if asked is None and ask is not None and not denied:
-            asked = await ask.to_allow(call, self._run.work_s(self._run.left_s), shown)
-            if asked is not None:
-                return Paused(asked)
-        if asked is not None and self._is_allowed(asked, shown):
+        is_denied = any(each.value in refused for each in shown)
+        if question is None and ask is not None and not is_denied:
+            question = await ask.to_allow(call, self._run.work_s(self._run.left_s), shown)
+            if question is not None:
+                return Paused(question)
+        if question is not None and self._is_allowed(question, shown):
             return False
-        await self._refuse_values(call, doubts, "the person does not allow it" if denied else "nobody allowed it")
+        why = "the person does not allow it" if is_denied else "nobody allowed it"
+        await self._refuse_values(call, doubts, why)
         return True
 
-    def _is_allowed(self, asked: Asked, shown: Sequence[Doubt]) -> bool:
+    def _is_allowed(self, question: Asked, shown: Sequence[Doubt]) -> bool:
         """Tell whether a person has answered, and was asked about each of these values."""
-        answer = self._history.answers.get(asked.ask_id)
-        about = {(each["argument"], each["value"]) for each in asked.values}
-        return (
-            answer is not None and answer.by_person and about.issuperset((each.argument, each.value) for each in shown)
-        )
+        answer = self._history.answers.get(question.ask_id)
+        if answer is None or not answer.by_person:
+            return False
+        asked_about = {(each["argument"], each["value"]) for each in question.values}
+        return asked_about.issuperset((each.argument, each.value) for each in shown)
 
     async def _refuse_values(self, call: ToolUse, doubts: tuple[Doubt, ...], why: str) -> None:
-        named = ", ".join(dict.fromkeys(f"{each.argument} (from {each.source or 'no source'})" for each in doubts))
+        names = ", ".join(dict.fromkeys(f"{each.argument} (from {each.source or 'no source'})" for each in doubts))
         refusal = (
-            f"Refused: {named} is neither in the task nor from a source that this role has for it, and {why}. Do not"
+            f"Refused: {names} is neither in the task nor from a source that this role has for it, and {why}. Do not"
             " try it in another form; do the rest, and say in the caveats what was left out."
         )
         await self._log.record(
@@ -252,7 +270,7 @@ class ToolCalls:
             self._result(call, refusal, success=False),
         )
 
-    def begun(self, calls: Sequence[ToolUse]) -> list[Fact]:
+    def start_facts(self, calls: Sequence[ToolUse]) -> list[Fact]:
         """Return the facts to record before an answer's tools start, if all of them can start at once; else none.
 
         They are committed with the answer, which saves a commit. This holds only for calls that read: one that changes
@@ -265,29 +283,35 @@ class ToolCalls:
         facts: list[Fact] = []
         ready: dict[str, _Ready] = {}
         for call in calls:
-            found = self._fitting(call)
-            if (
-                isinstance(found, str)
-                or not found.tool.spec.read_only
-                or has_placeholder(call.args)
-                or len(call.raw_args) > SHORT_CHARS  # it is searched for secrets in a thread
-                or self._repeats(call)
-                or self._origins.is_long(found.tool, len(call.raw_args))
-                or self._origins.doubts(found.tool, call.args or {})
-            ):
+            found = self._check_call(call)
+            if isinstance(found, str) or not self._starts_at_once(call, found.tool):
                 return []
             ready[call.call_id] = found
             if not facts:
                 facts.append(Activity(activity=found.sentence))
-            facts.append(self._begins_with(call, self._hide_args(call)))
+            facts.append(self._tool_call(call, self._hide_args(call)))
         self._ready = ready
         return facts
 
-    def _fitting(self, call: ToolUse) -> _Ready | str:
+    def _starts_at_once(self, call: ToolUse, tool: Tool) -> bool:
+        """Tell whether nothing has to be done or asked before a call starts: it only reads, and has no secret."""
+        if not tool.spec.read_only or has_placeholder(call.args):
+            return False
+        if len(call.raw_args) > SHORT_CHARS:  # it is searched for secrets in a thread
+            return False
+        if self._repeats(call):
+            return False
+        if self._origins.is_long(tool, len(call.raw_args)):
+            return False
+        return not self._origins.doubts(tool, call.args or {})
+
+    def _check_call(self, call: ToolUse) -> _Ready | str:
         """Return a call that can be run, or why it is refused."""
         said = self._history.answer
-        if said is not None and (cut := explain_cut_call(said, self._history.calls, call)) is not None:
-            return cut
+        if said is not None:
+            cut = explain_cut_call(said, self._history.calls, call)
+            if cut is not None:
+                return cut
         tool = self._context.tools.get(call.name)
         if tool is None:
             names = ", ".join(sorted(self._context.tools))
@@ -301,19 +325,21 @@ class ToolCalls:
         return _Ready(tool, args, status_sentence(tool.activity(args), self._hidden))
 
     def _repeats(self, call: ToolUse) -> int:
-        """Return how often this call was made with the same result, where it is refused for that; else 0."""
-        seen = self._history.repeats.get(call_key(call))
-        return seen.count + 1 if seen is not None and seen.count + 1 >= REFUSED_FROM else 0
+        """Return how often this call was made with the same result, if it is refused for that; else 0."""
+        repeat = self._history.repeats.get(call_key(call))
+        if repeat is None or repeat.count + 1 < SAME_CALL_REFUSED_FROM:
+            return 0
+        return repeat.count + 1
 
-    async def _begins(self, call: ToolUse) -> ToolCall:
-        return self._begins_with(call, await hide_apart(partial(self._hide_args, call), len(call.raw_args)))
+    async def _started_fact(self, call: ToolUse) -> ToolCall:
+        return self._tool_call(call, await hide_apart(partial(self._hide_args, call), len(call.raw_args)))
 
     def _hide_args(self, call: ToolUse) -> dict[str, Any]:
         """Return the arguments that are recorded; the tool itself gets what the model wrote."""
         hidden: dict[str, Any] = self._context.redactor.redact_json(dict(call.args or {}))
         return hidden
 
-    def _begins_with(self, call: ToolUse, args: dict[str, Any]) -> ToolCall:
+    def _tool_call(self, call: ToolUse, args: dict[str, Any]) -> ToolCall:
         return ToolCall(tool=call.name, args=args, call_id=call.call_id, turn=self._history.turn)
 
     async def _together(self, calls: Sequence[ToolUse]) -> None:
@@ -344,30 +370,31 @@ class ToolCalls:
             text = "Interrupted, outcome unknown: it may or may not have been done. Look before you repeat it."
             await self._log.record(self._result(call, text, success=False))
             return
-        found = self._ready.pop(call.call_id, None) or self._fitting(call)
-        if isinstance(found, str):
-            await self.refuse(call, found, unusable=True)
+        ready = self._ready.pop(call.call_id, None) or self._check_call(call)
+        if isinstance(ready, str):
+            await self.refuse(call, ready, unusable=True)
             return
-        tool = found.tool
-        if count := self._repeats(call):
-            await self._again(call, count)
+        tool = ready.tool
+        count = self._repeats(call)
+        if count:
+            await self._refuse_repeat(call, count)
             return
         try:
             injected = await self._context.secret_injection.inject(tool.spec, call.args or {})
         except SecretRefused as why:
             await self.refuse(call, str(why))
             return
-        self._run.say(found.sentence)
+        self._run.say(ready.sentence)
         if call.call_id not in self._history.started:
-            before: tuple[Fact, ...] = (Activity(activity=found.sentence),) if first else ()
-            await self._log.record(*before, await self._begins(call))
+            before: tuple[Fact, ...] = (Activity(activity=ready.sentence),) if first else ()
+            await self._log.record(*before, await self._started_fact(call))
         began = time.monotonic()
         hide = _Redaction(self._context.redactor, learns=tool.spec.files)
-        output = await self._work(call, tool, found.args, injected, hide)
+        output = await self._work(call, tool, ready.args, injected, hide)
         took_ms = ms_since(began)
         result = await self._shown(call, tool, output, hide)
         await tell_too_many_keys(self._context.redactor, self._log)
-        if not output.success and self._failed_edits(call) >= EDITS_ENDED_AT:
+        if not output.success and self._failed_edits(call) >= EDITS_END_AT:
             await self._log.record(self._ends_edits(call), result, duration_ms=took_ms)
             return
         if tool.spec.read_only and len(self._history.open_calls()) == 1:  # the next request follows at once
@@ -409,62 +436,57 @@ class ToolCalls:
                 raise RuntimeError(f"{type(error).__name__} in {tool.spec.name}") from None
             raise
         await self._context.secret_injection.refresh()
-        return await anyio.to_thread.run_sync(self._without, output, injected, hide) if injected else output
+        if not injected:
+            return output
+        return await anyio.to_thread.run_sync(self._without_secrets, output, injected, hide)
 
     def _hidden(self, text: str) -> str:
         return self._context.redactor.redact(clean(text)[0])[0]
 
-    def _without(self, output: ToolOutput, injected: tuple[InjectedSecret, ...], hide: _Redaction) -> ToolOutput:
+    def _without_secrets(
+        self, output: ToolOutput, injected: tuple[InjectedSecret, ...], hide: _Redaction
+    ) -> ToolOutput:
         """Return an output without any piece of the injected secrets: the other side may send them back."""
 
-        def hidden(text: str, hide: Callable[[str], str] = self._hidden) -> str:
-            text = hide(text)
+        def without(text: str) -> str:
             for each in injected:
                 text, _pieces = redact_fragments(text, each.name, each.value)
             return text
 
-        # No hash: what the other side sent back may have had the secret in it.
-        sources = tuple(
-            Source(hidden(source.location), source.title and hidden(source.title)) for source in output.sources
-        )
-        return replace(output, text=hidden(output.text, hide), sources=sources)
+        text = without(hide(output.text))
+        sources: list[Source] = []
+        for source in output.sources:
+            location = without(self._hidden(source.location))
+            title = source.title and without(self._hidden(source.title))
+            sources.append(Source(location, title))  # no hash: what was sent back may have had the secret in it
+        return replace(output, text=text, sources=tuple(sources))
 
     async def _shown(self, call: ToolUse, tool: Tool, output: ToolOutput, hide: _Redaction) -> ToolResult:
         """Return the result as the model is shown it; where it is cut, save the original."""
         text = hide(output.text)
         sha = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-        scratch, whole, shown = None, len(text), len(text)
-        goes_on = ""
-        if whole > tool.spec.max_chars:
+        scratch = None
+        chars = len(text)
+        rest = ""  # where the rest of a cut output is
+        sources = output.sources
+        if chars > tool.spec.max_chars:
             scratch = f"{sha[:32]}.txt"
             why = await anyio.to_thread.run_sync(_keep, self._context.scratch, scratch, text)
             text, shown = _cut(text, tool.spec)
-            goes_on = f"read_tool_result R-{sha[:8]} with offset {shown} goes on"
+            rest = f"read_tool_result R-{sha[:8]} with offset {shown} goes on"
             if why is not None:
-                scratch, goes_on = None, f"the rest was not kept: {why}"
-        sources = output.sources
-        if goes_on:  # those that the shown part names, or all where it names none
+                scratch = None
+                rest = f"the rest was not kept: {why}"
+            # Those that the shown part names, or all where it names none.
             sources = tuple(source for source in sources if source.location in text) or sources
         body = text
         if not output.own:
             body = wrap_tool_output(text, tool=call.name, nonce=self.nonce, removed=sum(hide.counts))
-        if goes_on:
-            body += f"\n[cut at {tool.spec.max_chars} of {whole} characters; {goes_on}]"
+        if rest:
+            body += f"\n[cut at {tool.spec.max_chars} of {chars} characters; {rest}]"
         if not output.success:
             body = f"Failed.\n{body}"
-        repeat = self._history.repeats.get(call_key(call))
-        if repeat is not None and repeat.output_sha == sha and repeat.count + 1 == TOLD_AT:
-            await self._log.record(
-                GuardrailTripped(guardrail="same_call", action="told", tool=call.name, count=TOLD_AT)
-            )
-            body += f"\n[this is the {TOLD_AT}rd time that this very call brought this very result; do something else]"
-        if not output.success and self._failed_edits(call) == EDITS_TOLD_AT:
-            told = GuardrailTripped(guardrail="failed_edits", action="told", tool=call.name, count=EDITS_TOLD_AT)
-            await self._log.record(told)
-            body += (
-                f"\n[the {EDITS_TOLD_AT}rd edit of this file in a row that failed; at the {EDITS_ENDED_AT}th this run"
-                " ends: read the file again, then quote it exactly]"
-            )
+        body += await self._warnings(call, output, sha)
         return ToolResult(
             tool=call.name,
             success=output.success,
@@ -473,44 +495,66 @@ class ToolCalls:
             call_id=call.call_id,
             turn=self._history.turn,
             count=output.count,
-            chars=whole,
+            chars=chars,
             scratch=scratch,
-            sources=tuple(self._noted(source, hashed=not any(hide.secrets)) for source in sources),
+            sources=tuple(self._source_fields(source, hashed=not any(hide.secrets)) for source in sources),
             unread=output.unread or None,
         )
 
-    def _noted(self, source: Source, *, hashed: bool) -> dict[str, str | None]:
+    async def _warnings(self, call: ToolUse, output: ToolOutput, sha: str) -> str:
+        """Record what a guardrail warns of at this result, and return the warnings, each on a line of its own."""
+        warnings = ""
+        repeat = self._history.repeats.get(call_key(call))
+        if repeat is not None and repeat.output_sha == sha and repeat.count + 1 == SAME_CALL_WARNED_AT:
+            await self._log.record(
+                GuardrailTripped(guardrail="same_call", action="told", tool=call.name, count=SAME_CALL_WARNED_AT)
+            )
+            warnings += (
+                f"\n[this is the {SAME_CALL_WARNED_AT}rd time that this very call brought this very result; do"
+                " something else]"
+            )
+        if not output.success and self._failed_edits(call) == EDITS_WARNED_AT:
+            warned = GuardrailTripped(guardrail="failed_edits", action="told", tool=call.name, count=EDITS_WARNED_AT)
+            await self._log.record(warned)
+            warnings += (
+                f"\n[the {EDITS_WARNED_AT}rd edit of this file in a row that failed; at the {EDITS_END_AT}th this run"
+                " ends: read the file again, then quote it exactly]"
+            )
+        return warnings
+
+    def _source_fields(self, source: Source, *, hashed: bool) -> dict[str, str | None]:
         """Return what the log has of a source.
 
         It has no hash of a file in which a secret was hidden: from that and the rest of the file, the secret could be
         guessed. Nor of one whose name is not as it was, because nobody can find that again.
         """
         location = self._hidden(source.location)
-        noted = {"location": location, "title": source.title and self._hidden(source.title)[:TITLE_CHARS]}
+        title = source.title and self._hidden(source.title)[:TITLE_CHARS]
+        fields = {"location": location, "title": title}
         if source.sha256 and hashed and location == source.location:
-            noted["sha256"] = source.sha256
-        return noted
+            fields["sha256"] = source.sha256
+        return fields
 
     def _failed_edits(self, call: ToolUse) -> int:
         """Return how many edits of a call's file failed in a row, with this one; 0 for a call that edits none."""
         path = edited_path(call)
-        return 0 if path is None else self._history.failed_edits.get(path, 0) + 1
+        if path is None:
+            return 0
+        return self._history.failed_edits.get(path, 0) + 1
 
     def _ends_edits(self, call: ToolUse) -> GuardrailTripped:
         count = self._failed_edits(call)
         return GuardrailTripped(guardrail="failed_edits", action="ended", tool=call.name, count=count)
 
-    async def _again(self, call: ToolUse, count: int) -> None:
-        action = "ended" if count >= ENDED_AT else "refused"
-        tripped = GuardrailTripped(guardrail="same_call", action=action, tool=call.name, count=count)
-        await self._log.record(
-            self._ends_edits(call) if self._failed_edits(call) >= EDITS_ENDED_AT else tripped,
-            self._result(
-                call,
-                f"Refused: this very call brought the same result {count - 1} times. Use what you have.",
-                success=False,
-            ),
-        )
+    async def _refuse_repeat(self, call: ToolUse, count: int) -> None:
+        """Refuse a call that had the same result too often; at the last time the run ends."""
+        if self._failed_edits(call) >= EDITS_END_AT:
+            tripped = self._ends_edits(call)
+        else:
+            action = "ended" if count >= SAME_CALL_ENDS_AT else "refused"
+            tripped = GuardrailTripped(guardrail="same_call", action=action, tool=call.name, count=count)
+        refusal = f"Refused: this very call brought the same result {count - 1} times. Use what you have."
+        await self._log.record(tripped, self._result(call, refusal, success=False))
 
     def _result(self, call: ToolUse, text: str, *, success: bool, unusable: bool = False) -> ToolResult:
         return ToolResult(

@@ -185,7 +185,7 @@ class _Predecessor(Operations):
             own = texts.model_copy(update={"task": task_with_names(step, texts)})
             by_mark = {_mark_of(view, row): row for row in candidates}  # the last of several with the same
             for item in items if candidates else ():
-                given = log.given(step, item)
+                given = log.inputs_of(step, item)
                 earlier = [run.id for run in step.config.context_from] + [row.id for row in given.runs]
                 mark = marker(own, given.texts, earlier)
                 same = by_mark.get(mark) if mark is not None else None
