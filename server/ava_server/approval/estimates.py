@@ -39,8 +39,9 @@ from ava_server.models.selection import OFFLINE
 COUNTED = ("success", "no_answer", "guardrail", *CAP_OF_ENDING)
 """The endings of runs that count."""
 ENOUGH = 5
+"""Runs from which a group counts."""
 SIMILAR = 29
-"""The newest so many count: older ones say less."""
+"""Only the newest runs count, up to this many: older ones say less."""
 MINUTE_US = 60_000_000
 ROUNDED_NANOS = 100_000
 """What rounding each call up to a micro-USD may add to the cost of a run."""
@@ -60,34 +61,43 @@ def bound_of(values: Sequence[float]) -> float:
 def with_estimate(config: RunConfig, past: Iterable[PastRun]) -> RunConfig:
     """Return a configuration with its estimate; without enough runs its minutes stay the role's, within its timeout."""
     most = 1 if config.base_url is None else max(1, math.ceil(config.timeout_s / 60))
-    (low, high) = config.estimated_minutes
+    low, high = config.estimated_minutes
     estimate: Estimate | None = None
-    if (found := _similar(config, past)) is not None:
-        group, runs, left_out = found
-        cost_cap, time_cap = config.max_cost_micros, int(config.timeout_s * 1e6)
-        costs, times = [run.micros or 0 for run in runs], [run.us for run in runs]
-        within = [min(us, time_cap) for us in times]
+    similar = _similar(config, past)
+    if similar is not None:
+        group, runs, left_out = similar
+        time_cap_us = int(config.timeout_s * 1e6)
+        times = [run.us for run in runs]
+        within = [min(us, time_cap_us) for us in times]
         low = max(1, int(-bound_of([-us for us in within])) // MINUTE_US)
         high = max(1, math.ceil(bound_of(within) / MINUTE_US))
+        half_micros = most_micros = None
+        if not config.free:
+            costs = [run.micros or 0 for run in runs]
+            half_micros = _below(median(costs), config.max_cost_micros)
+            most_micros = _below(bound_of(costs), config.max_cost_micros)
         estimate = Estimate(
             runs=len(runs),
             group=group,
             left_out=left_out,
-            half_micros=None if config.free else _below(median(costs), cost_cap),
-            most_micros=None if config.free else _below(bound_of(costs), cost_cap),
-            half_us=_below(median(times), time_cap),
-            most_us=_below(bound_of(times), time_cap),
+            half_micros=half_micros,
+            most_micros=most_micros,
+            half_us=_below(median(times), time_cap_us),
+            most_us=_below(bound_of(times), time_cap_us),
         )
     return config.model_copy(update={"estimated_minutes": (min(low, most), min(high, most)), "estimate": estimate})
 
 
 def _below(value: float, cap: int) -> int | None:
-    return math.ceil(value) if value < cap else None
+    """Return a value rounded up; None where it reaches the cap."""
+    if value < cap:
+        return math.ceil(value)
+    return None
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A run that counts; what it would have gone on to is infinite, and a cost that is not known is None."""
+    """A run that counts. What was cut off by a cap is infinite; a cost that is not known is None."""
 
     model: str
     size: int
@@ -99,14 +109,19 @@ def _similar(
     config: RunConfig, past: Iterable[PastRun]
 ) -> tuple[Literal["size", "model", "role"], list[_Run], int] | None:
     """Return the narrowest group with enough runs, and how many of it are left out; None without one."""
-    offline, size, today = config.model == OFFLINE, _size(config.input_bytes), asdict(config.price)
+    is_offline = config.model == OFFLINE
+    size = _size(config.input_bytes)
+    today = asdict(config.price)
     today["steps"] = list(today["steps"])  # as JSON has them
-    stored = ((run, from_json(run.terms)) for run in past)
-    runs = [_run(*each, config, today) for each in stored if each[1]["runner"] == config.runner]
+    runs: list[_Run] = []
+    for run in past:
+        terms = from_json(run.terms)
+        if terms["runner"] == config.runner:
+            runs.append(_run(run, terms, config, today))
     groups: Mapping[Literal["size", "model", "role"], Callable[[_Run], bool]] = {
         "size": lambda run: run.model == config.model and run.size == size,
         "model": lambda run: run.model == config.model,
-        "role": lambda run: (run.model == OFFLINE) == offline,
+        "role": lambda run: (run.model == OFFLINE) == is_offline,
     }
     for group, has in groups.items():
         alike = [run for run in runs if has(run)]
@@ -123,25 +138,36 @@ def _size(count: int) -> int:
 
 def _run(run: PastRun, then: Mapping[str, Any], config: RunConfig, today: Mapping[str, Any]) -> _Run:
     cap = CAP_OF_ENDING.get(run.state)
-    more = cap is not None and cap.of(config) > then[cap.field]
-    cost = 0 if config.free else math.inf if more or cap is COST else _cost(run, then["price"], today)
-    return _Run(run.model, _size(then["input_bytes"]), cost, math.inf if more or cap is TIME else run.active_us)
+    cap_is_higher = cap is not None and cap.of(config) > then[cap.field]
+    cost: float | None
+    if config.free:
+        cost = 0
+    elif cap_is_higher or cap is COST:
+        cost = math.inf
+    else:
+        cost = _cost(run, then["price"], today)
+    active_us = math.inf if cap_is_higher or cap is TIME else run.active_us
+    return _Run(run.model, _size(then["input_bytes"]), cost, active_us)
 
 
 def _cost(run: PastRun, then: Mapping[str, Any], today: Mapping[str, Any]) -> int | None:
     """Return what a run would cost at today's price, in micro-USD; None where the log does not say it exactly."""
     if all(then.get(name) == today[name] for name in (*_RATES, *_STEPPED)):
         return run.cost_micros
-    if any(price.get(name) for price in (then, today) for name in _STEPPED):
+    for name in _STEPPED:
+        if then.get(name) or today.get(name):
+            return None
+    logged_nanos = run.cost_micros * 1_000
+    is_exact = abs(logged_nanos - _nanos(run, then)) <= max(logged_nanos // 100, ROUNDED_NANOS)
+    if not is_exact:
         return None
+    return -(-_nanos(run, today) // 1_000)
 
-    def nanos(price: Mapping[str, Any]) -> int:
-        tokens = run.input_tokens, run.output_tokens, run.cache_read_tokens, run.cache_write_tokens
-        return sum(count * int(price[name]) for count, name in zip(tokens, _RATES, strict=True))
 
-    logged = run.cost_micros * 1_000
-    exact = abs(logged - nanos(then)) <= max(logged // 100, ROUNDED_NANOS)
-    return -(-nanos(today) // 1_000) if exact else None
+def _nanos(run: PastRun, price: Mapping[str, Any]) -> int:
+    """Return what the tokens of a run cost at a price, in nano-USD."""
+    tokens = run.input_tokens, run.output_tokens, run.cache_read_tokens, run.cache_write_tokens
+    return sum(count * int(price[name]) for count, name in zip(tokens, _RATES, strict=True))
 
 
 # -- how good they were -----------------------------------------------------------------------------------------------

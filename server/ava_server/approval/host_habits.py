@@ -71,24 +71,29 @@ def _read_field(field: FieldInfo, value: Any, *, is_optional: bool) -> Any:
 
 def _read_list(text: str) -> Any:
     """Return the texts that JSON text lists; any other text is a list of one, as models often give it."""
-    found = _from_json(text)
-    if found is None:
+    value = _from_json(text)
+    if value is None:
         return None
-    texts = as_list(found)
-    return texts if isinstance(found, list) and all(isinstance(each, str) for each in texts) else [text]
+    if isinstance(value, list):
+        texts = as_list(value)
+        if all(isinstance(each, str) for each in texts):
+            return texts
+    return [text]
 
 
 def _read_objects(text: str) -> Any:
     """Return the list that JSON text has; any other text as it is, to be refused."""
-    found = _from_json(text)
-    if found is None or isinstance(found, list):
-        return cast("list[Any] | None", found)
+    value = _from_json(text)
+    if value is None or isinstance(value, list):
+        return cast("list[Any] | None", value)
     return text
 
 
 def _read_object(text: str) -> Any:
-    found = _from_json(text)
-    return text if found is not None and as_object(found) is None else found
+    value = _from_json(text)
+    if value is not None and as_object(value) is None:
+        return text
+    return value
 
 
 def _read_plain(text: str) -> str | None:
@@ -103,10 +108,17 @@ def _read_members(kind: Any, value: Any) -> Any:
     members = cast("dict[str, Any]", value)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return read_habits(kind, members)
-    if get_origin(kind) is dict and _is_object(inner := _kind_of(get_args(kind)[1])):
-        read = {name: _read_object(each) if isinstance(each, str) else each for name, each in members.items()}
-        return {name: _read_members(inner, each) for name, each in read.items()}
-    return members
+    if get_origin(kind) is not dict:
+        return members
+    inner = _kind_of(get_args(kind)[1])
+    if not _is_object(inner):
+        return members
+    read: dict[str, Any] = {}
+    for name, member in members.items():
+        if isinstance(member, str):
+            member = _read_object(member)
+        read[name] = _read_members(inner, member)
+    return read
 
 
 def _from_json(text: str) -> Any:
@@ -114,10 +126,10 @@ def _from_json(text: str) -> Any:
     if text.lstrip()[:1] not in ("[", "{", "n"):
         return text
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return text if deeper_than(found, DEEPEST) else found
+    return text if deeper_than(value, DEEPEST) else value
 
 
 def _kind_of(annotation: Any) -> Any:

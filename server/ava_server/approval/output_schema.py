@@ -105,7 +105,7 @@ def find_mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
 def embed_schema(schema: Mapping[str, Any], at: str) -> dict[str, Any]:
     """Return a schema to embed in another one at the pointer `at`; its references are adapted."""
     top = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
-    return cast("dict[str, Any]", _moved(top, at))
+    return cast("dict[str, Any]", _move_references(top, at))
 
 
 # -- what can be asked for ----------------------------------------------------------------------------------------
@@ -123,11 +123,13 @@ def _refused(schema: Mapping[str, Any]) -> str | None:
         return f"it has {size:,} bytes, more than {SCHEMA_CHARS:,}; make it smaller"
     if str(schema.get("$schema", _LATEST)).rstrip("#") not in _DRAFTS:
         return f"its $schema {str(schema['$schema'])[:80]!r} is not known; leave it out (2020-12 is meant then)"
-    found = dict(_all(schema))
-    for path, part in found.items():
-        if why := _refused_part(path, part, found, draft4=_draft_name(schema) == "Draft4Validator"):
+    subschemas = dict(_all(schema))
+    draft4 = _draft_name(schema) == "Draft4Validator"
+    for path, part in subschemas.items():
+        why = _refused_part(path, part, subschemas, draft4=draft4)
+        if why:
             return f"at {_shown(path)}: {why}"
-    return _reference_fault(found)
+    return _reference_fault(subschemas)
 
 
 def _refused_part(path: _Path, part: Any, found: Mapping[_Path, Any], *, draft4: bool) -> str | None:
@@ -139,7 +141,8 @@ def _refused_part(path: _Path, part: Any, found: Mapping[_Path, Any], *, draft4:
             return f"{key} is not offered: {why}"
     if keys.get("format") == "regex":
         return "format regex is not offered; leave it out"
-    if path and ("$schema" in keys or "$id" in keys or (draft4 and "id" in keys)):
+    only_at_top = ("$schema", "$id", "id") if draft4 else ("$schema", "$id")
+    if path and any(key in keys for key in only_at_top):
         return "$schema and $id may only stand at the top; leave them out here"
     if "$ref" in keys and _target(keys["$ref"]) not in found:
         return f"$ref {str(keys['$ref'])[:80]!r} leads to no subschema of this schema; write #/$defs/NAME"
@@ -215,7 +218,7 @@ def _parts(part: Any) -> Iterator[tuple[_Path, Any]]:
                 yield (key, name), below
 
 
-def _moved(part: Any, at: str) -> Any:
+def _move_references(part: Any, at: str) -> Any:
     """Return a schema whose references into itself lead below `at`."""
     if not isinstance(part, dict):
         return part
@@ -224,11 +227,14 @@ def _moved(part: Any, at: str) -> Any:
         if key == "$ref" and isinstance(value, str) and value.startswith("#"):
             moved[key] = at + value[1:]
         elif key in _LISTS and isinstance(value, list):
-            moved[key] = [_moved(below, at) for below in cast("list[Any]", value)]
+            moved[key] = [_move_references(below, at) for below in cast("list[Any]", value)]
         elif key in _MAPS and isinstance(value, dict):
-            moved[key] = {name: _moved(below, at) for name, below in cast("dict[str, Any]", value).items()}
+            members = cast("dict[str, Any]", value)
+            moved[key] = {name: _move_references(below, at) for name, below in members.items()}
+        elif key in _SINGLE:
+            moved[key] = _move_references(value, at)
         else:
-            moved[key] = _moved(value, at) if key in _SINGLE else value
+            moved[key] = value
     return moved
 
 
@@ -305,4 +311,6 @@ def _key(value: Any, spend: Callable[[int], None]) -> Any:
         return "object", frozenset((key, _key(each, spend)) for key, each in members)
     if isinstance(value, list):
         return "array", tuple(_key(each, spend) for each in cast("list[Any]", value))
-    return ("boolean", value) if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return "boolean", value
+    return value

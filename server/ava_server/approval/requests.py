@@ -269,7 +269,7 @@ def refuse_deep(given: dict[str, Any]) -> None:
 
 def shown(value: Any) -> str:
     """Return a value for an error text: short, and without anything that looks like a secret."""
-    text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, str) else value
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     text, _count = key_shapes().redact(text[:_SHOWN_FROM])  # of a long text only what may be shown is searched
     return repr(text if len(text) <= 80 else text[:79] + "…")
 
@@ -293,7 +293,8 @@ def sentence_of(model: type[Arguments], error: Any) -> str:
         return f"{field}: {_beyond(model, loc, kind, value, error.get('ctx') or {})}"
     if kind == "literal_error":
         return f"{field}: {shown(value)} is not one of {error['ctx']['expected']}; give one of these."
-    if kind == "finite_number" or (isinstance(value, float) and not math.isfinite(value)):
+    is_infinite = isinstance(value, float) and not math.isfinite(value)
+    if kind == "finite_number" or is_infinite:
         return f"{field}: {shown(value)} is not a finite number; give a plain one."
     word = next((text for start, text in _KINDS.items() if kind.startswith(start)), "another kind of value")
     return f"{field}: {shown(value)} was given where {word} belongs; give {word}."
@@ -314,19 +315,20 @@ _KINDS = {
 def _unknown(model: type[Arguments], loc: Sequence[str], value: Any) -> str:
     if loc == ["confirmed"]:
         return "spawn_subagent never starts anything; call confirm_spawn with the pending_id it returns."
+    hint = f"{model.tool} takes {', '.join(model.model_fields)}."
     close = difflib.get_close_matches(loc[-1], list(model.model_fields), n=1)
-    hint = (
-        f"did you mean {close[0]}?"
-        if close and len(loc) == 1
-        else f"{model.tool} takes {', '.join(model.model_fields)}."
-    )
+    if close and len(loc) == 1:
+        hint = f"did you mean {close[0]}?"
     return f"{model.tool} has no argument of that name (given {shown(value)}); {hint}"
 
 
 def _beyond(model: type[Arguments], loc: Sequence[str], kind: str, value: Any, ctx: Mapping[str, Any]) -> str:
     if kind.endswith("too_short"):
-        what = "an empty list" if isinstance(value, list) else "empty text" if value == "" else "blank text"
-        return f"{what} was given; {_advice('.'.join(loc))}"
+        advice = _advice(".".join(loc))
+        if isinstance(value, list):
+            return f"an empty list was given; {advice}"
+        what = "empty text" if value == "" else "blank text"
+        return f"{what} was given; {advice}"
     if kind.endswith("too_long"):
         return f"{len(value):,} long, at most {ctx.get('max_length'):,} are allowed; shorten it."
     if kind.startswith("less_than"):
@@ -372,4 +374,6 @@ def check_context_from(view: View, rows: Sequence[RunRow]) -> tuple[EarlierRun, 
 def stored_result(view: View, row: RunRow) -> dict[str, Any] | None:
     """Return the result that a run handed over, or None where it has none or was erased."""
     entry = view.entry(row.result_seq) if row.result_seq is not None else None
-    return entry.fact.result if entry is not None and isinstance(entry.fact, SubagentComplete) else None
+    if entry is None or not isinstance(entry.fact, SubagentComplete):
+        return None
+    return entry.fact.result

@@ -439,7 +439,9 @@ def _price_note(choice: Choice, context: ResolveContext) -> str:
     """Return the user's prices that belong to no known model: one may be meant for this model."""
     if choice.base_url is None or choice.price.source.startswith(FROM_SETTINGS):
         return ""
-    strays = unknown_prices(context.models, [choice.name, *(role.model for role in context.catalog.roles)])
+    models = [choice.name]
+    models += [role.model for role in context.catalog.roles]
+    strays = unknown_prices(context.models, models)
     return " ".join(unknown_price_words(key, near) for key, near in strays.items())
 
 

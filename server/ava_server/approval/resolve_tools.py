@@ -158,10 +158,8 @@ class ToolResolution:
     def _wanted(self) -> tuple[str, ...]:
         """Return the wanted tools: the role's, reduced by the call's allow-list and block-list."""
         role, only, blocked = self._role, self._only, self._blocked
-        for field, names in (("tools", only or ()), ("blocked_tools", blocked)):
-            for name in names:
-                if name not in role.tools:
-                    raise BadInput(f"{field}: {role.name} has no tool {name!r}; it has {', '.join(role.tools)}")
+        self._refuse_unknown("tools", only or ())
+        self._refuse_unknown("blocked_tools", blocked)
         if only == [] and self._to_work_with():
             raise BadInput(
                 f"tools: an empty list leaves {role.name} nothing to work with; leave tools out to use all of the"
@@ -173,6 +171,12 @@ class ToolResolution:
         if reads_results and READ_RESULT not in wanted and READ_RESULT not in left_out:
             wanted.append(READ_RESULT)
         return tuple(wanted)
+
+    def _refuse_unknown(self, field: str, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._role.tools:
+                has = ", ".join(self._role.tools)
+                raise BadInput(f"{field}: {self._role.name} has no tool {name!r}; it has {has}")
 
     def _pointless(self) -> set[str]:
         """Return the tools that this run has no use for: for earlier results, memory, skills or questions."""
@@ -207,16 +211,18 @@ class ToolResolution:
 
     def _scope(self, names: Sequence[str], coding: Coding | None, *, files_open: bool) -> RunReach:
         is_agent = self._agent is not None
-        reads = files_open and (is_agent or self.have(names, "files", "commands"))
         commands = is_agent or coding is not None or self.have(names, "commands")
+        workspace = None
         git_folder = ""
-        if commands and reads:
-            git_folder = self._git_folder()
+        if files_open and (is_agent or self.have(names, "files", "commands")):
+            workspace = str(self._workspace.path)
+            if commands:
+                git_folder = self._git_folder()
         sandbox = None
         if commands or self.have(names, "program"):
             sandbox = self._context.sandbox()
         return RunReach(
-            workspace=str(self._workspace.path) if reads else None,
+            workspace=workspace,
             git_folder=git_folder,
             earlier=len(self._earlier),
             confinement=confinement_of(sandbox),

@@ -42,10 +42,10 @@ _FIXED = ("role", "model", "runner", "system_prompt", "context", "tools", "block
 """The arguments of a step in which no result of another step may stand: they decide what it may do."""
 
 
-def _step_id(given: str) -> str:
-    if not _ID.fullmatch(given) or given == ITEM:
+def _step_id(value: str) -> str:
+    if not _ID.fullmatch(value) or value == ITEM:
         raise PydanticCustomError("step_id", "an id")
-    return given
+    return value
 
 
 class StepArgs(RunArgs):
@@ -61,7 +61,7 @@ class StepArgs(RunArgs):
 
 
 WHOLE = tuple(PlanArgs.model_fields)
-"""The arguments that are of the plan as a whole."""
+"""The arguments of the plan itself, not of its steps."""
 
 
 @dataclass(frozen=True)
@@ -85,22 +85,24 @@ class PlannedStep:
     if_fails: IfFails
 
 
-def with_plain_steps(given: dict[str, Any]) -> dict[str, Any]:
+def with_plain_steps(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call with its steps as objects, where a host gave them as JSON text."""
-    steps = given.get("steps")
+    steps = arguments.get("steps")
     if not isinstance(steps, str):
-        return given
+        return arguments
     try:
-        read: object = json.loads(steps)
+        parsed: object = json.loads(steps)
     except (ValueError, RecursionError):
-        return given
-    return given if deeper_than(read, DEEPEST) else {**given, "steps": read}
+        return arguments
+    if deeper_than(parsed, DEEPEST):
+        return arguments
+    return {**arguments, "steps": parsed}
 
 
 def references(task: str) -> tuple[Source, ...]:
     """Return what a task refers to with `{{…}}`, each once, in the order of the text. `item` is a step's own item."""
-    found = [Source(step=match[1], field=match[2]) for match in _REFERENCE.finditer(task)]
-    return tuple(dict.fromkeys(found))
+    sources = [Source(step=match[1], field=match[2]) for match in _REFERENCE.finditer(task)]
+    return tuple(dict.fromkeys(sources))
 
 
 def replace_references(task: str, names: Mapping[Source, str]) -> str:
@@ -137,34 +139,34 @@ def most_runs(steps: Iterable[PlannedStep]) -> int:
 
 
 class StepFaults:
-    """What is wrong with the steps of one call: named at once, at most `MOST_FAULTS` of them.
+    """What is wrong with the steps of one call; a refusal names up to `MOST_FAULTS` of them.
 
     Attributes:
-        unread: The ids of steps that could not be read: what refers to them is not looked at.
+        unread: The ids of steps that could not be read: references to them are not checked.
     """
 
     def __init__(self) -> None:
         self.unread: set[str] = set()
-        self._found: list[str] = []
+        self._faults: list[str] = []
 
     def add(self, step: str, what: object) -> None:
-        self._found.append(f"step {step}: {what}")
+        self._faults.append(f"step {step}: {what}")
 
     def add_of_plan(self, what: str) -> None:
         """Note a fault of no single step."""
-        self._found.append(what)
+        self._faults.append(what)
 
     def refuse(self) -> None:
         """Raise BadInput if there is a fault: all of them in one text."""
-        if not self._found:
+        if not self._faults:
             return
-        named = self._found[:MOST_FAULTS]
-        more = len(self._found) - len(named)
+        lines = self._faults[:MOST_FAULTS]
+        more = len(self._faults) - len(lines)
         if more:
-            named.append(f"and {more:,} more faults")
-        if len(named) == 1:
-            raise BadInput(named[0])
-        raise BadInput("\n".join([f"{len(self._found):,} faults in the steps:", *named]))
+            lines.append(f"and {more:,} more faults")
+        if len(lines) == 1:
+            raise BadInput(lines[0])
+        raise BadInput("\n".join([f"{len(self._faults):,} faults in the steps:", *lines]))
 
 
 def _as_list(given: Any) -> list[dict[str, Any]]:
@@ -284,8 +286,11 @@ def _planned(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFaults) 
 def _has_reference(value: Any, by_id: Mapping[str, StepArgs]) -> bool:
     texts = cast("list[Any]", value) if isinstance(value, list) else [value]
     for text in texts:
-        if isinstance(text, str) and any(source.step in (ITEM, *by_id) for source in references(text)):
-            return True
+        if not isinstance(text, str):
+            continue
+        for source in references(text):
+            if source.step == ITEM or source.step in by_id:
+                return True
     return False
 
 

@@ -145,7 +145,8 @@ class AgentRun:
     def cancel(self, reason: str | None) -> None:
         """End the run as cancelled, whatever it is doing; a second call changes nothing."""
         if not self.cancelled:
-            self.cancelled, self._cancel_reason = True, reason
+            self.cancelled = True
+            self._cancel_reason = reason
             self._cancelled_at = time.monotonic()
             self.scope.cancel()
 
@@ -190,7 +191,8 @@ class AgentRun:
         with self.scope:
             try:
                 before = time.monotonic()
-                if (refused := await self._start_servers(work_s)) is not None:
+                refused = await self._start_servers(work_s)
+                if refused is not None:
                     return refused
                 took = time.monotonic() - before
                 return await self._work_within(max(work_s - took, 0.0), left - took, cap)
@@ -238,16 +240,22 @@ class AgentRun:
         wrap_s = left_s - work_s
         with self._clock.limit(work_s, max(self._plan_left_s() - wrap_s, 0.0)) as self._working:
             return await self._work()
-        own = self._reservations.last_turn() is None and cap.reason != PLAN_TIME_OVER
-        own = own and self._history.unknown_attempts < UNKNOWN_ATTEMPTS
+        may_ask_for_time = (
+            self._reservations.last_turn() is None
+            and cap.reason != PLAN_TIME_OVER
+            and self._history.unknown_attempts < UNKNOWN_ATTEMPTS
+        )
         last = self._reservations.cap = self._reservations.cap or cap
         if self._coding is not None and self._history.worktree is None:  # there is no work to wrap up
             return RunResult(last.status, last.reason)
-        if (ended := await self._finish_handover()) is not None:
+        ended = await self._finish_handover()
+        if ended is not None:
             return ended
         with self._clock.limit(max(wrap_s, 0.0), self._plan_left_s()) as self._working:
-            if own and (waits := await self._reservations.extensions.more_time(self._run.active_s)) is not None:
-                return waits
+            if may_ask_for_time:
+                pause = await self._reservations.extensions.more_time(self._run.active_s)
+                if pause is not None:
+                    return pause
             if self._history.answered:
                 await self._refuse_open("the time for tools is over")
             return await self._turns()
@@ -258,8 +266,10 @@ class AgentRun:
 
     async def _work_of_agent(self, work_s: float, left_s: float, cap: LastTurn) -> RunResult:
         began = time.monotonic()
-        if self._coding is not None and (unfit := await self._coding.begin()) is not None:
-            return unfit
+        if self._coding is not None:
+            unfit = await self._coding.begin()
+            if unfit is not None:
+                return unfit
         await self._log.write_kept()
         module = await anyio.to_thread.run_sync(load, "agents")  # seconds, for the first agent's run
         work = module.AgentWork(self._run, self._tool_calls, self._coding)
@@ -277,11 +287,14 @@ class AgentRun:
 
     async def _work(self) -> RunResult | Paused:
         if self._coding is not None:
-            if (unfit := await self._coding.begin()) is not None:
+            unfit = await self._coding.begin()
+            if unfit is not None:
                 return unfit
             self._tool_calls.place = self._coding.place(self._tool_calls.place)
         ended = await self._finish_turn()
-        return ended if ended is not None else await self._turns()
+        if ended is not None:
+            return ended
+        return await self._turns()
 
     async def _finish_turn(self) -> RunResult | Paused | None:
         """Finish a turn that a crash cut off: its answer is logged, but not everything that follows from it."""
@@ -317,15 +330,15 @@ class AgentRun:
             prefix.leave()
 
     async def _reserve_and_send(self) -> Completion | RunResult | Paused | None:
-        asked = await self._reservations.next()
-        if isinstance(asked, RunResult | Paused):
-            return asked
-        return await self._model_calls.attempt(*asked)
+        reserved = await self._reservations.next()
+        if isinstance(reserved, RunResult | Paused):
+            return reserved
+        return await self._model_calls.attempt(*reserved)
 
     # -- act ------------------------------------------------------------------------------------------------------
 
     async def _act(self, completion: Completion) -> RunResult | Paused | None:
-        """Do what an answer asks for, and return the run's ending or pause, or None where the loop goes on.
+        """Do what an answer asks for, and return the run's ending or pause, or None where the loop continues.
 
         What was done before a crash is in the history, and is not done again.
         """
@@ -344,8 +357,9 @@ class AgentRun:
         if last is not None:
             await self._refuse_open("the limits are reached, only submit_result was accepted")
             return RunResult(last.status, last.reason)
-        if (waits := await self._tool_calls.run(completion.calls)) is not None:
-            return waits
+        pause = await self._tool_calls.run(completion.calls)
+        if pause is not None:
+            return pause
         if self._history.tripped is not None:
             return RunResult("guardrail", ENDED_BECAUSE.get(self._history.tripped.guardrail, "a guardrail"))
         return self._end_after_invalid()
@@ -359,12 +373,12 @@ class AgentRun:
         checked = await self._coding.check(call_id)
         if isinstance(checked, WorkChecked) and checked.verify.passed:
             return self._accept_result(submitted, call_id)
-        told = checked.stop_reason if isinstance(checked, RunResult) else checked.told
+        notice = checked.stop_reason if isinstance(checked, RunResult) else checked.told
         for call in completion.calls:
             if call.call_id in self._history.results:
                 continue
             if call.call_id == call_id:
-                await self._tool_calls.answer(call, told)
+                await self._tool_calls.answer(call, notice)
             else:
                 await self._tool_calls.refuse(call, "a result was handed over with it")
         if isinstance(checked, RunResult):
@@ -393,10 +407,12 @@ class AgentRun:
         An invalid text gets another attempt, at most twice. In the last turn it is accepted too, except for a refusal.
         """
         text = completion.text
-        fault, last = self._history.invalid_answer, self._reservations.last_turn()
+        fault = self._history.invalid_answer
+        last = self._reservations.last_turn()
         if fault is not None and last is None:
             return self._end_after_invalid()
-        if last is not None and (not text.strip() or (fault is not None and fault.kind == "refusal")):
+        is_refusal = fault is not None and fault.kind == "refusal"
+        if last is not None and (is_refusal or not text.strip()):
             return RunResult(last.status, last.reason)
         if self._config.output_schema is not None:
             return RunResult(
@@ -404,10 +420,10 @@ class AgentRun:
                 error_kind="bad_output", error_message=text[:4_000],
                 what_to_do="Ask again, or leave output_schema out.",
             )  # fmt: skip
-        first = next(line for line in text.splitlines() if line.strip())
-        cut = fault is not None and fault.kind == "cut"
-        caveats = [cut_caveat(self._history.answer_tokens)] if cut else []
-        return await self._check_result(completion, SubmitArgs(summary=first, output=text, caveats=caveats))
+        first_line = next(line for line in text.splitlines() if line.strip())
+        is_cut = fault is not None and fault.kind == "cut"
+        caveats = [cut_caveat(self._history.answer_tokens)] if is_cut else []
+        return await self._check_result(completion, SubmitArgs(summary=first_line, output=text, caveats=caveats))
 
     def _end_after_invalid(self) -> RunResult | None:
         fault, kinds = self._history.invalid_answer, self._history.invalid_kinds
@@ -464,8 +480,9 @@ class AgentRun:
         kept = await self._coding.keep(ended) if self._coding is not None else None
         if kept is not None and kept.fault and ended.status == "success":
             ended = fail_unkept(ended, kept)
-        if (asked := self._history.more_asked) is not None:
-            unmet = in_vain(asked, ended.status, declined=self._history.more_declined)
+        request = self._history.more_asked
+        if request is not None:
+            unmet = in_vain(request, ended.status, declined=self._history.more_declined)
             ended = replace(ended, stop_reason=ended.stop_reason + unmet)
         result = await anyio.to_thread.run_sync(
             partial(

@@ -114,7 +114,7 @@ SETTLE_S = 3.0
 
 
 class _SettledIfCancelled:
-    """Settles a call whose caller is cancelled: before it is sent it costs nothing, then nobody knows what it costs."""
+    """Settles a call whose caller is cancelled: before it is sent it costs nothing, after that its cost is unknown."""
 
     __slots__ = ("_settle",)
 
@@ -144,13 +144,14 @@ class ModelCalls:
     answer or made from its text, secrets are replaced.
     """
 
-    def __init__(self, run: ActiveRun, begun: Callable[[Sequence[ToolUse]], Sequence[Fact]]) -> None:
+    def __init__(self, run: ActiveRun, start_facts: Callable[[Sequence[ToolUse]], Sequence[Fact]]) -> None:
+        """`start_facts`: returns the facts to commit with an answer, before its tools start."""
         self._run = run
         self._log = run.log
         self._config = run.config
         self._price = run.config.price
         self._model = run.context.model
-        self._begun = begun
+        self._start_facts = start_facts
         self._tried = (0, 0)  # the current turn, and its attempts under this claim
 
     async def attempt(self, reserved: Reservation, request: Request) -> Completion | RunResult | Paused | None:
@@ -186,7 +187,8 @@ class ModelCalls:
 
     async def _record(self, reserved: Reservation, completion: Completion, took_ms: int) -> Completion | RunResult:
         """Commit an answer with its settlement and the start of its tool calls."""
-        held, original = reserved.fact, completion
+        held = reserved.fact
+        original = completion
         if held.phase is None and not completion.calls and completion.stop_reason not in CUT | REFUSED:
             printed = self._log.history.printed_calls(completion.text)
             if printed is not None and printed.calls:
@@ -211,7 +213,7 @@ class ModelCalls:
             events.append(self._log.event(ExtendedThinking(thinking=self._hidden(completion.thinking), turn=held.turn)))
         # A last turn and planning call no tools; and the last call of an answer that was cut may be incomplete.
         if held.last is None and held.phase is None and completion.stop_reason not in CUT:
-            events += [self._log.event(fact) for fact in self._begun(completion.calls)]
+            events += [self._log.event(fact) for fact in self._start_facts(completion.calls)]
         try:
             await self._log.append(events)
         except EntryTooLarge as error:  # it is paid for, at what the provider said it cost
@@ -229,15 +231,19 @@ class ModelCalls:
         settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
         held = reserved.fact
         thinking_dropped = self._log.history.thinking_dropped  # before this error is folded, which may set it
-        said = self._hidden(str(error))
+        text = self._hidden(str(error))
         fact = ErrorOccurred(
-            error=said, kind=error.kind, what_to_do=error.what_to_do, turn=held.turn, attempt=held.attempt,
+            error=text,
+            kind=error.kind,
+            what_to_do=error.what_to_do,
+            turn=held.turn,
+            attempt=held.attempt,
             request_id=error.request_id,
-        )  # fmt: skip
+        )
         events = [self._settlement(reserved, settlement, took_ms, error), self._log.event(fact)]
-        if error.kind == "rejected":  # an answer all the same: the model is told, as of an invalid call
+        if error.kind == "rejected":  # it counts as an answer: the model gets a notice, as for an invalid call
             written = self._hidden(clean(error.written)[0])
-            refused = "\n".join(filter(None, (said, written)))
+            refused = "\n".join(filter(None, (text, written)))
             answer = AssistantMessage(text="", turn=held.turn, attempt=held.attempt, rejected=refused)
             await self._log.append([*events, self._log.event(answer, model=self._config.model)])
             return Completion(text="", calls=(), raw={}, usage=None)
@@ -245,17 +251,22 @@ class ModelCalls:
         turn, tries = self._tried
         self._tried = (held.turn, tries + 1 if turn == held.turn else 1)
         wait_s = error.again_after_s
-        again = error.retryable or (error.kind == "usage_limit" and wait_s is not None)
-        again = again and not (error.kind == "thinking" and thinking_dropped)
-        if again and self._log.history.unknown_attempts < UNKNOWN_ATTEMPTS:
-            waited = await self._wait(wait_s, held.attempt)
-            if waited:
-                return waited if isinstance(waited, Paused) else None
-        reason = f"the model failed {held.attempt} times" if held.attempt > 1 else "the model failed"
-        if again and wait_s is not None and wait_s > PAUSE_MOST_S:
+        may_retry = error.retryable or (error.kind == "usage_limit" and wait_s is not None)
+        if error.kind == "thinking" and thinking_dropped:
+            may_retry = False
+        if may_retry and self._log.history.unknown_attempts < UNKNOWN_ATTEMPTS:
+            outcome = await self._wait(wait_s, held.attempt)
+            if isinstance(outcome, Paused):
+                return outcome
+            if outcome:
+                return None
+        reason = "the model failed"
+        if held.attempt > 1:
+            reason = f"the model failed {held.attempt} times"
+        if may_retry and wait_s is not None and wait_s > PAUSE_MOST_S:
             until_us = now_us() + round(wait_s * US_PER_S)
             reason = f"{self._config.provider} takes no more calls until {iso_second(until_us)}; no run waits so long"
-        return RunResult("error", reason, error_kind=error.kind, error_message=said, what_to_do=error.what_to_do)
+        return RunResult("error", reason, error_kind=error.kind, error_message=text, what_to_do=error.what_to_do)
 
     async def _wait(self, wait_s: float | None, attempt: int) -> Paused | bool:
         """Return the pause in which the run waits for its next attempt, or whether it has waited and may make it.
@@ -306,7 +317,7 @@ class PaidSearches:
         self._one = anyio.Lock()
 
     async def search(self, call_id: str, query: str, count: int) -> SearchResults:
-        """Search once, for a call of a tool. Raises ToolFailed: it brought no results, or does not fit a cap."""
+        """Search once, for a call of a tool. Raises ToolFailed: it had no results, or does not fit a cap."""
         async with self._one:
             model_id = self._call.model.partition(":")[2]
             request = search_request(self._search.name, model_id, query, self._call.output_tokens)
@@ -317,7 +328,8 @@ class PaidSearches:
     async def _reserve(self, call_id: str, request: Request) -> Reservation:
         """Hold the worst case of a search. Raises ToolFailed: it does not fit a cap."""
         history, call, config = self._log.history, self._call, config_of(self._log.run.config)
-        if (lost := history.search) is not None:
+        lost = history.search
+        if lost is not None:
             await self._log.settle_lost((lost.turn, lost.attempt))
         bound = Bound(call.prompt_tokens, call.output_tokens)
         fact = CostReserved(
@@ -398,7 +410,8 @@ class PaidSearches:
         held, price = reserved.held, self._call.price
         if isinstance(reported, Completion) and reported.usage is not None:
             price = with_fee(price, self._call.fee * (searches_in(reported) - 1))
-            if said := reported.cost_micros:  # a gateway's may leave out the search's fee: the higher one counts
-                reported = replace(reported, cost_micros=max(said, cost_micros(price, reported.usage)))
+            if reported.cost_micros:  # a gateway's may leave out the search's fee: the higher one counts
+                higher = max(reported.cost_micros, cost_micros(price, reported.usage))
+                reported = replace(reported, cost_micros=higher)
         event = self._log.settlement(held, settlement, ms_since(began), reported, self._call.model, price, "search")
         await self._log.append_for(lambda run: (event,) if is_in_flight(run, held) else ())

@@ -1,7 +1,8 @@
 """A run's questions to the person who started it: the tool `ask`, and what answers it.
 
 A run that asks waits like a paused one: without a slot, and its clock stops. The answer comes over any channel, also
-from the orchestrator. Without one, the run goes on when its time to wait is over, and is told so.
+from the orchestrator. Without one, the run continues when its time to wait is over, and the model reads that nobody has
+answered.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ LEAST_LEFT_S = 10.0
 MOST_TO_ALLOW = 10
 """How often a run asks whether a call may be made."""
 VALUE_CHARS = 2_000
+"""Most characters of a value that a person is asked about."""
 MOST_VALUES = 8
-"""Characters of a value, and values of a call, that a person can be asked about."""
+"""Most values of a call that a person is asked about."""
 _GO_ON = "Go on with what is most likely meant, and say in the result what you have assumed."
 
 
@@ -64,25 +66,29 @@ class Ask:
         return f"Asking: {args.question}"
 
     async def new_question(self, call_id: str, left_s: float) -> Asked | None:
-        """Return what records a call's question; None where it was asked before, or nobody can be asked.
+        """Return the entry of a call's question; None where it was asked before, or nobody can be asked.
 
-        `left_s`: seconds that the run has left to work; with too few, an answer would come to nothing.
+        `left_s`: seconds that the run has left to work; with too few, an answer would be of no use.
         """
-        may = call_id not in self._history.questions and self._history.question_count < self._most
-        return await self._new(call_id, left_s) if may else None
+        if call_id in self._history.questions or self._history.question_count >= self._most:
+            return None
+        return await self._new(call_id, left_s)
 
     async def to_allow(self, call: ToolUse, left_s: float, doubts: Sequence[Doubt]) -> Asked | None:
-        """Return what asks whether a call may be made with values that nobody approved; None where nobody can be asked.
+        """Return the question whether a call may be made with values that nobody approved, or None.
 
-        A run asks this a few times, and not again once nobody has answered.
+        A run asks this at most `MOST_TO_ALLOW` times, and not again once nobody has answered.
         """
-        asked = self._history.call_questions
-        many = len(doubts) > MOST_VALUES or any(len(each.value) > VALUE_CHARS for each in doubts)
-        if many or len(asked) >= MOST_TO_ALLOW or any(one.ask_id not in self._history.answers for one in asked):
+        if len(doubts) > MOST_VALUES or any(len(each.value) > VALUE_CHARS for each in doubts):
             return None
-        found = await self._new(call.call_id, left_s)
+        earlier = self._history.call_questions
+        if len(earlier) >= MOST_TO_ALLOW or any(each.ask_id not in self._history.answers for each in earlier):
+            return None
+        question = await self._new(call.call_id, left_s)
+        if question is None:
+            return None
         about = {"kind": "call", "tool": call.name, "values": tuple(map(asdict, doubts))}
-        return found and found.model_copy(update=about)
+        return question.model_copy(update=about)
 
     async def _new(self, call_id: str, left_s: float) -> Asked | None:
         wait_s = await self._store.read(self._time) if left_s >= LEAST_LEFT_S else 0
@@ -93,14 +99,13 @@ class Ask:
 
     async def __call__(self, args: AskArgs, at: ToolContext) -> ToolOutput:
         """Return the answer to this call's question, or say that there is none. Raises ToolFailed: it was not asked."""
-        asked = self._history.questions.get(at.call_id)
-        if asked is None:
-            many = f"{self._most} question{'' if self._most == 1 else 's'}"
-            full = self._history.question_count >= self._most
-            raise ToolFailed(
-                f"a run may ask {many}, and you have. {_GO_ON}" if full else f"no time is left to wait. {_GO_ON}"
-            )
-        return ToolOutput(_words(self._history.answers.get(asked.ask_id)), own=True)
+        question = self._history.questions.get(at.call_id)
+        if question is not None:
+            return ToolOutput(_words(self._history.answers.get(question.ask_id)), own=True)
+        if self._history.question_count < self._most:
+            raise ToolFailed(f"no time is left to wait. {_GO_ON}")
+        many = "1 question" if self._most == 1 else f"{self._most} questions"
+        raise ToolFailed(f"a run may ask {many}, and you have. {_GO_ON}")
 
     def _time(self, view: View) -> int:
         return math.floor(wait_for_person(view, view.run(self._history.run_id), self._wait_s, now_us()))

@@ -54,8 +54,12 @@ class Planner:
     async def settle(self, *, leaving: bool = False) -> None:
         """Record the outcome of planning once it is known, or at once where planning cannot go on (`leaving`)."""
         ready = self._history.planning.outcome(leaving=leaving)
-        if ready is not None:
-            await self._log.record(*([] if ready.plan else [Activity(activity=NO_PLAN)]), ready)
+        if ready is None:
+            return
+        if ready.plan:
+            await self._log.record(ready)
+        else:
+            await self._log.record(Activity(activity=NO_PLAN), ready)
 
     async def takes(self, answer: Completion | RunResult) -> bool:
         """Take the answer of a planning call, or the error in its place; False for an answer of the work."""
@@ -71,8 +75,10 @@ LEAST_TO_THINK = 2_048
 """Output tokens below which a call does not think; above, it may think for half of them."""
 WRAP_PROMPT = 1_280
 """Tokens of a wrap-up's prompt beyond this prompt and this answer: its notice, and a line for each later result."""
-LEAST_OUTPUT, GOOD_OUTPUT = 512, 1_024
-"""Output tokens with which a call is still sent, and those below which it rather leaves out results."""
+LEAST_OUTPUT = 512
+"""Output tokens with which a call is still sent."""
+GOOD_OUTPUT = 1_024
+"""Output tokens below which a call leaves out results rather than shorten its answer further."""
 OUTPUT_SHARE = 4
 """A call's answer may cost a quarter of what the run has left, so that one long answer does not use up a small cap."""
 LEAST_SHOWN = 500
@@ -81,11 +87,14 @@ RATIO_MARGIN = 2
 """Where the bound by bytes does not fit, each byte counts as this many times the measured tokens per byte."""
 LEAST_BYTE_TOKENS = 0.25
 """A byte never counts as less: a provider that reports too little must not make text free. English has 0.2."""
-TRIM_SHARE, TRIM_TO = 0.7, 0.5
-"""Trimming begins at 70 % of the room and ends at 50 %, so that it is rare: each one costs the provider's cache."""
+TRIM_SHARE = 0.7
+"""The share of its room from which a prompt is trimmed."""
+TRIM_TO = 0.5
+"""The share of its room to which a prompt is trimmed: well below, because each trim costs the provider's cache."""
 TRIM_LEAST = 0.1
 """The share of a prompt that leaving out results must free: below that, losing the provider's cache costs more."""
 NEARLY = 0.8
+"""The share of a cap from which the model gets a notice."""
 UNKNOWN_ATTEMPTS = 2
 """Attempts of one turn, over all owners, that may lose their connection; each books its full reservation."""
 UNKNOWN = "two attempts of this turn ended without an answer, and what they cost is not known"
@@ -100,7 +109,7 @@ TO_WORK = "plan:work"
 
 @dataclass(frozen=True)
 class _Notice:
-    """What a request tells the model, the topics of that, and the step of planning that it asks for."""
+    """The notice of a request to the model, its topics, and the step of planning that it asks for."""
 
     text: str | None = None
     about: tuple[str, ...] = ()
@@ -176,13 +185,15 @@ class Reservations:
             if last is not None:  # the wrap-up may leave out any result, and refers to its place in the log
                 await self._log.write_kept()
                 # It is said once: a second attempt of the wrap-up finds it in the history.
-                told = WRAP_UP in history.notices_sent
-                notice = _Notice() if told else _Notice(LAST_WORDS.format(cap=last.reason), (WRAP_UP,))
+                if WRAP_UP in history.notices_sent:
+                    notice = _Notice()
+                else:
+                    notice = _Notice(LAST_WORDS.format(cap=last.reason), (WRAP_UP,))
             most = config.wrap_output if last is not None else affordable_output(self._run, config.max_output)
             shape = shape or _Shape(most)
             call = self._call(shape, last, notice)
-            asked = self._ask_for(turn, attempt, shape, call, last, notice)
-            answer = await self._reserve(asked, shape, last, notice)
+            request = self._cap_request(turn, attempt, shape, call, last, notice)
+            answer = await self._reserve(request, shape, last, notice)
             if isinstance(answer, UnreadMessages):
                 continue
             if isinstance(answer, Reservation):
@@ -190,51 +201,59 @@ class Reservations:
                     await self._log.record(Activity(activity=DOING[notice.phase]))
                 return answer, call.request
             ends = answer.cap == "overrun" or (answer.gives_way and last is None)
-            shape = None if ends else self._fitting(answer, last, notice, shape)
-            if shape is None and last is not None:  # not even the wrap-up fits: the run ends with what it has
+            shape = None if ends else self._smaller_shape(answer, last, notice, shape)
+            if shape is not None:
+                continue
+            if last is not None:  # not even the wrap-up fits: the run ends with what it has
                 return RunResult(last.status, last.reason)
-            if shape is None:
-                if (waits := await self.extensions.more_of(answer, asked, self._run.active_s)) is not None:
-                    return waits
-                self.cap = LastTurn(status=answer.status, reason=cap_words(answer, asked, self._log))
-                if history.planning.is_on:  # the plan so far is used, and the wrap-up is a turn of its own
-                    return await self.next()
+            pause = await self.extensions.more_of(answer, request, self._run.active_s)
+            if pause is not None:
+                return pause
+            self.cap = LastTurn(status=answer.status, reason=cap_words(answer, request, self._log))
+            if history.planning.is_on:  # the plan so far is used, and the wrap-up is a turn of its own
+                return await self.next()
 
     async def _reserve(
-        self, asked: CapRequest, shape: _Shape, last: LastTurn | None, notice: _Notice
+        self, request: CapRequest, shape: _Shape, last: LastTurn | None, notice: _Notice
     ) -> Reservation | CapReached | UnreadMessages:
         """Reserve a call, or return the cap that it does not fit; wait for money that other runs hold."""
 
         def command(patience: Patience) -> Command[Reservation | CapReached | MoneyWait | UnreadMessages]:
-            in_line = reserve_in_line(self._log.fence, self._log.who, asked, self._run.context.caps, patience)
+            in_line = reserve_in_line(self._log.fence, self._log.who, request, self._run.context.caps, patience)
             return messages_first(self._log.run.id, self._looked, in_line)
 
         def least() -> int:
-            return self._least(asked, shape, last, notice)
+            return self._least(request, shape, last, notice)
 
         answer = await self._line.ask(command, self._granted, least, may_leave=True)
         if isinstance(answer, MoneyWait):  # it has waited as long as it may
             return CapReached(answer.cap, answer.left, gives_way=True)
         return answer
 
-    def _least(self, asked: CapRequest, shape: _Shape, last: LastTurn | None, notice: _Notice) -> int:
+    def _least(self, request: CapRequest, shape: _Shape, last: LastTurn | None, notice: _Notice) -> int:
         """Return what a call can take, in micro-USD, with a shorter answer and its bytes as measured."""
-        need = asked.fact.micros + asked.fact.wrap_micros
+        need = request.fact.micros + request.fact.wrap_micros
         if last is not None:
             return need
         ratio = shape.byte_tokens if shape.byte_tokens is not None else measured_byte_tokens(self._run)
         smaller = replace(shape, output=min(GOOD_OUTPUT, shape.output), byte_tokens=ratio)
-        call = self._call(smaller, last, notice)
-        return min(need, sum(reserve_micros(self._price, part) for part in (call.bound, call.wrap) if part))
+        return min(need, self._micros(self._call(smaller, last, notice)))
+
+    def _micros(self, call: _Call) -> int:
+        """Return the worst case of a call and of the wrap-up after it, in micro-USD."""
+        micros = reserve_micros(self._price, call.bound)
+        if call.wrap:
+            micros += reserve_micros(self._price, call.wrap)
+        return micros
 
     def _next_turn(self) -> int:
         return self._history.turn + 1 if self._history.answered else self._history.turn
 
     def _call(self, shape: _Shape, last: LastTurn | None, notice: _Notice) -> _Call:
-        history = self._history
-        upto = history.last_message_seq
-        fresh = history.fresh_results()
-        elide = tuple(seq for seq, _text in fresh) if last is not None else self._trimmed(upto)
+        upto = self._history.last_message_seq
+        fresh = self._history.fresh_results()
+        fresh_seqs = tuple(seq for seq, _text in fresh)
+        elide = fresh_seqs if last is not None else self._trimmed(upto)
         elide += tuple(seq for seq in shape.elide if seq not in elide)
         cut: tuple[tuple[int, int], ...] = ()
         if shape.most_shown is not None:
@@ -244,25 +263,31 @@ class Reservations:
         if last is not None:
             return _Call(recipe, request, bound, None)
         request = replace(request, thinking=self._thinking(request))
-        left_out = {*elide, *(seq for seq, _text in fresh), *(seq for seq, _saved in history.elidable())}
-        bare = Recipe(upto, tuple(left_out), (), notice.text)
-        if set(bare.elide) == set(elide) and not cut:
-            bare = recipe
-        wrap = min(self._sized_for(bare, shape)[1].prompt_tokens, bound.prompt_tokens) + shape.output + WRAP_PROMPT
-        return _Call(recipe, request, bound, Bound(wrap, self._config.wrap_output))
+        # The wrap-up may leave out every result.
+        old_seqs = [seq for seq, _saved in self._history.elidable()]
+        bare_elide = {*elide, *fresh_seqs, *old_seqs}
+        bare = recipe
+        if bare_elide != set(elide) or cut:
+            bare = Recipe(upto, tuple(bare_elide), (), notice.text)
+        bare_bound = self._sized_for(bare, shape)[1]
+        prompt = min(bare_bound.prompt_tokens, bound.prompt_tokens)
+        wrap = Bound(prompt + shape.output + WRAP_PROMPT, self._config.wrap_output)
+        return _Call(recipe, request, bound, wrap)
 
     def _sized_for(self, recipe: Recipe, shape: _Shape) -> tuple[Request, Bound]:
         """Return the request of a recipe, without thinking, and its bound, both for an answer of the shape's length."""
-        known = self._sized.get(recipe)
-        if known is None:
+        if recipe not in self._sized:
             request = self._history.request(recipe, shape.output)
-            known = self._sized[recipe] = request, self._model.bound(request, self._history.reported(recipe))
-        request, bound = known
+            self._sized[recipe] = request, self._model.bound(request, self._history.reported(recipe))
+        request, bound = self._sized[recipe]
         if request.max_output != shape.output:
-            request, bound = replace(request, max_output=shape.output), replace(bound, output_tokens=shape.output)
-        return request, bound if shape.byte_tokens is None else bound.by_ratio(shape.byte_tokens)
+            request = replace(request, max_output=shape.output)
+            bound = replace(bound, output_tokens=shape.output)
+        if shape.byte_tokens is not None:
+            bound = bound.by_ratio(shape.byte_tokens)
+        return request, bound
 
-    def _ask_for(
+    def _cap_request(
         self, turn: int, attempt: int, shape: _Shape, call: _Call, last: LastTurn | None, notice: _Notice
     ) -> CapRequest:
         prompt, wrap = call.bound.prompt_tokens, call.wrap
@@ -316,7 +341,7 @@ class Reservations:
         return self.cap or counted_cap(self._run, self._history.turn if turn is None else turn)
 
     def _notice(self, attempt: int) -> _Notice:
-        """Return what the next request tells the model; further attempts of a turn repeat what the first said."""
+        """Return the notice of the next request; further attempts of a turn repeat that of the first."""
         phase = self._planner.phase()
         if attempt > 1:
             return _Notice(phase=phase)
@@ -326,41 +351,40 @@ class Reservations:
             return _Notice(prompts("planning")[phase].replace("{tools}", tools), (f"plan:{phase}",), phase)
         ready = self._history.planning.ready
         if ready is not None and ready.plan and TO_WORK not in self._history.notices_sent:
-            left = self._eighty()
-            return _Notice(
-                "\n\n".join([prompts("planning")["work"], *([left.text] if left.text else [])]), (TO_WORK, *left.about)
-            )
-        if (raised := self.extensions.notice(self._run.active_s)) is not None:
+            text = prompts("planning")["work"]
+            left = self._notice_of_caps()
+            if left.text:
+                text = f"{text}\n\n{left.text}"
+            return _Notice(text, (TO_WORK, *left.about))
+        raised = self.extensions.notice(self._run.active_s)
+        if raised is not None:
             return _Notice(*raised)
         fault = self._history.invalid_answer
         if fault is not None and fault.notice:
             return _Notice(fault.notice, (fault.kind,))
-        return self._eighty()
+        return self._notice_of_caps()
 
-    def _eighty(self) -> _Notice:
+    def _notice_of_caps(self) -> _Notice:
         """Return the notice that 80 % of a cap is used, once for each cap."""
-        config, run = self._config, self._log.run
-        used = {
-            "time": (self._run.active_s, config.timeout_s, f"{config.timeout_s - self._run.active_s:.0f} s"),
-            "turns": (self._history.turn, config.max_iterations, f"{config.max_iterations - self._history.turn} turns"),
-            "tool calls": (
-                self._history.tool_calls,
-                config.max_tool_calls,
-                f"{config.max_tool_calls - self._history.tool_calls} tool calls",
-            ),
-            "tokens": (run.tokens, config.max_tokens, f"{config.max_tokens - run.tokens} tokens"),
-            "money": (run.cost_micros, config.max_cost_micros, format_usd(config.max_cost_micros - run.cost_micros)),
-        }
-        near = [
-            name
-            for name, (have, cap, _left) in used.items()
-            if have >= NEARLY * cap and f"left:{name}" not in self._history.notices_sent
+        config, run, history = self._config, self._log.run, self._history
+        caps: list[tuple[str, float, float, Callable[[float], str]]] = [
+            ("time", self._run.active_s, config.timeout_s, "{:.0f} s".format),
+            ("turns", history.turn, config.max_iterations, "{} turns".format),
+            ("tool calls", history.tool_calls, config.max_tool_calls, "{} tool calls".format),
+            ("tokens", run.tokens, config.max_tokens, "{} tokens".format),
+            ("money", run.cost_micros, config.max_cost_micros, lambda micros: format_usd(int(micros))),
         ]
-        if not near:
+        topics: list[str] = []
+        lefts: list[str] = []
+        for name, used, cap, words in caps:
+            topic = f"left:{name}"
+            if used >= NEARLY * cap and topic not in history.notices_sent:
+                topics.append(topic)
+                lefts.append(words(cap - used))
+        if not topics:
             return _Notice()
-        left = ", ".join(used[name][2] for name in near)
-        text = f"Left of your limits: {left}. Come to an end; call submit_result in time."
-        return _Notice(text, tuple(f"left:{name}" for name in near))
+        text = f"Left of your limits: {', '.join(lefts)}. Come to an end; call submit_result in time."
+        return _Notice(text, tuple(topics))
 
     def _trimmed(self, upto: int) -> tuple[int, ...]:
         """Return the oldest tool results to leave out once the prompt exceeds 70 % of its room."""
@@ -381,8 +405,10 @@ class Reservations:
             freed += saved // 4  # a cautious estimate; the reservation uses the real bound
         return tuple(elide) if freed >= bound * TRIM_LEAST else ()
 
-    def _fitting(self, reached: CapReached, last: LastTurn | None, notice: _Notice, tried: _Shape) -> _Shape | None:
-        """Return the shape in which a call fits what a cap has left, the best first; None where none does.
+    def _smaller_shape(
+        self, reached: CapReached, last: LastTurn | None, notice: _Notice, tried: _Shape
+    ) -> _Shape | None:
+        """Return the best shape in which a call fits what a cap has left; None where none does.
 
         A call first gets a shorter answer; then the measured ratio in place of one token per byte; then it leaves out
         old results, and shows only the beginning of new ones.
@@ -394,29 +420,33 @@ class Reservations:
 
         def fits(shape: _Shape, share: float = 1.0) -> bool:
             call = self._call(shape, last, notice)
-            if reached.cap == "max_tokens":
-                need = call.bound.prompt_tokens + shape.output
-                need += call.wrap.prompt_tokens + call.wrap.output_tokens if call.wrap else 0
-            else:
-                need = sum(reserve_micros(self._price, part) for part in (call.bound, call.wrap) if part)
-            return need <= reached.left * share
+            if reached.cap != "max_tokens":
+                return self._micros(call) <= reached.left * share
+            tokens = call.bound.prompt_tokens + shape.output
+            if call.wrap:
+                tokens += call.wrap.prompt_tokens + call.wrap.output_tokens
+            return tokens <= reached.left * share
 
         def longest(shape: _Shape) -> _Shape | None:
             """Return the shape with the longest answer that fits, or None."""
-            found = largest(lambda output: fits(replace(shape, output=output)), shape.output, most)
-            return replace(shape, output=found) if found is not None else None
+            output = largest(lambda output: fits(replace(shape, output=output)), shape.output, most)
+            if output is None:
+                return None
+            return replace(shape, output=output)
 
         for output in dict.fromkeys((least, min(LEAST_OUTPUT, most))):
             plain = _Shape(output)
             by_ratio = _Shape(output, ratio)
             for shape in (plain, by_ratio) if ratio is not None else (plain,):
-                if (found := longest(shape)) is not None and found != tried:
-                    return found
-            if (found := self._fitting_with_less(replace(by_ratio, elide=old), fits, last)) is not None:
-                return found
+                fitting = longest(shape)
+                if fitting is not None and fitting != tried:
+                    return fitting
+            fitting = self._shape_with_less(replace(by_ratio, elide=old), fits, last)
+            if fitting is not None:
+                return fitting
         return None
 
-    def _fitting_with_less(
+    def _shape_with_less(
         self, bare: _Shape, fits: Callable[[_Shape, float], bool], last: LastTurn | None
     ) -> _Shape | None:
         """Return a shape that fits without the oldest results, or without all and with parts of the new ones."""
@@ -425,22 +455,27 @@ class Reservations:
         def keeping(kept: int) -> _Shape:
             return replace(bare, elide=old[: len(old) - kept])
 
-        if old and fits(bare, 1.0):  # with room to spare, because each trim costs the provider's cache
-            share = TRIM_SHARE if last is None else 1.0
-            return keeping(largest(lambda kept: fits(keeping(kept), share), 0, len(old) - 1) or 0)
+        if old and fits(bare, 1.0):
+            share = TRIM_SHARE if last is None else 1.0  # with room to spare: each trim costs the provider's cache
+            most_kept = largest(lambda kept: fits(keeping(kept), share), 0, len(old) - 1)
+            return keeping(most_kept or 0)
         if last is not None:
             return None
         longest = max((len(text) for _seq, text in self._history.fresh_results()), default=0)
         shown = largest(lambda shown: fits(replace(bare, most_shown=shown), 1.0), LEAST_SHOWN, longest)
-        return replace(bare, most_shown=shown) if shown is not None else None
+        if shown is None:
+            return None
+        return replace(bare, most_shown=shown)
 
 
 def affordable_output(run: ActiveRun, most: int) -> int:
     """Return the most tokens of the next answer: `most`, or fewer where that would cost too much."""
-    price, left = run.config.price, run.config.max_cost_micros - run.log.run.cost_micros
+    price = run.config.price
     if not price.output:
         return most
-    return max(min(most, left * 1000 // (OUTPUT_SHARE * price.output)), min(most, GOOD_OUTPUT))
+    left_micros = run.config.max_cost_micros - run.log.run.cost_micros
+    affordable = left_micros * 1000 // (OUTPUT_SHARE * price.output)
+    return max(min(most, affordable), min(most, GOOD_OUTPUT))
 
 
 def counted_cap(run: ActiveRun, turn: int) -> LastTurn | None:
@@ -457,10 +492,12 @@ def measured_byte_tokens(run: ActiveRun) -> float | None:
     """Return what a byte counts as by the highest ratio that was measured with the run's model, or None."""
     measured = (run.log.history.tokens_per_byte, run.context.tokens_per_byte)
     known = [ratio for ratio in measured if ratio is not None]
-    return byte_tokens(max(known)) if known else None
+    if not known:
+        return None
+    return byte_tokens(max(known))
 
 
-def cap_words(reached: CapReached, asked: CapRequest, log: RunLog) -> str:
+def cap_words(reached: CapReached, request: CapRequest, log: RunLog) -> str:
     """Return which cap the next call does not fit, its worst case, and what is left."""
     if reached.cap == "overrun":
         billed = sum(micros for part, micros in log.history.cost_by.items() if part != "search")
@@ -475,9 +512,9 @@ def cap_words(reached: CapReached, asked: CapRequest, log: RunLog) -> str:
         "installation_daily_cents": "the installation's budget of the day",
     }
     if reached.cap == "max_tokens":
-        need, left = f"{asked.needs(reached.cap):,} tokens", f"{reached.left:,} are"
+        need, left = f"{request.needs(reached.cap):,} tokens", f"{reached.left:,} are"
     else:
-        need, left = format_usd(asked.needs(reached.cap)), f"{format_usd(reached.left)} is"
+        need, left = format_usd(request.needs(reached.cap)), f"{format_usd(reached.left)} is"
     others = "; other runs hold the rest" if reached.gives_way else ""
     return f"{caps[reached.cap]} was reached: {left} left, and the next call with the last one may cost {need}{others}"
 

@@ -90,12 +90,13 @@ WINDOW = 128_000
 
 
 OPEN_S = 5.0
+"""Seconds that opening a folder may take."""
 OPEN_THREADS = 4
-"""Seconds that opening a folder may take, and the threads that do nothing else."""
+"""Threads that do nothing but open folders."""
 BRING_S = 30.0
 """Seconds that unpacking the copy of a folder may take."""
 WORKTREE_S = 900.0
-"""Seconds for which a run waits for the machine that has its worktree; then it ends without what it had changed."""
+"""Seconds for which a run waits for the machine that has its worktree; then it ends without its changes."""
 T = TypeVar("T")
 Marker = Callable[[Texts, Sequence[Mapping[str, str]], Sequence[str]], str | None]
 """Returns the mark of a run by its texts, inputs and earlier runs; None where its folder cannot be compared."""
@@ -195,25 +196,31 @@ class RunSetup:
             return
 
         def look() -> None:
-            if (why := self.travel.missing(config)) is not None:
+            why = self.travel.missing(config)
+            if why is not None:
                 raise ConfigNotSupported(why)
             self.choice(config)
-            if (agent := self._known_agent(config)) is not None:
+            agent = self._known_agent(config)
+            if agent is not None:
                 try:
                     find_agent(agent.command[0], None)
                 except ToolFailed as error:
                     raise ConfigNotSupported(str(error)) from error
 
         await anyio.to_thread.run_sync(look)
-        here = {*self._resources.tools, *RUN_TOOLS, *(name for use in config.foreign.values() for name in use.tools)}
-        if lacking := [each for each in config.labels if each not in self._resources.settings.labels]:
-            raise ConfigNotSupported(f"its role needs a machine with the label {lacking[0]} (`labels` in config.toml)")
-        missing = [name for name in config.tools if name not in here]
-        if missing:
-            raise ConfigNotSupported(f"the tool {missing[0]} is not available in this version")
+        for label in config.labels:
+            if label not in self._resources.settings.labels:
+                raise ConfigNotSupported(f"its role needs a machine with the label {label} (`labels` in config.toml)")
+        known_tools = {*self._resources.tools, *RUN_TOOLS}
+        for use in config.foreign.values():
+            known_tools.update(use.tools)
+        for name in config.tools:
+            if name not in known_tools:
+                raise ConfigNotSupported(f"the tool {name} is not available in this version")
         await self.search_engine(config)
         await self._search_model(config)
-        if (why := self._resources.foreign.cannot(config)) is not None:
+        why = self._resources.foreign.cannot(config)
+        if why is not None:
             raise ConfigNotSupported(why)
         await self.sandbox(config.confinement)
         await self._check_model(run)
@@ -227,7 +234,10 @@ class RunSetup:
         if config.coding is None or not await anyio.to_thread.run_sync(self.worktrees.is_elsewhere, run):
             return
         ready = await self._resources.store.look(lambda view: view.last_entry(run.id, "WorktreeReady"))
-        if ready is not None and now_us() - max(run.last_us or 0, run.queued_us or 0) < WORKTREE_S * 1e6:
+        if ready is None:
+            return
+        last_step_us = max(run.last_us or 0, run.queued_us or 0)
+        if now_us() - last_step_us < WORKTREE_S * 1e6:
             raise ConfigNotSupported(
                 f"the machine that has its worktree does not run it; without that it ends {WORKTREE_S / 60:.0f} minutes"
                 " after its last step"
@@ -261,9 +271,8 @@ class RunSetup:
         search = await self._search_model(config)
         prefix = history.prefix or self.prefix(config, texts, tools, choice, sandbox)
         if run.step is not None and prefix.mark is None and history.task is not None:
-            prefix = prefix.model_copy(
-                update={"mark": await self._mark(config, prefix, texts, history.task.inputs or ())}
-            )
+            mark = await self._mark(config, prefix, texts, history.task.inputs or ())
+            prefix = prefix.model_copy(update={"mark": mark})
         model = model_of(prefix.model, prefix.parameters, choice.api_key, self._resources.clients, choice.key_command)
         # The last step that may fail: where the run cannot be run here, nothing stays open.
         place = await self.open_place(run, config, tools, scratch, sandbox)
@@ -304,10 +313,10 @@ class RunSetup:
     async def _mark(
         self, config: RunConfig, prefix: RunStarted, texts: Texts, inputs: Sequence[Mapping[str, str]]
     ) -> str | None:
-        """Return the mark by which a later plan knows the work of a run again; None where that cannot be told."""
+        """Return the mark by which a later plan recognises the work of a run; None where it can have none."""
         try:
             marker = await self._opened(lambda: self._marker(config, prefix))
-        except (AvaError, ConfigNotSupported) as error:  # it runs all the same, and is not known again
+        except (AvaError, ConfigNotSupported) as error:  # it runs without a mark, and is not recognised later
             log.warning("the work of a step is not marked: %s", error)
             return None
         return marker(texts, inputs, [run.id for run in config.context_from])
@@ -656,7 +665,7 @@ def list_artifacts(folder: Path) -> list[dict[str, Any]]:
     except OSError as error:  # a run ends with its result even where its files cannot be listed
         log.warning("the artifacts in %s cannot be listed: %s", folder.name, error)
         return []
-    found: list[dict[str, Any]] = []
+    artifacts: list[dict[str, Any]] = []
     for path in paths:
         if path.is_file() and not path.is_symlink():
             try:
@@ -664,5 +673,5 @@ def list_artifacts(folder: Path) -> list[dict[str, Any]]:
             except OSError as error:
                 log.warning("%s cannot be listed: %s", path.name, error)
                 continue
-            found.append({"name": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
-    return found
+            artifacts.append({"name": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+    return artifacts
