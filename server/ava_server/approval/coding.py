@@ -176,14 +176,14 @@ def _verify(args: SpawnArgs, role: Role, repository: Path | None, home: Path, ac
     if repository is None:
         raise BadInput("verify: give the command line that its work must pass, unless the repository itself says it")
     try:
-        found = find_verify_commands(repository, home, accept)
+        commands = find_verify_commands(repository, home, accept)
     except RolesError as error:
         raise Refused(f"workspace: {error}") from error
-    if len(found) == 1:
-        return found[0].command, f"found: {found[0].why}"
-    if found:
-        named = " or ".join(f"`{each.command}` ({each.why})" for each in found)
-        raise BadInput(f"verify: {repository} may be verified by {named}; give the one that decides")
+    if len(commands) == 1:
+        return commands[0].command, f"found: {commands[0].why}"
+    if commands:
+        choices = " or ".join(f"`{each.command}` ({each.why})" for each in commands)
+        raise BadInput(f"verify: {repository} may be verified by {choices}; give the one that decides")
     raise BadInput(
         f"verify: nothing in {repository} says how it is tested; give the command line that its work must pass, or"
         " `true` if there is nothing to check"

@@ -159,16 +159,16 @@ class CheckedApproval:
 
 
 def check_approval(
-    view: View, asked: Approval, who: Who, channel: Channel, limits: SpawnLimits, now_us: int
+    view: View, approval: Approval, who: Who, channel: Channel, limits: SpawnLimits, now_us: int
 ) -> CheckedApproval | Outcome[ConfirmOutcome]:
     """Return an approval that can be given, or its refusal, with the entries that record it.
 
     The hourly limit comes before the approval lines: a person must not be shown lines that cannot be approved.
     """
-    found = [check_proposal(view, pending_id, who.user_id, now_us) for pending_id in asked.pending_ids]
-    members = [item for item in found if isinstance(item, ProposalChange)]
-    if len(members) < len(found):
-        return _refuse_all(view, found, who)
+    checks = [check_proposal(view, pending_id, who.user_id, now_us) for pending_id in approval.pending_ids]
+    members = [item for item in checks if isinstance(item, ProposalChange)]
+    if len(members) < len(checks):
+        return _refuse_all(view, checks, who)
 
     def refused(why: str, *, lines: tuple[str, ...] = (), of: ProposalChange | None = None) -> Outcome[ConfirmOutcome]:
         decisions = tuple(member.refused(why if of in (None, member) else None) for member in members)
@@ -176,69 +176,76 @@ def check_approval(
 
     if len(members) > 1 and any(member.config.steps for member in members):
         return refused("approve a plan by itself, giving only its id: it has its own caps")
-    starts = sum(member.config.paid_runs for member in members)
-    paid = starts if channel not in PERSON_CHANNELS else 0
-    if why_not := hourly_refusal(view, who.user_id, asked.pending_ids, paid, limits, now_us):
+    paid = 0
+    if channel not in PERSON_CHANNELS:
+        paid = sum(member.config.paid_runs for member in members)
+    why_not = hourly_refusal(view, who.user_id, approval.pending_ids, paid, limits, now_us)
+    if why_not:
         return refused(why_not)
     checked = CheckedApproval(tuple(members), None, None, day_left(view, who.user_id, limits, now_us))
     if len(members) > 1:
-        cap = _plan_cap(checked, asked.plan_max_micros)
+        cap = _plan_cap(checked, approval.plan_max_micros)
         if isinstance(cap, str):
             return refused(cap)
-        checked = replace(checked, plan_cap=cap, plan_timeout_s=asked.plan_timeout_s)
+        checked = replace(checked, plan_cap=cap, plan_timeout_s=approval.plan_timeout_s)
     lines = approval_lines(checked)
-    if why_not := _wrong_lines(view, asked.approving, lines, checked, now_us):
+    why_not = _wrong_lines(view, approval.approving, lines, checked, now_us)
+    if why_not:
         return refused(f"{why_not}; show the person approval_lines and give exactly these", lines=lines)
-    unspent = day_unspent(view, who.user_id, limits, now_us)
-    if not checked.free and (why_not := day_refusal(unspent, checked.least_micros)):
-        return refused(why_not)
+    if not checked.free:
+        why_not = day_refusal(day_unspent(view, who.user_id, limits, now_us), checked.least_micros)
+        if why_not:
+            return refused(why_not)
     changed: list[ProposalChange] = []
     for member in members:
-        one = _changed(member, asked.changes.get(member.row.pending_id, {}))
+        one = _change_proposal(member, approval.changes.get(member.row.pending_id, {}))
         if isinstance(one, str):
             return refused(one, of=member)
         changed.append(one)
     checked = replace(checked, members=tuple(changed))
-    if asked.plan_lowered is None:
+    if approval.plan_lowered is None:
         return checked
-    return _lowered(checked, asked.plan_lowered) or refused("a limit of the plan would be raised; it may be lowered")
+    return _lowered(checked, approval.plan_lowered) or refused("a limit of the plan would be raised; it may be lowered")
 
 
-def _plan_cap(checked: CheckedApproval, asked_micros: int | None) -> int | str:
-    together, least = sum(member.config.max_cost_micros for member in checked.members), checked.least_micros
-    if asked_micros is None:
+def _plan_cap(checked: CheckedApproval, requested_micros: int | None) -> int | str:
+    together = sum(member.config.max_cost_micros for member in checked.members)
+    least = checked.least_micros
+    if requested_micros is None:
         return together
-    if asked_micros > together:
+    if requested_micros > together:
         return f"group_max_cost_cents is above the sum of the members' caps, {COST.text(together)}; give that or less"
-    if asked_micros < least:
-        return f"group_max_cost_cents: {COST.text(asked_micros)} buys no useful work; give {format_usd(least)} or more"
-    return asked_micros
+    if requested_micros < least:
+        return (
+            f"group_max_cost_cents: {COST.text(requested_micros)} buys no useful work; give {format_usd(least)} or more"
+        )
+    return requested_micros
 
 
 def _wrong_lines(
-    view: View, given: tuple[str, ...] | None, lines: tuple[str, ...], checked: CheckedApproval, now_us: int
+    view: View, approving: tuple[str, ...] | None, lines: tuple[str, ...], checked: CheckedApproval, now_us: int
 ) -> str | None:
-    if given is None:
+    if approving is None:
         return "`approving` was left out"
-    if _lines_match(view, given, lines, checked, now_us):
+    if _lines_match(view, approving, lines, checked, now_us):
         return None
-    if checked.plan_cap is not None and given == lines[:-1]:
+    if checked.plan_cap is not None and approving == lines[:-1]:
         return "the last line, of all of them together, is missing in `approving`"
     return "`approving` is not, letter for letter, what was proposed"
 
 
 def _lines_match(
-    view: View, given: tuple[str, ...], lines: tuple[str, ...], checked: CheckedApproval, now_us: int
+    view: View, approving: tuple[str, ...], lines: tuple[str, ...], checked: CheckedApproval, now_us: int
 ) -> bool:
     """Tell whether lines are those of an approval. Quotes, dashes and dots may differ.
 
     They may not differ if the line of another proposal, which waits or expired since yesterday, differs only in these:
     then it is not known which one the person saw.
     """
-    if given == lines:
+    if approving == lines:
         return True
     folded = tuple(map(normalize_typography, lines))
-    if tuple(map(normalize_typography, given)) != folded:
+    if tuple(map(normalize_typography, approving)) != folded:
         return False
     if len(set(folded)) < len(set(lines)):
         return False
@@ -314,18 +321,18 @@ def check_proposal(view: View, pending_id: str, user: str, now_us: int) -> Propo
     return ProposalChange(row, run, config_of(run.config), texts)
 
 
-def _refuse_all(view: View, found: list[ProposalChange | ProposalDecision], who: Who) -> Outcome[ConfirmOutcome]:
+def _refuse_all(view: View, checks: list[ProposalChange | ProposalDecision], who: Who) -> Outcome[ConfirmOutcome]:
     events: list[Event] = []
     decisions: list[ProposalDecision] = []
-    for item in found:
-        if isinstance(item, ProposalDecision):
-            decisions.append(item)
-            row = view.proposal(item.pending_id) if item.expired else None
-            run = view.run(row.run_id) if row is not None else None
-            if row is not None and run is not None:
-                events.extend(close_proposal(row, run, who, "expired"))
-        else:
+    for item in checks:
+        if isinstance(item, ProposalChange):
             decisions.append(item.refused(None))
+            continue
+        decisions.append(item)
+        row = view.proposal(item.pending_id) if item.expired else None
+        run = view.run(row.run_id) if row is not None else None
+        if row is not None and run is not None:
+            events.extend(close_proposal(row, run, who, "expired"))
     return Outcome(ConfirmOutcome(tuple(decisions)), tuple(events))
 
 
@@ -376,15 +383,18 @@ def hourly_shortage(view: View, user: str, paid: int, limits: SpawnLimits, now_u
     return HourlyShortage(max(most - len(started), 0), why)
 
 
-def _changed(member: ProposalChange, given: Mapping[str, Any]) -> ProposalChange | str:
+def _change_proposal(member: ProposalChange, requested: Mapping[str, Any]) -> ProposalChange | str:
     """Return a proposal with what an approval changes, or why it cannot; `blocked_tools` becomes the other `tools`."""
-    config, blocked = member.config, given.get("blocked_tools") or ()
+    config = member.config
     if config.steps:
-        found = change_plan(config, given)
-        return found if isinstance(found, str) else replace(member, changes=found)
-    if given.get("drop"):
+        plan_changes = change_plan(config, requested)
+        if isinstance(plan_changes, str):
+            return plan_changes
+        return replace(member, changes=plan_changes)
+    if requested.get("drop"):
         return "changes: drop takes steps from a plan, and this is a single subagent; reject it instead"
-    changes = {name: value for name, value in given.items() if name not in ("blocked_tools", "drop")}
+    blocked = requested.get("blocked_tools") or ()
+    changes = {name: value for name, value in requested.items() if name not in ("blocked_tools", "drop")}
     if blocked:
         changes["tools"] = [name for name in config.tools if name not in blocked]
     for cap in CAPS:
@@ -398,33 +408,33 @@ def _changed(member: ProposalChange, given: Mapping[str, Any]) -> ProposalChange
             f"changes: a cost cap of {COST.text(changes[COST.field])} buys no useful work with"
             f" {config.model}; give {format_usd(config.least_micros)} or more"
         )
-    if unknown := [name for name in blocked if name not in config.tools]:
-        return f"changes: it has no tool {unknown[0][:60]!r} to block; it has {', '.join(config.tools)}"
+    for name in blocked:
+        if name not in config.tools:
+            return f"changes: it has no tool {name[:60]!r} to block; it has {', '.join(config.tools)}"
     return replace(member, changes=changes)
 
 
-def approve(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) -> Command[ConfirmOutcome]:
+def approve(approval: Approval, who: Who, channel: Channel, limits: SpawnLimits) -> Command[ConfirmOutcome]:
     """Approve one proposal, or several as one plan: if one cannot start, none does."""
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
-        checked = check_approval(view, asked, who, channel, limits, now_us)
-        return checked if isinstance(checked, Outcome) else _approve_all(view, checked, asked, who, channel, now_us)
+        checked = check_approval(view, approval, who, channel, limits, now_us)
+        if isinstance(checked, Outcome):
+            return checked
+        return _approve_all(view, checked, approval, who, channel, now_us)
 
     return command
 
 
-def refuse(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) -> Command[ConfirmOutcome]:
+def refuse(approval: Approval, who: Who, channel: Channel, limits: SpawnLimits) -> Command[ConfirmOutcome]:
     """Record the refusal of an approval; it approves nothing, even where the approval could be given by now."""
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
-        checked = check_approval(view, asked, who, channel, limits, now_us)
+        checked = check_approval(view, approval, who, channel, limits, now_us)
         if isinstance(checked, Outcome):
             return checked
-        return Outcome(
-            ConfirmOutcome(
-                tuple(member.refused("it could not start a moment ago; try again") for member in checked.members)
-            )
-        )
+        why = "it could not start a moment ago; try again"
+        return Outcome(ConfirmOutcome(tuple(member.refused(why) for member in checked.members)))
 
     return command
 
@@ -436,18 +446,19 @@ def auto_approve(pending_id: str, who: Who, limits: SpawnLimits, ceilings: Ceili
     """
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
-        found = check_proposal(view, pending_id, who.user_id, now_us)
-        if isinstance(found, ProposalDecision):
-            return Outcome(ConfirmOutcome((found,)))
-        asked = Approval((pending_id,), (approval_line(found.config, found.texts),))
-        checked = check_approval(view, asked, who, "auto", limits, now_us)
+        proposal = check_proposal(view, pending_id, who.user_id, now_us)
+        if isinstance(proposal, ProposalDecision):
+            return Outcome(ConfirmOutcome((proposal,)))
+        approval = Approval((pending_id,), (approval_line(proposal.config, proposal.texts),))
+        checked = check_approval(view, approval, who, "auto", limits, now_us)
         if isinstance(checked, Outcome):
             return checked
         day_us = now_us - now_us % DAY_US
         before = sum(committed_micros(config_of(run.config)) for run in view.approved_over("auto", who.user_id, day_us))
-        if why := ceilings.exceeded(committed_micros(found.config), before):
-            return Outcome(ConfirmOutcome((found.refused(why),)))
-        return _approve_all(view, checked, asked, who, "auto", now_us)
+        why = ceilings.exceeded(committed_micros(proposal.config), before)
+        if why:
+            return Outcome(ConfirmOutcome((proposal.refused(why),)))
+        return _approve_all(view, checked, approval, who, "auto", now_us)
 
     return command
 
@@ -480,7 +491,7 @@ def committed_micros(config: RunConfig) -> int:
 
 
 def _approve_all(
-    view: View, checked: CheckedApproval, asked: Approval, who: Who, channel: Channel, now_us: int
+    view: View, checked: CheckedApproval, approval: Approval, who: Who, channel: Channel, now_us: int
 ) -> Outcome[ConfirmOutcome]:
     plan: Together | None = None
     events: list[Event] = []
@@ -489,16 +500,16 @@ def _approve_all(
             StartedTogether(member.run.id, member.run.session_id, member.changed, member.texts)
             for member in checked.members
         ]
-        ids = free_ids(view, asked.plan_ids)
+        ids = free_ids(view, approval.plan_ids)
         if ids is None:
             return Outcome(ConfirmOutcome(tuple(member.refused(NO_FREE_ID) for member in checked.members)))
         plan = plan_of(members, ids, checked.plan_cap, checked.plan_timeout_s)
         events += plan.events(who, channel, now_us)
     for number, member in enumerate(checked.members):
         step = None if plan is None else (plan.plan_id, plan.step_ids[number])
-        events += _approval_events(member, who, channel, asked, checked, step)
+        events += _approval_events(member, who, channel, approval, checked, step)
     decisions = tuple(ProposalDecision(member.row.pending_id, member.run.id, "approved") for member in checked.members)
-    lowered = lowered_by_call(checked) if asked.lowered is None else asked.lowered
+    lowered = lowered_by_call(checked) if approval.lowered is None else approval.lowered
     plan_id = None if plan is None else plan.plan_id
     return Outcome(ConfirmOutcome(decisions, plan_id, lowered=lowered), tuple(events))
 
@@ -545,9 +556,9 @@ def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[
     return command
 
 
-def _decision_digest(member: ProposalChange, asked: Approval, checked: CheckedApproval) -> str:
+def _decision_digest(member: ProposalChange, approval: Approval, checked: CheckedApproval) -> str:
     """Return the hash of a decision: the proposal's digest, the changes, and what was approved with it."""
-    together = [sorted(asked.pending_ids), checked.plan_cap, checked.plan_timeout_s]
+    together = [sorted(approval.pending_ids), checked.plan_cap, checked.plan_timeout_s]
     line = json.dumps(
         [member.row.digest, dict(member.changes), together if checked.plan_cap is not None else None],
         ensure_ascii=False,
@@ -561,19 +572,19 @@ def _approval_events(
     member: ProposalChange,
     who: Who,
     channel: Channel,
-    asked: Approval,
+    approval: Approval,
     checked: CheckedApproval,
     step: tuple[str, str] | None,
 ) -> tuple[Event, ...]:
     """Return the entries that approve a proposal; `step`: its plan and its step there, where it has one."""
     plan_id, step_id = step or (None, None)
-    screen = asked.screens.get(member.row.pending_id) if channel in PERSON_CHANNELS else None
+    screen = approval.screens.get(member.row.pending_id) if channel in PERSON_CHANNELS else None
     decided = SpawnDecided(
         pending_id=member.row.pending_id,
         decision="approved",
         channel=channel,
         digest=member.row.digest,
-        decision_digest=_decision_digest(member, asked, checked),
+        decision_digest=_decision_digest(member, approval, checked),
         changes=dict(member.changes),
         group_id=plan_id,
         step=step_id,

@@ -132,7 +132,7 @@ def _refused(schema: Mapping[str, Any]) -> str | None:
     return _reference_fault(subschemas)
 
 
-def _refused_part(path: _Path, part: Any, found: Mapping[_Path, Any], *, draft4: bool) -> str | None:
+def _refused_part(path: _Path, part: Any, subschemas: Mapping[_Path, Any], *, draft4: bool) -> str | None:
     if not isinstance(part, dict):
         return None
     keys = cast("dict[str, Any]", part)
@@ -144,12 +144,12 @@ def _refused_part(path: _Path, part: Any, found: Mapping[_Path, Any], *, draft4:
     only_at_top = ("$schema", "$id", "id") if draft4 else ("$schema", "$id")
     if path and any(key in keys for key in only_at_top):
         return "$schema and $id may only stand at the top; leave them out here"
-    if "$ref" in keys and _target(keys["$ref"]) not in found:
+    if "$ref" in keys and _target(keys["$ref"]) not in subschemas:
         return f"$ref {str(keys['$ref'])[:80]!r} leads to no subschema of this schema; write #/$defs/NAME"
     return None
 
 
-def _reference_fault(found: Mapping[_Path, Any]) -> str | None:
+def _reference_fault(subschemas: Mapping[_Path, Any]) -> str | None:
     """Return why references make a schema endless or too large, or None; computed without expanding them."""
     known: dict[_Path, tuple[int, int]] = {}
     under_way: set[_Path] = set()
@@ -161,7 +161,7 @@ def _reference_fault(found: Mapping[_Path, Any]) -> str | None:
         if path not in known:
             under_way.add(path)
             weight, deep = 1, 0
-            for below in _leads_to(path, found[path]):
+            for below in _leads_to(path, subschemas[path]):
                 more, deeper = measure(below, depth + 1)
                 weight, deep = weight + more, max(deep, deeper)
             under_way.discard(path)

@@ -32,17 +32,17 @@ def roles_over_http(settings: Settings, user: str, *, owner: bool) -> Catalog:
 
     `owner`: it is the operating system's user, to whom the data root belongs.
     """
-    named = user_settings(settings, user).roles
+    own_roles = user_settings(settings, user).roles
     catalog = RolePlaces(settings.paths, None, False, None).load()
-    roles = {name: role for name, role in catalog.by_name.items() if _may_use(role, named, owner=owner)}
+    roles = {name: role for name, role in catalog.by_name.items() if _may_use(role, own_roles, owner=owner)}
     # Problems and paths of files are shown only to the owner, who can fix them.
     problems = catalog.problems if owner else ()
     return replace(catalog, by_name=MappingProxyType(roles), problems=problems, untrusted=())
 
 
-def _may_use(role: Role, named: tuple[str, ...] | None, *, owner: bool) -> bool:
-    if named is not None:
-        return role.name in named
+def _may_use(role: Role, own_roles: tuple[str, ...] | None, *, owner: bool) -> bool:
+    if own_roles is not None:
+        return role.name in own_roles
     if owner or role.source == BUILT_IN_SOURCE:
         return True
     # The tools of MCP servers act with the operator's rights.

@@ -198,26 +198,26 @@ def _minutes_of(steps: Sequence[StepConfig]) -> tuple[int, int]:
 # -- an approval that takes away --------------------------------------------------------------------------------------
 
 
-def change_plan(config: RunConfig, given: Mapping[str, Any]) -> dict[str, Any] | str:
+def change_plan(config: RunConfig, requested: Mapping[str, Any]) -> dict[str, Any] | str:
     """Return what an approval changes of a plan's configuration, or why it cannot.
 
-    `given` has lower `max_cost_micros` and `timeout_s`, `blocked_tools` that no step has any more, and steps to `drop`;
-    what needs a dropped step goes with it.
+    `requested` has lower `max_cost_micros` and `timeout_s`, `blocked_tools` that no step has any more, and steps to
+    `drop`; what needs a dropped step goes with it.
     """
     changes: dict[str, Any] = {}
     for cap in CAPS:
-        if cap.field not in given:
+        if cap.field not in requested:
             continue
         if cap not in (COST, TIME):
             return f"changes: {cap.argument} is of each step; of a plan, max_cost_cents and timeout may be lowered"
-        if given[cap.field] > cap.of(config):
+        if requested[cap.field] > cap.of(config):
             return (
                 f"changes: {cap.argument} would be raised, and an approval only lowers; propose it again with"
                 " spawn_subagent"
             )
-        changes[cap.field] = given[cap.field]
+        changes[cap.field] = requested[cap.field]
     steps = list(config.steps)
-    dropped = given.get("drop") or ()
+    dropped = requested.get("drop") or ()
     unknown = [name for name in dropped if name not in {step.id for step in steps}]
     if unknown:
         return f"changes: it has no step {unknown[0][:60]!r} to drop; it has {', '.join(step.id for step in steps)}"
@@ -229,7 +229,7 @@ def change_plan(config: RunConfig, given: Mapping[str, Any]) -> dict[str, Any] |
         steps = [step for step in steps if step.id not in gone]
         if not steps:
             return "changes: without these steps nothing is left; reject it instead"
-    blocked = given.get("blocked_tools") or ()
+    blocked = requested.get("blocked_tools") or ()
     known = {name for step in steps for name in step.config.tools}
     unknown = [name for name in blocked if name not in known]
     if unknown:

@@ -274,10 +274,10 @@ def texts_of(view: View, run: RunRow) -> Texts | None:
     said = entry.fact
     steps = tuple(Texts.model_validate(step) for step in said.steps or ())
     if run.is_plan and not steps:
-        found = _texts_of_runs(view, config_of(run.config))
-        if found is None:
+        texts = _texts_of_runs(view, config_of(run.config))
+        if texts is None:
             return None
-        steps = found
+        steps = texts
     return Texts.said(said, steps)
 
 
@@ -412,10 +412,10 @@ class Pending(BaseModel):
 
     @property
     def topics(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        topics: dict[str, list[str]] = {}
         for row in self.rows:
-            found.setdefault(row.topic, []).append(row.text)
-        return found
+            topics.setdefault(row.topic, []).append(row.text)
+        return topics
 
     @property
     def shown(self) -> Shown:
@@ -475,10 +475,10 @@ def _whole_texts(texts: Texts) -> Iterator[WholeText]:
 
 def waiting_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) -> Pending | str:
     """Return a proposal that can be decided on, or why it cannot."""
-    found = pending_proposal(view, run, limits, now_us)
-    if isinstance(found, Pending) and found.expires_us <= now_us:
-        return f"{found.pending_id} has expired; ask your host to propose it again."
-    return found
+    proposal = pending_proposal(view, run, limits, now_us)
+    if isinstance(proposal, Pending) and proposal.expires_us <= now_us:
+        return f"{proposal.pending_id} has expired; ask your host to propose it again."
+    return proposal
 
 
 def _summary(config: RunConfig, texts: Texts, rows: Sequence[SummaryRow]) -> ProposalSummary:
@@ -515,8 +515,8 @@ def _powers(config: RunConfig) -> tuple[str, ...]:
 def pending_proposals(view: View, user: str, limits: SpawnLimits, now_us: int) -> list[Pending]:
     """Return a user's waiting proposals that have not expired, oldest first."""
     rows = view.runs(user=user, states=(WAITING,), expired_before_us=now_us, limit=-1)
-    found = [pending_proposal(view, run, limits, now_us) for run in rows]
-    return [one for one in found if isinstance(one, Pending)]
+    proposals = [pending_proposal(view, run, limits, now_us) for run in rows]
+    return [one for one in proposals if isinstance(one, Pending)]
 
 
 def made_under(view: View, ids: Sequence[str]) -> list[Policy]:

@@ -424,8 +424,8 @@ class _Resolution:
         return {"search": search.name, "search_micros": search.cost_micros, "search_call": call}
 
 
-def _without_tools(found: FoundTools, left_out: Collection[str]) -> FoundTools:
-    return replace(found, names=tuple(name for name in found.names if name not in left_out))
+def _without_tools(tools: FoundTools, left_out: Collection[str]) -> FoundTools:
+    return replace(tools, names=tuple(name for name in tools.names if name not in left_out))
 
 
 def _input_bytes(args: SpawnArgs, project: ProjectFiles) -> int:

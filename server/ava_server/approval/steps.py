@@ -230,10 +230,10 @@ def _fault(error: Any) -> str:
     """Return what is wrong with one argument of a step, and what to write instead."""
     field = str(error["loc"][0])
     if field == "id":
-        given = error.get("input")
+        value = error.get("input")
         if error["type"] == "missing":
             return "it has no id; give one of 1 to 30 letters a-z, digits and _"
-        return f"{shown(given)} is not an id; give 1 to 30 of a-z, 0-9 and _, but not `{ITEM}`"
+        return f"{shown(value)} is not an id; give 1 to 30 of a-z, 0-9 and _, but not `{ITEM}`"
     if field in ("name", "task_id", "rationale", "ask", "retry_of") and error["type"] == "extra_forbidden":
         return f"{field} is of the whole plan; give it beside steps"
     return sentence_of(StepArgs, error)

@@ -78,8 +78,8 @@ def commit_message(
     command before the work. `passed`: its outcome on exactly this work; None where it was not verified. `status`: how
     the run ended, where it was not verified.
     """
-    asked = _line(task)
-    subject = _line(summary) or (f"Unfinished: {asked}" if asked else f"Unfinished work of {run_id}")
+    request = _line(task)
+    subject = _line(summary) or (f"Unfinished: {request}" if request else f"Unfinished work of {run_id}")
     verify = f"`{_line(coding.verify)}`"
     if passed is not None:
         was = "" if before is None else f" (before the change it {describe_command(before)})"
@@ -87,7 +87,7 @@ def commit_message(
     else:
         ended = f": the run ended as {status} before" if status else ": the run ended before"
         verified = f"Not verified{ended} its work passed {verify}."
-    paragraphs = [f"Task: {cut(asked, TASK_CHARS)}" if asked else "", verified]
+    paragraphs = [f"Task: {cut(request, TASK_CHARS)}" if request else "", verified]
     body = [textwrap.fill(part, BODY_COLUMNS, break_long_words=False, break_on_hyphens=False) for part in paragraphs]
     return "\n\n".join([cut(subject, SUBJECT_CHARS), *(part for part in body if part), f"Ava-Run: {run_id}"]) + "\n"
 
@@ -241,18 +241,18 @@ def _verify_words(run: Mapping[str, Any] | None) -> str:
     return describe_command(CommandRun(**run, took_s=run["seconds"]))
 
 
-def changed_lines(theirs: Mapping[str, Any]) -> list[str]:
+def changed_lines(untrusted: Mapping[str, Any]) -> list[str]:
     """Return the untrusted part about changes as lines; the caller wraps them as untrusted."""
-    files: Sequence[Mapping[str, Any]] = theirs.get("files", ())
+    files: Sequence[Mapping[str, Any]] = untrusted.get("files", ())
     lines: list[str] = []
     for each in files:
         what = f"is a symbolic link to {each['link']}" if "link" in each else f"+{each['added']} −{each['removed']}"
         lines.append(f"{str(each['kind']).capitalize()}: {each['path']} {what}")
     for kind in KINDS:
-        paths = theirs.get(f"tests_{kind}")
+        paths = untrusted.get(f"tests_{kind}")
         if paths:
             lines.append(f"Tests, and what decides on them, {kind}: {', '.join(paths)}")
-    failing = theirs.get("failing")
+    failing = untrusted.get("failing")
     if failing:
         lines.append(f"What failed:\n{failing}")
     return lines

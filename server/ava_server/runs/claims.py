@@ -47,62 +47,6 @@ HELD_WHY = "restored or imported; it continues when a person resumes it"
 # -- taking a run -----------------------------------------------------------------------------------------------------
 
 
-def waits_for_resume(view: View, run: RunRow, now_us: int) -> bool:
-    """Tell whether an interrupted run continues only when a person resumes it.
-
-    It was interrupted too long ago, lost calls have used too much of its cost cap, or its owners end at the same step
-    again and again. A call is lost when its owner ends; such owners would use up the rest of the cap.
-    """
-    if run.cancel_seq is not None:  # whoever takes it over only ends it
-        return False
-    if run.is_plan:
-        return _plan_waits_for_resume(view, run, now_us)
-    if (run.last_us or 0) <= now_us - TAKEOVER_WITHIN_US:
-        return True
-    if _owners_lost(view, run) >= OWNERS_LOST:
-        return True
-    cap = int(loads(run.config).get("max_cost_micros", 0))  # a newer program may have written the rest
-    most = LOST_SHARE * cap
-    in_flight = sum(int(call["micros"]) for call in run.calls_in_flight)
-    if not 0 < most <= run.cost_micros + in_flight:
-        return False
-    return lost_micros(view, run) + in_flight >= most
-
-
-def _plan_waits_for_resume(view: View, plan: RunRow, now_us: int) -> bool:
-    steps = loads(plan.config).get("steps", ())
-    if all(step.get("run") for step in steps):  # it starts nothing any more
-        return False
-    states = {row.state for row in view.step_runs(plan.id) if not row.ended}
-    if states and RUNNING not in states:  # its runs wait: to look after them costs nothing
-        return False
-    last_us = max(plan.last_us or 0, plan_busy_us(view, plan))
-    return last_us <= now_us - TAKEOVER_WITHIN_US
-
-
-def _owners_lost(view: View, run: RunRow) -> int:
-    """Return how many owners have ended without a step of the run, since its last one or since a person resumed it."""
-    own = "(generation IS NOT NULL OR type = 'RunResumed')"
-    ((last,),) = view.select(f"SELECT coalesce(max(seq), 0) FROM events WHERE run_id = ? AND {own}", run.id)  # noqa: S608
-    return len(view.entries(run.id, int(last), ("RunClaimed",)))
-
-
-def lost_micros(view: View, run: RunRow) -> int:
-    """Return what is booked for a run's lost calls since a person last resumed it, in micro-USD."""
-    lost: dict[tuple[int | None, int | None], int] = {}
-    for entry in view.entries(run.id, 0, ("CostUpdate", "AssistantMessage", "RunResumed")):
-        match entry.fact:
-            case CostUpdate(settlement="unknown") as settled:
-                lost[settled.turn, settled.attempt] = entry.cost_micros or 0
-            case AssistantMessage() as said:
-                lost.pop((said.turn, said.attempt), None)
-            case RunResumed():
-                lost.clear()
-            case _:
-                pass
-    return sum(lost.values())
-
-
 def claim(
     run_id: str,
     instance: str,
@@ -166,6 +110,62 @@ def claim_event(
     generation = run.generation + 1
     fact = RunClaimed(instance=instance, generation=generation, reason=reason, with_host=with_host, seen_us=seen_us)
     return Event(who, fact, run_id=run.id)
+
+
+def waits_for_resume(view: View, run: RunRow, now_us: int) -> bool:
+    """Tell whether an interrupted run continues only when a person resumes it.
+
+    It was interrupted too long ago, lost calls have used too much of its cost cap, or its owners end at the same step
+    again and again. A call is lost when its owner ends; such owners would use up the rest of the cap.
+    """
+    if run.cancel_seq is not None:  # whoever takes it over only ends it
+        return False
+    if run.is_plan:
+        return _plan_waits_for_resume(view, run, now_us)
+    if (run.last_us or 0) <= now_us - TAKEOVER_WITHIN_US:
+        return True
+    if _owners_lost(view, run) >= OWNERS_LOST:
+        return True
+    cap = int(loads(run.config).get("max_cost_micros", 0))  # a newer program may have written the rest
+    most = LOST_SHARE * cap
+    in_flight = sum(int(call["micros"]) for call in run.calls_in_flight)
+    if not 0 < most <= run.cost_micros + in_flight:
+        return False
+    return lost_micros(view, run) + in_flight >= most
+
+
+def _plan_waits_for_resume(view: View, plan: RunRow, now_us: int) -> bool:
+    steps = loads(plan.config).get("steps", ())
+    if all(step.get("run") for step in steps):  # it starts nothing any more
+        return False
+    states = {row.state for row in view.step_runs(plan.id) if not row.ended}
+    if states and RUNNING not in states:  # its runs wait: to look after them costs nothing
+        return False
+    last_us = max(plan.last_us or 0, plan_busy_us(view, plan))
+    return last_us <= now_us - TAKEOVER_WITHIN_US
+
+
+def _owners_lost(view: View, run: RunRow) -> int:
+    """Return how many owners have ended without a step of the run, since its last one or since a person resumed it."""
+    own = "(generation IS NOT NULL OR type = 'RunResumed')"
+    ((last,),) = view.select(f"SELECT coalesce(max(seq), 0) FROM events WHERE run_id = ? AND {own}", run.id)  # noqa: S608
+    return len(view.entries(run.id, int(last), ("RunClaimed",)))
+
+
+def lost_micros(view: View, run: RunRow) -> int:
+    """Return what is booked for a run's lost calls since a person last resumed it, in micro-USD."""
+    lost: dict[tuple[int | None, int | None], int] = {}
+    for entry in view.entries(run.id, 0, ("CostUpdate", "AssistantMessage", "RunResumed")):
+        match entry.fact:
+            case CostUpdate(settlement="unknown") as settled:
+                lost[settled.turn, settled.attempt] = entry.cost_micros or 0
+            case AssistantMessage() as said:
+                lost.pop((said.turn, said.attempt), None)
+            case RunResumed():
+                lost.clear()
+            case _:
+                pass
+    return sum(lost.values())
 
 
 # -- pausing ----------------------------------------------------------------------------------------------------------

@@ -85,15 +85,15 @@ class RunControl:
         run = await self._store.look(lambda view: view.run(run_id))
         paused = run is not None and run.state == QUEUED and run.generation > 0
         files = await self._files(run, until) if run is not None and paused else RunFiles()
-        found = await self._store.do(cancel(run_id, who, reason, by, files, anyones=anyones))
-        if found.run is None:
+        outcome = await self._store.do(cancel(run_id, who, reason, by, files, anyones=anyones))
+        if outcome.run is None:
             return None
-        if found.begun:
-            await self._remove_folders(found.run, until)
-        if found.pending:
+        if outcome.begun:
+            await self._remove_folders(outcome.run, until)
+        if outcome.pending:
             if self._on_cancel is not None:
                 self._on_cancel(run_id)
-            if not await anyio.to_thread.run_sync(self.gone, [found.run]):  # else there is no owner to answer
+            if not await anyio.to_thread.run_sync(self.gone, [outcome.run]):  # else there is no owner to answer
                 with anyio.move_on_after(OWNER_S):
                     await self.ended(run_id)
             ended = RunResult("cancelled", ON_REQUEST, reason=reason)

@@ -224,10 +224,10 @@ class CapExtensions:
         self._config = config
         self._limits = limits
 
-    async def more_of(self, reached: CapReached, asked: CapRequest, active_s: float) -> Paused | None:
+    async def more_of(self, reached: CapReached, call: CapRequest, active_s: float) -> Paused | None:
         """Return the pause in which a person is asked for more money or tokens, or None where the run wraps up."""
         if reached.cap == "max_cost_cents" or reached.cap == "max_tokens":
-            return await self._more(Shortage(reached.cap, asked.needs(reached.cap), active_s))
+            return await self._more(Shortage(reached.cap, call.needs(reached.cap), active_s))
         return None
 
     async def more_time(self, active_s: float) -> Paused | None:
@@ -262,27 +262,28 @@ class CapExtensions:
 # -- in words ---------------------------------------------------------------------------------------------------------
 
 
-def shortage_words(asked: Asked) -> str:
+def shortage_words(request: Asked) -> str:
     """Return what is left and what is missing: `$0.02 left; about $0.20 needed to continue`."""
-    left = max(asked.limit - asked.used, 0)
-    return f"{cap_amount(asked.cap, left)} left; about {cap_amount(asked.cap, asked.needed)} needed to continue"
+    left = max(request.limit - request.used, 0)
+    return f"{cap_amount(request.cap, left)} left; about {cap_amount(request.cap, request.needed)} needed to continue"
 
 
-def request_words(asked: Asked) -> str:
+def request_words(request: Asked) -> str:
     """Return what a person is asked: `raise its cost cap from $0.50 to $0.70 ($0.02 left, …)`."""
-    return f"{_raise_words(asked)} ({shortage_words(asked)})"
+    return f"{_raise_words(request)} ({shortage_words(request)})"
 
 
-def _raise_words(asked: Asked) -> str:
-    low, high = cap_amount(asked.cap, asked.limit, exact=True), cap_amount(asked.cap, asked.proposed, exact=True)
-    return f"raise its {cap_name(asked.cap)} from {low} to {high}"
+def _raise_words(request: Asked) -> str:
+    low = cap_amount(request.cap, request.limit, exact=True)
+    high = cap_amount(request.cap, request.proposed, exact=True)
+    return f"raise its {cap_name(request.cap)} from {low} to {high}"
 
 
-def in_vain(asked: Asked, status: str, *, declined: bool) -> str:
+def in_vain(request: Asked, status: str, *, declined: bool) -> str:
     """Return how a request for more ended, to append to the reason of an ending by the same cap; else empty text."""
-    if status != CAP_OF_ARGUMENT[asked.cap].ending:
+    if status != CAP_OF_ARGUMENT[request.cap].ending:
         return ""
-    return f"; {'a person declined' if declined else 'nobody answered'} its request to {_raise_words(asked)}"
+    return f"; {'a person declined' if declined else 'nobody answered'} its request to {_raise_words(request)}"
 
 
 def cap_amount(cap: ExtendedCap, value: float, *, exact: bool = False) -> str:

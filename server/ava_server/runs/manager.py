@@ -45,7 +45,7 @@ from ava_server.runs.context import ConfigNotSupported
 from ava_server.runs.control import RunControl
 from ava_server.runs.endings import cancel_reason, overdue
 from ava_server.runs.history import History
-from ava_server.runs.lifecycle import agent_of, is_held, pause_words, paused, situation
+from ava_server.runs.lifecycle import agent_of, idle_since_us, is_held, pause_words, paused, situation
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.mode import Driver, Mode, driver_of
 from ava_server.runs.money_wait import start_wait
@@ -618,8 +618,7 @@ class Manager:
 
     def _hand_out(self, row: RunRow, queue: str) -> None:
         """Have the engine deliver a run, and say what it waits for while no worker has it."""
-        since_us = max(row.queued_us or 0, row.last_us or 0, row.waits_until_us or 0)
-        attempt = attempt_of(row.generation, since_us, now_us(), self._lease_s)
+        attempt = attempt_of(row.generation, idle_since_us(row), now_us(), self._lease_s)
         self.outbox.put(Message(row.id, queue, attempt))
         self._say_who_works(row.id, self.outbox.fault_of(queue) or self._no_worker_for(self._notes[row.id]))
 

@@ -113,30 +113,6 @@ PAUSED_ATTEMPTS = 24
 SETTLE_S = 3.0
 
 
-class _SettledIfCancelled:
-    """Settles a call whose caller is cancelled: before it is sent it costs nothing, after that its cost is unknown."""
-
-    __slots__ = ("_settle",)
-
-    def __init__(self, settle: Callable[[Settlement], Awaitable[None]]) -> None:
-        self._settle = settle
-
-    async def __aenter__(self) -> None:
-        try:
-            await anyio.lowlevel.checkpoint_if_cancelled()
-        except anyio.get_cancelled_exc_class():
-            await self._end("not_billed")
-            raise
-
-    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, anyio.get_cancelled_exc_class()):
-            await self._end("not_billed" if NOT_SENT in getattr(error, "__notes__", ()) else "unknown")
-
-    async def _end(self, settlement: Settlement) -> None:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
-            await self._settle(settlement)
-
-
 class ModelCalls:
     """Makes the model calls of one run.
 
@@ -349,31 +325,31 @@ class PaidSearches:
         wrap = last.prompt_tokens + last.max_output if last is not None else history.longest_tokens
         if wrap:  # the last prompt and its answer, the notice of the wrap-up, and its own answer
             wrap += WRAP_PROMPT + config.wrap_output
-        asked = CapRequest(fact, bound.prompt_tokens + bound.output_tokens, wrap, call.model)
+        cap_request = CapRequest(fact, bound.prompt_tokens + bound.output_tokens, wrap, call.model)
 
         def command(patience: Patience) -> Command[Reservation | CapReached | MoneyWait]:
-            return reserve_in_line(self._log.fence, self._log.who, asked, self._caps, patience)
+            return reserve_in_line(self._log.fence, self._log.who, cap_request, self._caps, patience)
 
         least = fact.micros + self._log.run.wrap_micros
         answer = await self._line.ask(command, self._granted, lambda: least)
         if isinstance(answer, MoneyWait):
             answer = CapReached(answer.cap, answer.left)
         if isinstance(answer, CapReached):
-            raise ToolFailed(self._refusal(answer, asked))
+            raise ToolFailed(self._refusal(answer, cap_request))
         return answer
 
     def _granted(self, answer: Reservation | CapReached | MoneyWait) -> None:
         if isinstance(answer, Reservation):
             self._log.history.add(answer.seq, answer.fact)
 
-    def _refusal(self, reached: CapReached, asked: CapRequest) -> str:
+    def _refusal(self, reached: CapReached, request: CapRequest) -> str:
         if reached.cap == "overrun":
             return (
                 f"no search was made: an earlier call cost more than it could by the provider's own limits; {WITHOUT}"
             )
-        need, left = format_usd(asked.fact.micros, exact=True), format_usd(reached.left, exact=True)
+        need, left = format_usd(request.fact.micros, exact=True), format_usd(reached.left, exact=True)
         if reached.cap == "max_tokens":
-            need, left = f"{asked.tokens:,} tokens", f"{reached.left:,} tokens"
+            need, left = f"{request.tokens:,} tokens", f"{reached.left:,} tokens"
         return (
             f"no search was made: it can take {need}, and {reached.cap} has {left} left, with a last turn reserved;"
             f" {WITHOUT}"
@@ -415,3 +391,27 @@ class PaidSearches:
                 reported = replace(reported, cost_micros=higher)
         event = self._log.settlement(held, settlement, ms_since(began), reported, self._call.model, price, "search")
         await self._log.append_for(lambda run: (event,) if is_in_flight(run, held) else ())
+
+
+class _SettledIfCancelled:
+    """Settles a call whose caller is cancelled: before it is sent it costs nothing, after that its cost is unknown."""
+
+    __slots__ = ("_settle",)
+
+    def __init__(self, settle: Callable[[Settlement], Awaitable[None]]) -> None:
+        self._settle = settle
+
+    async def __aenter__(self) -> None:
+        try:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        except anyio.get_cancelled_exc_class():
+            await self._end("not_billed")
+            raise
+
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, anyio.get_cancelled_exc_class()):
+            await self._end("not_billed" if NOT_SENT in getattr(error, "__notes__", ()) else "unknown")
+
+    async def _end(self, settlement: Settlement) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
+            await self._settle(settlement)

@@ -190,10 +190,10 @@ class PlanLog:
         rows = self._well(source.step)
         if not rows:
             return f"foreach: {source.step} has no usable result"
-        found = self._value(rows[0], source)
-        if not isinstance(found, list):
+        value = self._value(rows[0], source)
+        if not isinstance(value, list):
             return f"foreach: {source.text} of {rows[0].id} is not a list"
-        return cast("list[Any]", found)
+        return cast("list[Any]", value)
 
     def room(self, step: StepConfig, ahead: int) -> tuple[Room, str]:
         config = step.config

@@ -40,12 +40,12 @@ def all_rows(view: View, plan_id: str, steps: Sequence[StepConfig]) -> dict[str,
 
 def step_progress(view: View, plan_id: str) -> dict[str, StepProgress]:
     """Return how far each step of a plan is that has begun."""
-    found: dict[str, StepProgress] = {}
+    progress: dict[str, StepProgress] = {}
     for entry in view.entries(plan_id, 0, ("StepChanged",)):
         fact = entry.fact
         if isinstance(fact, StepChanged):
-            found[fact.step] = StepProgress(fact.state, fact.items, fact.left_out, fact.not_done, fact.why)
-    return found
+            progress[fact.step] = StepProgress(fact.state, fact.items, fact.left_out, fact.not_done, fact.why)
+    return progress
 
 
 def result_of(view: View, row: StepRunRow) -> dict[str, Any] | None:

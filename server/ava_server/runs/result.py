@@ -159,11 +159,11 @@ def _untrusted(submitted: SubmitArgs, quotes: list[dict[str, Any]]) -> dict[str,
 
 def _note_places(findings: list[dict[str, Any]], quotes: list[dict[str, Any]], history: History) -> None:
     """Add to each finding whose quote was found where it stands, unless it says just that of its source."""
-    found = [quote for quote in quotes if quote["verdict"] != "not_found"]
-    if not found:
+    confirmed = [quote for quote in quotes if quote["verdict"] != "not_found"]
+    if not confirmed:
         return
     read = ReadSources(history.outputs)
-    for quote in found:
+    for quote in confirmed:
         number: int = quote["finding"]
         finding = findings[number - 1]
         passage = read.passage(finding, quote["verdict"], quote["event"])

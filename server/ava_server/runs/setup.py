@@ -281,15 +281,11 @@ class RunSetup:
             model=model,
             started=prefix,
             tools=tools,
-            place=ToolContext(
-                files=place.files,
-                texts=self._resources.texts,
+            place=replace(
+                self._tool_context(place, sandbox),
                 fetch=self._fetcher(config, tools),
                 search=search_engine,
-                artifacts=place.artifacts,
                 memory=self._resources.memory(run.user_id),
-                sandbox=sandbox if place.bench is not None or place.worktree is not None else None,
-                bench=place.bench,
             ),
             redactor=RunRedactor(self._resources.credentials.redactor),
             secret_injection=SecretInjection(config.role, config.secrets, self._resources.credentials),
@@ -308,6 +304,17 @@ class RunSetup:
             artifacts=lambda: self.artifacts(run.id),
             close=partial(self._close, run, place),
             prompt_prefix=self._prompt_prefixes.of_run(run, prefix),
+        )
+
+    def _tool_context(self, place: Place, sandbox: Sandbox | None) -> ToolContext:
+        """Return what tools have of a run's folders, and the sandbox of those that run commands there."""
+        runs_commands = place.bench is not None or place.worktree is not None
+        return ToolContext(
+            files=place.files,
+            texts=self._resources.texts,
+            artifacts=place.artifacts,
+            sandbox=sandbox if runs_commands else None,
+            bench=place.bench,
         )
 
     async def _mark(
@@ -384,14 +391,14 @@ class RunSetup:
         """
         if approved == NO_COMMANDS:
             return None
-        found = await anyio.to_thread.run_sync(self._resources.sandbox, limiter=self._opening)
-        if isinstance(found, Unavailable):
-            raise ConfigNotSupported(f"its programs cannot be confined here: {found.why}")
-        if strength(found.kind) < strength(approved):
+        sandbox = await anyio.to_thread.run_sync(self._resources.sandbox, limiter=self._opening)
+        if isinstance(sandbox, Unavailable):
+            raise ConfigNotSupported(f"its programs cannot be confined here: {sandbox.why}")
+        if strength(sandbox.kind) < strength(approved):
             raise ConfigNotSupported(
-                f"its programs were approved to run in {approved}, and here the sandbox is {found.kind}"
+                f"its programs were approved to run in {approved}, and here the sandbox is {sandbox.kind}"
             )
-        return found
+        return sandbox
 
     async def search_engine(self, config: RunConfig) -> ApprovedSearch | None:
         """Return the approved search engine; None for a run that has none. Raises ConfigNotSupported."""

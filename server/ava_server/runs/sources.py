@@ -95,9 +95,9 @@ class ReadText:
         heading, is_code = "", False
         for line in self.text[:begin].split("\n"):
             is_code ^= line.startswith("```")
-            found = _HEADING.match(line)
-            if found and not is_code:
-                heading = found[1]
+            match = _HEADING.match(line)
+            if match and not is_code:
+                heading = match[1]
         return one_line(heading, _HEADING_CHARS)
 
     def located(self, span: Span) -> str:
@@ -232,7 +232,7 @@ class ReadSources:
         Of several that have the quote, it is one of the source and at the place that the finding names, and the one
         with the most text around the quote. `verdict` and `event` are those of `check_quotes`.
         """
-        named = _Named(finding)
+        named = _NamedSource(finding)
         if verdict in ("found", "near"):
             quote = normalize(str(finding.get("quote") or ""))
             found = None
@@ -247,17 +247,17 @@ class ReadSources:
         return self._named(named)
 
     @staticmethod
-    def _with_quote(texts: Sequence[ReadText], quote: str, named: _Named) -> SourcePassage | None:
+    def _with_quote(texts: Sequence[ReadText], quote: str, source: _NamedSource) -> SourcePassage | None:
         best: SourcePassage | None = None
         best_rank: tuple[float, ...] = ()
         for read in texts:
             for span in find_quote(quote, read.normal):
                 rank = (
                     bool(read.location),
-                    named.names(read),
+                    source.names(read),
                     read.tool != WEB_SEARCH,
                     bool(read.place or read.line),
-                    -named.distance(read, span),
+                    -source.distance(read, span),
                     len(read.text),
                 )
                 if best is None or rank > best_rank:
@@ -272,7 +272,7 @@ class ReadSources:
                 return SourcePassage(read, span)
         return None
 
-    def _named(self, named: _Named) -> SourcePassage | None:
+    def _named(self, named: _NamedSource) -> SourcePassage | None:
         """Return what was read of the source that a finding names, without a quote: at its place, else the first."""
         texts = [read for read in self._texts if read.location and named.names(read)]
         if not texts:
@@ -282,7 +282,7 @@ class ReadSources:
         return SourcePassage(read, Span(start, start))
 
 
-class _Named:
+class _NamedSource:
     """The source that a finding names, in the subagent's own words."""
 
     def __init__(self, finding: Mapping[str, Any]) -> None:

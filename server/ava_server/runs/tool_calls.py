@@ -69,56 +69,6 @@ ENDED_BECAUSE: Mapping[str, str] = {
 """Why a run ends, by the guardrail that ends it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A call that can be made: its tool, its checked arguments, and what the status line says of it."""
-
-    tool: Tool
-    args: ToolArgs
-    sentence: str
-
-
-_LONG_TEXT = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Redaction:
-    """Cleans and redacts the texts of one call, and counts the invisible characters and the secrets that it removes.
-
-    It learns private keys only where the texts are the run's own files, never from a page.
-    """
-
-    redactor: RunRedactor
-    learns: bool = False
-    counts: list[int] = field(default_factory=list[int])
-    secrets: list[int] = field(default_factory=list[int])
-
-    def __call__(self, text: str) -> str:
-        cleaned, invisible = clean(text)
-        self.counts.append(invisible)
-        redacted, secrets = self.redactor.redact(cleaned)
-        self.secrets.append(secrets)
-        return redacted
-
-    def hide_in_lines(self, text: str) -> str:
-        """Return a text with its secrets hidden; lines without a secret stay unchanged. Blocks."""
-        with compute_alone() if len(text) > _LONG_TEXT else contextlib.nullcontext():
-            cleaned, invisible = clean(text)
-            if self.learns:
-                self.redactor.learn_private_keys(cleaned)
-            redacted, secrets = self.redactor.redact_lines(cleaned)
-        self.secrets.append(secrets)
-        if not secrets:
-            return text
-        if not invisible:
-            return redacted
-        lines: list[str] = []
-        originals = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-        for original, before, after in zip(originals, cleaned.split("\n"), redacted.split("\n"), strict=True):
-            lines.append(original if after == before else after)
-        return "\n".join(lines)
-
-
 class ToolCalls:
     """The tool calls of one run."""
 
@@ -283,12 +233,12 @@ class ToolCalls:
         facts: list[Fact] = []
         ready: dict[str, _Ready] = {}
         for call in calls:
-            found = self._check_call(call)
-            if isinstance(found, str) or not self._starts_at_once(call, found.tool):
+            ready_call = self._check_call(call)
+            if isinstance(ready_call, str) or not self._starts_at_once(call, ready_call.tool):
                 return []
-            ready[call.call_id] = found
+            ready[call.call_id] = ready_call
             if not facts:
-                facts.append(Activity(activity=found.sentence))
+                facts.append(Activity(activity=ready_call.sentence))
             facts.append(self._tool_call(call, self._hide_args(call)))
         self._ready = ready
         return facts
@@ -565,6 +515,56 @@ class ToolCalls:
             turn=self._history.turn,
             unusable=unusable or None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A call that can be made: its tool, its checked arguments, and what the status line says of it."""
+
+    tool: Tool
+    args: ToolArgs
+    sentence: str
+
+
+_LONG_TEXT = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Redaction:
+    """Cleans and redacts the texts of one call, and counts the invisible characters and the secrets that it removes.
+
+    It learns private keys only where the texts are the run's own files, never from a page.
+    """
+
+    redactor: RunRedactor
+    learns: bool = False
+    counts: list[int] = field(default_factory=list[int])
+    secrets: list[int] = field(default_factory=list[int])
+
+    def __call__(self, text: str) -> str:
+        cleaned, invisible = clean(text)
+        self.counts.append(invisible)
+        redacted, secrets = self.redactor.redact(cleaned)
+        self.secrets.append(secrets)
+        return redacted
+
+    def hide_in_lines(self, text: str) -> str:
+        """Return a text with its secrets hidden; lines without a secret stay unchanged. Blocks."""
+        with compute_alone() if len(text) > _LONG_TEXT else contextlib.nullcontext():
+            cleaned, invisible = clean(text)
+            if self.learns:
+                self.redactor.learn_private_keys(cleaned)
+            redacted, secrets = self.redactor.redact_lines(cleaned)
+        self.secrets.append(secrets)
+        if not secrets:
+            return text
+        if not invisible:
+            return redacted
+        lines: list[str] = []
+        originals = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        for original, before, after in zip(originals, cleaned.split("\n"), redacted.split("\n"), strict=True):
+            lines.append(original if after == before else after)
+        return "\n".join(lines)
 
 
 def _timed_out(spec: ToolSpec) -> ToolOutput:

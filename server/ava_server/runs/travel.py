@@ -88,8 +88,8 @@ class Travel:
 
     def git_folder_rule(self) -> Accept:
         """Return the rule for the git folder of a checkout that the person at this machine names."""
-        named = self._settings.named_folders
-        return git_folder_rule(None, data_root=self._settings.data_root, home=self._home, allow=named, owner=True)
+        folders = self._settings.named_folders
+        return git_folder_rule(None, data_root=self._settings.data_root, home=self._home, allow=folders, owner=True)
 
     def is_elsewhere(self, config: RunConfig) -> bool:
         """Tell whether a run's folder or repository belongs to another data root's machine."""
