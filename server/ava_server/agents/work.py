@@ -306,8 +306,8 @@ class AgentWork:
             assert isinstance(checked, WorkChecked)
             if not checked.verify.passed:
                 self._tools.submitted = None
-                given_up = self._coding.given_up(checked, submitted)
-                return given_up if given_up is not None else checked.told
+                ending = self._coding.ending_after_failures(checked, submitted)
+                return ending if ending is not None else checked.told
         if call_id is None:
             return RunResult("success", BY_LAST_MESSAGE, submitted)
         return RunResult("success", "the agent handed over its result", submitted, call_id=call_id)

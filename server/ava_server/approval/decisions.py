@@ -205,7 +205,9 @@ def check_approval(
     checked = replace(checked, members=tuple(changed))
     if approval.plan_lowered is None:
         return checked
-    return _lowered(checked, approval.plan_lowered) or refused("a limit of the plan would be raised; it may be lowered")
+    return _lower_limits(checked, approval.plan_lowered) or refused(
+        "a limit of the plan would be raised; it may be lowered"
+    )
 
 
 def _plan_cap(checked: CheckedApproval, requested_micros: int | None) -> int | str:
@@ -275,7 +277,7 @@ def _lines_of_others(view: View, checked: CheckedApproval, now_us: int) -> list[
     return lines
 
 
-def _lowered(checked: CheckedApproval, limits: PlanLimits) -> CheckedApproval | None:
+def _lower_limits(checked: CheckedApproval, limits: PlanLimits) -> CheckedApproval | None:
     """Return an approval with lower limits over all; None where one of them would be raised."""
     cap, timeout_s = checked.plan_cap, checked.plan_timeout_s
     if limits.max_micros is not None:

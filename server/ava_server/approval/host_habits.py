@@ -45,11 +45,9 @@ def read_habits(model: type[BaseModel], given: Mapping[str, Any]) -> dict[str, A
 
 
 def _is_given(value: Any) -> bool:
-    return value is not None and not _is_blank(value)
-
-
-def _is_blank(value: Any) -> bool:
-    return isinstance(value, str) and not value.strip()
+    """Tell whether an argument says anything: it is neither null nor blank text."""
+    is_blank = isinstance(value, str) and not value.strip()
+    return value is not None and not is_blank
 
 
 def _read_field(field: FieldInfo, value: Any, *, is_optional: bool) -> Any:

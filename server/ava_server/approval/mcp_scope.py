@@ -41,7 +41,7 @@ def resolve_mcp_scope(
         listing = listings.get(server)
         if server not in servers or listing is None or listing.fault:
             unreachable.add(server)
-        offered, why = _offered(word, role, servers.get(server), listing)
+        offered, why = _find_tools(word, role, servers.get(server), listing)
         for tool in offered:
             size += len(tool.description) + len(json.dumps(tool.parameters))
             has_room = len(granted) < MOST_TOOLS and size <= MOST_CHARS
@@ -55,8 +55,8 @@ def resolve_mcp_scope(
             names.append(word)
     own_needs = tuple(need for need in role.needs if server_of(need) is None)
     foreign_needs = tuple(need for need in role.needs if server_of(need))
-    expanded = role.model_copy(update={"tools": tuple(dict.fromkeys(names)), "needs": own_needs})
-    return McpScope(expanded, granted, absent, servers, frozenset(unreachable)), foreign_needs
+    expanded_role = role.model_copy(update={"tools": tuple(dict.fromkeys(names)), "needs": own_needs})
+    return McpScope(expanded_role, granted, absent, servers, frozenset(unreachable)), foreign_needs
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class McpScope:
             )
         return tools
 
-    def expanded(self, words: Sequence[str]) -> list[str]:
+    def expand(self, words: Sequence[str]) -> list[str]:
         """Return these names, with each pattern replaced by the names that it matches."""
         names: list[str] = []
         for word in words:
@@ -154,7 +154,7 @@ def excluded(role: Role, need: str) -> Refused:
     return Refused(f"{role.name} needs {need}, which the call excludes; keep it in tools and out of blocked_tools")
 
 
-def _offered(
+def _find_tools(
     word: str, role: Role, entry: ServerEntry | None, listing: ToolListing | None
 ) -> tuple[list[OfferedTool], str]:
     """Return the tools of a role's pattern or name, or why there are none."""

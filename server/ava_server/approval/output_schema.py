@@ -54,7 +54,7 @@ class _TooMuch(Exception):
 
 def check_schema(schema: Mapping[str, Any]) -> str | None:
     """Return why a schema cannot be used, to follow `output_schema: `; None where it can. Blocks."""
-    why = _refused(schema)
+    why = _why_refused(schema)
     if why is not None:
         return why
     from jsonschema.exceptions import SchemaError
@@ -62,7 +62,7 @@ def check_schema(schema: Mapping[str, Any]) -> str | None:
     try:
         _draft(schema).check_schema(dict(schema))
     except SchemaError as error:
-        where = _shown(tuple(str(part) for part in error.absolute_path))
+        where = _path_words(tuple(str(part) for part in error.absolute_path))
         return f"at {where}: not a valid JSON schema: {error.message[:_MESSAGE_CHARS]}"
     except Exception as error:  # a schema may break the checker in unknown ways
         return f"it cannot be checked ({type(error).__name__}); make it simpler"
@@ -71,7 +71,7 @@ def check_schema(schema: Mapping[str, Any]) -> str | None:
 
 def find_mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
     """Return what is wrong with a result, for the model to fix; None where it matches. Bounded, fetches nothing."""
-    if why := _refused(schema):
+    if why := _why_refused(schema):
         return f"the schema that was asked for cannot be used: {why}"
     try:
         size = len(json.dumps(value, ensure_ascii=False))
@@ -98,7 +98,7 @@ def find_mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
         return f"output could not be checked against the schema that was asked for ({type(broken).__name__})"
     if error is None:
         return None
-    where = _shown(tuple(str(part) for part in error.absolute_path)) if error.absolute_path else "output"
+    where = _path_words(tuple(str(part) for part in error.absolute_path)) if error.absolute_path else "output"
     return f"output does not match the schema that was asked for, at {where}: {error.message[:_MESSAGE_CHARS]}"
 
 
@@ -111,7 +111,7 @@ def embed_schema(schema: Mapping[str, Any], at: str) -> dict[str, Any]:
 # -- what can be asked for ----------------------------------------------------------------------------------------
 
 
-def _refused(schema: Mapping[str, Any]) -> str | None:
+def _why_refused(schema: Mapping[str, Any]) -> str | None:
     """Return why a schema is not safe to use, from its structure alone."""
     if deeper_than(schema, DEPTH + 1):
         return f"it is nested deeper than {DEPTH}; make it flatter"
@@ -126,13 +126,13 @@ def _refused(schema: Mapping[str, Any]) -> str | None:
     subschemas = dict(_all(schema))
     draft4 = _draft_name(schema) == "Draft4Validator"
     for path, part in subschemas.items():
-        why = _refused_part(path, part, subschemas, draft4=draft4)
+        why = _why_part_refused(path, part, subschemas, draft4=draft4)
         if why:
-            return f"at {_shown(path)}: {why}"
+            return f"at {_path_words(path)}: {why}"
     return _reference_fault(subschemas)
 
 
-def _refused_part(path: _Path, part: Any, subschemas: Mapping[_Path, Any], *, draft4: bool) -> str | None:
+def _why_part_refused(path: _Path, part: Any, subschemas: Mapping[_Path, Any], *, draft4: bool) -> str | None:
     if not isinstance(part, dict):
         return None
     keys = cast("dict[str, Any]", part)
@@ -238,7 +238,7 @@ def _move_references(part: Any, at: str) -> Any:
     return moved
 
 
-def _shown(path: _Path) -> str:
+def _path_words(path: _Path) -> str:
     return "/".join(path)[:120] or "its top"
 
 

@@ -128,7 +128,7 @@ def propose(
             why = day_refusal(day_unspent(view, who.user_id, limits, now_us), config.least_micros)
             if why:
                 return Outcome(why)
-        superseded, ends = _superseded(view, who, config.task_id)
+        superseded, ends = _supersede(view, who, config.task_id)
         waiting = view.runs(user=who.user_id, states=(WAITING,), expired_before_us=now_us, limit=MOST_WAITING)
         if superseded is None and len(waiting) >= MOST_WAITING:
             return Outcome(
@@ -202,7 +202,7 @@ def _proposal_events(proposal: Proposal, fact: SpawnProposed, texts: Texts, who:
     )
 
 
-def _superseded(view: View, who: Who, task_id: str | None) -> tuple[str | None, tuple[Event, ...]]:
+def _supersede(view: View, who: Who, task_id: str | None) -> tuple[str | None, tuple[Event, ...]]:
     """Return the waiting proposal that a new one with the same `task_id` replaces, and the events that close it."""
     if task_id is None:
         return None, ()

@@ -86,14 +86,14 @@ class ToolResolution:
         self._agent = agent
         self._earlier = earlier
         self._is_step = is_step
-        self._only = foreign.expanded(args.tools) if args.tools is not None else None
-        self._blocked = foreign.expanded(args.blocked_tools or ())
+        self._only = foreign.expand(args.tools) if args.tools is not None else None
+        self._blocked = foreign.expand(args.blocked_tools or ())
         self.memory = {name for name, spec in tool_specs().items() if spec.memory}
 
     def find(self) -> FoundTools:
         """Return the tools that the run can have. Blocks. Raises BadInput, Refused."""
         role, context, folder = self._role, self._context, self._workspace.path
-        wanted = self._wanted()
+        wanted = self._wanted_tools()
         commands = self._agent is not None or self.have(wanted, "commands")
         networked = self.have(wanted, "network") or (role.network and commands)
         # With network access, only where the call itself gave the folder.
@@ -155,7 +155,7 @@ class ToolResolution:
             return ""
         return self._no_files()
 
-    def _wanted(self) -> tuple[str, ...]:
+    def _wanted_tools(self) -> tuple[str, ...]:
         """Return the wanted tools: the role's, reduced by the call's allow-list and block-list."""
         role, only, blocked = self._role, self._only, self._blocked
         self._refuse_unknown("tools", only or ())

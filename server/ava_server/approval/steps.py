@@ -121,7 +121,7 @@ def read_steps(given: Any, defaults: Mapping[str, Any]) -> tuple[PlannedStep, ..
     by_id = {step.id: step for step in read}
     planned: list[PlannedStep] = []
     for step in read:
-        planned.append(_planned(step, by_id, faults))
+        planned.append(_plan_step(step, by_id, faults))
     faults.refuse()
     ordered = _in_order(planned)
     most = most_runs(ordered)
@@ -247,7 +247,7 @@ def _near(name: str, known: Iterable[str]) -> str:
 # -- edges ------------------------------------------------------------------------------------------------------------
 
 
-def _planned(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFaults) -> PlannedStep:
+def _plan_step(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFaults) -> PlannedStep:
     """Return a step with its edges; what is wrong with them goes to `faults`."""
     for field in _FIXED:
         if _has_reference(getattr(step, field), by_id):

@@ -51,16 +51,16 @@ class CarriedData:
     """
 
     def __init__(self, value: str = "") -> None:
-        plain, is_decoded = _unquoted(value)
+        plain, is_decoded = _unquote(value)
         self.hidden = clean(plain)[1] > 0 or not is_decoded  # what nobody sees can hold anything
         self._rows: set[tuple[str, ...]] = set()
         self._pieces: set[str] = set()
         self._close: set[str] = set()
         self._windows: set[str] = set()
-        for text in _decoded(plain):
-            words = self._add_text(_folded(plain_text(text)))
+        for text in _decode_all(plain):
+            words = self._add_text(_fold(plain_text(text)))
             self._add_digits("".join(words))
-        words = _WORD.findall(_folded(plain_text(plain)))
+        words = _WORD.findall(_fold(plain_text(plain)))
         backwards = [word[::-1] for word in reversed(words)]
         self._rows.update(_rows(backwards))
         self._add_digits("".join(backwards))
@@ -88,7 +88,7 @@ class CarriedData:
 
     def found_in(self, text: str) -> set[Any]:
         """Return what of it stands in a text."""
-        text = _folded(text)
+        text = _fold(text)
         found: set[Any] = {piece for piece in self._pieces if piece in text}
         for word in _data_words(text):
             for window in self._windows_of(word):
@@ -124,7 +124,7 @@ class CarriedData:
         self._rows.update(_rows(words))
         for found in _DATA.findall(plain):
             self._pieces.update(filter(_is_data, (found, *_SIGNS.split(found))))
-        for word in (*words, *_spelled(words)):
+        for word in (*words, *_join_short_words(words)):
             last = len(word) - GLUED_CHARS
             if last >= 0:
                 starts = {*range(0, last, GLUED_CHARS // 2), last}
@@ -153,7 +153,7 @@ def _data_words(text: str) -> Iterator[str]:
                 yield word
 
 
-def _spelled(words: Sequence[str]) -> Iterator[str]:
+def _join_short_words(words: Sequence[str]) -> Iterator[str]:
     """Yield the words that very short ones in a row make: signs may have split a longer word."""
     for is_short, several in groupby(words, lambda word: len(word) <= SPELLED_CHARS):
         if is_short:
@@ -170,7 +170,7 @@ def _is_data(word: str) -> bool:
     return any(char.isdigit() or char == "@" for char in word)
 
 
-def _folded(plain: str) -> str:
+def _fold(plain: str) -> str:
     """Return a text with one form for letters and digits that look alike, such as fullwidth ones."""
     if plain.isascii():
         return plain
@@ -178,7 +178,7 @@ def _folded(plain: str) -> str:
     return _OTHER_DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), folded)
 
 
-def _unquoted(value: str) -> tuple[str, bool]:
+def _unquote(value: str) -> tuple[str, bool]:
     """Return a text without percent encoding, and whether all of it was decoded: it may be encoded several times."""
     plain = unquote_plus(value)
     for _each in range(MOST_UNQUOTED):
@@ -189,7 +189,7 @@ def _unquoted(value: str) -> tuple[str, bool]:
     return plain, False
 
 
-def _decoded(plain: str) -> Iterator[str]:
+def _decode_all(plain: str) -> Iterator[str]:
     """Yield a text, and each text that base64 or hex may encode in it."""
     yield plain
     for encoded in {*_BASE64.findall(plain), *_BASE64.findall(plain.replace("/", "_"))}:

@@ -72,7 +72,7 @@ def claim(
             return Outcome(_OVER_OR_PROPOSED)
         where = situation(run, now_us, gone=gone, instance=instance)
         if transition(run, "claim", where) is None:
-            return Outcome(_not_claimed(run, where))
+            return Outcome(_why_not_claimed(run, where))
         if not run.is_plan:
             full = slots.full(view.running(gone, but=run_id), run.user_id)
             if full:
@@ -89,7 +89,7 @@ def claim(
 _OVER_OR_PROPOSED = "it has ended or waits for approval"
 
 
-def _not_claimed(run: RunRow, where: Situation) -> str:
+def _why_not_claimed(run: RunRow, where: Situation) -> str:
     if where == "waiting":
         return pause_words(run) if run.waits_for == "provider" else "it waits for a person"
     if where == "running elsewhere":
@@ -287,7 +287,7 @@ def resume(
         where = situation(run, now_us, gone=gone)
         cause: Cause = "force resume" if force else "resume"
         if transition(run, cause, where) is None:
-            return Outcome(NotResumed(_not_resumed(run, where)))
+            return Outcome(NotResumed(_why_not_resumed(run, where)))
         expected = resume_line(view, run)
         if expected is None:
             if texts_of(view, run) is None:
@@ -324,7 +324,7 @@ def _resume_steps(
             yield from _resume_events(view, row, who, RunResumed(channel=channel))
 
 
-def _not_resumed(run: RunRow, where: Situation) -> str:
+def _why_not_resumed(run: RunRow, where: Situation) -> str:
     match where:
         case "ended":
             return f"{label(run)} has ended ({run.state}); propose it again"

@@ -157,7 +157,7 @@ class CodingWork:
             await learn_private_keys(self._redactor, self._worktree.files, self._log)
             self._ready = True
         except (RolesError, BlobRefused) as error:
-            return self._failed("the worktree could not be made", error)
+            return self._failure("the worktree could not be made", error)
         setup = None if baseline.setup is None else await self._run_of(baseline.setup)
         verify = None if baseline.verify is None else await self._run_of(baseline.verify)
         told = self._hidden(self._ready_words(baseline.notes, setup, verify))
@@ -182,7 +182,7 @@ class CodingWork:
         try:
             verdict = await self._worktree.check()
         except RolesError as error:
-            return self._failed("the work could not be checked", error)
+            return self._failure("the work could not be checked", error)
         verify = await self._run_of(verdict)
         told = "" if verify.passed else self._failed_words(verify, number)
         checked = WorkChecked(
@@ -191,7 +191,7 @@ class CodingWork:
         await self._log.record(checked, duration_ms=ms_since(began))
         return checked
 
-    def given_up(self, checked: WorkChecked, submitted: SubmitArgs) -> RunResult | None:
+    def ending_after_failures(self, checked: WorkChecked, submitted: SubmitArgs) -> RunResult | None:
         """Return the ending of a run whose work has failed too often, or None."""
         if checked.number <= RETRIES:
             return None
@@ -225,12 +225,12 @@ class CodingWork:
         kept = KeptChanges(fault=LATE)
         with anyio.move_on_after(self.patience_s(ended)):
             try:
-                kept = await anyio.to_thread.run_sync(self._sent, work, message, abandon_on_cancel=True)
+                kept = await anyio.to_thread.run_sync(self._commit_and_send, work, message, abandon_on_cancel=True)
             except (RolesError, AuditError) as error:
                 kept = KeptChanges(fault=self._hidden(str(error)))
         return kept
 
-    def _sent(self, work: Callable[[str], Branch | None], message: str) -> KeptChanges:
+    def _commit_and_send(self, work: Callable[[str], Branch | None], message: str) -> KeptChanges:
         """Commit the work, and send the branch to where the repository is. Blocks."""
         return self._worktrees.travel.sent(self._log.run, work(message))
 
@@ -252,7 +252,7 @@ class CodingWork:
         self._worktree.close()  # it may hold the folder open
         return self._worktrees.keep(run, message)
 
-    def _failed(self, what: str, error: Exception) -> RunResult:
+    def _failure(self, what: str, error: Exception) -> RunResult:
         return RunResult(
             "error", what, error_kind=WORKSHOP, error_message=self._hidden(str(error)),
             what_to_do="Fix what the error says, then propose it again with retry_of.",
@@ -277,14 +277,14 @@ class CodingWork:
         if setup is not None:
             name = "setup" if setup.passed else "setup_failed"
             parts.append(texts[name].format(setup=coding.setup, how=describe_command(setup)))
-            parts.append("" if setup.passed else self._wrapped(setup.output, "setup"))
+            parts.append("" if setup.passed else self._wrap(setup.output, "setup"))
         if verify is None:
             parts.append(texts["before_not_run"])
         else:
             parts.append(
                 texts["before_passed" if verify.passed else "before_failed"].format(how=describe_command(verify))
             )
-            parts.append("" if verify.passed else self._wrapped(verify.output, "verify"))
+            parts.append("" if verify.passed else self._wrap(verify.output, "verify"))
         return "\n".join(part for part in parts if part)
 
     def _failed_words(self, verify: CommandRun, number: int) -> str:
@@ -293,16 +293,16 @@ class CodingWork:
         said = texts["failed"].format(
             verify=self._coding.verify, how=describe_command(verify), left=words.format(count=left)
         )
-        return self._hidden(f"{said}\n{self._wrapped(verify.output, 'verify')}")
+        return self._hidden(f"{said}\n{self._wrap(verify.output, 'verify')}")
 
-    def _wrapped(self, output: str, tool: str) -> str:
+    def _wrap(self, output: str, tool: str) -> str:
         return wrap_tool_output(output or "(no output)", tool=tool, nonce=self._nonce)
 
     async def _run_of(self, verdict: Verdict) -> CommandRun:
         """Return how a command ended, for the log: bounded, without secrets and invisible characters."""
-        return await anyio.to_thread.run_sync(self._bounded, verdict)
+        return await anyio.to_thread.run_sync(self._shorten_output, verdict)
 
-    def _bounded(self, verdict: Verdict) -> CommandRun:
+    def _shorten_output(self, verdict: Verdict) -> CommandRun:
         most = PASSED_CHARS if verdict.passed else SHOWN_CHARS
         hidden = self._hidden(verdict.output)  # before it is cut: half a secret is not recognized
         output = replace(verdict, output=hidden).failing(most)

@@ -272,7 +272,7 @@ class _CostFold:
                     self._prompt = self._parts_of(Recipe.of(fact))
                 self.attempts.append(Attempt(fact.turn, fact.attempt, None, None, 0, fact.micros))
             case CostUpdate():
-                self._settled(fact, entry)
+                self._settle_attempt(fact, entry)
             case ToolCall() if own and fact.call_id:
                 self._calls[fact.call_id] = fact
             case ToolResult() if own and fact.call_id:
@@ -283,7 +283,7 @@ class _CostFold:
                 pass
         self._history.add(entry.seq, fact, entry.usage, fenced=own)
 
-    def _settled(self, fact: CostUpdate, entry: Entry) -> None:
+    def _settle_attempt(self, fact: CostUpdate, entry: Entry) -> None:
         cost = entry.cost_micros or 0
         usage = entry.usage
         if usage is not None:  # the header has no column for thinking tokens

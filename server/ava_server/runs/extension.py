@@ -98,7 +98,7 @@ def extension_request(
     if wait_s <= 0 or free or texts is None or run.overrun or not _may_ask(view, run):
         return None
     limit = CAP_OF_ARGUMENT[short.cap].of(config)
-    used = _used(run, short.cap, short.active_s)
+    used = _used_of_cap(run, short.cap, short.active_s)
     per_turn = _per_turn(view, run, short)
     turns = min(config.max_iterations - run.turns, max(LEAST_TURNS, math.ceil(GROWTH * run.turns)))
     step = max(short.step, per_turn if short.cap == "timeout" else 0)
@@ -106,7 +106,7 @@ def extension_request(
     wanted = max(used + needed, limit * (1 + GROWTH))
     wanted = min(wanted, max(2 * limit, used + step))  # a person decides about one step after the other
     most, _why = most_now(view, run, config, short.cap, short.active_s, limits, now_us)
-    proposed = _rounded(short.cap, wanted, most)
+    proposed = _round_cap(short.cap, wanted, most)
     if proposed < used + step or proposed <= limit:
         return None
     extended = with_cap(config, short.cap, proposed)
@@ -151,7 +151,7 @@ def _may_ask(view: View, run: RunRow) -> bool:
     return requests == approvals and requests < MOST_ASKED
 
 
-def _used(run: RunRow, cap: ExtendedCap, active_s: float) -> float:
+def _used_of_cap(run: RunRow, cap: ExtendedCap, active_s: float) -> float:
     if cap == "timeout":
         return round(active_s, 1)
     if cap == "max_cost_cents":
@@ -198,7 +198,7 @@ def most_now(
     return min(highest)
 
 
-def _rounded(cap: ExtendedCap, wanted: float, most: float) -> int | float:
+def _round_cap(cap: ExtendedCap, wanted: float, most: float) -> int | float:
     """Return a cap in whole cents, thousands of tokens, seconds or minutes: rounded up, but to at most `most`."""
     unit = UNITS[cap]
     if cap == "timeout" and wanted >= LONG_S:
@@ -251,7 +251,7 @@ class CapExtensions:
         if raised is None or topic in self._log.history.notices_sent:
             return None
         left = (
-            cap_amount(cap, max(CAP_OF_ARGUMENT[cap].of(self._config) - _used(self._log.run, cap, active_s), 0))
+            cap_amount(cap, max(CAP_OF_ARGUMENT[cap].of(self._config) - _used_of_cap(self._log.run, cap, active_s), 0))
             for cap in get_args(ExtendedCap)
             if CAP_OF_ARGUMENT[cap].field in raised.changes
         )

@@ -335,13 +335,13 @@ class History:
 
     def parts(self, recipe: Recipe) -> list[tuple[int, Turn]]:
         """Return the turns of that conversation, each with the `seq` of its entry."""
-        return [(item.seq, turn) for item, turn in self._shown(recipe)]
+        return [(item.seq, turn) for item, turn in self._shown_turns(recipe)]
 
     def reported(self, recipe: Recipe) -> ReportedUsage | None:
         """Return what the provider has reported about the turns of that conversation; None before its first report."""
-        return self._reports.usage(self._shown(recipe))
+        return self._reports.usage(self._shown_turns(recipe))
 
-    def _shown(self, recipe: Recipe) -> list[tuple[HistoryItem, Turn]]:
+    def _shown_turns(self, recipe: Recipe) -> list[tuple[HistoryItem, Turn]]:
         if self._last_shown is not None and self._last_shown[0] == recipe:
             return self._last_shown[1]
         newly_elided = set(recipe.elide) - self._elided
@@ -349,7 +349,7 @@ class History:
         cut = {**self._cut, **dict(recipe.cut)}
         shown: list[tuple[HistoryItem, Turn]] = []
         edited = False
-        for item in [*self._items, *self._added(recipe)]:
+        for item in [*self._items, *self._items_of_request(recipe)]:
             if item.seq in newly_elided:
                 edited = True
             shown.append((item, _shown_turn(item, elided, cut, edited)))
@@ -425,7 +425,7 @@ class History:
         for item in self._items:
             if item.seq in kept:
                 continue
-            saved = _saved(item)
+            saved = _chars_saved(item)
             if saved > 0:
                 elidable.append((item.seq, saved))
         return elidable
@@ -434,7 +434,7 @@ class History:
         """Return `seq` and text of those results of the last answer that may be cut, and that a wrap-up may elide."""
         fresh: list[tuple[int, str]] = []
         for item in self._pending_results():
-            if isinstance(item.turn, ToolTurn) and _saved(item) > 0:
+            if isinstance(item.turn, ToolTurn) and _chars_saved(item) > 0:
                 fresh.append((item.seq, item.turn.text))
         return fresh
 
@@ -447,7 +447,7 @@ class History:
         for _seq, result in self.outputs:
             yield result.output
 
-    def _added(self, recipe: Recipe) -> list[HistoryItem]:
+    def _items_of_request(self, recipe: Recipe) -> list[HistoryItem]:
         """Return what a request adds: the last answer's results in call order, new messages, its notice."""
         added = self._pending_results()
         for seq, text in self._waiting:
@@ -497,7 +497,7 @@ class History:
         self.reserved = fact
         recipe = Recipe.of(fact)
         self._mark_edited(set(fact.elide) - self._elided)
-        for item in self._added(recipe):
+        for item in self._items_of_request(recipe):
             is_notice = item.seq == 0  # it has no entry of its own
             if is_notice:
                 self._items.append(HistoryItem(seq, item.turn, fact.phase))
@@ -535,7 +535,7 @@ class History:
         if fact.settlement == "unknown":
             self._unknown = (fact.turn, fact.attempt)
         elif usage is not None:
-            self._reports.add(usage.prompt_tokens, self._shown(Recipe(0)))
+            self._reports.add(usage.prompt_tokens, self._shown_turns(Recipe(0)))
             self._written = usage.output_tokens
             self.answer_tokens = usage.output_tokens
             self.thought = usage.thinking_tokens > 0
@@ -711,7 +711,7 @@ def _shown_turn(item: HistoryItem, elided: set[int], cut: Mapping[int, int], edi
     return turn
 
 
-def _saved(item: HistoryItem) -> int:
+def _chars_saved(item: HistoryItem) -> int:
     """Return the characters that eliding a turn saves; 0 for a turn that is never elided."""
     if not isinstance(item.turn, ToolTurn) or item.turn.name == SCRATCHPAD:
         return 0

@@ -61,7 +61,7 @@ def check_answer(
         return InvalidAnswer("rejected", said.rejected[:SHOWN], _texts()["rejected"].format(shown=shown))
     declined = refusal_text(said)
     if declined is not None:
-        return InvalidAnswer("refusal", declined[:SHOWN], _declined(said))
+        return InvalidAnswer("refusal", declined[:SHOWN], _refusal_notice(said))
     if said.stop_reason in CUT:
         return InvalidAnswer("cut", said.text[-SHOWN:], _cut(said.text, tokens))
     if said.stop_reason in PAUSED:
@@ -91,7 +91,7 @@ def check_calls(said: AssistantMessage, results: Sequence[ToolResult], *, draft:
         return None
     outputs = "\n".join(result.output for result in results)[:SHOWN]
     if said.stop_reason in REFUSED:
-        return InvalidAnswer("refusal", said.text[:SHOWN] or outputs, _declined(said))
+        return InvalidAnswer("refusal", said.text[:SHOWN] or outputs, _refusal_notice(said))
     if said.stop_reason in CUT:
         return InvalidAnswer("cut", outputs)
     return InvalidAnswer("draft" if draft else "calls", outputs)
@@ -127,7 +127,7 @@ def _texts() -> Mapping[str, str]:
     return prompts("invalid_answers")
 
 
-def _declined(said: AssistantMessage) -> str:
+def _refusal_notice(said: AssistantMessage) -> str:
     return _texts()["filtered" if said.stop_reason == "content_filter" else "declined"]
 
 

@@ -383,7 +383,7 @@ class AgentRun:
                 await self._tool_calls.refuse(call, "a result was handed over with it")
         if isinstance(checked, RunResult):
             return replace(checked, submitted=submitted)
-        return self._coding.given_up(checked, submitted)
+        return self._coding.ending_after_failures(checked, submitted)
 
     def _accept_result(self, submitted: SubmitArgs, call_id: str | None = None) -> RunResult:
         last = self._reservations.last_turn()

@@ -155,7 +155,7 @@ class ModelCalls:
                     completion = stream.completion
                     span.answered(completion)
         except ModelError as error:
-            return await self._failed(reserved, error, ms_since(began))
+            return await self._settle_failure(reserved, error, ms_since(began))
         except StoreUnavailable:  # nobody knows who owns the run, so nothing was sent; the next reservation waits
             await settle("not_billed")
             return None
@@ -200,7 +200,7 @@ class ModelCalls:
             )
         return completion
 
-    async def _failed(
+    async def _settle_failure(
         self, reserved: Reservation, error: ModelError, took_ms: int
     ) -> Completion | RunResult | Paused | None:
         """Settle a failed attempt, and wait for the next one where that can help; empty where an answer was refused."""
@@ -331,14 +331,14 @@ class PaidSearches:
             return reserve_in_line(self._log.fence, self._log.who, cap_request, self._caps, patience)
 
         least = fact.micros + self._log.run.wrap_micros
-        answer = await self._line.ask(command, self._granted, lambda: least)
+        answer = await self._line.ask(command, self._fold_reservation, lambda: least)
         if isinstance(answer, MoneyWait):
             answer = CapReached(answer.cap, answer.left)
         if isinstance(answer, CapReached):
             raise ToolFailed(self._refusal(answer, cap_request))
         return answer
 
-    def _granted(self, answer: Reservation | CapReached | MoneyWait) -> None:
+    def _fold_reservation(self, answer: Reservation | CapReached | MoneyWait) -> None:
         if isinstance(answer, Reservation):
             self._log.history.add(answer.seq, answer.fact)
 

@@ -83,7 +83,7 @@ class Origins:
         spec = tool.spec
         if not self._checks(spec):
             return ()
-        doubts = self._unapproved(spec, args) if self._takes_approved(spec) else self._carried(spec, args)
+        doubts = self._find_unapproved(spec, args) if self._takes_approved(spec) else self._find_carried(spec, args)
         allowed = self._history.decided_values(allowed=True)
         left = (each for each in doubts if (spec.name, each.argument, each.value) not in allowed)
         return tuple(islice(left, MOST_VALUES + 1))
@@ -107,17 +107,17 @@ class Origins:
 
     # -- what is approved ---------------------------------------------------------------------------------------------
 
-    def _unapproved(self, spec: ToolSpec, args: Mapping[str, Any]) -> Iterator[Doubt]:
+    def _find_unapproved(self, spec: ToolSpec, args: Mapping[str, Any]) -> Iterator[Doubt]:
         """Yield the values of a call that stand neither in approved texts nor in the sources of its rule."""
         own_words = values_in_schema(spec.foreign)
-        by_person = ApprovedTexts(self._approved())
+        by_person = ApprovedTexts(self._approved_by_person())
         by_rule: dict[tuple[str, ...], ApprovedTexts] = {}
         for name, leaf in values_of_call(spec, args):
             rule = self._effects.get(f"{spec.name}.{name}", self._effects.get(spec.name, ()))
             if ANY in rule or leaf in own_words or by_person.has(leaf):
                 continue
             if rule not in by_rule:
-                by_rule[rule] = ApprovedTexts([*self._approved(), *self._texts_of_sources(rule, by_person)])
+                by_rule[rule] = ApprovedTexts([*self._approved_by_person(), *self._texts_of_sources(rule, by_person)])
             if not by_rule[rule].has(leaf):
                 yield Doubt(one_line(name, NAME_CHARS), visible(leaf), self._source_of(leaf))
 
@@ -133,7 +133,7 @@ class Origins:
                 return result.tool
         return ""
 
-    def _approved(self) -> list[str]:
+    def _approved_by_person(self) -> list[str]:
         """Return the texts that a person has approved or written: the task, its context and answers."""
         texts: list[str] = []
         task = self._history.task
@@ -178,7 +178,7 @@ class Origins:
 
     # -- what is private ----------------------------------------------------------------------------------------------
 
-    def _carried(self, spec: ToolSpec, args: Mapping[str, Any]) -> Iterator[Doubt]:
+    def _find_carried(self, spec: ToolSpec, args: Mapping[str, Any]) -> Iterator[Doubt]:
         """Yield the values of a call that carry, or may carry, what the run has read and no page shows."""
         known_tools = {*self._specs, *_FROM_TASK}
         results = [(place, result) for place, result in self._results() if result.tool in known_tools]
@@ -221,7 +221,7 @@ class Origins:
 
     def _public(self, results: Iterable[tuple[int, ToolResult]]) -> str:
         """Return what is not secret in the run; a refusal repeats what the model wrote, so only what pages say."""
-        texts = self._approved()
+        texts = self._approved_by_person()
         for place, result in results:
             if self._is_of_web(result) and result.success:
                 texts.append(self._text(place))

@@ -434,7 +434,7 @@ def advance(fence: Fence, who: Who, inputs: PlanInputs, stopped: str, new_id: Ca
                 case Finish():
                     return Outcome(Advanced(moved=True, finish=move), tuple(events))
                 case Change():
-                    events.append(Event(who, _changed(move), fence=fence))
+                    events.append(Event(who, _step_changed(move), fence=fence))
                 case Start():
                     started += 1
                     if started <= MOST_STARTED:
@@ -447,7 +447,7 @@ def advance(fence: Fence, who: Who, inputs: PlanInputs, stopped: str, new_id: Ca
     return command
 
 
-def _changed(move: Change) -> Fact:
+def _step_changed(move: Change) -> Fact:
     progress = move.progress
     assert progress.state is not None, "a change has a state"
     return StepChanged(

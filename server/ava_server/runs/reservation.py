@@ -225,7 +225,7 @@ class Reservations:
         def least() -> int:
             return self._least(request, shape, last, notice)
 
-        answer = await self._line.ask(command, self._granted, least, may_leave=True)
+        answer = await self._line.ask(command, self._fold_answer, least, may_leave=True)
         if isinstance(answer, MoneyWait):  # it has waited as long as it may
             return CapReached(answer.cap, answer.left, gives_way=True)
         return answer
@@ -253,7 +253,7 @@ class Reservations:
         upto = self._history.last_message_seq
         fresh = self._history.fresh_results()
         fresh_seqs = tuple(seq for seq, _text in fresh)
-        elide = fresh_seqs if last is not None else self._trimmed(upto)
+        elide = fresh_seqs if last is not None else self._results_to_trim(upto)
         elide += tuple(seq for seq in shape.elide if seq not in elide)
         cut: tuple[tuple[int, int], ...] = ()
         if shape.most_shown is not None:
@@ -325,7 +325,7 @@ class Reservations:
             return 0
         return output // 2 if self._model.may_think(request.turns) else 0
 
-    def _granted(self, answer: Reservation | CapReached | MoneyWait | UnreadMessages) -> None:
+    def _fold_answer(self, answer: Reservation | CapReached | MoneyWait | UnreadMessages) -> None:
         """Fold what the log has now: the reservation, or the messages to the run that have to go first."""
         if isinstance(answer, Reservation):
             self._looked = answer.seq
@@ -386,7 +386,7 @@ class Reservations:
         text = f"Left of your limits: {', '.join(lefts)}. Come to an end; call submit_result in time."
         return _Notice(text, tuple(topics))
 
-    def _trimmed(self, upto: int) -> tuple[int, ...]:
+    def _results_to_trim(self, upto: int) -> tuple[int, ...]:
         """Return the oldest tool results to leave out once the prompt exceeds 70 % of its room."""
         elidable = self._history.elidable()
         if not elidable:

@@ -74,7 +74,7 @@ def build_result(
     if near:
         _note_places(findings, quotes, history)
     config = config_of(run.config)
-    untrusted = _untrusted(submitted, quotes)
+    untrusted = _untrusted_part(submitted, quotes)
     untrusted["findings"] = findings
     untrusted["artifacts"] = artifacts
     untrusted["caveats"] += [f"As its proposal said, {note}" for note in config.foreign_notes]
@@ -144,7 +144,7 @@ def _money(run: RunRow, history: History, config: RunConfig) -> dict[str, Any]:
     return money
 
 
-def _untrusted(submitted: SubmitArgs, quotes: list[dict[str, Any]]) -> dict[str, Any]:
+def _untrusted_part(submitted: SubmitArgs, quotes: list[dict[str, Any]]) -> dict[str, Any]:
     caveats = list(submitted.caveats)
     lost = [quote for quote in quotes if quote["verdict"] == "not_found"]
     if lost:
@@ -187,11 +187,11 @@ def _partial_result(history: History, hide: Hide) -> SubmitArgs:
     partial = _best_answer(history, list(read), hide)
     findings = findings_in(hide(history.drafts[-1])) if history.drafts else []
     if not findings:
-        findings = [*_listed(read, LOOKED_AT), *_listed(found, FOUND)][:SOURCES]
+        findings = [*_as_findings(read, LOOKED_AT), *_as_findings(found, FOUND)][:SOURCES]
     return partial.model_copy(update={"findings": findings})
 
 
-def _listed(titles: dict[str, str | None], claim: str) -> list[Finding]:
+def _as_findings(titles: dict[str, str | None], claim: str) -> list[Finding]:
     """Return sources as findings, whose claim is Ava's own."""
     return [Finding(claim=claim, source_url=location, source_name=title) for location, title in titles.items()]
 

@@ -227,7 +227,7 @@ class RunSetup:
         await self._check_worktree(run, config)
         if config.workspace or config.coding is not None:
             with contextlib.suppress(FolderReplaced):  # `prepare` finds it once the run is claimed, and ends the run
-                await self._opened(lambda: self._check_folders(config, run.user_id))
+                await self._open_in_time(lambda: self._check_folders(config, run.user_id))
 
     async def _check_worktree(self, run: RunRow, config: RunConfig) -> None:
         """Leave a run whose worktree is elsewhere to that machine for a while."""
@@ -262,7 +262,7 @@ class RunSetup:
             remove_workbenches(scratch)
             return self.choice(config)
 
-        choice = replace(await self._opened(begin), price=config.price)  # the price that was approved
+        choice = replace(await self._open_in_time(begin), price=config.price)  # the price that was approved
         sandbox = await self.sandbox(config.confinement)
         servers = self.servers(run, config, scratch, sandbox)
         ask = self._ask(config, history)
@@ -308,12 +308,12 @@ class RunSetup:
 
     def _tool_context(self, place: Place, sandbox: Sandbox | None) -> ToolContext:
         """Return what tools have of a run's folders, and the sandbox of those that run commands there."""
-        runs_commands = place.bench is not None or place.worktree is not None
+        has_programs = place.bench is not None or place.worktree is not None
         return ToolContext(
             files=place.files,
             texts=self._resources.texts,
             artifacts=place.artifacts,
-            sandbox=sandbox if runs_commands else None,
+            sandbox=sandbox if has_programs else None,
             bench=place.bench,
         )
 
@@ -322,7 +322,7 @@ class RunSetup:
     ) -> str | None:
         """Return the mark by which a later plan recognises the work of a run; None where it can have none."""
         try:
-            marker = await self._opened(lambda: self._marker(config, prefix))
+            marker = await self._open_in_time(lambda: self._marker(config, prefix))
         except (AvaError, ConfigNotSupported) as error:  # it runs without a mark, and is not recognised later
             log.warning("the work of a step is not marked: %s", error)
             return None
@@ -446,7 +446,7 @@ class RunSetup:
         """Open the folders of a run. Raises ConfigNotSupported, FolderReplaced: see `prepare`."""
         if self.travel.is_elsewhere(config):
             await self._receive_folder(run)
-        files, artifacts = await self._opened(lambda: self._open_folders(config, run))
+        files, artifacts = await self._open_in_time(lambda: self._open_folders(config, run))
         place = Place(files, artifacts)
         if sandbox is None:
             return place
@@ -544,7 +544,7 @@ class RunSetup:
             config.search, call, search_model(config.search, choice, call.results, self._resources.clients)
         )
 
-    async def _opened(self, work: Callable[[], T]) -> T:
+    async def _open_in_time(self, work: Callable[[], T]) -> T:
         """Open something in one of a few threads kept for that. Raises ConfigNotSupported: its disk does not answer."""
         try:
             with anyio.fail_after(OPEN_S):

@@ -244,7 +244,7 @@ class ReadSources:
             if found is not None:
                 of_source = not named.text or named.names(found.read)
                 return SourcePassage(found.read, found.span, elsewhere=not of_source)
-        return self._named(named)
+        return self._text_of_source(named)
 
     @staticmethod
     def _with_quote(texts: Sequence[ReadText], quote: str, source: _NamedSource) -> SourcePassage | None:
@@ -272,7 +272,7 @@ class ReadSources:
                 return SourcePassage(read, span)
         return None
 
-    def _named(self, named: _NamedSource) -> SourcePassage | None:
+    def _text_of_source(self, named: _NamedSource) -> SourcePassage | None:
         """Return what was read of the source that a finding names, without a quote: at its place, else the first."""
         texts = [read for read in self._texts if read.location and named.names(read)]
         if not texts:

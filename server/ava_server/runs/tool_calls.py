@@ -342,7 +342,7 @@ class ToolCalls:
         hide = _Redaction(self._context.redactor, learns=tool.spec.files)
         output = await self._work(call, tool, ready.args, injected, hide)
         took_ms = ms_since(began)
-        result = await self._shown(call, tool, output, hide)
+        result = await self._make_result(call, tool, output, hide)
         await tell_too_many_keys(self._context.redactor, self._log)
         if not output.success and self._failed_edits(call) >= EDITS_END_AT:
             await self._log.record(self._ends_edits(call), result, duration_ms=took_ms)
@@ -411,7 +411,7 @@ class ToolCalls:
             sources.append(Source(location, title))  # no hash: what was sent back may have had the secret in it
         return replace(output, text=text, sources=tuple(sources))
 
-    async def _shown(self, call: ToolUse, tool: Tool, output: ToolOutput, hide: _Redaction) -> ToolResult:
+    async def _make_result(self, call: ToolUse, tool: Tool, output: ToolOutput, hide: _Redaction) -> ToolResult:
         """Return the result as the model is shown it; where it is cut, save the original."""
         text = hide(output.text)
         sha = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

@@ -122,7 +122,7 @@ class Travel:
         """
         try:
             with anyio.fail_after(PACK_S):
-                return await anyio.to_thread.run_sync(self._packed, config, runs, abandon_on_cancel=True)
+                return await anyio.to_thread.run_sync(self._pack_folder, config, runs, abandon_on_cancel=True)
         except TimeoutError:
             what = config.workspace or "the folders of its steps"
             raise Refused(
@@ -130,7 +130,7 @@ class Travel:
                 " of config.toml (0: nothing is copied), or try again"
             ) from None
 
-    def _packed(self, config: RunConfig, runs: Sequence[str]) -> RunConfig:
+    def _pack_folder(self, config: RunConfig, runs: Sequence[str]) -> RunConfig:
         if self.blobs is None:
             return config
         if not config.steps:
