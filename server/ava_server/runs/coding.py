@@ -160,10 +160,9 @@ class CodingWork:
             return self._failure("the worktree could not be made", error)
         setup = None if baseline.setup is None else await self._run_of(baseline.setup)
         verify = None if baseline.verify is None else await self._run_of(baseline.verify)
-        told = self._hidden(self._ready_words(baseline.notes, setup, verify))
-        await self._log.record(
-            WorktreeReady(base=baseline.base, told=told, setup=setup, verify=verify), duration_ms=ms_since(began)
-        )
+        notice = self._hidden(self._ready_words(baseline.notes, setup, verify))
+        ready = WorktreeReady(base=baseline.base, told=notice, setup=setup, verify=verify)
+        await self._log.record(ready, duration_ms=ms_since(began))
         return None
 
     def place(self, place: ToolContext) -> ToolContext:
@@ -184,9 +183,9 @@ class CodingWork:
         except RolesError as error:
             return self._failure("the work could not be checked", error)
         verify = await self._run_of(verdict)
-        told = "" if verify.passed else self._failed_words(verify, number)
+        notice = "" if verify.passed else self._failed_words(verify, number)
         checked = WorkChecked(
-            number=number, verify=verify, tree=verdict.tree, call_id=call_id, turn=self._history.turn, told=told
+            number=number, verify=verify, tree=verdict.tree, call_id=call_id, turn=self._history.turn, told=notice
         )
         await self._log.record(checked, duration_ms=ms_since(began))
         return checked
@@ -242,7 +241,8 @@ class CodingWork:
     def _keep_checked(self, tree: str, message: str) -> Branch | None:
         """Commit the work, and check that it is exactly what passed. Blocks."""
         branch = self._worktree.keep(message)
-        if (self._worktree.base_tree() if branch is None else branch.tree) != tree:
+        committed = self._worktree.base_tree() if branch is None else branch.tree
+        if committed != tree:
             where = "nothing is on a branch" if branch is None else f"it is on the branch {branch.name}"
             raise WorktreeFailed(f"the worktree has changed since it was checked; {where}")
         return branch
@@ -263,13 +263,15 @@ class CodingWork:
     def _ready_words(self, notes: str, setup: CommandRun | None, verify: CommandRun | None) -> str:
         coding, texts = self._coding, prompts("coding")
         paths = ", ".join(f"`{path}`" for path in coding.namespace)
-        whole = coding.namespace == (".",)
+        namespace = texts["only"].format(paths=paths)
+        if coding.namespace == (".",):
+            namespace = texts["everything"]
         parts = [
             texts["ready"].format(
                 repository=coding.repository,
                 base=coding.base[:12],
                 branch=coding.branch or "detached HEAD",
-                namespace=texts["everything"] if whole else texts["only"].format(paths=paths),
+                namespace=namespace,
                 verify=coding.verify,
             ),
             notes,
@@ -277,23 +279,27 @@ class CodingWork:
         if setup is not None:
             name = "setup" if setup.passed else "setup_failed"
             parts.append(texts[name].format(setup=coding.setup, how=describe_command(setup)))
-            parts.append("" if setup.passed else self._wrap(setup.output, "setup"))
+            if not setup.passed:
+                parts.append(self._wrap(setup.output, "setup"))
         if verify is None:
             parts.append(texts["before_not_run"])
         else:
-            parts.append(
-                texts["before_passed" if verify.passed else "before_failed"].format(how=describe_command(verify))
-            )
-            parts.append("" if verify.passed else self._wrap(verify.output, "verify"))
+            name = "before_passed" if verify.passed else "before_failed"
+            parts.append(texts[name].format(how=describe_command(verify)))
+            if not verify.passed:
+                parts.append(self._wrap(verify.output, "verify"))
         return "\n".join(part for part in parts if part)
 
     def _failed_words(self, verify: CommandRun, number: int) -> str:
-        texts, left = prompts("coding"), RETRIES + 1 - number
-        words = texts["none_left"] if left == 0 else texts["one_more"] if left == 1 else texts["more"]
-        said = texts["failed"].format(
-            verify=self._coding.verify, how=describe_command(verify), left=words.format(count=left)
-        )
-        return self._hidden(f"{said}\n{self._wrap(verify.output, 'verify')}")
+        texts = prompts("coding")
+        left = RETRIES + 1 - number
+        words = texts["more"].format(count=left)
+        if left == 0:
+            words = texts["none_left"].format(count=left)
+        elif left == 1:
+            words = texts["one_more"].format(count=left)
+        notice = texts["failed"].format(verify=self._coding.verify, how=describe_command(verify), left=words)
+        return self._hidden(f"{notice}\n{self._wrap(verify.output, 'verify')}")
 
     def _wrap(self, output: str, tool: str) -> str:
         return wrap_tool_output(output or "(no output)", tool=tool, nonce=self._nonce)

@@ -119,7 +119,8 @@ def estimate(config: RunConfig, prompt_tokens: int) -> FirstCalls:
 
     first, later, wrap = costs(prompt_tokens, GOOD_OUTPUT)
     _first, likely_later, likely_wrap = costs(math.ceil(prompt_tokens * LIKELY), LIKELY_OUTPUT)
-    turns = min(WORK_TURNS + (PLAN_TURNS if config.plans else 0), config.max_iterations - 1)
+    needed_turns = WORK_TURNS + PLAN_TURNS if config.plans else WORK_TURNS
+    turns = min(needed_turns, config.max_iterations - 1)
     least = max(first + wrap, turns * likely_later + likely_wrap)
     return FirstCalls(first, -(-least // MICROS_PER_CENT) * MICROS_PER_CENT, first + wrap, later)
 
@@ -160,6 +161,13 @@ def with_figures(
             f" {calls.least // MICROS_PER_CENT} or more ({format_usd(calls.least)}), a cheaper model, or a shorter"
             " task or context"
         )
-    likely = Bound(math.ceil(bound.new_bytes * LIKELY_BYTE_TOKENS), LIKELY_OUTPUT) if first_bytes else Bound(0, 0)
-    figures = {"least_micros": calls.least, "start_micros": calls.start, "turn_micros": calls.turn}
-    return config.model_copy(update={**figures, "first_micros": reserve_micros(config.price, likely)})
+    likely = Bound(0, 0)
+    if first_bytes:
+        likely = Bound(math.ceil(bound.new_bytes * LIKELY_BYTE_TOKENS), LIKELY_OUTPUT)
+    figures = {
+        "least_micros": calls.least,
+        "start_micros": calls.start,
+        "turn_micros": calls.turn,
+        "first_micros": reserve_micros(config.price, likely),
+    }
+    return config.model_copy(update=figures)

@@ -22,7 +22,7 @@ from ava_server.models.prompt_cache import prompt_cache_of
 WAIT_S = 5.0
 """Seconds that a run waits for another's call, in all."""
 KEPT_S = 300.0
-"""Seconds for which a provider keeps what it has read; each use begins them anew."""
+"""Seconds for which a provider keeps what it has read, after its last use."""
 TOKENS_PER_BYTE = 0.25
 """An estimate, for English and JSON: a wrong one costs a short wait, or a saving."""
 
@@ -49,7 +49,7 @@ class _Cached:
 
 
 class PromptPrefixes:
-    """The beginnings of prompts that this process has sent for plans lately."""
+    """The beginnings of prompts that this process has sent recently, for plans."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
@@ -60,19 +60,20 @@ class PromptPrefixes:
         cache = prompt_cache_of(started.model.partition(":")[2])
         if run.plan_id is None or cache is None:
             return None
-        shared = _bytes(started, started.system[: started.shared_chars])
-        whole = _bytes(started, started.system)
-        sent = next((each for each in (shared, whole) if len(each) * TOKENS_PER_BYTE >= cache.least), None)
-        if sent is None:
+        beginning = _bytes(started, started.system[: started.shared_chars])
+        if len(beginning) * TOKENS_PER_BYTE < cache.least:
+            beginning = _bytes(started, started.system)
+        if len(beginning) * TOKENS_PER_BYTE < cache.least:
             return None
         at = f"{run.plan_id} {started.model} {started.parameters.get('base_url')} "
-        return PromptPrefix(self, at + hashlib.sha256(sent).hexdigest(), run.id)
+        return PromptPrefix(self, at + hashlib.sha256(beginning).hexdigest(), run.id)
 
     def cached(self, key: str) -> _Cached:
         now = self.now()
-        for old in [each for each, one in self._known.items() if one.first is None and one.until < now]:
-            if old != key:
-                del self._known[old]
+        for other, beginning in list(self._known.items()):
+            is_forgotten = beginning.first is None and beginning.until < now
+            if is_forgotten and other != key:
+                del self._known[other]
         return self._known.setdefault(key, _Cached())
 
 

@@ -62,20 +62,19 @@ def check_quotes(
             if seq is None and near and len(quote) <= NEAR_CHARS and looked < NEAR_FINDINGS:
                 looked += 1
                 seq, verdict = _near(quote, read), "near"
-        verdicts.append(
-            {"finding": number, "verdict": "not_found"}
-            if seq is None
-            else {"finding": number, "verdict": verdict, "event": seq}
-        )
+        if seq is None:
+            verdicts.append({"finding": number, "verdict": "not_found"})
+        else:
+            verdicts.append({"finding": number, "verdict": verdict, "event": seq})
     return verdicts
 
 
 def _read_from_sources(outputs: Iterable[tuple[int, ToolResult]]) -> list[tuple[int, str]]:
-    return [
-        (seq, normalize(unwrap_output(fact.output))[:_OUTPUT_CHARS])
-        for seq, fact in outputs
-        if fact.success and fact.sources
-    ]
+    texts: list[tuple[int, str]] = []
+    for seq, fact in outputs:
+        if fact.success and fact.sources:
+            texts.append((seq, normalize(unwrap_output(fact.output))[:_OUTPUT_CHARS]))
+    return texts
 
 
 def unwrap_output(output: str) -> str:
@@ -121,10 +120,10 @@ def _near(quote: str, read: list[tuple[int, str]]) -> int | None:
     windows = 0
     for anchor, offset in _anchors(quote):
         for seq, text in read:
-            found = _window(quote, text, anchor, offset)
-            if found is None:
+            window = _window(quote, text, anchor, offset)
+            if window is None:
                 continue
-            if edit_distance(quote, found[1]) <= int(len(quote) * NEAR):
+            if edit_distance(quote, window[1]) <= int(len(quote) * NEAR):
                 return seq
             windows += 1
             if windows >= _WINDOWS:
@@ -207,9 +206,9 @@ class NormalText:
         """Each word of the normalized text: its offset there, itself, and where it stands in the text."""
         words: list[tuple[int, str, Span]] = []
         length = 0
-        for found in _WORD.finditer(self._text):
-            for word in normalize(found[0]).split():
-                words.append((length, word, Span(*found.span())))
+        for match in _WORD.finditer(self._text):
+            for word in normalize(match[0]).split():
+                words.append((length, word, Span(*match.span())))
                 length += len(word) + 1
         return words
 
@@ -218,18 +217,18 @@ class NormalText:
         return Span(self._offset(start).start, self._offset(end - 1).end)
 
     def _offset(self, at: int) -> Span:
-        """Return the character of the text from which one was made; the whole word where that cannot be told."""
-        start, word, whole = self._words[bisect_right(self._words, at, key=itemgetter(0)) - 1]
-        pieces = list(_PIECE.finditer(self._text, whole.start, whole.end))
-        made = [normalize(piece[0]) for piece in pieces]
-        if "".join(made) != word:
-            return whole
+        """Return where a normalized character stands in the text; its whole word where that is not known."""
+        start, word, span = self._words[bisect_right(self._words, at, key=itemgetter(0)) - 1]
+        pieces = list(_PIECE.finditer(self._text, span.start, span.end))
+        normalized = [normalize(piece[0]) for piece in pieces]
+        if "".join(normalized) != word:
+            return span
         left = at - start
-        for piece, normal in zip(pieces, made, strict=True):
+        for piece, normal in zip(pieces, normalized, strict=True):
             if left < len(normal):
                 return Span(*piece.span())
             left -= len(normal)
-        return whole
+        return span
 
 
 def find_quote(quote: str, text: NormalText) -> list[Span]:
@@ -246,10 +245,10 @@ def find_near_quote(quote: str, text: NormalText) -> Span | None:
     """Return the place of the piece that differs from a normalized quote in at most 10 % of the characters."""
     most = int(len(quote) * NEAR)
     for anchor, offset in _anchors(quote):
-        found = _window(quote, text.text, anchor, offset)
-        if found is None:
+        place = _window(quote, text.text, anchor, offset)
+        if place is None:
             continue
-        begin, window = found
+        begin, window = place
         distance, end = _closest_end(quote, window)
         if distance <= most and end:
             _distance, back = _closest_end(quote[::-1], window[:end][::-1])

@@ -21,8 +21,10 @@ from ava_audit.events import RunStarted
 from ava_roles.role import parse_role, system_prompt
 from ava_server.budget.run_config import CAPS, RunConfig
 
-MOST_FILES, LOOK_S = 200_000, 5.0
-"""Files of a folder whose state is taken, and seconds for that; a larger or slower one is never taken as unchanged."""
+MOST_FILES = 200_000
+"""Files of a folder whose state is compared; a larger folder counts as changed."""
+LOOK_S = 5.0
+"""Seconds that reading this state may take; a slower folder counts as changed."""
 _SAME_LIMITS: Mapping[str, str] = {cap.limited: "as approved" for cap in CAPS}
 """Limits in the prompt say nothing about what was done within them."""
 
@@ -49,7 +51,7 @@ def run_mark(
     """
     role = parse_role(config.role_text, config.role_source, config.role)
     own = system_prompt(role, system_prompt=None, context=None, tools=(), limits=_SAME_LIMITS, output_schema=None)
-    parts = {
+    parts: dict[str, Any] = {
         "prompt": own,
         "model": config.model,
         "endpoint": config.base_url,
@@ -57,20 +59,22 @@ def run_mark(
         "thinking": config.extended_thinking,
         "plan": config.plan,
         "tools": list(prefix.tools),
-        **({"skills": [skill.sha256 for skill in config.skills]} if config.skills else {}),
         "hosts": list(config.hosts),
         "search": config.search,
         "foreign": {name: use.digest for name, use in config.foreign.items()},
         "words": dict(words),
         "inputs": [dict(each) for each in inputs],
         "output_schema": config.output_schema,
-        "verify": None
-        if config.coding is None
-        else [config.coding.base, config.coding.verify, list(config.coding.namespace)],
+        "verify": None,
         "earlier": list(earlier),
         "workspace": config.workspace,
         "folder": folder,
     }
+    if config.skills:
+        parts["skills"] = [skill.sha256 for skill in config.skills]
+    coding = config.coding
+    if coding is not None:
+        parts["verify"] = [coding.base, coding.verify, list(coding.namespace)]
     line = json.dumps(parts, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return hmac.new(f"ava plan {key}".encode(), line.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
@@ -94,8 +98,8 @@ def folder_state(folder: str | None) -> str | None:
                 state.update(_checked_out(Path(place) / ".git"))
             for name in sorted(files):
                 path = Path(place) / name
-                found = path.lstat()
-                state.update(f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
+                info = path.lstat()
+                state.update(f"{path}\0{info.st_size}\0{info.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
                 count += 1
             if count > MOST_FILES or time.monotonic() > until:
                 return None
@@ -105,7 +109,7 @@ def folder_state(folder: str | None) -> str | None:
 
 
 def _checked_out(git: Path) -> bytes:
-    """Return what tells the commit that is checked out: HEAD, and where it names a branch, that branch's commit."""
+    """Return bytes that identify the checked-out commit: HEAD, and if it names a branch, that branch's commit."""
     head = (git / "HEAD").read_bytes()
     if not head.startswith(b"ref: "):
         return head

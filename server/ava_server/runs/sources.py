@@ -171,14 +171,16 @@ def texts_of(event: int, fact: ToolResult) -> list[ReadText]:
     """Return what a tool's output has by source and place, and last the whole output as one text without a place."""
     if not (fact.success and fact.sources):
         return []
-    found: list[ReadText] = []
+    texts: list[ReadText] = []
     reader = _READERS.get(fact.tool)
-    for each in reader(fact) if reader is not None else ():
-        source = _source(fact, each.source) or {"location": each.source}
-        found.append(_read_text(event, fact, source, each))
-    sole = fact.sources[0] if len(fact.sources) == 1 else {"location": ""}
-    whole = Passage("", "", unwrap_output(fact.output))
-    return [*found, _read_text(event, fact, sole, whole)]
+    if reader is not None:
+        for passage in reader(fact):
+            source = _source(fact, passage.source) or {"location": passage.source}
+            texts.append(_read_text(event, fact, source, passage))
+    only_source = fact.sources[0] if len(fact.sources) == 1 else {"location": ""}
+    output = Passage("", "", unwrap_output(fact.output))
+    texts.append(_read_text(event, fact, only_source, output))
+    return texts
 
 
 def _read_text(event: int, fact: ToolResult, source: Mapping[str, str | None], passage: Passage) -> ReadText:
@@ -195,12 +197,14 @@ def _read_text(event: int, fact: ToolResult, source: Mapping[str, str | None], p
     )
 
 
-def _source(fact: ToolResult, named: str) -> Mapping[str, str | None] | None:
+def _source(fact: ToolResult, name: str) -> Mapping[str, str | None] | None:
     """Return the source that an output names: as it is, or as `shown`."""
     for source in fact.sources:
-        if named in (source["location"], shown(str(source["location"]))):
+        if name in (source["location"], shown(str(source["location"]))):
             return source
-    return fact.sources[0] if len(fact.sources) == 1 else None
+    if len(fact.sources) == 1:
+        return fact.sources[0]
+    return None
 
 
 # -- the passage of a finding -----------------------------------------------------------------------------------------
@@ -215,16 +219,18 @@ class ReadSources:
 
     def __init__(self, outputs: Iterable[tuple[int, ToolResult]]) -> None:
         self._texts: list[ReadText] = []
-        self._whole: list[ReadText] = []
+        self._outputs: list[ReadText] = []
+        """Each output as one text; only a quote across pages stands in none of its pieces."""
         for event, fact in outputs:
-            if texts := texts_of(event, fact):
-                *pieces, whole = texts
-                self._texts += pieces or [whole]
-                self._whole.append(whole)
+            texts = texts_of(event, fact)
+            if texts:
+                *pieces, output = texts
+                self._texts += pieces or [output]
+                self._outputs.append(output)
 
     @property
     def nothing(self) -> bool:
-        return not self._whole
+        return not self._outputs
 
     def passage(self, finding: Mapping[str, Any], verdict: str, event: int | None = None) -> SourcePassage | None:
         """Return the passage of a finding of a result; None where nothing that was read is known for it.
@@ -232,19 +238,19 @@ class ReadSources:
         Of several that have the quote, it is one of the source and at the place that the finding names, and the one
         with the most text around the quote. `verdict` and `event` are those of `check_quotes`.
         """
-        named = _NamedSource(finding)
+        source = _NamedSource(finding)
         if verdict in ("found", "near"):
             quote = normalize(str(finding.get("quote") or ""))
-            found = None
-            for texts in (self._texts, self._whole):  # only a quote across pages stands in none of the pieces
-                if found is None:
-                    found = self._with_quote(texts, quote, named)
-                if found is None and verdict == "near":
-                    found = self._nearly(texts, quote, event)
-            if found is not None:
-                of_source = not named.text or named.names(found.read)
-                return SourcePassage(found.read, found.span, elsewhere=not of_source)
-        return self._text_of_source(named)
+            passage = None
+            for texts in (self._texts, self._outputs):
+                if passage is None:
+                    passage = self._with_quote(texts, quote, source)
+                if passage is None and verdict == "near":
+                    passage = self._nearly(texts, quote, event)
+            if passage is not None:
+                is_of_source = not source.text or source.names(passage.read)
+                return SourcePassage(passage.read, passage.span, elsewhere=not is_of_source)
+        return self._text_of_source(source)
 
     @staticmethod
     def _with_quote(texts: Sequence[ReadText], quote: str, source: _NamedSource) -> SourcePassage | None:
@@ -268,7 +274,10 @@ class ReadSources:
     def _nearly(texts: Sequence[ReadText], quote: str, event: int | None) -> SourcePassage | None:
         """Return the passage that nearly has a quote, from the output in which it was found."""
         for read in texts:
-            if read.event == event and (span := find_near_quote(quote, read.normal)) is not None:
+            if read.event != event:
+                continue
+            span = find_near_quote(quote, read.normal)
+            if span is not None:
                 return SourcePassage(read, span)
         return None
 

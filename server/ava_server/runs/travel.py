@@ -32,7 +32,7 @@ from ava_roles.worktree.publish import pack_branch, pack_snapshot, unpack_snapsh
 from ava_roles.worktree.spec import Branch, WorktreeSpec
 from ava_server.approval.coding import worktree_spec
 from ava_server.approval.scope import git_folder_rule
-from ava_server.budget.run_config import RunConfig, StoredFile, config_of
+from ava_server.budget.run_config import RunConfig, StepConfig, StoredFile, config_of
 from ava_server.config.settings import Settings
 from ava_server.core.errors import Refused
 from ava_server.core.files import create_file
@@ -136,10 +136,11 @@ class Travel:
         if not config.steps:
             return self._with_input(config, runs, {})
         sent: dict[Hashable, StoredFile | str] = {}
-        steps = tuple(
-            step.model_copy(update={"config": self._with_input(step.config, runs, sent)}) for step in config.steps
-        )
-        return config.model_copy(update={"steps": steps})
+        steps: list[StepConfig] = []
+        for step in config.steps:
+            own = self._with_input(step.config, runs, sent)
+            steps.append(step.model_copy(update={"config": own}))
+        return config.model_copy(update={"steps": tuple(steps)})
 
     def _with_input(self, config: RunConfig, runs: Sequence[str], sent: dict[Hashable, StoredFile | str]) -> RunConfig:
         """Return a run's configuration with what it needs stored; `sent` has what others of the same plan need."""
