@@ -357,7 +357,7 @@ class HourlyShortage:
 
 
 def hourly_shortage(view: View, user: str, paid: int, limits: SpawnLimits, now_us: int) -> HourlyShortage | None:
-    """Return what the hourly limit leaves, where so many paid runs cannot start now without a person's answer."""
+    """Return what the hourly limit leaves if `paid` more runs cannot start without a person's answer; else None."""
     if paid == 0:
         return None
     most = limits.spawns_per_hour

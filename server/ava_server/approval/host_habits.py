@@ -120,7 +120,7 @@ def _read_members(kind: Any, value: Any) -> Any:
 
 
 def _from_json(text: str) -> Any:
-    """Return what JSON text says, or the text itself where it is none, or is nested too deeply to be walked."""
+    """Return the value of JSON text; the text itself where it is not JSON, or is nested too deeply to be walked."""
     if text.lstrip()[:1] not in ("[", "{", "n"):
         return text
     try:

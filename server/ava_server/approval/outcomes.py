@@ -43,7 +43,7 @@ def closed_proposal(view: View, run: RunRow) -> str:
 
 
 def closed_resumption(view: View, run: RunRow) -> str:
-    """Return who goes on with a run that was interrupted or held, in a sentence without its full stop."""
+    """Return where an interrupted or held run was resumed, or what it does now, in a sentence without its full stop."""
     resumed, claimed = view.last_entry(run.id, "RunResumed"), view.last_entry(run.id, "RunClaimed")
     if resumed is None or not isinstance(resumed.fact, RunResumed):
         return run_now(run)

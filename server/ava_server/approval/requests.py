@@ -165,7 +165,7 @@ class SpawnArgs(RunArgs):
 
 
 class PlanArgs(Arguments):
-    """Arguments of `spawn_subagent` that are of a plan as a whole; every other one is a default of its steps."""
+    """Arguments of `spawn_subagent` that belong to a plan itself; every other one is a default of its steps."""
 
     tool = "spawn_subagent"
 

@@ -38,7 +38,7 @@ class Together:
     Attributes:
         pending_id: The plan's own, under which it is approved in the same moment.
         plan_id: `G-…`.
-        session_id: The session that proposed the first of them: its host is told how the plan ends.
+        session_id: The session that proposed the first of them: its host hears how the plan ends.
         step_ids: The step of each proposal, in their order.
     """
 

@@ -137,7 +137,7 @@ class CarriedData:
 
 
 def _windows(text: str, chars: int) -> Iterator[str]:
-    """Yield each part of a text with so many characters."""
+    """Yield each part of a text that is `chars` long, one for each place."""
     for at in range(len(text) - chars + 1):
         yield text[at : at + chars]
 

@@ -1,6 +1,6 @@
 """The clock of a run: how long it has been active, and time limits that count only that.
 
-It stands still while the run waits for money that other runs hold. The time of the run's plan goes on meanwhile.
+The clock stands still while the run waits for money that other runs hold; the time of its plan does not.
 
 Where a run loses its owner, what counts is what certainly ran: up to its last entry, or up to the moment at which its
 owner was last seen at work, whichever is later (`seen_after`, `active_us_of`). An owner shows itself every few seconds

@@ -104,7 +104,7 @@ SHOWN_CHARS = 6_000
 """Characters of a failed command's output that the log has and the model is shown."""
 PASSED_CHARS = 1_000
 KEEP_S, KEEP_CANCELLED_S, KEEP_SUCCESS_S = 8.0, 2.0, 60.0
-"""Seconds that an ending waits for its branch; a cancel has to be answered within 5 s. The commit goes on after that.
+"""Seconds that an ending waits for its branch; a cancel has to be answered within 5 s. The commit continues after that.
 
 A success waits longer, because it needs its branch.
 """
@@ -204,7 +204,7 @@ class CodingWork:
         )
 
     async def keep(self, ended: RunResult) -> KeptChanges:
-        """Commit what the run has changed to its branch, whatever ended the run."""
+        """Commit the run's changes to its branch, whatever ended the run."""
         if self._history.worktree is None:  # it was never ready, so nothing was changed
             return KeptChanges()
         check = self._history.last_check

@@ -37,7 +37,7 @@ OWNER_S = 4.0
 ANSWER_S, LEAST_S = 4.7, 0.1
 """Seconds within which a cancel is through: it has to be answered within 5 s."""
 BEGIN_S = 1.0
-"""Seconds that a thread has at least to begin its work, however late it is: the work then goes on by itself."""
+"""Seconds that a thread has at least to begin its work, however late it is; the work then continues by itself."""
 KEEP_S = 8.0
 """Seconds that saving a run's changes on their branch may take where nobody waits for an answer."""
 
@@ -170,7 +170,7 @@ class RunControl:
         """Resume an interrupted or held run; see `claims.resume`."""
         run = await self._store.look(lambda view: view.run(run_id))
         owned = [run] if run is not None else []
-        if run is not None and run.is_plan:  # what it has begun goes on with it
+        if run is not None and run.is_plan:  # the runs that it has begun continue with it
             owned += await self._store.look(lambda view: view.plan_runs(run_id))
         gone = await anyio.to_thread.run_sync(self.gone, owned)
         seen_us = await anyio.to_thread.run_sync(self.seen_us, run)
@@ -188,7 +188,7 @@ class RunControl:
 
 
 async def _begin(until: float, work: Callable[..., T], *args: object) -> T:
-    """Begin work in a thread, and wait until a time of the event loop's clock; on TimeoutError the work goes on."""
+    """Begin work in a thread, and wait until a time of the event loop's clock; on TimeoutError the work continues."""
     with anyio.fail_after(max(until - anyio.current_time(), BEGIN_S)) as scope:
 
         def wait_until() -> None:

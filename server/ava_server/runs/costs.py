@@ -140,7 +140,7 @@ class Attempt:
     Attributes:
         settlement: How it was settled; None while it is in flight, with `micros` 0 and `reserved` held.
         usage: The tokens that the provider reported; None where it did not.
-        purpose: `retries`, `plan` or `search`, where the whole cost is booked under that.
+        purpose: `retries`, `plan` or `search`, where all of its cost is booked under that.
     """
 
     turn: int

@@ -45,7 +45,7 @@ LEAST_TURNS = 3
 RECENT_CALLS = 5
 """Calls of the model from which the cost of a further turn is estimated."""
 LONG_S = 300
-"""From here on, a time cap is raised by whole minutes."""
+"""Seconds from which a time cap is raised by whole minutes."""
 
 
 UNITS: Mapping[ExtendedCap, int] = {"max_cost_cents": MICROS_PER_CENT, "max_tokens": 1_000, "timeout": 1}
@@ -93,7 +93,9 @@ def extension_request(
     free = short.cap == "max_cost_cents" and config.free
     wait_s = math.floor(wait_for_person(view, run, limits.hard.extension_wait_s, now_us))
     proposal = view.proposal(run.pending_id)
-    if proposal is None or proposal.run_id != run.id:  # the person has approved what the whole plan may cost and take
+    if (
+        proposal is None or proposal.run_id != run.id
+    ):  # the person approved the cost and time of its plan, not of this run
         return None
     if wait_s <= 0 or free or texts is None or run.overrun or not _may_ask(view, run):
         return None
@@ -245,7 +247,7 @@ class CapExtensions:
         return None if asked is None else Paused(asked)
 
     def notice(self, active_s: float) -> tuple[str, tuple[str, ...]] | None:
-        """Return what the model is told, once, after a cap was raised, and the topic of that."""
+        """Return the notice to the model after a cap was raised, which comes once, and its topic."""
         raised = self._log.history.raised
         topic = "" if raised is None else f"raised:{raised.ask_id}"
         if raised is None or topic in self._log.history.notices_sent:

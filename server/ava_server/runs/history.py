@@ -357,7 +357,7 @@ class History:
         return shown
 
     def request(self, recipe: Recipe, max_output: int, thinking: int = 0) -> Request:
-        """Return the whole request; the run must have its prefix."""
+        """Return the complete request; the run must have its prefix."""
         assert self.prefix is not None, "a run starts with its prefix"
         return Request(
             model=self.prefix.model.partition(":")[2] or self.prefix.model,

@@ -137,7 +137,7 @@ class RunLog:
         return self._store.head
 
     async def wait_for(self, types: Sequence[str], after: int, within_s: float) -> None:
-        """Wait for an entry after `after` of one of these types, at most so many seconds."""
+        """Wait for an entry after `after` of one of these types, for at most `within_s` seconds."""
         with anyio.move_on_after(within_s):
             while True:
                 await self._store.wait_for_entry_after(after)

@@ -151,7 +151,7 @@ class AgentRun:
             self.scope.cancel()
 
     def leave(self) -> None:
-        """Stop before the next model call, with everything on the record, so that another process can go on."""
+        """Stop before the next model call, with everything on the record, so that another process can continue."""
         self._leaves = True
 
     def lose(self) -> None:
@@ -215,7 +215,7 @@ class AgentRun:
     async def _start_servers(self, within_s: float) -> RunResult | None:
         """Start the run's MCP servers, and return its ending where one of them is not as it was approved.
 
-        A run that has started before goes on without it: its calls say what is missing, and it can hand over a result.
+        A run that has started before continues without it: its calls say what is missing, and it can hand in a result.
         """
         if not self._context.servers:
             return None

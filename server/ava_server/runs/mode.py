@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 GRACE_S = 1.0
 """Seconds for which only the instance that approved a run claims it."""
 SPREAD = 8
-"""Of so many of the oldest runs, workers that share a log take any one first, so that they rarely try the same run."""
+"""Workers that share a log start with a random one of this many oldest runs, so that they rarely try the same run."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ MONEY_NEWS = (
     "CostReserved", "CostUpdate", "MoneyAwaited", "RunPaused", "Asked", "RunClaimed",
     "RunEnded", "UserMessage",
 )  # fmt: skip
-"""The types of entries after which a run that waits may go on."""
+"""The types of entries after which a waiting run may continue."""
 ASK_AGAIN_S = 1.0
 """Seconds after which it asks again without such an entry: an owner may have died, or a day may have begun."""
 PAUSE_S = 0.02
@@ -70,7 +70,7 @@ def start_wait(view: View, run: RunRow, caps: DayCaps, now_us: int, gone: frozen
 
 
 def _is_paused(view: View, run: RunRow, now_us: int, gone: frozenset[str]) -> bool:
-    """Tell whether a run does not go on by itself, or only after a pause."""
+    """Tell whether a run continues only after a pause, or when a person resumes it."""
     if run.instance is not None and run.instance in gone:
         return waits_for_resume(view, run, now_us)
     return paused(run, now_us)

@@ -1,7 +1,7 @@
 """A plan at work: what its log says of its steps, the inputs of their runs, and the command that carries out its moves.
 
 `plan_moves` decides; here its questions are answered from the log, and its answers are written there. All of it is one
-command under the plan's claim: no process starts a run twice, and after a crash the plan goes on where its log ends.
+command under the plan's claim: no process starts a run twice, and after a crash the plan continues where its log ends.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class PlanLog:
         return sorted(rows, key=lambda row: row.item or 0)
 
     def _value(self, row: StepRunRow, source: Source) -> Any:
-        """Return what a run handed over: a field of its output, or the whole result as text, or that it was erased."""
+        """Return what a run handed over: a field of its output, or its result as text, or that it was erased."""
         result = self._result(row)
         if result is None:
             return f"[the result of {row.id} was erased]"

@@ -29,7 +29,7 @@ from ava_server.runs.result import RunResult
 log = logging.getLogger("ava.plan")
 
 PLAN_NEWS = ("RunClaimed", "RunEnded")
-"""The types of entries after which a plan may go on."""
+"""The types of entries after which a plan may continue."""
 LOOK_EVERY_S = 1.0
 """Seconds between two looks without news: money may have been returned, or the time may be over."""
 PAUSE_S = 0.02
@@ -107,7 +107,7 @@ class PlanRun:
             self._scope.cancel()
 
     def leave(self) -> None:
-        """Stop at the next step, so that another process can go on."""
+        """Stop at the next step, so that another process can continue."""
         self._leaves = True
 
     def lose(self) -> None:

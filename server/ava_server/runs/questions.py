@@ -77,7 +77,7 @@ class Ask:
     async def to_allow(self, call: ToolUse, left_s: float, doubts: Sequence[Doubt]) -> Asked | None:
         """Return the question whether a call may be made with values that nobody approved, or None.
 
-        A run asks this at most `MOST_TO_ALLOW` times, and not again once nobody has answered.
+        A run asks this at most `MOST_TO_ALLOW` times, and not again after one that got no answer.
         """
         if len(doubts) > MOST_VALUES or any(len(each.value) > VALUE_CHARS for each in doubts):
             return None

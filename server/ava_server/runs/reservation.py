@@ -52,7 +52,7 @@ class Planner:
         return self._history.planning.next_phase()
 
     async def settle(self, *, leaving: bool = False) -> None:
-        """Record the outcome of planning once it is known, or at once where planning cannot go on (`leaving`)."""
+        """Record the outcome of planning once it is known, or at once where planning cannot continue (`leaving`)."""
         ready = self._history.planning.outcome(leaving=leaving)
         if ready is None:
             return

@@ -104,7 +104,7 @@ Marker = Callable[[Texts, Sequence[Mapping[str, str]], Sequence[str]], str | Non
 
 @dataclass
 class RunResources(ABC):
-    """What a process has open, as far as runs use it. The service's `Runtime` has the rest."""
+    """The open parts of a process that runs use. The service's `Runtime` has the rest."""
 
     settings: Settings
     store: Store

@@ -1,7 +1,7 @@
 """What a run read of the source of a finding: the text in which its quote stands, and the quote's place there.
 
-Everything is from the log: the outputs of the run's tools, as its model was shown them. What a file or a page is now
-does not count. Whoever tells a person or a host where a quote stands asks here.
+Everything is from the log: the outputs of the run's tools, as its model was shown them. What a file or a page says now
+does not count.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ from ava_server.runs.submit import arguments_fault
 
 log = logging.getLogger("ava.run")
 MOST_CALLS = 16
-"""Most tool calls of one answer that are run; the wrap-up's bound has room for as many lines."""
+"""Most tool calls of one answer that are run; the bound of the wrap-up has room for a line of each."""
 TITLE_CHARS = 200
 """Characters of a source's title that are kept: its document says what that is, and it may be any length."""
 SAME_CALL_WARNED_AT = 3
@@ -473,7 +473,7 @@ class ToolCalls:
         return warnings
 
     def _source_fields(self, source: Source, *, hashed: bool) -> dict[str, str | None]:
-        """Return what the log has of a source.
+        """Return the fields of a source that the log keeps.
 
         It has no hash of a file in which a secret was hidden: from that and the rest of the file, the secret could be
         guessed. Nor of one whose name is not as it was, because nobody can find that again.
@@ -582,13 +582,13 @@ def _cut(text: str, spec: ToolSpec) -> tuple[str, int]:
 
 
 def _keep(folder: Path, name: str, text: str) -> str | None:
-    """Save a whole output; return why it cannot be saved, or None."""
+    """Save a complete output; return why it cannot be saved, or None."""
     path = folder / name
     try:
         make_folders(folder, folder.parent.parent)  # the data root
         path.write_text(text, "utf-8")
     except OSError as error:
-        if shortage_in(error):  # of open files: the run goes on later
+        if shortage_in(error):  # of open files: the run continues later
             raise
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)  # half of it would be read as the whole

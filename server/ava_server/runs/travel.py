@@ -53,7 +53,7 @@ def blob_of(file: StoredFile) -> Blob:
 
 
 class Travel:
-    """What goes through the database, as one process does it. What is no coroutine blocks.
+    """Sends and receives what goes through the database, for one process. Methods that are not coroutines block.
 
     Args:
         blobs: The files beside the log; None if nothing travels.
