@@ -483,7 +483,7 @@ async def test_a_plan_says_why_a_step_cannot_start(tmp_path: Path, monkeypatch: 
         await check_config(self, run)
 
     monkeypatch.setattr(RunSetup, "check_config", without_key)
-    monkeypatch.setattr(manager, "TRY_AGAIN_S", (0.1, 0.1))
+    monkeypatch.setattr(manager, "TRY_AGAIN_MOST_S", 0.1)
     with running_model_server(answer) as server:
         async with open_lab(tmp_path, server=server, config=PRICED) as lab:
             proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=[FIND, READ, WRITE])

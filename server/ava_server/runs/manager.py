@@ -65,15 +65,19 @@ LOOK_EVERY_S = 1.0
 """Seconds between two looks at owners' locks and queued runs without news from the log, at most."""
 LOOK_AFTER_S = 0.1
 """Seconds between them at least, where an owner's lease is about to end."""
-AHEAD, WHOLE_TIMES = 100, 10
-"""With more than so many runs waiting, a look goes through as many of each user, and through all of them only after a
-second, or so many times what that took: a user with thousands of them slows down nobody."""
+AHEAD = 100
+"""Above this many waiting runs, a look goes only through the first of each user, up to this many: a user with thousands
+of runs slows down nobody else."""
+WHOLE_TIMES = 10
+"""All waiting runs are looked through again after a second, or after this many times what the last such look took."""
 TAKEN_AT_ONCE = 16
 """Runs that are taken at once: their claims share commits."""
 LEAVE_EVERY_S = 0.1
 """How often it is checked whether all runs have been left."""
-TRY_AGAIN_S = (1.0, 60.0)
-"""Seconds until a run that cannot be run here is tried again: the first wait, and the longest."""
+TRY_AGAIN_FIRST_S = 1.0
+"""Seconds until a run that cannot be run here is tried again for the first time; each further wait is twice as long."""
+TRY_AGAIN_MOST_S = 60.0
+"""The longest of these waits, in seconds."""
 CLOSE_S = 3.0
 """Seconds that removing a run's folders may take; a copy of a workspace has many files."""
 GONE_EVERY_S = 0.5
@@ -125,7 +129,10 @@ def read_unended(view: View, head: int, known: Unended | None = None) -> Unended
     if not changed and head == known.head:
         return known
     plan_ids = {row.plan_id for row in changed if row.plan_id is not None} - {row.id for row in changed}
-    changed += [plan for plan_id in plan_ids if (plan := view.run(plan_id)) is not None]
+    for plan_id in plan_ids:
+        plan = view.run(plan_id)
+        if plan is not None:
+            changed.append(plan)
     runs = dict(known.runs)
     for row in sorted(changed, key=lambda row: row.queued_us or 0):  # what was approved last comes last
         _share_texts(row, known.runs.get(row.id))
@@ -134,8 +141,8 @@ def read_unended(view: View, head: int, known: Unended | None = None) -> Unended
         else:
             runs.pop(row.id, None)
     plans = {**known.plans, **_caps_of_plans(view, changed)}
-    named = {row.plan_id for row in runs.values()}
-    return Unended(head, runs, {name: caps for name, caps in plans.items() if name in named})
+    unended_plans = {row.plan_id for row in runs.values()}
+    return Unended(head, runs, {plan_id: caps for plan_id, caps in plans.items() if plan_id in unended_plans})
 
 
 def _share_texts(row: RunRow, known: RunRow | None) -> None:
@@ -146,8 +153,12 @@ def _share_texts(row: RunRow, known: RunRow | None) -> None:
 
 
 def _caps_of_plans(view: View, rows: list[RunRow]) -> dict[str, PlanCaps]:
-    found = {name: view.plan_caps(name) for name in {row.plan_id for row in rows} if name is not None}
-    return {name: caps for name, caps in found.items() if caps is not None}
+    plans: dict[str, PlanCaps] = {}
+    for plan_id in {row.plan_id for row in rows}:
+        caps = view.plan_caps(plan_id)
+        if plan_id is not None and caps is not None:
+            plans[plan_id] = caps
+    return plans
 
 
 @dataclass
@@ -168,7 +179,7 @@ class _RunNotes:
 
     first_seen: float | None = None
     not_before: float = 0.0
-    wait_s: float = TRY_AGAIN_S[0] / 2
+    wait_s: float = TRY_AGAIN_FIRST_S / 2
     faults: int = 0
     left_since: float | None = None
     left_to: str = ""
@@ -719,7 +730,7 @@ class Manager:
 
     def _retry_later(self, run_id: str) -> None:
         notes = self._notes[run_id]
-        notes.wait_s = min(2 * notes.wait_s, TRY_AGAIN_S[1])
+        notes.wait_s = min(2 * notes.wait_s, TRY_AGAIN_MOST_S)
         notes.not_before = anyio.current_time() + notes.wait_s
 
     def _waits(self, run_id: str, why: str, *, unable: bool = False) -> None:
