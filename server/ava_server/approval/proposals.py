@@ -124,17 +124,10 @@ def propose(
         if first is not None:
             row, run = first
             return Outcome(Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
-        if not config.free:
-            why = day_refusal(day_unspent(view, who.user_id, limits, now_us), config.least_micros)
-            if why:
-                return Outcome(why)
         superseded, ends = _supersede(view, who, config.task_id)
-        waiting = view.runs(user=who.user_id, states=(WAITING,), expired_before_us=now_us, limit=MOST_WAITING)
-        if superseded is None and len(waiting) >= MOST_WAITING:
-            return Outcome(
-                f"{MOST_WAITING} proposals of {who.user_id} are waiting, which is the most. Confirm or reject some with"
-                " confirm_spawn, or wait until they expire"
-            )
+        why = _refusal(view, who.user_id, config, limits, now_us, replaces=superseded is not None)
+        if why is not None:
+            return Outcome(why)
         ids = free_ids(view, candidates)
         if ids is None:
             return Outcome(NO_FREE_ID)
@@ -179,6 +172,23 @@ def _first_proposal(
         has_expired = run.state == WAITING and row.expires_us <= now_us
         if not has_expired:
             return row, run
+    return None
+
+
+def _refusal(
+    view: View, user: str, config: RunConfig, limits: SpawnLimits, now_us: int, *, replaces: bool
+) -> str | None:
+    """Return why a user may make no further proposal, or None; one that `replaces` another adds none to the waiting."""
+    if not config.free:
+        why = day_refusal(day_unspent(view, user, limits, now_us), config.least_micros)
+        if why is not None:
+            return why
+    waiting = view.runs(user=user, states=(WAITING,), expired_before_us=now_us, limit=MOST_WAITING)
+    if not replaces and len(waiting) >= MOST_WAITING:
+        return (
+            f"{MOST_WAITING} proposals of {user} are waiting, which is the most. Confirm or reject some with"
+            " confirm_spawn, or wait until they expire"
+        )
     return None
 
 
