@@ -316,23 +316,11 @@ class _Resolution:
         thinking, thinking_note = extended_thinking(args, role, choice, how)
         specs, scope, agent = specs_of(found.names, self._tools), found.scope, self._agent
         fetches = any(spec.network and not spec.search for spec in specs)
-        optional: dict[str, Any] = {}
-        if agent is not None:
-            optional.update(runner=agent.runner, agent=agent.digest)
-        if any(spec.search for spec in specs):
-            optional.update(self._search_fields())
         config = RunConfig(
             role=role.name,
             role_source=role.source,
             role_text=role.text,
-            model=choice.name,
-            provider=choice.provider,
-            model_id=choice.model_id,
-            tier=choice.tier,
-            base_url=choice.base_url,
-            keyed=choice.has_key,
-            key_command=key_command,
-            price=choice.price,
+            **_model_fields(choice, key_command),
             max_output=LONG_OUTPUT if thinking or found.coding else OUTPUT,
             wrap_output=WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,
             tools=found.names,
@@ -353,11 +341,7 @@ class _Resolution:
             coding=found.coding,
             skills=skills,
             missing_skills=missing_skills,
-            project_files=tuple(
-                ProjectFileSize(path=file.path, size=file.size, is_cut=file.is_cut) for file in project.files
-            ),
-            project_origin=project.origin,
-            project_left_out=project.left_out,
+            **_project_fields(project),
             reach=reach(self._with_its_own(specs), scope),
             workspace_given=self._workspace.given,
             workspace_named=self._workspace.named,
@@ -378,9 +362,18 @@ class _Resolution:
                 mode="json", exclude_unset=True, exclude=set(Texts.model_fields) | {"retry_of", "ask"}
             ),
             **caps,
-            **optional,
+            **self._optional_fields(specs),
         )
         return with_estimate(config, context.past)
+
+    def _optional_fields(self, specs: Sequence[ToolSpec]) -> dict[str, Any]:
+        """Return the fields of another agent and of a web search, where the run has one."""
+        fields: dict[str, Any] = {}
+        if self._agent is not None:
+            fields.update(runner=self._agent.runner, agent=self._agent.digest)
+        if any(spec.search for spec in specs):
+            fields.update(self._search_fields())
+        return fields
 
     def _besides_its_own(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the tools that another agent gets from Ava: it has its own for files and commands, and asks nobody."""
@@ -426,6 +419,28 @@ class _Resolution:
 
 def _without_tools(tools: FoundTools, left_out: Collection[str]) -> FoundTools:
     return replace(tools, names=tuple(name for name in tools.names if name not in left_out))
+
+
+def _model_fields(choice: Choice, key_command: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "model": choice.name,
+        "provider": choice.provider,
+        "model_id": choice.model_id,
+        "tier": choice.tier,
+        "base_url": choice.base_url,
+        "keyed": choice.has_key,
+        "key_command": key_command,
+        "price": choice.price,
+    }
+
+
+def _project_fields(project: ProjectFiles) -> dict[str, Any]:
+    sizes = [ProjectFileSize(path=file.path, size=file.size, is_cut=file.is_cut) for file in project.files]
+    return {
+        "project_files": tuple(sizes),
+        "project_origin": project.origin,
+        "project_left_out": project.left_out,
+    }
 
 
 def _input_bytes(args: SpawnArgs, project: ProjectFiles) -> int:
