@@ -55,7 +55,7 @@ from ava_server.render.host_text import text_of
 from ava_server.runs.extension import (
     MOST_ASKED,
     Shortage,
-    _rounded,
+    _round_cap,
     extension_request,
 )
 from ava_server.runs.extension import extension_limits as limits_of
@@ -308,8 +308,8 @@ async def test_a_group_is_never_asked_for_more_than_its_cap(tmp_path: Path) -> N
     wanted=st.floats(1, 1e9),
     most=st.floats(0, 1e9),
 )
-def test_a_rounded_cap_is_never_above_what_it_may_be(cap: Any, wanted: float, most: float) -> None:
-    value = _rounded(cap, wanted, most)
+def test_a_round_cap_cap_is_never_above_what_it_may_be(cap: Any, wanted: float, most: float) -> None:
+    value = _round_cap(cap, wanted, most)
     assert value <= max(most, 0) + (0.05 if cap == "timeout" else 0)
     unit = {"max_cost_cents": 10_000, "max_tokens": 1_000, "timeout": 60}[cap]
     assert value >= wanted or value > most - unit

@@ -343,8 +343,7 @@ def number_in(limit: LimitField, reply: Reply, outcome: str) -> float | None:
     entered = reply.content.get(limit.name)
     if entered is None:
         return None
-    is_number = isinstance(entered, int | float) and not isinstance(entered, bool)
-    if not is_number or not abs(entered) <= _LARGEST:
+    if isinstance(entered, bool) or not isinstance(entered, int | float) or not abs(entered) <= _LARGEST:
         raise BadInput(f"{limit.name}: the form did not return a number; {outcome}")
     return entered
 
