@@ -41,7 +41,7 @@ from ava_server.core.ids import AGENT, parse_number, parse_run_id, read_span, st
 from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import BOOKKEEPING, EVENT_NAMES, compact, is_trouble, named, names_of, what_happened
 from ava_server.render.run_view import is_carried
-from ava_server.runs.pending_questions import KINDS
+from ava_server.runs.question_kinds import KINDS
 from ava_server.web.context import NotFound, PagePart, page, reader_of
 from ava_server.web.site import Visitor
 
