@@ -214,16 +214,17 @@ def _front(text: str, file: str) -> dict[str, Any]:
 
 
 def _values(front: str, file: str) -> dict[Any, Any]:
-    """Return the values of a frontmatter, and none if it cannot be read. Raises RoleFileError: it has too many."""
+    """Return the values of a frontmatter; none if it cannot be read. Raises RoleFileError: it has too many values."""
     try:
         loader: Any = yaml.SafeLoader(front)  # its methods have no types
         root = loader.get_single_node()
-        if root is not None and _is_too_large(root):
-            raise RoleFileError(file, f"has more than {_MOST_VALUES:,} values in its frontmatter; write fewer")
-        found: object = None if root is None else loader.construct_document(root)
+        is_too_large = root is not None and _is_too_large(root)
+        values: object = None if root is None or is_too_large else loader.construct_document(root)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
         return {}
-    return cast("dict[Any, Any]", found) if isinstance(found, dict) else {}
+    if is_too_large:
+        raise RoleFileError(file, f"has more than {_MOST_VALUES:,} values in its frontmatter; write fewer")
+    return cast("dict[Any, Any]", values) if isinstance(values, dict) else {}
 
 
 def _is_too_large(root: yaml.Node) -> bool:

@@ -61,6 +61,8 @@ _WIDER = {
     "euc_kr": "cp949",
 }
 """What browsers read instead of an encoding: a set that has all of its characters, and more."""
+_UTF_OF_BROWSERS = {"utf-16": "utf-16-le", "utf-8-sig": "utf-8"}
+"""Names of Python for an encoding with a byte order mark, and what browsers take them for."""
 _LABELS = {
     **dict.fromkeys(("big5", "cn_big5", "x_x_big5"), "big5hkscs"),
     **dict.fromkeys(("x_sjis", "ms932", "windows_31j", "ms_kanji", "csshiftjis"), "cp932"),
@@ -210,19 +212,24 @@ def _label_inside(data: bytes) -> str | None:
 
 
 def codec_of_label(label: str) -> str | None:
-    """Return the codec that browsers use for a label; None for an unknown one."""
+    """Return Python's name of the codec that browsers use for a label; None for an unknown label."""
     plain = label.strip().lower()[:40].replace("-", "_").replace(":", "_")
-    plain = re.sub(r"_(?:19|20)\d\d\Z", "", plain) if plain.startswith("iso_8859") else plain
+    if plain.startswith("iso_8859"):  # iso_8859_1:1987
+        plain = re.sub(r"_(?:19|20)\d\d\Z", "", plain)
     if plain in _LABELS:
         return _LABELS[plain]
     try:
-        name = codecs.lookup(plain).name
+        python_name = codecs.lookup(plain).name
     except (LookupError, ValueError):
         return None
-    name = name if name.startswith("utf") else name.replace("-", "_")
-    name = {"utf-16": "utf-16-le", "utf-8-sig": "utf-8"}.get(name, name)
-    name = _WIDER.get(name, name)
-    return name if name in _NAMES else None
+    if python_name in _UTF_OF_BROWSERS:
+        codec = _UTF_OF_BROWSERS[python_name]
+    elif python_name.startswith("utf"):
+        codec = python_name
+    else:
+        codec = python_name.replace("-", "_")
+    codec = _WIDER.get(codec, codec)
+    return codec if codec in _NAMES else None
 
 
 def _guess(data: bytes, cut: bool) -> Decoded:

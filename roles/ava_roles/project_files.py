@@ -168,7 +168,10 @@ def _default_branch(git: Git) -> tuple[str, str] | None:
 
 
 def _choose(folders: Iterable[Iterable[_Found]]) -> ProjectFiles:
-    """Return what there is room for. The nearest file gets its room first, because it says most about the work."""
+    """Return what there is room for, of the files of `folders`, from the root to the nearest.
+
+    The nearest file gets its room first, because it says most about the work.
+    """
     usable: list[tuple[_Found, str]] = []
     left_out: list[str] = []
     for folder in folders:
@@ -189,7 +192,7 @@ def _choose(folders: Iterable[Iterable[_Found]]) -> ProjectFiles:
             left_out.append(f"{shown(found.path)} (no room is left)")
             continue
         elif not (begun := _begin(text, room)):
-            left_out.append(f"{shown(found.path)} (too long, and one word)")
+            left_out.append(f"{shown(found.path)} (one word that is too long)")
             continue
         else:
             chosen.append(ProjectFile(found.path, begun, found.size, is_cut=True))

@@ -135,7 +135,7 @@ def test_a_cut_goes_through_no_word(tmp_path: Path) -> None:
             assert all("sk-" not in file.text or secret in file.text for file in found)
             assert found or before > MOST_BYTES - 3
     (tmp_path / "AGENTS.md").write_text(secret * 1_000)
-    assert read_project_files(tmp_path) == ProjectFiles(left_out=("AGENTS.md (too long, and one word)",))
+    assert read_project_files(tmp_path) == ProjectFiles(left_out=("AGENTS.md (one word that is too long)",))
 
 
 @pytest.mark.requirement("N-35")

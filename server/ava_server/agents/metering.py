@@ -191,10 +191,10 @@ class RunMeter:
                 self.fail(error)
 
     async def check(self) -> None:
-        """Check that this run is still this process's. Raises StaleOwner, StoreUnavailable: nothing may be sent."""
+        """Check that this process still owns the run. Raises StaleOwner, StoreUnavailable: nothing may be sent."""
         try:
             await self._log.check_owner()
-        except StoreUnavailable:
+        except StoreUnavailable:  # it may answer again: the run does not fail for it
             raise
         except AuditError as error:
             self.fail(error)

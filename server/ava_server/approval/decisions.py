@@ -417,11 +417,11 @@ def _change_proposal(member: ProposalChange, requested: Mapping[str, Any]) -> Pr
 
 
 def approve(approval: Approval, who: Who, channel: Channel, limits: SpawnLimits) -> Command[ConfirmOutcome]:
-    """Approve one proposal, or several as one plan: if one cannot start, none does."""
+    """Return the command that approves one proposal, or several as one plan: if one cannot start, none does."""
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
         checked = check_approval(view, approval, who, channel, limits, now_us)
-        if isinstance(checked, Outcome):
+        if isinstance(checked, Outcome):  # refused
             return checked
         return _approve_all(view, checked, approval, who, channel, now_us)
 

@@ -513,7 +513,7 @@ def _summary(config: RunConfig, texts: Texts, rows: Sequence[SummaryRow]) -> Pro
 
 
 def _powers(config: RunConfig) -> tuple[str, ...]:
-    """Return what a run can do, or any run of a plan."""
+    """Return what a run can do; for a plan, what its runs can do together."""
     from ava_roles.tools.registry import specs_of  # takes 40 ms, and commands that only look need none of it
 
     held: set[str] = set()

@@ -165,7 +165,9 @@ def flags_of(specs: Iterable[ToolSpec]) -> frozenset[str]:
 def _folder_reach(has: Collection[str], run: RunReach) -> tuple[str, str]:
     """Return the folder that is read, and what of it is changed; empty for nothing."""
     if run is ANY_RUN:
-        return "files of the workspace" if {"files", "commands"} & set(has) else "", "files" if "edits" in has else ""
+        folder = "files of the workspace" if "files" in has or "commands" in has else ""
+        changed = "files" if "edits" in has else ""
+        return folder, changed
     folder = named_path(run.workspace) if run.workspace is not None else ""
     if folder and run.git_folder:
         folder += f" (git folder {named_path(run.git_folder)})"

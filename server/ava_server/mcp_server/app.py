@@ -81,7 +81,7 @@ class App:
         self._telling = anyio.CancelScope()
         self.pages = LocalPages()
         self._serving_pages = anyio.CancelScope()
-        self._met = anyio.Event()
+        self._host_known = anyio.Event()
         self._host: tuple[str, str, bool] = ("", "", False)
 
     async def keep_open(self) -> None:
@@ -121,17 +121,20 @@ class App:
     def meet(self, ctx: ServerRequestContext[App, Any]) -> None:
         """Note which host has connected over stdio, the first time that it says so."""
         client = ctx.session.client_params
-        if self.transport == "stdio" and client is not None and not self._met.is_set():
+        if self.transport == "stdio" and client is not None and not self._host_known.is_set():
             self._host = (client.client_info.name, client.client_info.version, can_ask(ctx))
-            self._met.set()
+            self._host_known.set()
 
     async def serve_pages(self) -> None:
-        """Start the server of the pages when they are wanted; at once for a host whose person approves in Ava."""
+        """Serve the pages once somebody asks for their address; at once for a host whose person approves in Ava.
+
+        `pages.serve` waits until then, or until `pages.begin` is called.
+        """
         with self._serving_pages:
             await self._opened.wait()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.pages.serve, self.runtime.settings.paths)
-                await self._met.wait()
+                await self._host_known.wait()
                 if await self._approves_in_ava():
                     self.pages.begin()
 

@@ -178,24 +178,27 @@ class ResponsesSearch(ResponsesWire):
 
 class _ResponsesResults(ResponsesAnswer):
     def whole(self) -> WholeAnswer:
-        whole = super().whole()
-        output = objects_in(whole.raw["output"])
+        """Return the answer with the pages that the search found, those of its sources before those it cites alone."""
+        answer = super().whole()
+        output = objects_in(answer.raw["output"])
         calls = [item for item in output if item.get("type") == "web_search_call"]
         actions = [fields_of(item.get("action")) for item in calls]
         searches = [action for action in actions if action.get("type", "search") == "search"]
         urls = [_untraced(source.get("url")) for action in searches for source in objects_in(action.get("sources"))]
         titles = _cited_titles(output)
-        urls += reversed(titles)  # cited pages, where the sources do not name them
+        urls += reversed(titles)  # the cited pages, in the order in which they are cited
         rows = [{"url": url, "title": titles.get(url)} for url in dict.fromkeys(urls) if url]
         failed = any(item.get("status") == "failed" for item in calls)
         if failed:
             fault = "failed"
-        elif whole.stop_reason == _REFUSED:
+        elif answer.stop_reason == _REFUSED:
             fault = _REFUSED
         else:
             fault = ""
-        brought_an_answer = bool(searches) and (bool(rows) or not failed)
-        return _found(whole, rows if brought_an_answer else None, fault, len(searches))
+        found_nothing_for_a_fault = failed and not rows
+        if not searches or found_nothing_for_a_fault:
+            return _found(answer, None, fault, len(searches))
+        return _found(answer, rows, fault, len(searches))
 
 
 def _cited_titles(output: list[dict[str, Any]]) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class Sum:
         return len(self.spenders | self.enders)
 
     def spend(self, spent: DaySpending) -> None:
+        """Add what a run spent on one day."""
         self.cost += spent.cost_micros
         self.calls += spent.calls
         self.retries += spent.retries_micros

@@ -31,8 +31,10 @@ REFUSED = "refused"
 
 @dataclass
 class _Offer:
+    """A run that an engine has given; once `answered`, `may_forget` says whether its message is done with."""
+
     answered: anyio.Event = field(default_factory=anyio.Event)
-    forget: bool = False
+    may_forget: bool = False
 
 
 class Offers:
@@ -59,13 +61,16 @@ class Offers:
         return not self.leaving and self.is_alive()
 
     async def __call__(self, run_id: str) -> bool:
-        """Offer a run to the next look, and wait for its answer; the same run twice is one offer."""
+        """Offer a run to the manager's next look at the log, and return whether its message may be forgotten.
+
+        The same run twice is one offer. While this process is being stopped, a message is never forgotten.
+        """
         if self.leaving:
             return False
         offer = self._offers.setdefault(run_id, _Offer())
         self.wake()
         await offer.answered.wait()
-        return offer.forget
+        return offer.may_forget
 
     def stop_taking(self) -> None:
         """Take nothing more; the next look answers what is open, and runs that go on keep their offers."""
@@ -91,5 +96,5 @@ class Offers:
             self.refused += 1
             self._membership.tell({REFUSED: self.refused})
         offer = self._offers.pop(run_id)
-        offer.forget = bool(forget)
+        offer.may_forget = bool(forget)
         offer.answered.set()

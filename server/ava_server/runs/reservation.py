@@ -469,13 +469,17 @@ class Reservations:
 
 
 def affordable_output(run: ActiveRun, most: int) -> int:
-    """Return the most tokens of the next answer: `most`, or fewer where that would cost too much."""
-    price = run.config.price
-    if not price.output:
+    """Return the most tokens of the next answer: `most`, or fewer where little money is left.
+
+    Fewer than `GOOD_OUTPUT` would not be a usable answer, so it is not cut below that; whether the call then fits the
+    caps is decided when it is reserved.
+    """
+    nanos_per_token = run.config.price.output
+    if not nanos_per_token:
         return most
     left_micros = run.config.max_cost_micros - run.log.run.cost_micros
-    affordable = left_micros * 1000 // (OUTPUT_SHARE * price.output)
-    return max(min(most, affordable), min(most, GOOD_OUTPUT))
+    affordable = left_micros * 1000 // OUTPUT_SHARE // nanos_per_token
+    return min(most, max(affordable, GOOD_OUTPUT))
 
 
 def counted_cap(run: ActiveRun, turn: int) -> LastTurn | None:

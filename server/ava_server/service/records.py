@@ -234,13 +234,13 @@ class DeliveredFiles:
 
     def read(self, file: Mapping[str, Any]) -> bytes:
         """Return the content of a file that the result names. Raises Refused: it cannot be read, or has changed."""
-        _check_name(file)  # the caller may write a file of this name
+        _check_name(file)  # the caller may save the content under this name, so that must be a safe one
         try:
             return self._read_here(file)
-        except Refused as error:
+        except Refused:
             stored = self._read_stored(file)
             if stored is None:
-                raise error
+                raise
             return stored
 
     def _read_here(self, file: Mapping[str, Any]) -> bytes:

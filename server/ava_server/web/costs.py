@@ -46,7 +46,7 @@ from ava_server.web.context import PagePart, reader_of
 from ava_server.web.site import Visitor
 
 SPANS = (7, 30, 90)
-USUAL = 30
+USUAL_DAYS = 30
 MOST_SHARES = 7
 """Parts of a bar: more colours cannot be told apart."""
 MOST_REASONS = 8
@@ -176,23 +176,26 @@ def lenient(request: Request, visitor: Visitor) -> tuple[CostsQuery, str]:
     try:
         return asked_of(request.query_params, today, visitor), ""
     except BadInput as error:
-        return CostsQuery(today - USUAL + 1, today, USUAL, "role", everybody), str(error)
+        return CostsQuery(today - USUAL_DAYS + 1, today, USUAL_DAYS, "role", everybody), str(error)
 
 
 def asked_of(query: QueryParams, today: int, visitor: Visitor) -> CostsQuery:
-    """Raises BadInput: a value cannot be understood."""
+    """Return which days a page of costs shows, and of whom. Raises BadInput: a value cannot be understood.
+
+    Days are counted from 1970-01-01, as `today` is.
+    """
     everybody = "all" in query and visitor.reads_all
     by = query.get("by", "role")
     if by not in ("role", "model", *(("user",) if everybody else ())):
         raise BadInput(f"by: {by[:40]!r} is not one of role and model; user needs the costs of all users")
     if query.get("from") or query.get("to"):
         last = _day("to", query["to"]) if query.get("to") else today
-        first = _day("from", query["from"]) if query.get("from") else last - USUAL + 1
-        last = min(last, today)  # later days have no costs, and there may be millions
+        first = _day("from", query["from"]) if query.get("from") else last - USUAL_DAYS + 1
+        last = min(last, today)  # later days have no costs, and somebody may have typed the year 9999
         if first > last:
             raise BadInput("from: it is later than the last day, or than today")
         return CostsQuery(max(first, 0), last, None, by, everybody)
-    days = query.get("days", str(USUAL))
+    days = query.get("days", str(USUAL_DAYS))
     if days not in map(str, SPANS):
         raise BadInput(f"days: {days[:40]!r} is not one of {', '.join(map(str, SPANS))}")
     return CostsQuery(today - int(days) + 1, today, int(days), by, everybody)

@@ -272,17 +272,17 @@ class GoogleAnswer(WireAnswer):
         return self._grow(objects_in(fields_of(candidates[0].get("content")).get("parts")))
 
     def whole(self) -> WholeAnswer:
-        asked = [part for part in self._parts if "functionCall" in part.fields]
-        dropped = {id(part) for part in asked[MOST_CALLS:]}
+        call_parts = [part for part in self._parts if "functionCall" in part.fields]
+        dropped = {id(part) for part in call_parts[MOST_CALLS:]}
         kept = [part.whole() for part in self._parts if id(part) not in dropped]
         raw, changed = json_text.storable({"role": "model", "parts": kept})
         called = [part["functionCall"] for part in raw["parts"] if "functionCall" in part]
-        for number, call in enumerate(called):  # older models give no id; the answer's own makes it one of a kind
+        for number, call in enumerate(called):  # older models give no id; that of the answer makes it unique
             call["id"] = as_text(call.get("id")) or f"{one_line(self.request_id) or 'call'}_{number}"
         set_unique_ids(called, "id")
         calls = tuple(
             tool_use(call["id"], as_text(call.get("name")), _raw_args(part))
-            for call, part in zip(called, asked, strict=False)
+            for call, part in zip(called, call_parts[:MOST_CALLS], strict=True)
         )
         return WholeAnswer(
             raw=raw,
@@ -290,7 +290,7 @@ class GoogleAnswer(WireAnswer):
             calls=calls,
             thinking=_words(raw["parts"], thought=True),
             is_empty=not raw["parts"],
-            notes=(*self._notes, *dropped_calls_note(len(asked) + self._let_go), *changed),
+            notes=(*self._notes, *dropped_calls_note(len(call_parts) + self._let_go), *changed),
             stop_reason="content_filter" if self._blocked else _STOPPED.get(self.stop_reason or ""),
         )
 

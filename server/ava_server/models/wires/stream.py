@@ -50,19 +50,21 @@ class LineTooLongError(ValueError):
 
 
 class EventReader:
-    """Turns pieces of a stream, cut anywhere, into its events' data; counts `replaced` invalid UTF-8 sequences.
+    """Reads server-sent events: turns pieces of a stream, cut anywhere, into the data of its events.
 
-    `errors` is the data of events that are named `error`.
+    Attributes:
+        replaced: How many invalid UTF-8 sequences were replaced.
+        errors: The data of events that are named `error`.
     """
 
     def __init__(self) -> None:
-        self._rest = bytearray()
-        self._ends_with_cr = False
-        self._data: list[str] = []
-        self._first = True
         self.replaced = 0
-        self._name = ""
         self.errors: set[str] = set()
+        self._rest = bytearray()  # the beginning of a line whose end has not come
+        self._ends_with_cr = False
+        self._first = True  # no line was read: a byte order mark may stand before it
+        self._name = ""  # of the event that is being read
+        self._data: list[str] = []  # its lines of data
 
     def feed(self, piece: bytes) -> list[str]:
         """Return the data of each event that `piece` completes; lines end as in SSE. Raises LineTooLongError."""
