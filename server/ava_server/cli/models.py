@@ -114,8 +114,9 @@ def _find_provider(provider: str, known: dict[str, ModelCatalog]) -> ModelCatalo
         needs = f"with base_url, such as {PROVIDERS[provider].base_url}" if own else "an empty table is enough"
         raise BadInput(f"{provider} needs [providers.{provider}] in config.toml: {needs}.")
     names = [*known, *(name for name, row in PROVIDERS.items() if row.models and name not in known)]
+    meant = suggestion(provider, known) or suggestion(provider, names)
     raise BadInput(
-        f"There is no provider {provider[:60]!r}.{suggestion(provider, names)} Known: {', '.join(names)}. Your own"
+        f"There is no provider {provider[:60]!r}.{meant} Known: {', '.join(names)}. Your own"
         " needs [providers.NAME] with its base_url in config.toml."
     )
 
