@@ -322,7 +322,7 @@ _ODD = frozenset(("Cc", "Cn", "Co", "Cs"))
 
 
 def _oddness(text: str) -> float:
-    """Return how little characters look like a text: 0 for an ordinary one; a text in the wrong byte order has 1."""
+    """Return how unlike a text this is: near 0 for an ordinary one, 1 for a text in the wrong byte order."""
     blocks: set[int] = set()
     ordinary = letters_and_digits = 0
     for char in text:
@@ -337,8 +337,8 @@ def _oddness(text: str) -> float:
             ordinary += 1
     if not ordinary or letters_and_digits < len(text) / 4:
         return 1.0
-    oddness = len(blocks) / (len(text) + 40)
-    if ordinary < len(text) / 50:
+    oddness = len(blocks) / (len(text) + 40)  # many scripts are odd, less so in a very short text
+    if ordinary < len(text) / 50:  # hardly any common character
         oddness += 0.1
     return oddness
 

@@ -145,7 +145,7 @@ class Query:
         return [part for part in self._parts.values() if not _UNSPACED_RUN.search(part)]
 
     def found_in(self, text: str) -> list[str]:
-        """Return the words that a text has, each as it stands there, in lower case and in the question's order."""
+        """Return the question's words that a text has, as they stand there in lower case, in the question's order."""
         text = _fold_width(text).lower()
         joined = _BROKEN.sub("", text) if self._parts else ""
         forms = {number: part for number, part in self._parts.items() if part in joined}
@@ -209,9 +209,11 @@ class _Stems(dict[str, int]):
         return True
 
     def __missing__(self, token: str) -> int:
+        """Return the number of the question's word that a token is a form of, or -1; kept while there is room."""
         number = -1
-        begins = _without_marks(token[:_BEGINNING])[:_BEGINNING]
-        if any(begins[:length] in self._beginnings for length in range(_BEGINNING, 0, -1)):
+        beginning = _without_marks(token[:_BEGINNING])[:_BEGINNING]
+        # Cheap, and most tokens begin like no word of the question.
+        if any(beginning[:length] in self._beginnings for length in range(_BEGINNING, 0, -1)):
             number = next((self._numbers[key] for key in self._keys(token) if key in self._numbers), -1)
         if len(self) < _MAX_KNOWN:
             self[token] = number

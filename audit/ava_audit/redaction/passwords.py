@@ -398,19 +398,21 @@ def _takes_next_word(before: str) -> bool:
 
 
 def _element_span(text: str, after: int, before: str, values: _Values) -> tuple[int, int] | None:
-    element = _ELEMENT_NAME.fullmatch(before, before.rindex("<"))
-    if element is None:
+    """Return where the password in an XML element is: from `after`, if the tag that `before` ends with names one."""
+    tag = _ELEMENT_NAME.fullmatch(before, before.rindex("<"))
+    if tag is None:
         return None
-    has_attribute = element[1] is not None
+    has_attribute = tag[1] is not None
     match = _ELEMENT.match(text, after)
     if match is None and has_attribute:
         match = _VALUE.match(text, after)
     if match is None:
         return None
-    # `<string name="password">` is as often a label, and so are several words.
-    may_be_label = has_attribute or " " in match[1]
+    value = match[1]
+    # What stands in `<string name="password">` is as often a label as a password, and so are several words.
+    may_be_label = has_attribute or " " in value
     verdicts = values.labels if may_be_label else values.elements
-    return match.span(1) if verdicts[match[1]] else None
+    return match.span(1) if verdicts[value] else None
 
 
 def _is_random_label(value: str) -> bool:

@@ -323,7 +323,7 @@ class Redactor:
         return _replace_spans(text, self._find_configured(text))
 
     def find_shapes(self, text: str) -> list[SecretSpan]:
-        """Return in order what looks like a key and is not a configured value; a task with one is refused."""
+        """Return, in order, what looks like a key but is not a configured value; a task that has one is refused."""
         configured = list(self._find_configured(text))
         shapes: list[SecretSpan] = []
         for span in self._search(text, lambda piece: self._find_seen(piece, _find_by_pattern)):

@@ -50,10 +50,11 @@ class PlacesBefore:
         low: bytes | None = None,
         are_too_many: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`low`: the text as `lower_bytes` returns it, for names: they differ in their case only.
+        """Search a text for a pattern, only near the literals that begin it.
 
-        The value of a name has at least eight characters, or an element of XML around it. `are_too_many` is asked once
-        where the literals stand everywhere: whether to give up.
+        `low`: the text as `lower_bytes` returns it, where the literals are names, which count in any case; None where
+        they must match exactly. `are_too_many`: called once if the literals turn out to stand almost everywhere;
+        whether to give up then. The value of a name has at least eight characters, or an element of XML around it.
         """
         self.gave_up = False
         self._are_too_many = are_too_many

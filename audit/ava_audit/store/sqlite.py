@@ -91,7 +91,10 @@ class SqliteBackend:
         return None if copy is None else str(copy)
 
     def _make_or_migrate(self, db: SqliteDatabase, older: OlderSchema) -> Path | None:
-        """Return the copy from before a migration. The caller holds the write lock."""
+        """Make the tables of a new log, or migrate an older one; return the copy from before a migration.
+
+        The caller holds the write lock.
+        """
         version = db.schema_version()
         migrates = needs_migration(version, self.place, older)
         db.execute("PRAGMA journal_mode = WAL")
@@ -111,7 +114,7 @@ class SqliteBackend:
             copy.unlink(missing_ok=True)
             raise
         log.warning(
-            "%s had schema %d: it is migrated to %d; %s is the copy from before",
+            "%s had schema %d and was migrated to %d; %s is the copy from before",
             self.path,
             version,
             SCHEMA_VERSION,

@@ -134,7 +134,7 @@ class _Reader:
             self._leaf(part, kind, blocks)
 
     def _alternatives(self, parts: list[Message], blocks: list[str] | None, depth: int) -> None:
-        """Read the plain form of a body, and those beside it that are no form of it or say more."""
+        """Read the forms of a body: the plain one, and others unless they only repeat it."""
         plain_texts: dict[Message, str] = {}
         for part in parts:
             text = _words(part) if part.get_content_type() == "text/plain" else ""

@@ -290,7 +290,7 @@ class CopiedWorkspace:
         return layout.command_sandbox(seen, binds, tools, notes)
 
     def _leave_out(self, work: Path, report: CopyReport, check: Callable[[], None]) -> None:
-        """Remove from the copy what is left out by its name; of a folder that is shown itself, hide it."""
+        """Leave out files by their names: remove them from a copy; hide them in a folder that is shown itself."""
         if not self.without or self.files is None:
             return
         if report.whole:

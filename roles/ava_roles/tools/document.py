@@ -174,11 +174,13 @@ class Document:
         return self.text.endswith("\n")
 
     def like(self, other: Document) -> Document:
-        r"""Return this text with the encoding and the mark of another, and with its line ends, if it has only `\n`.
+        r"""Return this text with the encoding, byte order mark and line ends of another.
 
-        Of several kinds, the lines before and after what differs keep theirs, and those between as far as they go.
+        It keeps its own line ends if it has any but `\n`. Where the other has several kinds, the lines before and after
+        the difference keep theirs, and the lines between take those that they replace, one by one, while there are any.
         """
         ends = self._ends_like(other) if set(self.ends) == {"\n"} else self.ends
+        # A mark of our own stays only where the other is UTF-8 too.
         mark = other.mark or (self.mark if other.codec == "utf-8" else b"")
         return replace(self, ends=ends, mark=mark, codec=other.codec, guessed=other.guessed)
 

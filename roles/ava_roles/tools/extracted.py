@@ -112,7 +112,7 @@ class Extracted:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Extracted:
-        """Return what a parser's process has sent."""
+        """Return the text that a parser's process has sent, from its fields."""
         return cls(
             parts=tuple(Part(str(place), str(text)) for place, text in fields["parts"]),
             title=None if fields["title"] is None else str(fields["title"]),

@@ -199,7 +199,7 @@ def main() -> None:
 
 
 def _fork(order: dict[str, Any], data: bytes) -> bytes:
-    """Return the message of a fork that parses a file; it is sent on as it is."""
+    """Parse a file in a forked process and return its message, which is passed on unchanged."""
     read_end, write_end = os.pipe()
     parent = os.getpid()
     fork_pid = os.fork()

@@ -312,10 +312,11 @@ class FolderReader:
     def _read(
         self, entry: FolderEntry, texts: FolderTexts, parser: ParserProcess
     ) -> tuple[FileMark | None, KeptText | Extracted | str]:
-        """Return what a file is now, and its text or why it has none."""
+        """Return a file's mark as it is now, and its text or why it has none."""
         name = entry.name
         try:
             if format_of(name) is None:
+                # A long binary file is known by its start; the rest is not read.
                 packed, longer, mark = self._root.read_marked(name, _HEAD_BYTES)
                 head, more = unpacked(packed, _HEAD_BYTES)
                 if (longer or more) and is_binary(head) and format_of(name, head) is None:

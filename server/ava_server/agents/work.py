@@ -179,7 +179,7 @@ class AgentWork:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncGenerator[tuple[AcpAgent, bool]]:
-        """Start the gateway and the agent, with a session, and tell whether that is an old one; leaving ends both."""
+        """Start the gateway and the agent; yield it, and whether its session is an old one. Leaving ends both."""
         run, parts, spec = self._run, self._parts, self._parts.spec
         self._run.say(f"Starting {spec.title}")
         bench = self._place.bench
@@ -193,7 +193,7 @@ class AgentWork:
         socket = parts.home.parent / "gateway"
         await anyio.to_thread.run_sync(make_folders, socket.parent, socket.parent.parent.parent)
         async with self._tools.serving(), serving(gateway, socket):
-            if self._coding is None and self._place.files is not None:  # else the worktree's are known
+            if self._coding is None and self._place.files is not None:  # those of a worktree are known already
                 await learn_private_keys(run.context.redactor, self._place.files, self._log)
             made, _new = await bench.ready()
             scratch, project = parts.home.parent, parts.project

@@ -357,7 +357,7 @@ class HourlyShortage:
 
 
 def hourly_shortage(view: View, user: str, paid: int, limits: SpawnLimits, now_us: int) -> HourlyShortage | None:
-    """Return what the hourly limit leaves if `paid` more runs cannot start without a person's answer; else None."""
+    """Return how many starts the hourly limit leaves, if `paid` more cannot go without a person's answer; else None."""
     if paid == 0:
         return None
     most = limits.spawns_per_hour
@@ -367,7 +367,8 @@ def hourly_shortage(view: View, user: str, paid: int, limits: SpawnLimits, now_u
             if run.step is None:  # a plan counts once, with all the paid runs that it may have
                 started += [run.queued_us or 0] * paid_runs(run)
     started.sort()
-    if len(started) + paid <= most:
+    too_many = len(started) + paid - most
+    if too_many <= 0:
         return None
     if most == 0:
         why = f"no paid run may start without a person's answer ({limits.spawns_setting})"
@@ -376,8 +377,8 @@ def hourly_shortage(view: View, user: str, paid: int, limits: SpawnLimits, now_u
             f"{paid} are more than the {most} paid starts per hour without a person's answer ({limits.spawns_setting})"
         )
     else:
-        next_us = started[len(started) + paid - most - 1] + HOUR_US
-        in_minutes = max(1, -(-(next_us - now_us) // MINUTE_US))
+        next_us = started[too_many - 1] + HOUR_US  # so many of the oldest no longer count then
+        in_minutes = max(1, -(-(next_us - now_us) // MINUTE_US))  # rounded up
         why = (
             f"{len(started)} of {most} paid starts per hour without a person's answer are used"
             f" ({limits.spawns_setting}); the next start is possible in {in_minutes} min, at {iso_second(next_us)}"

@@ -178,7 +178,7 @@ def _first_proposal(
 def _refusal(
     view: View, user: str, config: RunConfig, limits: SpawnLimits, now_us: int, *, replaces: bool
 ) -> str | None:
-    """Return why a user may make no further proposal, or None; one that `replaces` another adds none to the waiting."""
+    """Return why a user may make no further proposal, or None. One that `replaces` another may always wait."""
     if not config.free:
         why = day_refusal(day_unspent(view, user, limits, now_us), config.least_micros)
         if why is not None:

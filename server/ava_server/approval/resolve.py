@@ -451,7 +451,7 @@ def _input_bytes(args: SpawnArgs, project: ProjectFiles) -> int:
 
 
 def _price_note(choice: Choice, context: ResolveContext) -> str:
-    """Return the user's prices that belong to no known model: one may be meant for this model."""
+    """Return a note on the user's prices that fit no known model, since one may be meant for this one; else nothing."""
     if choice.base_url is None or choice.price.source.startswith(FROM_SETTINGS):
         return ""
     models = [choice.name]

@@ -16,11 +16,11 @@ from typing import NoReturn
 
 
 def run(args: Sequence[str] | None = None) -> NoReturn:
-    """Exit with the command's code; without `args`, with this process's arguments."""
+    """Run the command and exit with its code; without `args`, the arguments are those of this process."""
     _open_streams()
     args = sys.argv[1:] if args is None else args
     if os.name == "posix" and not os.environ.get("HOME", "/").startswith("/"):
-        del os.environ["HOME"]  # the system knows the user's; by an empty or relative one files would go astray
+        del os.environ["HOME"]  # the system knows the right one; with an empty or relative one files would go astray
     if "_AVA_COMPLETE" in os.environ:
         from ava_server.cli.options import complete
 

@@ -38,11 +38,11 @@ class LogLook:
         self.partial = False
 
     async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
-        """Run a query. Raises NoLog: there is none yet; otherwise as the class says."""
+        """Run a query. Raises NoLog if there is no log yet; other errors are those of the class."""
         from ava_audit.view import View
 
-        del within_s, short
-        found = self.look(lambda log: (query(View(log.db)),))
+        del within_s, short  # a store has them; here they mean nothing
+        found = self.look(lambda log: (query(View(log.db)),))  # in a tuple, since a query may return None itself
         if found is None:
             raise NoLog(f"there is no log in {self.root.path} yet")
         return found[0]

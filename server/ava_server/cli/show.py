@@ -307,7 +307,7 @@ def log_lines(run: RunRow, answer: RunAnswer, entries: list[Entry], utc: bool) -
 
 
 def asked_lines(run: RunRow, texts: Texts | None, utc: bool, width: int | None) -> list[str]:
-    """Return what was asked, when and by whom, for a terminal of so many columns; None is a pipe."""
+    """Return what was asked, when and by whom, for a terminal of `width` columns; None stands for a pipe."""
     asked = f"Asked {format_ts(run.created_us, utc)} by {run.user_id} ({run.session_id})"
     if texts is None:
         return [f"{asked}: (erased)"]
@@ -317,7 +317,9 @@ def asked_lines(run: RunRow, texts: Texts | None, utc: bool, width: int | None) 
             lines += _block(title, text, width)
     for file in texts.project:
         lines += _block(file.path, file.text, width)
-    return [*lines, *([f"task_id: {run.task_id}"] if run.task_id else [])]
+    if run.task_id:
+        lines.append(f"task_id: {run.task_id}")
+    return lines
 
 
 def _block(title: str, text: str, width: int | None) -> list[str]:

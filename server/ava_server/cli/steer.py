@@ -156,9 +156,9 @@ async def _open_steering(
 
 
 async def _last_run(records: Records) -> RunRow:
-    """Return this user's last run that has not ended, if a person at the terminal means it.
+    """Return this user's last unfinished run, if a person at the terminal says that it is the one.
 
-    Raises BadInput: there is none, or nobody can be asked; Refused: they do not mean it.
+    Raises BadInput if there is none or nobody can be asked, and Refused if the person says no.
     """
     run = await records.find_one(None, unended=True)
     if not someone_there():

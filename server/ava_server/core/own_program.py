@@ -244,7 +244,7 @@ async def _read_until_end(process: Process, output: bytearray, most: int) -> Non
 
         async def stop_at_end() -> None:
             await _end(process)
-            await anyio.sleep(REST_S)
+            await anyio.sleep(REST_S)  # for what is still in the pipe, which its own children may keep open
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(stop_at_end)

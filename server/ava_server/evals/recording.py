@@ -334,7 +334,7 @@ def _quoted_findings(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _figures(findings: Sequence[Mapping[str, Any]], output: str, task: str) -> tuple[str, ...]:
-    """Return the figures of the quotes that the output has too, and that the task did not give away."""
+    """Return the numbers of the quotes that are also in the output, and not in the task."""
     figures: dict[str, None] = {}
     for finding in findings:
         for figure in _FIGURE.findall(normalize(str(finding.get("quote")))):

@@ -555,7 +555,7 @@ class TapeSearch(TapeModel):
 
     @asynccontextmanager
     async def stream(self, request: Request, check: SendCheck = unchecked) -> AsyncGenerator[LocalStream]:
-        """Return no results, with the recorded usage and cost."""
+        """Yield a search without results, with the recorded usage and cost."""
         reserved = self.tape.history.search
         attempt = None
         if reserved is not None:

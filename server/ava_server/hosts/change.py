@@ -86,9 +86,9 @@ def change_to_add(host: Host, name: str, launch: Launch, path: Path) -> Change:
 
 
 def change_to_remove(host: Host, name: str, path: Path) -> Change:
-    """Return the change that removes the server, to exactly the text from before Ava was added, if nobody changed that.
+    """Return the change that removes Ava's server; if nothing else was changed, exactly the text from before is back.
 
-    Raises ConfigError: the configuration cannot be changed, or the server of that name is not Ava.
+    Raises ConfigError if the configuration cannot be changed, or the server of that name is not Ava.
     """
     file = Configuration.read(path, host.format)
     before, where = file.text, place_of(file, host, name)
@@ -101,12 +101,14 @@ def change_to_remove(host: Host, name: str, path: Path) -> Change:
         raise ConfigError(f"The server called {name} in {path} is not Ava; it was left alone.")
     file.remove(where)
     lines = [f"- {named(where)}"]
-    asks = host.asking(name)
-    if asks is not None and file.get(asks[0]) == asks[1]:
-        file.remove(asks[0])
-        lines.append(f"- {named(asks[0])}")
+    asking = host.asking(name)
+    if asking is not None:
+        asking_place, asking_value = asking
+        if file.get(asking_place) == asking_value:
+            file.remove(asking_place)
+            lines.append(f"- {named(asking_place)}")
     element, value = _element(file, host), host.element_value
-    # Another server may refer to it too.
+    # It stays where another server refers to it too.
     if element is not None and file.get(element) == value and f"${{input:{value['id']}}}" not in file.body:
         file.remove(element)
         lines.append(f"- {named(element[:-1])}: {value['id']}")
@@ -430,13 +432,17 @@ def _add(file: Configuration, rules: ToolRules, name: str) -> list[str]:
 
 
 def _shown(rules: ToolRules, some: Sequence[Rule]) -> list[str]:
-    values: dict[tuple[str, ...], list[Any]] = {}
+    """Return the lines that show rules as they stand in the host's configuration, together for each place."""
+    by_place: dict[tuple[str, ...], list[Rule]] = {}
     for rule in some:
-        values.setdefault(rule.place, []).append(rule.value)
+        by_place.setdefault(rule.place, []).append(rule)
     lines: list[str] = []
-    for rule in {rule.place: rule for rule in some}.values():
-        if rule.listed and not isinstance(rule.value, str):
-            lines += rules.format.shown((*rule.place, 0), rule.value)
-        else:
-            lines += rules.format.shown(rule.place, values[rule.place] if rule.listed else rule.value)
+    for place, rules_there in by_place.items():
+        last = rules_there[-1]
+        if not last.listed:
+            lines += rules.format.shown(place, last.value)
+        elif isinstance(last.value, str):
+            lines += rules.format.shown(place, [rule.value for rule in rules_there])
+        else:  # an item of a list that is a table
+            lines += rules.format.shown((*place, 0), last.value)
     return lines

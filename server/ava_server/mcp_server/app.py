@@ -264,7 +264,7 @@ class App:
         return token_of(ctx).user if self.transport == HTTP else None
 
     def _role_places(self, runtime: Runtime) -> RolePlaces:
-        """Blocking."""
+        """Return where role files are read from. Blocking."""
         from ava_server.config.role_folders import RolePlaces, places_of
 
         if self.transport == HTTP:

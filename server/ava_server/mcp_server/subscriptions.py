@@ -320,7 +320,7 @@ class Subscriptions:
 
 
 def _tell(listener: Listener, changed: Callable[[str | None], bool]) -> None:
-    """Notify a client of the resources and tasks that it follows and whose run has changed; None is the roles."""
+    """Notify a client of each resource and task that it follows whose run has changed; None stands for the roles."""
     for uri, run_id in listener.uris.items():
         if changed(run_id):
             listener.tell(ResourceUpdated(uri))

@@ -77,7 +77,7 @@ class KeyCommand:
         return " ".join(self.command)
 
     async def key(self) -> str:
-        """Return the key that counts now. Raises KeyCommandFailed: the command gave none."""
+        """Return the current key. Raises KeyCommandFailed if the command gave none and there is no older one."""
         if self._key is not None and time.monotonic() - self._key.read_s < self._ttl_s:
             return self._key.text
         if self._failed is not None and time.monotonic() - self._failed_s < PAUSE_S:

@@ -202,7 +202,7 @@ LONGEST_ID = 200
 
 
 def wire_to_list(catalog: ModelCatalog) -> Wire:
-    """Return the wire that asks for a list of models, with the key in every header where it may be looked for."""
+    """Return the wire that asks for a list of models, with the key in every header that a server may read."""
     match catalog.wire:
         case "messages":
             return MessagesWire(bearer=True)

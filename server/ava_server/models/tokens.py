@@ -330,7 +330,7 @@ def _count(
 
 
 def _escapes(value: Any) -> int:
-    """Return by how much a template can lengthen the tool calls in an answer's message by escaping them."""
+    """Return how many bytes a template can add to the tool calls in a message by escaping them."""
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, Any]", value)
         if "arguments" in fields or "input" in fields or "args" in fields:

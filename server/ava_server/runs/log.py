@@ -208,7 +208,9 @@ def _after(event: Event, command: Command[T]) -> Command[tuple[int, T]]:
 def _append(
     make: Callable[[RunRow | None], Sequence[Event]], run_id: str
 ) -> Command[tuple[int, RunRow | None, Sequence[Event]]]:
-    # A command of its own: it holds nothing of the `RunLog`, and could be carried out in another process.
+    """Return a command that appends what `make` builds, and gives the first new seq, the run before, and the events."""
+
+    # A function, not a method: it keeps no reference to the `RunLog`, so another process could carry it out.
     def command(view: View, _now_us: int) -> Outcome[tuple[int, RunRow | None, Sequence[Event]]]:
         run = view.run(run_id)
         events = tuple(make(run))

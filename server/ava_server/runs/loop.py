@@ -338,9 +338,9 @@ class AgentRun:
     # -- act ------------------------------------------------------------------------------------------------------
 
     async def _act(self, completion: Completion) -> RunResult | Paused | None:
-        """Do what an answer asks for, and return the run's ending or pause, or None where the loop continues.
+        """Do what an answer asks for; return how the run ends or pauses, or None if the loop continues.
 
-        What was done before a crash is in the history, and is not done again.
+        What was done before a crash is in the history and is not done again.
         """
         submit = next((call for call in completion.calls if call.name == SUBMIT), None)
         if submit is not None:

@@ -885,8 +885,9 @@ class Manager:
         except SchemaNewer as error:
             self._stop_claiming(error)
         except Exception as error:
-            if short := shortage_in(error):  # it passes, like a log that is out of reach
-                log.error("%s: %s", run.id, short)
+            shortage = shortage_in(error)
+            if shortage:  # temporary, like a log that is out of reach
+                log.error("%s: %s", run.id, shortage)
                 self._retry_later(run.id)
                 return
             log.exception("%s was dropped", run.id)

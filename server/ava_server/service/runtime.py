@@ -166,7 +166,7 @@ class Runtime(RunResources):
     def _read_catalog(
         self, client_roots: Sequence[str], asked: str | None, remote: str | None
     ) -> tuple[Catalog, Workspace | WorkspaceRefused | None]:
-        """Read the role files, also of the folder that a call names; return the roles, and the call's workspace."""
+        """Read the role files, those in the folder that a call names too; return the roles and that workspace."""
         if remote is not None:
             return roles_over_http(self.settings, remote, owner=remote == self.user), None
         cwd, home = working_folder() or NOWHERE, home_folder()
@@ -185,7 +185,7 @@ class Runtime(RunResources):
         """Return the context in which a spawn is resolved; reads the role files again.
 
         `args`: the spawn. The role files of the folder that it names count as the project's. `client_roots`: folders
-        that the client named; None for a user over HTTP, who gets none of this machine's. `begin`: awaited before an
+        that the client named; None for a user over HTTP, who has no access to folders here. `begin`: awaited before an
         MCP server is asked for its tools.
 
         Raises:
@@ -276,9 +276,9 @@ class Runtime(RunResources):
             log.warning("the temporary files of dead processes were not removed completely: %s", error)
 
     async def leave(self) -> None:
-        """Stop being an instance of the data root.
+        """Give up this instance's membership of the data root.
 
-        If a running run still names this one, its lock file stays: it says when the instance was last at work.
+        If a running run still names this instance, its lock file stays: it shows when the instance last worked.
         """
         name = self.membership.name
         owns_run = True

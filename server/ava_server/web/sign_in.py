@@ -70,7 +70,7 @@ class SignIn:
 
     async def enter(self, request: Request) -> Response:
         """Exchange the one-time code in the address for a session."""
-        if request.method == "HEAD":  # a program that looks at addresses must not use up the code
+        if request.method == "HEAD":  # a program that checks links must not use up the code
             return await self._page(request, "", 200)
         code = request.query_params.get("code", "")
         cookie = await anyio.to_thread.run_sync(self._site.sessions.redeem, code) if self._site.local else None

@@ -283,7 +283,7 @@ def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(given: str, parse: Callable[[Mapping[str, Any]], T]) -> T:
-    """Raises Refused: it cannot be read."""
+    """Return what `parse` makes of a JSON object. Raises Refused if that is too long or cannot be read."""
     if len(given) > LONGEST:
         raise Refused(WRONG.format("what the browser sent is too long."))
     sent = _translated(lambda: json.loads(given))

@@ -305,25 +305,29 @@ class _Supervisor:
             os._exit(125)
 
     def _watch(self) -> str:
-        """Wait for the end; return why the command must be ended (`failed`: the relay), nothing if it ended itself."""
-        look_at = time.monotonic()
-        end = look_at + self._spec.timeout_s
-        waiting = select.poll()
+        """Wait until the command ends; return an empty text if it ended by itself, else why it must be ended.
+
+        The reasons: "timeout", "cancelled", "failed" (the relay has a fault), or what `_exceeded_limit` returns.
+        """
+        next_check = time.monotonic()
+        deadline = next_check + self._spec.timeout_s
+        poll = select.poll()
         for descriptor in self._ends_at:
-            waiting.register(descriptor, select.POLLIN)
-        waiting.register(self._child_ended, select.POLLIN)
+            poll.register(descriptor, select.POLLIN)
+        poll.register(self._child_ended, select.POLLIN)
         if self._relay:
-            waiting.register(self._relay.faults, select.POLLIN)
+            poll.register(self._relay.faults, select.POLLIN)
         while True:
             now = time.monotonic()
-            if now >= end:
+            if now >= deadline:
                 return "timeout"
-            if now >= look_at:
+            if now >= next_check:
                 why = self._exceeded_limit()
                 if why:
                     return why
-                look_at = time.monotonic() + _LOOK_S
-            events = waiting.poll(max(0.0, min(end, look_at) - time.monotonic()) * 1000)
+                next_check = time.monotonic() + _LOOK_S
+            timeout_s = max(0.0, min(deadline, next_check) - time.monotonic())
+            events = poll.poll(timeout_s * 1000)
             if any(descriptor in self._ends_at for descriptor, _event in events):
                 return "cancelled"
             if self._relay and any(descriptor == self._relay.faults for descriptor, _event in events):
