@@ -25,7 +25,7 @@ from audit_parts.report import quantile
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from support.past_runs import DISTRIBUTIONS, MODEL, config, coverage, stored, together
+from support.approval.past_runs import DISTRIBUTIONS, MODEL, config, coverage, group_coverage, stored_config
 from support.postgres import missing, running_server
 
 from ava_audit.database import Database
@@ -47,7 +47,7 @@ def rows(first: int, count: int) -> Iterator[tuple[object, ...]]:
     """Yield the rows of runs that have ended, one each second."""
     for number in range(first, first + count):
         role, model, at_us = ROLES[number % 5], MODELS[number % 7 % 3], number * 1_000_000
-        text = stored(role=role, model=model, role_text=f"{number} {TEXT}")
+        text = stored_config(role=role, model=model, role_text=f"{number} {TEXT}")
         row = RunRow(
             f"S-{number:06x}", f"P-{number:08x}", None, "ben", "sess-1", role, None, None, model, text, None,
             ENDINGS[number % 6], "done", None, at_us, at_us, None, at_us, at_us, at_us, at_us, active_us=90_000_000,
@@ -90,9 +90,9 @@ def main() -> None:
     print(f"{'held-back runs':20}{'within likely':>15}{'nine in ten':>15}{'20 together':>15}")
     for name in DISTRIBUTIONS:
         half, most = coverage(name, 1, chosen.held_back)
-        _, all_of_them = together(name, 1, chosen.held_back // 5, 20)
+        _, all_of_them = group_coverage(name, 1, chosen.held_back // 5, 20)
         print(f"{name:20}{half:>15.1%}{most:>15.1%}{all_of_them:>15.1%}", flush=True)
-    size = len(json.dumps(TEXT)) + len(stored())
+    size = len(json.dumps(TEXT)) + len(stored_config())
     print(f"\n{chosen.runs:,} runs with configurations of {size:,} bytes; load {os.getloadavg()[0]:.1f}")
     print(f"{'an estimate, ms':20}{'p50':>10}{'p95':>10}{'best':>10}")
     urls = {"SQLite": ""} | ({} if missing() else {"Postgres": running_server().database(Path("estimates"))})

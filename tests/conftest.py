@@ -18,7 +18,13 @@ settings.load_profile("untimed")
 
 _SECOND_SANDBOX = "[landlock"
 """How the parameters of a test begin that is repeated in the second sandbox."""
-_ON_POSTGRES = ("test_store.py", "test_killed_writer.py", "test_postgres.py")
+_ON_POSTGRES = (
+    "test_store.py",
+    "test_store_reads.py",
+    "test_store_places.py",
+    "test_killed_writer.py",
+    "test_postgres.py",
+)
 """Of the tests of the log, those that always run on Postgres too; the others do so with `--all`."""
 ALL = "--all"
 

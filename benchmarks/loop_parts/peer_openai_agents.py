@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from agents import (
-    Agent,
-    OpenAIChatCompletionsModel,
-    RunContextWrapper,
-    Runner,
-    function_tool,
-    set_tracing_disabled,
-)
+from agents import Agent, OpenAIChatCompletionsModel, RunContextWrapper, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
 from loop_parts.child import DESCRIPTION, SYSTEM, TASK, Tasks, noted, serve

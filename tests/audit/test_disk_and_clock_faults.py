@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sqlite3
-import subprocess
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -15,7 +14,8 @@ from typing import Any
 
 import anyio
 import pytest
-from support.log import Life, child, said, write, write_each, write_texts
+from support.log import Life, said, write, write_each, write_texts
+from support.logs.small_disks import run_on_small_disk
 
 from ava_audit.entries import Entry
 from ava_audit.errors import AuditError, StoreUnavailable
@@ -27,26 +27,6 @@ from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.units import HOUR_US
 from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
-
-TESTS = Path(__file__).parent.parent
-SMALL_DISK = 'mount -t tmpfs -o size="$1" none "$2"; shift 2; exec "$@"'
-MOUNT = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, "sh")
-"""Starts a program with a small disk of its own: size, folder, command."""
-
-
-def with_a_small_disk(folder: Path, code: str, size: str = "700k") -> list[str]:
-    """Run code in a process that has a small disk at a folder; what it printed."""
-    folder.mkdir()
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*MOUNT, size, folder, "true"], capture_output=True).returncode
-    ):
-        pytest.skip("needs a user namespace in which a disk can be mounted")
-    command = [*MOUNT, size, str(folder), *child(code, TESTS, folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
-    assert done.returncode == 0, done.stderr[-3_000:]
-    return done.stdout.splitlines()
-
 
 FULL = """
 import sys, anyio
@@ -99,7 +79,7 @@ anyio.run(main)
 def test_a_full_disk_loses_no_acknowledged_entry_and_the_log_stays_readable(
     tmp_path: Path,
 ) -> None:
-    some, words, read, stored, whole = with_a_small_disk(tmp_path / "disk", FULL)
+    some, words, read, stored, whole = run_on_small_disk(tmp_path / "disk", FULL)
     assert some == "True True"
     assert words == "the disk of the data root is full, so nothing was written: free some space and try again"
     assert (read, stored, whole) == ("True", "True", "True")
@@ -135,7 +115,7 @@ anyio.run(main)
 
 @pytest.mark.sqlite_only("the disk of the data root")
 def test_opening_on_a_read_only_disk_fails_and_leaves_the_log_unchanged(tmp_path: Path) -> None:
-    refused, report = with_a_small_disk(tmp_path / "disk", READ_ONLY, size="2m")
+    refused, report = run_on_small_disk(tmp_path / "disk", READ_ONLY, size="2m")
     assert refused.startswith("the log in ROOT cannot be opened: ") and "ead-only" in refused
     assert "entries=2" in report and "faults=()" in report
 
@@ -179,7 +159,7 @@ anyio.run(main)
 
 @pytest.mark.sqlite_only("the disk of the data root")
 def test_a_log_that_a_full_disk_leaves_no_room_to_open_is_not_called_broken(tmp_path: Path) -> None:
-    *refused, whole = with_a_small_disk(tmp_path / "disk", NO_ROOM_TO_OPEN, size="2m")
+    *refused, whole = run_on_small_disk(tmp_path / "disk", NO_ROOM_TO_OPEN, size="2m")
     assert len(refused) == 3 and whole == "True"
     for words in refused:
         assert "its disk is full" in words and "free some space" in words and "I/O error" not in words
@@ -369,6 +349,6 @@ print(os.listdir(instances.folder))
 
 @pytest.mark.sqlite_only("the disk of the data root")
 def test_on_a_full_disk_it_is_rewritten_or_not_shown_and_raises_nothing(tmp_path: Path) -> None:
-    assert with_a_small_disk(tmp_path / "disk", SHOWS, size="200k") == [
+    assert run_on_small_disk(tmp_path / "disk", SHOWS, size="200k") == [
         "No space left on device", "['Thinking (2 tokens)']", "[]", "[]",
     ]  # fmt: skip

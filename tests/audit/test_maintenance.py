@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from support.log import Life, child, write_each, write_texts
+from support.logs.store import open_store
 
 from ava_audit import maintenance, projections
 from ava_audit.database import Database
@@ -65,20 +66,19 @@ async def test_indexes_and_mirrors_new_entries_within_a_second_of_the_commit(tmp
 
 @pytest.mark.sqlite_only("the write-ahead log of SQLite")
 async def test_cancelled_maintenance_finishes_pending_work_and_empties_the_wal(tmp_path: Path) -> None:
-    with anyio.fail_after(20):
-        async with Store.open(tmp_path) as log:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(partial(run_maintenance, log, tmp_path, mirror=True))
-                await write_texts(log, ["a"])
-                await until_progress(log, "mirror", 1)
-                await write_texts(log, ["the last words"] * 700)
-                tasks.cancel_scope.cancel()
-            assert lines(tmp_path) == 701
-            assert await log.read(partial(View.progress, duty="words")) == 701
-            assert (tmp_path / "ava.db-wal").stat().st_size == 0
-            held = try_hold(tmp_path / "keeper.lock")
-            assert held is not None
-            held.release()
+    async with open_store(tmp_path) as log:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(run_maintenance, log, tmp_path, mirror=True))
+            await write_texts(log, ["a"])
+            await until_progress(log, "mirror", 1)
+            await write_texts(log, ["the last words"] * 700)
+            tasks.cancel_scope.cancel()
+        assert lines(tmp_path) == 701
+        assert await log.read(partial(View.progress, duty="words")) == 701
+        assert (tmp_path / "ava.db-wal").stat().st_size == 0
+        held = try_hold(tmp_path / "keeper.lock")
+        assert held is not None
+        held.release()
 
 
 async def test_writes_no_files_without_the_mirror(tmp_path: Path) -> None:
@@ -197,45 +197,42 @@ async def test_an_index_batch_resumes_where_its_time_limit_stopped_it(
         return pieces[-1]
 
     monkeypatch.setattr(maintenance, "index_words", counted)
-    with anyio.fail_after(40):
-        async with Store.open(tmp_path) as log:
-            await write_texts(log, [f"word{number}" for number in range(600)])
-            await index_new_entries(log)
-            assert len(pieces) > 100 and 0 < max(pieces) < 10 and sum(pieces) == 600
-            assert await log.read(partial(View.progress, duty="words")) == 600
-            found = await search(log, LogQuery(search="word599 OR word0", limit=10))
-            assert found.entries == ()
-            for word in ("word0", "word250", "word599"):
-                assert len((await search(log, LogQuery(search=word))).entries) == 1
+    async with open_store(tmp_path, within_s=40) as log:
+        await write_texts(log, [f"word{number}" for number in range(600)])
+        await index_new_entries(log)
+        assert len(pieces) > 100 and 0 < max(pieces) < 10 and sum(pieces) == 600
+        assert await log.read(partial(View.progress, duty="words")) == 600
+        found = await search(log, LogQuery(search="word599 OR word0", limit=10))
+        assert found.entries == ()
+        for word in ("word0", "word250", "word599"):
+            assert len((await search(log, LogQuery(search=word))).entries) == 1
 
 
 async def test_rebuilds_an_index_batch_made_before_an_erasure(tmp_path: Path) -> None:
     from ava_audit.maintenance import next_index_rows
     from ava_audit.projections import index_words
 
-    with anyio.fail_after(20):
-        async with Store.open(tmp_path) as log:
-            await write_texts(log, ["a", "b"])
-            done, erased, rows, _whole = await log.read(next_index_rows)
+    async with open_store(tmp_path) as log:
+        await write_texts(log, ["a", "b"])
+        done, erased, rows, _whole = await log.read(next_index_rows)
 
-            def erase(db: Database) -> None:
-                db.execute("UPDATE events SET content = NULL WHERE seq = 2")
+        def erase(db: Database) -> None:
+            db.execute("UPDATE events SET content = NULL WHERE seq = 2")
 
-            await log.maintain(erase)
-            put_in = partial(index_words, rows=rows, after=done, erased=erased)
-            assert not await log.maintain(put_in)
-            await index_new_entries(log)
-            assert not await log.maintain(put_in)
-            assert await log.read(partial(View.progress, duty="words")) == 2
+        await log.maintain(erase)
+        put_in = partial(index_words, rows=rows, after=done, erased=erased)
+        assert not await log.maintain(put_in)
+        await index_new_entries(log)
+        assert not await log.maintain(put_in)
+        assert await log.read(partial(View.progress, duty="words")) == 2
 
 
 async def test_maintenance_cancelled_before_it_starts_finishes_pending_work(tmp_path: Path) -> None:
-    with anyio.fail_after(20):
-        async with Store.open(tmp_path) as log:
-            await write_texts(log, ["one", "two"])
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(partial(run_maintenance, log, tmp_path, mirror=True))
-                await anyio.lowlevel.checkpoint()  # it asks for the lock by now
-                tasks.cancel_scope.cancel()
-            assert await log.read(partial(View.progress, duty="words")) == 2
+    async with open_store(tmp_path) as log:
+        await write_texts(log, ["one", "two"])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(run_maintenance, log, tmp_path, mirror=True))
+            await anyio.lowlevel.checkpoint()  # it asks for the lock by now
+            tasks.cancel_scope.cancel()
+        assert await log.read(partial(View.progress, duty="words")) == 2
     assert lines(tmp_path) == 2

@@ -13,17 +13,16 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
-from support.log import Life, child, write, write_each, write_texts
+from support.log import child, write_texts
 from support.logs.cutting import newer
+from support.logs.schemas import MIGRATES, add_novelty, table_names
 
 from ava_audit import reducers
 from ava_audit.database import Database
 from ava_audit.entries import ENTRY_COLUMNS
 from ava_audit.errors import SchemaNewer, SchemaOlder, StoreUnavailable
 from ava_audit.projections import BUDGETS, PLANS, PROJECTIONS, PROPOSALS, RUNS
-from ava_audit.rows import RunRow
 from ava_audit.store import sqlite
-from ava_audit.store.backend import OlderSchema
 from ava_audit.store.connection import SqliteDatabase
 from ava_audit.store.schema import MIGRATIONS, SCHEMA_VERSION, migrate, open_in_memory, reducers_changed
 from ava_audit.store.sqlite import backend_of
@@ -33,21 +32,12 @@ from ava_audit.view import View
 from ava_server.core.data_root import DataRoot
 
 TESTS = Path(__file__).parent.parent
-MIGRATES = OlderSchema.COPY_AND_MIGRATE
-
-
-def schema_version(db: sqlite3.Connection) -> int:
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
-
-
-def tables(db: sqlite3.Connection) -> set[str]:
-    return {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
 def test_a_new_database_has_all_tables_and_the_latest_version() -> None:
     with contextlib.closing(open_in_memory()) as db:
         assert db.schema_version() == SCHEMA_VERSION
-        assert {"events", "live", "progress", "words", "mirrored", *PROJECTIONS} <= tables(db)
+        assert {"events", "live", "progress", "words", "mirrored", *PROJECTIONS} <= table_names(db)
         columns = [row[1] for row in db.execute("PRAGMA table_info(events)")]
         assert ", ".join(columns) == ENTRY_COLUMNS
         for shape in (PROPOSALS, RUNS, PLANS, BUDGETS):
@@ -69,33 +59,29 @@ async def test_refuses_a_newer_database_and_leaves_it_unchanged(tmp_path: Path) 
         assert db.execute("SELECT count(*) FROM events").fetchone() == (1,)
 
 
-def second(db: Database) -> None:
-    db.execute("CREATE TABLE novelty (a integer)")
-
-
 @pytest.mark.sqlite_only("looks into the file")
 async def test_migrates_an_older_database_and_keeps_its_entries_and_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["a"])
-    version = newer(monkeypatch, second)
+    version = newer(monkeypatch, add_novelty)
     async with Store.open(tmp_path, older=MIGRATES) as log:
         await write_texts(log, ["b"])
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", factory=SqliteDatabase)) as db:
-        assert (db.schema_version(), "novelty" in tables(db)) == (version, True)
+        assert (db.schema_version(), "novelty" in table_names(db)) == (version, True)
         assert db.execute("SELECT count(*) FROM events").fetchone() == (2,)
     [copy] = DataRoot(tmp_path).log_copies
     assert copy.stat().st_mode & 0o777 == 0o600
     with contextlib.closing(sqlite3.connect(copy, factory=SqliteDatabase)) as db:
-        assert (db.schema_version(), "novelty" in tables(db)) == (version - 1, False)
+        assert (db.schema_version(), "novelty" in table_names(db)) == (version - 1, False)
         assert db.execute("SELECT count(*) FROM events").fetchone() == (1,)
 
 
 async def test_a_log_is_migrated_only_by_whoever_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["a"])
-    newer(monkeypatch, second)
+    newer(monkeypatch, add_novelty)
     for _ in range(2):
         with pytest.raises(SchemaOlder, match="`ava migrate` copies"):
             async with Store.open(tmp_path):
@@ -118,7 +104,7 @@ async def test_a_log_that_cannot_be_copied_is_not_migrated(tmp_path: Path, monke
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["a"])
     before = SCHEMA_VERSION
-    newer(monkeypatch, second)
+    newer(monkeypatch, add_novelty)
     monkeypatch.setattr(sqlite, "COPY_NAME", "ava.db")  # that file exists
     with pytest.raises(StoreUnavailable, match="cannot be copied"):
         async with Store.open(tmp_path, older=MIGRATES):
@@ -133,94 +119,14 @@ def test_a_failed_migration_leaves_the_previous_version(monkeypatch: pytest.Monk
         raise RuntimeError("out of luck")
 
     with contextlib.closing(open_in_memory()) as db:
-        newer(monkeypatch, second, broken)
+        newer(monkeypatch, add_novelty, broken)
         with pytest.raises(RuntimeError):
             migrate(db, SCHEMA_VERSION)
         assert db.schema_version() == SCHEMA_VERSION
-        assert not {"half", "novelty"} & tables(db)
+        assert not {"half", "novelty"} & table_names(db)
 
 
 # -- a changed reducer ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sqlite_only("looks into the file")
-async def test_a_changed_reducer_repairs_the_tables_when_an_older_database_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Store.open(tmp_path) as log:
-        for number in range(20):
-            await write(log, *Life(f"S-{number:06x}").begun())
-        await write_each(log, [*(life := Life("S-aaaaaa")).whole(), *Life("S-bbbbbb").begun()])
-        meant = rows(log.path)
-        await log.maintain(lambda db: db.execute(ERASE, (life.run_id,)))
-    spoil = (
-        "UPDATE runs SET tool_calls = tool_calls + 7, task_seq = NULL",
-        "DELETE FROM proposals WHERE run_id = 'S-bbbbbb'",
-        "UPDATE budgets SET spent_micros = 0, held_micros = -1",
-        "INSERT INTO plans (id, user_id, cap_micros, created_us) VALUES ('G-1', 'eve', 1, 1)",
-    )
-    with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", isolation_level=None)) as db:
-        for statement in spoil:
-            assert db.execute(statement).rowcount > 0
-        before = db.execute(f"SELECT {ENTRY_COLUMNS} FROM events").fetchall()
-    async with Store.open(tmp_path) as log:
-        assert rows(log.path) != meant, "a program of the same version takes them as they are"
-    newer(monkeypatch, reducers_changed, second)
-    async with Store.open(tmp_path, older=MIGRATES) as log:
-        assert rows(log.path) == meant
-        await write(log, life.task("and on"))
-    assert [fault.kind for fault in verify(tmp_path).faults] == ["erased"], "as it was done above"
-    with contextlib.closing(sqlite3.connect(tmp_path / "ava.db")) as db:
-        assert db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq <= ?", (len(before),)).fetchall() == before
-
-
-ERASE = "UPDATE events SET content = NULL WHERE type IN ('ToolCall', 'UserMessage', 'SubagentComplete') AND run_id = ?"
-
-
-def rows(path: Path) -> dict[str, list[object]]:
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        return {table: db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in PROJECTIONS}
-
-
-async def test_rebuilding_with_a_changed_reducer_equals_applying_it_from_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    life = Life("S-aaaaaa")
-
-    def twice(run: RunRow, _header: reducers.Header) -> None:
-        run.tool_calls += 2
-
-    async with Store.open(tmp_path) as log:
-        await write_each(log, life.whole())
-        assert await log.read(calls) == [1]
-    monkeypatch.setitem(reducers._BY_HEADER, "ToolCall", twice)
-    newer(monkeypatch, reducers_changed)
-    async with Store.open(tmp_path, older=MIGRATES) as log:
-        assert await log.read(calls) == [2]
-    assert verify(tmp_path).ok
-
-
-def calls(view: View) -> list[int]:
-    return [run.tool_calls for run in view.runs()]
-
-
-@pytest.mark.sqlite_only("looks into the file")
-async def test_a_failed_rebuild_names_the_entry_and_leaves_the_database_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Store.open(tmp_path) as log:
-        await write_each(log, Life("S-aaaaaa").whole())
-    with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", isolation_level=None)) as db:
-        db.execute("UPDATE events SET content = NULL WHERE type = 'CostReserved'")
-        before = rows(tmp_path / "ava.db")
-    newer(monkeypatch, second, reducers_changed)
-    with pytest.raises(StoreUnavailable, match="cannot be rebuilt at entry 5"):
-        async with Store.open(tmp_path, older=MIGRATES):
-            pass
-    assert not DataRoot(tmp_path).log_copies, "nothing has changed, so no copy is kept"
-    with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", factory=SqliteDatabase)) as db:
-        assert (db.schema_version(), "novelty" in tables(db)) == (SCHEMA_VERSION, False)
-    assert rows(tmp_path / "ava.db") == before
 
 
 OLDER = """

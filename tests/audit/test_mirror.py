@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log import Life, said, tampering, write, write_each, write_texts
+from support.logs.mirrors import file_of_today, mirror_files, mirror_log, parse_lines
 from support.properties import BUSY_OR_SHARED
 
 from ava_audit import mirror as mirror_module
@@ -30,51 +30,24 @@ from ava_audit.verify import verify_lines
 from ava_audit.view import View
 
 
-@pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[Store]:
-    async with Store.open(tmp_path) as store:
-        yield store
-
-
-async def mirrored(log: Store) -> dict[str, bytes]:
-    """Take the mirror over as a new keeper would, bring it up to date, and return its files."""
-    folder = log.path.parent / "logs"
-    mirror = Mirror(log, folder)
-    await mirror.repair_all()
-    await mirror.catch_up()
-    return files(folder)
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.jsonl")}
-
-
-def lines(file: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.splitlines()]
-
-
-def today() -> str:
-    return f"ava/{datetime.now(UTC):%Y-%m-%d}.jsonl"
-
-
 async def test_writes_each_event_once_and_in_order_to_the_file_of_its_agent(log: Store) -> None:
     one, two = Life("S-aaaaaa"), Life("S-bbbbbb")
     with anyio.fail_after(20):
         await write_each(log, [*one.begun(), *two.whole(), *one.tool(), *one.ended()])
-        found = await mirrored(log)
-    assert set(found) == {today(), "subagents/S-aaaaaa.jsonl", "subagents/S-bbbbbb.jsonl"}
-    seqs = {file: [line["seq"] for line in lines(content)] for file, content in found.items()}
+        found = await mirror_log(log)
+    assert set(found) == {file_of_today(), "subagents/S-aaaaaa.jsonl", "subagents/S-bbbbbb.jsonl"}
+    seqs = {file: [line["seq"] for line in parse_lines(content)] for file, content in found.items()}
     assert sorted(seq for every in seqs.values() for seq in every) == list(range(1, 4 + 11 + 4 + 1))
     assert all(every == sorted(every) for every in seqs.values())
-    assert {line["agentId"] for line in lines(found["subagents/S-aaaaaa.jsonl"])} == {"S-aaaaaa"}
-    assert [line["eventType"] for line in lines(found[today()])].count("SubagentComplete") == 2
+    assert {line["agentId"] for line in parse_lines(found["subagents/S-aaaaaa.jsonl"])} == {"S-aaaaaa"}
+    assert [line["eventType"] for line in parse_lines(found[file_of_today()])].count("SubagentComplete") == 2
 
 
 async def test_a_line_has_the_specified_field_names_and_no_nulls(log: Store) -> None:
     life = Life("S-aaaaaa")
     with anyio.fail_after(20):
         await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=12_345)])
-        line = lines((await mirrored(log))["subagents/S-aaaaaa.jsonl"])[-1]
+        line = parse_lines((await mirror_log(log))["subagents/S-aaaaaa.jsonl"])[-1]
         row = await log.read(lambda view: next(view.rows("seq = 6")))
     assert list(line) == [
         "timestamp", "sessionId", "agentId", "userId", "eventType", "content", "metadata",
@@ -109,7 +82,7 @@ async def test_every_line_verifies_on_its_own_and_contains_the_stored_bytes(log:
     with anyio.fail_after(20):
         await write(log, said(NASTY, who), Event(who, ToolCall(tool="t", args={"content": {"a": [1, NASTY]}})))
         await write_each(log, Life("S-aaaaaa").whole())
-        found = await mirrored(log)
+        found = await mirror_log(log)
     for content in found.values():
         assert content.endswith(b"\n")
         for line in content[:-1].split(b"\n"):
@@ -139,7 +112,7 @@ async def test_every_line_verifies_on_its_own_and_contains_the_stored_bytes(log:
 )
 async def test_reports_a_changed_line(old: bytes, new: bytes, log: Store, tmp_path: Path) -> None:
     await write_texts(log, ["hello", "next"])
-    content = (await mirrored(log))[today()]
+    content = (await mirror_log(log))[file_of_today()]
     assert old in content
     (tmp_path / "changed.jsonl").write_bytes(content.replace(old, new, 1))
     (fault,) = verify_lines(tmp_path / "changed.jsonl").faults
@@ -148,7 +121,7 @@ async def test_reports_a_changed_line(old: bytes, new: bytes, log: Store, tmp_pa
 
 async def test_reports_swapped_and_duplicated_lines(log: Store, tmp_path: Path) -> None:
     await write_texts(log, ["a", "b", "c"])
-    one, two, three = (await mirrored(log))[today()].splitlines(keepends=True)
+    one, two, three = (await mirror_log(log))[file_of_today()].splitlines(keepends=True)
     file = tmp_path / "some.jsonl"
     for wrong in (one + three + two, one + one + two):
         file.write_bytes(wrong)
@@ -159,7 +132,7 @@ async def test_reports_swapped_and_duplicated_lines(log: Store, tmp_path: Path) 
 
 async def test_only_the_owner_can_access_files_and_folders(log: Store) -> None:
     await write_each(log, Life("S-aaaaaa").whole())
-    await mirrored(log)
+    await mirror_log(log)
     folder = log.path.parent / "logs"
     for path in (folder, folder / "ava", folder / "subagents"):
         assert path.stat().st_mode & 0o777 == 0o700
@@ -177,11 +150,11 @@ async def test_an_invalid_agent_id_never_becomes_a_file_name() -> None:
 async def test_does_not_follow_a_link_in_place_of_a_file(log: Store, tmp_path: Path) -> None:
     await write_texts(log, ["a"])
     (tmp_path / "victim").write_bytes(b"precious")
-    day = tmp_path / "logs" / today()
+    day = tmp_path / "logs" / file_of_today()
     day.parent.mkdir(parents=True)
     day.symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic link"):
-        await mirrored(log)
+        await mirror_log(log)
     assert (tmp_path / "victim").read_bytes() == b"precious"
 
 
@@ -191,13 +164,13 @@ async def test_writes_and_repairs_each_event_in_the_file_of_its_day(log: Store, 
     with tampering(tmp_path) as db:
         for seq, ts in enumerate((day - 1, day, day - 2, 2 * day - 1), 1):
             db.execute("UPDATE events SET ts_us = ? WHERE seq = ?", (ts, seq))
-    found = await mirrored(log)
-    assert {file: [line["seq"] for line in lines(content)] for file, content in found.items()} == {
+    found = await mirror_log(log)
+    assert {file: [line["seq"] for line in parse_lines(content)] for file, content in found.items()} == {
         "ava/1970-01-01.jsonl": [1, 3],
         "ava/1970-01-02.jsonl": [2, 4],
     }
     shutil.rmtree(tmp_path / "logs")
-    assert await mirrored(log) == found
+    assert await mirror_log(log) == found
 
 
 @pytest.mark.slow
@@ -217,10 +190,10 @@ def test_repairs_the_mirror_after_any_damage(data: st.DataObject, tmp_path_facto
     async def live() -> None:
         async with Store.open(root) as log:
             await write_each(log, Life("S-aaaaaa").begun())
-            await mirrored(log)
+            await mirror_log(log)
             sizes, upto = await log.read(lambda view: (view.mirrored(), view.progress("mirror")))
             await write_each(log, [*Life("S-aaaaaa").whole()[4:], *Life("S-bbbbbb").begun()])
-            await mirrored(log)
+            await mirror_log(log)
             if killed:  # after the lines were written, and before that was noted
                 await log.maintain(lambda db: go_back(db, upto, sizes))
             await write_texts(log, ["meanwhile", "more"])
@@ -229,8 +202,8 @@ def test_repairs_the_mirror_after_any_damage(data: st.DataObject, tmp_path_facto
             names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.jsonl"))
             for place, kind in damage:
                 harm(data, folder / names[place], kind)
-            assert await mirrored(log) == good
-            assert await mirrored(log) == good
+            assert await mirror_log(log) == good
+            assert await mirror_log(log) == good
 
     anyio.run(live)
 
@@ -272,25 +245,25 @@ async def test_rewrites_a_file_removed_while_maintenance_runs(log: Store, tmp_pa
     await mirror.repair_all()
     await write_texts(log, ["a", "b"])
     await mirror.catch_up()
-    (tmp_path / "logs" / today()).unlink()
+    (tmp_path / "logs" / file_of_today()).unlink()
     await write_texts(log, ["c"])
     await mirror.catch_up()
-    assert [line["seq"] for line in lines(files(tmp_path / "logs")[today()])] == [1, 2, 3]
+    assert [line["seq"] for line in parse_lines(mirror_files(tmp_path / "logs")[file_of_today()])] == [1, 2, 3]
 
 
 async def test_a_file_rewritten_after_an_erasure_has_no_content_and_still_verifies(log: Store, tmp_path: Path) -> None:
     await write_texts(log, ["a secret", "b"])
-    await mirrored(log)
+    await mirror_log(log)
 
     def erase(db: Database) -> None:
         db.execute("UPDATE events SET content = NULL WHERE seq = 1")
         db.execute("UPDATE mirrored SET bytes = -1")
 
     await log.maintain(erase)
-    content = (await mirrored(log))[today()]
+    content = (await mirror_log(log))[file_of_today()]
     assert b"secret" not in content
-    assert "content" not in lines(content)[0]
-    assert verify_lines(tmp_path / "logs" / today()).ok
+    assert "content" not in parse_lines(content)[0]
+    assert verify_lines(tmp_path / "logs" / file_of_today()).ok
 
 
 @pytest.mark.parametrize("step", ["_append", "repair_file"])
@@ -318,15 +291,17 @@ async def test_two_processes_that_write_the_mirror_lose_no_line(
             return real(*args, **named) if when == "before" else done
 
         if step == "repair_file":
-            with (tmp_path / "logs" / today()).open("ab") as file:
+            with (tmp_path / "logs" / file_of_today()).open("ab") as file:
                 file.write(b"a torn li")
         await write_texts(log, ["c"])
         monkeypatch.setattr(owner, step, interrupted)
         with anyio.fail_after(40):
             await one.catch_up()
             assert getattr(owner, step) == real, "it was interrupted"
-            assert files(tmp_path / "logs") == await meant(log)
-            assert (await log.read(View.mirrored))[today()] == (tmp_path / "logs" / today()).stat().st_size
+            assert mirror_files(tmp_path / "logs") == await meant(log)
+            assert (await log.read(View.mirrored))[file_of_today()] == (
+                tmp_path / "logs" / file_of_today()
+            ).stat().st_size
 
 
 @pytest.mark.parametrize("end", [b"x", b'"}\n'])
@@ -334,14 +309,14 @@ async def test_a_new_keeper_repairs_a_file_of_the_right_length_with_a_wrong_end(
     log: Store, tmp_path: Path, end: bytes
 ) -> None:
     await write_each(log, [*Life("S-aaaaaa").begun(), said("the last words")])
-    right = await mirrored(log)
+    right = await mirror_log(log)
     for name, content in right.items():
         (tmp_path / "logs" / name).write_bytes(content[: -len(end) - 70] + b"0" * 70 + end)
-    assert await mirrored(log) == right
+    assert await mirror_log(log) == right
 
 
 async def test_mirrors_large_entries_in_slices_of_bounded_size(log: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ava_audit.mirror.SLICE_CHARS", 1_000)
     await write_texts(log, ["x" * 900] * 5)
-    assert len(lines((await mirrored(log))[today()])) == 5
+    assert len(parse_lines((await mirror_log(log))[file_of_today()])) == 5
     assert await log.read(partial(View.progress, duty="mirror")) == 5

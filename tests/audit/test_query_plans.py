@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from support.log import Life
+from support.logs.query_plans import QueryPlans
 
 from ava_audit import units
 from ava_audit.maintenance import next_index_rows
@@ -28,21 +29,6 @@ from ava_audit.view import Query, RunPhase, T, View
 GROUPS: tuple[RunPhase | None, ...] = (None, "waiting", "running", "ended")
 
 
-class Plans:
-    """The statements that a connection runs, and what SQLite does for each of them."""
-
-    def __init__(self, db: SqliteDatabase) -> None:
-        self._db = db
-        self._seen: list[str] = []
-        db.set_trace_callback(self._seen.append)
-
-    def all(self) -> list[str]:
-        self._db.set_trace_callback(None)
-        asked = [sql for sql in self._seen if sql.startswith(("SELECT", "UPDATE", "INSERT"))]
-        assert asked
-        return [f"{row[3]} for {sql}" for sql in asked for row in self._db.execute(f"EXPLAIN QUERY PLAN {sql}")]
-
-
 @pytest.fixture
 def db() -> Iterator[SqliteDatabase]:
     log = open_in_memory()
@@ -51,7 +37,7 @@ def db() -> Iterator[SqliteDatabase]:
 
 
 def test_reading_one_run_reads_only_its_own_entries(db: SqliteDatabase) -> None:
-    plans = Plans(db)
+    plans = QueryPlans(db)
     view = View(db)
     view.run("S-aaaaaa")
     view.entries("S-aaaaaa")
@@ -65,7 +51,7 @@ def test_reading_one_run_reads_only_its_own_entries(db: SqliteDatabase) -> None:
 
 
 def test_pages_of_a_run_come_sorted_from_the_index(db: SqliteDatabase) -> None:
-    plans = Plans(db)
+    plans = QueryPlans(db)
     view = View(db)
     view.newer_entries("S-aaaaaa", 7, 200)
     view.older_entries("S-aaaaaa", 7, 200)
@@ -75,19 +61,19 @@ def test_pages_of_a_run_come_sorted_from_the_index(db: SqliteDatabase) -> None:
 
 
 def test_the_entries_of_a_run_are_counted_in_the_index_alone(db: SqliteDatabase) -> None:
-    plans = Plans(db)
+    plans = QueryPlans(db)
     assert View(db).count_entries("S-aaaaaa", 10) == 0
     assert [look for look in plans.all() if "USING COVERING INDEX events_run" in look]
 
 
 def test_the_list_of_runs_walks_them_by_time_or_by_a_rare_state(db: SqliteDatabase) -> None:
-    plans = Plans(db)
+    plans = QueryPlans(db)
     view = View(db)
     view.newest_runs(None, 9, user="ben", role="coder", before=(5, "S-aaaaaa"))
     view.newest_runs("ended", 9, user="ben")
     walked = plans.all()
     assert not [look for look in walked if "TEMP B-TREE FOR ORDER" in look], walked
-    plans = Plans(db)
+    plans = QueryPlans(db)
     view.newest_runs("waiting", 9)
     view.newest_runs("running", 9)
     assert [look for look in plans.all() if "runs_state" in look]
@@ -104,7 +90,7 @@ def test_a_long_history_makes_no_call_slower(db: SqliteDatabase) -> None:
         "INDEX runs_unfetched (user_id=?)": [lambda view: view.unfetched("ben")],
     }
     for index, look in ((index, look) for index, looks in found_by.items() for look in looks):
-        plans = Plans(db)
+        plans = QueryPlans(db)
         look(View(db))
         walked = [plan.partition(" for ")[0] for plan in plans.all()]
         assert [walk for walk in walked if walk.endswith(index)] and not [walk for walk in walked if "SCAN" in walk], (
@@ -113,25 +99,25 @@ def test_a_long_history_makes_no_call_slower(db: SqliteDatabase) -> None:
 
 
 def test_an_estimate_reads_a_users_last_runs_of_a_role_from_their_index(db: SqliteDatabase) -> None:
-    plans = Plans(db)
+    plans = QueryPlans(db)
     View(db).past_runs("ben", "coder", "a:b", ("success", "timeout"), 29, ("the plan's ",))
     walked = [plan.partition(" for ")[0] for plan in plans.all()]
     assert "SEARCH runs USING INDEX runs_own (user_id=? AND role=? AND ended_us>?)" in walked
     assert [walk for walk in walked if re.match(r"SEARCH configs USING INDEX .*\(id=\?\)", walk)], walked
     assert {walk for walk in walked if "SCAN" in walk} == {"SCAN newest", "SCAN wanted"}, "at most 100 rows and 29"
-    plans = Plans(db)
+    plans = QueryPlans(db)
     list(View(db).ended_runs(PastRun, 5, 9, "ben"))
     assert [plan for plan in plans.all() if "INDEX runs_ended (ended_us>? AND ended_us<?)" in plan]
 
 
 def test_rare_entries_of_a_run_are_found_by_their_type(db: SqliteDatabase) -> None:
-    plans = Plans(db)
+    plans = QueryPlans(db)
     View(db).rare_entries("S-aaaaaa", ("Answered",))
     assert [look for look in plans.all() if "USING INDEX events_type" in look]
 
 
 def test_applying_an_event_of_a_run_reads_no_other_runs(db: SqliteDatabase) -> None:
-    plans = Plans(db)
+    plans = QueryPlans(db)
     tables = Projections(db)
     for seq, event in enumerate(Life("S-aaaaaa").whole(), 1):
         header = Header(
@@ -154,7 +140,7 @@ def test_applying_an_event_of_a_run_reads_no_other_runs(db: SqliteDatabase) -> N
 
 
 def test_a_report_reads_only_the_settlements_of_its_period(db: SqliteDatabase) -> None:
-    plans = Plans(db)
+    plans = QueryPlans(db)
     spending(_NotEmpty(db), 5, 9)
     plan_sum(View(db), "G-4e1b2c3")
     asked = [plan for plan in plans.all() if "events" in plan.partition(" for ")[2]]
@@ -167,7 +153,7 @@ def test_a_report_reads_only_the_settlements_of_its_period(db: SqliteDatabase) -
 
 @pytest.mark.parametrize(("user", "index"), [(None, "events_decided"), ("ben", "events_decided_by")])
 def test_decisions_come_sorted_from_their_own_index(db: SqliteDatabase, user: str | None, index: str) -> None:
-    plans = Plans(db)
+    plans = QueryPlans(db)
     view, period = View(db), Period(5, 9, user)
     decision_page(view, period, None, 50)
     decision_page(view, period, (7, 3), 50)

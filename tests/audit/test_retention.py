@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -12,16 +10,17 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.log import AVA, Life, child, said, write, write_each, write_texts
+from support.logs import retention
+from support.logs.store import open_store
 
 from ava_audit import maintenance
-from ava_audit.events import TRANSCRIPT_TYPES, Event, LogErased
-from ava_audit.maintenance import index_new_entries, run_maintenance
+from ava_audit.events import TRANSCRIPT_TYPES, Event
+from ava_audit.maintenance import run_maintenance
 from ava_audit.mirror import Mirror
 from ava_audit.projections import note_mirrored
 from ava_audit.retention import (
     Retention,
     coming_erasures,
-    erase_expired,
     erase_run,
     erasure_pending,
     finish_erasures,
@@ -29,288 +28,203 @@ from ava_audit.retention import (
 )
 from ava_audit.search import LogQuery, search
 from ava_audit.store.store import Store
-from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
-
-DAY_S = 86_400
-NOON = 1_800_014_400
-"""Noon of a day, UTC, in seconds."""
-
-
-class Clock:
-    """The clock of this process, as the test sets it; it goes on by a microsecond a look."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ns = NOON * 10**9
-        monkeypatch.setattr(time, "time_ns", self._look)
-
-    def _look(self) -> int:
-        self.ns += 1_000
-        return self.ns
-
-    def days(self, days: float) -> None:
-        self.ns += int(days * DAY_S * 10**9)
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+def clock(monkeypatch: pytest.MonkeyPatch) -> retention.LogClock:
+    return retention.LogClock(monkeypatch)
 
 
-async def a_run(log: Store, run_id: str, word: str, *, ends: bool = True) -> Life:
-    """A run with a word in its task, its tool's output, and its answer."""
-    life = Life(run_id)
-    await write_each(log, [life.proposed(), life.task(f"look for {word}"), life.decided(), life.claimed()])
-    await write_each(log, [*life.tool(f"found {word}"), life.answered(f"it is {word}")])
-    if ends:
-        await write_each(log, life.ended())
-    return life
-
-
-async def standing(root: Path, *words: str) -> set[str]:
-    """Which words stand in any byte of a data root; the index stores a word without what it shares with another.
-
-    Read by another process: closing a file that SQLite has open here would let go of its locks.
-    """
-    code = (
-        "import sys, json; from pathlib import Path\n"
-        "data = b'|'.join(path.read_bytes().lower() for path in Path(sys.argv[1]).rglob('*') if path.is_file())\n"
-        "print(json.dumps([word for word in sys.argv[2:] if word[3:].encode() in data]))"
-    )
-    found = await anyio.run_process(child(code, root, *words))
-    return set(json.loads(found.stdout))
-
-
-def folders(root: Path, *run_ids: str) -> tuple[Path, ...]:
-    for kind in ("artifacts", "scratch"):
-        for run_id in run_ids:
-            (root / kind / run_id / "below").mkdir(parents=True)
-            (root / kind / run_id / "below" / "file.txt").write_text(f"{run_id} zorillafile")
-    return root / "artifacts", root / "scratch"
-
-
-async def all_done(log: Store, root: Path, *, days: int = 90, own: Iterable[Path] = ()) -> None:
-    """One whole round of the keeper."""
-    await index_new_entries(log)
-    mirror = Mirror(log, root / "logs")
-    await mirror.repair_all()
-    await mirror.catch_up()
-    while not await erase_expired(log, days, batches=3):
-        pass
-    await finish_erasures(log, mirror, own, mirrored=True)
-    await mirror.catch_up()
-
-
-async def erased(log: Store) -> list[tuple[str | None, int]]:
-    rows = await log.read(lambda view: list(view.rows("type = 'LogErased'")))
-    facts = [LogErased.model_validate_json(row[17]) for row in rows]
-    return [(fact.run_id, fact.entries) for fact in facts]
-
-
-async def sound(root: Path) -> None:
-    report = await anyio.to_thread.run_sync(verify, root)
-    assert report.ok and report.projections, report
-    for path in (root / "logs").rglob("*.jsonl"):
-        lines = await anyio.to_thread.run_sync(verify_lines, path)
-        assert lines.ok and lines.entries, (path, lines)
-
-
-async def used(log: Store, clock: Clock, days: int, every: int = 10) -> None:
-    """Let so many days pass in which the log is used now and then."""
-    for _ in range(days // every):
-        clock.days(every)
+async def test_erases_old_content_from_every_byte_and_keeps_everything_else(
+    tmp_path: Path, clock: retention.LogClock
+) -> None:
+    async with open_store(tmp_path, within_s=40) as log:
+        own = retention.make_run_folders(tmp_path, "S-aaaaaa", "S-bbbbbb")
+        await retention.write_run_about(log, "S-aaaaaa", "vexquokka")
+        await write_texts(log, ["the orchestrator's wombatherring"])
+        log.set_live("S-aaaaaa", "vexquokka")
+        clock.days(3)
+        await retention.write_run_about(log, "S-bbbbbb", "numbatsorrel")
+        await retention.keep_once(log, tmp_path, own=own)
+        assert await retention.words_in_files(tmp_path, "vexquokka", "wombatherring", "numbatsorrel") == {
+            "vexquokka", "wombatherring", "numbatsorrel",
+        }  # fmt: skip
+        assert await retention.erasures(log) == []
+        await retention.pass_days(log, clock, 80)
+        clock.days(9)
         await write_texts(log, ["a day of use"])
+        before = await log.read(lambda view: [row[:17] + row[18:] for row in view.rows("seq <= ?", view.head())])
+        runs = await log.read(View.runs)
+        clock.days(1)
+
+        await retention.keep_once(log, tmp_path, own=own)
+
+        assert await retention.words_in_files(tmp_path, "vexquokka", "wombatherring", "numbatsorrel") == {
+            "numbatsorrel"
+        }
+        assert await retention.erasures(log) == [("S-aaaaaa", 5), (None, 1)]
+        entries = await log.read(lambda view: view.entries("S-aaaaaa"))
+        assert {entry.type for entry in entries if entry.content is None} <= TRANSCRIPT_TYPES
+        assert all(entry.content is None for entry in entries if entry.type in TRANSCRIPT_TYPES)
+        left = {str(path.relative_to(tmp_path)) for folder in own for path in folder.iterdir()}
+        assert left == {"artifacts/S-bbbbbb", "scratch/S-bbbbbb"}
+        after = await log.read(lambda view: [row[:17] + row[18:] for row in view.rows("seq <= ?", len(before))])
+        assert after == before
+        assert await log.read(View.runs) == runs
+        assert (await search(log, LogQuery(search="vexquokka"))).entries == ()
+        assert len((await search(log, LogQuery(search="numbatsorrel"))).entries) == 3
+        await retention.assert_intact(tmp_path)
 
 
-async def test_erases_old_content_from_every_byte_and_keeps_everything_else(tmp_path: Path, clock: Clock) -> None:
-    with anyio.fail_after(40):
-        async with Store.open(tmp_path) as log:
-            own = folders(tmp_path, "S-aaaaaa", "S-bbbbbb")
-            await a_run(log, "S-aaaaaa", "vexquokka")
-            await write_texts(log, ["the orchestrator's wombatherring"])
-            log.set_live("S-aaaaaa", "vexquokka")
-            clock.days(3)
-            await a_run(log, "S-bbbbbb", "numbatsorrel")
-            await all_done(log, tmp_path, own=own)
-            assert await standing(tmp_path, "vexquokka", "wombatherring", "numbatsorrel") == {
-                "vexquokka", "wombatherring", "numbatsorrel",
-            }  # fmt: skip
-            assert await erased(log) == []
-            await used(log, clock, 80)
-            clock.days(9)
-            await write_texts(log, ["a day of use"])
-            before = await log.read(lambda view: [row[:17] + row[18:] for row in view.rows("seq <= ?", view.head())])
-            runs = await log.read(View.runs)
-            clock.days(1)
-
-            await all_done(log, tmp_path, own=own)
-
-            assert await standing(tmp_path, "vexquokka", "wombatherring", "numbatsorrel") == {"numbatsorrel"}
-            assert await erased(log) == [("S-aaaaaa", 5), (None, 1)]
-            entries = await log.read(lambda view: view.entries("S-aaaaaa"))
-            assert {entry.type for entry in entries if entry.content is None} <= TRANSCRIPT_TYPES
-            assert all(entry.content is None for entry in entries if entry.type in TRANSCRIPT_TYPES)
-            left = {str(path.relative_to(tmp_path)) for folder in own for path in folder.iterdir()}
-            assert left == {"artifacts/S-bbbbbb", "scratch/S-bbbbbb"}
-            after = await log.read(lambda view: [row[:17] + row[18:] for row in view.rows("seq <= ?", len(before))])
-            assert after == before
-            assert await log.read(View.runs) == runs
-            assert (await search(log, LogQuery(search="vexquokka"))).entries == ()
-            assert len((await search(log, LogQuery(search="numbatsorrel"))).entries) == 3
-            await sound(tmp_path)
+async def test_erases_nothing_twice(tmp_path: Path, clock: retention.LogClock) -> None:
+    async with open_store(tmp_path, within_s=40) as log:
+        await retention.write_run_about(log, "S-aaaaaa", "vexquokka")
+        await retention.pass_days(log, clock, 100)
+        await retention.keep_once(log, tmp_path)
+        first, head = await retention.erasures(log), log.head
+        await retention.keep_once(log, tmp_path)
+        assert await retention.erasures(log) == first != []
+        assert log.head == head
+        assert not await log.read(erasure_pending)
 
 
-async def test_erases_nothing_twice(tmp_path: Path, clock: Clock) -> None:
-    with anyio.fail_after(40):
-        async with Store.open(tmp_path) as log:
-            await a_run(log, "S-aaaaaa", "vexquokka")
-            await used(log, clock, 100)
-            await all_done(log, tmp_path)
-            first, head = await erased(log), log.head
-            await all_done(log, tmp_path)
-            assert await erased(log) == first != []
-            assert log.head == head
-            assert not await log.read(erasure_pending)
+async def test_keeps_the_history_of_an_unfinished_run_until_long_after_it_ends(
+    tmp_path: Path, clock: retention.LogClock
+) -> None:
+    async with open_store(tmp_path, within_s=40) as log:
+        life = await retention.write_run_about(log, "S-aaaaaa", "vexquokka", ends=False)
+        await retention.pass_days(log, clock, 200)
+        await retention.keep_once(log, tmp_path)
+        whole = await log.read(lambda view: view.entries("S-aaaaaa"))
+        assert all(entry.content is not None for entry in whole)
+        await write_each(log, life.ended())
+        await retention.pass_days(log, clock, 80)
+        await retention.keep_once(log, tmp_path)
+        assert await retention.words_in_files(tmp_path, "vexquokka") == {"vexquokka"}
+        await retention.pass_days(log, clock, 20)
+        await retention.keep_once(log, tmp_path)
+        assert await retention.words_in_files(tmp_path, "vexquokka") == set()
+        await retention.assert_intact(tmp_path)
 
 
-async def test_keeps_the_history_of_an_unfinished_run_until_long_after_it_ends(tmp_path: Path, clock: Clock) -> None:
-    with anyio.fail_after(40):
-        async with Store.open(tmp_path) as log:
-            life = await a_run(log, "S-aaaaaa", "vexquokka", ends=False)
-            await used(log, clock, 200)
-            await all_done(log, tmp_path)
-            whole = await log.read(lambda view: view.entries("S-aaaaaa"))
-            assert all(entry.content is not None for entry in whole)
-            await write_each(log, life.ended())
-            await used(log, clock, 80)
-            await all_done(log, tmp_path)
-            assert await standing(tmp_path, "vexquokka") == {"vexquokka"}
-            await used(log, clock, 20)
-            await all_done(log, tmp_path)
-            assert await standing(tmp_path, "vexquokka") == set()
-            await sound(tmp_path)
+async def test_erases_the_content_of_an_undecided_proposal(tmp_path: Path, clock: retention.LogClock) -> None:
+    async with open_store(tmp_path, within_s=40) as log:
+        for run_id, word, minutes in (("S-aaaaaa", "vexquokka", 10), ("S-bbbbbb", "numbatsorrel", 10**6)):
+            life = Life(run_id)
+            expires_us = (retention.NOON + minutes * 60) * 10**6
+            fact = life.proposed().fact.model_copy(update={"expires_us": expires_us})
+            await write(log, Event(AVA, fact, run_id=run_id), life.task(word))
+        await retention.pass_days(log, clock, 100)
+        await retention.keep_once(log, tmp_path)
+        assert await retention.words_in_files(tmp_path, "vexquokka", "numbatsorrel") == {"numbatsorrel"}
 
 
-async def test_erases_the_content_of_an_undecided_proposal(tmp_path: Path, clock: Clock) -> None:
-    with anyio.fail_after(40):
-        async with Store.open(tmp_path) as log:
-            for run_id, word, minutes in (("S-aaaaaa", "vexquokka", 10), ("S-bbbbbb", "numbatsorrel", 10**6)):
-                life = Life(run_id)
-                expires_us = (NOON + minutes * 60) * 10**6
-                fact = life.proposed().fact.model_copy(update={"expires_us": expires_us})
-                await write(log, Event(AVA, fact, run_id=run_id), life.task(word))
-            await used(log, clock, 100)
-            await all_done(log, tmp_path)
-            assert await standing(tmp_path, "vexquokka", "numbatsorrel") == {"numbatsorrel"}
+async def test_erases_nothing_for_a_day_after_the_clock_jumps_a_year_ahead(
+    tmp_path: Path, clock: retention.LogClock
+) -> None:
+    async with open_store(tmp_path, within_s=40) as log:
+        await retention.write_run_about(log, "S-aaaaaa", "vexquokka")
+        clock.days(2)
+        await write_texts(log, ["the last of the right time"])
+        clock.days(365)
+        await retention.write_run_about(log, "S-bbbbbb", "numbatsorrel")
+        clock.days(0.9)
+        await retention.keep_once(log, tmp_path)
+        assert await retention.erasures(log) == []
+        clock.days(-365)  # and is set right again
+        await retention.pass_days(log, clock, 80)
+        await retention.keep_once(log, tmp_path)
+        assert await retention.erasures(log) == []
+        await retention.pass_days(log, clock, 20)
+        await retention.keep_once(log, tmp_path)
+        assert ("S-aaaaaa", 5) in await retention.erasures(log)
 
 
-async def test_erases_nothing_for_a_day_after_the_clock_jumps_a_year_ahead(tmp_path: Path, clock: Clock) -> None:
-    with anyio.fail_after(40):
-        async with Store.open(tmp_path) as log:
-            await a_run(log, "S-aaaaaa", "vexquokka")
-            clock.days(2)
-            await write_texts(log, ["the last of the right time"])
-            clock.days(365)
-            await a_run(log, "S-bbbbbb", "numbatsorrel")
-            clock.days(0.9)
-            await all_done(log, tmp_path)
-            assert await erased(log) == []
-            clock.days(-365)  # and is set right again
-            await used(log, clock, 80)
-            await all_done(log, tmp_path)
-            assert await erased(log) == []
-            await used(log, clock, 20)
-            await all_done(log, tmp_path)
-            assert ("S-aaaaaa", 5) in await erased(log)
+async def test_entries_written_while_the_clock_was_behind_do_not_count_as_old(
+    tmp_path: Path, clock: retention.LogClock
+) -> None:
+    async with open_store(tmp_path, within_s=40) as log:
+        await write_texts(log, ["before"])
+        clock.days(-400)
+        await retention.write_run_about(log, "S-aaaaaa", "vexquokka")
+        clock.days(401)
+        await write_texts(log, ["after"])
+        clock.days(2)
+        await retention.keep_once(log, tmp_path)
+        assert await retention.erasures(log) == []
+        await retention.pass_days(log, clock, 100)
+        await retention.keep_once(log, tmp_path)
+        assert ("S-aaaaaa", 5) in await retention.erasures(log)
 
 
-async def test_entries_written_while_the_clock_was_behind_do_not_count_as_old(tmp_path: Path, clock: Clock) -> None:
-    with anyio.fail_after(40):
-        async with Store.open(tmp_path) as log:
-            await write_texts(log, ["before"])
-            clock.days(-400)
-            await a_run(log, "S-aaaaaa", "vexquokka")
-            clock.days(401)
-            await write_texts(log, ["after"])
-            clock.days(2)
-            await all_done(log, tmp_path)
-            assert await erased(log) == []
-            await used(log, clock, 100)
-            await all_done(log, tmp_path)
-            assert ("S-aaaaaa", 5) in await erased(log)
-
-
-async def test_the_retention_horizon_moves_once_a_day(tmp_path: Path, clock: Clock) -> None:
-    with anyio.fail_after(40):
-        async with Store.open(tmp_path) as log:
-            await write_texts(log, ["noon"])
-            assert await log.read(partial(retention_horizon, now_us=clock.ns // 1_000, days=1)) == (0, 0)
-            seen: list[int] = []
-            for _ in range(10):
-                clock.days(0.25)
-                await write_texts(log, ["later"])
-                seen.append((await log.read(partial(retention_horizon, now_us=clock.ns // 1_000, days=1)))[0])
-            assert seen == [0, 0, 0, 0, 0, 2, 2, 2, 2, 6]
+async def test_the_retention_horizon_moves_once_a_day(tmp_path: Path, clock: retention.LogClock) -> None:
+    async with open_store(tmp_path, within_s=40) as log:
+        await write_texts(log, ["noon"])
+        assert await log.read(partial(retention_horizon, now_us=clock.ns // 1_000, days=1)) == (0, 0)
+        seen: list[int] = []
+        for _ in range(10):
+            clock.days(0.25)
+            await write_texts(log, ["later"])
+            seen.append((await log.read(partial(retention_horizon, now_us=clock.ns // 1_000, days=1)))[0])
+        assert seen == [0, 0, 0, 0, 0, 2, 2, 2, 2, 6]
 
 
 async def test_a_mirror_line_read_before_an_erasure_does_not_restore_content(tmp_path: Path) -> None:
     from ava_audit.mirror import _next_batch  # pyright: ignore[reportPrivateUsage]
 
-    with anyio.fail_after(40):
-        async with Store.open(tmp_path) as log:
-            mirror = Mirror(log, tmp_path / "logs")
-            await mirror.repair_all()
-            await a_run(log, "S-aaaaaa", "vexquokka")
-            batch = await log.read(_next_batch)
-            assert await erase_run(log, "S-aaaaaa", (), AVA, "a test") == 5
-            sizes = mirror._append(batch.lines)  # pyright: ignore[reportPrivateUsage]
-            note = partial(note_mirrored, after=batch.after, upto=batch.upto, before=batch.sizes, sizes=sizes)
-            assert await log.maintain(note)
-            assert await standing(tmp_path, "vexquokka") == {"vexquokka"}
-            await finish_erasures(log, mirror, (), mirrored=True)
-            await mirror.catch_up()
-            assert await standing(tmp_path, "vexquokka") == set()
-            await sound(tmp_path)
+    async with open_store(tmp_path, within_s=40) as log:
+        mirror = Mirror(log, tmp_path / "logs")
+        await mirror.repair_all()
+        await retention.write_run_about(log, "S-aaaaaa", "vexquokka")
+        batch = await log.read(_next_batch)
+        assert await erase_run(log, "S-aaaaaa", (), AVA, "a test") == 5
+        sizes = mirror._append(batch.lines)  # pyright: ignore[reportPrivateUsage]
+        note = partial(note_mirrored, after=batch.after, upto=batch.upto, before=batch.sizes, sizes=sizes)
+        assert await log.maintain(note)
+        assert await retention.words_in_files(tmp_path, "vexquokka") == {"vexquokka"}
+        await finish_erasures(log, mirror, (), mirrored=True)
+        await mirror.catch_up()
+        assert await retention.words_in_files(tmp_path, "vexquokka") == set()
+        await retention.assert_intact(tmp_path)
 
 
 async def test_clears_old_mirror_files_and_creates_none_when_the_mirror_is_off(tmp_path: Path) -> None:
-    with anyio.fail_after(40):
-        async with Store.open(tmp_path) as log:
-            await a_run(log, "S-aaaaaa", "vexquokka")
-            mirror = Mirror(log, tmp_path / "logs")
-            await mirror.repair_all()
-            await mirror.catch_up()
-            await a_run(log, "S-bbbbbb", "numbatsorrel")
-            for run_id in ("S-aaaaaa", "S-bbbbbb"):
-                await erase_run(log, run_id, (), AVA, "a test")
-            await finish_erasures(log, Mirror(log, tmp_path / "logs"), (), mirrored=False)
-            assert await standing(tmp_path, "vexquokka", "numbatsorrel") == set()
-            assert [path.stem for path in (tmp_path / "logs" / "subagents").iterdir()] == ["S-aaaaaa"]
+    async with open_store(tmp_path, within_s=40) as log:
+        await retention.write_run_about(log, "S-aaaaaa", "vexquokka")
+        mirror = Mirror(log, tmp_path / "logs")
+        await mirror.repair_all()
+        await mirror.catch_up()
+        await retention.write_run_about(log, "S-bbbbbb", "numbatsorrel")
+        for run_id in ("S-aaaaaa", "S-bbbbbb"):
+            await erase_run(log, run_id, (), AVA, "a test")
+        await finish_erasures(log, Mirror(log, tmp_path / "logs"), (), mirrored=False)
+        assert await retention.words_in_files(tmp_path, "vexquokka", "numbatsorrel") == set()
+        assert [path.stem for path in (tmp_path / "logs" / "subagents").iterdir()] == ["S-aaaaaa"]
 
 
 async def test_never_erases_an_active_run(tmp_path: Path) -> None:
-    with anyio.fail_after(40):
-        async with Store.open(tmp_path) as log:
-            await a_run(log, "S-aaaaaa", "vexquokka", ends=False)
-            assert await erase_run(log, "S-aaaaaa", (1, 2), AVA, "a test") == 0
-            assert await erased(log) == []
+    async with open_store(tmp_path, within_s=40) as log:
+        await retention.write_run_about(log, "S-aaaaaa", "vexquokka", ends=False)
+        assert await erase_run(log, "S-aaaaaa", (1, 2), AVA, "a test") == 0
+        assert await retention.erasures(log) == []
 
 
 @pytest.mark.sqlite_only("the pages of SQLite")
 async def test_an_erasure_clears_what_sqlite_left_in_unused_parts_of_pages(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
-            await a_run(log, "S-aaaaaa", "vexquokka")
+            await retention.write_run_about(log, "S-aaaaaa", "vexquokka")
             await write_texts(log, ["wombat herring"])
-            await all_done(log, tmp_path)
+            await retention.keep_once(log, tmp_path)
         await anyio.to_thread.run_sync(_plant_in_every_gap, tmp_path / "ava.db", b"numbatsorrel")
-        assert await standing(tmp_path, "numbatsorrel") == {"numbatsorrel"}
+        assert await retention.words_in_files(tmp_path, "numbatsorrel") == {"numbatsorrel"}
         async with Store.open(tmp_path) as log:
             await erase_run(log, "S-aaaaaa", (), AVA, "a test")
-            await all_done(log, tmp_path)
-            assert await standing(tmp_path, "numbatsorrel", "vexquokka") == set()
+            await retention.keep_once(log, tmp_path)
+            assert await retention.words_in_files(tmp_path, "numbatsorrel", "vexquokka") == set()
             assert len((await search(log, LogQuery(search="wombat"))).entries) == 1
-            await sound(tmp_path)
+            await retention.assert_intact(tmp_path)
 
 
 def _plant_in_every_gap(database: Path, text: bytes) -> None:
@@ -333,21 +247,20 @@ def _plant_in_every_gap(database: Path, text: bytes) -> None:
 
 @pytest.mark.slow
 async def test_erases_a_long_run_in_batches_while_others_write(tmp_path: Path) -> None:
-    with anyio.fail_after(20):
-        async with Store.open(tmp_path) as log:
-            life = await a_run(log, "S-aaaaaa", "vexquokka", ends=False)
-            for _ in range(20):
-                await write(log, *(life.answered(f"vexquokka {'x' * 3_000}") for _ in range(50)))
-            await write_each(log, life.ended())
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(erase_run, log, "S-aaaaaa", (), AVA, "a test")
-                for number in range(30):
-                    await write(log, said(f"in between {number}"))
-            counts = await erased(log)
-            assert len(counts) > 5 and sum(count for _run, count in counts) == 1_005
-            await all_done(log, tmp_path)
-            assert await standing(tmp_path, "vexquokka") == set()
-            await sound(tmp_path)
+    async with open_store(tmp_path) as log:
+        life = await retention.write_run_about(log, "S-aaaaaa", "vexquokka", ends=False)
+        for _ in range(20):
+            await write(log, *(life.answered(f"vexquokka {'x' * 3_000}") for _ in range(50)))
+        await write_each(log, life.ended())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(erase_run, log, "S-aaaaaa", (), AVA, "a test")
+            for number in range(30):
+                await write(log, said(f"in between {number}"))
+        counts = await retention.erasures(log)
+        assert len(counts) > 5 and sum(count for _run, count in counts) == 1_005
+        await retention.keep_once(log, tmp_path)
+        assert await retention.words_in_files(tmp_path, "vexquokka") == set()
+        await retention.assert_intact(tmp_path)
 
 
 DIE = """
@@ -388,49 +301,51 @@ anyio.run(main)
 async def test_maintenance_finishes_an_erasure_killed_at_any_step(tmp_path: Path, step: str, when: str) -> None:
     with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
-            own = folders(tmp_path, "S-aaaaaa")
-            await a_run(log, "S-aaaaaa", "vexquokka")
-            await a_run(log, "S-bbbbbb", "numbatsorrel")
-            await all_done(log, tmp_path)
+            own = retention.make_run_folders(tmp_path, "S-aaaaaa")
+            await retention.write_run_about(log, "S-aaaaaa", "vexquokka")
+            await retention.write_run_about(log, "S-bbbbbb", "numbatsorrel")
+            await retention.keep_once(log, tmp_path)
         killed = await anyio.run_process(child(DIE, tmp_path, step, when), check=False, stderr=None)
         assert killed.returncode == -9
         async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
-            begun = await erased(log)
+            begun = await retention.erasures(log)
             assert begun == ([] if step == "words" else [("S-aaaaaa", 5)])
             tasks.start_soon(partial(run_maintenance, log, tmp_path, mirror=True, retention=Retention(90, own)))
             if not begun:  # rolled back as a whole
                 assert await erase_run(log, "S-aaaaaa", (), AVA, "a test") == 5
             while await log.read(erasure_pending):  # noqa: ASYNC110
                 await anyio.sleep(0.01)
-            assert await standing(tmp_path, "vexquokka", "numbatsorrel", "zorillafile") == {"numbatsorrel"}
-            assert await erased(log) == [("S-aaaaaa", 5)]
+            assert await retention.words_in_files(tmp_path, "vexquokka", "numbatsorrel", "zorillafile") == {
+                "numbatsorrel"
+            }
+            assert await retention.erasures(log) == [("S-aaaaaa", 5)]
             tasks.cancel_scope.cancel()
-        await sound(tmp_path)
+        await retention.assert_intact(tmp_path)
 
 
 async def test_maintenance_erases_at_startup_and_periodically(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: retention.LogClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "ERASE_EVERY_S", 0.05)
     with anyio.fail_after(40):
         async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
-            await a_run(log, "S-aaaaaa", "vexquokka")
+            await retention.write_run_about(log, "S-aaaaaa", "vexquokka")
             clock.days(50)
-            await a_run(log, "S-bbbbbb", "numbatsorrel")
-            await used(log, clock, 60)
+            await retention.write_run_about(log, "S-bbbbbb", "numbatsorrel")
+            await retention.pass_days(log, clock, 60)
             clock.days(1)
             tasks.start_soon(partial(run_maintenance, log, tmp_path, mirror=True, retention=Retention(90)))
 
             async def gone(run_id: str) -> None:
-                while (run_id, 5) not in await erased(log) or await log.read(erasure_pending):  # noqa: ASYNC110
+                while (run_id, 5) not in await retention.erasures(log) or await log.read(erasure_pending):  # noqa: ASYNC110
                     await anyio.sleep(0.01)
 
             await gone("S-aaaaaa")
-            assert await standing(tmp_path, "vexquokka", "numbatsorrel") == {"numbatsorrel"}
-            await used(log, clock, 60)
+            assert await retention.words_in_files(tmp_path, "vexquokka", "numbatsorrel") == {"numbatsorrel"}
+            await retention.pass_days(log, clock, 60)
             clock.days(1)
             await gone("S-bbbbbb")
-            assert await standing(tmp_path, "numbatsorrel") == set()
+            assert await retention.words_in_files(tmp_path, "numbatsorrel") == set()
             tasks.cancel_scope.cancel()
 
 
@@ -443,31 +358,31 @@ async def test_removes_a_link_in_place_of_a_run_folder_without_following_it(tmp_
         (root / "artifacts").mkdir(parents=True)
         (root / "artifacts" / "S-aaaaaa").symlink_to(precious)
         async with Store.open(root) as log:
-            await a_run(log, "S-aaaaaa", "vexquokka")
+            await retention.write_run_about(log, "S-aaaaaa", "vexquokka")
             await erase_run(log, "S-aaaaaa", (), AVA, "a test")
             await finish_erasures(log, Mirror(log, root / "logs"), (root / "artifacts",), mirrored=True)
         assert (precious / "file.txt").read_text() == "kept"
         assert list((root / "artifacts").iterdir()) == []
 
 
-async def test_the_next_erasures_are_those_that_then_come(tmp_path: Path, clock: Clock) -> None:
+async def test_the_next_erasures_are_those_that_then_come(tmp_path: Path, clock: retention.LogClock) -> None:
     async with Store.open(tmp_path) as log:
         for number, ended in enumerate((0, 0, 2, 5)):
-            clock.ns = NOON * 10**9 + ended * DAY_S * 10**9
-            await a_run(log, f"S-00000{number}", f"word{number}")
+            clock.ns = retention.NOON * 10**9 + ended * retention.DAY_S * 10**9
+            await retention.write_run_about(log, f"S-00000{number}", f"word{number}")
         now = time.time_ns() // 1_000
         coming = await log.read(lambda view: coming_erasures(view, now, 30, 2))
-        first_day = NOON // DAY_S
+        first_day = retention.NOON // retention.DAY_S
         assert [(each.ended_on - first_day, each.erased_on - first_day, each.runs) for each in coming] == [
             (0, 31, 2),
             (2, 33, 1),
         ]
         assert await log.read(lambda view: coming_erasures(view, now, 30, 2, "nobody")) == []
-        clock.ns = ((coming[0].erased_on - 1) * DAY_S + 900) * 10**9
+        clock.ns = ((coming[0].erased_on - 1) * retention.DAY_S + 900) * 10**9
         await write_texts(log, ["a day before"])
-        clock.ns = coming[0].erased_on * DAY_S * 10**9 - 1_800 * 10**9
+        clock.ns = coming[0].erased_on * retention.DAY_S * 10**9 - 1_800 * 10**9
         before = await log.read(lambda view: retention_horizon(view, clock.ns // 1_000, 30)[1])
-        clock.ns = coming[0].erased_on * DAY_S * 10**9 + 1_800 * 10**9
+        clock.ns = coming[0].erased_on * retention.DAY_S * 10**9 + 1_800 * 10**9
         after = await log.read(lambda view: retention_horizon(view, clock.ns // 1_000, 30)[1])
-        ended_us = NOON * 10**6
+        ended_us = retention.NOON * 10**6
         assert before <= ended_us < after, "the texts go on the day that was said, and not before"

@@ -11,6 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from support.log import Life, plan_events, write, write_each, writing
+from support.logs.store import open_store
 
 from ava_audit import projections
 from ava_audit.database import Database
@@ -67,13 +68,12 @@ async def test_changes_by_another_process_are_visible_immediately(tmp_path: Path
 
 
 async def test_changing_a_returned_row_does_not_change_the_state(tmp_path: Path) -> None:
-    with anyio.fail_after(20):
-        async with Store.open(tmp_path) as log:
-            await write_each(log, Life(RUN).begun())
-            run = await log.do(one)
-            run.state, run.cost_micros = "success", 5
-            assert (await log.do(one)).state == RUNNING
-            await write(log, Life(RUN).answered())
+    async with open_store(tmp_path) as log:
+        await write_each(log, Life(RUN).begun())
+        run = await log.do(one)
+        run.state, run.cost_micros = "success", 5
+        assert (await log.do(one)).state == RUNNING
+        await write(log, Life(RUN).answered())
     assert verify(tmp_path).ok
 
 
@@ -83,17 +83,16 @@ async def test_a_rolled_back_batch_leaves_nothing_in_memory(tmp_path: Path) -> N
     def full(_db: Database) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    with anyio.fail_after(20):
-        async with Store.open(tmp_path) as log:
-            await write_each(log, life.begun())
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(write, log, life.reserved())
-                await anyio.lowlevel.checkpoint()
-                with contextlib.suppress(Exception):
-                    await log.maintain(full)
-            run = await log.do(one)
-            assert run.turns == 1
-            await write(log, life.settled())
+    async with open_store(tmp_path) as log:
+        await write_each(log, life.begun())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(write, log, life.reserved())
+            await anyio.lowlevel.checkpoint()
+            with contextlib.suppress(Exception):
+                await log.maintain(full)
+        run = await log.do(one)
+        assert run.turns == 1
+        await write(log, life.settled())
     assert verify(tmp_path).ok
 
 
@@ -102,13 +101,12 @@ async def test_all_runs_are_correct_when_there_are_more_than_the_cache_holds(
 ) -> None:
     monkeypatch.setattr(projections, "CACHED_ROWS", 3)
     lives = [Life(f"S-{number:06x}") for number in range(8)]
-    with anyio.fail_after(40):
-        async with Store.open(tmp_path) as log:
-            for step in zip(*(life.whole() for life in lives), strict=True):
-                async with anyio.create_task_group() as tasks:
-                    for event in step:
-                        tasks.start_soon(log.do, writing(event))
-            ended = await log.read(lambda view: view.runs(states=["success"]))
+    async with open_store(tmp_path, within_s=40) as log:
+        for step in zip(*(life.whole() for life in lives), strict=True):
+            async with anyio.create_task_group() as tasks:
+                for event in step:
+                    tasks.start_soon(log.do, writing(event))
+        ended = await log.read(lambda view: view.runs(states=["success"]))
     assert len(ended) == len(lives)
     assert verify(tmp_path).ok
 
@@ -116,13 +114,10 @@ async def test_all_runs_are_correct_when_there_are_more_than_the_cache_holds(
 async def test_runs_of_one_transaction_keep_their_proposal_order(tmp_path: Path, database: str) -> None:
     lives = [Life(f"S-{number:06x}") for number in range(20)]
     wanted = [life.run_id for life in lives]
-    with anyio.fail_after(20):
-        async with Store.open(tmp_path) as log:
-            await write(log, *plan_events("G-1"))
-            await write(log, *(event for life in lives for event in (life.proposed(), life.decided("G-1"))))
-            group = await log.read(lambda view: [run.id for run in view.plan_runs("G-1")])
-            place = "rowid" if database == "sqlite" else "ctid"
-            stored = await log.read(
-                lambda view: [row[0] for row in view.select(f"SELECT id FROM runs ORDER BY {place}")]
-            )
+    async with open_store(tmp_path) as log:
+        await write(log, *plan_events("G-1"))
+        await write(log, *(event for life in lives for event in (life.proposed(), life.decided("G-1"))))
+        group = await log.read(lambda view: [run.id for run in view.plan_runs("G-1")])
+        place = "rowid" if database == "sqlite" else "ctid"
+        stored = await log.read(lambda view: [row[0] for row in view.select(f"SELECT id FROM runs ORDER BY {place}")])
     assert group == wanted and stored == ["G-1", *wanted]

@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log import AVA, Life, tampering, unguarded, write_each, write_texts
+from support.logs.store import open_store
+from support.logs.tampering import bytes_of_entry, insert_entry, only_fault, renumber
 from support.properties import BUSY_OR_SHARED
 
 from ava_audit import chain_process
@@ -39,9 +41,8 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def root(tmp_path: Path) -> Path:
     """The data root of a log of ten messages."""
-    with anyio.fail_after(20):
-        async with Store.open(tmp_path) as log:
-            await write_texts(log, [f"message {number}" for number in range(1, 11)])
+    async with open_store(tmp_path) as log:
+        await write_texts(log, [f"message {number}" for number in range(1, 11)])
     return tmp_path
 
 
@@ -49,17 +50,6 @@ async def root(tmp_path: Path) -> Path:
 def file(root: Path) -> Path:
     """The file of such a log."""
     return root / "ava.db"
-
-
-def renumber(db: Any, first: int, by: int) -> None:
-    db.execute("UPDATE events SET seq = -(seq + ?) WHERE seq >= ?", (by, first))
-    db.execute("UPDATE events SET seq = -seq WHERE seq < 0")
-
-
-def fault_of(report: VerifyReport) -> tuple[str, int]:
-    assert len(report.faults) == 1, report
-    assert str(report.faults[0].seq) in report.faults[0].text
-    return report.faults[0].kind, report.faults[0].seq
 
 
 async def test_an_unchanged_log_verifies_and_reports_its_head(root: Path) -> None:
@@ -93,7 +83,7 @@ async def test_an_empty_log_verifies(tmp_path: Path) -> None:
 async def test_reports_a_changed_entry(seq: int, column: str, value: Any, root: Path) -> None:
     with tampering(root) as db:
         db.execute(f"UPDATE events SET {column} = ? WHERE seq = ?", (value, seq))
-    kind, where = fault_of(verify(root))
+    kind, where = only_fault(verify(root))
     assert (kind, where) == ("changed", seq)
 
 
@@ -104,30 +94,19 @@ async def test_reports_missing_entries(first: int, last: int, renumbered: bool, 
         db.execute("DELETE FROM events WHERE seq BETWEEN ? AND ?", (first, last))
         if renumbered:
             renumber(db, last + 1, first - last - 1)
-    kind, where = fault_of(verify(root))
+    kind, where = only_fault(verify(root))
     if renumbered and last == 9:  # the last entry alone has no successor that still holds on to it
         assert where == first
     else:
         assert (kind, where) == ("missing", first)
 
 
-def insert(db: Any, seq: int, *, hashed: bool) -> None:
-    """Put an entry at a place and renumber what follows; a careful forger gives it a right hash."""
-    renumber(db, seq, 1)
-    row = list(db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq = ?", (seq - 1,)).fetchone())
-    before = row[N + 2]
-    row[0], row[N] = seq, '{"text":"forged","kind":"message"}'
-    row[N + 1] = content_sha(row[N].encode())
-    row[N + 2] = entry_hash(before, row[:N], row[N + 1]) if hashed else bytes(range(32))
-    db.execute(f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({', '.join('?' * len(row))})", row)
-
-
 @pytest.mark.parametrize("hashed", [False, True])
 @pytest.mark.parametrize("seq", [2, 5, 10])
 async def test_reports_an_inserted_entry(seq: int, hashed: bool, root: Path) -> None:
     with tampering(root) as db:
-        insert(db, seq, hashed=hashed)
-    assert fault_of(verify(root)) == ("inserted", seq)
+        insert_entry(db, seq, hashed=hashed)
+    assert only_fault(verify(root)) == ("inserted", seq)
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, 2), (3, 4), (2, 9), (9, 10)])
@@ -136,7 +115,7 @@ async def test_reports_reordered_entries(one: int, other: int, root: Path) -> No
         db.execute("UPDATE events SET seq = -seq WHERE seq IN (?, ?)", (one, other))
         db.execute("UPDATE events SET seq = ? WHERE seq = ?", (other, -one))
         db.execute("UPDATE events SET seq = ? WHERE seq = ?", (one, -other))
-    assert fault_of(verify(root)) == ("reordered", one)
+    assert only_fault(verify(root)) == ("reordered", one)
 
 
 async def test_a_cut_off_end_is_detected_only_against_a_known_head(root: Path) -> None:
@@ -187,7 +166,7 @@ async def test_reports_an_entry_before_the_first(seq: int, root: Path) -> None:
     with tampering(root) as db:
         columns = ENTRY_COLUMNS.removeprefix("seq, ")
         db.execute(f"INSERT INTO events (seq, {columns}) SELECT ?, {columns} FROM events WHERE seq = 4", (seq,))
-    assert fault_of(verify(root)) == ("inserted", seq)
+    assert only_fault(verify(root)) == ("inserted", seq)
 
 
 @pytest.mark.sqlite_only("Postgres stores no invalid text")
@@ -195,7 +174,7 @@ async def test_reports_an_entry_before_the_first(seq: int, root: Path) -> None:
 async def test_reports_invalid_utf8_as_a_changed_entry(column: str, file: Path) -> None:
     with unguarded(file) as db:
         db.execute(f"UPDATE events SET {column} = CAST(x'7B80FF7D' AS TEXT) WHERE seq = 5")
-    assert fault_of(verify(file)) == ("changed", 5)
+    assert only_fault(verify(file)) == ("changed", 5)
     with unguarded(file) as db:
         db.execute("UPDATE budgets SET scope = scope")
         db.execute("INSERT INTO budgets VALUES (CAST(x'80FF' AS TEXT), 1, 1)")
@@ -223,7 +202,7 @@ async def test_a_table_without_strict_types_hides_no_changes(column: str, value:
     if (column, value) == ("content", None):
         assert "erased" in {fault.kind for fault in verify(file).faults}
     else:
-        assert fault_of(verify(file)) == ("changed", 3)
+        assert only_fault(verify(file)) == ("changed", 3)
 
 
 @pytest.mark.sqlite_only("damages the file")
@@ -264,14 +243,13 @@ async def test_reports_progress(root: Path) -> None:
 async def test_an_erased_transcript_verifies_but_an_erased_fact_does_not(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     root = tmp_path
-    with anyio.fail_after(20):
-        async with Store.open(tmp_path) as log:
-            await write_each(log, life.whole())
-            await erase_run(log, life.run_id, (), AVA, "a test")
+    async with open_store(tmp_path) as log:
+        await write_each(log, life.whole())
+        await erase_run(log, life.run_id, (), AVA, "a test")
     assert verify(root).ok
     with tampering(root) as db:
         db.execute("UPDATE events SET content = NULL WHERE type = 'CostUpdate'")
-    assert fault_of(verify(root))[0] == "changed"
+    assert only_fault(verify(root))[0] == "changed"
 
 
 TAMPERED: dict[str, Callable[[Any], object]] = {
@@ -286,9 +264,8 @@ TAMPERED: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("text", TAMPERED)
 async def test_reports_a_changed_projection_and_the_entry_it_was_compared_at(text: str, tmp_path: Path) -> None:
-    with anyio.fail_after(20):
-        async with Store.open(tmp_path) as log:
-            await write_each(log, Life("S-aaaaaa").whole())
+    async with open_store(tmp_path) as log:
+        await write_each(log, Life("S-aaaaaa").whole())
     with tampering(tmp_path) as db:
         TAMPERED[text](db)
     (fault,) = verify(tmp_path).faults
@@ -341,16 +318,6 @@ def test_detects_any_flipped_bit_in_the_file_and_names_the_entry(
     assert faults and faults[0].seq == seq, faults
 
 
-def bytes_of_entry(path: Path, raw: bytes, seq: int) -> range:
-    """Where an entry stands in its file: the kinds and lengths of its columns, and all their values."""
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        session, digest = db.execute("SELECT session_id, hash FROM events WHERE seq = ?", (seq,)).fetchone()
-    end = raw.index(digest) + len(digest)
-    begin = raw.rindex(session.encode(), 0, end)
-    assert end - begin < 2_000
-    return range(begin - 27, end)
-
-
 @pytest.fixture
 def whole(whole_log: bytes, tmp_path: Path) -> Path:
     path = tmp_path / "whole.db"
@@ -370,16 +337,15 @@ def whole_log(tmp_path: Path) -> bytes:
 
 
 async def test_verifies_a_log_that_is_being_written(tmp_path: Path) -> None:
-    with anyio.fail_after(20):
-        async with Store.open(tmp_path) as log:
-            await write_texts(log, ["x"] * 50)
-            async with anyio.create_task_group() as tasks:
-                for number in range(20):
-                    life = Life(f"S-{number:06x}")
-                    tasks.start_soon(write_each, log, life.whole())
-                for _ in range(3):
-                    assert (await anyio.to_thread.run_sync(verify, tmp_path)).ok
-            assert verify(tmp_path).entries == 50 + 20 * 11
+    async with open_store(tmp_path) as log:
+        await write_texts(log, ["x"] * 50)
+        async with anyio.create_task_group() as tasks:
+            for number in range(20):
+                life = Life(f"S-{number:06x}")
+                tasks.start_soon(write_each, log, life.whole())
+            for _ in range(3):
+                assert (await anyio.to_thread.run_sync(verify, tmp_path)).ok
+        assert verify(tmp_path).entries == 50 + 20 * 11
 
 
 @pytest.mark.sqlite_only("damages the file")
@@ -484,7 +450,7 @@ async def test_reports_a_copied_entry_with_its_position_and_source(root: Path) -
             row = db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq = ?", (of,)).fetchone()
             db.execute(f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({', '.join('?' * len(row))})", (at, *row[1:]))
         report = verify(root)
-        assert fault_of(report) == ("inserted", at)
+        assert only_fault(report) == ("inserted", at)
         assert f"a copy of entry {of}" in report.faults[0].text
         assert report.entries == at - 1
         with tampering(root) as db:
@@ -665,7 +631,7 @@ async def test_a_second_process_hides_no_change(change: str, file: Path, two_pro
         db.execute("CREATE TABLE events AS SELECT * FROM strict_events")
         db.execute("DROP TABLE strict_events")
         db.execute(change)
-    assert fault_of(verify(file)) == CHANGES[change]
+    assert only_fault(verify(file)) == CHANGES[change]
     assert two_processes == [seq for seq in (3, 6) if seq < CHANGES[change][1]]
 
 

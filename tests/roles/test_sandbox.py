@@ -13,15 +13,7 @@ from typing import Any, Literal
 
 import anyio
 import pytest
-from support.sandboxes.attacks import (
-    ATTACKS,
-    CONFINED,
-    REACHES,
-    attack,
-    needs,
-    sandbox,
-    why_not,
-)
+from support.sandboxes.attacks import ATTACKS, CONFINED, REACHES, attack, needs, sandbox, why_not
 from support.sandboxes.plain_user import PLAIN, plain_python
 
 from ava_roles.sandbox import linux, selection

@@ -13,11 +13,7 @@ from support.repositories.workshops import RUN, order, project, working
 from support.sandboxes.attacks import needs, sandbox
 
 from ava_roles.errors import BadNamespace
-from ava_roles.worktree.inspect import (
-    VerifyCommand,
-    find_verify_commands,
-    inspect_checkout,
-)
+from ava_roles.worktree.inspect import VerifyCommand, find_verify_commands, inspect_checkout
 from ava_roles.worktree.publish import is_test
 from ava_roles.worktree.spec import WorktreeSpec, failing_part, namespace_of, within
 

@@ -134,7 +134,7 @@ async def test_counts_the_last_text_before_a_pause_within_a_second(
         await arrived(stall.arrived)
 
         async def ask() -> Any:
-            return (await lab.call("check_subagent", subagent_id=run_id)).runs[0].untrusted_activity
+            return (await lab.check(run_id)).untrusted_activity
 
         assert await shown_within_a_second(ask, wanted) == wanted
         await lab.call("cancel_subagent", subagent_id=run_id)
@@ -161,7 +161,7 @@ async def test_a_streaming_answer_is_not_written_to_the_log(tmp_path: Path) -> N
         shown = ""
         with anyio.fail_after(20):
             while shown != "Thinking (10 tokens)":
-                shown = (await lab.call("check_subagent", subagent_id=run_id)).runs[0].untrusted_activity
+                shown = (await lab.check(run_id)).untrusted_activity
                 await anyio.sleep(0.05)
         await lab.store.do(lambda _view, _now: Outcome(None, ()))  # what waits for the next transaction is written
         assert await lab.store.read(lambda view: view.live(run_id)) is None

@@ -9,13 +9,13 @@ import anyio
 import jsonschema
 import pytest
 from mcp_types import CallToolResult, ElicitRequestFormParams, ElicitResult, InputRequiredResult
-from support.hosts.elicitation import ERAS, Answering, Host, Person, accept, cancel, decline, host, structured
+from support.hosts.ask_at_once import proposal_states, question_state, spawn_and_ask, spawn_arguments, spawn_by_hand
+from support.hosts.elicitation import Answering, Host, Person, accept, cancel, decline, host, structured
 from support.hosts.tasks import hosting
 from support.model_server import Gate, Say
 from support.runtime import PRICED, arrived, connect, hand_over
 from support.stdio import told
 
-from ava_audit.errors import OutcomeUnknown, StoreUnavailable
 from ava_audit.events import SpawnProposed, UserMessage
 from ava_audit.rows import WAITING
 from ava_audit.store.store import Store
@@ -24,56 +24,15 @@ from ava_audit.view import View
 from ava_server.approval.proposals import proposal_in, spawn_limits
 from ava_server.config.settings import Settings
 from ava_server.mcp_server import elicitation
-from ava_server.service.access import Access, Answerer, Asking
-from ava_server.service.run_tasks import RunTasks
+from ava_server.service.access import Answerer, Asking
 from ava_server.service.spawn import NEXT, Spawns
-
-
-@pytest.fixture(params=ERAS, ids=["handshake era", "modern era"])
-def era(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-async def ask(at: Host, **more: Any) -> dict[str, Any]:
-    return await at.call("spawn_subagent", **arguments(at, **more))
-
-
-def arguments(at: Host, **more: Any) -> dict[str, Any]:
-    given = {"role": "researcher", "task": "What does it cost?", "workspace": str(at.workspace), "ask": True}
-    return {**given, **more}
-
-
-async def proposals(at: Host) -> list[str]:
-    """The states of everything that was proposed."""
-    async with Store.open(at.root) as store:
-        return [run.state for run in await store.read(View.runs)]
-
-
-async def by_hand(
-    at: Host, given: dict[str, Any], state: str | None = None, answer: ElicitResult | None = None
-) -> CallToolResult | InputRequiredResult:
-    """Call spawn_subagent as a modern client does that keeps nothing to itself."""
-    return await at.client.session.call_tool(
-        "spawn_subagent",
-        given,
-        input_responses={"approval": answer} if answer is not None else None,
-        request_state=state,
-        allow_input_required=True,
-    )
-
-
-async def state_of_question(at: Host, given: dict[str, Any]) -> str:
-    asked = await by_hand(at, given)
-    assert isinstance(asked, InputRequiredResult) and asked.request_state is not None
-    return asked.request_state
-
 
 # -- the person answers -----------------------------------------------------------------------------------------------
 
 
 async def test_a_yes_starts_the_run_with_one_question_and_one_proposal(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept()) as at:
-        answer = await ask(at, name="prices")
+        answer = await spawn_and_ask(at, name="prices")
         assert answer["status"] == "approved" and "approval_line" not in answer and "expires_at" not in answer
         assert answer["message"] == "The person has seen the proposal and approved it."
         assert f'check_subagent with subagent_id "{answer["subagent_id"]}"' in answer["next"]
@@ -83,12 +42,12 @@ async def test_a_yes_starts_the_run_with_one_question_and_one_proposal(tmp_path:
         assert (decided.channel, decided.decision, decided.changes) == ("elicitation", "approved", {})
         [said] = [fact for fact in await at.facts(answer, UserMessage) if fact.kind == "decision"]
         assert said.text.startswith(f"approved {answer['pending_id']}: ")
-        assert len(await proposals(at)) == 1
+        assert len(await proposal_states(at)) == 1
 
 
 async def test_limits_lowered_in_the_form_are_those_of_the_run_and_of_the_answer(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept(max_cost_dollars=0.2, max_minutes=1.5)) as at:
-        answer = await ask(at)
+        answer = await spawn_and_ask(at)
         assert "The person lowered the cost cap from $0.50 to $0.20." in answer["message"]
         assert (answer["max_cost_cents"], answer["limits"]["max_cost_cents"], answer["limits"]["timeout"]) == (
             20,
@@ -103,7 +62,7 @@ async def test_without_a_yes_the_proposal_waits_and_can_be_confirmed_later(
     tmp_path: Path, era: str, answers: Answering, said: str
 ) -> None:
     async with host(tmp_path, era, answers) as at:
-        answer = await ask(at)
+        answer = await spawn_and_ask(at)
         assert answer["status"] == WAITING and said in answer["message"]
         assert f"ava approve {answer['pending_id']}" in answer["next"]
         await at.nothing_started()
@@ -114,14 +73,14 @@ async def test_without_a_yes_the_proposal_waits_and_can_be_confirmed_later(
 
 async def test_an_invalid_limit_in_the_form_starts_nothing_and_the_proposal_waits(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept(max_cost_dollars=9)) as at:
-        answer = await ask(at)
+        answer = await spawn_and_ask(at)
         assert answer["status"] == WAITING and "Not started: max_cost_dollars: " in answer["message"]
         await at.nothing_started()
 
 
 async def test_where_only_the_pin_approves_nothing_starts_and_the_answer_says_how(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept(), config=f'approval = "human"\n{PRICED}') as at:
-        answer = await ask(at)
+        answer = await spawn_and_ask(at)
         assert answer["status"] == WAITING and at.person.asked == []
         assert f"ava approve {answer['pending_id']}" in answer["next"]
         await at.nothing_started()
@@ -130,7 +89,9 @@ async def test_where_only_the_pin_approves_nothing_starts_and_the_answer_says_ho
 async def test_a_run_that_the_policy_auto_starts_is_not_asked_about(tmp_path: Path, era: str) -> None:
     auto = f'approval = "auto"\nauto_approve_cents = 50\nauto_approve_daily_cents = 120\n{PRICED}'
     async with host(tmp_path, era, decline, config=auto) as at:
-        answer = await ask(at, role="code_reviewer", blocked_tools=["run_bash", "python_exec"], max_cost_cents=40)
+        answer = await spawn_and_ask(
+            at, role="code_reviewer", blocked_tools=["run_bash", "python_exec"], max_cost_cents=40
+        )
         assert answer["status"] == "approved" and at.person.asked == []
 
 
@@ -140,14 +101,14 @@ async def test_a_run_that_the_policy_auto_starts_is_not_asked_about(tmp_path: Pa
 async def test_a_client_that_cannot_ask_gets_the_usual_proposal(tmp_path: Path, era: str) -> None:
     async with connect(tmp_path, [hand_over()], config=PRICED, mode=era) as (client, models):
         at = Host(client, Person(decline), models, tmp_path / "data", tmp_path / "workspace")
-        answer = await ask(at)
+        answer = await spawn_and_ask(at)
         assert answer["status"] == WAITING and "call confirm_spawn" in answer["next"]
         await at.nothing_started()
 
 
 async def test_without_ask_nobody_is_asked(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept()) as at:
-        assert (await ask(at, ask=False))["status"] == WAITING
+        assert (await spawn_and_ask(at, ask=False))["status"] == WAITING
         assert at.person.asked == []
         await at.nothing_started()
 
@@ -155,13 +116,13 @@ async def test_without_ask_nobody_is_asked(tmp_path: Path, era: str) -> None:
 async def test_ask_is_no_part_of_what_is_approved_or_repeated(tmp_path: Path, era: str) -> None:
     """The same task_id is the same proposal with and without it, and a retry does not ask by itself."""
     async with host(tmp_path, era, decline) as at:
-        first = await ask(at, task_id="prices", ask=False)
-        second = await ask(at, task_id="prices")
+        first = await spawn_and_ask(at, task_id="prices", ask=False)
+        second = await spawn_and_ask(at, task_id="prices")
         assert second["pending_id"] == first["pending_id"] and len(at.person.asked) == 1
         [proposed] = await at.facts(first, SpawnProposed)
         assert "ask" not in proposed.config["asked"]
         at.person.answers = accept()
-        run = await ask(at)
+        run = await spawn_and_ask(at)
         await at.started_once(run)
         again = await at.call("spawn_subagent", retry_of=run["subagent_id"])
         assert again["status"] == WAITING and len(at.person.asked) == 2
@@ -172,50 +133,50 @@ async def test_ask_is_no_part_of_what_is_approved_or_repeated(tmp_path: Path, er
 
 async def test_an_answer_counts_once_and_a_replay_proposes_nothing(tmp_path: Path) -> None:
     async with host(tmp_path, "auto", accept()) as at:
-        given = arguments(at)
-        state = await state_of_question(at, given)
+        given = spawn_arguments(at)
+        state = await question_state(at, given)
         yes = ElicitResult(action="accept", content={})
-        first = await by_hand(at, given, state, yes)
+        first = await spawn_by_hand(at, given, state, yes)
         assert isinstance(first, CallToolResult) and structured(first)["status"] == "approved"
         await at.started_once(structured(first))
-        again = await by_hand(at, given, state, yes)
+        again = await spawn_by_hand(at, given, state, yes)
         assert isinstance(again, CallToolResult)
         assert "Nothing new was proposed." in structured(again)["next"]
-        assert await proposals(at) == ["success"] and len(at.models.requests) == 1
+        assert await proposal_states(at) == ["success"] and len(at.models.requests) == 1
 
 
 @pytest.mark.parametrize("how", ["other arguments", "a changed state", "no state", "the state of another tool"])
 async def test_a_yes_that_does_not_belong_to_the_question_starts_nothing(tmp_path: Path, how: str) -> None:
     async with host(tmp_path, "auto", accept()) as at:
-        given = arguments(at)
-        state = await state_of_question(at, given)
+        given = spawn_arguments(at)
+        state = await question_state(at, given)
         other, kept = given, state
         if how == "other arguments":
-            other = arguments(at, task="Something else", max_cost_cents=400)
+            other = spawn_arguments(at, task="Something else", max_cost_cents=400)
         elif how == "a changed state":
             kept = state[:-4] + ("AAAA" if state[-4:] != "AAAA" else "BBBB")
         elif how == "the state of another tool":
             made = await at.propose(task="Something cheap")
             kept = await at.question({"pending_ids": [made["pending_id"]], "approving": [made["approval_line"]]})
-        answered = await by_hand(
+        answered = await spawn_by_hand(
             at, other, None if how == "no state" else kept, ElicitResult(action="accept", content={})
         )
         assert isinstance(answered, InputRequiredResult), "the person is asked again"
-        states = await proposals(at)
+        states = await proposal_states(at)
         assert set(states) == {WAITING} and at.models.requests == []
 
 
 async def test_an_answer_to_a_proposal_that_was_decided_meanwhile_changes_nothing(tmp_path: Path) -> None:
     async with host(tmp_path, "auto", accept()) as at:
-        given = arguments(at)
-        state = await state_of_question(at, given)
+        given = spawn_arguments(at)
+        state = await question_state(at, given)
         async with Store.open(at.root) as store:
             [run] = await store.read(View.runs)
         await at.call("confirm_spawn", pending_ids=[run.pending_id], decision="reject")
-        late = await by_hand(at, given, state, ElicitResult(action="accept", content={}))
+        late = await spawn_by_hand(at, given, state, ElicitResult(action="accept", content={}))
         assert isinstance(late, CallToolResult)
         assert structured(late)["status"] == "rejected" and "already" in structured(late)["message"]
-        assert await proposals(at) == ["rejected"] and at.models.requests == []
+        assert await proposal_states(at) == ["rejected"] and at.models.requests == []
 
 
 # -- what happens while the question is open --------------------------------------------------------------------------
@@ -248,7 +209,7 @@ async def test_a_decision_made_elsewhere_meanwhile_is_the_one_that_the_answer_te
     gate = Gate()
     async with host(tmp_path, "legacy", then, [Say("x", gate=gate), hand_over()]) as at:
         at.person.answers = decides_elsewhere(at, decision, then)
-        answer = await ask(at)
+        answer = await spawn_and_ask(at)
         assert answer["status"] in (state, "queued"), answer
         assert "already" in answer["message"] and "approval_line" not in answer
         gate.released.set()
@@ -274,10 +235,10 @@ async def test_a_proposal_that_expires_meanwhile_is_not_started(tmp_path: Path, 
         return ElicitResult(action="accept", content={})
 
     async with host(tmp_path, era, late, config=f"proposal_ttl_s = 1\n{PRICED}") as at:
-        answer = await ask(at)
+        answer = await spawn_and_ask(at)
         assert answer["status"] == "expired" and answer["next"].startswith("Propose it again")
         assert "approval_line" not in answer and "expires_at" not in answer
-        assert at.models.requests == [] and len(await proposals(at)) == 1
+        assert at.models.requests == [] and len(await proposal_states(at)) == 1
 
 
 async def test_a_slow_proposal_leaves_less_time_for_the_question(
@@ -310,7 +271,7 @@ async def test_a_slow_proposal_leaves_less_time_for_the_question(
     monkeypatch.setattr(elicitation, "anyio", Clock())
     async with host(tmp_path, "legacy", never) as at:
         began = anyio.current_time()
-        answer = await ask(at)
+        answer = await spawn_and_ask(at)
         assert anyio.current_time() - began < proposing_s / 2, "the question had the time that was left"
         assert answer["status"] == WAITING and "has not answered in time" in answer["message"]
 
@@ -336,54 +297,6 @@ def test_who_answers_a_proposal_follows_from_the_client_and_the_policy(
 
 
 # -- a log that fails -------------------------------------------------------------------------------------------------
-
-
-async def test_an_unknown_outcome_names_the_run_and_warns_of_proposing_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    do = Store.do
-
-    async def lost(self: Store, command: Any, about: str | None = None) -> Any:
-        found = await do(self, command, about)
-        if command.__qualname__.startswith("approve."):
-            raise OutcomeUnknown("the log did not answer in time")
-        return found
-
-    async with host(tmp_path, "legacy", accept()) as at:
-        monkeypatch.setattr(Store, "do", lost)
-        answer = await ask(at)
-        monkeypatch.undo()
-        assert answer["status"] == "unknown" and "approval_line" not in answer
-        assert f'subagent_id "{answer["subagent_id"]}"; do not propose it again' in answer["next"]
-        await at.started_once(answer)
-
-
-async def test_a_log_that_cannot_be_read_after_the_yes_does_not_hide_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def unreadable(_self: Access, _ids: list[str]) -> Any:
-        raise StoreUnavailable("the log is busy")
-
-    async with host(tmp_path, "legacy", accept(max_cost_dollars=0.2)) as at:
-        monkeypatch.setattr(Access, "rows", unreadable)
-        answer = await ask(at)
-        monkeypatch.undo()
-        assert answer["status"] == "approved" and "from $0.50 to $0.20" in answer["message"]
-        await at.started_once(answer)
-
-
-async def test_a_task_that_cannot_be_read_is_answered_with_what_has_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def unreadable(_self: RunTasks, *_args: Any, **_more: Any) -> Any:
-        raise StoreUnavailable("the log is busy")
-
-    async with hosting(tmp_path, [hand_over()], asks=Person(accept())) as at:
-        monkeypatch.setattr(RunTasks, "task", unreadable)
-        given = {"role": "researcher", "task": "What does it cost?", "ask": True}
-        answer, _text = told(await at.client.call_tool("spawn_subagent", given))
-        monkeypatch.undo()
-        assert answer["status"] == "approved" and answer["subagent_id"].startswith("S-")
 
 
 async def test_a_run_that_auto_starts_is_no_task_because_its_answer_says_more(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.approval.auto import all_decisions, auto_config, propose_reviewer, why_waiting
 from support.model_server import running_model_server
 from support.runtime import PRICED, Lab, check_budgets, hand_over, open_lab, settings_of
 
 from ava_audit.events import SpawnDecided, UserMessage
 from ava_audit.rows import WAITING
 from ava_audit.units import MICROS_PER_CENT
-from ava_audit.view import View
 from ava_roles.errors import AccessRefused
 from ava_roles.tool import Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
 from ava_roles.tools.registry import builtin_tools
@@ -28,60 +28,17 @@ from ava_server.config.secrets import set_secret
 from ava_server.core.errors import ConfigError
 from ava_server.models.prices import FREE_LOCAL
 from ava_server.runs.mode import LOOKING
-from ava_server.service.access import Session
+from ava_server.service.access import Session, ignore_progress
 from ava_server.service.runtime import open_runtime
 from ava_server.service.service import Service
 from ava_server.service.spawn import auto_start_refusal
-
-LIMITS = "[limits]\nspawns_per_hour = 1000\nuser_daily_cents = 100000\ninstallation_daily_cents = 100000\n"
-
-
-def auto(each: int = 50, day: int = 120, prices: str = PRICED) -> str:
-    """A configuration under which so many cents start by themselves."""
-    return f'approval = "auto"\nauto_approve_cents = {each}\nauto_approve_daily_cents = {day}\n{LIMITS}{prices}'
-
-
-async def reviewer(lab: Lab, **more: Any) -> Any:
-    """Propose one that reads the files, and nothing else."""
-    given: dict[str, Any] = {
-        "role": "code_reviewer",
-        "blocked_tools": ["run_bash", "python_exec"],
-        "task": "Look at it",
-        "workspace": str(lab.workspace),
-        "max_cost_cents": 40,
-        **more,
-    }
-    return await lab.call("spawn_subagent", **given)
-
-
-async def decided(lab: Lab) -> list[SpawnDecided]:
-    """All decisions there are."""
-
-    def query(view: View) -> list[SpawnDecided]:
-        facts = [entry.fact for run in view.runs() for entry in view.entries(run.id, 0, ("SpawnDecided",))]
-        return [fact for fact in facts if isinstance(fact, SpawnDecided)]
-
-    return await lab.store.read(query)
-
-
-async def quiet(_line: str) -> None:
-    """Take no notice of progress."""
-
-
-def waits(answer: Any) -> str:
-    """What an answer says of a proposal that waits as under `ask`."""
-    assert answer.status == WAITING, answer
-    assert answer.approval_line and answer.expires_at and "confirm_spawn" in answer.next
-    assert "It does not start by itself: " in answer.message
-    return str(answer.message).partition("It does not start by itself: ")[2]
-
 
 # -- the ceilings -----------------------------------------------------------------------------------------------------
 
 
 async def test_a_run_below_both_ceilings_starts_at_once_and_says_so(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [hand_over()], config=auto()) as lab:
-        answer = await reviewer(lab)
+    async with open_lab(tmp_path, [hand_over()], config=auto_config()) as lab:
+        answer = await propose_reviewer(lab)
         assert answer.status == "approved" and "Started without a question, by the policy auto" in answer.message
         assert answer.approval_line is None and answer.expires_at is None
         assert "check_subagent" in answer.next and answer.subagent_id in answer.next
@@ -95,41 +52,43 @@ async def test_a_run_below_both_ceilings_starts_at_once_and_says_so(tmp_path: Pa
 
 
 async def test_a_run_above_its_ceiling_waits_and_names_the_setting(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [hand_over()], config=auto(each=39)) as lab:
-        answer = await reviewer(lab)
-        said = waits(answer)
+    async with open_lab(tmp_path, [hand_over()], config=auto_config(each=39)) as lab:
+        answer = await propose_reviewer(lab)
+        said = why_waiting(answer)
         assert "$0.40" in said and "$0.39" in said and "auto_approve_cents in config.toml" in said
-        assert await decided(lab) == [] and lab.server.requests == []
+        assert await all_decisions(lab) == [] and lab.server.requests == []
         assert (await lab.approve(answer)).status == "approved", "as under ask"
-        [decision] = await decided(lab)
+        [decision] = await all_decisions(lab)
         assert decision.channel == "host_call"
         await lab.ended(answer.subagent_id)
 
 
 async def test_a_run_that_would_exceed_the_daily_ceiling_waits_and_names_the_setting(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=auto(day=119), runs=False) as lab:
-        assert [(await reviewer(lab, task=f"number {each}")).status for each in range(2)] == ["approved"] * 2
-        third = await reviewer(lab, task="number 3")
-        said = waits(third)
+    async with open_lab(tmp_path, config=auto_config(day=119), runs=False) as lab:
+        assert [(await propose_reviewer(lab, task=f"number {each}")).status for each in range(2)] == ["approved"] * 2
+        third = await propose_reviewer(lab, task="number 3")
+        said = why_waiting(third)
         assert "$0.80" in said and "$1.19" in said and "auto_approve_daily_cents in config.toml" in said
-        fourth = await reviewer(lab, task="number 4", max_cost_cents=39)
+        fourth = await propose_reviewer(lab, task="number 4", max_cost_cents=39)
         assert fourth.status == "approved", "exactly the rest"
-        assert "auto_approve_daily_cents" in waits(await reviewer(lab, task="number 5", max_cost_cents=17))
+        assert "auto_approve_daily_cents" in why_waiting(
+            await propose_reviewer(lab, task="number 5", max_cost_cents=17)
+        )
 
 
 async def test_runs_approved_by_a_person_do_not_count_towards_the_ceiling(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=auto(each=50, day=50), runs=False) as lab:
-        dear = await reviewer(lab, max_cost_cents=300)
+    async with open_lab(tmp_path, config=auto_config(each=50, day=50), runs=False) as lab:
+        dear = await propose_reviewer(lab, max_cost_cents=300)
         assert (await lab.approve(dear)).status == "approved"
-        assert (await reviewer(lab, task="small", max_cost_cents=50)).status == "approved"
+        assert (await propose_reviewer(lab, task="small", max_cost_cents=50)).status == "approved"
 
 
 async def test_fifty_simultaneous_runs_never_commit_more_than_the_daily_ceiling(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=auto(each=50, day=350), runs=False) as lab:
+    async with open_lab(tmp_path, config=auto_config(each=50, day=350), runs=False) as lab:
         answers: list[Any] = []
 
         async def propose(number: int) -> None:
-            answers.append(await reviewer(lab, task=f"number {number}", max_cost_cents=20))
+            answers.append(await propose_reviewer(lab, task=f"number {number}", max_cost_cents=20))
 
         async with anyio.create_task_group() as tasks:
             for number in range(50):
@@ -138,12 +97,12 @@ async def test_fifty_simultaneous_runs_never_commit_more_than_the_daily_ceiling(
         assert statuses.count("approved") == 17 and statuses.count(WAITING) == 33, "17 times 20 is 340"
         for answer in answers:
             if answer.status == WAITING:
-                assert "auto_approve_daily_cents" in waits(answer)
-        assert [fact.channel for fact in await decided(lab)] == ["auto"] * 17
+                assert "auto_approve_daily_cents" in why_waiting(answer)
+        assert [fact.channel for fact in await all_decisions(lab)] == ["auto"] * 17
 
 
 async def test_two_servers_share_one_daily_ceiling(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=auto(each=50, day=50), runs=False, check=False) as lab:
+    async with open_lab(tmp_path, config=auto_config(each=50, day=50), runs=False, check=False) as lab:
         config = (lab.root / "config.toml").read_text()
         async with open_runtime(settings_of(lab.root, lab.server.base_url, config), LOOKING) as runtime:
             there = replace(
@@ -152,7 +111,7 @@ async def test_two_servers_share_one_daily_ceiling(tmp_path: Path) -> None:
             answers: list[str] = []
 
             async def propose(at: Lab, number: int) -> None:
-                answers.append((await reviewer(at, task=f"number {number}", max_cost_cents=20)).status)
+                answers.append((await propose_reviewer(at, task=f"number {number}", max_cost_cents=20)).status)
 
             async with anyio.create_task_group() as tasks:
                 for number in range(10):
@@ -162,48 +121,50 @@ async def test_two_servers_share_one_daily_ceiling(tmp_path: Path) -> None:
 
 
 async def test_a_repeated_task_id_counts_and_starts_once(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=auto(each=50, day=50), runs=False) as lab:
+    async with open_lab(tmp_path, config=auto_config(each=50, day=50), runs=False) as lab:
         answers: list[Any] = []
 
         async def propose() -> None:
-            answers.append(await reviewer(lab, task_id="order 66"))
+            answers.append(await propose_reviewer(lab, task_id="order 66"))
 
         async with anyio.create_task_group() as tasks:
             for _ in range(20):
                 tasks.start_soon(propose)
         assert len({answer.subagent_id for answer in answers}) == 1
-        assert len(await decided(lab)) == 1
+        assert len(await all_decisions(lab)) == 1
         assert {answer.status for answer in answers} <= {"approved", "queued"}
 
 
 async def test_a_run_that_cost_less_still_counts_with_its_cap(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [hand_over()], config=auto(each=50, day=60)) as lab:
-        answer = await reviewer(lab)
+    async with open_lab(tmp_path, [hand_over()], config=auto_config(each=50, day=60)) as lab:
+        answer = await propose_reviewer(lab)
         ended = await lab.ended(answer.subagent_id)
         assert ended.state == "success" and 0 < ended.cost_micros < 5 * MICROS_PER_CENT
-        assert "runs with caps of $0.40" in waits(await reviewer(lab, task="another"))
+        assert "runs with caps of $0.40" in why_waiting(await propose_reviewer(lab, task="another"))
 
 
 async def test_a_cancelled_run_still_counts(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=auto(each=50, day=60), runs=False) as lab:
-        answer = await reviewer(lab)
+    async with open_lab(tmp_path, config=auto_config(each=50, day=60), runs=False) as lab:
+        answer = await propose_reviewer(lab)
         await lab.call("cancel_subagent", subagent_id=answer.subagent_id)
-        assert "auto_approve_daily_cents" in waits(await reviewer(lab, task="another"))
+        assert "auto_approve_daily_cents" in why_waiting(await propose_reviewer(lab, task="another"))
 
 
 async def test_a_free_run_counts_as_one_cent(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=auto(each=1, day=3, prices=""), runs=False) as lab:
-        statuses = [(await reviewer(lab, task=f"number {each}", max_cost_cents=500)).status for each in range(4)]
+    async with open_lab(tmp_path, config=auto_config(each=1, day=3, prices=""), runs=False) as lab:
+        statuses = [
+            (await propose_reviewer(lab, task=f"number {each}", max_cost_cents=500)).status for each in range(4)
+        ]
         assert statuses == ["approved"] * 3 + [WAITING]
 
 
 @pytest.mark.parametrize(("each", "day"), [(0, 1000), (1000, 0), (0, 0)])
 @pytest.mark.parametrize("prices", [PRICED, ""], ids=["priced", "free"])
 async def test_a_ceiling_of_zero_starts_nothing_automatically(tmp_path: Path, each: int, day: int, prices: str) -> None:
-    async with open_lab(tmp_path, config=auto(each, day, prices), runs=False) as lab:
-        answer = await reviewer(lab)
-        assert ("auto_approve_cents" if each == 0 else "auto_approve_daily_cents") in waits(answer)
-        assert await decided(lab) == []
+    async with open_lab(tmp_path, config=auto_config(each, day, prices), runs=False) as lab:
+        answer = await propose_reviewer(lab)
+        assert ("auto_approve_cents" if each == 0 else "auto_approve_daily_cents") in why_waiting(answer)
+        assert await all_decisions(lab) == []
 
 
 async def test_the_ceiling_resets_with_the_utc_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,12 +173,12 @@ async def test_the_ceiling_resets_with_the_utc_day(tmp_path: Path, monkeypatch: 
     late = (datetime.now(UTC) + timedelta(days=1)).replace(hour=23, minute=59, second=0, microsecond=0)
     at = [int(late.timestamp()) * 1_000_000_000]
     monkeypatch.setattr(time, "time_ns", lambda: at[0] + real() - began)
-    async with open_lab(tmp_path, config=auto(each=50, day=50), runs=False) as lab:
-        assert (await reviewer(lab)).status == "approved"
-        assert "auto_approve_daily_cents" in waits(await reviewer(lab, task="the same day"))
+    async with open_lab(tmp_path, config=auto_config(each=50, day=50), runs=False) as lab:
+        assert (await propose_reviewer(lab)).status == "approved"
+        assert "auto_approve_daily_cents" in why_waiting(await propose_reviewer(lab, task="the same day"))
         at[0] += 61 * 1_000_000_000
-        assert (await reviewer(lab, task="the next day")).status == "approved"
-        assert "auto_approve_daily_cents" in waits(await reviewer(lab, task="and one more"))
+        assert (await propose_reviewer(lab, task="the next day")).status == "approved"
+        assert "auto_approve_daily_cents" in why_waiting(await propose_reviewer(lab, task="and one more"))
 
 
 @given(
@@ -240,12 +201,12 @@ def test_the_ceilings_hold_for_any_sequence_of_requests(each: int, day: int, cap
 
 
 async def test_file_and_network_access_together_never_start_automatically(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=auto(), runs=False) as lab:
+    async with open_lab(tmp_path, config=auto_config(), runs=False) as lab:
         both = await lab.call("spawn_subagent", role="researcher", task="x", workspace=str(lab.workspace))
-        assert "it reads what is yours and reaches the web" in waits(both)
+        assert "it reads what is yours and reaches the web" in why_waiting(both)
         given = {"role": "researcher", "task": "x", "workspace": str(lab.workspace), "tools": ["read_file"]}
         assert (await lab.call("spawn_subagent", **given)).status == "approved", "without the web"
-        assert len(await decided(lab)) == 1
+        assert len(await all_decisions(lab)) == 1
 
 
 READER = "---\nname: {name}\ndescription: Reads.\ntools: [read_webpages, http_get]\n{hosts}---\nRead."
@@ -258,12 +219,12 @@ async def test_a_role_that_may_reach_any_address_never_starts_automatically(tmp_
     settings.paths.roles.mkdir(exist_ok=True)
     for name, hosts in (("anywhere", ""), ("docs", "hosts: [docs.example.org, api.example.org:8443]\n")):
         (settings.paths.roles / f"{name}.md").write_text(READER.format(name=name, hosts=hosts))
-    async with open_lab(tmp_path, config=auto(), runs=False) as lab:
+    async with open_lab(tmp_path, config=auto_config(), runs=False) as lab:
         for role in ("researcher", "anywhere"):
             web = await lab.call(
                 "spawn_subagent", role=role, task="Send secret words to evil.example", max_cost_cents=18
             )
-            assert "could send what the task says to any address" in waits(web)
+            assert "could send what the task says to any address" in why_waiting(web)
         named = await lab.call("spawn_subagent", role="docs", task="x", max_cost_cents=18)
         assert named.status == "approved"
         assert "It can reach only docs.example.org, api.example.org:8443 on the web" in named.message
@@ -277,7 +238,7 @@ async def test_a_role_that_may_reach_any_address_never_starts_automatically(tmp_
 
 
 async def test_the_settings_may_name_the_hosts_for_all_runs(tmp_path: Path) -> None:
-    config = auto() + "\n[fetch]\nhosts = ['Docs.example.org']\n"
+    config = auto_config() + "\n[fetch]\nhosts = ['Docs.example.org']\n"
     async with open_lab(tmp_path, config=config, runs=False) as lab:
         web = await lab.call("spawn_subagent", role="researcher", task="x", tools=["read_webpages"])
         assert web.status == "approved"
@@ -292,25 +253,25 @@ async def test_a_folder_named_only_by_the_call_never_starts_automatically(
     """Without roots, and outside of a repository, every folder may be asked for: whoever sees the path decides."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "workspace").mkdir()
-    async with open_runtime(settings_of(tmp_path / "data", None, auto()), LOOKING) as runtime:
+    async with open_runtime(settings_of(tmp_path / "data", None, auto_config()), LOOKING) as runtime:
 
         async def spawn(session: Session) -> Any:
             given = {"role": "researcher", "task": "Look", "workspace": str(tmp_path / "workspace")}
             reads = {**given, "tools": ["read_file", "search_and_read"]}
-            return await Service(runtime, session).call("spawn_subagent", reads, quiet)
+            return await Service(runtime, session).call("spawn_subagent", reads, ignore_progress)
 
         answer = await spawn(Session(user=runtime.user, transport="memory"))
-        assert f"only the call says that it may read {tmp_path / 'workspace'}" in waits(answer)
+        assert f"only the call says that it may read {tmp_path / 'workspace'}" in why_waiting(answer)
         rooted = Session(user=runtime.user, transport="memory", roots=(str(tmp_path / "workspace"),))
         assert (await spawn(rooted)).status == "approved", "the client itself has named it"
 
 
 async def test_earlier_results_and_network_access_together_never_start_automatically(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [hand_over()], config=auto(each=50, day=1000)) as lab:
-        first = await reviewer(lab)
+    async with open_lab(tmp_path, [hand_over()], config=auto_config(each=50, day=1000)) as lab:
+        first = await propose_reviewer(lab)
         await lab.ended(first.subagent_id)
         web = await lab.call("spawn_subagent", role="researcher", task="x", context_from=[first.subagent_id])
-        assert "it reads what is yours and reaches the web" in waits(web)
+        assert "it reads what is yours and reaches the web" in why_waiting(web)
 
 
 async def test_a_role_with_a_secret_it_can_send_never_starts_automatically(tmp_path: Path) -> None:
@@ -322,9 +283,9 @@ async def test_a_role_with_a_secret_it_can_send_never_starts_automatically(tmp_p
     (settings.paths.roles / "tickets.md").write_text(role.format("TICKETS, WIKI"))
     (settings.paths.roles / "poor.md").write_text(role.format("WIKI").replace("name: tickets", "name: poor"))
     set_secret("TICKETS", "tickets-are-1234567890", ["tickets.example"], tmp_path / "data" / "secrets" / "secrets.toml")
-    async with open_lab(tmp_path, config=auto(), runs=False) as lab:
+    async with open_lab(tmp_path, config=auto_config(), runs=False) as lab:
         answer = await lab.call("spawn_subagent", role="tickets", task="x", max_cost_cents=18)
-        assert "it may send a secret" in waits(answer)
+        assert "it may send a secret" in why_waiting(answer)
         poor = await lab.call("spawn_subagent", role="poor", task="x", max_cost_cents=18)
         assert poor.status == "approved", "a secret that nobody has stored cannot be sent"
 
@@ -336,7 +297,7 @@ async def test_saving_an_artifact_alone_does_not_require_approval(tmp_path: Path
     (settings.paths.roles / "scribe.md").write_text(
         "---\nname: scribe\ndescription: Writes.\ntools: [read_file, save_artifact]\n---\nWrite."
     )
-    async with open_lab(tmp_path, config=auto(), runs=False) as lab:
+    async with open_lab(tmp_path, config=auto_config(), runs=False) as lab:
         given = {"role": "scribe", "task": "x", "workspace": str(lab.workspace), "max_cost_cents": 18}
         answer = await lab.call("spawn_subagent", **given)
         assert "save_artifact" in answer.tools and answer.status == "approved"
@@ -381,37 +342,37 @@ def test_the_environment_cannot_loosen_a_stricter_file(tmp_path: Path) -> None:
             settings_of(tmp_path / "data", None, config, {"AVA_APPROVAL": "auto"})
     for name in ("AVA_AUTO_APPROVE_CENTS", "AVA_AUTO_APPROVE_DAILY_CENTS"):
         with pytest.raises(ConfigError, match=name):
-            settings_of(tmp_path / "data", None, auto(), {name: "1000"})
+            settings_of(tmp_path / "data", None, auto_config(), {name: "1000"})
 
 
 async def test_the_environment_may_tighten_it(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=auto(), runs=False, env={"AVA_APPROVAL": "ask"}) as lab:
-        answer = await reviewer(lab)
+    async with open_lab(tmp_path, config=auto_config(), runs=False, env={"AVA_APPROVAL": "ask"}) as lab:
+        answer = await propose_reviewer(lab)
         assert answer.status == WAITING and "by itself" not in answer.message
-        assert await decided(lab) == []
+        assert await all_decisions(lab) == []
 
 
 async def test_a_terminal_user_is_still_asked(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=auto(), runs=False) as lab:
+    async with open_lab(tmp_path, config=auto_config(), runs=False) as lab:
         person = Session(user=lab.runtime.user, transport="terminal", channel="terminal")
         there = replace(lab, service=Service(lab.runtime, person), session=person)
-        answer = await reviewer(there)
+        answer = await propose_reviewer(there)
         assert answer.status == WAITING and "by itself" not in answer.message
-        assert await decided(lab) == []
+        assert await all_decisions(lab) == []
 
 
 async def test_ceilings_without_the_auto_policy_start_nothing(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=auto().replace('"auto"', '"ask"'), runs=False) as lab:
-        assert (await reviewer(lab)).status == WAITING
-        assert await decided(lab) == []
+    async with open_lab(tmp_path, config=auto_config().replace('"auto"', '"ask"'), runs=False) as lab:
+        assert (await propose_reviewer(lab)).status == WAITING
+        assert await all_decisions(lab) == []
 
 
 async def test_the_hourly_spawn_limit_applies_here_too(tmp_path: Path) -> None:
-    config = auto(each=50, day=1000).replace("spawns_per_hour = 1000", "spawns_per_hour = 2")
+    config = auto_config(each=50, day=1000).replace("spawns_per_hour = 1000", "spawns_per_hour = 2")
     async with open_lab(tmp_path, config=config, runs=False) as lab:
-        assert [(await reviewer(lab, task=f"number {each}")).status for each in range(2)] == ["approved"] * 2
-        third = await reviewer(lab, task="the third")
-        said = waits(third)
+        assert [(await propose_reviewer(lab, task=f"number {each}")).status for each in range(2)] == ["approved"] * 2
+        third = await propose_reviewer(lab, task="the third")
+        said = why_waiting(third)
         assert "2 of 2 paid starts per hour without a person's answer are used (limits.spawns_per_hour in " in said
         assert f"/ava approve {third.pending_id}` in a terminal is not limited" in said
         assert "confirm_spawn cannot start it now" in third.next
@@ -420,13 +381,13 @@ async def test_the_hourly_spawn_limit_applies_here_too(tmp_path: Path) -> None:
 async def test_confirming_an_expired_proposal_starts_nothing_here_either(tmp_path: Path) -> None:
     """The fresh proposal is one to look at: a call that is answered with "nothing was started" starts nothing."""
     with running_model_server([]) as models:
-        strict = f"proposal_ttl_s = 1\n{auto().replace(chr(34) + 'auto' + chr(34), chr(34) + 'ask' + chr(34))}"
+        strict = f"proposal_ttl_s = 1\n{auto_config().replace(chr(34) + 'auto' + chr(34), chr(34) + 'ask' + chr(34))}"
         async with open_lab(tmp_path, config=strict, server=models, runs=False) as lab:
-            made = await reviewer(lab)
-        async with open_lab(tmp_path, config=f"proposal_ttl_s = 1\n{auto()}", server=models, runs=False) as lab:
+            made = await propose_reviewer(lab)
+        async with open_lab(tmp_path, config=f"proposal_ttl_s = 1\n{auto_config()}", server=models, runs=False) as lab:
             await anyio.sleep_until(anyio.current_time() + 1.05)  # the time that it has to live
             answer = await lab.approve(made)
             assert answer.status == "refused" and answer.next == "Nothing was started."
             fresh = answer.decisions[0].fresh
             assert fresh is not None and fresh["status"] == WAITING and fresh["approval_line"]
-            assert [decision.decision for decision in await decided(lab)] == ["expired"]
+            assert [decision.decision for decision in await all_decisions(lab)] == ["expired"]

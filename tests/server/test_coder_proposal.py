@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.approval.people import DialogPerson
 from support.repositories.coding import VERIFY, asked, project
 from support.repositories.projects import checkout, git, write
-from support.runtime import PRICED, open_lab
+from support.runtime import PRICED, Lab, open_lab
 from support.sandboxes.attacks import needs_confinement
 
-from ava_server.approval.questions import Question, Reply
 from ava_server.budget.run_config import config_of
-from ava_server.service.access import Asking
-from ava_server.service.service import Service
 
 EDITOR = (
     "---\nname: editor\ndescription: Edits.\ntools: [Read, Edit]\nverify: make check\nsetup: make deps\n---\nEdit.\n"
@@ -158,7 +155,7 @@ async def test_the_proposal_says_what_changes_where_and_which_command_verifies_i
             "confirm_spawn", pending_ids=[made.pending_id], approving=[made.approval_line.replace("adding.py", "src")]
         )
         assert answer.decisions[0].status != "approved", "the line names what may be changed"
-        question = await asked_of_a_person(lab.service, made)
+        question = await text_for_person(lab, made)
     for words in (
         f"a worktree of its own of {repository}, from commit {head[:12]} ({branch})",
         'may change only these paths: "adding.py", "odd, and free: yes".',
@@ -175,23 +172,13 @@ async def test_the_proposal_says_what_changes_where_and_which_command_verifies_i
     assert (config.coding.base, config.coding.uncommitted, config.coding.branch) == (head, 2, branch)
 
 
-async def asked_of_a_person(service: Service, made: Any) -> str:
+async def text_for_person(lab: Lab, made: Any) -> str:
     """Have the person asked about a proposal; return what they read."""
-    read: list[str] = []
-
-    class Person:
-        fills_forms = True
-
-        async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
-            read.append(question.text.replace(" \n", "\n"))
-            return Reply("decline")
-
-    async def quiet(_line: str) -> None: ...
-
-    given = {"pending_ids": [made.pending_id], "approving": [made.approval_line]}
-    await service.call("confirm_spawn", given, quiet, asking=Asking(Person()))
-    [text] = read
-    return text
+    person = DialogPerson("decline")
+    ids, lines = [made.pending_id], [made.approval_line]
+    await lab.call_asking(person, "confirm_spawn", pending_ids=ids, approving=lines)
+    [question] = person.questions
+    return question.text.replace(" \n", "\n")
 
 
 async def test_the_verify_command_comes_from_the_call_then_the_role_then_detection(tmp_path: Path) -> None:

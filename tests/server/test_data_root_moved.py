@@ -10,12 +10,11 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Gate, Say, running_model_server
+from support.model_server import Gate, Say
 from support.runtime import Lab, arrived, hand_over, open_lab
 from support.stdio import serving, until, using
 
 from ava_audit.errors import LogMoved
-from ava_audit.events import CostUpdate
 from ava_audit.store.store import Store
 from ava_roles.sandbox.path_access import make_folders
 
@@ -73,43 +72,41 @@ async def refused(lab: Lab, tool: str, **given: Any) -> None:
 @pytest.mark.parametrize("way", WAYS)
 async def test_no_command_runs_and_no_model_is_called_after_the_data_root_is_gone(tmp_path: Path, way: Way) -> None:
     gate = Gate()
-    with running_model_server([NOTE, Say("lost", gate=gate), hand_over()]) as server:
-        async with open_lab(tmp_path, server=server, check=False) as lab:
-            await lab.start()
-            waiting = await lab.propose(task="another")
-            await arrived(gate.arrived)
-            way(lab.root)
-            there = files(lab.root)
-            gate.released.set()
-            approve = {"pending_ids": [waiting.pending_id], "approving": [waiting.approval_line]}
-            await refused(lab, "confirm_spawn", **approve)
-            await refused(lab, "spawn_subagent", role="researcher", task="a third")
-            await noticed(lab)
-            await refused(lab, "check_subagent")
-            await refused(lab, "read_ava_logs", last_n=5)
-            if not lab.runtime.membership.holds():
-                with pytest.raises(LogMoved):
-                    lab.runtime.membership.renew()
-            await anyio.sleep(0.5)
-            assert len(server.requests) == 2, "no model is called"
-            assert files(lab.root) == there, "nothing is created in its place"
+    async with open_lab(tmp_path, [NOTE, Say("lost", gate=gate), hand_over()], check=False) as lab:
+        await lab.start()
+        waiting = await lab.propose(task="another")
+        await arrived(gate.arrived)
+        way(lab.root)
+        there = files(lab.root)
+        gate.released.set()
+        approve = {"pending_ids": [waiting.pending_id], "approving": [waiting.approval_line]}
+        await refused(lab, "confirm_spawn", **approve)
+        await refused(lab, "spawn_subagent", role="researcher", task="a third")
+        await noticed(lab)
+        await refused(lab, "check_subagent")
+        await refused(lab, "read_ava_logs", last_n=5)
+        if not lab.runtime.membership.holds():
+            with pytest.raises(LogMoved):
+                lab.runtime.membership.renew()
+        await anyio.sleep(0.5)
+        assert len(lab.server.requests) == 2, "no model is called"
+        assert files(lab.root) == there, "nothing is created in its place"
 
 
 async def test_a_run_continues_when_the_data_root_is_back_and_loses_no_paid_answer(tmp_path: Path) -> None:
     gate = Gate()
-    with running_model_server([NOTE, Say("kept", calls=NOTE.calls, gate=gate), hand_over()]) as server:
-        async with open_lab(tmp_path, server=server) as lab:
-            run_id = await lab.start()
-            await arrived(gate.arrived)
-            moved(lab.root)
-            gate.released.set()
-            await noticed(lab)
-            assert len(server.requests) == 2
-            lab.root.with_name("elsewhere").rename(lab.root)
-            assert (await lab.ended(run_id)).state == "success"
-            assert [fact.settlement for fact in await lab.facts(run_id, CostUpdate)] == ["billed"] * 3
-            assert (await lab.result(run_id))["status"] == "success"
-    assert len(server.requests) == 3
+    async with open_lab(tmp_path, [NOTE, Say("kept", calls=NOTE.calls, gate=gate), hand_over()]) as lab:
+        run_id = await lab.start()
+        await arrived(gate.arrived)
+        moved(lab.root)
+        gate.released.set()
+        await noticed(lab)
+        assert len(lab.server.requests) == 2
+        lab.root.with_name("elsewhere").rename(lab.root)
+        assert (await lab.ended(run_id)).state == "success"
+        assert await lab.settlements(run_id) == ["billed"] * 3
+        assert (await lab.result(run_id))["status"] == "success"
+    assert len(lab.server.requests) == 3
 
 
 @pytest.mark.slow

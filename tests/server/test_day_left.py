@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from support.approval.past_runs import check_approval_of, pending_of
 from support.commands.dashboard import asked
 from support.model_server import Say
 from support.pages.browser import open_pages
-from support.past_runs import checked, waiting_of
 from support.runtime import DONE, hand_over, open_lab
 
 from ava_server.approval.decisions import CheckedApproval
@@ -49,8 +49,8 @@ async def test_the_figure_counts_what_is_left_of_the_day_and_names_that_budget(
         assert CAP in small.message and "is left of" not in small.message
         assert f"Only $0.20 is left of {DAYS[day][1]}, less than its cost cap." in made.message
         assert CAP not in made.message and turns_in(made.message) == turns_in(small.message)
-        (_small, one) = await waiting_of(lab)
-        shown = await checked(lab, made)
+        (_small, one) = await pending_of(lab)
+        shown = await check_approval_of(lab, made)
         drawn = await asked(lab, "approve", made.subagent_id)
         assert one.summary is not None and any("is left of" in line for line in one.summary.warnings)
         for text in (one.message, " ".join(question(shown).text.split(" \n")), drawn.text.replace("\n", " ")):
@@ -70,7 +70,7 @@ async def test_refuses_a_run_for_which_too_little_of_the_day_is_left(tmp_path: P
         answer = await lab.call("spawn_subagent", role="researcher", task="t", workspace=str(lab.workspace))
         assert says in answer.message and answer.status == "failed"
         assert re.search(r"that takes \$0\.\d\d; it is renewed at 00:00 UTC, or raise limits\.", answer.message)
-        (shown,) = await waiting_of(lab)
+        (shown,) = await pending_of(lab)
         assert f"Only $0.04 is left of {DAYS[day][1]}, less than its cost cap: it cannot start" in shown.message
         decided = await lab.approve(late)
         assert says in decided.decisions[0].refused_because
@@ -81,7 +81,7 @@ async def test_refuses_a_run_for_which_too_little_of_the_day_is_left(tmp_path: P
 async def test_an_approval_with_a_lower_cap_shows_what_that_buys(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=PRICE, runs=False) as lab:
         made = await lab.propose(max_cost_cents=40)
-        found = await checked(lab, made)
+        found = await check_approval_of(lab, made)
         (member,) = found.members
         lowered = type(member)(member.row, member.run, member.config, member.texts, {"max_cost_micros": 150_000})
         text = question(CheckedApproval((lowered,), None, None, found.day)).text
@@ -92,8 +92,8 @@ async def test_a_group_names_the_cap_that_all_of_them_share(tmp_path: Path, caps
     async with open_lab(tmp_path, [], config=config("user", 60), runs=False) as lab:
         made = [await lab.propose(task=f"Part {number}", max_cost_cents=40) for number in range(2)]
         says = f"Their caps add up to $0.80, but only $0.60 is left of {DAYS['user'][1]}: some may end early."
-        text = question(await checked(lab, *made)).text
-        waiting = await waiting_of(lab)
+        text = question(await check_approval_of(lab, *made)).text
+        waiting = await pending_of(lab)
         ShownProposals(waiting).show()
         limited = together_note(waiting, 500_000)
         answer = await lab.approve(*made, group_max_cost_cents=5)

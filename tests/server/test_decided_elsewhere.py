@@ -7,62 +7,37 @@ log has. Terminals as people use them are in `tests/system/test_decided_elsewher
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
 import anyio
 import pytest
-from mcp_types import ElicitRequestFormParams, ElicitResult
 from support.hosts.elicitation import Answering, accept, cancel, decline, host
+from support.hosts.elsewhere import (
+    LIMITS,
+    PERSON,
+    Happening,
+    answer_after,
+    answer_question_elsewhere,
+    decide_elsewhere,
+    decide_request_elsewhere,
+    never_answer,
+)
 from support.hosts.extensions import CAP, works
 from support.model_server import Gate, Say
 from support.runtime import PRICED, hand_over
 
-from ava_audit.events import Answered, Channel, SpawnDecided, Who
+from ava_audit.events import Answered, Channel, SpawnDecided
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_server.approval.channels import WAYS
 from ava_server.approval.decide import Shown
-from ava_server.approval.decisions import Approval, approve, reject
-from ava_server.approval.proposals import SpawnLimits
-from ava_server.budget.user_limits import DayCaps
+from ava_server.approval.decisions import reject
 from ava_server.cli import demo
-from ava_server.config.settings import Limits
-from ava_server.core.data_root import os_user
-from ava_server.runs.endings import cancel as cancel_run
-from ava_server.runs.extension import ExtensionLimits
-from ava_server.runs.pending_questions import asked_of, decide_question, pending_question
-from ava_server.runs.question_kinds import Decider
 from ava_server.service.outcomes import outcome_of
 
-PERSON = Who("sess-elsewhere", "person", os_user())
-LIMITS = SpawnLimits(0, "", DayCaps(10**9, 10**9), ("", ""), 10**9)
-EXTENSIONS = ExtensionLimits(Limits(), DayCaps(10**9, 10**9))
-Happening = Literal["approved", "rejected", "withdrawn", "expired", "ended"]
 
-
-async def happens(root: Path, made: dict[str, Any], what: Happening, channel: Channel = "browser") -> None:
-    """Decide as the pages do, in a store of one's own."""
-    ids = (str(made["pending_id"]),)
-    async with Store.open(root) as store:
-        if what in ("approved", "ended"):
-            decided = await store.do(approve(Approval(ids, (made["approval_line"],)), PERSON, channel, LIMITS))
-            assert decided.decisions[0].status == "approved", decided
-        elif what == "rejected":
-            await store.do(reject(ids, PERSON, channel))
-        elif what == "withdrawn":
-            await store.do(cancel_run(made["subagent_id"], PERSON, None, "person"))
-        if what == "ended":
-            while not (await store.read(lambda view: view.run(made["subagent_id"]))).ended:  # type: ignore[union-attr]
-                await store.wait_for_entry_after(store.head)
-
-
-async def never(_asked: ElicitRequestFormParams) -> ElicitResult:
-    await anyio.sleep_forever()
-    raise AssertionError
-
-
-@pytest.mark.parametrize("then", [never, decline, accept()], ids=["still open", "no", "yes"])
+@pytest.mark.parametrize("then", [never_answer, decline, accept()], ids=["still open", "no", "yes"])
 @pytest.mark.parametrize(
     ("what", "status", "says"),
     [
@@ -81,12 +56,7 @@ async def test_a_form_of_the_host_goes_on_with_what_was_decided_elsewhere(
     async with host(tmp_path, "legacy", then, [Say("x", gate=gate), hand_over()]) as at:
         made = await at.propose()
 
-        async def answers(asked: ElicitRequestFormParams) -> ElicitResult:
-            await happens(at.root, made, what)
-            answer = then(asked)
-            return answer if isinstance(answer, ElicitResult) else await answer  # type: ignore[misc]
-
-        at.person.answers = answers
+        at.person.answers = answer_after(partial(decide_elsewhere, at.root, made, what), then)
         with anyio.fail_after(20):
             answer = await at.confirm(made)
         gate.released.set()
@@ -99,14 +69,14 @@ async def test_a_form_of_the_host_goes_on_with_what_was_decided_elsewhere(
 
 
 async def test_a_form_that_stays_open_when_its_proposal_expires_is_withdrawn(tmp_path: Path) -> None:
-    async with host(tmp_path, "legacy", never, config=f"proposal_ttl_s = 1\n{PRICED}") as at:
+    async with host(tmp_path, "legacy", never_answer, config=f"proposal_ttl_s = 1\n{PRICED}") as at:
         made = await at.propose()
         with anyio.fail_after(20):
             answer = await at.confirm(made)
         assert "expired before it was approved" in json.dumps(answer) and at.models.requests == []
 
 
-@pytest.mark.parametrize("then", [never, cancel, decline], ids=["still open", "closed", "no"])
+@pytest.mark.parametrize("then", [never_answer, cancel, decline], ids=["still open", "closed", "no"])
 @pytest.mark.parametrize(
     ("allows", "says"),
     [(True, "was approved already, in the browser at"), (False, "was declined already, in the browser at")],
@@ -116,48 +86,24 @@ async def test_a_request_for_more_asked_by_check_subagent_tells_what_was_decided
 ) -> None:
     async with host(tmp_path, "legacy", accept(), works) as at:
         made = await at.propose(**CAP)
-
-        async def elsewhere(asked: ElicitRequestFormParams) -> ElicitResult:
-            async with Store.open(at.root) as store:
-                run = await store.read(lambda view: view.run(made["subagent_id"]))
-                request = asked_of(run) if run is not None else None
-                assert request is not None
-                allow = request.proposed if allows else None
-                by = Decider(PERSON, PERSON, "browser", EXTENSIONS)
-                done = await store.do(decide_question(made["subagent_id"], request.digest, allow, by))
-                assert done.status != "refused", done
-            answer = then(asked)
-            return answer if isinstance(answer, ElicitResult) else await answer  # type: ignore[misc]
-
         await at.confirm(made)
-        at.person.answers = elsewhere
+        act = partial(decide_request_elsewhere, at.root, made["subagent_id"], allow=allows)
+        at.person.answers = answer_after(act, then)
         with anyio.fail_after(30):
             answer = await at.call("check_subagent", subagent_id=made["subagent_id"], wait_seconds=20)
         assert says in str(answer.get("message")) and "still waits" not in str(answer), answer
 
 
-@pytest.mark.parametrize("then", [never, cancel, decline], ids=["still open", "closed", "no"])
+@pytest.mark.parametrize("then", [never_answer, cancel, decline], ids=["still open", "closed", "no"])
 async def test_a_question_of_a_run_asked_by_check_subagent_tells_who_has_answered(
     tmp_path: Path, then: Answering
 ) -> None:
     script = [Say(calls=[("ask", {"question": "In which currency?"})]), hand_over()]
     async with host(tmp_path, "legacy", accept(), script) as at:
         made = await at.propose()
-
-        async def elsewhere(asked: ElicitRequestFormParams) -> ElicitResult:
-            async with Store.open(at.root) as store:
-                run = await store.read(lambda view: view.run(made["subagent_id"]))
-                assert run is not None
-                found = await store.read(lambda view: pending_question(view, run, now_us()))
-                assert found is not None
-                agent = Who(run.session_id, run.id, run.user_id)
-                by = Decider(PERSON, agent, "browser", EXTENSIONS)
-                assert (await store.do(decide_question(run.id, found.id, "EUR", by))).status == "answered"
-            answer = then(asked)
-            return answer if isinstance(answer, ElicitResult) else await answer  # type: ignore[misc]
-
         await at.confirm(made)
-        at.person.answers = elsewhere
+        act = partial(answer_question_elsewhere, at.root, made["subagent_id"], "EUR")
+        at.person.answers = answer_after(act, then)
         with anyio.fail_after(30):
             answer = await at.call("check_subagent", subagent_id=made["subagent_id"], wait_seconds=20)
         assert "was answered already, in the browser at" in str(answer.get("message")), answer
@@ -182,7 +128,7 @@ async def test_the_demo_tells_and_follows_what_was_decided_elsewhere(
         made = await at.propose()
 
         async def declines(_host: demo._DemoHost, _run_id: str) -> bool:
-            await happens(at.root, made, what, "terminal")
+            await decide_elsewhere(at.root, made, what, "terminal")
             return False
 
         monkeypatch.setattr(demo._DemoHost, "_ask", declines)

@@ -15,7 +15,6 @@ from support.model_server import Gate, ModelServer, running_model_server
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 from support.stdio import until
 
-from ava_audit.events import RunClaimed
 from ava_server import delivery
 from ava_server.delivery import ANY, DeliveryFailed, attempt_of
 from ava_server.delivery.outbox import REPEATED, Message, Outbox
@@ -58,7 +57,7 @@ def stop(manager: Manager, *, lease_too: bool = True) -> None:
 
 
 async def claims(lab: Lab, run: str) -> list[str]:
-    return [fact.reason for fact in await lab.facts(run, RunClaimed)]
+    return await lab.claim_reasons(run)
 
 
 async def stays(check: Callable[[], object], for_s: float = 2.5) -> None:

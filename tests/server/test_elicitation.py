@@ -2,64 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from mcp.server.request_state import AESGCMRequestStateCodec
-from mcp.shared.memory import create_client_server_memory_streams
-from mcp.shared.message import SessionMessage
-from mcp_types import (
-    ElicitRequestFormParams,
-    ElicitResult,
-    ErrorData,
-    InputRequiredResult,
-)
-from mcp_types.jsonrpc import jsonrpc_message_adapter
+from mcp_types import ElicitRequestFormParams, ElicitResult, ErrorData
 from support.hosts.elicitation import (
-    ERAS,
     Answering,
     Host,
     Person,
     accept,
-    approval,
     cancel,
     decline,
     host,
     read_and_accept,
+    refusal_reason,
 )
-from support.model_server import Gate, Say, running_model_server
-from support.runtime import PRICED, connect, hand_over, settings_of, with_workspace
+from support.runtime import PRICED, connect, hand_over
 from support.sample import sampled
-from support.stdio import MODERN, serving, using
 
-from ava_audit.events import RunClaimed, SpawnDecided, UserMessage
+from ava_audit.events import SpawnDecided, UserMessage
 from ava_audit.rows import WAITING
 from ava_audit.store.store import Store
 from ava_audit.view import View
-from ava_server.approval.questions import LimitField, Question
-from ava_server.budget.run_config import COST, TIME
-from ava_server.config.root_key import root_key
 from ava_server.mcp_server import elicitation
-from ava_server.mcp_server.server import build_server
-from ava_server.service import access
-
-
-@pytest.fixture(params=ERAS, ids=["handshake era", "modern era"])
-def era(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def reason(answer: dict[str, Any]) -> str:
-    """Why an approval was refused."""
-    assert answer["status"] == "refused", answer
-    return str(answer["decisions"][0]["refused_because"])
-
 
 # -- what the person answers ------------------------------------------------------------------------------------------
 
@@ -75,7 +44,7 @@ async def test_accepting_starts_one_run_and_logs_the_persons_decision(tmp_path: 
         assert said.text == f"approved {made['pending_id']}: {made['approval_line']}"
         assert len(at.person.asked) == 1
         again = await at.confirm(made)
-        assert "approved already" in reason(again)
+        assert "approved already" in refusal_reason(again)
         assert len(at.person.asked) == 1, "what cannot start is no question"
 
 
@@ -86,7 +55,7 @@ async def test_declining_starts_nothing_and_names_the_alternatives(
     async with host(tmp_path, era, answers) as at:
         made = await at.propose()
         answer = await at.confirm(made)
-        assert said in reason(answer)
+        assert said in refusal_reason(answer)
         assert f"ava approve {made['pending_id']}" in answer["next"] and "policy auto" in answer["next"]
         await at.nothing_started()
         at.person.answers = accept()  # it still waits: another day, another mood
@@ -99,7 +68,7 @@ async def test_a_client_that_fails_to_show_its_form_starts_nothing(tmp_path: Pat
         return ErrorData(code=-32603, message="no screen")
 
     async with host(tmp_path, "legacy", broken) as at:
-        assert "closed the question" in reason(await at.confirm(await at.propose()))
+        assert "closed the question" in refusal_reason(await at.confirm(await at.propose()))
         await at.nothing_started()
 
 
@@ -266,7 +235,7 @@ async def test_asks_nobody_without_the_exact_line(tmp_path: Path, era: str, appr
         made = await at.propose()
         given = {} if approving is None else {"approving": approving}
         answer = await at.call("confirm_spawn", pending_ids=[made["pending_id"]], **given)
-        assert "approving" in reason(answer) and answer["approval_lines"] == [made["approval_line"]]
+        assert "approving" in refusal_reason(answer) and answer["approval_lines"] == [made["approval_line"]]
         assert at.person.asked == []
         await at.nothing_started()
 
@@ -277,7 +246,7 @@ async def test_an_expired_proposal_asks_nothing_and_returns_a_new_one(tmp_path: 
         made = await at.propose()
         await anyio.sleep_until(anyio.current_time() + life_s + 0.05)
         answer = await at.confirm(made)
-        assert "expired" in reason(answer)
+        assert "expired" in refusal_reason(answer)
         fresh = answer["decisions"][0]["fresh"]
         assert fresh["pending_id"] != made["pending_id"] and fresh["status"] == WAITING
         assert at.person.asked == [] and at.models.requests == []
@@ -299,7 +268,7 @@ async def test_a_change_that_raises_a_limit_asks_no_question(tmp_path: Path, era
     async with host(tmp_path, era, accept()) as at:
         made = await at.propose()
         answer = await at.confirm(made, changes={made["pending_id"]: {"caps": {"max_cost_cents": 51}}})
-        assert "only lower" in reason(answer) and at.person.asked == []
+        assert "only lower" in refusal_reason(answer) and at.person.asked == []
         await at.nothing_started()
 
 
@@ -473,7 +442,7 @@ async def test_an_answer_without_the_persons_yes_starts_nothing_where_the_host_s
 ) -> None:
     """With full access, Codex accepts a form without fields by itself; the choice is what a person adds."""
     async with host(tmp_path, era, accept(**content), name="codex-mcp-client") as at:
-        assert "declined" in reason(await at.confirm(await at.propose()))
+        assert "declined" in refusal_reason(await at.confirm(await at.propose()))
         await at.nothing_started()
 
 
@@ -502,326 +471,6 @@ async def test_gives_different_advice_after_a_no_and_after_silence(tmp_path: Pat
     said_no, unseen = nexts
     assert "If the person said no, ask what they want instead" in said_no
     assert "call confirm_spawn again with the same arguments" in unseen and "with the same arguments" not in said_no
-
-
-# -- the handshake era: a question inside the call --------------------------------------------------------------------
-
-
-async def test_an_answer_after_the_deadline_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that takes no notice of a cancelled question and answers it all the same."""
-    monkeypatch.setattr(elicitation, "ASK_S", 0.3)
-    (tmp_path / "workspace").mkdir()
-    with running_model_server([hand_over()]) as models:
-        settings = settings_of(tmp_path / "data", models.base_url, with_workspace(PRICED, tmp_path / "workspace"))
-        server = build_server(lambda: settings, transport="memory")
-        async with (
-            create_client_server_memory_streams() as ((receive, send), theirs),
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(server.run, *theirs, server.create_initialization_options())
-            ids = iter(range(1, 100))
-
-            async def say(**message: Any) -> None:
-                await send.send(SessionMessage(jsonrpc_message_adapter.validate_python({"jsonrpc": "2.0", **message})))
-
-            async def hear(until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-                with anyio.fail_after(20):
-                    while True:
-                        got = await receive.receive()
-                        assert isinstance(got, SessionMessage)
-                        message: dict[str, Any] = got.message.model_dump(by_alias=True, exclude_none=True)
-                        if until(message):
-                            return message
-
-            async def ask(method: str, **params: Any) -> int:
-                number = next(ids)
-                await say(id=number, method=method, params=params)
-                return number
-
-            async def tool(name: str, **arguments: Any) -> dict[str, Any]:
-                number = await ask("tools/call", name=name, arguments=arguments)
-                answer = await hear(lambda message: message.get("id") == number and "result" in message)
-                content: dict[str, Any] = answer["result"]["structuredContent"]
-                return content
-
-            hello = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "late", "version": "1"}}
-            number = await ask("initialize", **hello, capabilities={"elicitation": {}})
-            await hear(lambda message: message.get("id") == number)
-            await say(method="notifications/initialized")
-            workspace = str(tmp_path / "workspace")
-            made = await tool("spawn_subagent", role="researcher", task="Look", workspace=workspace)
-            number = await ask("tools/call", name="confirm_spawn", arguments=approval(made))
-            question = await hear(lambda message: message.get("method") == "elicitation/create")
-            answer = await hear(lambda message: message.get("id") == number and "result" in message)
-            told = answer["result"]["structuredContent"]
-            assert "has not answered" in reason(told) and "ava approve" in told["next"]
-            await say(id=question["id"], result={"action": "accept", "content": {}})
-            checked = await tool("check_subagent", subagent_id=made["subagent_id"])
-            assert checked["status"] == WAITING
-            assert models.requests == []
-            tasks.cancel_scope.cancel()
-
-
-async def test_the_wait_after_a_question_gets_the_remaining_time_of_the_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(access, "WAIT_LIMIT_S", 1.0)
-    gate = Gate()
-    async with host(tmp_path, "legacy", accept(), [Say("late", gate=gate), hand_over()]) as at:
-        began = anyio.current_time()
-        answer = await at.confirm(await at.propose(), wait_seconds=40)
-        assert answer["status"] == "approved" and anyio.current_time() - began < 10
-        gate.released.set()
-
-
-@pytest.mark.parametrize(
-    "reply",
-    sampled(
-        [
-            {},
-            {"action": "yes"},
-            {"action": "ACCEPT", "content": {}},
-            {"action": "accept", "content": {"max_minutes": {"at most": 1}}},
-            {"action": "accept", "content": "all of it"},
-            {"action": ["accept"]},
-        ],
-        2,
-    ),
-)
-async def test_an_invalid_answer_starts_nothing_and_is_not_an_internal_error(
-    tmp_path: Path, reply: dict[str, Any]
-) -> None:
-    (tmp_path / "workspace").mkdir()
-    with running_model_server([hand_over()]) as models:
-        async with serving(tmp_path / "data", env=using(models.base_url), initialize=False) as wire:
-            hello = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "odd", "version": "1"}}
-            await wire.request("initialize", {**hello, "capabilities": {"elicitation": {}}})
-            await wire.notify("notifications/initialized")
-            wire.replies["elicitation/create"] = lambda: reply
-            made = await wire.tool(
-                "spawn_subagent", role="researcher", task="Look", workspace=str(tmp_path / "workspace")
-            )
-            answer = await wire.tool("confirm_spawn", **approval(made))
-            assert "closed the question" in reason(answer)
-            assert (await wire.tool("check_subagent", subagent_id=made["subagent_id"]))["status"] == WAITING
-        assert models.requests == []
-
-
-async def test_in_the_handshake_era_an_answer_sent_with_the_call_is_ignored(tmp_path: Path) -> None:
-    async with host(tmp_path, "legacy", decline) as at:
-        made = await at.propose()
-        answer = await at.by_hand(approval(made), answer=ElicitResult(action="accept", content={}))
-        assert isinstance(answer, dict)
-        assert "declined" in reason(answer) and len(at.person.asked) == 1
-        await at.nothing_started()
-
-
-# -- the modern era: the answer comes with another call ---------------------------------------------------------------
-
-YES = ElicitResult(action="accept", content={})
-
-
-async def test_an_answer_without_the_request_state_asks_again(tmp_path: Path) -> None:
-    async with host(tmp_path, "auto", decline) as at:
-        given = approval(await at.propose())
-        assert isinstance(await at.by_hand(given, answer=YES), InputRequiredResult), "never asked"
-        await at.question(given)
-        assert isinstance(await at.by_hand(given, answer=YES), InputRequiredResult), "asked, and nothing kept"
-        await at.nothing_started()
-
-
-async def test_a_state_without_an_answer_asks_again(tmp_path: Path) -> None:
-    async with host(tmp_path, "auto", decline) as at:
-        given = approval(await at.propose())
-        state = await at.question(given)
-        assert isinstance(await at.by_hand(given, state=state), InputRequiredResult)
-        await at.nothing_started()
-
-
-@pytest.mark.parametrize("how", ["one letter", "cut", "none of ours", "empty", "the bare hash", "another root's"])
-async def test_a_tampered_state_asks_again(tmp_path: Path, how: str) -> None:
-    async with host(tmp_path, "auto", decline) as at:
-        made = await at.propose()
-        given = approval(made)
-        asked = await at.by_hand(given)
-        assert isinstance(asked, InputRequiredResult) and asked.request_state is not None
-        state = asked.request_state
-        middle = len(state) // 2
-        config = with_workspace(PRICED, at.workspace)
-        path = settings_of(at.root, at.models.base_url, config).paths.question_key
-        inside = AESGCMRequestStateCodec([root_key(path)]).unseal(state)
-        form = asked.model_dump(by_alias=True)["inputRequests"]["approval"]["params"]
-        tampered = {
-            "one letter": state[:middle] + ("A" if state[middle] != "A" else "B") + state[middle + 1 :],
-            "cut": state[:-4],
-            "none of ours": "v1.aGVsbG8",
-            "empty": "",
-            "the bare hash": _bare(form),
-            "another root's": AESGCMRequestStateCodec(["another root's key" * 4]).seal(inside),
-        }[how]
-        assert json.loads(inside)["s"].partition("@")[0] == _bare(form)
-        assert isinstance(await at.by_hand(given, tampered, YES), InputRequiredResult)
-        await at.nothing_started()
-
-
-def _bare(form: dict[str, Any]) -> str:
-    """The hash of a question, as a client that knows our code can make it, without the seal."""
-    fields = form["requestedSchema"]["properties"]
-    caps = {"max_cost_dollars": COST, "max_minutes": TIME}
-    limits = (LimitField(caps[name], each["title"], each["minimum"], each["maximum"]) for name, each in fields.items())
-    return Question(form["message"], tuple(limits)).sha()
-
-
-async def test_a_state_from_a_call_with_other_arguments_asks_again(tmp_path: Path) -> None:
-    async with host(tmp_path, "auto", decline) as at:
-        cheap, dear = await at.propose(task="one", max_cost_cents=16), await at.propose(task="two")
-        state = await at.question(approval(cheap))
-        assert isinstance(await at.by_hand(approval(dear), state, YES), InputRequiredResult)
-        lowered = approval(dear, changes={dear["pending_id"]: {"caps": {"max_cost_cents": 16}}})
-        state = await at.question(lowered)
-        assert isinstance(await at.by_hand(approval(dear), state, YES), InputRequiredResult), "its own, lowered"
-        await at.nothing_started(waiting=2)
-
-
-async def test_an_expired_state_asks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elicitation, "ANSWER_S", 0.2)
-    async with host(tmp_path, "auto", decline) as at:
-        given = approval(await at.propose())
-        state = await at.question(given)
-        await anyio.sleep_until(anyio.current_time() + 0.25)  # the time that it has to live
-        assert isinstance(await at.by_hand(given, state, YES), InputRequiredResult)
-        await at.nothing_started()
-
-
-async def test_another_server_on_the_same_data_root_accepts_the_answer_once(tmp_path: Path) -> None:
-    with running_model_server([hand_over()]) as models:
-        async with host(tmp_path, "auto", decline, server=models) as at:
-            made = await at.propose()
-            given = approval(made)
-            state = await at.question(given)
-        async with host(tmp_path, "auto", decline, server=models) as at:
-            answer = await at.by_hand(given, state, YES)
-            assert isinstance(answer, dict) and answer["status"] == "approved"
-            assert (await at.started_once(made)).channel == "elicitation"
-            replayed = await at.by_hand(given, state, YES)
-            assert isinstance(replayed, dict) and "approved already" in reason(replayed)
-            assert len(await at.facts(made, RunClaimed)) == 1 and len(models.requests) == 1
-            assert at.person.asked == []
-
-
-async def test_a_new_server_asks_again_when_the_key_is_gone(tmp_path: Path) -> None:
-    with running_model_server([hand_over()]) as models:
-        async with host(tmp_path, "auto", decline, server=models) as at:
-            made = await at.propose()
-            given = approval(made)
-            state = await at.question(given)
-        key = settings_of(at.root, models.base_url, with_workspace(PRICED, at.workspace)).paths.question_key
-        before = key.read_bytes()
-        key.unlink()
-        async with host(tmp_path, "auto", accept(), server=models) as at:
-            assert isinstance(await at.by_hand(given, state, YES), InputRequiredResult)
-            await at.nothing_started()
-            assert key.read_bytes() != before and key.stat().st_mode & 0o077 == 0
-            assert (await at.confirm(made))["status"] == "approved"
-            await at.started_once(made)
-
-
-@pytest.mark.parametrize("fault", ["open to others", "too short", "no TOML"])
-async def test_reports_an_unusable_key_instead_of_asking_forever(tmp_path: Path, fault: str) -> None:
-    with running_model_server([hand_over()]) as models:
-        async with host(tmp_path, "auto", accept(), server=models) as at:
-            made = await at.propose()
-            await at.question(approval(made))
-        key = settings_of(at.root, models.base_url, with_workspace(PRICED, at.workspace)).paths.question_key
-        good = key.read_bytes()
-        if fault == "open to others":
-            key.chmod(0o644)
-        else:
-            key.write_text('key = "short"\n' if fault == "too short" else "key = \n[")
-        async with host(tmp_path, "auto", accept(), server=models) as at:
-            answer = await at.confirm(made)
-            assert answer["status"] == "failed" and str(key) in answer["message"]
-            assert at.person.asked == []
-            await at.nothing_started()
-            key.write_bytes(good)
-            key.chmod(0o600)
-            assert (await at.confirm(made))["status"] == "approved", "mended, without a new server"
-            await at.started_once(made)
-
-
-async def test_an_answer_about_a_proposal_that_no_longer_exists_starts_nothing(tmp_path: Path) -> None:
-    async with host(tmp_path, "auto", decline) as at:
-        made = await at.propose()
-        state = await at.question(approval(made))
-        await at.call("cancel_subagent", pending_id=made["pending_id"])
-        answer = await at.by_hand(approval(made), state, YES)
-        assert isinstance(answer, dict) and answer["status"] == "refused"
-        assert at.models.requests == []
-
-
-@pytest.mark.parametrize(
-    "more",
-    sampled(
-        [
-            {"inputResponses": {"approval": {"action": "accept", "content": {}}}},
-            {"inputResponses": {"approval": {"action": "accept", "content": {}}}, "requestState": None},
-            {"inputResponses": {"approval": {"action": "yes"}}},
-            {"inputResponses": {"approval": {"action": "accept", "content": {"max_minutes": {"at most": 1}}}}},
-            {"inputResponses": {"approval": "accept"}},
-            {"inputResponses": {"approval": None}},
-            {"inputResponses": {"other": {"action": "accept", "content": {}}}},
-            {"inputResponses": []},
-            {"inputResponses": "approval"},
-            {"requestState": 7},
-            {"requestState": {"action": "accept"}},
-            {"requestState": "v1." + "A" * 1_000_000},
-            {"requestState": "\ud800", "inputResponses": {"approval": {"action": "accept"}}},
-        ],
-        2,
-    ),
-)
-async def test_extra_data_from_a_hostile_client_starts_nothing(tmp_path: Path, more: dict[str, Any]) -> None:
-    """Spoken line by line to a child process, whose stderr may have no traceback."""
-    (tmp_path / "workspace").mkdir()
-    with running_model_server([hand_over()]) as models:
-        async with serving(tmp_path / "data", env=using(models.base_url), initialize=False) as wire:
-            wire.meta = {
-                "io.modelcontextprotocol/protocolVersion": MODERN,
-                "io.modelcontextprotocol/clientInfo": {"name": "odd", "version": "1"},
-                "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}},
-            }
-            await wire.request("server/discover")
-            made = await wire.tool(
-                "spawn_subagent", role="researcher", task="Look", workspace=str(tmp_path / "workspace")
-            )
-            call = {"name": "confirm_spawn", "arguments": approval(made)}
-            asked = (await wire.request("tools/call", call))["result"]
-            assert asked["resultType"] == "input_required"
-            answer = await wire.request("tools/call", {**call, **more})
-            assert "error" in answer or answer["result"]["resultType"] == "input_required", answer
-            assert (await wire.tool("check_subagent", subagent_id=made["subagent_id"]))["status"] == WAITING
-        assert models.requests == []
-
-
-async def test_a_hundred_simultaneous_accepted_answers_start_one_run(tmp_path: Path) -> None:
-    async with host(tmp_path, "auto", decline) as at:
-        made = await at.propose()
-        given = approval(made)
-        state = await at.question(given)
-        statuses: list[str] = []
-
-        async def again() -> None:
-            answer = await at.by_hand(given, state, YES)
-            assert isinstance(answer, dict)
-            statuses.append(answer["status"])
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(100):
-                tasks.start_soon(again)
-        # Whose question the first answer closed is told that it was approved; whoever came after it is refused.
-        assert len(statuses) == 100 and "approved" in statuses and set(statuses) <= {"approved", "refused"}
-        await at.started_once(made)
-        assert len(await at.facts(made, SpawnDecided)) == 1
 
 
 async def test_accepts_a_fractional_number_of_minutes_as_the_form_shows_it(tmp_path: Path) -> None:

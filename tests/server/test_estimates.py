@@ -10,36 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.approval import past_runs
 from support.log import Life, write, write_each
 from support.logs.past import me
-from support.past_runs import DISTRIBUTIONS, MODEL, PRICE, checked, config, coverage, past, together, waiting_of
 from support.runtime import PRICED, open_lab
 from support.terminal import ava
 
 from ava_audit.events import Ending, RunEnded, SpawnProposed
-from ava_audit.rows import PastRun
 from ava_audit.store.store import Store
 from ava_audit.view import PAST_RUNS
 from ava_server.approval.estimates import COUNTED, SIMILAR, bound_of, past_estimates, with_estimate
 from ava_server.approval.proposals import ProposalSummary, together_note
 from ava_server.approval.questions import question
-from ava_server.approval.shown import proposal_message
-from ava_server.approval.summary import DayLeft
-from ava_server.budget.run_config import Estimate, RunConfig, Texts, digest
+from ava_server.budget.run_config import Texts, digest
 from ava_server.models.prices import PriceStep
-
-DAY = DayLeft(10_000_000, 10_000_000, "your", "limits.user_daily_cents")
-
-
-def estimated(runs: list[PastRun], **changes: Any) -> Estimate:
-    found = with_estimate(config(**changes), runs).estimate
-    assert found is not None
-    return found
-
-
-def line_of(proposed: RunConfig) -> str:
-    return proposal_message(proposed, Texts(task="Look"), DAY).splitlines()[2]
-
 
 # -- the bound --------------------------------------------------------------------------------------------------------
 
@@ -76,19 +60,19 @@ def test_the_bound_is_the_ninth_decile_where_that_is_a_value(count: int) -> None
     assert bound_of(values) == statistics.quantiles(values, n=10, method="exclusive")[8]
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("name", past_runs.DISTRIBUTIONS)
 def test_nine_in_ten_held_back_runs_stay_within_the_bound_whatever_the_distribution(name: str) -> None:
-    half, most = coverage(name, seed=7, runs=1_500)
+    half, most = past_runs.coverage(name, seed=7, runs=1_500)
     assert 0.87 <= most <= 0.93
     assert 0.47 <= half <= 0.53
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("name", past_runs.DISTRIBUTIONS)
 @pytest.mark.parametrize("size", [2, 20])
 def test_groups_stay_below_the_sum_of_their_bounds_and_not_often_below_that_of_their_halves(
     name: str, size: int
 ) -> None:
-    half, most = together(name, seed=7, times=300, size=size)
+    half, most = past_runs.group_coverage(name, seed=7, times=300, size=size)
     assert most >= 0.85 and half <= 0.55
 
 
@@ -96,38 +80,41 @@ def test_groups_stay_below_the_sum_of_their_bounds_and_not_often_below_that_of_t
 
 
 def test_the_narrowest_group_with_five_runs_counts() -> None:
-    same = [past(80_000) for _ in range(5)]
-    longer = [past(300_000, input_bytes=30_000) for _ in range(5)]
-    longest = [past(200_000, input_bytes=3_000_000) for _ in range(2)]
-    other = [past(60_000, model="custom:other") for _ in range(20)]
-    reader = [past(0, 5_000, model="offline/extractive") for _ in range(20)]
+    same = [past_runs.run(80_000) for _ in range(5)]
+    longer = [past_runs.run(300_000, input_bytes=30_000) for _ in range(5)]
+    longest = [past_runs.run(200_000, input_bytes=3_000_000) for _ in range(2)]
+    other = [past_runs.run(60_000, model="custom:other") for _ in range(20)]
+    reader = [past_runs.run(0, 5_000, model="offline/extractive") for _ in range(20)]
     rest = [*other, *reader, *longest]
-    assert (found := estimated([*same, *longer, *rest])).group == "size" and (found.runs, found.half_micros) == (
+    assert (found := past_runs.estimate([*same, *longer, *rest])).group == "size" and (
+        found.runs,
+        found.half_micros,
+    ) == (
         5,
         80_000,
     )
-    assert (found := estimated([*same[1:], *longer, *rest])).group == "model" and found.runs == 11
-    assert (found := estimated([*same[1:], *rest[:20]])).group == "role" and found.runs == 24
-    assert with_estimate(config(), [*same[1:], *reader]).estimate is None, "fewer than five"
-    assert with_estimate(config(), same[1:]).estimated_minutes == (3, 8), "the role file's"
+    assert (found := past_runs.estimate([*same[1:], *longer, *rest])).group == "model" and found.runs == 11
+    assert (found := past_runs.estimate([*same[1:], *rest[:20]])).group == "role" and found.runs == 24
+    assert with_estimate(past_runs.config(), [*same[1:], *reader]).estimate is None, "fewer than five"
+    assert with_estimate(past_runs.config(), same[1:]).estimated_minutes == (3, 8), "the role file's"
 
 
 def test_runs_of_another_runner_and_of_the_offline_reader_do_not_count() -> None:
-    agent = [past(900_000, runner="acp:claude-code") for _ in range(9)]
-    reader = [past(0, 5_000, model="offline/extractive") for _ in range(9)]
-    assert with_estimate(config(), [*agent, *reader]).estimate is None
-    assert estimated([*agent, *reader], runner="acp:claude-code", max_cost_micros=10**6).half_micros == 900_000
+    agent = [past_runs.run(900_000, runner="acp:claude-code") for _ in range(9)]
+    reader = [past_runs.run(0, 5_000, model="offline/extractive") for _ in range(9)]
+    assert with_estimate(past_runs.config(), [*agent, *reader]).estimate is None
+    assert past_runs.estimate([*agent, *reader], runner="acp:claude-code", max_cost_micros=10**6).half_micros == 900_000
 
 
 def test_one_outlier_among_ten_runs_changes_neither_the_middle_nor_promises_more_than_the_cap() -> None:
-    runs = [past(80_000 + 1_000 * number) for number in range(9)]
-    outlier = past(30_000_000, 9_000_000_000)
-    alone, beside = estimated(runs), estimated([*runs, outlier])
+    runs = [past_runs.run(80_000 + 1_000 * number) for number in range(9)]
+    outlier = past_runs.run(30_000_000, 9_000_000_000)
+    alone, beside = past_runs.estimate(runs), past_runs.estimate([*runs, outlier])
     assert (alone.half_micros, alone.most_micros) == (84_000, 88_000)
     assert (beside.half_micros, beside.most_micros, beside.most_us) == (84_500, None, None), "its cap"
-    assert estimated([*runs, *runs, outlier]).most_micros == 88_000, "one of 19 is no longer the bound"
-    proposed = with_estimate(config(), [*runs, outlier])
-    assert "nine in ten within $0.50 (its cap) and 10 min (its cap)" in line_of(proposed)
+    assert past_runs.estimate([*runs, *runs, outlier]).most_micros == 88_000, "one of 19 is no longer the bound"
+    proposed = with_estimate(past_runs.config(), [*runs, outlier])
+    assert "nine in ten within $0.50 (its cap) and 10 min (its cap)" in past_runs.line(proposed)
     assert proposed.estimated_minutes == (2, 10)
 
 
@@ -135,33 +122,35 @@ def test_one_outlier_among_ten_runs_changes_neither_the_middle_nor_promises_more
 
 
 def test_what_ended_at_a_cap_counts_as_reaching_the_cap_of_the_proposal() -> None:
-    whole = [past(80_000) for _ in range(7)]
-    capped = [past(95_000, state="cost_exceeded", max_cost_micros=100_000) for _ in range(3)]
-    found = estimated([*whole, *capped])
+    whole = [past_runs.run(80_000) for _ in range(7)]
+    capped = [past_runs.run(95_000, state="cost_exceeded", max_cost_micros=100_000) for _ in range(3)]
+    found = past_runs.estimate([*whole, *capped])
     assert (found.runs, found.half_micros, found.most_micros) == (10, 80_000, None)
-    assert estimated([*whole[:4], *capped, *capped]).half_micros is None, "most of them would have gone on"
-    slow = [past(80_000, 600_000_000, state="timeout") for _ in range(3)]
-    found = estimated([*whole, *slow])
+    assert past_runs.estimate([*whole[:4], *capped, *capped]).half_micros is None, "most of them would have gone on"
+    slow = [past_runs.run(80_000, 600_000_000, state="timeout") for _ in range(3)]
+    found = past_runs.estimate([*whole, *slow])
     assert (found.most_micros, found.half_us, found.most_us) == (80_000, 120_000_000, None)
 
 
 def test_a_cap_that_is_higher_now_says_nothing_about_what_a_run_would_have_cost() -> None:
-    whole = [past(80_000) for _ in range(7)]
-    short = [past(20_000, state="iteration_limit", max_iterations=10) for _ in range(3)]
-    assert estimated([*whole, *short]).most_micros is None
-    assert estimated([*whole, *short], max_iterations=10).most_micros == 80_000
+    whole = [past_runs.run(80_000) for _ in range(7)]
+    short = [past_runs.run(20_000, state="iteration_limit", max_iterations=10) for _ in range(3)]
+    assert past_runs.estimate([*whole, *short]).most_micros is None
+    assert past_runs.estimate([*whole, *short], max_iterations=10).most_micros == 80_000
 
 
 # -- prices -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_at_another_price_is_priced_again_by_its_tokens() -> None:
-    half = replace(PRICE, input=1_500, output=7_500, source="another table")
-    dearer = [past(80_000) for _ in range(9)]
-    found = estimated(dearer, price=half)
+    half = replace(past_runs.PRICE, input=1_500, output=7_500, source="another table")
+    dearer = [past_runs.run(80_000) for _ in range(9)]
+    found = past_runs.estimate(dearer, price=half)
     assert (found.runs, found.left_out) == (9, 0)
     assert found.most_micros == pytest.approx(40_000, rel=0.001)
-    assert estimated(dearer, price=replace(PRICE, source="another table")).half_micros == 80_000, "the same price"
+    assert past_runs.estimate(dearer, price=replace(past_runs.PRICE, source="another table")).half_micros == 80_000, (
+        "the same price"
+    )
     [one] = {replace(run, terms="") for run in dearer}
     assert found.most_micros == -(-(one.input_tokens * 1_500 + one.output_tokens * 7_500) // 1_000)
 
@@ -169,48 +158,50 @@ def test_a_run_at_another_price_is_priced_again_by_its_tokens() -> None:
 @pytest.mark.parametrize(
     "then",
     [
-        {"price": replace(PRICE, input=1, steps=(PriceStep(1_000, 1, 1, 1, 1),))},
-        {"price": replace(PRICE, input=1, per_request=5_000_000)},
-        {"price": replace(PRICE, input=90_000, output=90_000)},  # its cost is not that of its tokens
+        {"price": replace(past_runs.PRICE, input=1, steps=(PriceStep(1_000, 1, 1, 1, 1),))},
+        {"price": replace(past_runs.PRICE, input=1, per_request=5_000_000)},
+        {"price": replace(past_runs.PRICE, input=90_000, output=90_000)},  # its cost is not that of its tokens
     ],
     ids=["steps", "per request", "searches or a reported cost"],
 )
 def test_a_run_whose_cost_at_todays_price_is_not_known_is_left_out_and_that_is_said(then: dict[str, Any]) -> None:
-    known = [past(80_000) for _ in range(5)]
-    proposed = with_estimate(config(), [*known, *(past(70_000, **then) for _ in range(2))])
+    known = [past_runs.run(80_000) for _ in range(5)]
+    proposed = with_estimate(past_runs.config(), [*known, *(past_runs.run(70_000, **then) for _ in range(2))])
     assert proposed.estimate is not None and (proposed.estimate.runs, proposed.estimate.left_out) == (5, 2)
-    assert "without 2 of unknown cost at today's price." in line_of(proposed)
+    assert "without 2 of unknown cost at today's price." in past_runs.line(proposed)
 
 
 def test_a_free_run_has_an_estimate_of_its_time_alone() -> None:
-    free = replace(PRICE, input=0, output=0, cache_read=0, cache_write=0, free=True)
-    proposed = with_estimate(config(price=free), [past(0, 90_000_000, price=free) for _ in range(9)])
-    assert "Likely 1 min 30 s (half of 9 such runs took less), nine in ten within 1 min 30 s;" in line_of(proposed)
+    free = replace(past_runs.PRICE, input=0, output=0, cache_read=0, cache_write=0, free=True)
+    proposed = with_estimate(past_runs.config(price=free), [past_runs.run(0, 90_000_000, price=free) for _ in range(9)])
+    assert "Likely 1 min 30 s (half of 9 such runs took less), nine in ten within 1 min 30 s;" in past_runs.line(
+        proposed
+    )
 
 
 # -- what is shown ----------------------------------------------------------------------------------------------------
 
 
 def test_the_sentence_says_how_many_runs_and_which() -> None:
-    runs = [past(10_000 * number, 60_000_000 + 10_000_000 * number) for number in range(1, 15)]
-    assert line_of(with_estimate(config(), runs)) == (
+    runs = [past_runs.run(10_000 * number, 60_000_000 + 10_000_000 * number) for number in range(1, 15)]
+    assert past_runs.line(with_estimate(past_runs.config(), runs)) == (
         "It takes about 1 to 4 minutes, at most 10 min, and costs at most $0.50. Likely $0.08 and 2 min 15 s (half of"
         " 14 such runs took less), nine in ten within $0.14 and 3 min 20 s; such runs are yours with this role, this"
         " model and about as much input."
     )
-    few = line_of(with_estimate(config(), runs[:6]))
+    few = past_runs.line(with_estimate(past_runs.config(), runs[:6]))
     assert "(half of 6 such runs took less), all within $0.06 and 2 min;" in few
 
 
 def test_a_cap_that_an_approval_lowers_is_not_below_the_estimate_that_is_shown() -> None:
-    proposed = with_estimate(config(), [past(80_000) for _ in range(9)])
-    assert "Likely $0.05 (its cap) and 2 min" in line_of(proposed.model_copy(update={"max_cost_micros": 50_000}))
+    proposed = with_estimate(past_runs.config(), [past_runs.run(80_000) for _ in range(9)])
+    assert "Likely $0.05 (its cap) and 2 min" in past_runs.line(proposed.model_copy(update={"max_cost_micros": 50_000}))
 
 
 def test_an_estimate_changes_no_digest() -> None:
     texts = Texts(task="Look")
-    proposed = with_estimate(config(), [past(80_000) for _ in range(9)])
-    assert proposed.estimate is not None and digest(proposed, texts) == digest(config(), texts)
+    proposed = with_estimate(past_runs.config(), [past_runs.run(80_000) for _ in range(9)])
+    assert proposed.estimate is not None and digest(proposed, texts) == digest(past_runs.config(), texts)
 
 
 # -- from the log -----------------------------------------------------------------------------------------------------
@@ -221,7 +212,7 @@ async def lived(
 ) -> None:
     """Put a run on record that was approved as one that is proposed now, and cost so much."""
     life = Life(f"S-{number:06x}", user=user or me())
-    given = {"role": "researcher", "model": MODEL, "input_bytes": 30, **changes}
+    given = {"role": "researcher", "model": past_runs.MODEL, "input_bytes": 30, **changes}
     steps = [life.proposed(**given), life.task(), life.decided(), life.claimed()]
     steps += [life.reserved(micros=cost), life.settled(cost=cost, reserved=cost)]
     ended = life.wrote(RunEnded(status=ending, stop_reason=why, active_us=120_000_000))
@@ -248,7 +239,7 @@ async def test_a_proposal_has_the_estimate_of_the_users_own_runs_on_each_surface
             await lived(lab.store, 200 + number, 1_000, "cancelled", price=price)
             await lived(lab.store, 300 + number, 1_000, "error", price=price)
         shared = [Life(f"S-{number:06x}", user=me()) for number in range(1024, 1024 + PAST_RUNS)]
-        terms = {"role": "researcher", "model": MODEL, "input_bytes": 30, "price": price}
+        terms = {"role": "researcher", "model": past_runs.MODEL, "input_bytes": 30, "price": price}
         await write(
             lab.store,
             *(each for one in shared for each in (one.proposed(**terms), one.task(), one.decided(), one.claimed())),
@@ -259,7 +250,7 @@ async def test_a_proposal_has_the_estimate_of_the_users_own_runs_on_each_surface
         assert "Likely $0.08 and 2 min (half of 9 such runs took less), nine in ten within $0.08" in made.message
         (fact,) = await lab.facts(made.subagent_id, SpawnProposed)
         assert fact.config["estimate"]["most_micros"] == 80_000
-        [waiting] = [one for one in await waiting_of(lab) if one.pending_id == made.pending_id]
+        [waiting] = [one for one in await past_runs.pending_of(lab) if one.pending_id == made.pending_id]
         assert waiting.message == made.message
         assert isinstance(waiting.summary, ProposalSummary) and waiting.summary.limits == "$0.50 (likely $0.08), 10 min"
         shown = await lab.approve(made)
@@ -272,9 +263,9 @@ async def test_a_group_has_one_figure_for_all_together_on_each_surface(tmp_path:
         for number in range(9):
             await lived(lab.store, number, 80_000 + 10_000 * number, price=price)
         made = [await lab.propose(), await lab.propose(), await lab.propose(role="data_extractor")]
-        asked = question(await checked(lab, *made)).text
+        asked = question(await past_runs.check_approval_of(lab, *made)).text
         ids = {one.pending_id for one in made}
-        waiting = [one for one in await waiting_of(lab) if one.pending_id in ids]
+        waiting = [one for one in await past_runs.pending_of(lab) if one.pending_id in ids]
     says = "Likely $0.24 to $0.32 together, without 1 for which there are no similar runs."
     assert says in asked and together_note(waiting, None) == says
     assert together_note(waiting[:2], 300_000).startswith("Likely $0.24 to $0.30 together. Their caps add up to")
@@ -283,8 +274,8 @@ async def test_a_group_has_one_figure_for_all_together_on_each_surface(tmp_path:
 
 async def test_estimates_read_no_texts_of_earlier_runs(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as log:
-        await lived(log, 9, 10_000, price=asdict(PRICE), role_text="long")
-        [run] = await log.read(lambda view: view.past_runs(me(), "researcher", MODEL, COUNTED, SIMILAR))
+        await lived(log, 9, 10_000, price=asdict(past_runs.PRICE), role_text="long")
+        [run] = await log.read(lambda view: view.past_runs(me(), "researcher", past_runs.MODEL, COUNTED, SIMILAR))
     assert "role_text" not in json.loads(run.terms)
 
 

@@ -56,7 +56,7 @@ async def test_a_free_model_that_bills_nothing_is_free_and_needs_no_price(tmp_pa
         run_id = await lab.start()
         run = await lab.ended(run_id)
         shown = await lab.store.read(lambda view: view_run(view, run, lab.runtime.instances, now_us()))
-        assert (await lab.call("check_subagent", subagent_id=run_id)).runs[0].advice is None
+        assert (await lab.check(run_id)).advice is None
     assert shown.free and cost_of(shown) == "free"
 
 

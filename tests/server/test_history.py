@@ -5,118 +5,66 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import zlib
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 from support.model_server import Gate, Say, Step, running_model_server
+from support.runs import histories
 from support.runtime import arrived, check_requests, hand_over, open_lab
 
-from ava_audit.events import (
-    AssistantMessage,
-    CostReserved,
-    CostUpdate,
-    ErrorOccurred,
-    RunStarted,
-    ToolCall,
-    ToolResult,
-    UserMessage,
-)
+from ava_audit.events import CostReserved, ErrorOccurred, ToolCall, ToolResult, UserMessage
 from ava_audit.events import Usage as Used
 from ava_roles.wrap import wrap_tool_output
-from ava_server.models import tokens
 from ava_server.models.base import AssistantTurn, ReportedUsage, Segment, ToolTurn, UserTurn
-from ava_server.models.wires.base import tool_use
-from ava_server.models.wires.chat import assistant_message, message
 from ava_server.runs.history import History, Recipe
 
 LEFT_OUT = "characters left out"
 
 
-def started() -> RunStarted:
-    return RunStarted(
-        system="You are one.", tools=({"name": "read_file", "description": "Reads.", "parameters": {}},), model="far:m",
-        price={}, limits={}, max_output=100, nonce="0123456789abcdef",
-    )  # fmt: skip
-
-
-def reserved(turn: int, upto: int = 0, **more: Any) -> CostReserved:
-    fields: dict[str, Any] = {"attempt": 1, **more}
-    return CostReserved(
-        turn=turn, scopes=(), micros=1, wrap_micros=0, prompt_tokens=1, max_output=1, upto_seq=upto,
-        request_sha="0" * 64, **fields,
-    )  # fmt: skip
-
-
-def said(*names: str, text: str = "") -> AssistantMessage:
-    calls = tuple({"call_id": name, "name": "read_file", "args": {}, "raw_args": "{}"} for name in names)
-    return AssistantMessage(text=text, raw={"role": "assistant", "content": text or None}, calls=calls, turn=1)
-
-
-def settled(**more: Any) -> CostUpdate:
-    fields: dict[str, Any] = {"turn": 1, "settlement": "billed", "tokens": 1, **more}
-    return CostUpdate(attempt=1, cost_cents=0, reserved_micros=1, **fields)
-
-
-def result(call_id: str, output: str) -> ToolResult:
-    return ToolResult(tool="read_file", success=True, output=output, call_id=call_id, output_sha=output)
-
-
-def begun() -> History:
-    """A history with its prefix, its task and one answer that asks for two files."""
-    history = History("S-000001")
-    history.add(1, UserMessage(text="the task", kind="task"))
-    history.add(2, started())
-    history.add(3, reserved(1))
-    history.add(4, settled(), Used(input_tokens=10, output_tokens=5))
-    history.add(5, said("a", "b"))
-    return history
-
-
 def test_orders_results_by_call_and_not_by_arrival() -> None:
-    history = begun()
+    history = histories.first_turn()
     for seq, call_id in ((6, "b"), (7, "a")):
         history.add(seq, ToolCall(tool="read_file", call_id=call_id))
-        history.add(seq + 10, result(call_id, f"this is {call_id}"))
+        history.add(seq + 10, histories.tool_result(call_id, f"this is {call_id}"))
     turns = history.turns(Recipe(0))
     assert [turn.text for turn in turns if isinstance(turn, ToolTurn)] == ["this is a", "this is b"]
     assert isinstance(turns[0], UserTurn) and isinstance(turns[1], AssistantTurn)
 
 
 def test_places_a_message_once_after_the_results() -> None:
-    history = begun()
-    history.add(6, result("a", "A"))
-    history.add(7, result("b", "B"))
+    history = histories.first_turn()
+    history.add(6, histories.tool_result("a", "A"))
+    history.add(7, histories.tool_result("b", "B"))
     history.add(8, UserMessage(text="and Otter", kind="message"))
     without = [turn for turn in history.turns(Recipe(0)) if isinstance(turn, UserTurn)]
     assert len(without) == 1, "a request that reads up to an earlier entry does not have it"
-    history.add(9, reserved(2, upto=8))
+    history.add(9, histories.reservation(2, upto=8))
     turns = history.turns(Recipe(8))
     assert isinstance(turns[-1], UserTurn) and "and Otter" in turns[-1].text
     assert sum("and Otter" in str(turn) for turn in turns) == 1
 
 
 def test_the_task_appears_once_however_often_it_is_read() -> None:
-    history = begun()
+    history = histories.first_turn()
     assert history.last_message_seq >= 1, "it is not drained as a message"
     assert sum("the task" in str(turn) for turn in history.turns(Recipe(0))) == 1
 
 
 def test_only_calls_of_the_last_answer_without_a_result_are_open() -> None:
-    history = begun()
-    history.add(6, result("a", "A"))
+    history = histories.first_turn()
+    history.add(6, histories.tool_result("a", "A"))
     assert [call.call_id for call in history.open_calls()] == ["b"]
-    history.add(7, result("b", "B"))
-    history.add(8, reserved(2))
-    history.add(9, settled(), Used(input_tokens=10, output_tokens=5))
-    history.add(10, said("c"))
+    history.add(7, histories.tool_result("b", "B"))
+    history.add(8, histories.reservation(2))
+    history.add(9, histories.settlement(), Used(input_tokens=10, output_tokens=5))
+    history.add(10, histories.answer_with_calls("c"))
     assert [call.call_id for call in history.open_calls()] == ["c"]
 
 
 def test_the_token_count_of_the_provider_includes_its_answer() -> None:
-    known = begun().reported(Recipe(0))
+    known = histories.first_turn().reported(Recipe(0))
     assert known == ReportedUsage((Segment(10, (0,)),), {1: 5})
 
 
@@ -124,25 +72,25 @@ def test_the_token_count_excludes_an_answer_with_text_tool_calls() -> None:
     """It was counted as words, and goes back as calls, which may be more."""
     history = History("S-000001")
     history.add(1, UserMessage(text="the task", kind="task"))
-    history.add(2, started())
-    history.add(3, reserved(1))
-    history.add(4, settled(), Used(input_tokens=10, output_tokens=5))
-    history.add(5, said("a").model_copy(update={"printed": True}))
+    history.add(2, histories.run_start())
+    history.add(3, histories.reservation(1))
+    history.add(4, histories.settlement(), Used(input_tokens=10, output_tokens=5))
+    history.add(5, histories.answer_with_calls("a").model_copy(update={"printed": True}))
     assert history.reported(Recipe(0)) == ReportedUsage((Segment(10, (0,)),), {})
     assert len(history.turns(Recipe(0))) == 2
 
 
 def grown() -> History:
     """A history of three prompts of 10, 130 and 1,150 tokens; the results have 100 and 1,000 characters."""
-    history = begun()
-    history.add(6, result("a", "A" * 100))
-    history.add(7, result("b", "scratch"))
-    history.add(8, reserved(2))
-    history.add(9, settled(), Used(input_tokens=30, cache_read_tokens=100, output_tokens=7))
-    history.add(10, said("c"))
-    history.add(11, result("c", "C" * 1_000))
-    history.add(12, reserved(3))
-    history.add(13, settled(), Used(input_tokens=1_150, output_tokens=9))
+    history = histories.first_turn()
+    history.add(6, histories.tool_result("a", "A" * 100))
+    history.add(7, histories.tool_result("b", "scratch"))
+    history.add(8, histories.reservation(2))
+    history.add(9, histories.settlement(), Used(input_tokens=30, cache_read_tokens=100, output_tokens=7))
+    history.add(10, histories.answer_with_calls("c"))
+    history.add(11, histories.tool_result("c", "C" * 1_000))
+    history.add(12, histories.reservation(3))
+    history.add(13, histories.settlement(), Used(input_tokens=1_150, output_tokens=9))
     return history
 
 
@@ -158,10 +106,10 @@ def test_what_is_left_out_marks_only_its_own_report_as_changed() -> None:
     known = history.reported(Recipe(0, elide=(6,)))
     assert known is not None
     assert [segment.changed for segment in known.segments] == [False, True, False]
-    history.add(14, said("d"))
-    history.add(15, result("d", "D"))
-    history.add(16, reserved(4, elide=(6,)))
-    history.add(17, settled(), Used(input_tokens=1_100, output_tokens=3))
+    history.add(14, histories.answer_with_calls("d"))
+    history.add(15, histories.tool_result("d", "D"))
+    history.add(16, histories.reservation(4, elide=(6,)))
+    history.add(17, histories.settlement(), Used(input_tokens=1_100, output_tokens=3))
     again = history.reported(Recipe(0))
     assert again is not None, "the changed turns are reported again, together with the new ones"
     assert again.segments == (Segment(10, (0,)), Segment(1_020, (4, 5)), Segment(70, (1, 2, 3, 6, 7)))
@@ -169,8 +117,8 @@ def test_what_is_left_out_marks_only_its_own_report_as_changed() -> None:
 
 def test_a_report_of_the_same_prompt_replaces_the_one_before() -> None:
     history = grown()
-    history.add(14, reserved(3, attempt=2))
-    history.add(15, settled(), Used(input_tokens=1_200, output_tokens=9))
+    history.add(14, histories.reservation(3, attempt=2))
+    history.add(15, histories.settlement(), Used(input_tokens=1_200, output_tokens=9))
     known = history.reported(Recipe(0))
     assert known is not None
     assert known.segments[-1] == Segment(1_070, (4, 5))
@@ -179,45 +127,45 @@ def test_a_report_of_the_same_prompt_replaces_the_one_before() -> None:
 
 def test_a_report_below_earlier_ones_lowers_no_bound() -> None:
     history = grown()
-    history.add(14, said("d"))
-    history.add(15, result("d", "D" * 2_000))
-    history.add(16, reserved(4))
-    history.add(17, settled(), Used(input_tokens=900, output_tokens=3))
+    history.add(14, histories.answer_with_calls("d"))
+    history.add(15, histories.tool_result("d", "D" * 2_000))
+    history.add(16, histories.reservation(4))
+    history.add(17, histories.settlement(), Used(input_tokens=900, output_tokens=3))
     known = history.reported(Recipe(0))
     assert known is not None
     assert known.segments == (Segment(1_150, (0, 1, 2, 3, 4, 5, 6, 7)),), "what was reported for them before counts"
 
 
 def test_a_cut_result_keeps_its_marks_and_says_how_to_read_on() -> None:
-    history = begun()
+    history = histories.first_turn()
     wrapped = wrap_tool_output("ж" * 5_000, tool="read_file", nonce="0123456789abcdef")
-    history.add(6, result("a", wrapped + "\n[a note]"))
-    history.add(7, result("b", "short"))
+    history.add(6, histories.tool_result("a", wrapped + "\n[a note]"))
+    history.add(7, histories.tool_result("b", "short"))
     shown = history.turns(Recipe(0, cut=((6, 1_000), (7, 1_000))))
     assert isinstance(shown[2], ToolTurn) and isinstance(shown[3], ToolTurn)
     assert shown[2].text.count("ж") == 1_000
     assert "</tool_output_0123456789abcdef>" in shown[2].text and "[a note]" in shown[2].text
     assert "[cut: 1,000 of 5,000 characters; read_tool_result R-6 with offset 1000 goes on]" in shown[2].text
     assert shown[3].text == "short"
-    history.add(8, reserved(2, cut=((6, 1_000),)))
+    history.add(8, histories.reservation(2, cut=((6, 1_000),)))
     assert history.turns(Recipe(0))[2] == shown[2], "it stays cut"
 
 
 def test_counts_attempts_with_unknown_outcome_per_turn() -> None:
-    history = begun()
-    history.add(6, result("a", "A"))
-    history.add(7, result("b", "B"))
-    history.add(8, reserved(2))
-    history.add(9, settled(settlement="unknown", turn=2))
+    history = histories.first_turn()
+    history.add(6, histories.tool_result("a", "A"))
+    history.add(7, histories.tool_result("b", "B"))
+    history.add(8, histories.reservation(2))
+    history.add(9, histories.settlement(settlement="unknown", turn=2))
     assert history.unknown_attempts == 0, "its owner ended"
     history.add(9, ErrorOccurred(error="reset", kind="dropped", turn=2, attempt=1))
     assert history.unknown_attempts == 1
-    history.add(10, reserved(2, attempt=2))
+    history.add(10, histories.reservation(2, attempt=2))
     assert history.unknown_attempts == 1
-    history.add(11, settled(), Used())
-    history.add(12, said("c"))
-    history.add(13, result("c", "C"))
-    history.add(14, reserved(3))
+    history.add(11, histories.settlement(), Used())
+    history.add(12, histories.answer_with_calls("c"))
+    history.add(13, histories.tool_result("c", "C"))
+    history.add(14, histories.reservation(3))
     assert history.unknown_attempts == 0
 
 
@@ -237,57 +185,16 @@ steps = st.lists(
 )
 
 
-def true_tokens(text: str, seed: int) -> int:
-    """The tokens of a text for some tokenizer: at most one for each byte, and other ones for other texts."""
-    data = text.encode()
-    return len(data) * (zlib.crc32(data[:40], seed) % 100 + 1) // 100
-
-
 @given(steps, st.integers(0, 9))
 def test_the_bound_of_the_next_call_is_never_below_what_any_tokenizer_needs(
     turns: list[tuple[list[str], bool, int | None, bool, bool]], seed: int
 ) -> None:
-    def needed(recipe: Recipe) -> int:
-        request = history.request(recipe, 512)
-        tools = json.dumps([tool.as_dict() for tool in request.tools], ensure_ascii=False)
-        messages = [json.dumps(message(turn), ensure_ascii=False) for turn in request.turns]
-        return sum(true_tokens(text, seed) for text in (request.system, tools, *messages))
-
-    def answer(number: int, calls: int) -> AssistantMessage:
-        uses = [tool_use(f"{number}-{call}", "read_file", "{}") for call in range(calls)]
-        raw = assistant_message(f"turn {number}", uses)
-        given = tuple({"call_id": each.call_id, "name": each.name, "raw_args": "{}"} for each in uses)
-        return AssistantMessage(text=f"turn {number}", raw=raw, calls=given, turn=number)
-
-    history = History("S-000001")
-    history.add(1, UserMessage(text="the task", kind="task"))
-    history.add(2, started())
-    seq = 3
-    recipe = Recipe(0)
+    run = histories.PlayedRun(seed)
     for number, (results, elides, most_shown, reports, fails) in enumerate(turns, 1):
-        for attempt in (1, 2) if fails else (1,):
-            bound = tokens.bound(history.request(recipe, 512), message, history.reported(recipe)).prompt_tokens
-            assert bound >= needed(recipe)
-            prompt = needed(recipe)
-            history.add(seq, reserved(number, attempt=attempt, elide=recipe.elide, cut=recipe.cut))
-            recipe = Recipe(0)
-            if fails and attempt == 1:
-                history.add(seq + 1, settled(settlement="not_billed"))
-                seq += 2
-        said_now = answer(number, len(results))
-        written = true_tokens(json.dumps(said_now.raw, ensure_ascii=False), seed)
-        used = Used(input_tokens=prompt, output_tokens=written) if reports else None
-        history.add(seq + 1, settled(settlement="billed" if reports else "unknown"), used)
-        history.add(seq + 2, said_now)
-        seq += 3
-        for call, text in enumerate(results):
-            history.add(seq, result(f"{number}-{call}", text))
-            seq += 1
-        old = [each for each, _saved in history.elidable()][: int(elides)]
-        fresh = [each for each, text in history.fresh_results() if most_shown is not None and len(text) > most_shown]
-        recipe = Recipe(0, tuple(old), tuple((each, most_shown or 0) for each in fresh))
-    bound = tokens.bound(history.request(recipe, 512), message, history.reported(recipe)).prompt_tokens
-    assert bound >= needed(recipe)
+        run.play_turn(number, results, reports=reports, fails=fails)
+        run.trim(oldest=elides, most_shown=most_shown)
+    run.ask()
+    assert all(bound >= needed for bound, needed in run.calls), run.calls
 
 
 # -- trimming, over a real run --------------------------------------------------------------------------------------

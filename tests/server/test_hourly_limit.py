@@ -16,7 +16,6 @@ from ava_audit.events import Channel, SpawnDecided
 from ava_audit.rows import WAITING
 from ava_audit.view import View
 from ava_server.service.access import Session
-from ava_server.service.service import Service
 
 NEXT = re.compile(r"the next start is possible in (\d+) min, at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)")
 
@@ -39,12 +38,8 @@ async def states(lab: Lab) -> set[str]:
 async def over(lab: Lab, channel: Channel, proposal: Any) -> Any:
     """Approve a proposal in a session whose decisions have this channel, as the terminal and /approvals do."""
     session = Session(user=lab.runtime.user, transport="memory", channel=channel, by="person", pin_given=True)
-
-    async def quiet(_line: str) -> None:
-        pass
-
-    given = {"pending_ids": [proposal.pending_id], "approving": [proposal.approval_line]}
-    return await Service(lab.runtime, session).call("confirm_spawn", given, quiet)
+    ids, lines = [proposal.pending_id], [proposal.approval_line]
+    return await lab.call_in(session, "confirm_spawn", pending_ids=ids, approving=lines)
 
 
 async def test_refuses_the_next_approval_within_an_hour_and_says_what_to_do(tmp_path: Path) -> None:

@@ -2,319 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from itertools import product
-from pathlib import Path
-from typing import Any, get_args
 
 import pytest
-from anyio.from_thread import start_blocking_portal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.schedules.ledger import Before, before, compare, facts_of, moved
-from support.schedules.play import config
+from support.schedules.ledger import MOVES
+from support.schedules.situations import CAUSES, HAPPENINGS, HERE, OWNER, PLACES, SITUATIONS, open_log, settles_first
 
-from ava_audit.errors import StaleOwner
-from ava_audit.events import Asked, CostReserved, Event, Fact, Fence, RunPaused, Who
-from ava_audit.rows import RUNNING, RunRow, WaitsFor
-from ava_audit.store.store import Command, Outcome, Store, append
-from ava_audit.units import DAY_US
-from ava_audit.verify import verify
-from ava_audit.view import View
-from ava_server.approval.decisions import Approval, approve, reject
-from ava_server.approval.proposals import Proposal, SpawnLimits, propose
-from ava_server.approval.shown import approval_line
-from ava_server.approval.summary import several_line
-from ava_server.budget.caps import CapRequest, reserve, settle_unknown
-from ava_server.budget.run_config import RunConfig, Texts, digest
-from ava_server.budget.user_limits import DayCaps, Slots
-from ava_server.config.settings import Limits
-from ava_server.runs.claims import claim, hold, pause, resume
-from ava_server.runs.endings import cancel, end_for_owner, end_overdue, ending_events
-from ava_server.runs.extension import ExtensionLimits
-from ava_server.runs.history import History
-from ava_server.runs.lifecycle import TRANSITIONS, Cause, Situation, transition
-from ava_server.runs.pending_questions import asked_of, decide_question
-from ava_server.runs.question_kinds import Decider
-from ava_server.runs.result import RunResult, build_result
-
-HERE, ELSEWHERE, DEAD = "here", "elsewhere", "dead"
-GONE = frozenset({DEAD})
-SLOTS = Slots(10_000, 10_000)
-USER = "ann"
-WHO = Who("sess-1", "ava", USER)
-TTL_US = 60_000_000
-LIMITS = SpawnLimits(10**6, "[limits]", DayCaps(10**12, 10**12), ("[budgets]", "[budgets]"), TTL_US)
-GROUP_S = 600.0
-HARD = Limits(extension_wait_s=60, max_cost_cents=1_000, max_tokens=10**7, max_tokens_deep=10**7, max_timeout_s=10**5)
-EXTENSIONS = ExtensionLimits(HARD, LIMITS.days)
-OWNER = {"running here": HERE, "running elsewhere": ELSEWHERE, "interrupted": DEAD}
-CAUSES: tuple[Cause, ...] = get_args(Cause)
-SITUATIONS: tuple[Situation, ...] = get_args(Situation)
-WAITS: tuple[WaitsFor, ...] = get_args(WaitsFor)
-
-
-class Log:
-    """A log on which one run after the other is brought anywhere, with a clock of its own.
-
-    Attributes:
-        ahead_us: How far its clock is ahead.
-    """
-
-    def __init__(self, stack: ExitStack) -> None:
-        self.root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        self.portal = stack.enter_context(start_blocking_portal())
-        self.store = stack.enter_context(self.portal.wrap_async_context_manager(Store.open(self.root)))
-        self.made = 0
-        self.ahead_us = 0
-        self.endings: dict[str, str] = {}
-
-    @property
-    def now_us(self) -> int:
-        return time.time_ns() // 1000 + self.ahead_us
-
-    def do(self, command: Command[Any]) -> Any:
-        now_us = self.now_us
-        return self.portal.call(self.store.do, lambda view, _now_us: command(view, now_us))
-
-    def row(self, run_id: str) -> RunRow:
-        row: RunRow | None = self.portal.call(self.store.read, lambda view: view.run(run_id))
-        assert row is not None
-        return row
-
-    def agent(self, run_id: str) -> Who:
-        return Who("sess-1", run_id, USER, "ava")
-
-    # -- bringing a run somewhere --------------------------------------------------------------------------------------
-
-    def proposed(self, task_id: str | None = None, timeout_s: float = 600) -> Proposal:
-        self.made += 1
-        wanted = self.config(task_id or f"task-{self.made}").model_copy(update={"timeout_s": timeout_s})
-        ids = ((f"P-{self.made:08x}", f"S-{self.made:06x}"),)
-        made = self.do(propose(wanted, Texts(task="look"), WHO, ids, LIMITS))
-        assert isinstance(made, Proposal)
-        return made
-
-    def config(self, task_id: str) -> RunConfig:
-        return config(10**6, 10**6).model_copy(update={"task_id": task_id})
-
-    def request(self, row: RunRow) -> Asked:
-        """What a run near its cost cap asks for."""
-        wanted = self.config(row.task_id or "").model_copy(update={"max_cost_micros": 2 * 10**6})
-        return Asked(
-            kind="money", ask_id="E-00000001", limit=10**6, proposed=2 * 10**6, used=9 * 10**5,
-            needed=5 * 10**5, expires_us=self.now_us + 3 * DAY_US, digest=digest(wanted, Texts(task="look")),
-            active_us=1,
-        )  # fmt: skip
-
-    def approved(self, proposals: list[Proposal], group_s: float | None) -> None:
-        lines = [approval_line(each.config, Texts(task="look")) for each in proposals]
-        lines.append(several_line(len(proposals), len(proposals) * 10**6, group_s))
-        ids = tuple(each.pending_id for each in proposals)
-        plan_ids = ((f"P-9{self.made:07x}", f"G-{self.made:07x}"),)
-        asked = Approval(ids, tuple(lines), plan_timeout_s=group_s, plan_ids=plan_ids)
-        assert self.do(approve(asked, WHO, "host_call", LIMITS)).plan_id is not None
-
-    def claimed(self, run_id: str, instance: str) -> None:
-        assert isinstance(self.do(claim(run_id, instance, WHO, GONE, SLOTS)), RunRow)
-
-    def at(
-        self, where: Situation, waits_for: WaitsFor, *, cancel_asked: bool, in_flight: bool, timed: bool
-    ) -> str | None:
-        """Bring a new run somewhere and return its id; None where no run can be there like that.
-
-        Args:
-            where: Where it shall stand.
-            waits_for: What it shall wait for, where that is `waiting`.
-            cancel_asked: Somebody has asked for its end.
-            in_flight: A model call has been reserved and not been settled.
-            timed: Its group has a time, which is running.
-        """
-        if (cancel_asked and where in ("proposed", "expired")) or (in_flight and where not in OWNER):
-            return None
-        mine = self.proposed()
-        run_id = mine.subagent_id
-        if where in ("proposed", "expired"):
-            self.ahead_us += 2 * TTL_US if where == "expired" else 0
-            return run_id
-        sibling = self.proposed()
-        self.approved([mine, sibling], GROUP_S if timed else None)
-        self.claimed(sibling.subagent_id, HERE)
-        if where in ("queued", "waiting") and cancel_asked:  # asked for while it ran, and given back by force
-            self.claimed(run_id, ELSEWHERE)
-            self.do(cancel(run_id, WHO, "enough", "person"))
-            assert isinstance(self.do(resume(run_id, WHO, "terminal", GONE, LIMITS, force=True)), RunRow)
-        if where == "waiting" and waits_for == "resume":
-            assert self.do(hold(run_id, GONE))
-        elif where == "waiting":
-            self.claimed(run_id, HERE)
-            fact = self.beginning(self.row(run_id), waits_for)
-            self.do(append(Event(self.agent(run_id), fact, fence=self.fence(run_id))))
-        if where in OWNER:
-            self.claimed(run_id, OWNER[where])
-            if in_flight:
-                self.reserves(run_id)
-            if cancel_asked:
-                self.do(cancel(run_id, WHO, "enough", "person"))
-        if where == "ended":
-            self.do(cancel(run_id, WHO, "enough", "person"))
-            assert self.row(run_id).ended
-        return run_id
-
-    def fence(self, run_id: str) -> Fence:
-        return Fence(run_id, self.row(run_id).generation)
-
-    def reserves(self, run_id: str) -> None:
-        fact = CostReserved(
-            turn=self.row(run_id).turns + 1, attempt=1, scopes=(), micros=1_000, wrap_micros=500, prompt_tokens=10,
-            max_output=10, upto_seq=0, request_sha="0" * 64,
-        )  # fmt: skip
-        asked = CapRequest(fact, 20, 20)
-        self.do(reserve(self.fence(run_id), self.agent(run_id), asked, LIMITS.days))
-
-    # -- what may happen to it -----------------------------------------------------------------------------------------
-
-    def happens(self, run_id: str, cause: Cause, about: WaitsFor) -> bool:
-        """Let something happen to a run as the product does it, compare with the table, and tell whether it moved.
-
-        `about`: for what it is to wait, or what is answered.
-        """
-        if cause in ("plan timeout", "abandon"):
-            row = self.row(run_id)
-            group = self.portal.call(self.store.read, lambda view: view.plan_caps(row.plan_id or ""))
-            timed = group is not None and group.timeout_s == GROUP_S
-            over_us = int(GROUP_S * 10**6) if timed else DAY_US
-            since_us = max(row.queued_us or 0, row.last_us or 0, self.now_us)
-            if since_us < (row.waits_until_us or 0) <= since_us + over_us:  # the pause is over by then, and counts
-                since_us = row.waits_until_us or 0
-            self.ahead_us += since_us + over_us + 10**6 - self.now_us
-            cause = "plan timeout" if timed else "abandon"
-        seen: list[tuple[Before, list[type[Fact]]]] = []
-        command = self.command(run_id, cause, about)
-
-        def watched(view: View, now_us: int) -> Outcome[Any]:
-            was = before(view, run_id, cause, now_us, GONE, HERE)
-            if was.where == "expired" and cause == "approve":  # what an approval that comes too late does
-                was = before(view, run_id, "expire", now_us, GONE, HERE)
-            outcome = command(view, now_us)
-            seen.append((was, facts_of(run_id, outcome.events)))
-            return outcome
-
-        try:
-            self.do(watched)
-        except StaleOwner:
-            assert seen[-1][0].where != "running here", "an owner may write"
-            seen[-1] = (seen[-1][0], [])
-        (was, written), after = seen[-1], self.row(run_id)
-        done = compare(was, written, after)
-        may = transition(was.run, was.cause, was.where) is not None
-        if was.cause == "answer" and about != was.run.waits_for:  # an answer to something else
-            may = False
-        if was.cause == "wait" and about == "resume" and was.where == "running here":  # a restored log has no owner
-            may = False
-        if was.cause == "wait" and about != "resume" and was.where != "running here":  # only its owner has it wait so
-            may = False
-        assert done is may, (was.where, was.run.waits_for, was.cause, about)
-        self.check_ending(after)
-        return done
-
-    def check_ending(self, row: RunRow) -> None:
-        """A run that has ended keeps its ending, and holds no money."""
-        assert self.endings.get(row.id, row.state) == row.state, "it has moved after its end"
-        if row.ended:
-            self.endings[row.id] = row.state
-            held = self.portal.call(self.store.read, lambda view: view.bucket(row.id)).held_micros
-            assert (held, row.in_flight, row.wrap_micros) == (0, None, 0), "an ending holds money"
-
-    def command(self, run_id: str, cause: Cause, about: WaitsFor) -> Command[Any]:
-        """The command that the product runs for a cause."""
-        row = self.row(run_id)
-        ended = RunResult("cancelled", "cancelled on request")
-        # An owner that has lost the run, where this instance does not have it, writes under its old claim.
-        fence = Fence(run_id, row.generation - (row.state == RUNNING and row.instance != HERE))
-        line = approval_line(self.config(row.task_id or ""), Texts(task="look"))
-        result = build_result(row, History(run_id), ended, [], 1.0)
-        lost = settle_unknown(row, self.agent(run_id), fence)
-        ending = (*lost, *ending_events(row, result, ended, self.agent(run_id), fence, 10**6))
-        commands: dict[Cause, Callable[[], Command[Any]]] = {
-            "approve": lambda: approve(Approval((row.pending_id,), (line,)), WHO, "host_call", LIMITS),
-            "reject": lambda: reject((row.pending_id,), WHO, "terminal"),
-            "expire": lambda: approve(Approval((row.pending_id,), ("a wrong line",)), WHO, "host_call", LIMITS),
-            "supersede": lambda: self.again(row),
-            "cancel": lambda: cancel(run_id, WHO, "enough", "person"),
-            "claim": lambda: claim(run_id, HERE, WHO, GONE, SLOTS),
-            "wait": lambda: self.waits(row, fence, about),
-            "answer": lambda: self.decides(row) if about == "more" else self.answers(row),
-            "resume": lambda: resume(run_id, WHO, "terminal", GONE, LIMITS),
-            "force resume": lambda: resume(run_id, WHO, "terminal", GONE, LIMITS, force=True),
-            "end": lambda: lambda _view, _now_us: Outcome(None, ending),
-            "cancel unanswered": lambda: end_for_owner(run_id, HERE, ended, "cancel unanswered"),
-            "give up": lambda: end_for_owner(run_id, HERE, ended, "give up"),
-            "plan timeout": lambda: end_overdue(run_id, GONE),
-            "abandon": lambda: end_overdue(run_id, GONE),
-        }
-        return commands[cause]()
-
-    def waits(self, row: RunRow, fence: Fence, about: WaitsFor) -> Command[Any]:
-        """Its owner has it wait; for a resume, whoever restores its log."""
-        if about == "resume":
-            return hold(row.id, GONE)
-        return pause(fence, self.agent(row.id), self.beginning(row, about))
-
-    def beginning(self, row: RunRow, about: WaitsFor) -> RunPaused | Asked:
-        """The entry with which a run begins to wait, for three days."""
-        until_us = self.now_us + 3 * DAY_US
-        if about == "more":
-            return self.request(row)
-        if about == "answer":
-            return Asked(kind="question", ask_id="Q-00000001", call_id="c1", expires_us=until_us, active_us=1)
-        return RunPaused(not_before_us=until_us, why="a limit", active_us=1)
-
-    def answers(self, row: RunRow) -> Command[Any]:
-        """An answer to a run's question, or of every second run a no."""
-        text = None if int(row.id[2:], 16) % 2 else "EUR"
-        return decide_question(row.id, "Q-00000001", text, Decider(WHO, self.agent(row.id), "terminal", EXTENSIONS))
-
-    def decides(self, row: RunRow) -> Command[Any]:
-        """A person's answer to what a run asks for: yes, and of every second run no."""
-        asked = asked_of(row)
-        shown = asked.digest if asked is not None else ""
-        allow = None if int(row.id[2:], 16) % 2 else 2 * 10**6
-        return decide_question(row.id, shown, allow, Decider(WHO, self.agent(row.id), "terminal", EXTENSIONS))
-
-    def again(self, row: RunRow) -> Command[Any]:
-        """Another proposal under the same reference."""
-        self.made += 1
-        wanted = self.config(row.task_id or "").model_copy(update={"timeout_s": 600 + self.made})
-        ids = ((f"P-{self.made:08x}", f"S-{self.made:06x}"),)
-        return propose(wanted, Texts(task="look"), WHO, ids, LIMITS)
-
-
-@contextmanager
-def open_log() -> Iterator[Log]:
-    with ExitStack() as stack:
-        log = Log(stack)
-        yield log
-        endings = log.portal.call(log.store.read, lambda view: list(view.select(
-            "SELECT run_id, count(*) FROM events WHERE type = 'RunEnded' GROUP BY run_id"
-        )))  # fmt: skip
-        assert all(count == 1 for _run, count in endings), "a run ends once"
-        report = verify(log.store.path)
-        assert report.ok, report
-
-
-PLACES = [(where, waits) for where in SITUATIONS for waits in (WAITS if where == "waiting" else WAITS[:1])]
-ABOUT: dict[Cause, tuple[WaitsFor, ...]] = {"wait": WAITS, "answer": ("more", "answer")}
-HAPPENINGS = [(cause, about) for cause in CAUSES for about in ABOUT.get(cause, WAITS[:1])]
-"""Each situation and cause, with everything that a run can wait for."""
-
-
-def is_of_owner(cause: Cause, about: WaitsFor) -> bool:
-    """Whether the run's owner does it, who settles a call in flight first."""
-    return cause == "wait" and about != "resume"
+from ava_audit.rows import RUNNING, WaitsFor
+from ava_server.runs.lifecycle import TRANSITIONS, Cause, Situation
 
 
 @pytest.mark.slow
@@ -325,18 +22,18 @@ def test_every_cause_in_every_state_matches_the_transition_table() -> None:
     with open_log() as log:
         for place, happening, cancel_asked, in_flight in product(PLACES, HAPPENINGS, (False, True), (False, True)):
             (where, waits_for), (cause, about) = place, happening
-            if in_flight and is_of_owner(cause, about):
+            if in_flight and settles_first(cause, about):
                 continue
             timed = cause == "plan timeout"
-            run_id = log.at(where, waits_for, cancel_asked=cancel_asked, in_flight=in_flight, timed=timed)
+            run_id = log.bring(where, waits_for, cancel_asked=cancel_asked, in_flight=in_flight, timed=timed)
             ends = where == "waiting" and waits_for != "resume"
             if run_id is None or (ends and cause == "abandon"):  # a pause is not over a day after its end
                 continue
-            log.happens(run_id, cause, about)
+            log.move(run_id, cause, about)
             tried.add((where, cause))
             log.ahead_us = 0
     assert set(TRANSITIONS) <= tried
-    assert set(moved) >= set(TRANSITIONS), "each row of the table has happened"
+    assert set(MOVES) >= set(TRANSITIONS), "each row of the table has happened"
 
 
 @given(happenings=st.lists(st.sampled_from(HAPPENINGS), min_size=1, max_size=12), data=st.data())
@@ -347,13 +44,13 @@ def test_any_sequence_of_causes_follows_the_table_and_ends_the_run_once(
     start, waits_for = data.draw(st.sampled_from(PLACES))
     with open_log() as log:
         in_flight = start in OWNER and data.draw(st.booleans())
-        run_id = log.at(start, waits_for, cancel_asked=False, in_flight=in_flight, timed=False)
+        run_id = log.bring(start, waits_for, cancel_asked=False, in_flight=in_flight, timed=False)
         assert run_id is not None
         for cause, about in happenings:
             row = log.row(run_id)
-            if row.state == RUNNING and row.in_flight is not None and is_of_owner(cause, about):
+            if row.state == RUNNING and row.in_flight is not None and settles_first(cause, about):
                 continue
-            log.happens(run_id, cause, about)
+            log.move(run_id, cause, about)
             row = log.row(run_id)
             if row.state == RUNNING and row.instance == HERE and row.in_flight is None and data.draw(st.booleans()):
-                log.reserves(run_id)
+                log.reserve(run_id)

@@ -7,20 +7,27 @@ import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from mcp import Client
-from mcp_types import Implementation
+from mcp_types import CallToolRequestParams, Implementation
 from support.hosts.elicitation import ERAS
+from support.hosts.pages import ADDRESS
 from support.model_server import running_model_server
 from support.runtime import PRICED, arrived, connect, settings_of
 from support.stdio import told
 
 import ava_extras
 from ava_audit.store.locks import try_hold
+from ava_server.config.tokens import Token
 from ava_server.core import background
-from ava_server.core.data_root import DataRoot
+from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import ConfigError
+from ava_server.mcp_server import elicitation
+from ava_server.mcp_server.app import HTTP, OF_REQUEST
 from ava_server.mcp_server.server import build_server
 
 BY_HOST = f'approval = "by_host"\n{PRICED}'
@@ -146,3 +153,16 @@ def test_a_program_that_ended_because_another_one_is_starting_is_no_fault(
     assert other is not None
     with other, pytest.raises(ConfigError, match="did not start within"):
         server.start(within_s=0.5)
+
+
+@pytest.mark.parametrize(("user", "address"), [(os_user(), ADDRESS), ("ana", "https://ava.example")])
+async def test_only_a_host_of_this_machine_is_sent_to_the_pages_of_this_machine(user: str, address: str) -> None:
+    named_alike = Token("local-aa", user, ("spawn",), "0" * 64, 0, None)
+    pages = SimpleNamespace(address=AsyncMock(return_value=ADDRESS))
+    app = SimpleNamespace(transport=HTTP, url="https://ava.example", runtime=MagicMock(), pages=pages)
+    request = SimpleNamespace(scope={OF_REQUEST: named_alike})
+    ctx: Any = SimpleNamespace(
+        session=SimpleNamespace(client_params=None, client_capabilities=None), request=request, lifespan_context=app
+    )
+    person = elicitation.ClientPerson(ctx, CallToolRequestParams(name="confirm_spawn"), 0)
+    assert await person.address() == address

@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,69 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.model_server import Fail, Gate, Say
 from support.properties import BUSY_OR_SHARED
-from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+from support.runs.tools import WaitingTool, offer_tool
+from support.runtime import PRICED, arrived, hand_over, open_lab
 
 from ava_audit.entries import Entry
 from ava_audit.events import CancelRequested, CostUpdate, RunEnded, ToolResult
-from ava_audit.rows import RunRow
-from ava_roles.tool import Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
-from ava_server.runs.context import RunContext
-from ava_server.runs.history import History
-from ava_server.runs.setup import RunResources, RunSetup
+from ava_roles.tool import ToolArgs, ToolContext, ToolOutput
 
 NOTED = Say(calls=[("scratchpad", {"note": "half of it"})])
 
 
-class Waiting:
-    """A real tool that reads nothing and waits: for its turn to be released, or for ever."""
-
-    def __init__(self, name: str, *, read_only: bool = True, timeout_s: float = 60) -> None:
-        self.spec = ToolSpec(name, "Waits.", ToolArgs, read_only=read_only, timeout_s=timeout_s)
-        self.inside = 0
-        self.most_inside = 0
-        self.entered = anyio.Event()
-        self.together = anyio.Event()
-        self.release = anyio.Event()
-
-    def activity(self, args: ToolArgs) -> str:
-        return "Waiting"
-
-    async def __call__(self, args: ToolArgs, at: ToolContext) -> ToolOutput:
-        self.inside += 1
-        self.most_inside = max(self.most_inside, self.inside)
-        self.entered.set()
-        if self.inside == 2:
-            self.together.set()
-        try:
-            await self.release.wait()
-        finally:
-            self.inside -= 1
-        return ToolOutput("waited")
-
-
-class Offering(RunSetup):
-    """A run setup that offers a tool to the runs of a runtime, beside those that they have."""
-
-    def __init__(self, resources: RunResources, tool: Tool) -> None:
-        super().__init__(resources)
-        self._tool = tool
-
-    async def prepare(self, run: RunRow, history: History) -> RunContext:
-        prepared, spec = await super().prepare(run, history), self._tool.spec
-        schema = {"name": spec.name, "description": spec.description, "parameters": spec.schema()}
-        started = prepared.started.model_copy(update={"tools": (*prepared.started.tools, schema)})
-        return replace(prepared, tools={**prepared.tools, spec.name: self._tool}, started=started)
-
-
-def with_tool(lab: Lab, tool: Tool) -> None:
-    """Offer a tool to the runs of a lab, beside those that they have."""
-    lab.runtime.manager._setup = Offering(lab.runtime, tool)
-
-
 async def test_read_only_calls_of_one_turn_run_concurrently(tmp_path: Path) -> None:
-    tool = Waiting("wait")
+    tool = WaitingTool("wait")
     async with open_lab(tmp_path, [Say(calls=[("wait", {}), ("wait", {})]), hand_over()]) as lab:
-        with_tool(lab, tool)
+        offer_tool(lab, tool)
         run_id = await lab.start()
         with anyio.fail_after(40):
             await tool.together.wait()
@@ -88,10 +38,10 @@ async def test_read_only_calls_of_one_turn_run_concurrently(tmp_path: Path) -> N
 
 
 async def test_calls_that_are_not_read_only_run_sequentially(tmp_path: Path) -> None:
-    tool = Waiting("change", read_only=False)
+    tool = WaitingTool("change", read_only=False)
     tool.release.set()
     async with open_lab(tmp_path, [Say(calls=[("change", {}), ("change", {})]), hand_over()]) as lab:
-        with_tool(lab, tool)
+        offer_tool(lab, tool)
         run_id = await lab.start()
         await lab.ended(run_id)
         assert [fact.success for fact in await lab.facts(run_id, ToolResult)] == [True, True, True]
@@ -99,9 +49,9 @@ async def test_calls_that_are_not_read_only_run_sequentially(tmp_path: Path) -> 
 
 
 async def test_stops_a_tool_at_its_timeout_and_continues_the_run(tmp_path: Path) -> None:
-    tool = Waiting("wait", timeout_s=0.2)
+    tool = WaitingTool("wait", timeout_s=0.2)
     async with open_lab(tmp_path, [Say(calls=[("wait", {})]), hand_over()]) as lab:
-        with_tool(lab, tool)
+        offer_tool(lab, tool)
         run_id = await lab.start()
         assert (await lab.ended(run_id)).state == "success"
         result = (await lab.facts(run_id, ToolResult))[0]
@@ -152,10 +102,10 @@ async def test_a_run_cancelled_while_it_connects_books_nothing(tmp_path: Path) -
 
 
 async def test_cancels_a_run_during_a_tool_call_and_keeps_its_partial_output(tmp_path: Path) -> None:
-    tool = Waiting("wait")
+    tool = WaitingTool("wait")
     script = [Say(calls=[("scratchpad", {"note": "half of it"})]), Say(calls=[("wait", {})])]
     async with open_lab(tmp_path, script) as lab:
-        with_tool(lab, tool)
+        offer_tool(lab, tool)
         run_id = await lab.start()
         with anyio.fail_after(40):
             await tool.entered.wait()
@@ -231,7 +181,7 @@ async def test_cancels_a_plan_as_a_whole(tmp_path: Path) -> None:
 async def test_a_tool_that_does_not_stop_does_not_delay_a_cancel(tmp_path: Path) -> None:
     inside, go = threading.Event(), threading.Event()
 
-    class Stubborn(Waiting):
+    class Stubborn(WaitingTool):
         async def __call__(self, args: ToolArgs, at: ToolContext) -> ToolOutput:
             def work() -> None:
                 inside.set()
@@ -241,7 +191,7 @@ async def test_a_tool_that_does_not_stop_does_not_delay_a_cancel(tmp_path: Path)
             return ToolOutput("done at last")
 
     async with open_lab(tmp_path, [Say(calls=[("stubborn", {})])]) as lab:
-        with_tool(lab, Stubborn("stubborn"))
+        offer_tool(lab, Stubborn("stubborn"))
         run_id = await lab.start()
         await arrived(inside)
         with anyio.fail_after(20):
@@ -278,7 +228,7 @@ def one_result_a_call(entries: list[Entry]) -> bool:
     return len(answered) == len(set(answered))
 
 
-class Deaf(Waiting):
+class Deaf(WaitingTool):
     """A tool that takes no notice of being cancelled, as a library may."""
 
     async def __call__(self, args: ToolArgs, at: ToolContext) -> ToolOutput:
@@ -293,7 +243,7 @@ class Deaf(Waiting):
 async def test_abandons_a_tool_that_ignores_its_timeout_and_continues_the_run(tmp_path: Path) -> None:
     tool = Deaf("deaf", timeout_s=0.2)
     async with open_lab(tmp_path, [Say(calls=[("deaf", {})]), hand_over()]) as lab:
-        with_tool(lab, tool)
+        offer_tool(lab, tool)
         began = time.monotonic()
         result = await lab.outcome()
         assert result["status"] == "success" and time.monotonic() - began < 15
@@ -305,7 +255,7 @@ async def test_abandons_a_tool_that_ignores_its_timeout_and_continues_the_run(tm
 async def test_a_run_with_an_unresponsive_tool_ends_within_five_seconds_of_its_timeout(tmp_path: Path) -> None:
     tool = Deaf("deaf")
     async with open_lab(tmp_path, [NOTED, Say(calls=[("deaf", {})]), hand_over()], config=PRICED) as lab:
-        with_tool(lab, tool)
+        offer_tool(lab, tool)
         run_id = await lab.start(timeout=2)
         began = time.monotonic()
         run = await lab.ended(run_id)
@@ -316,7 +266,7 @@ async def test_a_run_with_an_unresponsive_tool_ends_within_five_seconds_of_its_t
 async def test_the_owner_cancels_a_run_with_an_unresponsive_tool_and_keeps_its_output(tmp_path: Path) -> None:
     tool = Deaf("deaf")
     async with open_lab(tmp_path, [NOTED, Say(calls=[("deaf", {})])], config=PRICED) as lab:
-        with_tool(lab, tool)
+        offer_tool(lab, tool)
         run_id = await lab.start()
         await tool.entered.wait()
         with anyio.fail_after(20):

@@ -8,31 +8,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 from hypothesis import settings
-from support import owner
+from support.budget import waits
 from support.commands.dashboard import look, opened
 from support.databases import POSTGRES
-from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
-from support.runtime import DONE, Lab, arrived, open_lab
+from support.model_server import Fail, Gate, running_model_server
+from support.runtime import arrived, open_lab
 from support.schedules.money import play_schedules
-from support.stdio import environment
 
 from ava_audit.events import CostReserved, CostUpdate, MoneyAwaited, RunClaimed
-from ava_audit.rows import QUEUED, RUNNING, RunRow
+from ava_audit.rows import QUEUED
 from ava_audit.units import DAY_US, day_of, format_usd, now_us
 from ava_audit.view import loads
 from ava_server.cli.status_page import Page
 from ava_server.dashboard.live import LivePage
 from ava_server.dashboard.screens import detail_lines
 from ava_server.render.host_text import text_of
-from ava_server.render.run_view import RunView, view_run
 from ava_server.service.access import Access
 from ava_server.service.run_tasks import RunTasks
 from ava_server.web.context import environment as templates
@@ -42,13 +37,6 @@ CAME = (
     "granted", "waits", "asked again, nothing written", "gives way", "refused", "went with nothing in flight",
     "overrun", "dead", "pause", "midnight", "ended",
 )  # fmt: skip
-PRICES = """
-[prices."custom:test"]
-input = 3.0
-output = 15.0
-cache_read = 3.0
-cache_write = 3.0
-"""
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
@@ -60,57 +48,8 @@ def test_no_schedule_passes_a_cap_or_leaves_money_that_somebody_waits_for(block:
     assert [kind for kind in CAME if not came[kind]] == [], "what is to be shown was played"
 
 
-def limits(day_cents: int, more: str = "") -> str:
-    return f"{PRICES}\n[limits]\nuser_daily_cents = {day_cents}\ninstallation_daily_cents = {day_cents}\n{more}"
-
-
-def spends(gate: Gate | None = None, tokens: int = 100) -> Say:
-    usage = {"prompt_tokens": 1_000, "completion_tokens": tokens, "total_tokens": 1_000 + tokens}
-    return Say(calls=[DONE], usage=usage, gate=gate)
-
-
-async def waits(lab: Lab, run_id: str) -> RunRow:
-    """Return a run once the log says that it waits for money."""
-    await lab.logged(run_id, "MoneyAwaited")
-    row = await lab.run(run_id)
-    assert row.state == RUNNING and row.money_wait is not None
-    return row
-
-
-def folder(tmp_path: Path, name: str) -> Path:
-    made = tmp_path / name
-    made.mkdir()
-    return made
-
-
-async def reserved_by_first_call(tmp: Path) -> int:
-    """Return what the first call of these runs holds with the last turn after it, in micro-USD."""
-    async with open_lab(tmp, [spends()], config=limits(1_000)) as lab:
-        run_id = await lab.start(max_cost_cents=50)
-        await lab.ended(run_id)
-        [fact] = await lab.facts(run_id, CostReserved)
-        return fact.micros + fact.wrap_micros
-
-
-@asynccontextmanager
-async def one_waits(tmp_path: Path, **more: Any) -> AsyncGenerator[tuple[Lab, Gate, str, str]]:
-    """Open a lab where the call of a first run is in flight, and a second run waits for the money that it holds.
-
-    `more` is of the second run's proposal.
-    """
-    held = await reserved_by_first_call(folder(tmp_path, "first"))
-    gate = Gate()
-    cap = limits(held * 19 // 100_000)
-    async with open_lab(folder(tmp_path, "second"), [spends(gate), spends()], config=cap) as lab:
-        first = await lab.start(max_cost_cents=50)
-        await arrived(gate.arrived)
-        waiter = await lab.start(max_cost_cents=50, **more)
-        await waits(lab, waiter)
-        yield lab, gate, first, waiter
-
-
 async def test_a_run_waits_until_the_call_of_another_run_is_settled(tmp_path: Path) -> None:
-    async with one_waits(tmp_path) as (lab, gate, first, second):
+    async with waits.open_waiting_run(tmp_path) as (lab, gate, first, second):
         [fact] = await lab.facts(second, MoneyAwaited)
         assert fact.runs == 1 and fact.scope == loads((await lab.run(second)).money_wait)["scope"]
         checked = await lab.call("check_subagent", subagent_id=second, wait_seconds=2.5)  # it asks again every second
@@ -124,13 +63,13 @@ async def test_a_run_waits_until_the_call_of_another_run_is_settled(tmp_path: Pa
 
 
 async def test_every_surface_says_in_avas_own_words_what_a_run_waits_for(tmp_path: Path) -> None:
-    async with one_waits(tmp_path) as (lab, gate, _first, second):
+    async with waits.open_waiting_run(tmp_path) as (lab, gate, _first, second):
         [fact] = await lab.facts(second, MoneyAwaited)
         awaited = f"{format_usd(fact.missing)} that 1 other run holds"
         checked = await lab.call("check_subagent", subagent_id=second)
         assert checked.runs[0].waits_for == awaited and checked.runs[0].untrusted_activity is None
         assert f"waits for: {awaited}" in text_of(checked)
-        shown = await shown_run(lab, second)
+        shown = await waits.view_of_run(lab, second)
         assert shown.doing == f"running: waits for {awaited}" and shown.activity == ""
         overview = await look(lab)
         status = Page("", overview.now, (), 100).whole()
@@ -150,15 +89,10 @@ async def test_every_surface_says_in_avas_own_words_what_a_run_waits_for(tmp_pat
         gate.released.set()
 
 
-async def shown_run(lab: Lab, run_id: str) -> RunView:
-    row, processes = await lab.run(run_id), lab.runtime.instances
-    return await lab.store.read(lambda view: view_run(view, row, processes, now_us(), task=True))
-
-
 async def test_at_midnight_a_run_that_waits_spends_from_the_new_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with one_waits(tmp_path) as (lab, gate, first, second):
+    async with waits.open_waiting_run(tmp_path) as (lab, gate, first, second):
         monkeypatch.setattr("ava_audit.store.writer.now_us", lambda: now_us() + DAY_US)
         assert (await lab.ended(second)).state == "success"
         [reserved] = await lab.facts(second, CostReserved)
@@ -169,7 +103,7 @@ async def test_at_midnight_a_run_that_waits_spends_from_the_new_day(
 
 
 async def test_a_wait_lasts_at_most_the_runs_own_time_limit(tmp_path: Path) -> None:
-    async with one_waits(tmp_path, timeout=1) as (lab, gate, first, second):
+    async with waits.open_waiting_run(tmp_path, timeout=1) as (lab, gate, first, second):
         ended = await lab.ended(second, within_s=20)
         assert ended.state == "cost_exceeded" and "other runs hold the rest" in str(ended.stop_reason)
         assert not gate.released.is_set() and not await lab.facts(first, CostUpdate), "nothing was returned meanwhile"
@@ -180,7 +114,7 @@ async def test_a_wait_lasts_at_most_the_runs_own_time_limit(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("how", ["cancel", "message"])
 async def test_a_wait_ends_with_a_cancel_and_takes_a_message(tmp_path: Path, how: str) -> None:
-    async with one_waits(tmp_path) as (lab, gate, first, second):
+    async with waits.open_waiting_run(tmp_path) as (lab, gate, first, second):
         if how == "cancel":
             await lab.call("cancel_subagent", subagent_id=second)
             assert (await lab.ended(second, within_s=10)).state == "cancelled"
@@ -194,32 +128,19 @@ async def test_a_wait_ends_with_a_cancel_and_takes_a_message(tmp_path: Path, how
         assert (await lab.ended(first)).state == "success"
 
 
-@asynccontextmanager
-async def owning(root: Path, server: ModelServer) -> AsyncGenerator[anyio.abc.Process]:
-    """Start another process that looks after the runs of a data root."""
-    command = [sys.executable, owner.__file__, str(root), server.base_url]
-    async with await anyio.open_process(command, env=environment(root), stderr=None) as process:
-        assert process.stdout is not None and b"open" in await process.stdout.receive()
-        try:
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(POSTGRES, reason="there a process counts as alive until its lease ends")
 async def test_a_run_whose_owner_is_killed_while_it_waits_goes_on_elsewhere(tmp_path: Path) -> None:
-    held = await reserved_by_first_call(folder(tmp_path, "first"))
-    tmp, gate = folder(tmp_path, "second"), Gate()
-    cap = limits(held * 19 // 100_000)
-    with running_model_server([spends(gate), *[spends()] * 3]) as server:
+    held = await waits.micros_of_first_call(waits.new_folder(tmp_path, "first"))
+    tmp, gate = waits.new_folder(tmp_path, "second"), Gate()
+    cap = waits.day_limits(held * 19 // 100_000)
+    with running_model_server([waits.spend(gate), *[waits.spend()] * 3]) as server:
         async with open_lab(tmp, server=server, config=cap, runs=False, check=False) as lab:
             runs = [await lab.start(max_cost_cents=50) for _run in range(2)]
-            async with owning(lab.root, server) as process:
+            async with waits.owning_process(lab.root, server) as process:
                 await arrived(gate.arrived)
                 [second] = [run_id for run_id in runs if not await lab.facts(run_id, CostReserved)]
-                await waits(lab, second)
+                await waits.wait_for_money(lab, second)
                 process.kill()
                 await process.wait()
         gate.released.set()
@@ -230,28 +151,27 @@ async def test_a_run_whose_owner_is_killed_while_it_waits_goes_on_elsewhere(tmp_
             claims = await lab.facts(second, RunClaimed)
             assert [claim.reason for claim in claims] == ["start", "takeover"]
             [first] = [run_id for run_id in runs if run_id != second]
-            assert [fact.settlement for fact in await lab.facts(first, CostUpdate)] == ["unknown", "billed"]
+            assert await lab.settlements(first) == ["unknown", "billed"]
 
 
 @pytest.mark.slow
 async def test_runs_of_two_processes_wait_for_each_other(tmp_path: Path) -> None:
-    held = await reserved_by_first_call(folder(tmp_path, "first"))
-    tmp, gate = folder(tmp_path, "second"), Gate()
-    cap = limits(held * 19 // 100_000)
-    with running_model_server([spends(gate), spends()]) as server:
-        async with open_lab(tmp, server=server, config=cap, runs=False, check=False) as lab:
-            first = await lab.start(max_cost_cents=50)
-            async with owning(lab.root, server):
-                await arrived(gate.arrived)
-                async with open_lab(tmp, server=server, config=cap, check=False) as here:
-                    second = await here.start(max_cost_cents=50)
-                    await waits(here, second)
-                    owners = {(await here.run(run_id)).instance for run_id in (first, second)}
-                    assert len(owners) == 2
-                    assert "that 1 other run holds" in (await shown_run(lab, second)).doing, "each process shows it"
-                    gate.released.set()
-                    rows = [await here.ended(run_id) for run_id in (first, second)]
-                    assert [row.state for row in rows] == ["success", "success"]
+    held = await waits.micros_of_first_call(waits.new_folder(tmp_path, "first"))
+    tmp, gate = waits.new_folder(tmp_path, "second"), Gate()
+    cap = waits.day_limits(held * 19 // 100_000)
+    async with open_lab(tmp, [waits.spend(gate), waits.spend()], config=cap, runs=False, check=False) as lab:
+        first = await lab.start(max_cost_cents=50)
+        async with waits.owning_process(lab.root, lab.server):
+            await arrived(gate.arrived)
+            async with open_lab(tmp, server=lab.server, config=cap, check=False) as here:
+                second = await here.start(max_cost_cents=50)
+                await waits.wait_for_money(here, second)
+                owners = {(await here.run(run_id)).instance for run_id in (first, second)}
+                assert len(owners) == 2
+                assert "that 1 other run holds" in (await waits.view_of_run(lab, second)).doing, "each process shows it"
+                gate.released.set()
+                rows = [await here.ended(run_id) for run_id in (first, second)]
+                assert [row.state for row in rows] == ["success", "success"]
 
 
 @pytest.mark.slow
@@ -259,41 +179,45 @@ async def test_runs_of_two_machines_on_postgres_wait_for_each_other(tmp_path: Pa
     pytest.importorskip("psycopg", reason="the driver is not installed")
     from support.postgres import running_server
 
-    held = await reserved_by_first_call(folder(tmp_path, "first"))
+    held = await waits.micros_of_first_call(waits.new_folder(tmp_path, "first"))
     url, gate = running_server().address(tmp_path), Gate()
-    config = f'database_url = "{url}"\n{limits(held * 19 // 100_000)}'
-    with running_model_server([spends(gate), spends()]) as server:
+    config = f'database_url = "{url}"\n{waits.day_limits(held * 19 // 100_000)}'
+    with running_model_server([waits.spend(gate), waits.spend()]) as server:
         async with (
-            open_lab(folder(tmp_path, "one"), server=server, config=config, check=False) as one,
-            open_lab(folder(tmp_path, "two"), server=server, config=config, check=False) as two,
+            open_lab(waits.new_folder(tmp_path, "one"), server=server, config=config, check=False) as one,
+            open_lab(waits.new_folder(tmp_path, "two"), server=server, config=config, check=False) as two,
         ):
             first = await one.start(max_cost_cents=50)
             await arrived(gate.arrived)
             second = await two.start(max_cost_cents=50)
-            await waits(two, second)
+            await waits.wait_for_money(two, second)
             assert len({(await one.run(run_id)).instance for run_id in (first, second)}) == 2
             for lab in (one, two):
-                assert "that 1 other run holds" in (await shown_run(lab, second)).doing
+                assert "that 1 other run holds" in (await waits.view_of_run(lab, second)).doing
             gate.released.set()
             rows = [await one.ended(run_id) for run_id in (first, second)]
             assert [row.state for row in rows] == ["success", "success"]
 
 
 async def test_an_approval_queues_until_what_others_hold_is_free(tmp_path: Path) -> None:
-    held = await reserved_by_first_call(folder(tmp_path, "first"))
+    held = await waits.micros_of_first_call(waits.new_folder(tmp_path, "first"))
     gate = Gate()
-    async with open_lab(folder(tmp_path, "second"), [spends(gate), spends()], config=limits(-(-held // 10_000))) as lab:
+    async with open_lab(
+        waits.new_folder(tmp_path, "second"),
+        [waits.spend(gate), waits.spend()],
+        config=waits.day_limits(-(-held // 10_000)),
+    ) as lab:
         first = await lab.start(max_cost_cents=50)
         await arrived(gate.arrived)
         proposal = await lab.propose(max_cost_cents=50)
         assert "it starts when $" in proposal.message and "cannot start" not in proposal.message
         assert (await lab.approve(proposal)).status == "approved"
         second = proposal.subagent_id
-        shown = await checked_run(lab, second)
+        shown = await lab.check(second)
         with anyio.fail_after(20):
             while "starts when $" not in str(shown.waits_for):
                 await anyio.sleep(0.05)
-                shown = await checked_run(lab, second)
+                shown = await lab.check(second)
         assert shown.state == QUEUED and shown.waits_for.endswith(" is free")
         gate.released.set()
         assert [(await lab.ended(run_id)).state for run_id in (first, second)] == ["success", "success"]
@@ -301,29 +225,27 @@ async def test_an_approval_queues_until_what_others_hold_is_free(tmp_path: Path)
 
 async def test_an_approval_says_which_paused_run_holds_what_it_waits_for(tmp_path: Path) -> None:
     """It may be paused for a day, or for a person: nobody would know why the other does not start."""
-    held = await reserved_by_first_call(folder(tmp_path, "first"))
+    held = await waits.micros_of_first_call(waits.new_folder(tmp_path, "first"))
     later = Fail(429, retry_after="3600")
-    async with open_lab(folder(tmp_path, "second"), [later, spends()], config=limits(-(-held // 10_000))) as lab:
+    async with open_lab(
+        waits.new_folder(tmp_path, "second"), [later, waits.spend()], config=waits.day_limits(-(-held // 10_000))
+    ) as lab:
         first = await lab.start(max_cost_cents=50)
         await lab.logged(first, "RunPaused")
         proposal = await lab.propose(max_cost_cents=50)
         assert (await lab.approve(proposal)).status == "approved", "held money refuses no approval"
         second = proposal.subagent_id
-        shown = await checked_run(lab, second)
+        shown = await lab.check(second)
         with anyio.fail_after(20):
             while "starts when $" not in str(shown.waits_for):
                 await anyio.sleep(0.05)
-                shown = await checked_run(lab, second)
+                shown = await lab.check(second)
         holds = format_usd((await lab.run(first)).wrap_micros)
         assert shown.waits_for.endswith(
             f" is free; {first} holds {holds} of it and is paused: let it go on, or cancel it"
         )
         await lab.call("cancel_subagent", subagent_id=first)
         assert (await lab.ended(second)).state == "success"
-
-
-async def checked_run(lab: Lab, run_id: str) -> Any:
-    return (await lab.call("check_subagent", subagent_id=run_id)).runs[0]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from support.model_server import Fail, Gate, Say, running_model_server
 from support.runtime import PRICED, arrived, check_budgets, check_requests, hand_over, open_lab
 
-from ava_audit.events import CostReserved, CostUpdate, Event, Fence, RunClaimed, RunPaused, Who
+from ava_audit.events import CostReserved, Event, Fence, RunPaused, Who
 from ava_audit.units import DAY_US, now_us, parse_time
 from ava_server.budget.user_limits import Slots
 from ava_server.runs import model_call
@@ -37,10 +37,10 @@ async def test_a_paused_run_continues_where_it_was_at_the_given_time(tmp_path: P
         assert run.state == "success" and run.generation == 2
         assert run.ended_us is not None and run.ended_us >= paused.waits_until_us
         assert run.active_us < 3e6, "the pause is no active time"
-        assert [fact.settlement for fact in await lab.facts(run_id, CostUpdate)] == ["billed", "not_billed", "billed"]
+        assert await lab.settlements(run_id) == ["billed", "not_billed", "billed"]
         turns = [(fact.turn, fact.attempt) for fact in await lab.facts(run_id, CostReserved)]
         assert turns == [(1, 1), (2, 1), (2, 2)]
-        assert [fact.reason for fact in await lab.facts(run_id, RunClaimed)] == ["start", "resume"]
+        assert await lab.claim_reasons(run_id) == ["start", "resume"]
         bodies = [request.body for request in lab.server.requests]
         assert bodies[1] == bodies[2]
 
@@ -174,15 +174,14 @@ async def test_a_cancel_ends_a_paused_run(tmp_path: Path) -> None:
 
 
 async def test_ends_a_run_that_was_cancelled_just_before_its_pause(tmp_path: Path) -> None:
-    with running_model_server([NOTE, LATER]) as server:
-        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
-            run_id = await lab.start()
-            who, slots = lab.session.who, Slots(9, 9)
-            await lab.store.do(claim(run_id, "one", who, frozenset(), slots))
-            await lab.store.do(cancel(run_id, who, "enough", "model"))
-            agent, fence = Who("sess-x", run_id, lab.runtime.user), Fence(run_id, 1)
-            paused = RunPaused(not_before_us=2**50, why="the provider's limit")
-            await lab.write(Event(agent, paused, fence=fence))
-            assert (await lab.run(run_id)).state == "queued"
-            assert await lab.runtime.manager.control.end(run_id, RunResult("cancelled", "cancelled on request"))
-            assert (await lab.run(run_id)).state == "cancelled"
+    async with open_lab(tmp_path, [NOTE, LATER], runs=False, check=False) as lab:
+        run_id = await lab.start()
+        who, slots = lab.session.who, Slots(9, 9)
+        await lab.store.do(claim(run_id, "one", who, frozenset(), slots))
+        await lab.store.do(cancel(run_id, who, "enough", "model"))
+        agent, fence = Who("sess-x", run_id, lab.runtime.user), Fence(run_id, 1)
+        paused = RunPaused(not_before_us=2**50, why="the provider's limit")
+        await lab.write(Event(agent, paused, fence=fence))
+        assert (await lab.run(run_id)).state == "queued"
+        assert await lab.runtime.manager.control.end(run_id, RunResult("cancelled", "cancelled on request"))
+        assert (await lab.run(run_id)).state == "cancelled"

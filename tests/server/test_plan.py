@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from support.logs.cutting import all_entries, left_behind
-from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, running_model_server
-from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab, submits
+from support.model_server import Fail, Gate, HangUp, Say, Step, running_model_server
+from support.runs import planning
+from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
 from support.sample import sampled
 
 from ava_audit.events import (
@@ -30,79 +31,6 @@ from ava_server.runs import reservation
 from ava_server.runs.history import History, Recipe
 from ava_server.runs.reservation import DOING, NO_PLAN
 
-ANALYSIS, PLAN, REVIEW, WORK, WRAP = "analysis", "plan", "review", "work", "wrap-up"
-MARKS = {
-    WRAP: "This is the last turn",
-    ANALYSIS: "Before you work, analyse the task.",
-    PLAN: "Now write the plan.",
-    REVIEW: "Now review your plan as its critic.",
-}
-FIRST_PLAN = "1. read_file a.md: the price.\n2. submit_result."
-BETTER_PLAN = "1. search_codebase for twelve.\n2. read_file a.md: the price.\n3. submit_result."
-ANALYSED = Say("The price of Otter is asked for.")
-PLANNED = Say(FIRST_PLAN)
-REVIEWED = Say(BETTER_PLAN)
-LOOK = Say(calls=[("read_file", {"path": "a.md"})])
-CALLS = Say("I look first.", [("read_file", {"path": "a.md"})])
-CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)
-USEFUL: Mapping[str, Step] = {ANALYSIS: ANALYSED, PLAN: PLANNED, REVIEW: REVIEWED, WRAP: submits("what there is")}
-
-
-def asked_for(request: dict[str, Any]) -> str:
-    """What a request is for, by its last message."""
-    last = str(request["messages"][-1]["content"])
-    return next((name for name, mark in MARKS.items() if last.startswith(mark)), WORK)
-
-
-class Planner:
-    """A model that plans, looks, and hands over; what it says to one thing can be given instead, once or for good."""
-
-    def __init__(self, **instead: Step | list[Step]) -> None:
-        self.asked: list[str] = []
-        self._instead = instead
-
-    def __call__(self, request: dict[str, Any]) -> Step:
-        what = asked_for(request)
-        self.asked.append(what)
-        given = self._instead.get(what.replace("-", "_"))
-        if isinstance(given, list):
-            given = given.pop(0) if given else None
-        if given is not None:
-            return given
-        if what == WORK:
-            return hand_over() if any(message["role"] == "tool" for message in request["messages"]) else LOOK
-        return USEFUL[what]
-
-
-async def planned(lab: Lab, **more: Any) -> str:
-    """Run one that plans, to its end."""
-    (lab.workspace / "a.md").write_text("Otter charges twelve cents.\n")
-    run_id = await lab.start(plan=True, **more)
-    await lab.ended(run_id)
-    return run_id
-
-
-def roles_of(request: dict[str, Any]) -> list[str]:
-    return [str(message["role"]) for message in request["messages"]]
-
-
-async def check_parts(lab: Lab, run_id: str) -> dict[str, int]:
-    """What a run cost by its parts, in micro-USD: they sum to the total, and every planning call is under `plan`."""
-    run, result = await lab.run(run_id), await lab.result(run_id)
-    parts = {name: round(cents * 10_000) for name, cents in result["cost_by"].items()}
-    assert sum(parts.values()) == run.cost_micros == round(result["cost_cents"] * 10_000)
-    phases = {(fact.turn, fact.attempt): fact.phase for fact in await lab.facts(run_id, CostReserved)}
-    settled = await lab.facts(run_id, CostUpdate)
-    for fact in settled:
-        if phases[fact.turn, fact.attempt] is not None:
-            assert set(fact.cost_by) <= {"plan"}, "whatever else it was"
-        else:
-            assert "plan" not in fact.cost_by
-        assert sum(fact.cost_by.values()) == round(fact.cost_cents * 10_000)
-    assert parts.get("plan", 0) == sum(fact.cost_by.get("plan", 0) for fact in settled)
-    return parts
-
-
 # -- the ordinary way -----------------------------------------------------------------------------------------------
 
 
@@ -110,37 +38,37 @@ async def check_parts(lab: Lab, run_id: str) -> dict[str, int]:
 async def test_a_run_analyses_plans_reviews_and_then_starts_work_with_the_plan(
     tmp_path: Path,
 ) -> None:
-    planner = Planner()
+    planner = planning.Planner()
     async with open_lab(tmp_path, planner, config=PRICED) as lab:
-        run_id = await planned(lab)
+        run_id = await planning.run_with_plan(lab)
         requests = [request.json for request in lab.server.requests]
-        assert planner.asked == [ANALYSIS, PLAN, REVIEW, WORK, WORK]
+        assert planner.asked == [planning.ANALYSIS, planning.PLAN, planning.REVIEW, planning.WORK, planning.WORK]
         [ready] = await lab.facts(run_id, PlanReady)
-        assert (ready.plan, ready.reviewed) == (BETTER_PLAN, True)
+        assert (ready.plan, ready.reviewed) == (planning.BETTER_PLAN, True)
         assert [fact.phase for fact in await lab.facts(run_id, CostReserved)] == [*DOING, None, None]
         activities = [fact.activity for fact in await lab.facts(run_id, Activity)]
         assert activities[:3] == ["Analysing the task", "Planning", "Reviewing the plan"]
         run, result = await lab.run(run_id), await lab.result(run_id)
         assert (run.state, run.turns, result["iterations"]) == ("success", 5, 5), "they count as turns"
-        parts = await check_parts(lab, run_id)
+        parts = await planning.check_parts(lab, run_id)
         assert set(parts) == {"plan", "input", "output"} and parts["plan"] > 0
-    assert [roles_of(request) for request in requests[:3]] == [
+    assert [planning.roles_in(request) for request in requests[:3]] == [
         ["system", *["user"] * 2],
         ["system", "user", "user", "assistant", "user"],
         ["system", "user", "user", "assistant", "user", "assistant", "user"],
     ]
-    assert requests[1]["messages"][-2]["content"] == ANALYSED.text
-    assert requests[2]["messages"][-2]["content"] == FIRST_PLAN
+    assert requests[1]["messages"][-2]["content"] == planning.ANALYSED.text
+    assert requests[2]["messages"][-2]["content"] == planning.FIRST_PLAN
     work = requests[3]["messages"]
     assert [message["role"] for message in work] == ["system", "user", "assistant", "user"]
-    assert work[2]["content"] == BETTER_PLAN and work[3]["content"].startswith("Planning is over")
+    assert work[2]["content"] == planning.BETTER_PLAN and work[3]["content"].startswith("Planning is over")
     assert requests[4]["messages"][:4] == work, "it stays there"
 
 
 @pytest.mark.requirement("S5-13")
 async def test_planning_and_work_send_identical_prefix_and_tool_bytes(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, Planner()) as lab:
-        await planned(lab)
+    async with open_lab(tmp_path, planning.Planner()) as lab:
+        await planning.run_with_plan(lab)
         bodies = [request.body for request in lab.server.requests]
         plain = await lab.start(task="What does it cost?")
         await lab.ended(plain)
@@ -159,8 +87,10 @@ async def test_planning_and_work_send_identical_prefix_and_tool_bytes(tmp_path: 
 
 @pytest.mark.requirement("S5-13")
 async def test_the_review_lists_the_tools_that_are_available(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, Planner()) as lab:
-        await planned(lab, tools=["read_file", "search_codebase", "scratchpad"], blocked_tools=["scratchpad"])
+    async with open_lab(tmp_path, planning.Planner()) as lab:
+        await planning.run_with_plan(
+            lab, tools=["read_file", "search_codebase", "scratchpad"], blocked_tools=["scratchpad"]
+        )
         review = lab.server.requests[2].json
     named = re.search(r"These are all the tools that there are: ([^.]+)\.", review["messages"][-1]["content"])
     assert named is not None
@@ -170,11 +100,11 @@ async def test_the_review_lists_the_tools_that_are_available(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("said", ["KEEP", "**Keep.**\n"])
 async def test_a_review_that_approves_the_plan_leaves_it_unchanged(tmp_path: Path, said: str) -> None:
-    async with open_lab(tmp_path, Planner(review=Say(said))) as lab:
-        run_id = await planned(lab)
-        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=FIRST_PLAN, reviewed=True)]
+    async with open_lab(tmp_path, planning.Planner(review=Say(said))) as lab:
+        run_id = await planning.run_with_plan(lab)
+        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=planning.FIRST_PLAN, reviewed=True)]
         work = lab.server.requests[3].json["messages"]
-    assert [message["content"] for message in work[2:3]] == [FIRST_PLAN]
+    assert [message["content"] for message in work[2:3]] == [planning.FIRST_PLAN]
     assert [message["role"] for message in work] == ["system", "user", "assistant", "user"]
 
 
@@ -201,21 +131,21 @@ async def test_planning_is_off_by_default_and_the_proposal_shows_when_it_is_on(t
 
 async def test_the_offline_reader_does_not_plan(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
-        run_id = await planned(lab, model="offline/extractive", task="What does Otter charge?")
+        run_id = await planning.run_with_plan(lab, model="offline/extractive", task="What does Otter charge?")
         assert (await lab.run(run_id)).state == "success"
         assert await lab.facts(run_id, PlanReady) == []
         assert {fact.phase for fact in await lab.facts(run_id, CostReserved)} == {None}
 
 
 async def test_a_retry_plans_again(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, Planner()) as lab:
-        again = await lab.call("spawn_subagent", retry_of=await planned(lab))
+    async with open_lab(tmp_path, planning.Planner()) as lab:
+        again = await lab.call("spawn_subagent", retry_of=await planning.run_with_plan(lab))
         assert "It plans first" in again.message
 
 
 async def test_keeps_a_message_received_during_planning(tmp_path: Path) -> None:
     gate = Gate()
-    async with open_lab(tmp_path, Planner(plan=Say(FIRST_PLAN, gate=gate))) as lab:
+    async with open_lab(tmp_path, planning.Planner(plan=Say(planning.FIRST_PLAN, gate=gate))) as lab:
         (lab.workspace / "a.md").write_text("twelve\n")
         run_id = await lab.start(plan=True)
         await arrived(gate.arrived)
@@ -225,14 +155,14 @@ async def test_keeps_a_message_received_during_planning(tmp_path: Path) -> None:
         review, work = (lab.server.requests[number].json["messages"] for number in (2, 3))
     assert "and Descript too" in review[-2]["content"]
     assert [message["role"] for message in work] == ["system", "user", "user", "assistant", "user"]
-    assert "and Descript too" in work[2]["content"] and work[3]["content"] == BETTER_PLAN
+    assert "and Descript too" in work[2]["content"] and work[3]["content"] == planning.BETTER_PLAN
 
 
 async def test_trimming_results_never_removes_the_plan(tmp_path: Path) -> None:
-    planner = Planner()
+    planner = planning.Planner()
 
     def step(request: dict[str, Any]) -> Step:
-        if asked_for(request) != WORK:
+        if planning.purpose_of(request) != planning.WORK:
             return counted(request, planner(request))
         turn = sum(message["role"] == "tool" for message in request["messages"])
         return counted(request, hand_over() if turn >= 14 else Say(calls=[("read_file", {"path": f"{turn}.md"})]))
@@ -241,11 +171,11 @@ async def test_trimming_results_never_removes_the_plan(tmp_path: Path) -> None:
         for number in range(14):
             lines = "".join(f"file {number} line {line} says twelve cents\n" for line in range(450))
             (lab.workspace / f"{number}.md").write_text(lines)
-        run_id = await planned(lab, max_iterations=30, max_tokens=200_000)
+        run_id = await planning.run_with_plan(lab, max_iterations=30, max_tokens=200_000)
         assert (await lab.run(run_id)).state == "success"
         work = [request.json["messages"] for request in lab.server.requests[3:]]
     assert "characters left out" in json.dumps(work[-1])
-    assert all(messages[2]["content"] == BETTER_PLAN for messages in work)
+    assert all(messages[2]["content"] == planning.BETTER_PLAN for messages in work)
 
 
 async def test_the_plan_comes_with_the_remaining_limits_if_planning_used_most(
@@ -253,11 +183,11 @@ async def test_the_plan_comes_with_the_remaining_limits_if_planning_used_most(
 ) -> None:
     monkeypatch.setattr(reservation, "NEARLY", 0.3)  # one call may use a quarter of what is left
     dear = {"prompt_tokens": 2_000, "completion_tokens": 1_500, "total_tokens": 3_500}
-    steps = {ANALYSIS: ANALYSED, PLAN: PLANNED, REVIEW: REVIEWED}
-    planner = Planner(**{name: replace(step, usage=dear) for name, step in steps.items()})
+    steps = {planning.ANALYSIS: planning.ANALYSED, planning.PLAN: planning.PLANNED, planning.REVIEW: planning.REVIEWED}
+    planner = planning.Planner(**{name: replace(step, usage=dear) for name, step in steps.items()})
     config = PRICED.replace("input = 3.0", "input = 0.1").replace("cache_write = 3.75", "cache_write = 0.1")
     async with open_lab(tmp_path, planner, config=config) as lab:
-        run_id = await planned(lab, max_cost_cents=22)
+        run_id = await planning.run_with_plan(lab, max_cost_cents=22)
         work = lab.server.requests[3].json["messages"][-1]["content"]
         told = [fact.notices for fact in await lab.facts(run_id, CostReserved)]
     assert re.fullmatch(r"Planning is over.*\n\nLeft of your limits: \$0\.\d+\. .*", work)
@@ -281,12 +211,12 @@ def counted(request: dict[str, Any], step: Step) -> Step:
 NOTHING: Mapping[str, list[Step]] = {
     "nothing": [Say("")],
     "white space": [Say(" \n")],
-    "a tool call": [CALLS],
+    "a tool call": [planning.CALLS],
     "a result": [hand_over()],
 }
 ERRORS: Mapping[str, list[Step]] = {
     "an error": [Fail(400)],
-    "two dropped lines": [CUT, CUT],
+    "two dropped lines": [planning.CUT, planning.CUT],
     "a key that is none": [Fail(401)],
 }
 """Two answers that break off are the most that one turn may have: what they cost is booked in full."""
@@ -299,41 +229,47 @@ ERRORS: Mapping[str, list[Step]] = {
         *NOTHING.values(),
         *ERRORS.values(),
         [Say("It looks good to me.")],
-        *([Say(BETTER_PLAN, finish_reason=cut)] for cut in ("length", "max_output_tokens")),
+        *([Say(planning.BETTER_PLAN, finish_reason=cut)] for cut in ("length", "max_output_tokens")),
     ],
     ids=[*NOTHING, *ERRORS, "no plan", "half a plan", "half a plan over responses"],
 )
 async def test_a_failed_review_leaves_the_plan_unchanged(tmp_path: Path, said: list[Step]) -> None:
-    planner = Planner(review=list(said))
+    planner = planning.Planner(review=list(said))
     async with open_lab(tmp_path, planner, config=PRICED) as lab:
-        run_id = await planned(lab)
+        run_id = await planning.run_with_plan(lab)
         assert (await lab.run(run_id)).state == "success"
-        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=FIRST_PLAN, reviewed=False)]
-        assert planner.asked == [ANALYSIS, PLAN, *[REVIEW] * len(said), WORK, WORK], "it is not asked for again"
+        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=planning.FIRST_PLAN, reviewed=False)]
+        assert planner.asked == [
+            planning.ANALYSIS,
+            planning.PLAN,
+            *[planning.REVIEW] * len(said),
+            planning.WORK,
+            planning.WORK,
+        ], "it is not asked for again"
         work = lab.server.requests[-2].json["messages"]
         assert [message["role"] for message in work] == ["system", "user", "assistant", "user"]
-        assert work[2]["content"] == FIRST_PLAN
+        assert work[2]["content"] == planning.FIRST_PLAN
         assert [fact.tool for fact in await lab.facts(run_id, ToolCall)] == ["read_file"], "only the work's own"
-        parts = await check_parts(lab, run_id)
+        parts = await planning.check_parts(lab, run_id)
         assert parts["plan"] > 0 and "uncosted" not in parts
 
 
 @pytest.mark.requirement("S5-13")
 @pytest.mark.parametrize("said", [*NOTHING.values(), *ERRORS.values()], ids=[*NOTHING, *ERRORS])
 async def test_a_run_whose_planning_fails_works_without_a_plan(tmp_path: Path, said: list[Step]) -> None:
-    planner = Planner(plan=list(said))
+    planner = planning.Planner(plan=list(said))
     async with open_lab(tmp_path, planner, config=PRICED) as lab:
-        run_id = await planned(lab)
+        run_id = await planning.run_with_plan(lab)
         assert (await lab.run(run_id)).state == "success"
         assert await lab.facts(run_id, PlanReady) == [PlanReady(plan="", reviewed=False)]
         assert NO_PLAN in [fact.activity for fact in await lab.facts(run_id, Activity)]
-        assert planner.asked == [ANALYSIS, *[PLAN] * len(said), WORK, WORK]
+        assert planner.asked == [planning.ANALYSIS, *[planning.PLAN] * len(said), planning.WORK, planning.WORK]
         assert [fact.tool for fact in await lab.facts(run_id, ToolResult) if fact.turn is not None] == [
             "read_file",
             "submit_result",
         ]
         work = lab.server.requests[-2].body
-        await check_parts(lab, run_id)
+        await planning.check_parts(lab, run_id)
         plain = await lab.start()
         await lab.ended(plain)
         assert lab.server.requests[-2].body == work, "byte for byte"
@@ -341,34 +277,41 @@ async def test_a_run_whose_planning_fails_works_without_a_plan(tmp_path: Path, s
 
 @pytest.mark.parametrize("said", NOTHING.values(), ids=NOTHING)
 async def test_plans_even_if_the_analysis_fails(tmp_path: Path, said: list[Step]) -> None:
-    planner = Planner(analysis=list(said))
+    planner = planning.Planner(analysis=list(said))
     async with open_lab(tmp_path, planner) as lab:
-        run_id = await planned(lab)
-        assert planner.asked == [ANALYSIS, PLAN, REVIEW, WORK, WORK]
-        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=BETTER_PLAN, reviewed=True)]
+        run_id = await planning.run_with_plan(lab)
+        assert planner.asked == [planning.ANALYSIS, planning.PLAN, planning.REVIEW, planning.WORK, planning.WORK]
+        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=planning.BETTER_PLAN, reviewed=True)]
         second = lab.server.requests[1].json["messages"]
     assert [message["role"] for message in second] == ["system", "user", "user"]
-    assert second[-1]["content"].startswith(MARKS[PLAN])
+    assert second[-1]["content"].startswith(planning.MARKS[planning.PLAN])
 
 
 async def test_skips_the_remaining_planning_if_the_model_is_unreachable(tmp_path: Path) -> None:
-    planner = Planner(analysis=Fail(400), work=Fail(400))
+    planner = planning.Planner(analysis=Fail(400), work=Fail(400))
     async with open_lab(tmp_path, planner) as lab:
-        run_id = await planned(lab)
+        run_id = await planning.run_with_plan(lab)
         result = await lab.result(run_id)
         assert (result["status"], result["error"]["kind"]) == ("error", "bad_request")
-    assert planner.asked == [ANALYSIS, WORK]
+    assert planner.asked == [planning.ANALYSIS, planning.WORK]
 
 
 async def test_retries_a_failed_attempt_within_the_same_planning_step(tmp_path: Path) -> None:
-    planner = Planner(plan=[HangUp(), PLANNED])
+    planner = planning.Planner(plan=[HangUp(), planning.PLANNED])
     async with open_lab(tmp_path, planner, config=PRICED) as lab:
-        run_id = await planned(lab)
-        assert planner.asked == [ANALYSIS, PLAN, PLAN, REVIEW, WORK, WORK]
+        run_id = await planning.run_with_plan(lab)
+        assert planner.asked == [
+            planning.ANALYSIS,
+            planning.PLAN,
+            planning.PLAN,
+            planning.REVIEW,
+            planning.WORK,
+            planning.WORK,
+        ]
         reserved = [(fact.turn, fact.attempt, fact.phase) for fact in await lab.facts(run_id, CostReserved)]
         assert reserved[1:3] == [(2, 1, "plan"), (2, 2, "plan")]
         assert [fact.activity for fact in await lab.facts(run_id, Activity)].count("Planning") == 1
-        await check_parts(lab, run_id)
+        await planning.check_parts(lab, run_id)
 
 
 # -- caps while it plans --------------------------------------------------------------------------------------------
@@ -388,16 +331,20 @@ async def lowered(lab: Lab, caps: dict[str, Any], **more: Any) -> str:
 @pytest.mark.parametrize(
     ("turns", "asked", "ready"),
     [
-        (1, [WRAP], []),
-        (2, [ANALYSIS, WRAP], [PlanReady(plan="", reviewed=False)]),
-        (3, [ANALYSIS, PLAN, WRAP], [PlanReady(plan=FIRST_PLAN, reviewed=False)]),
-        (4, [ANALYSIS, PLAN, REVIEW, WRAP], [PlanReady(plan=BETTER_PLAN, reviewed=True)]),
+        (1, [planning.WRAP], []),
+        (2, [planning.ANALYSIS, planning.WRAP], [PlanReady(plan="", reviewed=False)]),
+        (3, [planning.ANALYSIS, planning.PLAN, planning.WRAP], [PlanReady(plan=planning.FIRST_PLAN, reviewed=False)]),
+        (
+            4,
+            [planning.ANALYSIS, planning.PLAN, planning.REVIEW, planning.WRAP],
+            [PlanReady(plan=planning.BETTER_PLAN, reviewed=True)],
+        ),
     ],
 )
 async def test_running_out_of_turns_during_planning_leads_to_the_wrap_up(
     tmp_path: Path, turns: int, asked: list[str], ready: list[PlanReady]
 ) -> None:
-    planner = Planner()
+    planner = planning.Planner()
     async with open_lab(tmp_path, planner, config=PRICED) as lab:
         run_id = await lowered(lab, {"max_iterations": turns})
         result = await lab.result(run_id)
@@ -407,7 +354,7 @@ async def test_running_out_of_turns_during_planning_leads_to_the_wrap_up(
         last = lab.server.requests[-1].json["messages"]
         plans = [message["content"] for message in last if message["role"] == "assistant"]
         assert plans == [fact.plan for fact in ready if fact.plan]
-        await check_parts(lab, run_id)
+        await planning.check_parts(lab, run_id)
 
 
 def dear(prompt: int, answer: int) -> dict[str, int]:
@@ -416,52 +363,55 @@ def dear(prompt: int, answer: int) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("caps", "status", "plan"),
-    [({"max_cost_cents": 26}, "cost_exceeded", FIRST_PLAN), ({"max_tokens": 36_000}, "token_exceeded", "")],
+    [({"max_cost_cents": 26}, "cost_exceeded", planning.FIRST_PLAN), ({"max_tokens": 36_000}, "token_exceeded", "")],
     ids=["money", "tokens"],
 )
 async def test_running_out_of_money_or_tokens_during_planning_leads_to_the_wrap_up(
     tmp_path: Path, caps: dict[str, Any], status: str, plan: str
 ) -> None:
-    planner = Planner(
-        analysis=Say(ANALYSED.text, usage=dear(11_000, 3_500)), plan=Say(FIRST_PLAN, usage=dear(15_400, 1_200))
+    planner = planning.Planner(
+        analysis=Say(planning.ANALYSED.text, usage=dear(11_000, 3_500)),
+        plan=Say(planning.FIRST_PLAN, usage=dear(15_400, 1_200)),
     )
     async with open_lab(tmp_path, planner, config=PRICED) as lab:
         run_id = await lowered(lab, caps)
         run, result = await lab.run(run_id), await lab.result(run_id)
         assert (result["status"], result["untrusted_result"]["output"]) == (status, "what there is")
-        assert planner.asked == ([ANALYSIS, PLAN, WRAP] if plan else [ANALYSIS, WRAP])
+        assert planner.asked == (
+            [planning.ANALYSIS, planning.PLAN, planning.WRAP] if plan else [planning.ANALYSIS, planning.WRAP]
+        )
         assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=plan, reviewed=False)]
         assert run.cost_micros <= 260_000 or "max_cost_cents" not in caps
-        assert run.tokens <= 45_000 and (await check_parts(lab, run_id))["plan"] > 0
+        assert run.tokens <= 45_000 and (await planning.check_parts(lab, run_id))["plan"] > 0
 
 
 @pytest.mark.slow
 async def test_a_timeout_during_planning_wraps_up_and_books_the_aborted_call_as_plan(
     tmp_path: Path,
 ) -> None:
-    planner = Planner(review=Say("late", gate=Gate()))
+    planner = planning.Planner(review=Say("late", gate=Gate()))
     async with open_lab(tmp_path, planner, config=PRICED) as lab:
-        run_id = await planned(lab, timeout=5)
+        run_id = await planning.run_with_plan(lab, timeout=5)
         result = await lab.result(run_id)
         assert (result["status"], result["untrusted_result"]["output"]) == ("timeout", "what there is")
-        assert planner.asked == [ANALYSIS, PLAN, REVIEW, WRAP]
-        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=FIRST_PLAN, reviewed=False)]
+        assert planner.asked == [planning.ANALYSIS, planning.PLAN, planning.REVIEW, planning.WRAP]
+        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=planning.FIRST_PLAN, reviewed=False)]
         settled = await lab.facts(run_id, CostUpdate)
         assert settled[2].settlement == "unknown" and settled[2].cost_by == {"plan": round(settled[2].cost_cents * 1e4)}
         assert result["uncosted"] is True
-        assert "uncosted" not in await check_parts(lab, run_id)
+        assert "uncosted" not in await planning.check_parts(lab, run_id)
 
 
 async def test_a_run_cancelled_during_planning_keeps_its_partial_output(tmp_path: Path) -> None:
     gate = Gate()
-    async with open_lab(tmp_path, Planner(review=Say("late", gate=gate)), config=PRICED) as lab:
+    async with open_lab(tmp_path, planning.Planner(review=Say("late", gate=gate)), config=PRICED) as lab:
         run_id = await lab.start(plan=True)
         await arrived(gate.arrived)
         await lab.call("cancel_subagent", subagent_id=run_id)
         run, result = await lab.run(run_id), await lab.result(run_id)
         assert run.state == "cancelled"
-        assert FIRST_PLAN in result["untrusted_result"]["output"]
-        await check_parts(lab, run_id)
+        assert planning.FIRST_PLAN in result["untrusted_result"]["output"]
+        await planning.check_parts(lab, run_id)
 
 
 # -- after a kill ---------------------------------------------------------------------------------------------------
@@ -469,8 +419,8 @@ async def test_a_run_cancelled_during_planning_keeps_its_partial_output(tmp_path
 STORIES: Mapping[str, dict[str, Step]] = {
     "all of it": {},
     "kept": {"review": Say("KEEP")},
-    "no analysis, no review": {"analysis": CALLS, "review": CALLS},
-    "no plan": {"plan": CALLS},
+    "no analysis, no review": {"analysis": planning.CALLS, "review": planning.CALLS},
+    "no plan": {"plan": planning.CALLS},
 }
 
 
@@ -483,7 +433,7 @@ async def test_a_kill_during_planning_gives_the_same_plan_without_repeated_calls
     """The log is cut behind each entry of a run in turn: that is what a kill at that moment leaves."""
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace" / "a.md").write_text("twelve cents")
-    with running_model_server(Planner(**instead)) as server:
+    with running_model_server(planning.Planner(**instead)) as server:
         async with open_lab(tmp_path, server=server, config=PRICED) as lab:
             run_id = await lab.start(plan=True)
             await lab.ended(run_id)
@@ -500,7 +450,7 @@ async def test_a_kill_during_planning_gives_the_same_plan_without_repeated_calls
                 assert await lab.facts(run_id, PlanReady) == wanted, place
                 logged = sum(isinstance(entry.fact, AssistantMessage) and entry.generation == 1 for entry in kept)
                 assert len(server.requests) - before == calls - logged, f"{place}: a logged answer is asked for again"
-                await check_parts(lab, run_id)
+                await planning.check_parts(lab, run_id)
                 await lab.store.read(check_budgets)
                 in_flight = names[:count].count("CostReserved") > names[:count].count("CostUpdate")
                 settled = await lab.facts(run_id, CostUpdate)
@@ -513,8 +463,8 @@ async def test_the_token_count_covers_only_turns_still_in_the_conversation(
     tmp_path: Path, instead: dict[str, Step]
 ) -> None:
     """The next bound rests on it: a turn that is taken for covered and is not would be sent without being reserved."""
-    async with open_lab(tmp_path, Planner(**instead)) as lab:
-        run_id = await planned(lab)
+    async with open_lab(tmp_path, planning.Planner(**instead)) as lab:
+        run_id = await planning.run_with_plan(lab)
         history, entries = History(run_id), await lab.entries(run_id)
     seen = 0
     for entry, after in pairwise(entries):
@@ -532,7 +482,7 @@ async def test_the_token_count_covers_only_turns_still_in_the_conversation(
 
 async def test_another_runtime_finishes_planning_after_the_first_one_closes(tmp_path: Path) -> None:
     gate = Gate()
-    planner = Planner(review=[Say("lost", gate=gate), REVIEWED])
+    planner = planning.Planner(review=[Say("lost", gate=gate), planning.REVIEWED])
     with running_model_server(planner) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             (lab.workspace / "a.md").write_text("twelve cents")
@@ -542,6 +492,13 @@ async def test_another_runtime_finishes_planning_after_the_first_one_closes(tmp_
         async with open_lab(tmp_path, server=server, config=PRICED) as lab:
             run = await lab.ended(run_id)
             assert (run.state, run.generation) == ("success", 2)
-            assert planner.asked == [ANALYSIS, PLAN, REVIEW, REVIEW, WORK, WORK]
-            assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=BETTER_PLAN, reviewed=True)]
-            await check_parts(lab, run_id)
+            assert planner.asked == [
+                planning.ANALYSIS,
+                planning.PLAN,
+                planning.REVIEW,
+                planning.REVIEW,
+                planning.WORK,
+                planning.WORK,
+            ]
+            assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=planning.BETTER_PLAN, reviewed=True)]
+            await planning.check_parts(lab, run_id)

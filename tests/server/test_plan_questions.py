@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,22 @@ from mcp_types import ElicitRequestFormParams, ElicitResult
 from support.foreign.origins import ALL, EVIL, SEND, sends
 from support.foreign.origins import config as origins
 from support.foreign.servers import write_role
-from support.hosts.elicitation import ERAS, Host, host
+from support.hosts.elicitation import ERAS, host
 from support.model_server import Gate, Say, Step
 from support.pages.lab_pages import serving_pages
-from support.runtime import PRICED, Lab, hand_over, open_lab
+from support.runs.plan_questions import (
+    IDS,
+    QUESTION,
+    STEPS,
+    ask_and_hand_over,
+    logged_answers,
+    rows_that_ask,
+    start_plan,
+    wait_for_questions,
+)
+from support.runtime import PRICED, hand_over, open_lab
 
 from ava_audit.events import Answered, Asked, Channel, UserMessage
-from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_server.approval.decide import PersonAnswer, Shown
@@ -30,61 +38,16 @@ from ava_server.service.event_hook import _events  # pyright: ignore[reportPriva
 from ava_server.service.run_tasks import RunTasks
 from ava_server.service.service import Service, decide
 
-QUESTION = "Which currency is meant?"
-ASK = ("ask", {"question": QUESTION, "options": ["EUR", "USD"]})
-OTHER = ("ask", {"question": "Which year is meant?"})
-IDS = ("one", "two", "three")
-STEPS = [{"id": name, "role": "researcher", "task": f"Find the price of the {name} item."} for name in IDS]
-
-
-def asking(*others: str, gate: Gate | None = None) -> Callable[[dict[str, Any]], Step]:
-    """Each run asks, and hands over what it is told; those of `others` ask something else, `three` behind the gate."""
-
-    def script(request: dict[str, Any]) -> Step:
-        told = [each["content"] for each in request["messages"] if each["role"] == "tool"]
-        if told:
-            return hand_over(output=" | ".join(told))
-        step = next(name for name in IDS if f"the {name} item" in json.dumps(request))
-        return Say(calls=[OTHER if step in others else ASK], gate=gate if step == "three" else None)
-
-    return script
-
-
-async def begun(lab: Lab, steps: Sequence[Any] = STEPS, **more: Any) -> str:
-    proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=list(steps), **more)
-    assert proposal.status == "awaiting_approval", proposal.message
-    assert (await lab.approve(proposal)).status == "approved"
-    return str(proposal.group_id)
-
-
-async def open_ones(lab: Lab, plan_id: str, count: int) -> list[RunRow]:
-    """Return the runs of a plan that wait for an answer, once there are so many."""
-    with anyio.fail_after(30):
-        while True:
-            seen = lab.store.head
-            rows = await lab.store.read(lambda view: view.asking_runs(plan_id))
-            if len(rows) == count:
-                return rows
-            await lab.store.wait_for_entry_after(seen)
-
-
-async def answered_by(lab: Lab, run_id: str) -> list[tuple[str, str, str]]:
-    """What the log has of a run's answers: the question, what came of it, and the channel; each with its own text."""
-    asked = [fact.ask_id for fact in await lab.facts(run_id, Asked)]
-    decided = await lab.facts(run_id, Answered)
-    assert [fact.ask_id for fact in decided] == asked[: len(decided)]
-    return [(fact.ask_id, fact.decision, fact.channel) for fact in decided]
-
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_host_asks_its_person_once_for_all_runs_of_a_plan(tmp_path: Path, era: str) -> None:
     def answers(asked: ElicitRequestFormParams) -> ElicitResult:
         return ElicitResult(action="accept", content={"choice": "USD"} if QUESTION in asked.message else {})
 
-    async with host(tmp_path, era, answers, asking()) as at:
+    async with host(tmp_path, era, answers, ask_and_hand_over()) as at:
         made = await at.call("spawn_subagent", workspace=str(at.workspace), steps=STEPS)
         assert (await at.confirm(made))["status"] == "approved"
-        await until_asked(at, made["group_id"], 3)
+        await wait_for_questions(at, made["group_id"], 3)
         answer = await at.call("check_subagent", group_id=made["group_id"])
         assert "So do 2 other runs that asked the same." in answer["message"], answer
         with anyio.fail_after(30):
@@ -103,19 +66,13 @@ async def test_a_host_asks_its_person_once_for_all_runs_of_a_plan(tmp_path: Path
             assert row.id == rows[0].id or row.id in questions[0] or rows[0].id in questions[0]
 
 
-async def until_asked(at: Host, plan_id: str, count: int) -> list[RunRow]:
-    async with Store.open(at.root) as store:
-        with anyio.fail_after(30):
-            while len(rows := await store.read(lambda view: view.asking_runs(plan_id))) < count:  # noqa: ASYNC110
-                await anyio.sleep(0.05)
-    return rows
-
-
 async def test_a_form_that_is_open_is_withdrawn_when_another_run_of_the_plan_is_answered(tmp_path: Path) -> None:
-    async with host(tmp_path, "legacy", lambda _asked: ElicitResult(action="accept", content={}), asking()) as at:
+    async with host(
+        tmp_path, "legacy", lambda _asked: ElicitResult(action="accept", content={}), ask_and_hand_over()
+    ) as at:
         made = await at.call("spawn_subagent", workspace=str(at.workspace), steps=STEPS)
         await at.confirm(made)
-        rows = await until_asked(at, made["group_id"], 3)
+        rows = await wait_for_questions(at, made["group_id"], 3)
 
         async def elsewhere(asked: ElicitRequestFormParams) -> ElicitResult:
             assert QUESTION in asked.message
@@ -134,9 +91,9 @@ async def test_a_form_that_is_open_is_withdrawn_when_another_run_of_the_plan_is_
 
 @pytest.mark.parametrize("channel", ["terminal", "host_call"])
 async def test_one_answer_over_any_channel_is_the_answer_of_each(tmp_path: Path, channel: Channel) -> None:
-    async with open_lab(tmp_path, asking(), config=PRICED) as lab:
-        plan_id = await begun(lab)
-        rows = await open_ones(lab, plan_id, 3)
+    async with open_lab(tmp_path, ask_and_hand_over(), config=PRICED) as lab:
+        plan_id = await start_plan(lab)
+        rows = await rows_that_ask(lab, plan_id, 3)
         service = Service(lab.runtime, Session(user=lab.session.user, transport="memory", channel=channel))
         shown = await lab.store.read(lambda view: pending_question(view, rows[1], now_us()))
         assert shown is not None and {other.run_id for other in shown.others} == {rows[0].id, rows[2].id}
@@ -145,29 +102,29 @@ async def test_one_answer_over_any_channel_is_the_answer_of_each(tmp_path: Path,
         assert done.text.endswith("So do 2 other runs that asked the same.")
         assert (await lab.ended(plan_id)).state == "success"
         for row in rows:
-            [(_ask_id, decision, by)] = await answered_by(lab, row.id)
+            [(_ask_id, decision, by)] = await logged_answers(lab, row.id)
             assert (decision, by) == ("answered", channel)
             assert str((await lab.result(row.id))["untrusted_result"]["output"]).endswith("EUR")
-        assert len({(await answered_by(lab, row.id))[0][0] for row in rows}) == 3, "each has its own entry"
+        assert len({(await logged_answers(lab, row.id))[0][0] for row in rows}) == 3, "each has its own entry"
 
 
 async def test_a_no_is_a_no_of_each(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, asking(), config=PRICED) as lab:
-        plan_id = await begun(lab)
-        rows = await open_ones(lab, plan_id, 3)
+    async with open_lab(tmp_path, ask_and_hand_over(), config=PRICED) as lab:
+        plan_id = await start_plan(lab)
+        rows = await rows_that_ask(lab, plan_id, 3)
         service = Service(lab.runtime, Session(user=lab.session.user, transport="memory", channel="terminal"))
         [asked] = await lab.facts(rows[0].id, Asked)
         await decide(service, [Shown("answer", rows[0].id, asked.ask_id)], PersonAnswer(False))
         await lab.ended(plan_id)
         for row in rows:
-            assert [decision for _ask_id, decision, _by in await answered_by(lab, row.id)] == ["declined"]
+            assert [decision for _ask_id, decision, _by in await logged_answers(lab, row.id)] == ["declined"]
 
 
 async def test_lists_tasks_and_events_have_it_once_and_a_page_answers_all(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, asking(), config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, ask_and_hand_over(), config=PRICED) as lab, serving_pages(lab) as browser:
         start = lab.store.head
-        plan_id = await begun(lab)
-        rows = await open_ones(lab, plan_id, 3)
+        plan_id = await start_plan(lab)
+        rows = await rows_that_ask(lab, plan_id, 3)
         overview = (await browser.get("/")).text
         assert overview.count(QUESTION) == 1 and f"2 other runs of {plan_id} ask the same" in overview
         listed = await lab.call("check_subagent")
@@ -183,49 +140,49 @@ async def test_lists_tasks_and_events_have_it_once_and_a_page_answers_all(tmp_pa
         assert (await browser.send(page, f"{page}/message", message="In euros.")).status_code == 303
         assert (await lab.ended(plan_id)).state == "success"
         for row in rows:
-            assert [by for _ask_id, _decision, by in await answered_by(lab, row.id)] == ["browser"]
+            assert [by for _ask_id, _decision, by in await logged_answers(lab, row.id)] == ["browser"]
         assert QUESTION not in (await browser.get("/")).text
 
 
 async def test_a_run_that_asks_later_joins_what_is_open(tmp_path: Path) -> None:
     gate = Gate()
-    async with open_lab(tmp_path, asking(gate=gate), config=PRICED) as lab:
-        plan_id = await begun(lab)
-        rows = await open_ones(lab, plan_id, 2)
+    async with open_lab(tmp_path, ask_and_hand_over(gate=gate), config=PRICED) as lab:
+        plan_id = await start_plan(lab)
+        rows = await rows_that_ask(lab, plan_id, 2)
         service = Service(lab.runtime, Session(user=lab.session.user, transport="memory", channel="terminal"))
         shown = await lab.store.read(lambda view: pending_question(view, rows[0], now_us()))
         assert shown is not None and shown.also.startswith("Another run of ")
         gate.released.set()
-        rows = await open_ones(lab, plan_id, 3)
+        rows = await rows_that_ask(lab, plan_id, 3)
         await decide(service, [shown.shown], PersonAnswer(True, "EUR"))
         await lab.ended(plan_id)
         for row in rows:
-            assert len(await answered_by(lab, row.id)) == 1
+            assert len(await logged_answers(lab, row.id)) == 1
 
 
 async def test_other_questions_of_the_plan_are_asked_by_themselves(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, asking("two"), config=PRICED) as lab:
-        plan_id = await begun(lab)
-        rows = {row.step: row for row in await open_ones(lab, plan_id, 3)}
+    async with open_lab(tmp_path, ask_and_hand_over("two"), config=PRICED) as lab:
+        plan_id = await start_plan(lab)
+        rows = {row.step: row for row in await rows_that_ask(lab, plan_id, 3)}
         shown = await lab.store.read(
             lambda view: view_run(view, view.run(plan_id), lab.runtime.instances, now_us()).questions  # type: ignore[arg-type]
         )
         assert sorted(len(one.others) for one in shown) == [0, 1]
         await lab.call("message_subagent", subagent_id=rows["one"].id, message="EUR")
-        assert [row.id for row in await open_ones(lab, plan_id, 1)] == [rows["two"].id]
-        assert await answered_by(lab, rows["two"].id) == []
+        assert [row.id for row in await rows_that_ask(lab, plan_id, 1)] == [rows["two"].id]
+        assert await logged_answers(lab, rows["two"].id) == []
         await lab.call("message_subagent", subagent_id=rows["two"].id, message="2025")
         await lab.ended(plan_id)
-        assert [len(await answered_by(lab, row.id)) for row in rows.values()] == [1, 1, 1]
+        assert [len(await logged_answers(lab, row.id)) for row in rows.values()] == [1, 1, 1]
 
 
 async def test_single_runs_that_ask_the_same_are_asked_one_by_one(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, asking(), config=PRICED) as lab:
+    async with open_lab(tmp_path, ask_and_hand_over(), config=PRICED) as lab:
         first, second = [await lab.start(task=f"Find the price of the {name} item.") for name in IDS[:2]]
         for run_id in (first, second):
             await lab.logged(run_id, "Asked")
         await lab.call("message_subagent", subagent_id=first, message="EUR")
-        assert (await lab.run(second)).asked is not None and await answered_by(lab, second) == []
+        assert (await lab.run(second)).asked is not None and await logged_answers(lab, second) == []
 
 
 async def test_a_call_that_sends_something_is_asked_for_each_run(tmp_path: Path) -> None:
@@ -237,16 +194,16 @@ async def test_a_call_that_sends_something_is_asked_for_each_run(tmp_path: Path)
         return (Say(calls=[("mcp__lab__inbox", {})]), sends(EVIL), hand_over())[min(calls, 2)]
 
     async with open_lab(tmp_path, script, config=origins()) as lab:
-        plan_id = await begun(lab, steps)
-        first, second = await open_ones(lab, plan_id, 2)
+        plan_id = await start_plan(lab, steps)
+        first, second = await rows_that_ask(lab, plan_id, 2)
         found = await lab.store.read(lambda view: OpenQuestions(view, now_us()).once([first, second]))
         assert [one.others for one in found] == [(), ()] and found[0].text == found[1].text
         service = Service(lab.runtime, Session(user=lab.session.user, transport="memory", channel="terminal"))
         await decide(service, [found[0].shown], PersonAnswer(True, "yes"))
         assert (await lab.ended(first.id)).state == "success"
-        assert (await lab.run(second.id)).asked is not None and await answered_by(lab, second.id) == []
+        assert (await lab.run(second.id)).asked is not None and await logged_answers(lab, second.id) == []
         await decide(service, [found[1].shown], PersonAnswer(True, "no"))
         await lab.ended(plan_id)
         assert SEND in json.dumps([fact.model_dump() for fact in await lab.facts(first.id, Asked)])
-        decided = [decision for row in (first, second) for _ask, decision, _by in await answered_by(lab, row.id)]
+        decided = [decision for row in (first, second) for _ask, decision, _by in await logged_answers(lab, row.id)]
         assert decided == ["answered", "declined"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Fail, Gate, Say, running_model_server
+from support.model_server import Fail, Gate, Say
 from support.runtime import PRICED, arrived, open_lab, submits
 
 from ava_audit.events import CostReserved
@@ -68,48 +68,45 @@ async def test_siblings_send_their_first_call_when_the_answer_of_the_first_begin
     monkeypatch.setattr(prompt_prefix, "WAIT_S", 60.0)
     gate = Gate()
     siblings = Siblings(gate, fails)
-    with running_model_server(siblings) as server:
-        async with open_lab(tmp_path, server=server, config=CONFIG, env=MODEL) as lab:
-            proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
-            await lab.approve(proposal)
-            await arrived(gate.arrived)
-            for run_id in await waiting(lab, proposal.group_id):
-                assert not await lab.facts(run_id, CostReserved), "a run that waits holds no money"
-            assert siblings.asked == 1
-            gate.released.set()
-            await lab.ended(proposal.group_id)
-            rows = await lab.store.read(lambda view: view.step_runs(proposal.group_id))
-            states = sorted(row.state for row in rows if row.step == "read")
-            assert states == (["error"] if fails else []) + ["success"] * (4 - fails)
+    async with open_lab(tmp_path, siblings, config=CONFIG, env=MODEL) as lab:
+        proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
+        await lab.approve(proposal)
+        await arrived(gate.arrived)
+        for run_id in await waiting(lab, proposal.group_id):
+            assert not await lab.facts(run_id, CostReserved), "a run that waits holds no money"
+        assert siblings.asked == 1
+        gate.released.set()
+        await lab.ended(proposal.group_id)
+        rows = await lab.store.read(lambda view: view.step_runs(proposal.group_id))
+        states = sorted(row.state for row in rows if row.step == "read")
+        assert states == (["error"] if fails else []) + ["success"] * (4 - fails)
 
 
 async def test_siblings_wait_no_longer_than_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_prefix, "WAIT_S", 0.5)
     gate = Gate()
     siblings = Siblings(gate)
-    with running_model_server(siblings) as server:
-        async with open_lab(tmp_path, server=server, config=CONFIG, env=MODEL) as lab:
-            proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
-            await lab.approve(proposal)
-            await arrived(gate.arrived)
-            await arrived(siblings.all_asked, within_s=20)
-            gate.released.set()
-            assert (await lab.ended(proposal.group_id)).state == "success"
+    async with open_lab(tmp_path, siblings, config=CONFIG, env=MODEL) as lab:
+        proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
+        await lab.approve(proposal)
+        await arrived(gate.arrived)
+        await arrived(siblings.all_asked, within_s=20)
+        gate.released.set()
+        assert (await lab.ended(proposal.group_id)).state == "success"
 
 
 async def test_cancelling_the_plan_ends_a_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_prefix, "WAIT_S", 60.0)
     gate = Gate()
-    with running_model_server(Siblings(gate)) as server:
-        async with open_lab(tmp_path, server=server, config=CONFIG, env=MODEL) as lab:
-            proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
-            await lab.approve(proposal)
-            await arrived(gate.arrived)
-            waits = await waiting(lab, proposal.group_id)
-            await lab.call("cancel_subagent", group_id=proposal.group_id)
-            for run_id in waits:
-                assert (await lab.ended(run_id, within_s=10)).state == "cancelled"
-            gate.released.set()
+    async with open_lab(tmp_path, Siblings(gate), config=CONFIG, env=MODEL) as lab:
+        proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
+        await lab.approve(proposal)
+        await arrived(gate.arrived)
+        waits = await waiting(lab, proposal.group_id)
+        await lab.call("cancel_subagent", group_id=proposal.group_id)
+        for run_id in waits:
+            assert (await lab.ended(run_id, within_s=10)).state == "cancelled"
+        gate.released.set()
 
 
 @pytest.mark.parametrize("model", ["test", "claude-haiku-4-5"])
@@ -117,13 +114,12 @@ async def test_nobody_waits_where_the_beginning_is_too_short_or_nothing_is_cache
     gate = Gate()
     siblings = Siblings(gate)
     config = CONFIG.replace("gpt-6.1-sol", model)
-    with running_model_server(siblings) as server:
-        async with open_lab(tmp_path, server=server, config=config, env={"AVA_MODEL": model}) as lab:
-            proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
-            await lab.approve(proposal)
-            await arrived(siblings.all_asked, within_s=WAIT_S - 1)
-            gate.released.set()
-            assert (await lab.ended(proposal.group_id)).state == "success"
+    async with open_lab(tmp_path, siblings, config=config, env={"AVA_MODEL": model}) as lab:
+        proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
+        await lab.approve(proposal)
+        await arrived(siblings.all_asked, within_s=WAIT_S - 1)
+        gate.released.set()
+        assert (await lab.ended(proposal.group_id)).state == "success"
 
 
 class Clock:

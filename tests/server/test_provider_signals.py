@@ -11,7 +11,7 @@ import pytest
 from support.model_server import Fail, Raw, Step
 from support.runtime import PRICED, hand_over, open_lab
 
-from ava_audit.events import CostReserved, CostUpdate, ErrorOccurred, RunPaused
+from ava_audit.events import CostReserved, ErrorOccurred, RunPaused
 from ava_audit.units import iso_second, parse_time
 
 OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}, "request_id": "req_7"}
@@ -33,7 +33,7 @@ async def test_retries_an_overloaded_provider_and_logs_its_request_id(tmp_path: 
         [error] = await lab.facts(run_id, ErrorOccurred)
         assert (error.kind, error.request_id) == ("overloaded", "req_7")
         assert "is overloaded (HTTP 529, request req_7): Overloaded [overloaded_error]." in error.error
-        assert [fact.settlement for fact in await lab.facts(run_id, CostUpdate)] == ["not_billed", "billed"]
+        assert await lab.settlements(run_id) == ["not_billed", "billed"]
 
 
 async def test_waits_milliseconds_without_pausing_the_run(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ async def test_retries_after_an_error_mid_stream_and_books_it_as_unknown(tmp_pat
     async with open_lab(tmp_path, [broken, hand_over()], config=PRICED) as lab:
         run_id = await lab.start()
         assert (await lab.ended(run_id)).state == "success"
-        assert [fact.settlement for fact in await lab.facts(run_id, CostUpdate)] == ["unknown", "billed"]
+        assert await lab.settlements(run_id) == ["unknown", "billed"]
 
 
 def test_rounds_a_reset_time_up_to_a_full_second() -> None:

@@ -146,11 +146,8 @@ async def test_reads_a_note_changed_or_deleted_meanwhile_in_its_current_state(tm
 async def test_another_user_cannot_recall_the_notes(tmp_path: Path) -> None:
     keep(tmp_path, NOTES)
     async with open_lab(tmp_path, runs=False, everybody=True) as lab:
-
-        async def progress(_line: str) -> None: ...
-
         given = {"role": "researcher", "task": "x", "workspace": str(lab.workspace)}
-        answer: Any = await lab.as_user("another").call("spawn_subagent", given, progress)
+        answer = await lab.call_as("another", "spawn_subagent", **given)
         assert answer.status == "awaiting_approval" and "recall" not in answer.tools
 
 

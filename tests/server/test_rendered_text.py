@@ -158,7 +158,7 @@ async def test_accepts_ids_without_prefix_and_in_any_case_and_rejects_unknown_on
         await lab.ended(run_id)
         bare = run_id.removeprefix("S-")
         for given in (run_id, bare, bare.upper(), f"s-{bare}"):
-            assert (await lab.call("check_subagent", subagent_id=given)).runs[0].subagent_id == run_id
+            assert (await lab.check(given)).subagent_id == run_id
         unknown = await lab.call("check_subagent", subagent_id="S-000000")
         assert unknown.status == "failed" and "S-000000" in unknown.message and "without an id" in unknown.message
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import anyio
 import pytest
-from support.logs.cutting import all_entries, as_event, left_behind
-from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
+from support.approval.people import DialogPerson
+from support.logs.cutting import as_event, left_behind
+from support.model_server import Gate, Say, running_model_server
+from support.runs.owners import NOTE, leave_paid_run, open_interrupted_run, own_until_call, resume_at_terminal
+from support.runtime import PRICED, arrived, check_budgets, check_requests, hand_over, open_lab
 
-from ava_audit.entries import Entry
 from ava_audit.errors import StaleOwner
 from ava_audit.events import (
     Activity,
@@ -31,37 +31,14 @@ from ava_audit.store.store import Store, append
 from ava_audit.units import now_us
 from ava_server.approval.questions import Question, Reply
 from ava_server.budget.user_limits import Slots
-from ava_server.cli.steer import _take_over
-from ava_server.cli.wait import FollowedRuns
-from ava_server.core.errors import Refused
 from ava_server.runs import claims
 from ava_server.runs.claims import NotResumed, claim, resume, resume_line
-from ava_server.service.access import Asking
-
-NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
-
-
-@asynccontextmanager
-async def interrupted(
-    tmp: Path, monkeypatch: pytest.MonkeyPatch, *, config: str = PRICED, runs: bool = True, **more: Any
-) -> AsyncGenerator[tuple[Lab, str, ModelServer]]:
-    """A lab with a run whose owner has gone so long ago that nobody takes it over by himself."""
-    gate = Gate()
-    with running_model_server([NOTE, Say("lost", gate=gate), hand_over(), hand_over()]) as server:
-        async with open_lab(tmp, server=server, config=config, check=False) as lab:
-            run_id = await lab.start(**more)
-            await arrived(gate.arrived)
-        monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
-        async with open_lab(tmp, server=server, config=config, runs=runs, check=False) as lab:
-            yield lab, run_id, server
-            await lab.store.read(check_budgets)
-        await check_requests(tmp / "data", server.requests)
 
 
 async def test_lists_a_long_interrupted_run_without_resuming_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with interrupted(tmp_path, monkeypatch, name="prices", task_id="T-7") as (lab, run_id, server):
+    async with open_interrupted_run(tmp_path, monkeypatch, name="prices", task_id="T-7") as (lab, run_id, server):
         await lab.ended(await lab.start(task="another"))  # the manager has looked, and more than once
         checked = await lab.call("check_subagent", subagent_id=run_id)
         assert checked.status == "interrupted"
@@ -72,20 +49,12 @@ async def test_lists_a_long_interrupted_run_without_resuming_it(
         assert (await lab.run(run_id)).generation == 1 and len(server.requests) == 3
 
 
-async def cut_off(tmp: Path, server: ModelServer, gate: Gate, run_id: str | None = None, **more: Any) -> str:
-    """Own a run until its call has been sent, then end."""
-    async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
-        run_id = run_id or await lab.start(**more)
-        await arrived(gate.arrived)
-    return run_id
-
-
 async def test_a_run_survives_any_number_of_owners_that_end_during_one_call(tmp_path: Path) -> None:
     gates = [Gate() for _ in range(4)]
     with running_model_server([*(Say("lost", gate=gate) for gate in gates), hand_over()]) as server:
-        run_id = await cut_off(tmp_path, server, gates[0], max_cost_cents=100)
+        run_id = await own_until_call(tmp_path, server, gates[0], max_cost_cents=100)
         for gate in gates[1:]:
-            await cut_off(tmp_path, server, gate, run_id)
+            await own_until_call(tmp_path, server, gate, run_id)
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             assert (await lab.ended(run_id)).state == "success"
             settled = await lab.facts(run_id, CostUpdate)
@@ -113,9 +82,7 @@ async def test_the_time_until_an_orderly_stop_counts_whoever_goes_on(
         assert claimed_us is not None and active_us == taken.seen_us - claimed_us
         monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
-            limits = lab.runtime.spawn_limits_of(lab.runtime.user)
-            control, who = lab.runtime.manager.control, lab.session.who
-            assert not isinstance(await control.resume(run_id, who, "terminal", limits), NotResumed)
+            assert not isinstance(await resume_at_terminal(lab, run_id), NotResumed)
             [resumed] = await lab.facts(run_id, RunResumed)
             assert resumed.seen_us is not None and resumed.seen_us >= stopped_later_us
             lab.runtime.manager.adopted.add(run_id)
@@ -126,8 +93,8 @@ async def test_the_time_until_an_orderly_stop_counts_whoever_goes_on(
 async def test_a_person_resumes_a_run_whose_lost_calls_have_used_half_its_cost_cap(tmp_path: Path) -> None:
     gates = [Gate(), Gate()]
     with running_model_server([*(Say("lost", gate=gate) for gate in gates), hand_over(), hand_over()]) as server:
-        run_id = await cut_off(tmp_path, server, gates[0], max_cost_cents=36)
-        await cut_off(tmp_path, server, gates[1], run_id)
+        run_id = await own_until_call(tmp_path, server, gates[0], max_cost_cents=36)
+        await own_until_call(tmp_path, server, gates[1], run_id)
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             await lab.ended(await lab.start(task="another"))  # the manager has looked, and more than once
             checked = await lab.call("check_subagent", subagent_id=run_id)
@@ -144,7 +111,7 @@ async def test_a_person_resumes_a_run_whose_lost_calls_have_used_half_its_cost_c
 async def test_resumes_with_the_approval_line_of_the_remaining_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with interrupted(tmp_path, monkeypatch) as (lab, run_id, server):
+    async with open_interrupted_run(tmp_path, monkeypatch) as (lab, run_id, server):
         refused = await lab.call("confirm_spawn", pending_ids=[run_id])
         assert refused.status == "refused"
         [line] = refused.approval_lines
@@ -158,8 +125,8 @@ async def test_resumes_with_the_approval_line_of_the_remaining_budget(
         answer = await lab.call("confirm_spawn", pending_ids=[run_id], approving=[line], wait_seconds=20)
         assert answer.status == "resumed", answer
         assert answer.runs[0]["state"] == "success"
-        assert [fact.settlement for fact in await lab.facts(run_id, CostUpdate)] == ["billed", "unknown", "billed"]
-        assert [fact.reason for fact in await lab.facts(run_id, RunClaimed)] == ["start", "resume"]
+        assert await lab.settlements(run_id) == ["billed", "unknown", "billed"]
+        assert await lab.claim_reasons(run_id) == ["start", "resume"]
         assert [fact.turn for fact in await lab.facts(run_id, AssistantMessage) if fact.turn] == [1, 2]
         [fact] = await lab.facts(run_id, RunResumed)
         assert (fact.channel, fact.force) == ("host_call", False)
@@ -167,34 +134,17 @@ async def test_resumes_with_the_approval_line_of_the_remaining_budget(
         assert over.status == "refused" and len(server.requests) == 3
 
 
-@dataclass
-class Person:
-    """Somebody whom the client can ask, and what they answer."""
-
-    action: Literal["accept", "decline", "cancel", "silent"]
-    asked: list[Question] = field(default_factory=list[Question])
-    fills_forms: bool = True
-
-    async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
-        self.asked.append(question)
-        return Reply(self.action)
-
-
-async def quiet(_line: str) -> None: ...
-
-
 @pytest.mark.parametrize("action", ["accept", "decline", "cancel", "silent"])
 async def test_resumes_if_the_person_agrees_in_the_dialog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: Literal["accept", "decline", "cancel", "silent"]
 ) -> None:
-    async with interrupted(tmp_path, monkeypatch) as (lab, run_id, server):
-        person = Person(action)
-        given: dict[str, Any] = {"pending_ids": [run_id], "approving": ["anything"]}
-        wrong: Any = await lab.service.call("confirm_spawn", given, quiet, asking=Asking(person))
-        assert wrong.status == "refused" and person.asked == [], "nobody is asked about what cannot go on"
-        given["approving"] = wrong.approval_lines
-        answer: Any = await lab.service.call("confirm_spawn", given, quiet, asking=Asking(person))
-        [asked] = person.asked
+    async with open_interrupted_run(tmp_path, monkeypatch) as (lab, run_id, server):
+        person = DialogPerson(action)
+        confirm = partial(lab.call_asking, person, "confirm_spawn", pending_ids=[run_id])
+        wrong = await confirm(approving=["anything"])
+        assert wrong.status == "refused" and person.questions == [], "nobody is asked about what cannot go on"
+        answer = await confirm(approving=wrong.approval_lines)
+        [asked] = person.questions
         assert "was interrupted" in asked.text and wrong.approval_lines[0] in asked.text and asked.fields == ()
         if action == "accept":
             assert answer.status == "resumed", answer
@@ -222,13 +172,12 @@ async def test_a_question_whether_to_resume_goes_on_with_what_was_decided_elsewh
     status: str,
     says: str,
 ) -> None:
-    async with interrupted(tmp_path, monkeypatch) as (lab, run_id, _server):
+    async with open_interrupted_run(tmp_path, monkeypatch) as (lab, run_id, _server):
 
-        class Elsewhere(Person):
+        class PersonElsewhere(DialogPerson):
             async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
-                who, limits = lab.session.who, lab.runtime.spawn_limits_of(lab.runtime.user)
                 if what == "resumed":
-                    done = await lab.runtime.manager.control.resume(run_id, who, "terminal", limits)
+                    done = await resume_at_terminal(lab, run_id)
                     assert not isinstance(done, NotResumed), done
                 else:
                     await lab.call("cancel_subagent", subagent_id=run_id)
@@ -238,10 +187,9 @@ async def test_a_question_whether_to_resume_goes_on_with_what_was_decided_elsewh
 
         run = await lab.run(run_id)
         line = await lab.store.read(lambda view: resume_line(view, run))
-        given: dict[str, Any] = {"pending_ids": [run_id], "approving": [line]}
+        person = PersonElsewhere(action or "accept")
         with anyio.fail_after(20):
-            asking = Asking(Elsewhere(action or "accept"))
-            answer: Any = await lab.service.call("confirm_spawn", given, quiet, asking=asking)
+            answer = await lab.call_asking(person, "confirm_spawn", pending_ids=[run_id], approving=[line])
         assert answer.status == status and says in f"{answer.message} {answer.decisions[0].refused_because}", answer
         assert len(await lab.facts(run_id, RunResumed)) == (what == "resumed")
         await lab.ended(run_id)
@@ -259,7 +207,7 @@ async def test_a_question_whether_to_resume_goes_on_with_what_was_decided_elsewh
 async def test_rejects_decisions_that_do_not_apply_to_a_started_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], says: str
 ) -> None:
-    async with interrupted(tmp_path, monkeypatch, runs=False) as (lab, run_id, _server):
+    async with open_interrupted_run(tmp_path, monkeypatch, runs=False) as (lab, run_id, _server):
         answer = await lab.call("confirm_spawn", pending_ids=[run_id], **given)
         assert answer.status == "failed" and says in answer.message
         assert (await lab.run(run_id)).generation == 1
@@ -268,7 +216,7 @@ async def test_rejects_decisions_that_do_not_apply_to_a_started_run(
 async def test_a_resume_respects_the_off_switch_policy_and_daily_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with interrupted(tmp_path, monkeypatch, runs=False) as (lab, run_id, server):
+    async with open_interrupted_run(tmp_path, monkeypatch, runs=False) as (lab, run_id, server):
         line = (await lab.call("confirm_spawn", pending_ids=[run_id])).approval_lines[0]
         for config, says in (
             ("enabled = false\n", "switched off"),
@@ -279,7 +227,7 @@ async def test_a_resume_respects_the_off_switch_policy_and_daily_budget(
                 answer = await other.call("confirm_spawn", pending_ids=[run_id], approving=[line])
                 said = answer.message or answer.decisions[0].refused_because
                 assert answer.status in ("failed", "refused") and says in said, (config, said)
-        other_user = await lab.as_user("eve").call("confirm_spawn", {"pending_ids": [run_id]}, _quiet)
+        other_user = await lab.call_as("eve", "confirm_spawn", pending_ids=[run_id])
         assert other_user.status == "failed" and "no subagent" in str(other_user.message)
         assert (await lab.run(run_id)).generation == 1
 
@@ -292,14 +240,9 @@ async def test_a_forced_resume_fences_out_a_live_owner(tmp_path: Path) -> None:
             run_id = await one.start()
             await arrived(gate.arrived)
             async with open_lab(tmp_path, server=server, config=PRICED, check=False) as two:
-                control, who, limits = (
-                    two.runtime.manager.control,
-                    two.session.who,
-                    two.runtime.spawn_limits_of(two.runtime.user),
-                )
-                left = await control.resume(run_id, who, "terminal", limits)
+                left = await resume_at_terminal(two, run_id)
                 assert isinstance(left, NotResumed) and "is alive" in left.why
-                assert not isinstance(await control.resume(run_id, who, "terminal", limits, force=True), NotResumed)
+                assert not isinstance(await resume_at_terminal(two, run_id, force=True), NotResumed)
                 two.runtime.manager.adopted.add(run_id)
                 run = await two.ended(run_id)
                 assert run.state == "success" and run.generation == 3
@@ -307,32 +250,16 @@ async def test_a_forced_resume_fences_out_a_live_owner(tmp_path: Path) -> None:
                 with pytest.raises(StaleOwner):
                     agent, stale = Who("sess-x", run_id, two.runtime.user), Fence(run_id, 1)
                     await one.write(Event(agent, Activity(activity="still here"), fence=stale))
-                settled = [fact.settlement for fact in await two.facts(run_id, CostUpdate)]
-                assert settled == ["billed", "unknown", "billed"]
+                assert await two.settlements(run_id) == ["billed", "unknown", "billed"]
             assert len(server.requests) == 3
         await check_requests(tmp_path / "data", server.requests)
-
-
-async def _quiet(_line: str) -> None: ...
-
-
-async def paid_for(tmp: Path, server: ModelServer) -> tuple[str, list[Entry], list[Entry]]:
-    """A run up to the answer that hands its result over: what came up to its claim, and what came after it."""
-    await anyio.Path(tmp).mkdir()
-    async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
-        run_id = await lab.start(timeout=3)
-        await lab.ended(run_id)
-        entries = await all_entries(lab.store)
-    said = max(at for at, entry in enumerate(entries) if entry.type == "AssistantMessage" and entry.generation)
-    claimed = next(at for at, entry in enumerate(entries) if entry.type == "RunClaimed") + 1
-    return run_id, entries[:claimed], entries[claimed : said + 1]
 
 
 @pytest.mark.slow
 async def test_accepts_a_paid_result_although_no_time_is_left(tmp_path: Path) -> None:
     """Its owner was killed between the answer's commit and the ending, at the end of its time."""
     with running_model_server([NOTE, hand_over()]) as server:
-        run_id, before, after = await paid_for(tmp_path / "first", server)
+        run_id, before, after = await leave_paid_run(tmp_path / "first", server)
         root = tmp_path / "cut" / "data"
         root.mkdir(parents=True, mode=0o700)
         async with Store.open(root) as store:
@@ -352,7 +279,7 @@ async def test_accepts_a_paid_result_although_no_time_is_left(tmp_path: Path) ->
 
 async def test_an_abandoned_run_keeps_its_paid_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_model_server([NOTE, hand_over()]) as server:
-        run_id, before, after = await paid_for(tmp_path / "first", server)
+        run_id, before, after = await leave_paid_run(tmp_path / "first", server)
         async with left_behind(tmp_path / "cut", [*before, *after], server, runs=False) as lab:
             monkeypatch.setattr("ava_server.runs.endings.ABANDONED_US", 0)
             row = await lab.run(run_id)
@@ -365,59 +292,23 @@ async def test_an_abandoned_run_keeps_its_paid_result(tmp_path: Path, monkeypatc
 async def test_a_claim_overtaken_by_another_owner_starts_nothing(tmp_path: Path) -> None:
     """An instance that is stopped between its claim and the look at it finds the run another's, or its own no more."""
     gate = Gate()
-    with running_model_server([Say("x", gate=gate), hand_over()]) as server:
-        async with open_lab(tmp_path, server=server, config=PRICED, runs=False, check=False) as lab:
-            run_id = await lab.start()
-            manager, ask = lab.runtime.manager, lab.store.do
-
-            async def overtaken(command: Any, about: str | None = None) -> Any:
-                value = await ask(command, about)
-                if (await lab.run(run_id)).state == "running":
-                    lab.store.do = ask  # type: ignore[method-assign]
-                    who, gone = lab.session.who, frozenset({manager.instance})
-                    await ask(
-                        resume(run_id, who, "terminal", gone, lab.runtime.spawn_limits_of(lab.runtime.user), force=True)
-                    )
-                    await ask(claim(run_id, "another", who, gone, Slots(9, 9)))
-                return value
-
-            lab.store.do = overtaken  # type: ignore[method-assign]
-            async with anyio.create_task_group() as tasks:
-                await manager._take(await lab.run(run_id), frozenset(), tasks)
-            assert manager.activity(run_id) is None
-            assert (await lab.run(run_id)).instance == "another" and server.requests == []
-
-
-async def test_a_run_that_ended_before_it_could_be_resumed_is_no_refusal(tmp_path: Path) -> None:
-    """A server, or the manager of `ava resume` itself, may be faster; the command then shows the result."""
-    gate = Gate()
-    async with open_lab(tmp_path, [replace(hand_over(), gate=gate)]) as lab:
+    async with open_lab(tmp_path, [Say("x", gate=gate), hand_over()], config=PRICED, runs=False, check=False) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
-        running = await lab.run(run_id)
-        gate.released.set()
-        ended = await lab.ended(run_id)
-        await _take_over(lab.runtime, lab.session, running, force=False)
-        with pytest.raises(Refused, match="has ended"):
-            await _take_over(lab.runtime, lab.session, ended, force=False)
+        manager, ask = lab.runtime.manager, lab.store.do
 
+        async def overtaken(command: Any, about: str | None = None) -> Any:
+            value = await ask(command, about)
+            if (await lab.run(run_id)).state == "running":
+                lab.store.do = ask  # type: ignore[method-assign]
+                who, gone = lab.session.who, frozenset({manager.instance})
+                await ask(
+                    resume(run_id, who, "terminal", gone, lab.runtime.spawn_limits_of(lab.runtime.user), force=True)
+                )
+                await ask(claim(run_id, "another", who, gone, Slots(9, 9)))
+            return value
 
-async def test_ctrl_c_tells_the_runs_of_this_process_from_those_of_the_worker(tmp_path: Path) -> None:
-    gate = Gate()
-    async with open_lab(tmp_path, [replace(hand_over(), gate=gate)]) as lab:
-        run = await lab.run(await lab.start())
-        await arrived(gate.arrived)
-        here = await lab.run(run.id)
-        elsewhere = replace(here, id="S-aaaaaa", instance="another")
-        lab.runtime.manager.driver = "the worker"
-        followed = FollowedRuns(lab.runtime, lab.service, [here.id, elsewhere.id])
-        assert await followed._when_left([elsewhere]) == "If left, it will go on."
-        only, both = await followed._when_left([here]), await followed._when_left([here, elsewhere])
-        assert only.startswith("If left, it will be interrupted until ") and f"`ava resume {here.id}`" in only
-        assert both.startswith(f"If left, {here.id} (the others go on) will be interrupted until ")
-        assert elsewhere.id not in both
-        lab.runtime.manager._notes[here.id].with_host = "model: no model is configured."
-        told = await followed._when_left([here])
-        assert told.endswith("No worker runs it, because model: no model is configured.")
-        gate.released.set()
-        await lab.ended(here.id)
+        lab.store.do = overtaken  # type: ignore[method-assign]
+        async with anyio.create_task_group() as tasks:
+            await manager._take(await lab.run(run_id), frozenset(), tasks)
+        assert manager.activity(run_id) is None
+        assert (await lab.run(run_id)).instance == "another" and lab.server.requests == []

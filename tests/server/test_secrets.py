@@ -24,17 +24,7 @@ import pytest
 from support import owner
 from support.model_server import Gate, ModelServer, Say, Step, running_model_server
 from support.network.web_site import Answer, Page, Site, make_certificate, site
-from support.redaction import (
-    ELSEWHERE,
-    HOST,
-    NAME,
-    PLACEHOLDER,
-    VALUE,
-    add_role,
-    leaks_in,
-    leaks_under,
-    store,
-)
+from support.redaction import ELSEWHERE, HOST, NAME, PLACEHOLDER, VALUE, add_role, leaks_in, leaks_under, store
 from support.runtime import Lab, arrived, hand_over, open_lab
 from support.sample import sampled
 from support.stdio import logged

@@ -81,15 +81,14 @@ async def test_siblings_send_the_same_bytes_up_to_the_task(
     if "breakpoints" in name:
         monkeypatch.setattr(factory, "_OPENAI", "127.0.0.1")
     config = f'[providers.custom]\nwire = "{wire}"\n' + PRICED.replace("custom:test", f"custom:{model}")
-    with running_model_server(does_its_step) as server:
-        async with open_lab(tmp_path, server=server, config=config, env={"AVA_MODEL": model}) as lab:
-            proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
-            await lab.approve(proposal)
-            plan = await lab.ended(proposal.group_id)
-            assert plan.state == "success", plan.stop_reason
-            rows = await lab.store.read(lambda view: view.step_runs(plan.id))
-            started = [fact for row in rows for fact in await lab.facts(row.id, RunStarted)]
-    bodies = [received.json for received in server.requests]
+    async with open_lab(tmp_path, does_its_step, config=config, env={"AVA_MODEL": model}) as lab:
+        proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
+        await lab.approve(proposal)
+        plan = await lab.ended(proposal.group_id)
+        assert plan.state == "success", plan.stop_reason
+        rows = await lab.store.read(lambda view: view.step_runs(plan.id))
+        started = [fact for row in rows for fact in await lab.facts(row.id, RunStarted)]
+    bodies = [received.json for received in lab.server.requests]
     for words in ("Read ", "Judge "):
         siblings = [body for body in bodies if task_of(body).startswith(words)]
         assert len(siblings) == 3

@@ -16,8 +16,8 @@ from typing import Any, cast, get_args
 
 import anyio
 import pytest
+from support.approval.past_runs import config
 from support.model_server import ModelServer, Say, running_model_server
-from support.past_runs import config
 from support.runtime import PRICED, open_lab
 from support.stdio import logged
 from support.terminal import COMMAND, ava, environment, on_terminal

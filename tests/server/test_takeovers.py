@@ -17,13 +17,13 @@ from support.model_server import Fail, Gate, ModelServer, Say, Step, running_mod
 from support.models.search_formats import FORMATS
 from support.network.cable import Cable, running_cables
 from support.network.certificates import issue
-from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+from support.runs.owners import resume_at_terminal
+from support.runtime import PRICED, arrived, hand_over, open_lab
 from support.stdio import logged, until
 
-from ava_audit.events import CostUpdate, RunClaimed, Who
+from ava_audit.events import RunClaimed
 from ava_audit.rows import RunRow
 from ava_audit.store.locks import LockedInstances, is_held
-from ava_server.core.ids import AGENT
 from ava_server.runs import manager
 from ava_server.runs.control import RunControl
 from ava_server.runs.mode import OWN_RUNS
@@ -45,12 +45,6 @@ def connecting_slowly(
 SEARCHES = Say(calls=[("web_search", {"query": "podcast prices"})])
 
 
-async def resumed_by_force(lab: Lab, run: str) -> None:
-    who = Who(lab.session.id, AGENT, lab.runtime.user)
-    limits = lab.runtime.spawn_limits_of(lab.runtime.user)
-    assert isinstance(await lab.runtime.manager.control.resume(run, who, "terminal", limits, force=True), RunRow)
-
-
 async def test_a_reserved_call_is_not_sent_once_the_run_has_another_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,11 +55,11 @@ async def test_a_reserved_call_is_not_sent_once_the_run_has_another_owner(
             run = await lab.start()
             await lab.logged(run, "CostReserved")
             await until(lambda: cable.open == 1)
-            await resumed_by_force(lab, run)
+            assert isinstance(await resume_at_terminal(lab, run, force=True), RunRow)
             cable.plug_in(reset=False)
             assert (await lab.ended(run)).state == "success"
             assert len(server.requests) == 1, "the old owner has sent its request"
-            assert [fact.settlement for fact in await lab.facts(run, CostUpdate)] == ["unknown", "billed"]
+            assert await lab.settlements(run) == ["unknown", "billed"]
 
 
 async def test_a_reserved_search_is_not_sent_once_the_run_has_another_owner(
@@ -80,11 +74,11 @@ async def test_a_reserved_search_is_not_sent_once_the_run_has_another_owner(
             run = await lab.start(role="web_crawler", workspace=None)
             await lab.logged(run, "CostReserved", count=2)
             await until(lambda: cable.open == 1)
-            await resumed_by_force(lab, run)
+            assert isinstance(await resume_at_terminal(lab, run, force=True), RunRow)
             cable.plug_in(reset=False)
             await lab.ended(run)
             assert len(server.requests) == 1, "the old owner has sent its search"
-            assert [fact.settlement for fact in await lab.facts(run, CostUpdate)] == [
+            assert await lab.settlements(run) == [
                 "billed", "unknown", "billed", "billed",
             ]  # fmt: skip
 
@@ -109,22 +103,21 @@ async def test_a_reserved_call_is_not_sent_while_the_log_is_out_of_reach(
             aside.rename(lab.root)
             assert (await lab.ended(run)).state == "success"
             assert len(server.requests) == 1
-            assert [fact.settlement for fact in await lab.facts(run, CostUpdate)] == ["not_billed", "billed"]
+            assert await lab.settlements(run) == ["not_billed", "billed"]
 
 
 @pytest.mark.skipif(POSTGRES, reason="a lock file, and no lease, says who lives")
 async def test_a_process_whose_lock_file_was_removed_is_seen_again_before_it_claims(tmp_path: Path) -> None:
     gate = Gate()
-    with running_model_server([replace(hand_over(), gate=gate)]) as server:
-        async with open_lab(tmp_path, server=server) as lab:
-            lock = lab.root / "instances" / f"{lab.runtime.manager.instance}.lock"
-            lock.unlink()
-            run = await lab.start()
-            await lab.logged(run, "RunClaimed")
-            assert is_held(lock), "others would take the run at once"
-            await arrived(gate.arrived)
-            gate.released.set()
-            assert (await lab.ended(run)).state == "success"
+    async with open_lab(tmp_path, [replace(hand_over(), gate=gate)]) as lab:
+        lock = lab.root / "instances" / f"{lab.runtime.manager.instance}.lock"
+        lock.unlink()
+        run = await lab.start()
+        await lab.logged(run, "RunClaimed")
+        assert is_held(lock), "others would take the run at once"
+        await arrived(gate.arrived)
+        gate.released.set()
+        assert (await lab.ended(run)).state == "success"
 
 
 @pytest.mark.skipif(POSTGRES, reason="a lock file, and no lease, says who lives")
@@ -133,49 +126,47 @@ async def test_a_run_is_not_taken_from_an_owner_that_came_back_after_the_look(
 ) -> None:
     """The owner looked dead; the process that saw that was stopped before its claim."""
     gate = Gate()
-    with running_model_server([replace(hand_over(), gate=gate)]) as server:
-        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
-            run = await lab.start()
-            with owning(lab.root, server.base_url) as other:
-                await arrived(gate.arrived)
-                lock = lab.root / "instances" / f"{other.name}.lock"
-                async with open_lab(tmp_path, server=server, check=False) as second:
-                    look, seen = second.runtime.manager.control.gone, list[frozenset[str]]()
+    async with open_lab(tmp_path, [replace(hand_over(), gate=gate)], runs=False, check=False) as lab:
+        run = await lab.start()
+        with owning(lab.root, lab.server.base_url) as other:
+            await arrived(gate.arrived)
+            lock = lab.root / "instances" / f"{other.name}.lock"
+            async with open_lab(tmp_path, server=lab.server, check=False) as second:
+                look, seen = second.runtime.manager.control.gone, list[frozenset[str]]()
 
-                    def gone(rows: Sequence[RunRow]) -> frozenset[str]:
-                        hidden = lock.with_suffix(".hidden")
-                        if not seen:
-                            lock.rename(hidden)
-                        seen.append(look(rows))
-                        if hidden.exists():
-                            hidden.rename(lock)
-                        return seen[-1]
+                def gone(rows: Sequence[RunRow]) -> frozenset[str]:
+                    hidden = lock.with_suffix(".hidden")
+                    if not seen:
+                        lock.rename(hidden)
+                    seen.append(look(rows))
+                    if hidden.exists():
+                        hidden.rename(lock)
+                    return seen[-1]
 
-                    monkeypatch.setattr(second.runtime.manager.control, "gone", gone)
-                    await until(lambda: len(seen) >= 4)
-                    assert seen[0] == {other.name} and not any(seen[1:])
-                    assert len(await lab.facts(run, RunClaimed)) == 1
-                    gate.released.set()
-                    assert (await lab.ended(run)).state == "success"
+                monkeypatch.setattr(second.runtime.manager.control, "gone", gone)
+                await until(lambda: len(seen) >= 4)
+                assert seen[0] == {other.name} and not any(seen[1:])
+                assert len(await lab.facts(run, RunClaimed)) == 1
+                gate.released.set()
+                assert (await lab.ended(run)).state == "success"
 
 
 @pytest.mark.skipif(POSTGRES, reason="its lease takes too long to end")
 async def test_a_look_is_taken_when_the_lease_of_an_owner_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only with the next look at everything, which would be a minute later here."""
     gate = Gate()
-    with running_model_server([replace(hand_over(), gate=gate), hand_over()]) as server:
-        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
-            run = await lab.start()
-            with owning(lab.root, server.base_url) as other:
-                await arrived(gate.arrived)
-                monkeypatch.setattr(manager, "LOOK_EVERY_S", 60.0)
-                monkeypatch.setattr(LockedInstances, "lasts_s", lambda _self, name: 0.5 if name == other.name else inf)
-                async with open_lab(tmp_path, server=server, check=False):
-                    await anyio.sleep(0.2)
-                    other.process.kill()
-                    await until(lambda: len(logged(lab.root, "RunClaimed", run=run)) == 2, within_s=20)
-                    assert (await lab.ended(run)).state == "success"
-                    gate.released.set()
+    async with open_lab(tmp_path, [replace(hand_over(), gate=gate), hand_over()], runs=False, check=False) as lab:
+        run = await lab.start()
+        with owning(lab.root, lab.server.base_url) as other:
+            await arrived(gate.arrived)
+            monkeypatch.setattr(manager, "LOOK_EVERY_S", 60.0)
+            monkeypatch.setattr(LockedInstances, "lasts_s", lambda _self, name: 0.5 if name == other.name else inf)
+            async with open_lab(tmp_path, server=lab.server, check=False):
+                await anyio.sleep(0.2)
+                other.process.kill()
+                await until(lambda: len(logged(lab.root, "RunClaimed", run=run)) == 2, within_s=20)
+                assert (await lab.ended(run)).state == "success"
+                gate.released.set()
 
 
 async def test_leases_that_were_not_read_just_now_cause_no_early_look(

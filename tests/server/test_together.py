@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from support.approval.groups import SECRET, approve_group, propose_two, save_and_ask, wait_until_read
 from support.log import Life, plan_events, write
-from support.model_server import Gate, Say, Step
-from support.runtime import PRICED, Lab, hand_over, open_lab
+from support.model_server import Gate, Step
+from support.runtime import PRICED, hand_over, open_lab
 
 from ava_audit.events import SpawnDecided
 from ava_audit.retention import erase_run
@@ -32,39 +32,11 @@ from ava_server.service.access import Access, Session, ignore_progress
 from ava_server.service.erase import quoting_entries
 from ava_server.service.service import Service
 
-SECRET = "the otter sleeps at noon"
-
-
-def asks_and_saves(request: dict[str, Any]) -> Step:
-    """Save a file, then ask; hand over what was answered."""
-    told = [each["content"] for each in request["messages"] if each["role"] == "tool"]
-    if not told:
-        return Say(calls=[("save_artifact", {"name": "notes.txt", "content": "noted"})])
-    if len(told) == 1:
-        return Say(calls=[("ask", {"question": "Which year?"})])
-    return hand_over(output=told[-1])
-
-
-async def approved(lab: Lab, *made: Any, last: str) -> str:
-    answer = await lab.approve(*made, last=last)
-    assert answer.status == "approved", answer
-    return str(answer.group_id)
-
-
-async def until(lab: Lab, query: Callable[[View], bool]) -> None:
-    with anyio.fail_after(30):
-        while not await lab.store.read(query):
-            await lab.store.wait_for_entry_after(lab.store.head)
-
-
-async def two(lab: Lab, **more: Any) -> list[Any]:
-    return [await lab.propose(task=f"Part {name}", **more) for name in ("one", "two")]
-
 
 async def test_what_a_run_handed_over_is_erased_with_it_in_the_plan_too(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over(output=SECRET), hand_over(output="nothing")], config=PRICED) as lab:
-        made = await two(lab)
-        plan_id = await approved(lab, *made, last="2 subagents together, at most $1.00")
+        made = await propose_two(lab)
+        plan_id = await approve_group(lab, *made, last="2 subagents together, at most $1.00")
         await lab.ended(plan_id)
         for proposal in made:
             run = await lab.run(proposal.subagent_id)
@@ -76,10 +48,10 @@ async def test_what_a_run_handed_over_is_erased_with_it_in_the_plan_too(tmp_path
 
 
 async def test_a_wait_ends_when_all_that_is_left_waits_for_the_person(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, asks_and_saves, config=PRICED) as lab:
-        made = await two(lab)
-        plan_id = await approved(lab, *made, last="2 subagents together, at most $1.00")
-        await until(lab, lambda view: len(view.asking_runs(plan_id)) == 2)
+    async with open_lab(tmp_path, save_and_ask, config=PRICED) as lab:
+        made = await propose_two(lab)
+        plan_id = await approve_group(lab, *made, last="2 subagents together, at most $1.00")
+        await wait_until_read(lab, lambda view: len(view.asking_runs(plan_id)) == 2)
         began = time.monotonic()
         checked = await lab.call("check_subagent", group_id=plan_id, wait_seconds=20)
         assert time.monotonic() - began < 10, "the plan itself says nothing until it ends"
@@ -99,8 +71,8 @@ async def test_a_wait_ends_when_all_that_is_left_waits_for_the_person(tmp_path: 
 
 async def test_money_and_starts_are_counted_once(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()] * 3, config=PRICED) as lab:
-        made = [*await two(lab), await lab.propose(task="Part three", model="offline")]
-        plan_id = await approved(lab, *made, last="3 subagents together, at most $1.50")
+        made = [*await propose_two(lab), await lab.propose(task="Part three", model="offline")]
+        plan_id = await approve_group(lab, *made, last="3 subagents together, at most $1.50")
         await lab.ended(plan_id)
         limits = lab.runtime.spawn_limits_of(lab.runtime.user)
         user = lab.session.user
@@ -130,13 +102,13 @@ async def test_money_and_starts_are_counted_once(tmp_path: Path) -> None:
 async def test_a_plan_of_proposals_is_repeated_unless_a_task_would_become_a_reference(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()] * 4, config=PRICED) as lab:
         named = [await lab.propose(task=f"Part {name}", task_id=name) for name in ("one", "two")]
-        first = await approved(lab, *named, last="2 subagents together, at most $1.00")
+        first = await approve_group(lab, *named, last="2 subagents together, at most $1.00")
         await lab.ended(first)
         again = await lab.call("spawn_subagent", retry_of=first, again=["researcher"])
         assert again.status == "awaiting_approval", again.message
 
         odd = [await lab.propose(task="What does {{researcher_2}} mean?"), await lab.propose(task="Plain")]
-        second = await approved(lab, *odd, last="2 subagents together, at most $1.00")
+        second = await approve_group(lab, *odd, last="2 subagents together, at most $1.00")
         await lab.ended(second)
         refused = await lab.call("spawn_subagent", retry_of=second, again=["researcher"])
         assert refused.status == "failed" and odd[0].subagent_id in refused.message, refused.message
@@ -156,8 +128,8 @@ async def test_many_large_proposals_fit_into_one_plan(tmp_path: Path) -> None:
 
 async def test_a_plan_that_starts_nothing_more_needs_no_person_to_end(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()] * 2, config=PRICED) as lab:
-        made = await two(lab)
-        plan = await lab.ended(await approved(lab, *made, last="2 subagents together, at most $1.00"))
+        made = await propose_two(lab)
+        plan = await lab.ended(await approve_group(lab, *made, last="2 subagents together, at most $1.00"))
         lost = replace(plan, state="running", ended_us=None)
         later_us = (plan.last_us or 0) + 2 * TAKEOVER_WITHIN_US
         assert not await lab.store.read(lambda view: waits_for_resume(view, lost, later_us))
@@ -165,7 +137,7 @@ async def test_a_plan_that_starts_nothing_more_needs_no_person_to_end(tmp_path: 
 
 async def test_results_that_a_confirmation_has_given_are_not_told_again(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over(output="first"), hand_over(output="second")], config=PRICED) as lab:
-        made = await two(lab)
+        made = await propose_two(lab)
         answer = await lab.approve(*made, last="2 subagents together, at most $1.00", wait_seconds=30)
         assert {run["untrusted_result"]["output"] for run in answer.runs} == {"first", "second"}
         plan = await lab.run(answer.group_id)
@@ -190,8 +162,8 @@ async def test_a_plans_end_leaves_out_the_results_that_were_given_before(tmp_pat
         return hand_over(output="first")
 
     async with open_lab(tmp_path, work, config=PRICED) as lab:
-        made = await two(lab)
-        plan_id = await approved(lab, *made, last="2 subagents together, at most $1.00")
+        made = await propose_two(lab)
+        plan_id = await approve_group(lab, *made, last="2 subagents together, at most $1.00")
         await lab.ended(made[0].subagent_id)
         early = await lab.call("check_subagent", subagent_id=made[0].subagent_id)
         assert early.runs[0].untrusted_result.output == "first"
@@ -214,7 +186,7 @@ async def test_the_host_that_proposed_is_told_once_how_a_plan_ended_that_was_app
     async with open_lab(tmp_path, [hand_over()] * 3, config=PRICED) as lab:
         other = await lab.start(task="Something else")
         await lab.ended(other)
-        made = await two(lab)
+        made = await propose_two(lab)
         person = Service(lab.runtime, Session(user=lab.session.user, transport="terminal", channel="terminal"))
         lines = [*(each.approval_line for each in made), "2 subagents together, at most $1.00"]
         ids = [each.pending_id for each in made]
@@ -234,17 +206,19 @@ async def test_a_plan_works_where_its_steps_do(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()] * 2, config=PRICED) as lab:
         elsewhere = Service(lab.runtime, Session(user=lab.session.user, transport="memory", roots=("/srv/other",)))
         here = Service(lab.runtime, Session(user=lab.session.user, transport="memory", roots=(lab.workspace.as_uri(),)))
-        made = await two(lab)
-        plan = await lab.ended(await approved(lab, *made, last="2 subagents together, at most $1.00"))
+        made = await propose_two(lab)
+        plan = await lab.ended(await approve_group(lab, *made, last="2 subagents together, at most $1.00"))
         assert Access(lab.runtime, here.session).is_here(plan)
         assert not Access(lab.runtime, elsewhere.session).is_here(plan)
 
 
 async def test_ids_that_are_taken_are_not_used_for_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_lab(tmp_path, [hand_over()] * 6, config=PRICED) as lab:
-        first = await lab.ended(await approved(lab, *await two(lab), last="2 subagents together, at most $1.00"))
+        first = await lab.ended(
+            await approve_group(lab, *await propose_two(lab), last="2 subagents together, at most $1.00")
+        )
         taken = (first.pending_id, first.id)
-        made = await two(lab)
+        made = await propose_two(lab)
         monkeypatch.setattr(confirm, "new_pairs", lambda _field: (taken,) * 4)
         refused = await lab.approve(*made, last="2 subagents together, at most $1.00")
         assert refused.status == "refused" and NO_FREE_ID in refused.decisions[0].refused_because

@@ -44,10 +44,12 @@ AVA = Who("sess-1", "ava", "ben")
 
 
 def run_who(run_id: str, user: str = "ben", session: str = "sess-1") -> Who:
+    """Return who writes for a run."""
     return Who(session, run_id, user, "ava")
 
 
 def said(text: str, who: Who = AVA) -> Event:
+    """Return a message of the orchestrator."""
     return Event(who, UserMessage(text=text))
 
 
@@ -61,10 +63,12 @@ def writing(*events: Event) -> Command[int]:
 
 
 async def write(store: Store, *events: Event) -> None:
+    """Write events as one command."""
     await store.do(writing(*events))
 
 
 async def write_texts(store: Store, texts: Iterable[str], who: Who = AVA) -> None:
+    """Write a message for each text, as one command."""
     await write(store, *(said(text, who) for text in texts))
 
 
@@ -100,13 +104,16 @@ class Life:
 
     @property
     def pending_id(self) -> str:
+        """The id of the run's proposal."""
         return "P-" + self.run_id.removeprefix("S-") + "00"
 
     @property
     def scopes(self) -> tuple[str, ...]:
+        """The budgets of the run: its own, its user's day and the day of all."""
         return (f"run:{self.run_id}", f"user:{self.user}:2026-01-31", "all:2026-01-31")
 
     def proposed(self, **config: Any) -> Event:
+        """The proposal, with changes of its configuration."""
         fact = SpawnProposed(
             pending_id=self.pending_id,
             subagent_id=self.run_id,
@@ -117,6 +124,7 @@ class Life:
         return Event(Who("sess-1", "ava", self.user), fact, run_id=self.run_id)
 
     def task(self, text: str = "Look it up") -> Event:
+        """The task."""
         return Event(run_who(self.run_id, self.user), UserMessage(text=text, kind="task"), run_id=self.run_id)
 
     def decided(self, plan: str | None = None) -> Event:
@@ -128,6 +136,7 @@ class Life:
         return Event(Who("sess-1", "ava", self.user), fact, run_id=self.run_id)
 
     def claimed(self) -> Event:
+        """The claim of the present generation."""
         fact = RunClaimed(instance="abc", generation=self.generation)
         return Event(run_who(self.run_id, self.user), fact, run_id=self.run_id)
 
@@ -168,6 +177,7 @@ class Life:
         return event
 
     def answered_question(self) -> Event:
+        """A person's answer to the question."""
         fact = Answered(kind="question", ask_id="Q-00000001", decision="answered", channel="terminal")
         return Event(Who("sess-1", "ava", self.user), fact, run_id=self.run_id)
 
@@ -178,10 +188,12 @@ class Life:
         return Event(who, RunResumed(channel="terminal", force=True), run_id=self.run_id)
 
     def wrote(self, fact: Fact, **more: Any) -> Event:
+        """An entry under the present claim."""
         fence = Fence(self.run_id, self.generation)
         return Event(run_who(self.run_id, self.user), fact, fence=fence, **more)
 
     def reserved(self, turn: int = 1, micros: int = 5_000, wrap: int = 1_000) -> Event:
+        """What a call of a turn holds, and its last turn after it, in micro-USD."""
         self.turn = turn
         fact = CostReserved(
             turn=turn,
@@ -199,6 +211,7 @@ class Life:
     def settled(
         self, turn: int | None = None, cost: int = 3_000, reserved: int = 5_000, unknown: bool = False
     ) -> Event:
+        """What a call has cost, by default the last reserved one, in micro-USD."""
         fact = CostUpdate(
             turn=self.turn if turn is None else turn,
             attempt=1,
@@ -211,16 +224,20 @@ class Life:
         return self.wrote(fact, usage=Usage(input_tokens=20, output_tokens=10), cost_micros=cost, model="test:model")
 
     def tool(self, output: str = "found it", success: bool = True) -> tuple[Event, Event]:
+        """A call of a tool, and its result."""
         call = self.wrote(ToolCall(tool="web_search", args={"query": "prices"}))
         return call, self.wrote(ToolResult(tool="web_search", success=success, output=output), duration_ms=12)
 
     def answered(self, text: str = "Here it is") -> Event:
+        """An answer of the model."""
         return self.wrote(AssistantMessage(text=text))
 
     def failed(self, text: str = "no answer") -> Event:
+        """An error of a model call."""
         return self.wrote(ErrorOccurred(error=text, kind="model"))
 
     def ended(self, status: Ending = "success", reason: str | None = None, **more: Any) -> tuple[Event, Event]:
+        """The result and the ending."""
         complete = SubagentComplete(
             status=status, summary="done", tokens=30, cost_cents=0.3, duration=1.5, subagent_id=self.run_id
         )

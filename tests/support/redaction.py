@@ -64,6 +64,7 @@ def forms(value: str = VALUE) -> dict[str, bytes]:
 
 
 def leaks_in(data: bytes, value: str = VALUE) -> list[str]:
+    """Return the forms of a value that stand in these bytes."""
     return [name for name, form in forms(value).items() if form in data]
 
 

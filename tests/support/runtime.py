@@ -26,11 +26,12 @@ from mcp.client.session import ElicitationFnT, MessageHandlerFnT
 from mcp_types import CallToolResult, Implementation
 
 from ava_audit.entries import Entry
-from ava_audit.events import CostReserved, Event, Fact, SpawnProposed
+from ava_audit.events import CostReserved, CostUpdate, Event, Fact, RunClaimed, SpawnProposed
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
+from ava_server.approval.questions import Person
 from ava_server.budget.run_config import RunConfig
 from ava_server.config.settings import Settings, load_settings
 from ava_server.mcp_server.server import build_server
@@ -41,7 +42,7 @@ from ava_server.models.selection import Choice
 from ava_server.render.responses import Answer
 from ava_server.runs.history import History, Recipe
 from ava_server.runs.mode import LOOKING, SERVER, Mode
-from ava_server.service.access import Session
+from ava_server.service.access import Asking, Session, ignore_progress
 from ava_server.service.runtime import Runtime, open_runtime
 from ava_server.service.service import Service
 from support.databases import write_config
@@ -66,10 +67,12 @@ USER = "somebody"
 
 
 def hand_over(**more: Any) -> Say:
+    """Return an answer that hands a result over."""
     return Say(calls=[(DONE[0], {**DONE[1], **more})])
 
 
 def submits(output: Any = "the answer", summary: str = "all is said", **more: Any) -> Say:
+    """Return an answer that hands this output over."""
     return Say(calls=[("submit_result", {"summary": summary, "output": output, **more})])
 
 
@@ -87,6 +90,7 @@ class Lab:
 
     @property
     def store(self) -> Store:
+        """The log."""
         return self.runtime.store
 
     async def call(self, tool: str, **given: Any) -> Any:
@@ -98,6 +102,22 @@ class Lab:
         answer: Answer = await self.service.call(tool, given, progress)
         return answer
 
+    async def call_as(self, user: str, tool: str, **given: Any) -> Any:
+        """Call a tool as another user."""
+        return await self.as_user(user).call(tool, given, ignore_progress)
+
+    async def call_in(self, session: Session, tool: str, **given: Any) -> Any:
+        """Call a tool in another session, such as a person's at a terminal."""
+        return await Service(self.runtime, session).call(tool, given, ignore_progress)
+
+    async def call_asking(self, person: Person, tool: str, **given: Any) -> Any:
+        """Call a tool from a client that can ask this person in the middle of the call."""
+        return await self.service.call(tool, given, ignore_progress, asking=Asking(person))
+
+    async def check(self, run_id: str, **more: Any) -> Any:
+        """Return what `check_subagent` says of one run."""
+        return (await self.call("check_subagent", subagent_id=run_id, **more)).runs[0]
+
     async def propose(self, **more: Any) -> Any:
         """Propose a researcher that may read the workspace."""
         given = {"role": "researcher", "task": "What does it cost?", "workspace": str(self.workspace), **more}
@@ -106,17 +126,20 @@ class Lab:
         return answer
 
     async def approve(self, *proposals: Any, last: str | None = None, **more: Any) -> Any:
+        """Approve proposals by the call of a host, with their lines and `last` for the group's."""
         lines = [proposal.approval_line for proposal in proposals] + ([last] if last else [])
         ids = [proposal.pending_id for proposal in proposals]
         return await self.call("confirm_spawn", pending_ids=ids, approving=lines, **more)
 
     async def start(self, **more: Any) -> str:
+        """Propose and approve a run, and return its id."""
         proposal = await self.propose(**more)
         answer = await self.approve(proposal)
         assert answer.status == "approved", answer
         return str(proposal.subagent_id)
 
     async def ended(self, run_id: str, within_s: float = 60) -> RunRow:
+        """Wait until a run has ended, and return it."""
         with anyio.fail_after(within_s):
             return await self.runtime.manager.control.ended(run_id)
 
@@ -127,6 +150,8 @@ class Lab:
         return await self.result(run_id)
 
     async def result(self, run_id: str) -> dict[str, Any]:
+        """Return the result of a run that has ended, as the log has it."""
+
         def query(view: View) -> dict[str, Any]:
             run = view.run(run_id)
             assert run is not None and run.result_seq is not None, f"{run_id} has no result"
@@ -138,15 +163,30 @@ class Lab:
         return await self.store.read(query)
 
     async def run(self, run_id: str) -> RunRow:
+        """Return a run's row."""
         row = await self.store.read(lambda view: view.run(run_id))
         assert row is not None
         return row
 
     async def entries(self, run_id: str) -> list[Entry]:
+        """Return all entries of a run."""
         return await self.store.read(lambda view: view.entries(run_id))
 
     async def facts(self, run_id: str, kind: type[F]) -> list[F]:
+        """Return the facts of this kind that a run's entries have."""
         return [entry.fact for entry in await self.entries(run_id) if isinstance(entry.fact, kind)]
+
+    async def settlements(self, run_id: str) -> list[str]:
+        """Return how each model call of a run was settled: `billed`, `unknown` or `not_billed`."""
+        return [fact.settlement for fact in await self.facts(run_id, CostUpdate)]
+
+    async def claim_reasons(self, run_id: str) -> list[str]:
+        """Return why each owner of a run took it, the first owner first."""
+        return [fact.reason for fact in await self.facts(run_id, RunClaimed)]
+
+    async def states(self) -> list[str]:
+        """Return the states of all runs, the oldest first."""
+        return [run.state for run in await self.store.read(View.runs)]
 
     async def logged(self, run_id: str, type_name: str, count: int = 1, within_s: float = 40) -> Entry:
         """Wait until a run has so many entries of a type; return the last of them."""
@@ -159,6 +199,7 @@ class Lab:
                 await self.store.wait_for_entry_after(seen)
 
     async def in_state(self, run_id: str, *states: str, within_s: float = 40) -> RunRow:
+        """Wait until a run is in one of these states, and return it."""
         with anyio.fail_after(within_s):
             while True:
                 seen = self.store.head
@@ -168,16 +209,12 @@ class Lab:
                 await self.store.wait_for_entry_after(seen)
 
     async def write(self, *events: Event) -> None:
+        """Write events as one command."""
         await self.store.do(lambda _view, _now: Outcome(None, events))
 
     def as_user(self, user: str) -> Service:
+        """Return the service for a session of another user."""
         return Service(self.runtime, Session(user=user, transport="memory"))
-
-    async def call_as(self, user: str, tool: str, **given: Any) -> Any:
-        async def nothing(_line: str) -> None:
-            pass
-
-        return await self.as_user(user).call(tool, given, nothing)
 
 
 async def arrived(event: Any, within_s: float = 40) -> None:
@@ -291,6 +328,7 @@ async def connect(
 
 
 def text(answer: CallToolResult) -> str:
+    """Return the text of an answer."""
     return "\n".join(getattr(block, "text", "") for block in answer.content)
 
 
@@ -371,5 +409,6 @@ def check_budgets(view: View) -> None:
 
 
 def scopes_used(view: View, run: RunRow) -> set[str]:
+    """Return the budgets in which calls of a run were reserved."""
     facts = [entry.fact for entry in view.entries(run.id, 0, ("CostReserved",))]
     return {scope for fact in facts if isinstance(fact, CostReserved) for scope in fact.scopes}

@@ -17,18 +17,7 @@ from mcp import Client
 from support.http_server import HttpServer, bearer, serving_http, token
 from support.model_server import Gate, Say, running_model_server
 from support.network.proxy import between
-from support.stdio import (
-    MODES,
-    assert_intact,
-    instance_locks,
-    logged,
-    made,
-    state_of,
-    stray_locks,
-    told,
-    until,
-    using,
-)
+from support.stdio import MODES, assert_intact, instance_locks, logged, made, state_of, stray_locks, told, until, using
 
 pytestmark = pytest.mark.slow
 

@@ -12,17 +12,7 @@ import anyio
 import pytest
 from support.model_server import Gate, Raw, Say, running_model_server
 from support.processes import catches, children_of, lives
-from support.stdio import (
-    Wire,
-    assert_intact,
-    logged,
-    made,
-    serving,
-    state_of,
-    stray_locks,
-    until,
-    using,
-)
+from support.stdio import Wire, assert_intact, logged, made, serving, state_of, stray_locks, until, using
 
 from ava_audit.store.locks import WriteLock
 

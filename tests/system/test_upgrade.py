@@ -22,18 +22,7 @@ from support.model_server import Gate, Say, Step, running_model_server
 from support.postgres import free_port
 from support.processes import lives
 from support.repository import REPOSITORY
-from support.stdio import (
-    AVA,
-    Wire,
-    assert_intact,
-    environment,
-    logged,
-    made,
-    serving,
-    state_of,
-    until,
-    using,
-)
+from support.stdio import AVA, Wire, assert_intact, environment, logged, made, serving, state_of, until, using
 from support.terminal import ava
 
 from ava_audit.store.locks import is_held

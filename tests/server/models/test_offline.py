@@ -14,15 +14,7 @@ from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.registry import builtin_tools
 from ava_roles.wrap import wrap_tool_output
 from ava_server.models import offline
-from ava_server.models.base import (
-    AssistantTurn,
-    Completion,
-    Request,
-    ToolSchema,
-    ToolTurn,
-    Turn,
-    UserTurn,
-)
+from ava_server.models.base import AssistantTurn, Completion, Request, ToolSchema, ToolTurn, Turn, UserTurn
 from ava_server.models.offline import LocalModel, answer
 from ava_server.models.offline_passages import (
     QUOTE_CHARS,

@@ -43,6 +43,7 @@ Answering = Callable[[ElicitRequestFormParams], ElicitResult | ErrorData | Await
 
 
 def accept(**content: Any) -> Answering:
+    """Return a person who accepts each form with these values."""
     return lambda _question: ElicitResult(action="accept", content=content)
 
 
@@ -57,10 +58,12 @@ def read_and_accept(**content: Any) -> Answering:
 
 
 def decline(_question: ElicitRequestFormParams) -> ElicitResult:
+    """Decline a form."""
     return ElicitResult(action="decline")
 
 
 def cancel(_question: ElicitRequestFormParams) -> ElicitResult:
+    """Close a form."""
     return ElicitResult(action="cancel")
 
 
@@ -92,17 +95,20 @@ class Host:
     workspace: Path
 
     async def call(self, tool: str, **given: Any) -> dict[str, Any]:
+        """Call a tool and return its structured answer."""
         with anyio.fail_after(30):
             answer = await self.client.call_tool(tool, given)
         return structured(answer)
 
     async def propose(self, **more: Any) -> dict[str, Any]:
+        """Propose a researcher that may read the workspace."""
         given = {"role": "researcher", "task": "What does it cost?", "workspace": str(self.workspace), **more}
         made = await self.call("spawn_subagent", **given)
         assert made["status"] == WAITING, made
         return made
 
     async def confirm(self, *made: dict[str, Any], last: str | None = None, **more: Any) -> dict[str, Any]:
+        """Confirm proposals with their lines, of which `last` is the group's."""
         return await self.call("confirm_spawn", **approval(*made, last=last, **more))
 
     async def by_hand(
@@ -126,6 +132,7 @@ class Host:
         return asked.request_state
 
     async def facts(self, made: dict[str, Any], kind: type[F]) -> list[F]:
+        """Return the facts of this kind that a run's entries have."""
         async with Store.open(self.root) as store:
             entries = await store.read(lambda view: view.entries(made["subagent_id"]))
         return [entry.fact for entry in entries if isinstance(entry.fact, kind)]
@@ -143,6 +150,7 @@ class Host:
         assert decided == [] and self.models.requests == []
 
     async def started_once(self, made: dict[str, Any], *, requests: int = 1) -> SpawnDecided:
+        """Wait until a run has succeeded, which was started once; return the decision on it."""
         ended = await self.call("check_subagent", subagent_id=made["subagent_id"], wait_seconds=20)
         assert ended["status"] == "success", ended
         assert len(await self.facts(made, RunClaimed)) == 1
@@ -164,12 +172,20 @@ class Host:
 
 
 def structured(answer: CallToolResult) -> dict[str, Any]:
+    """Return the structured content of an answer."""
     content: dict[str, Any] | None = answer.structured_content
     assert content is not None
     return content
 
 
+def refusal_reason(answer: dict[str, Any]) -> str:
+    """Return why an approval was refused, as the answer says of its first proposal."""
+    assert answer["status"] == "refused", answer
+    return str(answer["decisions"][0]["refused_because"])
+
+
 def approval(*made: dict[str, Any], last: str | None = None, **more: Any) -> dict[str, Any]:
+    """Return the arguments of confirm_spawn with the lines of these proposals, and `last` for the group's."""
     lines = [each["approval_line"] for each in made] + ([last] if last else [])
     return {"pending_ids": [each["pending_id"] for each in made], "approving": lines, **more}
 
@@ -185,6 +201,7 @@ async def host(
     server: ModelServer | None = None,
     name: str | None = None,
 ) -> AsyncGenerator[Host]:
+    """Open a server in memory, and a client whose person gives these answers."""
     person = Person(answers)
     given = script or [hand_over(), hand_over()]
     opening = connect(tmp, given, config=config, mode=mode, asks=person, server=server, name=name)
@@ -196,5 +213,6 @@ async def host(
 
 
 async def end_pages(root: DataRoot) -> None:
+    """End the server of the pages that a host has started."""
     end_started_pages(root.path)
     await until(lambda: pages_server(root).port() is None, within_s=10)

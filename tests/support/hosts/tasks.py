@@ -114,6 +114,13 @@ class Host:
         result = await self.client.session.send_request(TaskRequest(method=method, params=params), TaskResult)
         return result.model_dump(by_alias=True)
 
+    async def input_required(self, task_id: str) -> dict[str, Any]:
+        """Wait until a task needs its person, and return it."""
+        with anyio.fail_after(40):
+            while (task := await self.ask("tasks/get", task_id))["status"] != "input_required":  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+        return task
+
     async def ended(self, task_id: str, within_s: float = 60) -> dict[str, Any]:
         with anyio.fail_after(within_s):
             while (task := await self.ask("tasks/get", task_id))["status"] == "working":  # noqa: ASYNC110

@@ -1,1 +1,1 @@
-"""Logs of the past, logs that are cut, and writers that are killed, for tests of the log."""
+"""Stores, histories, mirrors and searches; logs that are old, cut, changed or on Postgres, for tests of the log."""

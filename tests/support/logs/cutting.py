@@ -36,6 +36,7 @@ def newer(monkeypatch: pytest.MonkeyPatch, *added: Callable[[Database], None]) -
 
 
 async def all_entries(store: Store) -> list[Entry]:
+    """Return all entries of a log, the oldest first."""
     return await store.read(
         lambda view: [entry for seq in range(1, view.head() + 1) if (entry := view.entry(seq)) is not None]
     )
@@ -56,6 +57,7 @@ async def left_behind(folder: Path, entries: Sequence[Entry], server: ModelServe
 
 
 def as_event(entry: Entry) -> Event:
+    """Return an entry as the event that would write it."""
     assert entry.fact is not None
     fence = None if entry.generation is None else Fence(str(entry.run_id), entry.generation)
     return Event(

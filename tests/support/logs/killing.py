@@ -57,6 +57,8 @@ anyio.run(main, Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
 
 @dataclass
 class Killed:
+    """What is known after a writer was killed again and again."""
+
     rounds: int = 0  # how often the writer was killed
     acknowledged: int = 0  # how many entries it was told of, over all rounds
     lost: list[str] = field(default_factory=list[str])  # those that the log did not have afterwards, as `seq text`

@@ -17,13 +17,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from fido2.cose import ES256
 from fido2.utils import websafe_decode, websafe_encode
-from fido2.webauthn import (
-    Aaguid,
-    AttestationObject,
-    AttestedCredentialData,
-    AuthenticatorData,
-    CollectedClientData,
-)
+from fido2.webauthn import Aaguid, AttestationObject, AttestedCredentialData, AuthenticatorData, CollectedClientData
 
 from support.pages.browser import There, Visitor
 

@@ -190,12 +190,12 @@ MOVING: frozenset[type[Fact]] = frozenset(
     kind for row in TRANSITIONS.values() for kind in kinds_of(row) if kind not in OPTIONAL
 )
 """The types of entries that move a run, or announce that."""
-moved: Counter[tuple[Situation, Cause]] = Counter()
+MOVES: Counter[tuple[Situation, Cause]] = Counter()
 """How often each row of the table was seen to happen in this process."""
 
 
 @dataclass(frozen=True)
-class Before:
+class RunBefore:
     """A run just before a command, and the cause by which the command would move it."""
 
     run: RunRow
@@ -203,25 +203,26 @@ class Before:
     cause: Cause
 
 
-def before(
+def run_before(
     view: View, run_id: str, cause: Cause, now_us: int, gone: frozenset[str] = frozenset(), instance: str | None = None
-) -> Before:
+) -> RunBefore:
+    """Return a run as it stands, with the situation that it is in by `now_us`."""
     run = view.run(run_id)
     assert run is not None
     proposal = view.proposal(run.pending_id)
     assert proposal is not None
     where = situation(run, now_us, gone=gone, instance=instance, expires_us=proposal.expires_us)
-    return Before(run, where, cause)
+    return RunBefore(run, where, cause)
 
 
-def facts_of(run_id: str, events: Sequence[Event]) -> list[type[Fact]]:
-    """The types of the entries of a run among these that a transition can have."""
+def fact_types(run_id: str, events: Sequence[Event]) -> list[type[Fact]]:
+    """Return the types of those entries of a run that a transition can have."""
     known = {kind for row in TRANSITIONS.values() for kind in kinds_of(row)}
     mine = (event for event in events if (event.fence.run_id if event.fence is not None else event.run_id) == run_id)
     return [type(event.fact) for event in mine if type(event.fact) in known]
 
 
-def compare(was: Before, written: Sequence[type[Fact]], after: RunRow) -> bool:
+def compare(was: RunBefore, written: Sequence[type[Fact]], after: RunRow) -> bool:
     """Assert that what was written and the new state are what the table has; return whether the run moved.
 
     A row that allows a transition does not force it: a day's budget, the slots or a wrong line may refuse it.
@@ -243,5 +244,5 @@ def compare(was: Before, written: Sequence[type[Fact]], after: RunRow) -> bool:
         assert after.state == row.after, about
     assert was.where != "ended", "a run that has ended does not move"
     assert after.ended is (after.state not in UNENDED)
-    moved[was.where, was.cause] += 1
+    MOVES[was.where, was.cause] += 1
     return True

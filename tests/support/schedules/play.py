@@ -22,18 +22,7 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis.stateful import RuleBasedStateMachine
 
 from ava_audit.errors import StaleOwner
-from ava_audit.events import (
-    Activity,
-    Asked,
-    AssistantMessage,
-    CostReserved,
-    Ending,
-    Event,
-    Fact,
-    RunPaused,
-    Usage,
-    Who,
-)
+from ava_audit.events import Activity, Asked, AssistantMessage, CostReserved, Ending, Event, Fact, RunPaused, Usage, Who
 from ava_audit.redaction import Redactor, RunRedactor
 from ava_audit.rows import RunRow
 from ava_audit.store.backend import Membership
@@ -66,7 +55,7 @@ from ava_server.runs.pending_questions import asked_of, decide_question
 from ava_server.runs.question_kinds import Decider
 from ava_server.runs.result import RunResult, build_result
 from support.databases import POSTGRES, empty_databases, write_config
-from support.schedules.ledger import Before, Call, Ledger, Run, before, compare, facts_of
+from support.schedules.ledger import Call, Ledger, Run, RunBefore, compare, fact_types, run_before
 from support.schedules.store_process import ProcessStore, StoreProcess
 
 T = TypeVar("T")
@@ -143,7 +132,7 @@ class Watched(Generic[T]):
     """The value of a command, what it did to some runs, and how these were before."""
 
     value: T
-    acts: list[tuple[Before, list[type[Fact]]]]
+    acts: list[tuple[RunBefore, list[type[Fact]]]]
 
 
 def _at(now_us: int, command: Command[T]) -> Command[T]:
@@ -154,9 +143,9 @@ def _watched(
     cause: Cause, command: Command[T], runs: list[str], gone: frozenset[str], instance: str | None
 ) -> Command[Watched[T]]:
     def watched(view: View, now_us: int) -> Outcome[Watched[T]]:
-        was = [before(view, run_id, cause, now_us, gone, instance) for run_id in runs]
+        was = [run_before(view, run_id, cause, now_us, gone, instance) for run_id in runs]
         outcome = command(view, now_us)
-        acts = [(each, facts_of(each.run.id, outcome.events)) for each in was]
+        acts = [(each, fact_types(each.run.id, outcome.events)) for each in was]
         return Outcome(Watched(outcome.value, acts), outcome.events)
 
     return watched
@@ -198,7 +187,7 @@ class Processes(RuleBasedStateMachine):
         self.generations: dict[str, int] = {}
         self.made = 0
         self.sound = False
-        self.acts: list[tuple[Before, list[type[Fact]]]] = []
+        self.acts: list[tuple[RunBefore, list[type[Fact]]]] = []
 
     # -- how an action is taken ----------------------------------------------------------------------------------------
 

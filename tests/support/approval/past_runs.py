@@ -14,18 +14,22 @@ from ava_audit.units import now_us
 from ava_server.approval.decisions import Approval, CheckedApproval, check_approval
 from ava_server.approval.estimates import SIMILAR, with_estimate
 from ava_server.approval.proposals import Pending, pending_proposals
-from ava_server.budget.run_config import RunConfig
+from ava_server.approval.shown import proposal_message
+from ava_server.approval.summary import DayLeft
+from ava_server.budget.run_config import Estimate, RunConfig, Texts
 from ava_server.models.prices import Price
 from support.runtime import Lab
 
 
-async def waiting_of(lab: Lab) -> list[Pending]:
+async def pending_of(lab: Lab) -> list[Pending]:
+    """Return the proposals of the lab's user that wait."""
     user = lab.runtime.user
     limits, at_us = lab.runtime.spawn_limits_of(user), now_us()
     return await lab.store.read(lambda view: pending_proposals(view, user, limits, at_us))
 
 
-async def checked(lab: Lab, *made: Any) -> CheckedApproval:
+async def check_approval_of(lab: Lab, *made: Any) -> CheckedApproval:
+    """Return these proposals as an approval that a person may give, once it was checked."""
     asked = Approval(tuple(each.pending_id for each in made), tuple(each.approval_line for each in made))
     who, limits, at_us = lab.session.who, lab.runtime.spawn_limits_of(lab.runtime.user), now_us()
     if len(made) > 1:
@@ -41,6 +45,7 @@ MODEL = "custom:test"
 
 
 def config(**changes: Any) -> RunConfig:
+    """Return the configuration of a researcher with a price and ordinary caps."""
     given: dict[str, Any] = {
         "role": "researcher", "role_source": "built in", "role_text": "", "model": MODEL, "provider": "custom",
         "model_id": "test", "base_url": "http://model.example/v1", "price": PRICE, "timeout_s": 600.0,
@@ -50,19 +55,19 @@ def config(**changes: Any) -> RunConfig:
     return RunConfig(**{**given, **changes})
 
 
-def stored(**changes: Any) -> str:
+def stored_config(**changes: Any) -> str:
     """What a row has of the configuration of a run that ended."""
     then = config(**changes)
     return json.dumps({**then.model_dump(mode="json", exclude_none=True), "price": asdict(then.price)})
 
 
-def past(micros: int, us: int = 120_000_000, *, state: str = "success", model: str = MODEL, **changes: Any) -> PastRun:
+def run(micros: int, us: int = 120_000_000, *, state: str = "success", model: str = MODEL, **changes: Any) -> PastRun:
     """A run that ended; its tokens are those of its cost at `PRICE`."""
-    terms = stored(model=model, **changes)
-    return ended(micros, us, terms, state=state, model=model, tokens=(micros // 6, micros // 30))
+    terms = stored_config(model=model, **changes)
+    return ended_run(micros, us, terms, state=state, model=model, tokens=(micros // 6, micros // 30))
 
 
-def ended(
+def ended_run(
     micros: int, us: int, terms: str, *, state: str = "success", model: str = MODEL, tokens: tuple[int, int] = (0, 0)
 ) -> PastRun:
     """A run that ended; `tokens` are those of its prompts and answers."""
@@ -85,7 +90,7 @@ DISTRIBUTIONS: Mapping[str, Callable[[random.Random], float]] = {
 def coverage(name: str, seed: int, runs: int) -> tuple[float, float]:
     """Return the share of runs that cost at most the half, and the bound of nine in ten, of the runs before them."""
     chance, before, proposed, kept_half, kept_most = random.Random(seed), deque[PastRun](maxlen=SIMILAR), 0, 0, 0
-    asked, then = config(max_cost_micros=10**12), stored()
+    asked, then = config(max_cost_micros=10**12), stored_config()
     for _ in range(runs):
         micros = round(DISTRIBUTIONS[name](chance) * 1e6)
         estimate = with_estimate(asked, before).estimate
@@ -93,21 +98,36 @@ def coverage(name: str, seed: int, runs: int) -> tuple[float, float]:
             proposed += 1
             kept_half += micros <= (estimate.half_micros or 0)
             kept_most += micros <= (estimate.most_micros or 0)
-        before.append(ended(micros, 60_000_000, then))
+        before.append(ended_run(micros, 60_000_000, then))
     return kept_half / proposed, kept_most / proposed
 
 
-def together(name: str, seed: int, times: int, size: int) -> tuple[float, float]:
+def group_coverage(name: str, seed: int, times: int, size: int) -> tuple[float, float]:
     """Return the share of groups of runs that cost at most their halves together, and their bounds together."""
-    chance, asked, then, halves, bounds = random.Random(seed), config(max_cost_micros=10**12), stored(), 0, 0
+    chance, asked, then, halves, bounds = random.Random(seed), config(max_cost_micros=10**12), stored_config(), 0, 0
 
     def cost() -> int:
         return round(DISTRIBUTIONS[name](chance) * 1e6)
 
     for _ in range(times):
-        before = [ended(cost(), 60_000_000, then) for _ in range(SIMILAR)]
+        before = [ended_run(cost(), 60_000_000, then) for _ in range(SIMILAR)]
         likely = with_estimate(asked, before).likely_micros
         assert likely is not None
         actual = sum(cost() for _ in range(size))
         halves, bounds = halves + (actual <= size * likely[0]), bounds + (actual <= size * likely[1])
     return halves / times, bounds / times
+
+
+DAY = DayLeft(10_000_000, 10_000_000, "your", "limits.user_daily_cents")
+
+
+def estimate(runs: list[PastRun], **changes: Any) -> Estimate:
+    """Return what a run is likely to cost and take by these earlier ones."""
+    found = with_estimate(config(**changes), runs).estimate
+    assert found is not None
+    return found
+
+
+def line(proposed: RunConfig) -> str:
+    """Return the line of a proposal that says what the run is likely to cost."""
+    return proposal_message(proposed, Texts(task="Look"), DAY).splitlines()[2]

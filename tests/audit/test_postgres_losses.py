@@ -1,0 +1,172 @@
+"""What a Postgres server may lose: connections, answers, itself, its disk, its log. No acknowledged entry is lost."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from support.log import said, write
+from support.logs.on_postgres import WriteLoad, connect_to, cut_connections, lose_answer, mount, small_disk, verify_on
+from support.logs.store import open_store_at, stored_texts
+from support.postgres import PostgresServer
+
+from ava_audit.errors import LogMoved, OutcomeUnknown, StoreUnavailable
+from ava_audit.postgres import database as postgres
+from ava_audit.store import store
+from ava_audit.store.store import Outcome
+from ava_audit.view import View
+
+
+async def test_reads_and_writes_go_on_after_all_connections_were_cut(url: str, tmp_path: Path) -> None:
+    async with open_store_at(tmp_path, url) as log:
+        await write(log, said("before"))
+        assert await log.read(View.head) == 1
+        for number in range(3):
+            await anyio.to_thread.run_sync(cut_connections, url)
+            assert await log.read(View.head) == number + 1
+            await write(log, said(str(number)))
+        assert await log.wait_for_entry_after(3) == 4
+        assert await stored_texts(log) == ["before", "0", "1", "2"]
+
+
+async def test_a_connection_that_is_cut_inside_a_transaction_writes_nothing_twice(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[int] = []
+
+    def cutting(_view: View, _now: int) -> Outcome[int]:
+        times.append(1)
+        if len(times) == 1:
+            cut_connections(url)
+        return Outcome(len(times), (said("once"),))
+
+    async with open_store_at(tmp_path, url) as log:
+        assert await log.do(cutting) == 2, "it was rolled back, and run again"
+        assert await stored_texts(log) == ["once"]
+    assert verify_on(tmp_path, url, monkeypatch).ok
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["was done", "was not done"])
+async def test_the_fate_of_a_commit_whose_answer_was_lost_is_found_out(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    async with open_store_at(tmp_path, url) as log:
+        await write(log, said("before"))
+        lose_answer(monkeypatch, url, done=done)
+        # Not done: it runs once more. Done: it is acknowledged, and does not run again.
+        await write(log, said("in doubt"))
+        assert await stored_texts(log) == ["before", "in doubt"]
+    assert verify_on(tmp_path, url, monkeypatch).ok
+
+
+async def test_a_commit_whose_connection_the_server_ends_right_after_it_is_not_repeated(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave: Callable[[postgres.PostgresDatabase], None] = postgres.PostgresDatabase._leave
+    ended: list[int] = []
+
+    def ending(db: postgres.PostgresDatabase) -> None:
+        if db._pipeline is not None and not ended:
+            ended.append(1)
+            with connect_to(url) as other:
+                while other.execute("SELECT count(*) FROM ava.events").fetchone() != (2,):
+                    time.sleep(0.01)
+                cut_connections(url)
+                while other.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() != (0,):
+                    time.sleep(0.01)
+        leave(db)
+
+    async with open_store_at(tmp_path, url) as log:
+        await write(log, said("before"))
+        monkeypatch.setattr(postgres.PostgresDatabase, "_leave", ending)
+        await write(log, said("once"))
+        assert ended and await stored_texts(log) == ["before", "once"]
+    assert verify_on(tmp_path, url, monkeypatch).ok
+
+
+async def test_a_commit_whose_fate_nobody_can_tell_is_reported_as_unknown(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "SETTLE_S", 0.0)
+    async with open_store_at(tmp_path, url) as log:
+        await write(log, said("before"))
+        lose_answer(monkeypatch, url, done=True)
+        with pytest.raises(OutcomeUnknown, match="may or may not have been written"):
+            await write(log, said("in doubt"))
+        await write(log, said("after"))
+        assert await stored_texts(log) == ["before", "in doubt", "after"]
+
+
+@pytest.mark.slow
+async def test_nothing_that_was_acknowledged_is_lost_while_the_server_crashes_again_and_again(
+    server: PostgresServer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash() -> None:
+        server.stop(signal.SIGQUIT)
+        server.start()
+
+    load = WriteLoad()
+    async with open_store_at(tmp_path, url, within_s=90) as log:
+        async with anyio.create_task_group() as tasks:
+            for name in range(8):
+                tasks.start_soon(load.write_texts, log, name)
+            for _ in range(3):
+                await anyio.sleep(0.7)
+                crash()  # in this thread: the server ends with the thread that has started it
+            await anyio.sleep(1.0)
+            load.stop.set()
+        texts = await stored_texts(log)
+    assert len(load.acknowledged) > 50
+    assert len(set(texts)) == len(texts), "nothing twice"
+    assert set(load.acknowledged) <= set(texts), "nothing lost"
+    assert set(texts) <= {*load.acknowledged, *load.unknown}, "nothing that was refused"
+    assert verify_on(tmp_path, url, monkeypatch).ok
+
+
+async def test_a_database_that_was_made_anew_is_noticed(url: str, tmp_path: Path) -> None:
+    async with open_store_at(tmp_path, url) as log:
+        await write(log, said("before"))
+        with connect_to(url) as other:
+            other.execute("UPDATE meta SET log_id = 'another'")
+        with pytest.raises(LogMoved, match="another log than when this server started"):
+            await write(log, said("a"))
+        while log._moved is None:  # noqa: ASYNC110 - the store looks once a second
+            await anyio.sleep(0.05)
+        with pytest.raises(LogMoved):
+            await log.read(View.head)
+
+
+async def test_an_older_copy_of_the_log_is_noticed(url: str, tmp_path: Path) -> None:
+    async with open_store_at(tmp_path, url) as log:
+        await write(log, said("kept"), said("lost"))
+        with connect_to(url) as other:
+            other.execute("ALTER TABLE events DISABLE TRIGGER ALL")
+            other.execute("DELETE FROM events WHERE seq = 2")
+            other.execute("ALTER TABLE events ENABLE TRIGGER ALL")
+        with pytest.raises(LogMoved, match="an older copy of the log"):
+            await write(log, said("a"))
+
+
+@pytest.mark.slow
+async def test_a_full_disk_is_refused_with_what_to_do_and_nothing_is_lost(
+    server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(server) as (url, disk), anyio.fail_after(60):
+        async with store.Store.open(tmp_path, url) as log:
+            dice, written = random.Random(1), 0
+            with pytest.raises(StoreUnavailable, match=r"disk of the Postgres server is full.*free some space"):
+                for _ in range(200):
+                    await write(log, said(dice.randbytes(60_000).hex()))
+                    written += 1
+            assert written > 0 and log.head == written
+            await anyio.to_thread.run_sync(mount, "-o", "remount,size=64m", str(disk))
+            await write(log, said("after"))
+            assert log.head == written + 1
+        report = await anyio.to_thread.run_sync(verify_on, tmp_path, url, monkeypatch)
+        assert report.ok and report.entries == written + 1

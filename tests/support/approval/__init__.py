@@ -1,0 +1,1 @@
+"""Proposals, past runs and people's answers, for tests of approvals."""

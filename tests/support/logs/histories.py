@@ -1,0 +1,112 @@
+"""Random but possible histories of runs, and the projections that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from ava_audit.events import CancelRequested, Ending, Event
+from ava_audit.projections import PROJECTIONS
+from ava_audit.rows import RunRow
+from ava_audit.store.store import Store
+from ava_audit.view import View
+from support.log import Life, plan_events, run_who, tampering
+
+
+async def run_row(log: Store, run_id: str = "S-aaaaaa") -> RunRow:
+    """Return a run's row."""
+    run = await log.read(lambda view: view.run(run_id))
+    assert run is not None
+    return run
+
+
+async def money_in_scopes(log: Store, life: Life) -> set[tuple[int, int]]:
+    """Return what each scope of a run has spent and held, in micro-USD."""
+    buckets = [await log.read(partial(View.bucket, scope=scope)) for scope in life.scopes]
+    assert [bucket.scope for bucket in buckets] == list(life.scopes)
+    return {(bucket.spent_micros, bucket.held_micros) for bucket in buckets}
+
+
+@dataclass
+class RunHistory:
+    """A random but possible history of a few runs: what a machine of states would let happen."""
+
+    lives: list[Life]
+    events: list[Event] = field(default_factory=list)
+    at: dict[str, str] = field(default_factory=dict)
+    plans: set[str | None] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
+
+    def step(self, draw: st.DrawFn) -> None:
+        """Let the next thing happen to one of the runs."""
+        life = draw(st.sampled_from(self.lives))
+        state = self.at.get(life.run_id, "new")
+        if state == "new":
+            self.go(life, "waiting", life.proposed(), life.task(draw(st.text(max_size=5))))
+        elif state == "waiting":
+            group = draw(st.sampled_from([None, "G-1", "G-2"]))
+            plans = plan_events(group, 100) if group is not None and group not in self.plans else ()
+            self.plans |= {group}
+            self.go(life, "queued", *plans, life.decided(group))
+        elif state == "queued":
+            self.go(life, "running", life.claimed())
+        elif state in ("running", "calling"):
+            self.running(draw, life, state)
+        else:
+            self.events.append(
+                Event(run_who(life.run_id), CancelRequested(subagent_id=life.run_id), run_id=life.run_id)
+            )
+
+    def running(self, draw: st.DrawFn, life: Life, state: str) -> None:
+        """Let something happen to a run that runs."""
+        micros = draw(st.integers(0, 10**6))
+        if state == "calling":
+            unknown = draw(st.booleans())
+            self.go(life, "running", life.settled(cost=micros, unknown=unknown))
+            if draw(st.booleans()):  # taken over by another instance
+                life.generation += 1
+                self.events.append(life.claimed())
+            return
+        what = draw(st.sampled_from(["reserve", "tool", "say", "fail", "pause", "ask", "resume", "end"]))
+        if what == "reserve":
+            self.go(life, "calling", life.reserved(draw(st.integers(1, 9)), micros, draw(st.integers(0, 1000))))
+        elif what == "tool":
+            self.events += life.tool()
+        elif what == "say":
+            self.events.append(life.answered())
+        elif what == "fail":
+            self.events.append(life.failed())
+        elif what == "pause":
+            self.go(life, "queued", life.paused(active_us=micros))
+        elif what == "ask":
+            answers = draw(st.sampled_from([[], [life.answered_request(micros)], [life.answered_request(None)]]))
+            self.go(life, "queued", life.asked(active_us=micros), *answers)
+        elif what == "resume":
+            self.go(life, "queued", life.resumed())
+        else:
+            ending: Ending = draw(st.sampled_from(["success", "timeout", "cancelled", "error"]))
+            self.go(life, "ended", *life.ended(ending))
+            self.ended.add(life.run_id)
+
+    def go(self, life: Life, state: str, *events: Event) -> None:
+        """Write events that bring a run into a state."""
+        self.at[life.run_id] = state
+        self.events += events
+
+
+@st.composite
+def run_histories(draw: st.DrawFn) -> RunHistory:
+    """Return a history of three runs with at most forty steps."""
+    history = RunHistory([Life(f"S-{number:06x}") for number in range(3)])
+    for _ in range(draw(st.integers(1, 40))):
+        history.step(draw)
+    return history
+
+
+def projection_rows(root: Path) -> dict[str, list[object]]:
+    """Return all rows of each projection."""
+    with tampering(root) as db:
+        return {table: db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in PROJECTIONS}

@@ -1,0 +1,1 @@
+"""Owners, plans, histories, questions, tools and faults of runs, for tests of what drives them."""
