@@ -36,7 +36,7 @@ def skill_in(folder: Path) -> Path:
 
 async def instructions(tmp_path: Path, name: str, mode: str = "legacy", **env: str) -> str:
     """What a server on stdio tells a client of the SDK that has this name."""
-    async with connected(made(tmp_path / "data"), mode=mode, cwd=tmp_path, name=name, env=env) as client:
+    async with connected(tmp_path / "data", mode=mode, cwd=tmp_path, name=name, env=env) as client:
         return client.instructions or ""
 
 

@@ -270,6 +270,17 @@ def test_the_page_stays_light(ana: Visitor) -> None:
     assert len(page.content) + sum(len(ana.get(file).content) for file in files) <= 150_000
 
 
+def test_a_replaced_proposal_is_no_ending_of_a_run(team: There) -> None:
+    first = team.host.propose(task="Count them", task_id="count")
+    second = team.host.propose(task="Count them all", task_id="count")
+    assert team.state(first) == "superseded"
+    visitor = team.with_token(token(team.root, "ana", "read", "approve", name="counts"))
+    visitor.decide(second["pending_id"], "approve")
+    team.host.ended(second["subagent_id"])
+    endings = tables(visitor.get("/costs?days=7").text)["by-ending"]
+    assert "success" in endings and "replaced" not in endings and "superseded" not in endings
+
+
 def test_no_word_of_a_program_is_in_the_tables(auditor: Visitor) -> None:
     endings = tables(auditor.get(f"/costs?{WEEK}&all").text)["by-ending"]
     assert set(endings) == {"success", "error", "timeout"}

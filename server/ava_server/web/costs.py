@@ -129,7 +129,7 @@ class CostPages(PagePart):
             "days": period_table(found.report, found.shares if len(found.shares) > 1 else ()),
             "chart": money_chart(asked, found),
             "charts": list(charts_of(asked, found)),
-            "tables": {what: _people_table(part_table(found.report, what)) for what in found.report.by},
+            "tables": {what: _part(found.report, what) for what in found.report.by},
             "address_of": partial(address_of, asked),
             "most_reasons": MOST_REASONS,
         }
@@ -276,6 +276,11 @@ def charts_of(asked: CostsQuery, found: FoundCosts) -> Iterator[Drawn]:
     yield from _drawn("tokens", "Tokens", unit, periods, tokens, _count)
 
 
+def _part(report: Report, what: str) -> Table:
+    table = part_table(report, what)
+    return without_replaced(table) if what == "ending" else table
+
+
 def _drawn(
     name: str, title: str, unit: str, periods: Sequence[str], series: Sequence[Series], words: Callable[[float], str]
 ) -> Iterator[Drawn]:
@@ -291,12 +296,10 @@ def _drawn(
     yield Drawn(name, title, chart, Table(unit, tuple(one.name for one in series), tuple(rows)))
 
 
-def _people_table(table: Table) -> Table:
-    """Return a table with endings in people's words, and without proposals that a newer one replaced."""
-    if table.what != "Ending":
-        return table
-    rows = [replace(row, name=state_words(row.name)) for row in table.rows if row.name != "superseded"]
-    return replace(table, rows=tuple(rows))
+def without_replaced(table: Table) -> Table:
+    """Return a table of endings without proposals that a newer one replaced, which say nothing of what was done."""
+    replaced = state_words("superseded")
+    return replace(table, rows=tuple(row for row in table.rows if row.name != replaced))
 
 
 def _usd(micros: float) -> str:
