@@ -228,7 +228,7 @@ def codec_of_label(label: str) -> str | None:
         codec = python_name
     else:
         codec = python_name.replace("-", "_")
-    codec = _WIDER.get(codec, codec)
+    codec = _WIDER.get(codec, codec)  # a page labelled latin_1 is read as cp1252
     return codec if codec in _NAMES else None
 
 

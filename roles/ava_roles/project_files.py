@@ -168,7 +168,7 @@ def _default_branch(git: Git) -> tuple[str, str] | None:
 
 
 def _choose(folders: Iterable[Iterable[_Found]]) -> ProjectFiles:
-    """Return what there is room for, of the files of `folders`, from the root to the nearest.
+    """Return the files that fit, and which are left out. `folders` go from the root to the nearest.
 
     The nearest file gets its room first, because it says most about the work.
     """

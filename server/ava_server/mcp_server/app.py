@@ -128,7 +128,7 @@ class App:
     async def serve_pages(self) -> None:
         """Serve the pages once somebody asks for their address; at once for a host whose person approves in Ava.
 
-        `pages.serve` waits until then, or until `pages.begin` is called.
+        `pages.serve` itself waits until somebody asks, or until `pages.begin` is called.
         """
         with self._serving_pages:
             await self._opened.wait()

@@ -186,7 +186,7 @@ class _ResponsesResults(ResponsesAnswer):
         searches = [action for action in actions if action.get("type", "search") == "search"]
         urls = [_untraced(source.get("url")) for action in searches for source in objects_in(action.get("sources"))]
         titles = _cited_titles(output)
-        urls += reversed(titles)  # the cited pages, in the order in which they are cited
+        urls += reversed(titles)  # these go from the last citation to the first
         rows = [{"url": url, "title": titles.get(url)} for url in dict.fromkeys(urls) if url]
         failed = any(item.get("status") == "failed" for item in calls)
         if failed:
@@ -196,7 +196,7 @@ class _ResponsesResults(ResponsesAnswer):
         else:
             fault = ""
         found_nothing_for_a_fault = failed and not rows
-        if not searches or found_nothing_for_a_fault:
+        if not searches or found_nothing_for_a_fault:  # None: it did not search; an empty list: it found nothing
             return _found(answer, None, fault, len(searches))
         return _found(answer, rows, fault, len(searches))
 

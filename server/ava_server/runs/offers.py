@@ -63,7 +63,7 @@ class Offers:
     async def __call__(self, run_id: str) -> bool:
         """Offer a run to the manager's next look at the log, and return whether its message may be forgotten.
 
-        The same run twice is one offer. While this process is being stopped, a message is never forgotten.
+        Two calls for the same run share one offer. While this process is being stopped, a message is never forgotten.
         """
         if self.leaving:
             return False

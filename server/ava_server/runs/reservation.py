@@ -478,7 +478,8 @@ def affordable_output(run: ActiveRun, most: int) -> int:
     if not nanos_per_token:
         return most
     left_micros = run.config.max_cost_micros - run.log.run.cost_micros
-    affordable = left_micros * 1000 // OUTPUT_SHARE // nanos_per_token
+    most_micros = left_micros // OUTPUT_SHARE
+    affordable = most_micros * 1000 // nanos_per_token
     return min(most, max(affordable, GOOD_OUTPUT))
 
 

@@ -186,7 +186,8 @@ def asked_of(query: QueryParams, today: int, visitor: Visitor) -> CostsQuery:
     """
     everybody = "all" in query and visitor.reads_all
     by = query.get("by", "role")
-    if by not in ("role", "model", *(("user",) if everybody else ())):
+    allowed = ("role", "model", "user") if everybody else ("role", "model")
+    if by not in allowed:
         raise BadInput(f"by: {by[:40]!r} is not one of role and model; user needs the costs of all users")
     if query.get("from") or query.get("to"):
         last = _day("to", query["to"]) if query.get("to") else today

@@ -62,7 +62,7 @@ class EventReader:
         self.errors: set[str] = set()
         self._rest = bytearray()  # the beginning of a line whose end has not come
         self._ends_with_cr = False
-        self._first = True  # no line was read: a byte order mark may stand before it
+        self._first = True  # no line was read yet: a byte order mark may stand before the first
         self._name = ""  # of the event that is being read
         self._data: list[str] = []  # its lines of data
 
