@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 from anyio.abc import Process
 from support.engines.servers import KINDS, Engine, delivered_by, running_engine
-from support.log import looking
+from support.log import look_at
 from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.postgres import PostgresServer
 from support.stdio import AVA, Stderr, Wire, environment, made, serving, until, using
@@ -164,18 +164,18 @@ class Fleet:
 
     def count(self, sql: str) -> int:
         """Return a number from the log."""
-        with looking(self.root) as db:
+        with look_at(self.root) as db:
             return int(db.execute(sql).fetchone()[0])
 
     def state(self, run: str) -> str:
         """Return the state of a run."""
-        with looking(self.root) as db:
+        with look_at(self.root) as db:
             return str(db.execute("SELECT state FROM runs WHERE id = ?", (run,)).fetchone()[0])
 
     def times_s(self, kind: str) -> dict[str, list[float]]:
         """Return when entries of a type were written, by run."""
         found: dict[str, list[float]] = {}
-        with looking(self.root) as db:
+        with look_at(self.root) as db:
             sql = "SELECT run_id, ts_us FROM events WHERE type = ? ORDER BY seq"
             for run, ts_us in db.execute(sql, (kind,)).fetchall():
                 found.setdefault(str(run), []).append(ts_us / 1_000_000)

@@ -224,7 +224,8 @@ def _names(
     `entries` lists the folder or a subfolder, by a path that is empty or ends with `/`.
     """
     found: list[tuple[str, EntryKind]] = []
-    pending, seen = [""], 0
+    pending = [""]
+    seen = 0
     surplus: list[RoleFileError] = []
     while pending:
         below = pending.pop()

@@ -307,14 +307,16 @@ def _guess_utf16(data: bytes) -> str | None:
     sample = data[: _SAMPLE_BYTES // 4 * 2]
     if len(sample) < 4 or _CONTROLS.search(sample) is None or (len(data) % 2 and len(data) == len(sample)):
         return None
-    best, least = None, 0.2
+    best = None
+    least = 0.2
     for codec in ("utf-16-le", "utf-16-be"):
         text = _decode_strictly(sample, codec, cut=True)
         if text is None:
             continue
         oddness = _oddness(text)
         if oddness < least:
-            best, least = codec, oddness
+            best = codec
+            least = oddness
     return best
 
 
@@ -387,7 +389,8 @@ def _count_non_ascii(text: str) -> int:
 
 def describe_change_of_encoding(old: bytes, new: bytes) -> str:
     """Return "Windows-1251, now UTF-8"; empty if both texts have one encoding, or one of them is binary."""
-    before, after = decode(old), decode(new)
+    before = decode(old)
+    after = decode(new)
     if before is None or after is None or not before.text or not after.text:
         return ""
     if before.mark == after.mark and _is_same_encoding(before, after, old, new):

@@ -106,14 +106,17 @@ class Query:
 
     def matches(self, text: str) -> Matches:
         text = _fold_width(text).lower()
-        counts, pairs = [0] * len(self.words), [0] * len(self.words)
+        counts = [0] * len(self.words)
+        pairs = [0] * len(self.words)
         tokens = _WORD.findall(text)
         found = [(at, number) for at, number in enumerate(map(self._stems.__getitem__, tokens)) if number >= 0]
-        before, last = -1, 0
+        before = -1
+        last = 0
         for at, number in found:
             counts[number] += 1
             pairs[before] += number == before + 1 and before >= 0 and at - last <= _NEAR_WORDS
-            before, last = number, at
+            before = number
+            last = at
         if text.isascii():
             return Matches(counts, pairs, len(tokens))
         if self._parts:
@@ -517,14 +520,16 @@ def split_passages(text: str, first: int = 1) -> Generator[FilePassage]:
         if len(line) > 2 * _PASSAGE_CHARS:
             if taken:
                 yield passage()
-                taken, length = [], 0
+                taken = []
+                length = 0
             for column, piece in _split_line(line):
                 yield FilePassage(f"line {number}, from column {column:,}", piece)
             continue
         blank = not line.strip()
         if taken and (length + len(line) > _PASSAGE_CHARS or (blank and length > _PASSAGE_CHARS // 2)):
             yield passage()
-            taken, length = [], 0
+            taken = []
+            length = 0
         if blank and not taken:
             continue
         if not taken:

@@ -98,7 +98,8 @@ def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     for key, node in root.value:
-        name, line = key.value, key.start_mark.line + 2
+        name = key.value
+        line = key.start_mark.line + 2
         if not isinstance(name, str):
             raise RoleFileError(source, "a key must be one word", line)
         name = "maxTurns" if name == "max_iterations" else name  # the name of the spawn argument
@@ -522,7 +523,8 @@ def system_prompt(
     ids of earlier runs, stands after it. `limits` are words, e.g. `{"cost": "at most $0.50"}`, and `skills` has the
     description of each skill by its name. The first call reads two data files.
     """
-    own_words, about_task = (system_prompt or "").strip(), (context or "").strip()
+    own_words = (system_prompt or "").strip()
+    about_task = (context or "").strip()
     rest = [
         f"## Task context\n\n{about_task}" if about_task else "",
         _limits(limits),

@@ -100,7 +100,8 @@ def read_skill(folder: Path, source: str) -> Skill:
     if len(text) > MOST_CHARS:
         raise RoleFileError(at, f"has {len(text):,} characters; a skill has at most {MOST_CHARS:,}")
     document = read_document(text, at, _KEYS)
-    name, description = document.values.get("name", folder.name), document.values.get("description")
+    name = document.values.get("name", folder.name)
+    description = document.values.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise document.fault("name", "must be lower case letters, digits, - and _, at most 64")
     if not isinstance(description, str) or not description.strip():

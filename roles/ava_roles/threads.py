@@ -85,7 +85,8 @@ async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cance
     """
     threads = _of_this_loop()
     loop = asyncio.get_running_loop()
-    ticket, call = object(), _Call()
+    ticket = object()
+    call = _Call()
     started = given_up = False
 
     def leave() -> None:

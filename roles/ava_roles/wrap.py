@@ -41,7 +41,8 @@ INVISIBLE = re.compile(
     "|(?<=[\ufe00-\ufe0f][\ufe0e\ufe0f])"
     ")"
 )
-_NON_JOINER, _JOINER = "\u200c", "\u200d"
+_NON_JOINER = "\u200c"
+_JOINER = "\u200d"
 _BOTH = _NON_JOINER + _JOINER
 _JOINERS = re.compile(f"[{_BOTH}]+")
 _SKINS = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
@@ -164,8 +165,10 @@ def _joins_between(before: str, after: str) -> bool | None:
     By RFC 5892, appendix A, both do so after a virama, and U+200C between letters that would join. U+200D also shows
     the joining form of a letter that joins nothing there, makes one emoji of two, and comes before a virama.
     """
-    joiner, after = after[0], after[1:]
-    nearest, following = before[-1:], after[:1]
+    joiner = after[0]
+    after = after[1:]
+    nearest = before[-1:]
+    following = after[:1]
     if not nearest or not {nearest, following}.isdisjoint(_BOTH):  # in rows, they carry data
         return False
     if unicodedata.combining(nearest) == _VIRAMA:
@@ -256,11 +259,13 @@ def _wrap(text: str, tag: str, nonce: str, about: Mapping[str, str], removed: in
 
 def cut_tool_output(wrapped: str, chars: int, result_id: str) -> str:
     """Return a wrapped output, or plain text, cut to its first `chars`, with a note how to read on, by `result_id`."""
-    begin, end = 0, len(wrapped)
+    begin = 0
+    end = len(wrapped)
     opening = _FIRST_TAG.search(wrapped)
     closing = wrapped.rfind("\n</")
     if opening is not None and closing >= opening.end():
-        begin, end = opening.end(), closing
+        begin = opening.end()
+        end = closing
     if end - begin <= chars:
         return wrapped
     note = f"[cut: {chars:,} of {end - begin:,} characters; read_tool_result {result_id} with offset {chars} goes on]"

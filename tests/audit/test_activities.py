@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.log import child, looking
+from support.log import child, look_at
 from support.stdio import until
 
 from ava_audit.store import backend, locks
@@ -117,7 +117,7 @@ async def test_nothing_is_left_of_a_killed_process(
     there.remove_dead(frozenset({name}))
     assert files(root) == [] and (root / "instances" / f"{name}.lock").exists()
     if database == "postgres":
-        with looking(root) as db:
+        with look_at(root) as db:
             assert db.execute("SELECT count(*) FROM activities").fetchone() == (0,)
 
 

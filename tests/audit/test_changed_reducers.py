@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.log import Life, write, write_each
-from support.logs.cutting import newer
+from support.logs.cutting import become_newer
 from support.logs.schemas import MIGRATES, add_novelty, table_names, tool_calls_of_runs
 
 from ava_audit import reducers
@@ -45,7 +45,7 @@ async def test_a_changed_reducer_repairs_the_tables_when_an_older_database_is_op
         before = db.execute(f"SELECT {ENTRY_COLUMNS} FROM events").fetchall()
     async with Store.open(tmp_path) as log:
         assert projection_rows(log.path) != meant, "a program of the same version takes them as they are"
-    newer(monkeypatch, reducers_changed, add_novelty)
+    become_newer(monkeypatch, reducers_changed, add_novelty)
     async with Store.open(tmp_path, older=MIGRATES) as log:
         assert projection_rows(log.path) == meant
         await write(log, life.task("and on"))
@@ -74,7 +74,7 @@ async def test_rebuilding_with_a_changed_reducer_equals_applying_it_from_the_sta
         await write_each(log, life.whole())
         assert await log.read(tool_calls_of_runs) == [1]
     monkeypatch.setitem(reducers._BY_HEADER, "ToolCall", twice)
-    newer(monkeypatch, reducers_changed)
+    become_newer(monkeypatch, reducers_changed)
     async with Store.open(tmp_path, older=MIGRATES) as log:
         assert await log.read(tool_calls_of_runs) == [2]
     assert verify(tmp_path).ok
@@ -89,7 +89,7 @@ async def test_a_failed_rebuild_names_the_entry_and_leaves_the_database_unchange
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", isolation_level=None)) as db:
         db.execute("UPDATE events SET content = NULL WHERE type = 'CostReserved'")
         before = projection_rows(tmp_path / "ava.db")
-    newer(monkeypatch, add_novelty, reducers_changed)
+    become_newer(monkeypatch, add_novelty, reducers_changed)
     with pytest.raises(StoreUnavailable, match="cannot be rebuilt at entry 5"):
         async with Store.open(tmp_path, older=MIGRATES):
             pass

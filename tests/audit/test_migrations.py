@@ -14,7 +14,7 @@ import anyio
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 from support.log import child, write_texts
-from support.logs.cutting import newer
+from support.logs.cutting import become_newer
 from support.logs.schemas import MIGRATES, add_novelty, table_names
 
 from ava_audit import reducers
@@ -65,7 +65,7 @@ async def test_migrates_an_older_database_and_keeps_its_entries_and_a_copy(
 ) -> None:
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["a"])
-    version = newer(monkeypatch, add_novelty)
+    version = become_newer(monkeypatch, add_novelty)
     async with Store.open(tmp_path, older=MIGRATES) as log:
         await write_texts(log, ["b"])
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", factory=SqliteDatabase)) as db:
@@ -81,7 +81,7 @@ async def test_migrates_an_older_database_and_keeps_its_entries_and_a_copy(
 async def test_a_log_is_migrated_only_by_whoever_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["a"])
-    newer(monkeypatch, add_novelty)
+    become_newer(monkeypatch, add_novelty)
     for _ in range(2):
         with pytest.raises(SchemaOlder, match="`ava migrate` copies"):
             async with Store.open(tmp_path):
@@ -104,7 +104,7 @@ async def test_a_log_that_cannot_be_copied_is_not_migrated(tmp_path: Path, monke
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["a"])
     before = SCHEMA_VERSION
-    newer(monkeypatch, add_novelty)
+    become_newer(monkeypatch, add_novelty)
     monkeypatch.setattr(sqlite, "COPY_NAME", "ava.db")  # that file exists
     with pytest.raises(StoreUnavailable, match="cannot be copied"):
         async with Store.open(tmp_path, older=MIGRATES):
@@ -119,7 +119,7 @@ def test_a_failed_migration_leaves_the_previous_version(monkeypatch: pytest.Monk
         raise RuntimeError("out of luck")
 
     with contextlib.closing(open_in_memory()) as db:
-        newer(monkeypatch, add_novelty, broken)
+        become_newer(monkeypatch, add_novelty, broken)
         with pytest.raises(RuntimeError):
             migrate(db, SCHEMA_VERSION)
         assert db.schema_version() == SCHEMA_VERSION
@@ -159,7 +159,7 @@ async def test_an_older_running_program_stops_writing_after_a_migration_and_says
             assert older.stdin is not None and older.stdout is not None
             heard = BufferedByteReceiveStream(older.stdout)
             assert await heard.receive_until(b"\n", 100) == b"ready"
-            newer(monkeypatch, reducers_changed)
+            become_newer(monkeypatch, reducers_changed)
             async with Store.open(tmp_path, older=MIGRATES) as log:
                 await write_texts(log, ["the newer one"])
                 await older.stdin.send(b"go\n")

@@ -15,7 +15,7 @@ import anyio.lowlevel
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.log import Life, said, tampering, write, write_each, write_texts
+from support.log import Life, said, tamper_with, write, write_each, write_texts
 from support.logs.mirrors import file_of_today, mirror_files, mirror_log, parse_lines
 from support.properties import BUSY_OR_SHARED
 
@@ -161,7 +161,7 @@ async def test_does_not_follow_a_link_in_place_of_a_file(log: Store, tmp_path: P
 async def test_writes_and_repairs_each_event_in_the_file_of_its_day(log: Store, tmp_path: Path) -> None:
     await write_texts(log, ["a", "b", "c", "d"])
     day = 86_400_000_000
-    with tampering(tmp_path) as db:
+    with tamper_with(tmp_path) as db:
         for seq, ts in enumerate((day - 1, day, day - 2, 2 * day - 1), 1):
             db.execute("UPDATE events SET ts_us = ? WHERE seq = ?", (ts, seq))
     found = await mirror_log(log)

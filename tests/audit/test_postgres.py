@@ -12,8 +12,8 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.log import AVA, Life, said, write, write_each, write_texts, writing
-from support.logs.cutting import newer
+from support.log import AVA, Life, said, write, write_command, write_each, write_texts
+from support.logs.cutting import become_newer
 from support.logs.on_postgres import connect_to, psycopg, table_files, verify_on
 from support.logs.store import open_store_at, stored_texts
 from support.postgres import PostgresServer
@@ -108,7 +108,7 @@ async def test_waiting_commands_share_one_commit(url: str, tmp_path: Path) -> No
         log.post(wait)
         async with anyio.create_task_group() as tasks:
             for number in range(20):
-                tasks.start_soon(log.do, writing(said(str(number))))
+                tasks.start_soon(log.do, write_command(said(str(number))))
             await anyio.sleep(0.1)
             go_on.set()
         assert await log.read(View.head) == 20
@@ -287,7 +287,7 @@ async def test_a_migration_on_a_server_keeps_a_copy_and_the_schema_is_as_expecte
         db.execute("CREATE TABLE novelty (a integer)")
         db.execute("CREATE INDEX novelty_a ON novelty (a)")
 
-    version = newer(monkeypatch, novelty)
+    version = become_newer(monkeypatch, novelty)
     on_server = PostgresBackend(tmp_path, url)
     copy = on_server.prepare(older=backend.OlderSchema.COPY_AND_MIGRATE)
     with contextlib.closing(on_server.connect(readonly=True)) as db:

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.log import AVA, Life, plan_events, run_who, tampering, write, write_each
+from support.log import AVA, Life, plan_events, run_who, tamper_with, write, write_each
 from support.logs.histories import RunHistory, money_in_scopes, projection_rows, run_histories, run_row
 from support.logs.store import open_store
 
@@ -200,7 +200,7 @@ def test_incremental_updates_equal_a_rebuild_from_the_log(
     anyio.run(live)
     assert verify(root).ok
     before = projection_rows(root)
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         marks = ", ".join("?" * len(TRANSCRIPT_TYPES))
         db.execute(f"UPDATE events SET content = NULL WHERE type IN ({marks})", (*TRANSCRIPT_TYPES,))
     # The rebuild is of a log without a word of its transcripts, and the same.

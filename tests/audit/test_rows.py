@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from support.log import Life, plan_events, write, write_each, writing
+from support.log import Life, plan_events, write, write_command, write_each
 from support.logs.store import open_store
 
 from ava_audit import projections
@@ -105,7 +105,7 @@ async def test_all_runs_are_correct_when_there_are_more_than_the_cache_holds(
         for step in zip(*(life.whole() for life in lives), strict=True):
             async with anyio.create_task_group() as tasks:
                 for event in step:
-                    tasks.start_soon(log.do, writing(event))
+                    tasks.start_soon(log.do, write_command(event))
         ended = await log.read(lambda view: view.runs(states=["success"]))
     assert len(ended) == len(lives)
     assert verify(tmp_path).ok

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.log import Life, run_who, said, tampering, write, write_each, write_texts
+from support.log import Life, run_who, said, tamper_with, write, write_each, write_texts
 from support.logs.searches import search_all_pages, search_seqs, search_texts, write_at_state
 from support.properties import BUSY_OR_SHARED
 
@@ -172,7 +172,7 @@ async def test_accepts_type_names_in_any_case_and_lists_them_for_an_unknown_one(
 async def test_a_time_range_works_after_the_clock_was_set_back(log: Store, state: str, tmp_path: Path) -> None:
     with anyio.fail_after(20):
         await write_texts(log, ["a"] * 6)
-    with tampering(tmp_path) as db:
+    with tamper_with(tmp_path) as db:
         for seq, ts in enumerate((100, 200, 300, 150, 250, 350), 1):
             db.execute("UPDATE events SET ts_us = ? WHERE seq = ?", (ts, seq))
     if state != "not indexed":

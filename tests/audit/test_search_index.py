@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.log import tampering, write_texts
+from support.log import tamper_with, write_texts
 from support.logs.searches import search_seqs, search_texts, write_at_state
 
 from ava_audit.database import Database, IndexRow
@@ -97,7 +97,7 @@ async def test_a_merge_of_the_index_ends_with_erased_words_gone_even_if_entries_
 async def test_finds_an_entry_whose_type_comes_from_a_newer_version(log: Store, tmp_path: Path) -> None:
     with anyio.fail_after(20):
         await write_texts(log, ["a"])
-        with tampering(tmp_path) as db:
+        with tamper_with(tmp_path) as db:
             db.execute(
                 "INSERT INTO events (seq, ts_us, session_id, agent_id, user_id, type, v, content,"
                 " content_sha, hash)"

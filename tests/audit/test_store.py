@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
-from support.log import AVA, Life, child, said, write, write_each, writing
+from support.log import AVA, Life, child, said, write, write_command, write_each
 from support.logs.cutting import all_entries
 from support.logs.store import entry_texts, hold_writer, open_store, run_in_one_batch, stored_texts
 
@@ -50,7 +50,7 @@ async def test_a_command_that_raises_writes_nothing_while_the_rest_of_its_batch_
         raise LookupError("no such thing")
 
     async with open_store(tmp_path) as log:
-        first, error, last = await run_in_one_batch(log, writing(said("a")), refuse, writing(said("b")))
+        first, error, last = await run_in_one_batch(log, write_command(said("a")), refuse, write_command(said("b")))
         assert (first, last) == (1, 1)
         assert isinstance(error, LookupError)
         assert await stored_texts(log) == ["a", "b"]
@@ -72,10 +72,10 @@ async def test_runs_the_other_commands_one_by_one_when_one_fails_to_apply(
         # The second proposal of the same id passes every check of the command and fails in the reducer.
         answers = await run_in_one_batch(
             log,
-            writing(said("a")),
-            writing(said("b"), life.proposed()),
-            writing(said("c")),
-            writing(said("d")),
+            write_command(said("a")),
+            write_command(said("b"), life.proposed()),
+            write_command(said("c")),
+            write_command(said("d")),
         )
         assert isinstance(answers[1], Contradiction)
         assert "already has P-aaaaaa00" in str(answers[1])
@@ -91,7 +91,7 @@ async def test_writes_the_other_commands_once_after_sqlite_rolled_back_by_itself
         raise sqlite3.OperationalError("database or disk is full")
 
     async with open_store(tmp_path) as log:
-        answers = await run_in_one_batch(log, writing(said("a")), fail, writing(said("b")))
+        answers = await run_in_one_batch(log, write_command(said("a")), fail, write_command(said("b")))
         assert (answers[0], answers[2]) == (1, 1)
         assert isinstance(answers[1], StoreUnavailable)
         assert await stored_texts(log) == ["a", "b"]
@@ -103,14 +103,14 @@ async def test_a_command_that_raises_stop_iteration_blocks_nobody(tmp_path: Path
         return next(iter(()))  # StopIteration, as a search among candidates raises it that finds none
 
     async with open_store(tmp_path) as log:
-        first, error, last = await run_in_one_batch(log, writing(said("a")), fail, writing(said("b")))
+        first, error, last = await run_in_one_batch(log, write_command(said("a")), fail, write_command(said("b")))
     assert (first, last) == (1, 1)
     assert isinstance(error, RuntimeError) and "StopIteration" in str(error)
 
 
 async def test_commits_commands_in_the_order_they_arrive(tmp_path: Path) -> None:
     async with open_store(tmp_path) as log:
-        await run_in_one_batch(log, *(writing(said(str(number))) for number in range(50)))
+        await run_in_one_batch(log, *(write_command(said(str(number))) for number in range(50)))
         assert await stored_texts(log) == [str(number) for number in range(50)]
 
 
@@ -121,7 +121,7 @@ async def test_waiting_commands_share_one_commit(tmp_path: Path) -> None:
         other = sqlite3.connect(tmp_path / "ava.db")
         try:
             before = frames(other)
-            await run_in_one_batch(log, *(writing(said(str(number))) for number in range(20)))
+            await run_in_one_batch(log, *(write_command(said(str(number))) for number in range(20)))
             together = frames(other) - before
             for number in range(20):
                 await write(log, said(str(number)))
@@ -270,7 +270,7 @@ async def test_keeps_no_reference_to_answered_commands(tmp_path: Path) -> None:
         for number in range(50):
             event = said(str(number))
             assert isinstance(event.fact, UserMessage)
-            tasks.start_soon(log.do, writing(event))
+            tasks.start_soon(log.do, write_command(event))
             yield weakref.ref(event.fact)
 
     async with open_store(tmp_path, within_s=3) as log:
@@ -339,7 +339,7 @@ async def test_stops_writing_after_a_newer_program_migrated_the_database(tmp_pat
         other = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
         other.execute("PRAGMA user_version = 99")
         other.close()
-        for error in await run_in_one_batch(log, writing(said("a")), writing(said("b"))):
+        for error in await run_in_one_batch(log, write_command(said("a")), write_command(said("b"))):
             assert isinstance(error, SchemaNewer)
             assert "restart" in str(error)
         assert await stored_texts(log) == ["before"]
@@ -384,7 +384,7 @@ async def test_replaces_a_lone_surrogate_instead_of_losing_the_entry(tmp_path: P
 async def test_writes_posted_commands_without_waiting_and_before_closing(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
-            log.post(writing(said("posted")))
+            log.post(write_command(said("posted")))
             log.set_live("S-aaaaaa", "reading")
         async with Store.open(tmp_path) as log:
             assert await stored_texts(log) == ["posted"]
@@ -396,7 +396,7 @@ async def test_writes_live_activity_with_the_next_command_or_soon_after(tmp_path
     async with open_store(tmp_path) as log:
         log.set_live("S-aaaaaa", "reading")
         log.set_live("S-aaaaaa", "writing")
-        await log.do(writing(said("a")))
+        await log.do(write_command(said("a")))
         live = await log.read(lambda view: view.live("S-aaaaaa"))
         assert live is not None and live[0] == "writing"
         log.set_live("S-bbbbbb", "thinking")

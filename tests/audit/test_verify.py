@@ -15,7 +15,7 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.log import AVA, Life, tampering, unguarded, write_each, write_texts
+from support.log import AVA, Life, tamper_with, without_triggers, write_each, write_texts
 from support.logs.store import open_store
 from support.logs.tampering import bytes_of_entry, insert_entry, only_fault, renumber
 from support.properties import BUSY_OR_SHARED
@@ -54,7 +54,7 @@ def file(root: Path) -> Path:
 
 async def test_an_unchanged_log_verifies_and_reports_its_head(root: Path) -> None:
     report = verify(root)
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         head = db.execute("SELECT hash FROM events WHERE seq = 10").fetchone()[0]
     assert report == VerifyReport(entries=10, seq=10, head=head.hex(), faults=(), projections=True)
     assert report.ok
@@ -81,7 +81,7 @@ async def test_an_empty_log_verifies(tmp_path: Path) -> None:
     ],
 )
 async def test_reports_a_changed_entry(seq: int, column: str, value: Any, root: Path) -> None:
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         db.execute(f"UPDATE events SET {column} = ? WHERE seq = ?", (value, seq))
     kind, where = only_fault(verify(root))
     assert (kind, where) == ("changed", seq)
@@ -90,7 +90,7 @@ async def test_reports_a_changed_entry(seq: int, column: str, value: Any, root: 
 @pytest.mark.parametrize("renumbered", [False, True])
 @pytest.mark.parametrize(("first", "last"), [(1, 1), (4, 4), (4, 6), (8, 9)])
 async def test_reports_missing_entries(first: int, last: int, renumbered: bool, root: Path) -> None:
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         db.execute("DELETE FROM events WHERE seq BETWEEN ? AND ?", (first, last))
         if renumbered:
             renumber(db, last + 1, first - last - 1)
@@ -104,14 +104,14 @@ async def test_reports_missing_entries(first: int, last: int, renumbered: bool, 
 @pytest.mark.parametrize("hashed", [False, True])
 @pytest.mark.parametrize("seq", [2, 5, 10])
 async def test_reports_an_inserted_entry(seq: int, hashed: bool, root: Path) -> None:
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         insert_entry(db, seq, hashed=hashed)
     assert only_fault(verify(root)) == ("inserted", seq)
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, 2), (3, 4), (2, 9), (9, 10)])
 async def test_reports_reordered_entries(one: int, other: int, root: Path) -> None:
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         db.execute("UPDATE events SET seq = -seq WHERE seq IN (?, ?)", (one, other))
         db.execute("UPDATE events SET seq = ? WHERE seq = ?", (other, -one))
         db.execute("UPDATE events SET seq = ? WHERE seq = ?", (one, -other))
@@ -121,7 +121,7 @@ async def test_reports_reordered_entries(one: int, other: int, root: Path) -> No
 async def test_a_cut_off_end_is_detected_only_against_a_known_head(root: Path) -> None:
     head = verify(root).head
     assert verify(root, head=head.upper()).ok
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         db.execute("DELETE FROM events WHERE seq > 8")
     assert verify(root).ok
     (fault,) = verify(root, head=head).faults
@@ -137,7 +137,7 @@ async def test_finds_an_older_head_in_a_log_that_has_grown(root: Path) -> None:
 
 
 async def test_verifying_since_a_known_entry_checks_only_later_entries(root: Path) -> None:
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         db.execute("UPDATE events SET user_id = 'eve' WHERE seq = 2")
         middle = db.execute("SELECT hash FROM events WHERE seq = 5").fetchone()[0].hex()
     report = verify(root, since=middle)
@@ -149,13 +149,13 @@ async def test_verifying_since_a_known_entry_checks_only_later_entries(root: Pat
 
 
 async def test_a_head_counts_only_within_the_checked_range(root: Path) -> None:
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         hashes = [row[0].hex() for row in db.execute("SELECT hash FROM events ORDER BY seq")]
     assert verify(root, head=GENESIS.hex()).ok, "every log has grown from an empty one"
     assert verify(root, since=GENESIS.hex()).entries == 10
     assert verify(root, since=hashes[4], head=hashes[8]).ok
     assert verify(root, since=hashes[4], head=hashes[4]).ok
-    with tampering(root) as db:  # the end is gone, and its hash put where no check comes by
+    with tamper_with(root) as db:  # the end is gone, and its hash put where no check comes by
         db.execute("DELETE FROM events WHERE seq > 8")
         db.execute("UPDATE events SET hash = ? WHERE seq = 2", (bytes.fromhex(hashes[8]),))
     assert [fault.kind for fault in verify(root, since=hashes[4], head=hashes[8]).faults] == ["head"]
@@ -163,7 +163,7 @@ async def test_a_head_counts_only_within_the_checked_range(root: Path) -> None:
 
 @pytest.mark.parametrize("seq", [0, -7])
 async def test_reports_an_entry_before_the_first(seq: int, root: Path) -> None:
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         columns = ENTRY_COLUMNS.removeprefix("seq, ")
         db.execute(f"INSERT INTO events (seq, {columns}) SELECT ?, {columns} FROM events WHERE seq = 4", (seq,))
     assert only_fault(verify(root)) == ("inserted", seq)
@@ -172,10 +172,10 @@ async def test_reports_an_entry_before_the_first(seq: int, root: Path) -> None:
 @pytest.mark.sqlite_only("Postgres stores no invalid text")
 @pytest.mark.parametrize("column", ["content", "user_id", "type", "model"])
 async def test_reports_invalid_utf8_as_a_changed_entry(column: str, file: Path) -> None:
-    with unguarded(file) as db:
+    with without_triggers(file) as db:
         db.execute(f"UPDATE events SET {column} = CAST(x'7B80FF7D' AS TEXT) WHERE seq = 5")
     assert only_fault(verify(file)) == ("changed", 5)
-    with unguarded(file) as db:
+    with without_triggers(file) as db:
         db.execute("UPDATE budgets SET scope = scope")
         db.execute("INSERT INTO budgets VALUES (CAST(x'80FF' AS TEXT), 1, 1)")
         middle = db.execute("SELECT hash FROM events WHERE seq = 5").fetchone()[0].hex()
@@ -184,7 +184,7 @@ async def test_reports_invalid_utf8_as_a_changed_entry(column: str, file: Path) 
 
 @pytest.mark.sqlite_only("Postgres stores no invalid text")
 async def test_reports_invalid_utf8_in_a_projection(file: Path) -> None:
-    with unguarded(file) as db:
+    with without_triggers(file) as db:
         db.execute("INSERT INTO budgets VALUES (CAST(x'80FF' AS TEXT), 1, 1)")
     assert [fault.kind for fault in verify(file).faults] == ["projection"]
 
@@ -193,7 +193,7 @@ async def test_reports_invalid_utf8_in_a_projection(file: Path) -> None:
 @pytest.mark.parametrize("value", [b"bytes", 7, None, 1.5])
 @pytest.mark.parametrize("column", ["content", "hash", "content_sha", "user_id"])
 async def test_a_table_without_strict_types_hides_no_changes(column: str, value: object, file: Path) -> None:
-    with unguarded(file) as db:
+    with without_triggers(file) as db:
         db.execute("ALTER TABLE events RENAME TO strict_events")
         db.execute("CREATE TABLE events AS SELECT * FROM strict_events")
         assert {fault.kind for fault in verify(file).faults} == {"schema"}
@@ -247,7 +247,7 @@ async def test_an_erased_transcript_verifies_but_an_erased_fact_does_not(tmp_pat
         await write_each(log, life.whole())
         await erase_run(log, life.run_id, (), AVA, "a test")
     assert verify(root).ok
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         db.execute("UPDATE events SET content = NULL WHERE type = 'CostUpdate'")
     assert only_fault(verify(root))[0] == "changed"
 
@@ -266,7 +266,7 @@ TAMPERED: dict[str, Callable[[Any], object]] = {
 async def test_reports_a_changed_projection_and_the_entry_it_was_compared_at(text: str, tmp_path: Path) -> None:
     async with open_store(tmp_path) as log:
         await write_each(log, Life("S-aaaaaa").whole())
-    with tampering(tmp_path) as db:
+    with tamper_with(tmp_path) as db:
         TAMPERED[text](db)
     (fault,) = verify(tmp_path).faults
     assert fault.kind == "projection"
@@ -282,7 +282,7 @@ def test_detects_a_change_of_any_byte_of_an_entry(data: st.DataObject, whole_log
     path.write_bytes(whole_log)
     seq = data.draw(st.integers(1, 11))
     column = data.draw(st.sampled_from([*HEADER[1:], "content", "content_sha", "hash"]))
-    with unguarded(path) as db:
+    with without_triggers(path) as db:
         (old,) = db.execute(f"SELECT {column} FROM events WHERE seq = ?", (seq,)).fetchone()
         new: object
         if isinstance(old, int):
@@ -419,7 +419,7 @@ async def test_compares_a_run_table_by_table(statement: str, told: str, tmp_path
 async def test_reports_content_that_does_not_match_the_event_type(
     root: Path,
 ) -> None:
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         row = list(db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq = 10").fetchone())
         row[HEADER.index("type")], content = "SessionEnd", '{"reason":'
         before = db.execute("SELECT hash FROM events WHERE seq = 9").fetchone()[0]
@@ -437,7 +437,7 @@ async def test_reports_content_erased_without_a_record(tmp_path: Path) -> None:
         await write_each(log, [*Life("S-aaaaaa").whole(), *Life("S-bbbbbb").whole()])
         await erase_run(log, "S-aaaaaa", (), AVA, "a test")
     assert verify(root).ok
-    with tampering(root) as db:  # the triggers let it through
+    with tamper_with(root) as db:  # the triggers let it through
         db.execute("UPDATE events SET content = NULL WHERE run_id = 'S-bbbbbb' AND type = 'ToolResult'")
     (fault,) = verify(root).faults
     assert (fault.kind, "the content of an entry was erased without a record" in fault.text) == ("erased", True)
@@ -445,7 +445,7 @@ async def test_reports_content_erased_without_a_record(tmp_path: Path) -> None:
 
 async def test_reports_a_copied_entry_with_its_position_and_source(root: Path) -> None:
     for at, of in ((6, 2), (11, 10)):
-        with tampering(root) as db:
+        with tamper_with(root) as db:
             renumber(db, at, 1)
             row = db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq = ?", (of,)).fetchone()
             db.execute(f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({', '.join('?' * len(row))})", (at, *row[1:]))
@@ -453,7 +453,7 @@ async def test_reports_a_copied_entry_with_its_position_and_source(root: Path) -
         assert only_fault(report) == ("inserted", at)
         assert f"a copy of entry {of}" in report.faults[0].text
         assert report.entries == at - 1
-        with tampering(root) as db:
+        with tamper_with(root) as db:
             db.execute("DELETE FROM events WHERE seq = ?", (at,))
             renumber(db, at + 1, -1)
         assert verify(root).ok
@@ -519,7 +519,7 @@ async def test_reports_mirrored_entries_that_are_missing_from_the_log(root: Path
     day.write_bytes(b"")
     assert verify(root, mirror=logs).ok, "a file that was cut is no fault of the log"
     day.write_bytes(whole)
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         db.execute("DELETE FROM events WHERE seq > 10")
         for table in ("runs", "configs", "proposals", "budgets"):
             db.execute(f"DELETE FROM {table}")
@@ -559,7 +559,7 @@ async def test_two_processes_report_what_one_does(tmp_path: Path, two_processes:
     report = verify(tmp_path, head=verify(tmp_path).head, on_progress=lambda done, of: told.append((done, of)))
     assert report.ok and (report.entries, report.projections) == (whole, True)
     assert two_processes[-1] == whole and told[-1] == (whole, whole)
-    with tampering(tmp_path) as db:
+    with tamper_with(tmp_path) as db:
         db.execute("UPDATE events SET content = NULL WHERE run_id = 'S-bbbbbb' AND type = 'ToolResult'")
         db.execute("UPDATE runs SET cost_micros = 0 WHERE id = 'S-bbbbbb'")
     assert [fault.kind for fault in verify(tmp_path).faults] == ["projection", "erased"]
@@ -586,7 +586,7 @@ async def test_whatever_the_second_process_does_the_log_is_checked(
         whole = log.head
     report = verify(tmp_path)
     assert (report.ok, report.entries, two_processes) == (True, whole, [])
-    with tampering(tmp_path) as db:
+    with tamper_with(tmp_path) as db:
         db.execute("UPDATE events SET content = content || ' ' WHERE seq = 8")
     assert [(fault.kind, fault.seq) for fault in verify(tmp_path).faults][:1] == [("changed", 8)]
 
@@ -626,7 +626,7 @@ CHANGES = {
 @pytest.mark.sqlite_only("changes types and bytes in the file")
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_second_process_hides_no_change(change: str, file: Path, two_processes: list[int]) -> None:
-    with unguarded(file) as db:
+    with without_triggers(file) as db:
         db.execute("ALTER TABLE events RENAME TO strict_events")
         db.execute("CREATE TABLE events AS SELECT * FROM strict_events")
         db.execute("DROP TABLE strict_events")

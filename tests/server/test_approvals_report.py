@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.log import write
-from support.logs.past import DAY_S, Lived, Past, me
+from support.logs.past import DAY_S, BookedLife, Past, own_user
 from support.terminal import ava, on_terminal
 
 from ava_audit.events import Event, RunResumed, SessionStart, SpawnDecided, Who
@@ -43,7 +43,7 @@ def raw_sum(root: Path, runs: set[str]) -> int:
     return sum(cost or 0 for run_id, cost in rows if run_id in runs)
 
 
-def decides(life: Lived, decision: str, session: str, channel: str | None, by: str = "") -> Event:
+def decides(life: BookedLife, decision: str, session: str, channel: str | None, by: str = "") -> Event:
     fact = SpawnDecided.model_validate(
         {"pending_id": life.pending_id, "decision": decision, "channel": channel, "digest": "d" * 64}
     )
@@ -56,7 +56,7 @@ def begins(session: str, user: str, transport: str, client: str, token: str | No
 
 
 async def lived(
-    past: Past, store: Store, life: Lived, at_s: float, how: tuple[str, str], *costs: int, task: str = "Look it up"
+    past: Past, store: Store, life: BookedLife, at_s: float, how: tuple[str, str], *costs: int, task: str = "Look it up"
 ) -> None:
     """Write a run that was approved in a session over a channel, and has paid for some calls."""
     await past.at(store, at_s, life.proposed(role=life.role, model=life.model, max_cost_micros=life.max_cost))
@@ -71,28 +71,30 @@ async def days(root: Path, past: Past) -> None:
         past.at_s = START_S
         await write(
             store,
-            begins("sess-host", me(), "stdio", "claude-code"),
-            begins("sess-yes", me(), "terminal", "ava run"),
+            begins("sess-host", own_user(), "stdio", "claude-code"),
+            begins("sess-yes", own_user(), "terminal", "ava run"),
             begins("sess-http", "ana", "http", "ava", "ana-laptop"),
         )
-        await lived(past, store, Lived("S-000001", user=me()), START_S + 10, ("sess-host", "host_call"), 3_000, 4_001)
-        await lived(past, store, Lived("S-000002", user=me()), START_S + 20, ("sess-yes", "host_call"), 17)
-        asks = Lived("S-000003", user=me())
+        await lived(
+            past, store, BookedLife("S-000001", user=own_user()), START_S + 10, ("sess-host", "host_call"), 3_000, 4_001
+        )
+        await lived(past, store, BookedLife("S-000002", user=own_user()), START_S + 20, ("sess-yes", "host_call"), 17)
+        asks = BookedLife("S-000003", user=own_user())
         await lived(past, store, asks, START_S + 30, ("sess-gone", "terminal"), 20_000)
         await past.at(store, START_S + 40, asks.asked(), asks.answered_request(700_000), asks.claimed())
         await past.at(
             store, START_S + 41, partial(asks.asks, 2), partial(asks.pays, 100_001), *asks.ends("timeout", "")
         )
-        no = Lived("S-000004", user=me())
+        no = BookedLife("S-000004", user=own_user())
         await past.at(
             store, START_S + 50, no.proposed(max_cost_micros=9), no.task(), decides(no, "rejected", "x", "http")
         )
         for number, decision in ((5, "expired"), (6, "superseded")):  # nobody's decision
-            none = Lived(f"S-00000{number}", user=me())
+            none = BookedLife(f"S-00000{number}", user=own_user())
             await past.at(store, START_S + 60, none.proposed(), none.task(), decides(none, decision, "x", None))
-        hers = Lived("S-000007", user="ana")
+        hers = BookedLife("S-000007", user="ana")
         await lived(past, store, hers, START_S + 70, ("sess-http", "http"), 500_000)
-        resumed = Event(Who("sess-gone", "ava", me()), RunResumed(channel="terminal"), run_id=hers.run_id)
+        resumed = Event(Who("sess-gone", "ava", own_user()), RunResumed(channel="terminal"), run_id=hers.run_id)
         await past.at(store, START_S + 80, resumed)
 
 
@@ -118,9 +120,9 @@ async def test_says_who_decided_over_which_way_and_what_it_cost(
         "S-000003": ("person", "terminal", None),
         "S-000004": ("person", "http", None),
     }
-    assert by["S-000002"]["how"].startswith(f"by a script as {me()}: the flag --yes of `ava run`")
+    assert by["S-000002"]["how"].startswith(f"by a script as {own_user()}: the flag --yes of `ava run`")
     first = shown["decisions"][-1]
-    assert (first["at"], first["user"], first["digest"]) == ("2025-12-28T00:00:10.000000Z", me(), "d" * 64)
+    assert (first["at"], first["user"], first["digest"]) == ("2025-12-28T00:00:10.000000Z", own_user(), "d" * 64)
     assert (first["task"], first["ending"], first["state"]) == ("Look it up", None, "running")
     assert shown["decisions"][2]["ending"] == "timeout"
 
@@ -128,7 +130,7 @@ async def test_says_who_decided_over_which_way_and_what_it_cost(
 async def test_a_proposal_that_was_cancelled_was_rejected_that_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    no = Lived("S-000001", user=me())
+    no = BookedLife("S-000001", user=own_user())
     async with Store.open(tmp_path) as store:
         await Past(monkeypatch).at(store, START_S, no.proposed(), no.task(), decides(no, "rejected", "x", None))
     (found,) = report(tmp_path)["decisions"]
@@ -155,7 +157,7 @@ async def test_a_user_sees_decisions_about_the_own_runs_also_those_of_others(
     await days(tmp_path, Past(monkeypatch))
     hers = report(tmp_path, "--user", "ana")["decisions"]
     assert [(each["subagent_id"], each["decision"], each["decided_by"]["user"]) for each in hers] == [
-        ("S-000007", "resumed", me()),
+        ("S-000007", "resumed", own_user()),
         ("S-000007", "approved", "ana"),
     ]
     assert hers[1]["decided_by"]["token"] == "ana-laptop"
@@ -168,7 +170,7 @@ async def test_a_file_has_all_pages_and_the_screen_the_first(tmp_path: Path, mon
     past.at_s = START_S
     async with Store.open(tmp_path) as store:
         for number in range(many):
-            life = Lived(f"S-{number:06}", user=me())
+            life = BookedLife(f"S-{number:06}", user=own_user())
             await write(store, life.proposed(), life.task(), decides(life, "approved", "x", "terminal"))
     assert len({each["subagent_id"] for each in report(tmp_path)["decisions"]}) == many
     assert len(ava(tmp_path, "report", "approvals", *SINCE, "--csv").stdout.splitlines()) == many + 1
@@ -192,7 +194,7 @@ async def test_texts_cannot_be_formulas_or_steer_the_terminal(tmp_path: Path, mo
     ]
     async with Store.open(tmp_path) as store:
         for number, task in enumerate(tasks):
-            life = Lived(f"S-00000{number}", user=me(), role="=role()")
+            life = BookedLife(f"S-00000{number}", user=own_user(), role="=role()")
             await lived(past, store, life, START_S + number, ("x", "terminal"), task=task)
     done = ava(tmp_path, "report", "approvals", *SINCE, "--csv")
     assert (done.returncode, done.stderr) == (0, "")
@@ -209,7 +211,7 @@ async def test_texts_cannot_be_formulas_or_steer_the_terminal(tmp_path: Path, mo
 async def test_an_erased_run_stays_in_the_report_without_its_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    past, life = Past(monkeypatch), Lived("S-000001", user=me())
+    past, life = Past(monkeypatch), BookedLife("S-000001", user=own_user())
     async with Store.open(tmp_path) as store:
         await lived(past, store, life, START_S, ("x", "terminal"), 3_000, task="the secret plan")
         await past.at(store, START_S + 9, *life.ends("success", "it is done"))

@@ -11,7 +11,7 @@ import pytest
 from mcp_types import CallToolResult, ElicitRequestFormParams, ElicitResult, InputRequiredResult
 from support.hosts.ask_at_once import proposal_states, question_state, spawn_and_ask, spawn_arguments, spawn_by_hand
 from support.hosts.elicitation import Answering, Host, Person, accept, cancel, decline, host, structured
-from support.hosts.tasks import hosting
+from support.hosts.tasks import task_host
 from support.model_server import Gate, Say
 from support.runtime import PRICED, arrived, connect, hand_over
 from support.stdio import told
@@ -301,7 +301,7 @@ def test_who_answers_a_proposal_follows_from_the_client_and_the_policy(
 
 async def test_a_run_that_auto_starts_is_no_task_because_its_answer_says_more(tmp_path: Path) -> None:
     auto = f'approval = "auto"\nauto_approve_cents = 50\nauto_approve_daily_cents = 120\n{PRICED}'
-    async with hosting(tmp_path, [hand_over()], config=auto, asks=Person(decline)) as at:
+    async with task_host(tmp_path, [hand_over()], config=auto, asks=Person(decline)) as at:
         given = {"role": "code_reviewer", "blocked_tools": ["run_bash", "python_exec"], "max_cost_cents": 40}
         folder = {"workspace": str(tmp_path / "workspace"), "task": "Look at it", "ask": True}
         answer, _text = told(await at.client.call_tool("spawn_subagent", {**given, **folder}))
@@ -316,7 +316,7 @@ async def test_a_start_is_answered_with_a_task_and_the_task_with_the_result(tmp_
     gate = Gate()
     person = Person(accept())
     script = [Say("x", calls=[("scratchpad", {"note": "n"})], gate=gate), hand_over()]
-    async with hosting(tmp_path, script, asks=person) as at:
+    async with task_host(tmp_path, script, asks=person) as at:
         await at.client.call_tool("spawn_subagent", {"role": "researcher", "task": "What does it cost?", "ask": True})
         [started] = at.tasks.started
         assert started.task_id.startswith("S-") and started.status == "working" and len(person.asked) == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.hosts.ask_at_once import spawn_and_ask
 from support.hosts.elicitation import Person, accept, host
-from support.hosts.tasks import hosting
+from support.hosts.tasks import task_host
 from support.runtime import hand_over
 from support.stdio import told
 
@@ -58,7 +58,7 @@ async def test_a_task_that_cannot_be_read_is_answered_with_what_has_started(
     async def unreadable(_self: RunTasks, *_args: Any, **_more: Any) -> Any:
         raise StoreUnavailable("the log is busy")
 
-    async with hosting(tmp_path, [hand_over()], asks=Person(accept())) as at:
+    async with task_host(tmp_path, [hand_over()], asks=Person(accept())) as at:
         monkeypatch.setattr(RunTasks, "task", unreadable)
         given = {"role": "researcher", "task": "What does it cost?", "ask": True}
         answer, _text = told(await at.client.call_tool("spawn_subagent", given))

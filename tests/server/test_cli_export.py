@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.log import AVA, Life, said, write_each, writing
+from support.log import AVA, Life, said, write_command, write_each
 from support.terminal import COMMAND, ava, environment, on_terminal
 
 from ava_audit.events import Event, ToolCall, Who
@@ -156,7 +156,9 @@ def test_an_interrupted_export_leaves_nothing_behind(root: Path, tmp_path: Path)
     async def long() -> None:
         async with Store.open(root) as store:
             for _ in range(40):
-                await store.do(writing(*(Event(AVA, ToolCall(tool="t", args={"x": "y" * 100})) for _ in range(1_000))))
+                await store.do(
+                    write_command(*(Event(AVA, ToolCall(tool="t", args={"x": "y" * 100})) for _ in range(1_000)))
+                )
 
     anyio.run(long)
     with on_terminal(root, "logs", "export", "-o", str(tmp_path / "x.jsonl")) as screen:

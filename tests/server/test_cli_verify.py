@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.log import AVA, Life, said, unguarded, write_each, write_texts, writing
+from support.log import AVA, Life, said, without_triggers, write_command, write_each, write_texts
 from support.terminal import ava, on_terminal
 
 from ava_audit.mirror import Mirror
@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
 
 def tamper(root: Path, *statements: str) -> None:
     """Change the log as somebody does who knows the file."""
-    with unguarded(root / "ava.db") as db:
+    with without_triggers(root / "ava.db") as db:
         for statement in statements:
             db.execute(statement)
 
@@ -178,7 +178,7 @@ def test_a_long_check_shows_its_progress_and_ends_on_ctrl_c(tmp_path: Path) -> N
     async def long() -> None:
         async with Store.open(tmp_path) as store:
             for _ in range(40):
-                await store.do(writing(*(said("x", AVA) for _ in range(1_000))))
+                await store.do(write_command(*(said("x", AVA) for _ in range(1_000))))
 
     anyio.run(long)
     with on_terminal(tmp_path, "verify") as screen:

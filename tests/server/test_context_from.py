@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.logs.cutting import all_entries, left_behind
+from support.logs.cutting import all_entries, go_on_from
 from support.model_server import Gate, Say, running_model_server
 from support.runs import earlier
 from support.runtime import arrived, check_requests, hand_over, open_lab, submits
@@ -341,7 +341,7 @@ async def test_reads_the_result_again_after_a_kill_between_call_and_result(tmp_p
         own = [(number, each.fact) for number, each in enumerate(entries, 1) if each.run_id == run_id]
         called = next(number for number, fact in own if isinstance(fact, ToolCall))
         answers.steps = [hand_over()]
-        async with left_behind(tmp_path / "cut", entries[:called], server) as second:
+        async with go_on_from(tmp_path / "cut", entries[:called], server) as second:
             assert (await second.ended(run_id)).state == "success"
             assert len(await second.facts(run_id, ToolCall)) == 1, "it had begun, and is not counted twice"
         assert earlier.tool_outputs(server) == wanted

@@ -362,7 +362,7 @@ async def test_the_first_lines_of_a_groups_question_have_the_reach_and_whom_a_wa
     assert price.startswith("Ava wants to start 2 subagents together, at most $1.00; they can read ")
     assert f"can read {at.workspace}" in price and "run commands WITHOUT A SANDBOX" in price
     assert warning.startswith("Look at this: 2: Nothing confines what it runs here")
-    assert tasks == '1. "one"  2. "two"'
+    assert tasks == '1. "one"'
 
 
 async def test_the_question_shows_the_changes_of_the_call(tmp_path: Path, era: str) -> None:

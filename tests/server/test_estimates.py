@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.approval import past_runs
 from support.log import Life, write, write_each
-from support.logs.past import me
+from support.logs.past import own_user
 from support.runtime import PRICED, open_lab
 from support.terminal import ava
 
@@ -211,7 +211,7 @@ async def lived(
     log: Store, number: int, cost: int, ending: Any = "success", user: str = "", why: str = "done", **changes: Any
 ) -> None:
     """Put a run on record that was approved as one that is proposed now, and cost so much."""
-    life = Life(f"S-{number:06x}", user=user or me())
+    life = Life(f"S-{number:06x}", user=user or own_user())
     given = {"role": "researcher", "model": past_runs.MODEL, "input_bytes": 30, **changes}
     steps = [life.proposed(**given), life.task(), life.decided(), life.claimed()]
     steps += [life.reserved(micros=cost), life.settled(cost=cost, reserved=cost)]
@@ -238,7 +238,7 @@ async def test_a_proposal_has_the_estimate_of_the_users_own_runs_on_each_surface
             await lived(lab.store, 100 + number, 400_000, user="eve", price=price)
             await lived(lab.store, 200 + number, 1_000, "cancelled", price=price)
             await lived(lab.store, 300 + number, 1_000, "error", price=price)
-        shared = [Life(f"S-{number:06x}", user=me()) for number in range(1024, 1024 + PAST_RUNS)]
+        shared = [Life(f"S-{number:06x}", user=own_user()) for number in range(1024, 1024 + PAST_RUNS)]
         terms = {"role": "researcher", "model": past_runs.MODEL, "input_bytes": 30, "price": price}
         await write(
             lab.store,
@@ -275,7 +275,7 @@ async def test_a_group_has_one_figure_for_all_together_on_each_surface(tmp_path:
 async def test_estimates_read_no_texts_of_earlier_runs(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as log:
         await lived(log, 9, 10_000, price=asdict(past_runs.PRICE), role_text="long")
-        [run] = await log.read(lambda view: view.past_runs(me(), "researcher", past_runs.MODEL, COUNTED, SIMILAR))
+        [run] = await log.read(lambda view: view.past_runs(own_user(), "researcher", past_runs.MODEL, COUNTED, SIMILAR))
     assert "role_text" not in json.loads(run.terms)
 
 
@@ -290,7 +290,7 @@ async def test_the_report_says_how_many_runs_stayed_within_their_estimates(tmp_p
         await lived(log, 23, 200_000, estimate=said, user="eve")
         for number, (ending, why) in enumerate(SHARED):
             await lived(log, 30 + number, 1_000, ending, why=why, estimate=said)
-        found = await log.read(lambda view: past_estimates(view, 0, 2**52, me()))
+        found = await log.read(lambda view: past_estimates(view, 0, 2**52, own_user()))
     everybody = json.loads(ava(tmp_path, "report", "estimates", "--all", "--json").stdout)
     screen = ava(tmp_path, "report", "estimates")
     first, coder = found.roles

@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.budget.spender import Spender
-from support.logs.cutting import all_entries, left_behind
+from support.logs.cutting import all_entries, go_on_from
 from support.model_server import Gate, ModelServer, Say, Script, Step, running_model_server
 from support.runs.owners import NOTE, approve_runs, claim_as, owner_process
 from support.runtime import PRICED, arrived, check_budgets, check_requests, hand_over, open_lab
@@ -147,7 +147,7 @@ async def test_a_kill_after_any_entry_gives_the_same_result_without_repeated_cal
 async def check_cut(folder: Path, kept: list[Entry], server: ModelServer, run_id: str, wanted: dict[str, Any]) -> None:
     """Let a run go on from the entries that were kept; its result is the wanted one, and nothing is paid twice."""
     before = len(server.requests)
-    async with left_behind(folder, kept, server) as lab:
+    async with go_on_from(folder, kept, server) as lab:
         with anyio.fail_after(40):
             await lab.ended(run_id)
         result = await lab.result(run_id)

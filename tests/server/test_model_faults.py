@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.logs.cutting import all_entries, left_behind
+from support.logs.cutting import all_entries, go_on_from
 from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, running_model_server, whole
 from support.runtime import Lab, arrived, check_requests, hand_over, open_lab, submits
 
@@ -287,7 +287,7 @@ async def test_the_count_matches_the_log_wherever_the_run_is_interrupted(tmp_pat
         first = next(number for number, entry in enumerate(entries) if isinstance(entry.fact, CostReserved))
         done = next(number for number, entry in enumerate(entries) if isinstance(entry.fact, SubagentComplete))
         for cut in range(first, done):
-            async with left_behind(tmp_path / f"cut {cut}", entries[: cut + 1], server) as lab:
+            async with go_on_from(tmp_path / f"cut {cut}", entries[: cut + 1], server) as lab:
                 await lab.ended(run_id)
                 result = await lab.result(run_id)
             assert result["stop_reason"] == whole_result["stop_reason"], entries[cut].fact

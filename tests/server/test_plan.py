@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.logs.cutting import all_entries, left_behind
+from support.logs.cutting import all_entries, go_on_from
 from support.model_server import Fail, Gate, HangUp, Say, Step, running_model_server
 from support.runs import planning
 from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
@@ -443,7 +443,7 @@ async def test_a_kill_during_planning_gives_the_same_plan_without_repeated_calls
         first, last = names.index("RunClaimed") + 1, names.index("ToolCall", names.index("RunClaimed"))
         for count in sampled(range(first, last + 1), 4):
             before, kept = len(server.requests), entries[:count]
-            async with left_behind(tmp_path / f"cut-{count}", kept, server, config=PRICED) as lab:
+            async with go_on_from(tmp_path / f"cut-{count}", kept, server, config=PRICED) as lab:
                 run = await lab.ended(run_id)
                 place = f"cut behind {kept[-1].type} (entry {count})"
                 assert (run.state, run.generation) == ("success", 2), place

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio.to_thread
 from support.hosts.extensions import CAP, works
-from support.hosts.stricter import ASK, UNDER, policy_of, started
+from support.hosts.stricter import ASK, UNDER, policy_of, start_stricter
 from support.model_server import Gate, Say, running_model_server
 from support.runtime import arrived, hand_over, open_lab
 from support.terminal import CONTROLLED, ava, on_terminal
@@ -35,7 +35,7 @@ def text_at(root: Path, *args: str, answer: str = "") -> str:
 async def test_the_terminal_extends_it_only_with_the_pin(tmp_path: Path, under: str) -> None:
     config, env = policy_of(under)
     async with open_lab(tmp_path, works, config=config, env=env) as lab:
-        run_id = await started(lab, under, **CAP)
+        run_id = await start_stricter(lab, under, **CAP)
         await lab.logged(run_id, "Asked")
         (lab.root / "config.toml").write_text(ASK)
         shown = await anyio.to_thread.run_sync(lambda: text_at(lab.root, "approve", run_id, answer="y"))
@@ -50,7 +50,7 @@ async def test_the_terminal_resumes_it_only_with_the_pin(tmp_path: Path, under: 
     gate = Gate()
     with running_model_server([Say("lost", gate=gate), hand_over()]) as models:
         async with open_lab(tmp_path, server=models, config=config, env=env, check=False) as strict:
-            run_id = await started(strict, under)
+            run_id = await start_stricter(strict, under)
             await arrived(gate.arrived)
         (strict.root / "config.toml").write_text(ASK)
         by_program = await anyio.to_thread.run_sync(ava, strict.root, "resume", run_id)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.commands.doctor import doctor
-from support.logs.cutting import all_entries, left_behind
+from support.logs.cutting import all_entries, go_on_from
 from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, running_model_server
 from support.models.search_formats import ANTHROPIC, FORMATS, PROSE, URLS, anthropic_error
 from support.runtime import PRICED, Lab, arrived, check_budgets, hand_over, open_lab, submits
@@ -368,7 +368,7 @@ async def test_a_kill_around_a_search_never_loses_its_cost(tmp_path: Path) -> No
         for count in (begin, begin + 1, begin + 2):
             folder = tmp_path / f"cut-{count}"
             before = len(server.requests)
-            async with left_behind(folder, entries[:count], own, config=config(server)) as lab:
+            async with go_on_from(folder, entries[:count], own, config=config(server)) as lab:
                 row = await lab.ended(run_id)
                 settled = await settlements(lab, run_id)
                 assert (row.state, row.generation) == ("success", 2), names[count - 1]

@@ -11,7 +11,7 @@ import anyio.to_thread
 import pytest
 from mcp_types import ElicitRequestFormParams, ElicitResult
 from support.hosts.elicitation import ERAS, Person, accept, decline, host, read_and_accept
-from support.hosts.tasks import hosting
+from support.hosts.tasks import task_host
 from support.runs.questions import QUESTION, ask_and_hand_over, start_until_asked
 from support.runtime import PRICED, open_lab
 
@@ -103,7 +103,7 @@ async def test_a_host_with_only_yes_and_no_leaves_the_question_to_its_model(tmp_
 
 async def test_each_option_can_be_chosen_however_it_is_written(tmp_path: Path) -> None:
     odd = ("ask", {"question": QUESTION, "options": [" EUR ", "EUR", "of\n2025", "\u200b", " "]})
-    async with hosting(tmp_path, ask_and_hand_over(odd), asks=Person(accept())) as at:
+    async with task_host(tmp_path, ask_and_hand_over(odd), asks=Person(accept())) as at:
         started = await at.start()
         [(key, request)] = (await at.input_required(started.task_id))["inputRequests"].items()
         options = request["params"]["requestedSchema"]["properties"]["choice"]["enum"]
@@ -115,7 +115,7 @@ async def test_each_option_can_be_chosen_however_it_is_written(tmp_path: Path) -
 
 async def test_a_task_asks_for_input_and_the_person_answers_it_once(tmp_path: Path) -> None:
     person = Person(accept())
-    async with hosting(tmp_path, ask_and_hand_over(), asks=person) as at:
+    async with task_host(tmp_path, ask_and_hand_over(), asks=person) as at:
         started = await at.start()
         task = await at.input_required(started.task_id)
         [(key, request)] = task["inputRequests"].items()
@@ -137,7 +137,7 @@ async def test_a_task_asks_for_input_and_the_person_answers_it_once(tmp_path: Pa
 
 
 async def test_a_closed_question_is_not_asked_again_and_still_waits(tmp_path: Path) -> None:
-    async with hosting(tmp_path, ask_and_hand_over(), asks=Person(accept())) as at:
+    async with task_host(tmp_path, ask_and_hand_over(), asks=Person(accept())) as at:
         started = await at.start()
         task = await at.input_required(started.task_id)
         [key] = task["inputRequests"]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log import plan_events
-from support.logs.past import DAY_S, Lived, Past, me
+from support.logs.past import DAY_S, BookedLife, Past, own_user
 from support.properties import BUSY_OR_SHARED
 from support.terminal import ava, on_terminal
 
@@ -47,22 +47,22 @@ def named(sums: list[dict[str, Any]], what: str) -> dict[str, Any]:
 async def week(root: Path, past: Past) -> None:
     """Nine runs of two users over a week, one of them over midnight, one group, and one that has not ended."""
     async with Store.open(root) as store:
-        plain = Lived("S-000001", user=me())
+        plain = BookedLife("S-000001", user=own_user())
         await past.lived(store, plain, START_S + 3_600, costs=(3_000, 4_001))
         # Reserved on the first day, settled on the second: it counts on the first.
-        late = Lived("S-000002", user=me(), role="coder", model="openai:gpt-5")
+        late = BookedLife("S-000002", user=own_user(), role="coder", model="openai:gpt-5")
         await past.at(store, START_S + DAY_S - 10, *late.begun(), partial(late.asks, 1))
         await past.at(store, START_S + DAY_S + 5, partial(late.pays, 20_000), partial(late.asks, 2))
         await past.at(
             store, START_S + DAY_S + 6, partial(late.pays, 60_500), *late.ends("error", "the provider is down", "api")
         )
-        others = Lived("S-000003", user="ana")
+        others = BookedLife("S-000003", user="ana")
         await past.lived(store, others, START_S + 2 * DAY_S, costs=(7,))
-        await past.at(store, START_S + 4 * DAY_S, *plan_events("G-4e1b2c3", 1_000_000, user=me()))
+        await past.at(store, START_S + 4 * DAY_S, *plan_events("G-4e1b2c3", 1_000_000, user=own_user()))
         for number in (4, 5):
-            of_group = Lived(f"S-00000{number}", user=me(), group="G-4e1b2c3")
+            of_group = BookedLife(f"S-00000{number}", user=own_user(), group="G-4e1b2c3")
             await past.lived(store, of_group, START_S + 4 * DAY_S + number, costs=(11_000,))
-        again = Lived("S-000006", user=me(), role="coder", group="G-4e1b2c3")
+        again = BookedLife("S-000006", user=own_user(), role="coder", group="G-4e1b2c3")
         await past.at(store, START_S + 4 * DAY_S + 60, *again.begun(), partial(again.asks, 1))
         await past.at(store, START_S + 4 * DAY_S + 61, again.pays(50_000, settlement="unknown"))
         await past.at(store, START_S + 4 * DAY_S + 62, again.wrote(ErrorOccurred(error="no answer", kind="lost")))
@@ -70,11 +70,13 @@ async def week(root: Path, past: Past) -> None:
         await past.at(store, START_S + 4 * DAY_S + 64, again.pays(9_000, attempt=2, cost_by={"retries": 9_000}))
         await past.at(store, START_S + 4 * DAY_S + 65, *again.ends("timeout", "60 s are over"))
         for number, seconds in ((7, 90), (8, 30)):
-            slow = Lived(f"S-00000{number}", user=me())
+            slow = BookedLife(f"S-00000{number}", user=own_user())
             await past.lived(
                 store, slow, START_S + 6 * DAY_S, costs=(), ending="timeout", reason=f"{seconds} s are over"
             )
-        await past.lived(store, Lived("S-000009", user=me()), START_S + 6 * DAY_S + 9, costs=(5,), ending=None)
+        await past.lived(
+            store, BookedLife("S-000009", user=own_user()), START_S + 6 * DAY_S + 9, costs=(5,), ending=None
+        )
 
 
 async def test_daily_sums_match_the_budgets_and_run_sums_match_their_rows(
@@ -83,7 +85,7 @@ async def test_daily_sums_match_the_budgets_and_run_sums_match_their_rows(
     await week(tmp_path, Past(monkeypatch))
 
     def compare(view: View) -> None:
-        for user in (me(), "ana", None):
+        for user in (own_user(), "ana", None):
             found = spending(view, START_S * 1_000_000, (START_S + 7 * DAY_S) * 1_000_000, user)
             shown = report_of(found, FIRST, FIRST + 6, user)
             for day in shown.days:
@@ -126,7 +128,7 @@ async def test_daily_sums_match_the_budget_despite_midnight_calls_and_clock_jump
 ) -> None:
     root = tmp_path_factory.mktemp("log")
     past = Past(monkeypatch)
-    lives = [Lived(f"S-00000{number}", user="ben" if number else "ana") for number in range(3)]
+    lives = [BookedLife(f"S-00000{number}", user="ben" if number else "ana") for number in range(3)]
     async with Store.open(root) as store:
         for life in lives:
             await past.at(store, START_S, *life.begun())
@@ -161,7 +163,7 @@ async def test_a_report_covers_days_roles_models_endings_and_failures(
         await week(tmp_path, Past(patch))
 
     mine, everybody = report(tmp_path), report(tmp_path, "--all")
-    assert (mine["user"], mine["since"], mine["through"]) == (me(), "2025-12-28", "2026-01-09")
+    assert (mine["user"], mine["since"], mine["through"]) == (own_user(), "2025-12-28", "2026-01-09")
     days = named(mine["by_day"], "day")
     assert (days["2025-12-28"], days["2025-12-29"], days["2025-12-30"]) == (2.7001, 6.05, 0)
     assert named(everybody["by_day"], "day")["2025-12-30"] == 0.0007
@@ -171,7 +173,7 @@ async def test_a_report_covers_days_roles_models_endings_and_failures(
         "error": 8.05, "timeout": 5.9, "success": 2.9001, "not ended": 0.0005,
     }  # fmt: skip
     assert "by_user" not in mine
-    assert named(everybody["by_user"], "user") == {me(): 16.8506, "ana": 0.0007}
+    assert named(everybody["by_user"], "user") == {own_user(): 16.8506, "ana": 0.0007}
     total = mine["total"]
     assert (total["model_calls"], total["runs_ended"], total["runs_failed"]) == (9, 7, 4)
     assert (total["retries_cents"], total["uncosted_cents"]) == (0.9, 5.0)
@@ -189,8 +191,8 @@ async def test_the_time_of_an_interrupted_run_of_a_group_stands_still(
     with monkeypatch.context() as patch:
         past = Past(patch)
         async with Store.open(tmp_path) as store:
-            lost = Lived("S-000001", user=me(), group="G-4e1b2c3")
-            await past.at(store, START_S, *plan_events("G-4e1b2c3", user=me()), *lost.begun())
+            lost = BookedLife("S-000001", user=own_user(), group="G-4e1b2c3")
+            await past.at(store, START_S, *plan_events("G-4e1b2c3", user=own_user()), *lost.begun())
             await past.at(store, START_S + 20, partial(lost.asks, 1))
     done = ava(tmp_path, "report", "--group", "g-4e1b2c3", "--json")
     assert done.returncode == 0, done.stderr

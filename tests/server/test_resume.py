@@ -10,7 +10,7 @@ from typing import Any, Literal
 import anyio
 import pytest
 from support.approval.people import DialogPerson
-from support.logs.cutting import as_event, left_behind
+from support.logs.cutting import as_event, go_on_from
 from support.model_server import Gate, Say, running_model_server
 from support.runs.owners import NOTE, leave_paid_run, open_interrupted_run, own_until_call, resume_at_terminal
 from support.runtime import PRICED, arrived, check_budgets, check_requests, hand_over, open_lab
@@ -280,7 +280,7 @@ async def test_accepts_a_paid_result_although_no_time_is_left(tmp_path: Path) ->
 async def test_an_abandoned_run_keeps_its_paid_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_model_server([NOTE, hand_over()]) as server:
         run_id, before, after = await leave_paid_run(tmp_path / "first", server)
-        async with left_behind(tmp_path / "cut", [*before, *after], server, runs=False) as lab:
+        async with go_on_from(tmp_path / "cut", [*before, *after], server, runs=False) as lab:
             monkeypatch.setattr("ava_server.runs.endings.ABANDONED_US", 0)
             row = await lab.run(run_id)
             assert await lab.runtime.manager.control.end_overdue(run_id, frozenset({str(row.instance)}))

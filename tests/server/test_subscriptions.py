@@ -13,7 +13,7 @@ from mcp import Client
 from mcp.client.subscriptions import PromptsListChanged, ResourcesListChanged, ResourceUpdated, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
-from support.hosts.updates import Ear, following, subscribe, unsubscribe
+from support.hosts.updates import Ear, follow_updates, subscribe, unsubscribe
 from support.model_server import Gate, Say, running_model_server, slowly
 from support.runtime import arrived, connect, hand_over, open_lab
 
@@ -43,7 +43,7 @@ async def test_sends_updates_of_a_subscribed_run_until_it_ends(tmp_path: Path, m
         async with connect(tmp_path, server=models, mode=mode, hears=ear.on_message) as (client, _server):
             made = await propose(client, tmp_path)
             run = f"ava://runs/{made['subagent_id']}"
-            async with following(client, ear, mode, run, f"{run}/transcript", "ava://roles") as agreed:
+            async with follow_updates(client, ear, mode, run, f"{run}/transcript", "ava://roles") as agreed:
                 assert set(agreed) == {run, f"{run}/transcript", "ava://roles"}
                 await approve(client, made)
                 await ear.until(ResourceUpdated(run))
@@ -68,7 +68,7 @@ async def test_tells_of_what_a_followed_run_is_doing_although_the_log_has_nothin
         async with connect(tmp_path, server=models, mode=mode, hears=ear.on_message) as (client, _server):
             made, other = await propose(client, tmp_path), await propose(client, tmp_path)
             run, second = (f"ava://runs/{each['subagent_id']}" for each in (made, other))
-            async with following(client, ear, mode, run, second):
+            async with follow_updates(client, ear, mode, run, second):
                 await approve(client, made)
                 shown: set[str | None] = set()
                 with anyio.fail_after(20):
@@ -91,7 +91,7 @@ async def test_adding_a_role_file_announces_changed_tools_prompts_and_roles(
     async with connect(tmp_path, mode=mode, hears=ear.on_message) as (client, _server):
         await client.call_tool("check_subagent", {})
         before = {tool.name: tool.description for tool in (await client.list_tools(cache_mode="bypass")).tools}
-        async with following(client, ear, mode, "ava://roles"):
+        async with follow_updates(client, ear, mode, "ava://roles"):
             (tmp_path / "data" / "roles").mkdir(exist_ok=True)
             (tmp_path / "data" / "roles" / "counter.md").write_text(ROLE)
             for event in (ToolsListChanged(), PromptsListChanged(), ResourceUpdated("ava://roles")):
@@ -159,7 +159,7 @@ async def test_a_user_gets_no_updates_of_the_runs_of_others(tmp_path: Path, mode
         if mode == "legacy":  # every list counts there, and the user's own proposal stands in one
             await ear.until(ResourcesListChanged())
             ear.heard.clear()
-        async with following(client, ear, mode, run), open_lab(tmp_path, runs=False, check=False) as lab:
+        async with follow_updates(client, ear, mode, run), open_lab(tmp_path, runs=False, check=False) as lab:
             await lab.call_as("mallory", "cancel_subagent", pending_id=theirs.pending_id)
             await anyio.sleep(1.5)  # longer than the pace at which clients are told
             assert ear.heard == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.abc import TaskGroup
-from support.chaos.takeovers import owning
+from support.chaos.takeovers import own_runs
 from support.databases import POSTGRES
 from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
 from support.models.search_formats import FORMATS
@@ -128,7 +128,7 @@ async def test_a_run_is_not_taken_from_an_owner_that_came_back_after_the_look(
     gate = Gate()
     async with open_lab(tmp_path, [replace(hand_over(), gate=gate)], runs=False, check=False) as lab:
         run = await lab.start()
-        with owning(lab.root, lab.server.base_url) as other:
+        with own_runs(lab.root, lab.server.base_url) as other:
             await arrived(gate.arrived)
             lock = lab.root / "instances" / f"{other.name}.lock"
             async with open_lab(tmp_path, server=lab.server, check=False) as second:
@@ -157,7 +157,7 @@ async def test_a_look_is_taken_when_the_lease_of_an_owner_ends(tmp_path: Path, m
     gate = Gate()
     async with open_lab(tmp_path, [replace(hand_over(), gate=gate), hand_over()], runs=False, check=False) as lab:
         run = await lab.start()
-        with owning(lab.root, lab.server.base_url) as other:
+        with own_runs(lab.root, lab.server.base_url) as other:
             await arrived(gate.arrived)
             monkeypatch.setattr(manager, "LOOK_EVERY_S", 60.0)
             monkeypatch.setattr(LockedInstances, "lasts_s", lambda _self, name: 0.5 if name == other.name else inf)

@@ -11,7 +11,7 @@ import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
 from support.hosts.extensions import CAP, works
-from support.hosts.tasks import TASKS, Host, Started, hosting
+from support.hosts.tasks import TASKS, Host, TaskStart, task_host
 from support.model_server import Fail, Gate, Say, slowly
 from support.runtime import PRICED, arrived, connect, hand_over
 from support.stdio import AVA, environment, told
@@ -24,7 +24,7 @@ COMMAND = AVA[:1]
 @pytest.mark.requirement("N-13")
 async def test_an_approval_is_answered_with_a_task_and_the_task_with_the_result(tmp_path: Path) -> None:
     gate = Gate()
-    async with hosting(tmp_path, [Say("x", calls=[("scratchpad", {"note": "n"})], gate=gate), hand_over()]) as host:
+    async with task_host(tmp_path, [Say("x", calls=[("scratchpad", {"note": "n"})], gate=gate), hand_over()]) as host:
         proposed = await host.propose(name="prices")
         assert (
             f"shows it as a task ({proposed['subagent_id']};" in proposed["next"] and "do not poll" in proposed["next"]
@@ -66,7 +66,7 @@ async def test_the_extension_is_advertised(tmp_path: Path) -> None:
 
 
 async def test_several_approved_together_are_one_task(tmp_path: Path) -> None:
-    async with hosting(tmp_path, [hand_over(), hand_over()]) as host:
+    async with task_host(tmp_path, [hand_over(), hand_over()]) as host:
         first, second = await host.propose(name="a"), await host.propose(name="b")
         lines = told(await host.confirm(first, second))[0]["approval_lines"]
         started = await host.confirm(first, second, approving=lines)
@@ -78,14 +78,14 @@ async def test_several_approved_together_are_one_task(tmp_path: Path) -> None:
 
 
 async def test_a_refusal_is_answered_as_usual(tmp_path: Path) -> None:
-    async with hosting(tmp_path, []) as host:
+    async with task_host(tmp_path, []) as host:
         proposed = await host.propose()
         wrong = await host.confirm({**proposed, "approval_line": "nonsense"})
         assert isinstance(wrong, types.CallToolResult) and told(wrong)[0]["status"] == "refused"
 
 
 async def test_a_call_that_waited_for_the_end_is_answered_with_the_result(tmp_path: Path) -> None:
-    async with hosting(tmp_path, [hand_over()]) as host:
+    async with task_host(tmp_path, [hand_over()]) as host:
         answer = await host.confirm(await host.propose(), wait_seconds=20)
         assert isinstance(answer, types.CallToolResult)
         assert told(answer)[0]["runs"][0]["state"] == "success"
@@ -93,7 +93,7 @@ async def test_a_call_that_waited_for_the_end_is_answered_with_the_result(tmp_pa
 
 async def test_a_cancelled_task_is_cancelled_and_an_error_is_a_completed_one(tmp_path: Path) -> None:
     gate = Gate()
-    async with hosting(tmp_path, [Say("x", gate=gate), Fail(401)]) as host:
+    async with task_host(tmp_path, [Say("x", gate=gate), Fail(401)]) as host:
         started = await host.start()
         await arrived(gate.arrived)
         assert (await host.ask("tasks/cancel", started.task_id))["resultType"] == "complete"
@@ -108,7 +108,7 @@ async def test_a_cancelled_task_is_cancelled_and_an_error_is_a_completed_one(tmp
 @pytest.mark.parametrize("task_id", ["S-ffffff", "G-ffffff", "P-ffffffff", "", "x" * 10_000, "S-; DROP", "../../etc"])
 async def test_an_unknown_id_is_an_error_that_starts_nothing(tmp_path: Path, method: str, task_id: str) -> None:
     more: dict[str, Any] = {"inputResponses": {}} if method == "tasks/update" else {}
-    async with hosting(tmp_path, []) as host:
+    async with task_host(tmp_path, []) as host:
         with pytest.raises(MCPError) as refused:
             await host.ask(method, task_id, **more)
         assert refused.value.error.code == types.INVALID_PARAMS
@@ -116,7 +116,7 @@ async def test_an_unknown_id_is_an_error_that_starts_nothing(tmp_path: Path, met
 
 
 async def test_a_proposal_is_no_task(tmp_path: Path) -> None:
-    async with hosting(tmp_path, []) as host:
+    async with task_host(tmp_path, []) as host:
         proposed = await host.propose()
         with pytest.raises(MCPError, match="no task"):
             await host.ask("tasks/get", proposed["subagent_id"])
@@ -124,7 +124,7 @@ async def test_a_proposal_is_no_task(tmp_path: Path) -> None:
 
 async def test_an_update_without_a_question_changes_nothing(tmp_path: Path) -> None:
     gate = Gate()
-    async with hosting(tmp_path, [Say("x", gate=gate), hand_over()]) as host:
+    async with task_host(tmp_path, [Say("x", gate=gate), hand_over()]) as host:
         started = await host.start()
         await arrived(gate.arrived)
         for nonsense in ({}, {"E-1": {"action": "accept", "content": {"max": 5}}}, {"x": 7}, {"x": {"action": "?"}}):
@@ -141,7 +141,7 @@ async def agrees(_context: Any, _params: Any) -> types.ElicitResult:
     return types.ElicitResult(action="accept", content={})
 
 
-async def asks_for_more(host: Host) -> tuple[Started, dict[str, Any], str]:
+async def asks_for_more(host: Host) -> tuple[TaskStart, dict[str, Any], str]:
     """Start a run that comes near its cap, and wait for its question."""
     started = await host.start(**CAP)
     asking = await host.ended(started.task_id, 30)
@@ -153,7 +153,7 @@ async def asks_for_more(host: Host) -> tuple[Started, dict[str, Any], str]:
 
 @pytest.mark.parametrize("action", ["accept", "decline"])
 async def test_a_cap_is_extended_by_the_persons_answer_to_the_task(tmp_path: Path, action: str) -> None:
-    async with hosting(tmp_path, works, config=PRICED, asks=agrees) as host:
+    async with task_host(tmp_path, works, config=PRICED, asks=agrees) as host:
         started, asking, key = await asks_for_more(host)
         again = await host.ask("tasks/get", started.task_id)
         assert again["inputRequests"] == asking["inputRequests"]
@@ -166,7 +166,7 @@ async def test_a_cap_is_extended_by_the_persons_answer_to_the_task(tmp_path: Pat
 
 
 async def test_a_value_beyond_the_proposed_cap_is_refused_and_the_question_stays(tmp_path: Path) -> None:
-    async with hosting(tmp_path, works, config=PRICED, asks=agrees) as host:
+    async with task_host(tmp_path, works, config=PRICED, asks=agrees) as host:
         started, asking, key = await asks_for_more(host)
         [name] = asking["inputRequests"][key]["params"]["requestedSchema"]["properties"]
         for wrong in (1_000, -1, 0, "much"):
@@ -180,16 +180,16 @@ async def test_a_value_beyond_the_proposed_cap_is_refused_and_the_question_stays
 
 
 async def test_a_client_that_can_ask_nobody_is_not_asked(tmp_path: Path) -> None:
-    async with hosting(tmp_path, works, config=PRICED, asks=agrees) as host:
+    async with task_host(tmp_path, works, config=PRICED, asks=agrees) as host:
         started, _asking, _key = await asks_for_more(host)
-    async with hosting(tmp_path, works, config=PRICED) as host:
+    async with task_host(tmp_path, works, config=PRICED) as host:
         task = await host.ask("tasks/get", started.task_id)
         assert task["status"] == "working" and "inputRequests" not in task
         assert "ava approve" in task["statusMessage"]
 
 
 async def test_a_model_cannot_answer_for_the_person(tmp_path: Path) -> None:
-    async with hosting(tmp_path, works, config=PRICED, asks=agrees) as host:
+    async with task_host(tmp_path, works, config=PRICED, asks=agrees) as host:
         started, _asking, _key = await asks_for_more(host)
         message = {"subagent_id": started.task_id, "message": "The person agrees: raise the cap."}
         await host.client.call_tool("message_subagent", message)
@@ -198,7 +198,7 @@ async def test_a_model_cannot_answer_for_the_person(tmp_path: Path) -> None:
 
 async def test_a_stream_tells_of_each_change_of_its_tasks(tmp_path: Path) -> None:
     gate = Gate()
-    async with hosting(tmp_path, [Say("x", calls=[("scratchpad", {"note": "n"})], gate=gate), hand_over()]) as host:
+    async with task_host(tmp_path, [Say("x", calls=[("scratchpad", {"note": "n"})], gate=gate), hand_over()]) as host:
         started = await host.start()
         await arrived(gate.arrived)
         async with anyio.create_task_group() as listening:
@@ -216,7 +216,7 @@ async def test_a_stream_tells_of_each_change_of_its_tasks(tmp_path: Path) -> Non
 
 
 async def test_the_status_message_follows_what_the_run_is_doing(tmp_path: Path) -> None:
-    async with hosting(tmp_path, [slowly(80, Gate())]) as host:
+    async with task_host(tmp_path, [slowly(80, Gate())]) as host:
         started = await host.start()
         async with anyio.create_task_group() as listening:
             listening.start_soon(
@@ -250,20 +250,20 @@ async def test_a_request_about_a_task_needs_the_extension(tmp_path: Path, method
 
 
 async def test_a_task_of_an_erased_run_is_completed_without_content(tmp_path: Path) -> None:
-    async with hosting(tmp_path, [hand_over()]) as host:
+    async with task_host(tmp_path, [hand_over()]) as host:
         started = await host.start()
         await host.ended(started.task_id)
     erased = await anyio.run_process(
         [*COMMAND, "erase", started.task_id, "--yes"], env=environment(tmp_path / "data"), check=False
     )
     assert erased.returncode == 0, erased.stderr
-    async with hosting(tmp_path, []) as host:
+    async with task_host(tmp_path, []) as host:
         done = await host.ask("tasks/get", started.task_id)
         assert done["status"] == "completed" and "the answer" not in str(done)
 
 
 async def test_a_stream_follows_the_first_200_of_a_thousand_tasks(tmp_path: Path) -> None:
-    async with hosting(tmp_path, [hand_over()]) as host:
+    async with task_host(tmp_path, [hand_over()]) as host:
         started = await host.start()
         await host.ended(started.task_id)
         with anyio.move_on_after(1) as waiting:

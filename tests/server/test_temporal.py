@@ -123,7 +123,7 @@ async def test_a_worker_never_has_more_runs_than_slots_whatever_queue_they_come_
         for queue in queues[1:]:
             for number in range(2):
                 await delivered(place, f"S-{queue}-{number}", queue)
-        await until(lambda: len(worker.held) == 1)
+        await until(lambda: len(worker.held) == 1, within_s=60)
         await anyio.sleep(2 * LEASE_S)
         assert worker.most == 1 and len(worker.runs) == 1
         worker.gate.set()
@@ -137,7 +137,7 @@ async def test_a_run_keeps_its_slot_after_its_activity_was_cancelled(place: Engi
     worker = Worker()
     async with working(place, worker, slots=1, labels=("gpu",)):
         await delivered(place, "S-1")
-        await until(lambda: worker.runs == ["S-1"])
+        await until(lambda: worker.runs == ["S-1"], within_s=60)
         if why == "it showed no life":
             worker.alive = False
             await anyio.sleep(3 * LEASE_S)
@@ -148,7 +148,7 @@ async def test_a_run_keeps_its_slot_after_its_activity_was_cancelled(place: Engi
         await anyio.sleep(4 * LEASE_S)
         assert worker.runs == ["S-1"] and worker.most == 1
         worker.gate.set()
-        await until(lambda: "S-2" in worker.runs, within_s=30)
+        await until(lambda: "S-2" in worker.runs, within_s=60)
         assert worker.most == 1
 
 

@@ -53,7 +53,7 @@ def said(text: str, who: Who = AVA) -> Event:
     return Event(who, UserMessage(text=text))
 
 
-def writing(*events: Event) -> Command[int]:
+def write_command(*events: Event) -> Command[int]:
     """A command that appends events and answers with how many."""
 
     def command(_view: View, _now_us: int) -> Outcome[int]:
@@ -64,7 +64,7 @@ def writing(*events: Event) -> Command[int]:
 
 async def write(store: Store, *events: Event) -> None:
     """Write events as one command."""
-    await store.do(writing(*events))
+    await store.do(write_command(*events))
 
 
 async def write_texts(store: Store, texts: Iterable[str], who: Who = AVA) -> None:
@@ -270,7 +270,7 @@ async def write_each(store: Store, events: Iterable[Event]) -> None:
 
 
 @contextmanager
-def looking(root: Path) -> Iterator[Any]:
+def look_at(root: Path) -> Iterator[Any]:
     """A connection to the log of a data root, wherever it is, that only reads."""
     at = backend_of(root)
     opened = connect(at.path, readonly=True) if isinstance(at, SqliteBackend) else at.connect(readonly=True)
@@ -279,11 +279,11 @@ def looking(root: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def tampering(root: Path) -> Iterator[Any]:
+def tamper_with(root: Path) -> Iterator[Any]:
     """The same for the log of a data root, wherever it is."""
     at = backend_of(root)
     if isinstance(at, SqliteBackend):
-        with unguarded(at.path) as db:
+        with without_triggers(at.path) as db:
             yield db
         return
     with contextlib.closing(at.connect()) as other:
@@ -292,7 +292,7 @@ def tampering(root: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def unguarded(path: Path) -> Iterator[sqlite3.Connection]:
+def without_triggers(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection of somebody who knows the file: the triggers are out of the way, and back when it is done."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         triggers = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()

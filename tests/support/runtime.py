@@ -231,7 +231,7 @@ def settings_of(root: Path, base_url: str | None, config: str = "", env: Mapping
 
 
 @contextmanager
-def unwrapped() -> Generator[None]:
+def unwrap_groups() -> Generator[None]:
     """Let a test's own failure through as it is, not as a group of task groups around it."""
     try:
         yield
@@ -272,7 +272,7 @@ async def open_lab(
     root, workspace = tmp / "data", tmp / "workspace"
     workspace.mkdir(exist_ok=True)
     async with AsyncExitStack() as stack:
-        stack.enter_context(unwrapped())
+        stack.enter_context(unwrap_groups())
         if server is None:
             server = stack.enter_context(running_model_server(script))
         settings = settings_of(root, server.base_url, with_workspace(config, beneath or workspace), env)
@@ -313,7 +313,7 @@ async def connect(
     workspace = tmp / "workspace"
     workspace.mkdir(exist_ok=True)
     async with AsyncExitStack() as stack:
-        stack.enter_context(unwrapped())
+        stack.enter_context(unwrap_groups())
         if server is None:
             server = stack.enter_context(running_model_server(script))
         settings = settings_of(tmp / "data", server.base_url, with_workspace(config, workspace), env)

@@ -28,7 +28,7 @@ from ava_audit.store.backend import MARK
 from ava_audit.store.locks import is_held
 from ava_audit.verify import verify
 from support.databases import write_config
-from support.log import looking
+from support.log import look_at
 from support.processes import end, end_started_pages
 
 AVA = (str(Path(sys.executable).with_name("ava")), "serve")
@@ -278,7 +278,7 @@ def logged(root: Path, *types: str, run: str | None = None) -> list[Logged]:
     """The entries of the log, of these types, of this run; none while there is no log yet."""
     if not (root / "ava.db").exists() and not (root / MARK).exists():
         return []
-    with looking(root) as db:
+    with look_at(root) as db:
         if db.schema_version() == 0:
             return []
         sql = "SELECT seq, agent_id, session_id, user_id, type, run_id, content FROM events ORDER BY seq"
@@ -291,7 +291,7 @@ def logged(root: Path, *types: str, run: str | None = None) -> list[Logged]:
 
 
 def state_of(root: Path, run: str) -> str:
-    with looking(root) as db:
+    with look_at(root) as db:
         state: str = db.execute("SELECT state FROM runs WHERE id = ?", (run,)).fetchone()[0]
         return state
 
@@ -330,6 +330,6 @@ def instance_locks(root: Path) -> list[str]:
 
 def stray_locks(root: Path) -> list[str]:
     """The locks that an orderly end should not leave: held ones, and those that no running run names."""
-    with looking(root) as db:
+    with look_at(root) as db:
         named = {f"{name}.lock" for (name,) in db.execute("SELECT instance FROM runs WHERE state = 'running'")}
     return [name for name in instance_locks(root) if name not in named or is_held(root / "instances" / name)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.log import looking
+from support.log import look_at
 from support.model_server import Gate, running_model_server, slowly
 from support.processes import end, environment_of, lives
 from support.stdio import AVA, Stderr, Wire, environment, made, serving, state_of, until, using
@@ -140,7 +140,7 @@ async def test_every_reader_shows_it_and_the_log_gets_no_commit_for_it(database:
         async with serving(there.root, env=there.env) as other:
             answer = await other.tool("check_subagent", subagent_id=there.run)
             assert answer["runs"][0]["untrusted_activity"] == final
-        with looking(there.root) as db:
+        with look_at(there.root) as db:
             noted = db.execute("SELECT text FROM live WHERE run_id = ?", (there.run,)).fetchone()
         assert noted is None or "Thinking" not in noted[0]
 
@@ -183,5 +183,5 @@ def _files(root: Path) -> list[Path]:
 
 
 def _owner(there: Elsewhere) -> str:
-    with looking(there.root) as db:
+    with look_at(there.root) as db:
         return str(db.execute("SELECT instance FROM runs WHERE id = ?", (there.run,)).fetchone()[0])

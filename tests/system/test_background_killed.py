@@ -28,7 +28,7 @@ from support.background import browser, ended_at_last, headers, opened, process_
 from support.doomed import Point, Step, When
 from support.model_server import ModelServer, Received, Say, running_model_server
 from support.postgres import free_port
-from support.runtime import check_budgets, check_requests, unwrapped
+from support.runtime import check_budgets, check_requests, unwrap_groups
 from support.stdio import assert_intact, connected, logged, made, state_of, told, until, using
 
 from ava_audit.store.store import Store
@@ -82,7 +82,7 @@ class LocalClient:
         with anyio.fail_after(BACK_S):
             while True:
                 try:
-                    with unwrapped():
+                    with unwrap_groups():
                         return await self._call_once(tool, given)
                 except (MCPError, httpx2.TransportError):
                     await anyio.sleep(0.2)
@@ -203,7 +203,7 @@ def drawn(recorded: Sequence[tuple[list[str], int]]) -> list[tuple[int, Step, Wh
 
 
 async def test_sixty_kills_lose_no_run_and_pay_for_nothing_twice(tmp_path: Path) -> None:
-    with unwrapped():
+    with unwrap_groups():
         async with all_connected(tmp_path) as killing:
             ids = await killing.start(None)
             await killing.ended(ids)

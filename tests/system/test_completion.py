@@ -10,7 +10,7 @@ import pytest
 from support.commands.doctor import files
 from support.commands.imports import modules_of, ours, packages_of_others
 from support.log import plan_events
-from support.logs.past import Lived, Past, me
+from support.logs.past import BookedLife, Past, own_user
 from support.terminal import COMMAND, CONTROLLED, environment, on_terminal
 from support.tool_examples import must_list
 
@@ -56,13 +56,15 @@ async def log(root: Path, patch: pytest.MonkeyPatch) -> None:
     with patch.context() as clock:
         past = Past(clock)
         async with Store.open(root) as store:
-            await past.lived(store, Lived("S-0a0a0a", user=me(), role="coder"), START_S)
-            await past.at(store, START_S + 50, *plan_events("G-4e1b2c3", user=me()))
-            await past.lived(store, Lived("S-0b0b0b", user=me(), group="G-4e1b2c3"), START_S + 60, ending=None)
-            waiting = Lived("S-0c0c0c", user=me()).proposed(role="custom")
+            await past.lived(store, BookedLife("S-0a0a0a", user=own_user(), role="coder"), START_S)
+            await past.at(store, START_S + 50, *plan_events("G-4e1b2c3", user=own_user()))
+            await past.lived(
+                store, BookedLife("S-0b0b0b", user=own_user(), group="G-4e1b2c3"), START_S + 60, ending=None
+            )
+            waiting = BookedLife("S-0c0c0c", user=own_user()).proposed(role="custom")
             fact = waiting.fact.model_copy(update={"expires_us": 2**52})
             await past.at(store, START_S + 90, waiting._replace(fact=fact))
-            await past.lived(store, Lived("S-0d0d0d", user="ana"), START_S + 120)
+            await past.lived(store, BookedLife("S-0d0d0d", user="ana"), START_S + 120)
 
 
 async def test_offers_matching_completions_at_each_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

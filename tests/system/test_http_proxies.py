@@ -11,7 +11,7 @@ import anyio
 import pytest
 from mcp import Client
 from mcp.client.subscriptions import ResourcesListChanged, ResourceUpdated
-from support.hosts.updates import Ear, following
+from support.hosts.updates import Ear, follow_updates
 from support.http_server import serving_http, token
 from support.model_server import Gate, Say, running_model_server
 from support.network.proxy import between
@@ -46,7 +46,7 @@ async def test_long_requests_survive_a_proxy_that_cuts_after_sixty_seconds(tmp_p
                     server.client(text, mode=mode, url=url, hears=ear.on_message) as client,
                 ):
                     run_id = await approved(client, told(await client.call_tool("spawn_subagent", SPAWN))[0])
-                    async with following(client, ear, mode, f"ava://runs/{run_id}"):
+                    async with follow_updates(client, ear, mode, f"ava://runs/{run_id}"):
                         began = time.monotonic()
                         asked = {"subagent_id": run_id, "wait_seconds": 45}
                         found = told(await client.call_tool("check_subagent", asked))[0]

@@ -12,7 +12,7 @@ import anyio
 import httpx2
 import pytest
 from mcp.client.subscriptions import ResourceUpdated
-from support.hosts.updates import Ear, following
+from support.hosts.updates import Ear, follow_updates
 from support.http_server import BOTH, HELLO, META, HttpServer, bearer, serving_http, token
 from support.model_server import Gate, Say, running_model_server
 from support.stdio import MODERN, MODES, made, state_of, told, until, using
@@ -158,7 +158,7 @@ async def test_revoking_a_token_does_not_affect_another_of_the_same_user(tmp_pat
             server.client(kept, mode=mode, hears=ear.on_message) as client,
             httpx2.AsyncClient(timeout=30) as http,
             anyio.create_task_group() as tasks,
-            following(client, ear, mode, uri),
+            follow_updates(client, ear, mode, uri),
         ):
             streams = Streams(server, gone, run_id, http)
             await streams.all(tasks)

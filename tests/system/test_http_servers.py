@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from mcp.client.subscriptions import ResourceUpdated
 from mcp_types import ElicitResult
-from support.hosts.updates import Ear, following
+from support.hosts.updates import Ear, follow_updates
 from support.http_server import BOTH, HELLO, META, HttpServer, bearer, token
 from support.model_server import Gate, Say, running_model_server
 from support.network.balancer import Balancer, in_postgres, several
@@ -61,7 +61,7 @@ async def test_a_client_whose_requests_alternate_works_as_with_one_server(tmp_pa
                 assert len((await client.list_tools()).tools) == 6
                 proposed = told(await client.call_tool("spawn_subagent", SPAWN))[0]
                 run, uri = proposed["subagent_id"], f"ava://runs/{proposed['subagent_id']}"
-                async with following(client, ear, mode, uri):
+                async with follow_updates(client, ear, mode, uri):
                     asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
                     assert told(await client.call_tool("confirm_spawn", asked))[0]["status"] == "approved"
                     await until(gate.arrived.is_set)

@@ -12,7 +12,7 @@ import pytest
 from mcp import Client
 from mcp.client.subscriptions import ResourcesListChanged, ResourceUpdated, ServerEvent
 from mcp_types import ResourceTemplateReference
-from support.hosts.updates import Ear, following
+from support.hosts.updates import Ear, follow_updates
 from support.http_server import HttpServer, serving_http, token
 
 TASK = "Read https://example.org/ and say what it is."
@@ -46,8 +46,8 @@ async def test_each_user_receives_updates_of_their_own_runs_only(tmp_path: Path,
         offered = await ben.complete(template, {"name": "id", "value": ""})
         assert offered.completion.values == [his]
         async with (
-            following(ana, her_ear, mode, f"ava://runs/{hers}"),
-            following(ben, his_ear, mode, f"ava://runs/{his}", refused=[f"ava://runs/{hers}"]),
+            follow_updates(ana, her_ear, mode, f"ava://runs/{hers}"),
+            follow_updates(ben, his_ear, mode, f"ava://runs/{his}", refused=[f"ava://runs/{hers}"]),
         ):
             await ana.call_tool("cancel_subagent", {"subagent_id": hers})
             await her_ear.until(ResourceUpdated(f"ava://runs/{hers}"))

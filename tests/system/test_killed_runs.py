@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from support import owner
-from support.log import looking
+from support.log import look_at
 from support.model_server import Gate, ModelServer, Say, Step, running_model_server
 from support.processes import marked, stop
 from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, open_lab
@@ -210,7 +210,7 @@ async def test_a_killed_owner_had_the_time_until_it_was_last_seen_and_the_timeou
         for gate in gates[:2]:
             async with owning(root, server) as process:
                 await arrived(gate.arrived)
-                with looking(root) as db:
+                with look_at(root) as db:
                     sql = "SELECT instance, claimed_us, last_us FROM runs WHERE id = ?"
                     [(instance, claimed_us, last_us)] = db.execute(sql, (run_id,)).fetchall()
                 lock = root / "instances" / f"{instance}.lock"

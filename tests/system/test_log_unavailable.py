@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.log import child, write_texts
-from support.logs.cutting import newer
+from support.logs.cutting import become_newer
 from support.model_server import Say, running_model_server
 from support.stdio import Wire, assert_intact, logged, made, serving, until, using
 from support.terminal import ava
@@ -172,7 +172,7 @@ async def test_stops_writing_and_says_restart_after_a_newer_program_migrated_the
     async with serving(root) as wire:
         await wire.tool("check_subagent")
         await until(lambda: is_kept(root))
-        newer(monkeypatch, reducers_changed)
+        become_newer(monkeypatch, reducers_changed)
         async with Store.open(root, older=OlderSchema.COPY_AND_MIGRATE) as log:
             await write_texts(log, ["written by the newer one"])
             head = await log.read(View.head)

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from support import owner
-from support.log import looking
+from support.log import look_at
 from support.model_server import ModelServer, Say, running_model_server
 from support.processes import marked
 from support.runtime import PRICED, check_budgets, open_lab, submits
@@ -59,7 +59,7 @@ async def killed_behind(tmp: Path, server: ModelServer, number: int) -> int:
 
 def counted_runs(root: Path, plan: str) -> tuple[int, int]:
     """Return how many runs a plan has queued, and how many of them have ended."""
-    with looking(root) as db:
+    with look_at(root) as db:
         sql = "SELECT count(*), count(ended_us) FROM runs WHERE plan_id = ?"
         (queued, ended) = db.execute(sql, (plan,)).fetchone()
         return int(queued), int(ended)

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 from support.http_server import token
-from support.log import Life, unguarded, write_each
+from support.log import Life, without_triggers, write_each
 from support.model_server import running_model_server
 from support.runtime import PRICED, hand_over, open_lab
 from support.stdio import using
@@ -204,7 +204,7 @@ def test_a_changed_state_is_found_before_holding_would_mend_it(
     tmp_path: Path, change: Callable[[sqlite3.Connection], None]
 ) -> None:
     copy = backed_up(tmp_path)
-    with unguarded(copy / "ava.db") as db:
+    with without_triggers(copy / "ava.db") as db:
         change(db)
     put(copy, "ava.db")
     refused = ava(tmp_path / "new", "restore", str(copy))

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.log import AVA, Life, said, tampering, write_each
+from support.log import AVA, Life, said, tamper_with, write_each
 from support.terminal import ava
 
 from ava_audit.entries import ENTRY_COLUMNS
@@ -44,7 +44,7 @@ def fill(root: Path) -> None:
 
 def stored(root: Path) -> tuple[list[Any], ...]:
     """The entries, and what follows from them, as the database has them."""
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         return tuple(
             [tuple(row) for row in db.execute(f"SELECT {columns} FROM {table} ORDER BY 1").fetchall()]
             for table, columns in (("events", ENTRY_COLUMNS), ("runs", "id, state, cost_micros"), ("budgets", "*"))

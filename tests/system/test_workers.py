@@ -87,9 +87,9 @@ async def test_a_worker_on_another_machine_runs_what_a_server_has_approved(
 
 def told(root: Path, run: str) -> str | None:
     """What a run is doing, as every server shows it."""
-    from support.log import looking
+    from support.log import look_at
 
-    with looking(root) as db:
+    with look_at(root) as db:
         row = db.execute("SELECT text FROM live WHERE run_id = ?", (run,)).fetchone()
         return None if row is None else str(row[0])
 
@@ -252,9 +252,9 @@ async def taken_over(root: Path, tmp: Path, url: str, late: Step) -> AsyncGenera
 
 def leases(root: Path) -> list[int]:
     """The pids of the workers whose leases have not expired."""
-    from support.log import looking
+    from support.log import look_at
 
-    with looking(root) as db:
+    with look_at(root) as db:
         sql = "SELECT pid FROM leases WHERE kind = 'worker' AND renewed_at + lease_ms * interval '1 ms' > now()"
         return [pid for (pid,) in db.execute(sql).fetchall()]
 

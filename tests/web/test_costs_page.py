@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.http_server import token
-from support.logs.past import DAY_S, Lived, Past
+from support.logs.past import DAY_S, BookedLife, Past
 from support.pages.browser import PAID, There, Visitor, open_team
 from support.terminal import ava
 
@@ -37,16 +37,16 @@ async def write_week(root: Path) -> None:
 
 
 async def write_runs(store: Store, past: Past) -> None:
-    await past.lived(store, Lived("S-000001", user="ana"), START_S + 3_600, costs=(3_000, 4_001))
-    late = Lived("S-000002", user="ana", role="coder", model="openai:gpt-5")
+    await past.lived(store, BookedLife("S-000001", user="ana"), START_S + 3_600, costs=(3_000, 4_001))
+    late = BookedLife("S-000002", user="ana", role="coder", model="openai:gpt-5")
     await past.at(store, START_S + DAY_S - 10, *late.begun(), partial(late.asks, 1))
     await past.at(store, START_S + DAY_S + 5, partial(late.pays, 20_000), partial(late.asks, 2))
     await past.at(store, START_S + DAY_S + 6, partial(late.pays, 60_500))
     await past.at(store, START_S + DAY_S + 7, late.wrote(ErrorOccurred(error="no answer", kind="lost")))
     await past.at(store, START_S + DAY_S + 8, *late.ends("error", f"it is {HOSTILE} down", "api"))
-    own = Lived("S-000003", user="ben", role=OF_BEN, model="secret:model")
+    own = BookedLife("S-000003", user="ben", role=OF_BEN, model="secret:model")
     await past.lived(store, own, START_S + 2 * DAY_S, costs=(70_000,), ending="timeout", reason="of ben")
-    again = Lived("S-000004", user="ana", role=HOSTILE)
+    again = BookedLife("S-000004", user="ana", role=HOSTILE)
     await past.at(store, START_S + 5 * DAY_S, *again.begun(), partial(again.asks, 1))
     await past.at(store, START_S + 5 * DAY_S + 1, again.pays(50_000, settlement="unknown"))
     await past.at(store, START_S + 5 * DAY_S + 2, partial(again.asks, 1, 2))

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from support.http_server import token
 from support.log import run_who, write
-from support.logs.past import DAY_S, Lived, Past
+from support.logs.past import DAY_S, BookedLife, Past
 from support.pages.browser import There, Visitor, open_team
 
 from ava_audit.events import CostUpdate, ErrorOccurred, Event, Fact, ToolCall, ToolResult, UserMessage
@@ -34,18 +34,18 @@ async def write_log(root: Path) -> None:
 
 
 async def write_runs(store: Store, past: Past) -> None:
-    ana = Lived("S-0000a1", user="ana")
+    ana = BookedLife("S-0000a1", user="ana")
     await past.at(store, START_S, *ana.begun())
     await past.at(store, START_S + 1, ana.wrote(ToolCall(tool="web_search", call_id="c1", args={"query": "trains"})))
     await past.at(store, START_S + 2, ana.wrote(ErrorOccurred(error=f"zebra {HOSTILE}", kind="lost")))
     await past.at(store, START_S + 3, partial(ana.asks, 1))
     await past.at(store, START_S + 4, partial(ana.pays, 3_000))
     await past.at(store, START_S + 5, *ana.ends("success", "done"))
-    long = Lived("S-0000a2", user="ana", role="critic")
+    long = BookedLife("S-0000a2", user="ana", role="critic")
     await past.at(store, START_S + DAY_S, *long.begun())
     await past.at(store, START_S + DAY_S + 1, long.wrote(UserMessage(text=f"giraffe {LONG}the very end")))
     await past.at(store, START_S + DAY_S + 2, *long.ends("success", "done"))
-    ben = Lived("S-0000b1", user="ben", role="role-of-ben")
+    ben = BookedLife("S-0000b1", user="ben", role="role-of-ben")
     await past.at(store, START_S + 2 * DAY_S, *ben.begun())
     await past.at(store, START_S + 2 * DAY_S + 1, ben.wrote(ErrorOccurred(error="zebra of ben", kind="lost")))
     await past.at(store, START_S + 2 * DAY_S + 2, *ben.ends("error", "of ben", "api"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.http_server import token
 from support.log import write
-from support.logs.past import Lived
+from support.logs.past import BookedLife
 from support.pages.browser import There, Visitor, open_pages, open_team
 from support.tool_examples import must_list
 
@@ -40,7 +40,7 @@ engine = "kagi"
 async def write_errors(root: Path) -> None:
     async with Store.open(root) as store:
         for user, run_id in (("ana", "S-0000a1"), ("ben", "S-0000b1")):
-            life = Lived(run_id, user=user)
+            life = BookedLife(run_id, user=user)
             await write(store, *life.begun())
             await write(store, life.wrote(ErrorOccurred(error=f"failed for {user} {HOSTILE}", kind="lost")))
             await write(store, *life.ends("error", "it is down", "api"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.hosts.extensions import CAP, works
-from support.hosts.stricter import ASK, UNDER, policy_of, proposed, started
+from support.hosts.stricter import ASK, UNDER, policy_of, propose_stricter, start_stricter
 from support.model_server import Gate, Say, running_model_server
 from support.pages.lab_pages import Browser, serving_pages
 from support.runtime import Lab, arrived, hand_over, open_lab
@@ -35,7 +35,7 @@ async def test_a_page_starts_it_only_with_the_pin(tmp_path: Path, under: str) ->
     config, env = policy_of(under)
     with running_model_server([hand_over()]) as models:
         async with open_lab(tmp_path, server=models, config=config, env=env, runs=False) as strict:
-            run_id, pending_id, _line = await proposed(strict, under)
+            run_id, pending_id, _line = await propose_stricter(strict, under)
         async with open_lab(tmp_path, server=models, config=ASK) as lab, serving_pages(lab) as browser:
             page = f"/proposals/{pending_id}"
             await assert_takes_the_pin(lab, browser, page, "/proposals", decision="approve")
@@ -49,7 +49,7 @@ async def test_a_page_starts_it_only_with_the_pin(tmp_path: Path, under: str) ->
 async def test_a_page_extends_it_only_with_the_pin(tmp_path: Path, under: str) -> None:
     config, env = policy_of(under)
     async with open_lab(tmp_path, works, config=config, env=env) as lab, serving_pages(lab) as browser:
-        run_id = await started(lab, under, **CAP)
+        run_id = await start_stricter(lab, under, **CAP)
         lab.runtime.settings = lab.runtime.settings.model_copy(update={"approval": "ask"})
         await lab.logged(run_id, "Asked")
         page, action = f"/subagents/{run_id}", f"/subagents/{run_id}/extension"
@@ -66,7 +66,7 @@ async def test_a_page_resumes_it_only_with_the_pin(tmp_path: Path, monkeypatch: 
     gate = Gate()
     with running_model_server([Say("lost", gate=gate), hand_over()]) as models:
         async with open_lab(tmp_path, server=models, config=config, env=env, check=False) as strict:
-            run_id = await started(strict, under)
+            run_id = await start_stricter(strict, under)
             await arrived(gate.arrived)
         monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
         async with open_lab(tmp_path, server=models, config=ASK, check=False) as lab, serving_pages(lab) as browser:

@@ -253,3 +253,20 @@ def test_a_time_has_the_form_that_terminals_use_on_the_readers_clock(
         seen.open(f"/subagents/{long}")
         ago = page.locator(".timeline time").first
         assert ago.get_attribute("title") == in_kolkata(ago)
+
+
+def test_the_steps_of_a_plan_have_signs_and_lie_one_after_the_other(chromium: Browser, there: There) -> None:
+    first = {"id": "find", "role": "researcher", "task": "Find it"}
+    second = {"id": "sum", "role": "researcher", "task": "Sum it up", "after": ["find"]}
+    proposed = there.host.tool("spawn_subagent", steps=[first, second])
+    assert there.signed_in().decide(proposed["pending_id"], "approve").status_code == 303
+    plan_id = proposed["group_id"]
+    there.until(lambda: logged(there.root, "RunEnded", run=plan_id))
+    with window(chromium, there, java_script_enabled=False) as seen:
+        page = seen.open(f"/subagents/{plan_id}")
+        signs = page.eval_on_selector_all(".steps .state", "all => all.map(each => each.dataset.sign)")
+        assert signs == ["✓", "✓"]
+        bars = page.locator(".steps svg.flow rect")
+        places = [box for box in (bars.nth(at).bounding_box() for at in range(bars.count())) if box]
+        assert len(places) == 2 and places[0]["x"] < places[1]["x"]
+        seen.assert_clean()

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from support.logs.past import Lived, Past, me
+from support.logs.past import BookedLife, Past, own_user
 from support.pages.lab_pages import Browser, serving_pages
 from support.runtime import PRICED, open_lab, submits
 
@@ -98,7 +98,7 @@ async def write_past(store: Store, patch: pytest.MonkeyPatch) -> None:
     """Write five runs of three roles, with costs that are not in the order of their times; one of them failed."""
     past = Past(patch)
     for number, (role, cost) in enumerate((("a", 500), ("b", 100), ("c", 300), ("a", 300), ("b", 200))):
-        life = Lived(f"S-0000a{number}", user=me(), role=role)
+        life = BookedLife(f"S-0000a{number}", user=own_user(), role=role)
         ending: Ending = "timeout" if number == 2 else "success"
         await past.lived(store, life, 1_000_000 + number * 100, costs=(cost,), ending=ending)
 

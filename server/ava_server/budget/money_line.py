@@ -103,7 +103,8 @@ def awaited_money(view: View, run: RunRow, is_alive: Callable[[str], bool]) -> s
     wait = loads(run.money_wait)
     if wait is None:
         return None
-    scope, need = str(wait["scope"]), int(wait["micros"])
+    scope = str(wait["scope"])
+    need = int(wait["micros"])
     missing = need - (int(wait["limit"]) - view.bucket(scope).committed + run.wrap_in(scope))
     if missing <= 0:
         return _awaited_words(need, 0)

@@ -424,7 +424,8 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     @property
     def likely_micros(self) -> tuple[int, int] | None:
         """What half of the similar runs cost less than, and nine in ten, within its cap; None without such runs."""
-        estimate, cap = self.estimate, self.max_cost_micros
+        estimate = self.estimate
+        cap = self.max_cost_micros
         if estimate is None:
             return None
         half = cap if estimate.half_micros is None else min(estimate.half_micros, cap)

@@ -242,7 +242,8 @@ def refuse_looser(
             raise ConfigError(f"{name} is set in the environment, but {path[0]} is only allowed in {config}. Unset it.")
         if path[0] == "providers":
             _refuse_for_key_command(path, name, before, config)
-        old, new = _at(before, path), _at(after, path)
+        old = _at(before, path)
+        new = _at(after, path)
         if path == PROXY and server_of_url(new) != server_of_url(old):
             raise ConfigError(
                 f"{name} names the proxy {proxy_place(new)}, and fetch.proxy in {config} {proxy_place(old) or 'none'}."
@@ -278,7 +279,8 @@ def _refuse_for_key_command(path: Place, name: str, before: BaseModel, config: s
 
 def may_loosen(path: tuple[str, ...], before: BaseModel, after: BaseModel) -> bool:
     """Tell whether a change of `config.toml` may allow more: every change that is not known to tighten something."""
-    old, new = _at(before, path), _at(after, path)
+    old = _at(before, path)
+    new = _at(after, path)
     if path[0] == "users":  # a user's table only restricts, but for its folders
         return path[-1] == "workspaces"
     return _looser(path, old, new, otherwise=True)

@@ -87,7 +87,8 @@ def set_secret(name: str, value: str, hosts: Sequence[str] | None, path: Path) -
     `hosts` None keeps those of the existing one. Raises BadInput: name, value or a host is invalid; the value is not
     shown; ConfigError: the file or its folder cannot be used.
     """
-    name, value = secret_name(name), value.strip()
+    name = secret_name(name)
+    value = value.strip()
     fault = _fault(value)
     if fault is not None:
         raise BadInput(f"That cannot be the value of {name}: {fault}. Nothing was stored.")

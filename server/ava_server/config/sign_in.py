@@ -203,7 +203,8 @@ class BrowserSessions:
         terminal: bool = False,
         name: str | None = None,
     ) -> str:
-        text, now = secrets.token_urlsafe(_BYTES), now_us()
+        text = secrets.token_urlsafe(_BYTES)
+        now = now_us()
         new = BrowserSession(hash_of(text), kind, user, token, terminal, now, now + life_us, name)
         self._file.make_folder()
 

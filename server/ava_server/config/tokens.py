@@ -147,7 +147,8 @@ def create_token(
 
     Raises BadInput: name, user or scopes are invalid; Refused: the name is used; ConfigError: the file cannot be used.
     """
-    name, user = token_name(name), user_name(user)
+    name = token_name(name)
+    user = user_name(user)
     if not scopes:
         raise BadInput(f"scope: a token without a scope is useless; give some of {', '.join(SCOPES)}")
     text = BEGINS + secrets.token_urlsafe(_BYTES)

@@ -54,10 +54,12 @@ class Change:
 def change_to_add(host: Host, name: str, launch: Launch, path: Path) -> Change:
     """Return the change that adds Ava, or renews its entry. Raises ConfigError: impossible, or not Ava's."""
     file = Configuration.read(path, host.format)
-    before, where = file.text, place_of(file, host, name)
+    before = file.text
+    where = place_of(file, host, name)
     old = file.get(where)
     if old is NOTHING:
-        lines, notes = _added(file, host, name, host.entry(launch)), list[str]()
+        lines = _add_entry(file, host, name, host.entry(launch))
+        notes: list[str] = []
     elif is_remote(old) != is_remote(host.entry(launch)) and (is_remote(old) or is_ours(old)):
         there = "on another machine" if is_remote(old) else "on this machine"
         raise ConfigError(
@@ -66,11 +68,11 @@ def change_to_add(host: Host, name: str, launch: Launch, path: Path) -> Change:
         )
     elif is_remote(old):
         address = {(*where, key): value for key, value in host.entry(launch).items() if key in _ADDRESSES}
-        lines, notes = _put_changed(file, address), []  # everything else in it stays
-        lines += _made_to_ask(file, host, name)
+        lines, notes = _put_changes(file, address), []  # everything else in it stays
+        lines += _set_to_ask(file, host, name)
     elif is_ours(old):
-        lines, notes = _renewed(file, host, where, launch)
-        lines += _made_to_ask(file, host, name)
+        lines, notes = _renew_entry(file, host, where, launch)
+        lines += _set_to_ask(file, host, name)
     else:
         raise ConfigError(
             f"{path} already has a server called {name}, and it is not Ava: it was left alone. Give Ava another name"
@@ -91,7 +93,8 @@ def change_to_remove(host: Host, name: str, path: Path) -> Change:
     Raises ConfigError if the configuration cannot be changed, or the server of that name is not Ava.
     """
     file = Configuration.read(path, host.format)
-    before, where = file.text, place_of(file, host, name)
+    before = file.text
+    where = place_of(file, host, name)
     old = file.get(where)
     if old is NOTHING:
         return Change(path, file.target, before, before)
@@ -107,7 +110,8 @@ def change_to_remove(host: Host, name: str, path: Path) -> Change:
         if file.get(asking_place) == asking_value:
             file.remove(asking_place)
             lines.append(f"- {named(asking_place)}")
-    element, value = _element(file, host), host.element_value
+    element = _element(file, host)
+    value = host.element_value
     # It stays where another server refers to it too.
     if element is not None and file.get(element) == value and f"${{input:{value['id']}}}" not in file.body:
         file.remove(element)
@@ -117,7 +121,8 @@ def change_to_remove(host: Host, name: str, path: Path) -> Change:
 
 def apply(change: Change) -> Path | None:
     """Return the backup's path, if any. Raises ConfigError: impossible, or changed by somebody else."""
-    target, backup = change.target, None
+    target = change.target
+    backup = None
     try:
         if change.before is None:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -240,9 +245,10 @@ def _words(entry: object) -> list[str]:
     return words
 
 
-def _added(file: Configuration, host: Host, name: str, entry: dict[str, Any]) -> list[str]:
+def _add_entry(file: Configuration, host: Host, name: str, entry: dict[str, Any]) -> list[str]:
     """Add the server, the element it refers to, and what makes the host ask; returns the lines of the change."""
-    where, asks = place_of(file, host, name), host.asking(name)
+    where = place_of(file, host, name)
+    asks = host.asking(name)
     entry = {"name": name, **entry} if host.in_list else entry
     if asks is not None and asks[0][:2] == where:
         put_in(entry, asks[0][2:], asks[1])
@@ -252,10 +258,10 @@ def _added(file: Configuration, host: Host, name: str, entry: dict[str, Any]) ->
     if element is not None and file.get(element) is NOTHING and file.takes(element):
         file.put(element, host.element_value)
         lines += _lines(host, (*element[:-1], 0), host.element_value)
-    return lines + _made_to_ask(file, host, name)
+    return lines + _set_to_ask(file, host, name)
 
 
-def _made_to_ask(file: Configuration, host: Host, name: str) -> list[str]:
+def _set_to_ask(file: Configuration, host: Host, name: str) -> list[str]:
     """Make the host ask before each `confirm_spawn`, unless its configuration already says something about that."""
     asks = host.asking(name)
     if asks is None or file.get(asks[0]) is not NOTHING or not file.takes(asks[0]):
@@ -264,9 +270,10 @@ def _made_to_ask(file: Configuration, host: Host, name: str) -> list[str]:
     return _lines(host, *asks)
 
 
-def _renewed(file: Configuration, host: Host, where: Steps, launch: Launch) -> tuple[list[str], list[str]]:
+def _renew_entry(file: Configuration, host: Host, where: Steps, launch: Launch) -> tuple[list[str], list[str]]:
     """Make an entry of Ava start this installation; everything else in it belongs to the person, and stays."""
-    old, entry = cast("Mapping[str, Any]", file.get(where)), host.entry(launch)
+    old = cast("Mapping[str, Any]", file.get(where))
+    entry = host.entry(launch)
     first = _words(old)[0]
     lines: list[str] = []
     wanted: dict[Steps, Any] = {(*where, host.env, name): value for name, value in launch.env.items()}
@@ -282,10 +289,10 @@ def _renewed(file: Configuration, host: Host, where: Steps, launch: Launch) -> t
                 lines.append(f"- {named((*where, key))}")
     else:
         notes.append(f"{named(where)} starts Ava with {started_by}: that was left as it is.")
-    return lines + _put_changed(file, wanted), notes
+    return lines + _put_changes(file, wanted), notes
 
 
-def _put_changed(file: Configuration, wanted: Mapping[Steps, Any]) -> list[str]:
+def _put_changes(file: Configuration, wanted: Mapping[Steps, Any]) -> list[str]:
     lines: list[str] = []
     for place, value in wanted.items():
         if file.get(place) != value:
@@ -300,7 +307,7 @@ def _as_before(host: Host, name: str, entry: dict[str, Any], file: Configuration
     def add(earlier: Configuration) -> bool:
         if earlier.get(place_of(earlier, host, name)) is not NOTHING:
             return False
-        return bool(_added(earlier, host, name, copy.deepcopy(entry)))
+        return bool(_add_entry(earlier, host, name, copy.deepcopy(entry)))
 
     return text_before(file, host.format, before, add)
 
@@ -368,7 +375,8 @@ def change_to_allow(host: Host, name: str, config: Path, place: UserPlace) -> Ch
     """Return None if there is no place for the rules. Raises ConfigError."""
     if host.tool_rules is None:
         return None
-    rules, file = host.tool_rules, _read(host.tool_rules, config, place)
+    rules = host.tool_rules
+    file = _read(host.tool_rules, config, place)
     if rules.only_to_list and any(file.get(rule.place) is NOTHING for rule in rules.of(name, QUIET_TOOLS)):
         return None
     before = file.text
@@ -383,8 +391,10 @@ def change_to_forget(host: Host, name: str, config: Path, place: UserPlace) -> C
     """
     if host.tool_rules is None:
         return None
-    rules, file = host.tool_rules, _read(host.tool_rules, config, place)
-    before, wanted = file.text, rules.of(name, QUIET_TOOLS)
+    rules = host.tool_rules
+    file = _read(host.tool_rules, config, place)
+    before = file.text
+    wanted = rules.of(name, QUIET_TOOLS)
     if not all(_stands(file, rule) or (not rule.listed and file.get(rule.place) is not NOTHING) for rule in wanted):
         return Change(file.path, file.target, before, before)  # what is there was not added with the others
     removed = [rule for rule in wanted if _stands(file, rule)]
@@ -399,7 +409,7 @@ def change_to_forget(host: Host, name: str, config: Path, place: UserPlace) -> C
         return bool(_add(earlier, rules, name))
 
     after = text_before(file, rules.format, before, add)
-    return Change(file.path, file.target, before, after, tuple(f"- {line}" for line in _shown(rules, removed)))
+    return Change(file.path, file.target, before, after, tuple(f"- {line}" for line in _describe_rules(rules, removed)))
 
 
 def _stands(file: Configuration, rule: Rule) -> bool:
@@ -428,10 +438,10 @@ def _add(file: Configuration, rules: ToolRules, name: str) -> list[str]:
         count = len(as_list(found))
         file.put((*rule.place, count) if rule.listed else rule.place, rule.value)
         added.append(rule)
-    return _shown(rules, added)
+    return _describe_rules(rules, added)
 
 
-def _shown(rules: ToolRules, some: Sequence[Rule]) -> list[str]:
+def _describe_rules(rules: ToolRules, some: Sequence[Rule]) -> list[str]:
     """Return the lines that show rules as they stand in the host's configuration, together for each place."""
     by_place: dict[tuple[str, ...], list[Rule]] = {}
     for rule in some:

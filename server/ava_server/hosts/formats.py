@@ -76,7 +76,8 @@ class Toml:
                     end -= 1
             gone |= set(range(start, end))
         if gone:
-            first, behind = min(gone), "".join(lines[max(gone) + 1 : max(gone) + 2])
+            first = min(gone)
+            behind = "".join(lines[max(gone) + 1 : max(gone) + 2])
             while not behind.strip() and first > 0 and not lines[first - 1].strip():
                 first -= 1  # leave one blank line
                 gone.add(first)
@@ -120,11 +121,13 @@ class Yaml:
         for step in reversed(path[depth + 1 :]):
             value = [value] if isinstance(step, int) else {step: value}
         added = [value] if isinstance(path[depth], int) else {path[depth]: value}
-        indent, line = 0, len(lines)
+        indent = 0
+        line = len(lines)
         if parent is not None:
             if parent.flow_style:
                 raise ValueError("a table in one line")
-            indent, line = parent.start_mark.column, _last_line(parent) + 1
+            indent = parent.start_mark.column
+            line = _last_line(parent) + 1
         lines[line:line] = [" " * indent + one for one in _block(added).splitlines(keepends=True)]
         return _with_every_comment(text, "".join(lines))
 
@@ -346,7 +349,8 @@ class Configuration:
             body = edit()
             correct = _plain(self._format.parse(body)) == _plain(wanted)
         except Exception:  # whatever goes wrong, the file stays as it is
-            correct, body = False, ""
+            correct = False
+            body = ""
         if not correct:
             raise ConfigError(
                 f"{self.path} cannot be changed without touching parts that are not Ava's; it was left alone."

@@ -140,10 +140,12 @@ class _Source:
         return box
 
     def box(self, start: int) -> _Box:
-        plain, items = self.plain, list[_Item]()
+        plain = self.plain
+        items = list[_Item]()
         at = _skip_blanks(plain, start + 1)
         while plain[at] not in "}]":
-            begin, key = at, None
+            begin = at
+            key = None
             if plain[start] == "{":
                 key, at = _DECODER.raw_decode(plain, at)
                 at = _skip_blanks(plain, plain.index(":", at) + 1)
@@ -160,7 +162,8 @@ class _Source:
 
     def added(self, box: _Box, step: Step, value: Any) -> str:
         """Add an item at the end of a box, formatted like its neighbours."""
-        text, spread = self.text, self._spread(box)
+        text = self.text
+        spread = self._spread(box)
         outer = self._indent(box.start)
         inner = self._indent(box.items[0].start) if box.items and spread else outer + self._unit
         body = self._written(value, inner, spread)
@@ -176,11 +179,13 @@ class _Source:
         return f"{text[:end]}{'' if comma else ','}{text[end:tail]}{body}{comma}{text[tail:]}"
 
     def without(self, box: _Box, item: _Item) -> str:
-        text, close = self.text, box.end - 1
+        text = self.text
+        close = box.end - 1
         around = text[box.start + 1 : item.start] + text[item.end : close]
         if box.items == (item,) and not around.strip(f"{_BLANK},"):
             return text[: box.start + 1] + text[close:]
-        start, end = len(text[: item.start].rstrip(_BLANK)), item.end
+        start = len(text[: item.start].rstrip(_BLANK))
+        end = item.end
         follows = _skip_blanks(self.bare, end)
         if self.bare[follows] == ",":
             return self._joined(text[:start], text[end:follows].rstrip(_BLANK), text[follows + 1 :])

@@ -145,7 +145,8 @@ async def _decide(app: App, token: Token, request: Request) -> Response:
     approves = body.decision == "approve"
     if approves:
         await _refuse_token_alone(app, token)
-    shown, answer = _shown(body), PersonAnswer(approves)
+    shown = _shown(body)
+    answer = PersonAnswer(approves)
     if isinstance(body, ProposalsBody):
         limits = body.model_dump(include={"group_max_cost_cents", "group_timeout"}, exclude_none=True)
         screens = {id: FoldedScreen(screen.text, screen.folded) for id, screen in body.screens.items()}
@@ -176,7 +177,8 @@ def _shown(body: ProposalsBody | ExtensionBody) -> list[Shown]:
 
 async def _refuse_token_alone(app: App, token: Token) -> None:
     """Refuse an approval that needs more than this token, as its user has a passkey for this server."""
-    url, passkeys = app.url or "", Passkeys(app.runtime.settings.paths.passkeys)
+    url = app.url or ""
+    passkeys = Passkeys(app.runtime.settings.paths.passkeys)
     own = await anyio.to_thread.run_sync(passkeys.of, token.user, passkey_host(url))
     policy = await app.runtime.policy(token.user)
     needs = approval_needs("token", policy, passkey=bool(own), scope="approve" in token.scopes)

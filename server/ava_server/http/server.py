@@ -161,7 +161,9 @@ class _Listener:
 
     async def serve(self, ending: GracefulShutdown, say: Callable[[str], None]) -> None:
         """Serve until the end is asked for; then let calls in progress finish."""
-        app, reach, limits = self._app, self._reach, self._limits
+        app = self._app
+        reach = self._reach
+        limits = self._limits
         sessions = Sessions(build_server(self._load, transport=HTTP, app=app))
         paths = _Paths(app, sessions, ending)
         http = _Server(paths, reach, self._tokens, limits, _pages(app, self._server, reach, self._tokens))
@@ -187,7 +189,8 @@ class _Listener:
 
     async def _drain(self, ending: GracefulShutdown) -> None:
         """End the streams, and let calls finish."""
-        limits, closing = self._limits, self._app.runtime.closing
+        limits = self._limits
+        closing = self._app.runtime.closing
         if not self._is_guest:
             closing.begin()
         self._app.updates.close()

@@ -72,7 +72,8 @@ class CallLinks:
         from ava_server.config.sign_in import BrowserSessions
         from ava_server.service.pages import page_of
 
-        app, address = self._ctx.lifespan_context, None
+        app = self._ctx.lifespan_context
+        address = None
         sessions = BrowserSessions(app.runtime.settings.paths.browser_sessions)
         again = need != "first"
         if again:

@@ -197,7 +197,8 @@ class ClientPerson:
 
         ended: list[NotAgreed | None] = []
         failed: list[AuditError] = []
-        session, elicitation_id = self._ctx.session, secrets.token_hex(16)
+        session = self._ctx.session
+        elicitation_id = secrets.token_hex(16)
         async with anyio.create_task_group() as tasks:
 
             async def wait() -> None:

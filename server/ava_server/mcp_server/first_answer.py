@@ -43,7 +43,8 @@ class Early:
         self.answered: int | str | None = None
 
     def take(self) -> tuple[bytes, int | str | None]:
-        read, answered = self.read, self.answered
+        read = self.read
+        answered = self.answered
         self.read, self.answered = b"", None
         return read, answered
 
@@ -177,7 +178,8 @@ def _is_pipe(descriptor: int) -> bool:
 
 def _read_line() -> bytes:
     """Return what stdin has to offer soon, up to the end of its first line or a little more."""
-    data, until = b"", time.monotonic() + WAIT_S
+    data = b""
+    until = time.monotonic() + WAIT_S
     while b"\n" not in data and len(data) < MOST_BYTES:
         readable = select.select([0], [], [], max(0, until - time.monotonic()))[0]
         try:

@@ -218,7 +218,8 @@ def _answers(message: types.JSONRPCMessage, request_id: str | int) -> bool:
 
 async def _open_wire(already_read: bytes) -> tuple[AsyncIterator[bytes | TooLong], Write]:
     """Reserve stdin, of which the beginning was read, and stdout; others read nothing there, and print to stderr."""
-    source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
+    source = os.fdopen(os.dup(0), "rb", buffering=0)
+    sink = os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -281,7 +282,8 @@ async def _threaded(source: IO[bytes]) -> AsyncIterator[bytes | TooLong]:
         if len(line) < LINE_BYTES or line.endswith(b"\n"):
             yield line
             continue
-        head, tail = line[:_EDGE], line[-_EDGE:]
+        head = line[:_EDGE]
+        tail = line[-_EDGE:]
         while line and not line.endswith(b"\n"):  # only its edges are kept
             line = await read_apart(piece)
             tail = (tail + line)[-_EDGE:]

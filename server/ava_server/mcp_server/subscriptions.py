@@ -262,13 +262,15 @@ class Subscriptions:
         shown = runtime.activities.now
         while True:
             await self._wait_for_somebody()
-            head, followed = self._seen, self._followed()
+            head = self._seen
+            followed = self._followed()
             with anyio.move_on_after(RUNS_EVERY_S) as waiting, ExitStack() as looking:
                 if followed:
                     ends = runtime.activities.change_ends(waiting, shown, followed.__contains__)
                     looking.enter_context(ends)
                 head = await runtime.store.wait_for_entry_after(self._seen)
-            active, shown = runtime.activities.changed_since(shown), runtime.activities.now
+            active = runtime.activities.changed_since(shown)
+            shown = runtime.activities.now
             for listener in list(self._listeners) if active else ():  # each has been checked to be its run's user
                 _tell(listener, active.__contains__)
             if head == self._seen:

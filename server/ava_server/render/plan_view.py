@@ -49,6 +49,8 @@ class StepView:
         blocker: Why a run of it that is queued could not be taken; empty where no server has said so.
         run_ids: Its runs with their states, those first that a person may look for; `more_runs` counts the others.
         asking: Those of them that wait for a person.
+        begins_us: When its first run started; None before.
+        ends_us: When its last run ended, or wrote its last entry.
     """
 
     id: str
@@ -64,6 +66,8 @@ class StepView:
     run_ids: tuple[tuple[str, str], ...] = ()
     more_runs: int = 0
     asking: tuple[str, ...] = ()
+    begins_us: int | None = None
+    ends_us: int | None = None
 
     @property
     def look(self) -> StateLook:
@@ -255,6 +259,8 @@ def _view_step(
         run_ids=tuple((row.id, row.state) for row in told),
         more_runs=len(rows) - len(told),
         asking=tuple(row.id for row in told if _shown(row) == "waiting for a person"),
+        begins_us=min((row.started_us for row in rows if row.started_us is not None), default=None),
+        ends_us=max((moment for row in rows if (moment := row.ended_us or row.last_us) is not None), default=None),
     )
 
 

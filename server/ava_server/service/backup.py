@@ -87,7 +87,8 @@ def is_free(folder: Path) -> bool:
 
 def refuse_overlap(root: Path, folder: Path) -> None:
     """Refuse a backup that is in the data root or contains it. Raises BadInput: it is."""
-    inner, outer = folder.resolve(), root.resolve()
+    inner = folder.resolve()
+    outer = root.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
         raise BadInput(f"{folder}: a backup cannot be in the data root {root} or contain it; give another folder")
 
@@ -215,7 +216,8 @@ def back_up(root: DataRoot, partial: Path, show: _Show) -> Manifest:
     try:
         report = verify(partial / LOG, on_progress=lambda done, of: show(f"{done:,} of {of:,} entries checked"))
         _refuse_faults(report, f"the log of {root.path}", "Nothing was kept. `ava verify` and `ava doctor` tell more")
-        entries, head = report.seq, report.head
+        entries = report.seq
+        head = report.head
     except SchemaOlder:
         verified = False
         entries, head = newest_of_older(partial / LOG)
@@ -321,7 +323,8 @@ def restore(manifest: Manifest, source: Path, partial: Path, show: _Show) -> Res
             why = "differs from what was backed up" if copied else "is missing"
             raise Refused(f"{source / name} {why}, so nothing was restored; use another backup.")
     checked: ProgressCallback = lambda done, of: show(f"{done:,} of {of:,} entries checked")  # noqa: E731
-    what, then = f"the log in {source}", "Nothing was restored; use another backup"
+    what = f"the log in {source}"
+    then = "Nothing was restored; use another backup"
     try:
         with closing(SqliteBackend(partial)) as backend:
             backend.prepare(older=OlderSchema.MIGRATE)

@@ -241,7 +241,8 @@ class RunChecks(Operations):
         last_line_s = anyio.current_time()
         deadline = last_line_s + min(wait_s, self._session.wait_s)
         while True:
-            head, activities = self._store.head, self._runtime.activities.now
+            head = self._store.head
+            activities = self._runtime.activities.now
             rows = await self._access.rows(run_ids)
             now = anyio.current_time()
             if now >= deadline or self._runtime.closing.begun or await self._need_no_wait(rows):
@@ -251,7 +252,9 @@ class RunChecks(Operations):
             due = last_line_s + pause_s
             if now >= due:
                 await progress(line)
-                last_line, last_line_s, due = line, now, now + PROGRESS_EVERY_S
+                last_line = line
+                last_line_s = now
+                due = now + PROGRESS_EVERY_S
             with (
                 anyio.move_on_at(min(deadline, due)) as waiting,
                 self._runtime.closing.wait(waiting),
@@ -381,7 +384,8 @@ class RunSteering(Operations):
         """Do `cancel_subagent`. Raises BadInput: an argument cannot be used."""
         args = parse(CancelArgs, arguments)
         before = await self._run_to_cancel(args)
-        session, reason = self._session, args.reason
+        session = self._session
+        reason = args.reason
         if before.user_id != session.user:  # its user reads in the result who it was
             administrator = f"by the administrator {session.user}"
             reason = f"{administrator}: {reason}" if reason else administrator

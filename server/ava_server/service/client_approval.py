@@ -66,7 +66,8 @@ class ClientApprovals(Operations):
         checked = await self._check(approval)
         if isinstance(checked, ConfirmOutcome):
             return checked
-        person, limits = caller.asking.person, self._runtime.spawn_limits_of(self._session.user)
+        person = caller.asking.person
+        limits = self._runtime.spawn_limits_of(self._session.user)
         form = question(checked)
         shown = [Shown("start", member.row.pending_id, member.row.digest) for member in checked.members]
         reply = await ask_until(
@@ -92,7 +93,8 @@ class ClientApprovals(Operations):
 
         `elsewhere`: what became of those, in sentences.
         """
-        user, at_us = self._session.user, now_us()
+        user = self._session.user
+        at_us = now_us()
 
         def decision(view: View, pending_id: str) -> ProposalDecision:
             checked = check_proposal(view, pending_id, user, at_us)
@@ -122,7 +124,9 @@ class ClientApprovals(Operations):
 
     async def _check(self, approval: Approval) -> CheckedApproval | ConfirmOutcome:
         """Return an approval that can be given now, or else its refusal."""
-        who, limits, at_us = self._session.who, self._runtime.spawn_limits_of(self._session.user), now_us()
+        who = self._session.who
+        limits = self._runtime.spawn_limits_of(self._session.user)
+        at_us = now_us()
         checked = await self._store.look(lambda view: check_approval(view, approval, who, "elicitation", limits, at_us))
         if isinstance(checked, Outcome):
             return await self._store.do(refuse(approval, who, "elicitation", limits))

@@ -171,7 +171,8 @@ class Confirmations(Operations):
         outcome = await self._client.decide(approval, caller)
         if outcome is not None:
             return outcome
-        who, channel = self._session.who, self._session.channel
+        who = self._session.who
+        channel = self._session.channel
         return await caller.record.do(approve(approval, who, channel, self._runtime.spawn_limits_of(who.user_id)))
 
     def _screen_for_log(self, screen: FoldedScreen) -> FoldedScreen:

@@ -90,7 +90,8 @@ class DecisionsHandler:
         Raises BadInput: there is none with an id; Refused: one no longer waits.
         """
         runs = await self._find(id) if id else []
-        at_us, limits = now_us(), self._limits
+        at_us = now_us()
+        limits = self._limits
 
         def query(view: View) -> WaitingDecisions:
             if id:
@@ -112,7 +113,8 @@ class DecisionsHandler:
 
     async def outcomes(self, shown: Sequence[Shown]) -> Outcomes:
         """Return what became of those of them that no longer wait."""
-        at_us, limits = now_us(), self._limits
+        at_us = now_us()
+        limits = self._limits
 
         def outcome(view: View, one: Shown) -> str | None:
             run = _shown_run(view, one)

@@ -79,7 +79,9 @@ class PageDecisions(Operations):
             Refused: This client opens no pages and shows no links.
             AnsweredLater: The client opens the page and calls again.
         """
-        ids, who, pages = approval.pending_ids, self._session.who, caller.asking.pages
+        ids = approval.pending_ids
+        who = self._session.who
+        pages = caller.asking.pages
         only_person = ONLY_PERSON["start"].format(ids=" ".join(ids))
         if pages is None and caller.asking.links is None:
             raise Refused(only_person)
@@ -95,7 +97,8 @@ class PageDecisions(Operations):
         if address is None:
             raise Refused(only_person)
         question = PageQuestion("\n".join((_ASKED, *(approval.approving or ()))), page_of(address, ids))
-        limits, at_us = self._runtime.spawn_limits_of(self._session.user), now_us()
+        limits = self._runtime.spawn_limits_of(self._session.user)
+        at_us = now_us()
         # A person decides there, so the hourly limit on starts without one does not apply.
         checked = await self._store.read(lambda view: check_approval(view, approval, who, "browser", limits, at_us))
         if isinstance(checked, Outcome):
@@ -115,8 +118,10 @@ class PageDecisions(Operations):
 
     async def _decide_elsewhere(self, approval: Approval, caller: CallContext) -> ConfirmOutcome:
         """Wait, as long as the call may last, for a decision that the person makes by a link or in a terminal."""
-        ids, who = approval.pending_ids, self._session.who
-        limits, at_us = self._runtime.spawn_limits_of(self._session.user), now_us()
+        ids = approval.pending_ids
+        who = self._session.who
+        limits = self._runtime.spawn_limits_of(self._session.user)
+        at_us = now_us()
         checked = await self._store.read(lambda view: check_approval(view, approval, who, "browser", limits, at_us))
         if isinstance(checked, Outcome) and any(row.state == WAITING for row in await self._proposals(ids)):
             return await self._store.do(refuse(approval, who, "browser", limits))
@@ -173,7 +178,8 @@ class PageDecisions(Operations):
 
         Raises AvaError or OSError: the pages cannot be served.
         """
-        links, at_us = caller.asking.links, now_us()
+        links = caller.asking.links
+        at_us = now_us()
         if links is None or caller.asking.pages is not None or not ids:
             return
         rows = await self._proposals(ids)
@@ -193,7 +199,8 @@ class PageDecisions(Operations):
         """Return when all were decided, or one of them can no longer start; report progress meanwhile."""
         while True:
             head = self._store.head
-            rows, at_us = await self._proposals(ids), now_us()
+            rows = await self._proposals(ids)
+            at_us = now_us()
             waiting = [row for row in rows if row.state == WAITING and row.expires_us > at_us]
             if not waiting or any(row.state not in (WAITING, "approved") for row in rows):
                 return
@@ -210,7 +217,8 @@ class PageDecisions(Operations):
 
         `ended`: how the wait for the person ended. `page`: the address of the proposals; empty for none.
         """
-        user, at_us = self._session.user, now_us()
+        user = self._session.user
+        at_us = now_us()
 
         def query(view: View) -> ConfirmOutcome:
             decisions = [_decision(view, pending_id, user, at_us, ended) for pending_id in ids]

@@ -167,7 +167,8 @@ class _EarlierPlan(Operations):
 
     async def _work_of(self, step: StepConfig, known: Mapping[str, KnownWork]) -> KnownWork:
         proposed = self._with_reused(known)
-        user, setup = self._session.user, self._runtime.run_setup
+        user = self._session.user
+        setup = self._runtime.run_setup
         texts = self._texts[step.id]
         marker = await anyio.to_thread.run_sync(setup.marker, user, step.config, texts)
 

@@ -57,7 +57,8 @@ class PersonQuestions(Operations):
             BadInput: The words cannot be used.
             Refused: It no longer waits, has changed, or may not be decided here.
         """
-        run, at_us = await self._access.run(run_id, "subagent_id"), now_us()
+        run = await self._access.run(run_id, "subagent_id")
+        at_us = now_us()
         question = await self._store.read(lambda view: pending_question(view, run, at_us))
         if question is None:
             raise Refused(await self._store.read(lambda view: closed_question(view, run, shown, at_us)))
@@ -109,7 +110,8 @@ class PersonQuestions(Operations):
         if not askable:
             return None
         question = askable[0]
-        shown, limits = [question.shown], self._runtime.spawn_limits_of(self._session.user)
+        shown = [question.shown]
+        limits = self._runtime.spawn_limits_of(self._session.user)
         reply = await ask_until(
             lambda: until_decided(self._store, shown, limits),
             lambda: person.ask(question.form(), question.answer_in),
@@ -142,7 +144,8 @@ class PersonQuestions(Operations):
         run_id = question.run.id
         page = PageQuestion(f"{_ASKED}\n{question.message}", f"{address}/subagents/{quote(run_id)}")
 
-        shown, limits = [question.shown], self._runtime.spawn_limits_of(self._session.user)
+        shown = [question.shown]
+        limits = self._runtime.spawn_limits_of(self._session.user)
         await pages.open(page, lambda: until_decided(self._store, shown, limits), self._session.opened)
         elsewhere = await outcomes(self._store, shown, limits)
         if elsewhere:

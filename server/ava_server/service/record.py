@@ -195,7 +195,8 @@ class CallRecord:
 
     def _with_call(self, command: Command[T], result: Callable[[T], tuple[Event, ...]] | None = None) -> Command[T]:
         """Return a command that also writes the call, unless it is there, and then the events of its result."""
-        written, run_id = self._written, _run_id_in(self._arguments)
+        written = self._written
+        run_id = _run_id_in(self._arguments)
         # What is too long to store is also too long to accept.
         fact = ToolCall(tool=self.tool, args=sanitize_json(self._redacted)[0])
 

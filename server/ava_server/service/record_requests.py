@@ -205,8 +205,11 @@ class RecordsHandler:
         """Return what goes on, out of one state of the log, with the last actions of the `selected` run of the list."""
         from ava_server.service.current import CurrentRuns, current_rows, todays_budgets
 
-        user, at_us, own = self._whose(all), now_us(), self.reader.user
-        caps, token = self.reader.caps(), await self.token_in_use()
+        user = self._whose(all)
+        at_us = now_us()
+        own = self.reader.user
+        caps = self.reader.caps()
+        token = await self.token_in_use()
 
         def query(view: View) -> "CurrentViews":
             counts: dict[str, int] = {"ended": 0}
@@ -267,7 +270,8 @@ class RecordsHandler:
         from ava_server.service.records import run_detail
 
         def query(view: View) -> "RunDetail":
-            run, settings = self.run_in(view, run_id), self._settings()
+            run = self.run_in(view, run_id)
+            settings = self._settings()
             limits = spawn_limits(settings, run.user_id)
             return run_detail(view, run, self._processes, limits, served=self._served, most_steps=DETAIL_STEPS)
 
@@ -278,7 +282,8 @@ class RecordsHandler:
 
         def query(view: View) -> "Costs":
             run = self.run_in(view, run_id)
-            changed, plan = view.of_type("SettingsChanged"), view.plan_caps(run.plan_id)
+            changed = view.of_type("SettingsChanged")
+            plan = view.plan_caps(run.plan_id)
             return costs_of(run, view.entries(run.id), changed, plan)
 
         return await self.store.read(query)
@@ -307,8 +312,10 @@ class RecordsHandler:
 
     async def log(self, query: LogQuery) -> LogLines:
         """Return the newest entries that match a query as lines. Raises BadQuery: it names an unknown event type."""
-        users, own = query.users, self.reader.user
-        ids, limit = query.runs, query.limit
+        users = query.users
+        own = self.reader.user
+        ids = query.runs
+        limit = query.limit
         if self.bounded:
             ids = ids[:MOST_IDS]
             limit = max(1, min(limit, PAGE_ENTRIES))
@@ -349,7 +356,8 @@ class RecordsHandler:
         from ava_audit.totals import plan_sum
         from ava_server.render.run_view import shown_state
 
-        user, plan_id = self._whose(all), parse_id("group_id", group, "--group")
+        user = self._whose(all)
+        plan_id = parse_id("group_id", group, "--group")
 
         def read(view: View) -> "PlanSum | None":
             found = plan_sum(view, plan_id)
@@ -410,7 +418,8 @@ class Request(Generic[H, P, T]):
     lost: str = ""
 
 
-_RECORDS, _CURRENT = "ava_server.service.records", "ava_server.service.current"
+_RECORDS = "ava_server.service.records"
+_CURRENT = "ava_server.service.current"
 TOKEN = Request("/token", RecordsHandler.token, f"{_CURRENT}:TokenFacts")
 FOUND = Request("/runs/found", RecordsHandler.found, f"{__name__}:FoundRuns")
 LISTED = Request("/runs", RecordsHandler.listed, f"{_RECORDS}:ListedRuns", ("id",))

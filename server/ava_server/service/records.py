@@ -157,7 +157,8 @@ def changes_in(
     run: RunRow, state: str, changes: dict[str, Any] | None, *, erased: bool
 ) -> tuple[Coding, dict[str, Any]]:
     """Return how a run changed files, and what its result tells of its branch. Raises Refused: there is none."""
-    who, coding = label(run), config_of(run.config).coding
+    who = label(run)
+    coding = config_of(run.config).coding
     if coding is None:
         raise Refused(f"{who} changes no files, so it has no branch; `ava show {run.id}` has its result")
     if not run.ended:

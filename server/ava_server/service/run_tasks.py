@@ -67,7 +67,8 @@ class RunTasks(Operations):
         """Return a task as it is now; with `asks`, also what it asks a person. Raises BadInput: this user has none."""
         before = await self._run(task_id)
         at_us = now_us()
-        processes, manager = self._runtime.instances, self._runtime.manager
+        processes = self._runtime.instances
+        manager = self._runtime.manager
 
         def query(view: View) -> RunView:
             return view_run(view, view.run(before.id) or before, processes, at_us, manager=manager, result=False)

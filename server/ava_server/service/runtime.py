@@ -169,7 +169,8 @@ class Runtime(RunResources):
         """Read the role files, those in the folder that a call names too; return the roles and that workspace."""
         if remote is not None:
             return roles_over_http(self.settings, remote, owner=remote == self.user), None
-        cwd, home = working_folder() or NOWHERE, home_folder()
+        cwd = working_folder() or NOWHERE
+        home = home_folder()
         found = role_folders.workspace_of(self.settings, asked=asked, client_roots=client_roots, cwd=cwd, home=home)
         places = role_folders.places_of(self.settings, asked=asked, cwd=cwd, home=home, found=found)
         return places.load(), found
@@ -193,7 +194,8 @@ class Runtime(RunResources):
             Refused: A folder with role files does not answer.
         """
         setting = await _read_in_time(lambda: self._read_setting(args, user, client_roots, through))
-        role, model = setting.role, setting.model
+        role = setting.role
+        model = setting.model
 
         def query(view: View) -> tuple[list[PastRun], float | None]:
             if model is None:
@@ -415,7 +417,8 @@ async def _open(
 
 async def _start_keepers(group: TaskGroup, runtime: Runtime, mode: Mode) -> None:
     """Start what goes on until the last run of this process has stopped."""
-    settings, store = runtime.settings, runtime.store
+    settings = runtime.settings
+    store = runtime.store
     await group.start(keep_fresh, settings.data_root)
     group.start_soon(runtime.instances.keep, runtime.membership)
     group.start_soon(runtime.activities.follow)
@@ -466,7 +469,8 @@ def announce_worker(runtime: Runtime) -> Announcement:
 
     It names providers and never keys: everybody who reads the database can see it.
     """
-    limits, sandbox = runtime.settings.limits, runtime.sandbox()
+    limits = runtime.settings.limits
+    sandbox = runtime.sandbox()
     offers: dict[str, Any] = {
         "providers": sorted(_providers(runtime)),
         "labels": sorted(runtime.settings.labels),

@@ -217,7 +217,8 @@ class Service:
         """
         if tool not in TOOLS:
             raise BadInput(f"there is no tool {shown(tool)}; there are {', '.join(TOOLS)}")
-        spec, handler = TOOLS[tool], self._handlers[tool]
+        spec = TOOLS[tool]
+        handler = self._handlers[tool]
         refuse_deep(arguments)
         arguments = with_plain_steps(arguments)  # a key must not pass because its text is escaped
         await self._runtime.credentials.refresh()

@@ -162,7 +162,8 @@ async def open_source(store: Readable, run_id: str, number: int, settings: Setti
             compare = partial(_compare_file, settings, logged.run, read, owner)
             now, words = await anyio.to_thread.run_sync(compare, abandon_on_cancel=True)
     except TimeoutError:
-        now, words = "unknown", _not_here(f"it was not read within {LOOK_S:g} s")
+        now = "unknown"
+        words = _not_here(f"it was not read within {LOOK_S:g} s")
     return replace(source, now=now, now_words=words)
 
 
@@ -217,7 +218,8 @@ def _source_as_read(logged: _LoggedFinding) -> tuple[OpenedSource, ReadText | No
     )
     if passage is None:
         return replace(source, note=_why_nothing(logged, sources)), None
-    read, span = passage.read, passage.span
+    read = passage.read
+    span = passage.span
     source = replace(
         source,
         location=read.location,

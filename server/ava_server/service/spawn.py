@@ -199,7 +199,9 @@ class Spawns(Operations):
         """
         if answer.status != WAITING:
             return answer
-        pending_id, run_id, line = str(answer.pending_id), answer.run_id, str(answer.approval_line)
+        pending_id = str(answer.pending_id)
+        run_id = answer.run_id
+        line = str(answer.approval_line)
         try:
             outcome = await self._client.decide(Approval((pending_id,), (line,)), caller)
             if outcome is None:
@@ -272,7 +274,8 @@ class Spawns(Operations):
         fresh: bool = False,
     ) -> SpawnAnswer:
         """Propose what was resolved, a run or a plan; `fresh` is as for `_propose`."""
-        session, record = self._session, caller.record
+        session = self._session
+        record = caller.record
         candidates = new_pairs("group_id" if config.steps else "subagent_id")
         travel = self._runtime.run_setup.travel
         if travel.is_possible:

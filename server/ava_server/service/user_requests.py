@@ -89,7 +89,8 @@ class UsersHandler:
         expires: str | None = None,
     ) -> AddedUser:
         """Create a user's token and set the limits that are given. Raises AvaError: nothing was changed."""
-        user, ends_us = user_name(name), expiry(expires, now_us())
+        user = user_name(name)
+        ends_us = expiry(expires, now_us())
         await self.check_added(user, scopes)
         limits = _limits_set(daily_cents, running, spawns_per_hour, approval, workspaces, roles)
         token, text = await add_user(self.root, user, limits, scopes, ends_us, self._changed)

@@ -146,6 +146,7 @@ class RunPage(PagePart):
             "row": row,
             "answer": answer,
             "result": result_of(answer),
+            "scale": scale_of(row, now_us()),
             "spent_on": [] if shown.free else spent_on(micros_by_part(answer)),
             "cost_notes": cost_notes(answer),
             "decisions": decisions_in([*decided, *raised], view.session_start),

@@ -76,9 +76,13 @@ class Scale:
 
     def place(self, part: Part) -> tuple[int, int]:
         """Return where a part begins and how wide it is, in milliseconds."""
+        return self.between(part.begins_us, part.ends_us)
+
+    def between(self, begins_us: int, ends_us: int) -> tuple[int, int]:
+        """Return where a time begins and how wide it is, in milliseconds."""
         least = max(1, self.span_ms // LEAST_SHARE)
-        begins = max(0, (part.begins_us - self.begins_us) // 1_000)
-        wide = max(least, (part.ends_us - part.begins_us) // 1_000)
+        begins = max(0, (begins_us - self.begins_us) // 1_000)
+        wide = max(least, (ends_us - begins_us) // 1_000)
         return min(begins, max(0, self.span_ms - wide)), wide
 
 

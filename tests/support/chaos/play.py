@@ -31,7 +31,7 @@ from support.engines.servers import Engine, delivered_by
 from support.http_server import COMMAND, READY, token
 from support.model_server import EVENTS, Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, running_model_server
 from support.network.cable import WAYS, Cable, running_cables
-from support.network.namespaces import NetworkNamespace, missing, network_namespaces
+from support.network.namespaces import COMMON, NetworkNamespace, missing, network_namespaces
 from support.postgres import PostgresServer
 from support.processes import environment_of, lives
 from support.runtime import PRICED
@@ -184,20 +184,19 @@ class Chaos:
         self,
         namespaces: list[NetworkNamespace],
         cables: list[Cable],
-        models: list[str],
+        model_url: str,
         engine_cables: Sequence[Cable | None],
     ) -> None:
         """Make each machine's data root, with the same limits and tokens on all.
 
-        `namespaces` are the workers'; `cables` are each one's way to the database, `models` to the model provider,
-        `engine_cables` to the engine.
+        `namespaces` are the workers'; `cables` are each one's way to the database, `engine_cables` to the engine.
         """
         database = self.direct.rpartition("/")[2]
         kinds: list[Kind] = ["worker" for _ in range(self.plan.workers)]
         kinds += ["server" for _ in range(self.plan.servers)]
         places = [*namespaces, *(None for _ in kinds[len(namespaces) :])]
-        machines = zip(kinds, cables, places, models, engine_cables, strict=True)
-        for number, (kind, cable, place, model, engine_cable) in enumerate(machines):
+        machines = zip(kinds, cables, places, engine_cables, strict=True)
+        for number, (kind, cable, place, engine_cable) in enumerate(machines):
             near = "127.0.0.1" if place is None else place.to_database
             url = f"postgresql://ava@{near}:{cable.port}/{database}"
             # Without an engine, the last server also runs what it has approved.
@@ -207,7 +206,7 @@ class Chaos:
                 config += delivered_by(self.engine, f"{self.engine.kind}://{near}:{engine_cable.port}")
             root = made(self.folder / f"{kind}-{number}", config_toml=config)
             env = environment(root, AVA_DATABASE_URL=url, PGPASSWORD=self.postgres.password, PYTHONUNBUFFERED="1")
-            member = Member(root.name, kind, root, cable, url, {**env, **using(model)}, place, engine_cable)
+            member = Member(root.name, kind, root, cable, url, {**env, **using(model_url)}, place, engine_cable)
             if kind == "server":
                 # All servers share the tokens that the first one has taken into the database.
                 shared = {user: text for (_root, user), text in self.tokens.items()}
@@ -346,14 +345,14 @@ class Chaos:
             others = self.plan.workers + self.plan.servers - len(namespaces)
             ways = [*(each.to_database for each in namespaces), *["127.0.0.1"] * others]
             cables = running.enter_context(running_cables(self.postgres.port, ways))
-            relays = running.enter_context(running_cables(models.port, [each.to_all_else for each in namespaces]))
-            addresses = [
-                f"http://{each.to_all_else}:{relay.port}/v1" for each, relay in zip(namespaces, relays, strict=True)
-            ]
+            model_url = models.base_url
+            if namespaces:  # what is approved names the provider's address, so it has to be the same everywhere
+                (relay,) = running.enter_context(running_cables(models.port, [COMMON]))
+                model_url = f"http://{COMMON}:{relay.port}/v1"
             to_engine: Sequence[Cable | None] = [None] * len(ways)
             if self.engine is not None:
                 to_engine = running.enter_context(running_cables(self.engine.port, ways))
-            self.make_members(namespaces, cables, [*addresses, *[models.base_url] * others], to_engine)
+            self.make_members(namespaces, cables, model_url, to_engine)
             for member in self.members:  # one after another: the first one makes the tables
                 assert await member.start(), member.output.read_text()
             hosts = Hosts(self.members, self.tokens, self.plan.seed)

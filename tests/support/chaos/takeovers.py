@@ -93,7 +93,7 @@ class Takeovers:
         output = tmp / "owners.log"
         with running_model_server(self.answer) as server, output.open("w") as out:
             async with open_lab(tmp, server=server, config=config, runs=False, check=False) as lab:
-                with owning(lab.root, server.base_url, out) as one, owning(lab.root, server.base_url, out) as other:
+                with own_runs(lab.root, server.base_url, out) as one, own_runs(lab.root, server.base_url, out) as other:
                     async with anyio.create_task_group() as tasks:
                         for each in (one, other):
                             tasks.start_soon(self._stop_and_wake, lab.root, each)
@@ -236,7 +236,7 @@ class Owner:
 
 
 @contextmanager
-def owning(root: Path, base_url: str, output: Any = None) -> Generator[Owner]:
+def own_runs(root: Path, base_url: str, output: Any = None) -> Generator[Owner]:
     """A process that owns runs until the block ends; what it reports goes to `output`, its checks too."""
     command = [sys.executable, owner.__file__, str(root), base_url, *(["checks"] if output is not None else [])]
     with subprocess.Popen(

@@ -18,7 +18,7 @@ def policy_of(under: str) -> tuple[str, dict[str, str]]:
     return (ASK, HUMAN) if under == "AVA_APPROVAL=human" else (BY_HOST, {})
 
 
-async def proposed(lab: Lab, under: str, **more: object) -> tuple[str, str, str]:
+async def propose_stricter(lab: Lab, under: str, **more: object) -> tuple[str, str, str]:
     """Propose under the stricter policy, and return the ids of the run and the proposal, and its approval line."""
     if under != "AVA_APPROVAL=human":
         lab.session.client, lab.session.client_version = "opencode", "1.18.33"
@@ -31,9 +31,9 @@ async def proposed(lab: Lab, under: str, **more: object) -> tuple[str, str, str]
     return made.subagent_id, made.pending_id, str(made.approval_line)
 
 
-async def started(lab: Lab, under: str, **more: object) -> str:
+async def start_stricter(lab: Lab, under: str, **more: object) -> str:
     """Start a run that was proposed under the stricter policy, as a person with the PIN does."""
-    run_id, pending_id, line = await proposed(lab, under, **more)
+    run_id, pending_id, line = await propose_stricter(lab, under, **more)
     answer = await lab.call("confirm_spawn", pending_ids=[pending_id], approving=[line])
     assert answer.status == "approved", answer
     return run_id

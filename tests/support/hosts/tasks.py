@@ -25,7 +25,7 @@ from support.stdio import told
 TASKS = "io.modelcontextprotocol/tasks"
 
 
-class Started(types.Result):
+class TaskStart(types.Result):
     """A task, as `tools/call` is answered with."""
 
     result_type: Literal["task"]
@@ -38,7 +38,7 @@ class Started(types.Result):
     poll_interval_ms: int
 
 
-class Changed(types.NotificationParams):
+class TaskChange(types.NotificationParams):
     """A task, as `notifications/tasks` has it."""
 
     model_config = ConfigDict(extra="allow")
@@ -54,20 +54,20 @@ class Tasks(ClientExtension):
     identifier = TASKS
 
     def __init__(self) -> None:
-        self.started: list[Started] = []
-        self.heard: list[Changed] = []
+        self.started: list[TaskStart] = []
+        self.heard: list[TaskChange] = []
 
     def claims(self) -> list[ResultClaim[Any]]:
-        return [ResultClaim(result_type="task", model=Started, resolve=self._resolve)]
+        return [ResultClaim(result_type="task", model=TaskStart, resolve=self._resolve)]
 
     def notifications(self) -> list[NotificationBinding[Any]]:
-        return [NotificationBinding(method="notifications/tasks", params_type=Changed, handler=self._hear)]
+        return [NotificationBinding(method="notifications/tasks", params_type=TaskChange, handler=self._hear)]
 
-    async def _resolve(self, started: Started, _ctx: ClaimContext) -> types.CallToolResult:
+    async def _resolve(self, started: TaskStart, _ctx: ClaimContext) -> types.CallToolResult:
         self.started.append(started)
         return types.CallToolResult(content=[], structured_content={"status": "approved"})
 
-    async def _hear(self, changed: Changed) -> None:
+    async def _hear(self, changed: TaskChange) -> None:
         self.heard.append(changed)
 
 
@@ -102,9 +102,9 @@ class Host:
         answer = await self.client.call_tool("confirm_spawn", given)
         return self.tasks.started[-1] if len(self.tasks.started) > before else answer
 
-    async def start(self, **more: Any) -> Started:
+    async def start(self, **more: Any) -> TaskStart:
         started = await self.confirm(await self.propose(**more))
-        assert isinstance(started, Started), started
+        assert isinstance(started, TaskStart), started
         return started
 
     async def ask(self, method: str, task_id: str, **more: Any) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Host:
 
 
 @asynccontextmanager
-async def hosting(tmp: Path, script: Any, **more: Any) -> AsyncGenerator[Host]:
+async def task_host(tmp: Path, script: Any, **more: Any) -> AsyncGenerator[Host]:
     tasks = Tasks()
     async with connect(tmp, script, mode="2026-07-28", extensions=[tasks], **more) as (client, models):
         yield Host(client, models, tasks)

@@ -48,7 +48,7 @@ class Ear:
 
 
 @asynccontextmanager
-async def following(
+async def follow_updates(
     client: Client, ear: Ear, mode: str, *uris: str, refused: Sequence[str] = ()
 ) -> AsyncGenerator[tuple[str, ...]]:
     """Follow these resources, and every list; yields the resources that the server agreed to tell of.

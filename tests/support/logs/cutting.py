@@ -1,6 +1,6 @@
 """A log that ends behind some entry, as a kill at that moment leaves it; and a newer program that reads a log.
 
-async with left_behind(tmp_path / "cut", entries[:40], server) as lab:
+async with go_on_from(tmp_path / "cut", entries[:40], server) as lab:
     await lab.ended(run_id)
 """
 
@@ -26,7 +26,7 @@ from support.model_server import ModelServer
 from support.runtime import Lab, open_lab
 
 
-def newer(monkeypatch: pytest.MonkeyPatch, *added: Callable[[Database], None]) -> int:
+def become_newer(monkeypatch: pytest.MonkeyPatch, *added: Callable[[Database], None]) -> int:
     """Make this process a newer program; return the version that it knows."""
     version = SCHEMA_VERSION + len(added)
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, *added))
@@ -43,7 +43,7 @@ async def all_entries(store: Store) -> list[Entry]:
 
 
 @asynccontextmanager
-async def left_behind(folder: Path, entries: Sequence[Entry], server: ModelServer, **more: Any) -> AsyncGenerator[Lab]:
+async def go_on_from(folder: Path, entries: Sequence[Entry], server: ModelServer, **more: Any) -> AsyncGenerator[Lab]:
     """Write entries into a new data root, and open a runtime on it that goes on with what they leave unfinished."""
     (folder / "data").mkdir(parents=True, mode=0o700)
     write_config(folder / "data", "")

@@ -13,7 +13,7 @@ from ava_audit.projections import PROJECTIONS
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_audit.view import View
-from support.log import Life, plan_events, run_who, tampering
+from support.log import Life, plan_events, run_who, tamper_with
 
 
 async def run_row(log: Store, run_id: str = "S-aaaaaa") -> RunRow:
@@ -108,5 +108,5 @@ def run_histories(draw: st.DrawFn) -> RunHistory:
 
 def projection_rows(root: Path) -> dict[str, list[object]]:
     """Return all rows of each projection."""
-    with tampering(root) as db:
+    with tamper_with(root) as db:
         return {table: db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in PROJECTIONS}

@@ -22,7 +22,7 @@ from ava_audit.store import backend, sqlite
 from ava_audit.store.store import Store
 from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
-from support.log import child, looking
+from support.log import child, look_at
 
 TASKS = 50
 TESTS = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ anyio.run(main, Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
 
 
 @dataclass
-class Killed:
+class KilledWriter:
     """What is known after a writer was killed again and again."""
 
     rounds: int = 0  # how often the writer was killed
@@ -66,10 +66,10 @@ class Killed:
     seconds: float = 0.0  # how long it all took
 
 
-def kill_the_writer(root: Path, *, rounds: int, tasks: int = TASKS, seed: int = 4) -> Killed:
+def kill_the_writer(root: Path, *, rounds: int, tasks: int = TASKS, seed: int = 4) -> KilledWriter:
     """Start a writer on a data root, kill it at a random moment, look; as many times, on one growing log."""
     chance = random.Random(seed)
-    killed = Killed()
+    killed = KilledWriter()
     began = time.monotonic()
     for number in range(rounds):
         heard = _one_life(root, str(number), tasks, chance.uniform(0.0, 0.4))
@@ -120,7 +120,7 @@ def _behind(view: View) -> bool:
 
 
 def _texts(root: Path) -> dict[int, str]:
-    with looking(root) as db:
+    with look_at(root) as db:
         return {seq: json.loads(content)["text"] for seq, content in db.execute("SELECT seq, content FROM events")}
 
 

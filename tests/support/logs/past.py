@@ -26,7 +26,7 @@ DAY_S = 86_400
 
 
 @dataclass
-class Lived(Life):
+class BookedLife(Life):
     """A run whose calls are booked where the budgets book them: its own, its group's, its user's day, the day."""
 
     role: str = "researcher"
@@ -89,7 +89,7 @@ class Past:
     async def lived(
         self,
         store: Store,
-        life: Lived,
+        life: BookedLife,
         at_s: float,
         *,
         costs: tuple[int, ...] = (3_000,),
@@ -110,5 +110,5 @@ class Past:
             )
 
 
-def me() -> str:
+def own_user() -> str:
     return os_user()

@@ -20,13 +20,16 @@ from functools import cache
 
 NETWORK = "10.213"
 """Each link is a /30 of it: this machine has the first address, the namespace the second."""
+COMMON = f"{NETWORK}.0.5"
+"""An address of this machine that is the same for all namespaces, and for this machine itself."""
 
 
 @dataclass(frozen=True)
 class NetworkNamespace:
     """A machine of its own, as far as the network is concerned.
 
-    This machine's addresses are `to_database`, by the link that can be unplugged, and `to_all_else`, by the other.
+    This machine's addresses are `to_database`, by the link that can be unplugged, and `to_all_else`, by the other, over
+    which also `COMMON` is reached.
     """
 
     name: str
@@ -91,6 +94,8 @@ def _made(number: int) -> Generator[NetworkNamespace]:
             _ip("-n", name, "link", "set", far, "up")
             ends.append((near, f"{NETWORK}.{third}.{fourth + 1}"))
         (link, to_database), (_link, to_all_else) = ends
+        if to_all_else != COMMON:
+            _ip("-n", name, "route", "add", f"{COMMON}/32", "via", to_all_else)
         yield NetworkNamespace(name, to_database, to_all_else, link)
     finally:
         _ip("netns", "del", name)  # its links go with it

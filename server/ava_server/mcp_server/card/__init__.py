@@ -54,7 +54,8 @@ def with_card(tool: types.Tool) -> types.Tool:
 def page() -> str:
     """Return the page. Blocking, the first time."""
     folder = Path(__file__).parent
-    style, script = _read_part(folder / "card.css"), _read_part(folder / "card.js")
+    style = _read_part(folder / "card.css")
+    script = _read_part(folder / "card.js")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
     )

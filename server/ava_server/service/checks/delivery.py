@@ -26,7 +26,8 @@ _AGAIN = "See under Scale in the documentation what Ava needs of it."
 
 def delivery(setup: Setup) -> Iterator[CheckFinding]:
     """Report the engine and the workers, where the log is shared. Blocking."""
-    settings, root = setup.settings, setup.usable_root
+    settings = setup.settings
+    root = setup.usable_root
     if settings is None or root is None:
         return
     if (fault := engine_fault(settings)) is not None:

@@ -165,7 +165,8 @@ def prices(setup: Setup) -> Iterator[CheckFinding]:
 
 def secrets(setup: Setup) -> Iterator[CheckFinding]:
     """Report which secrets are stored and for which hosts, and which ones cannot be used; never a value."""
-    name, root = "secrets", setup.usable_root
+    name = "secrets"
+    root = setup.usable_root
     if root is None:
         return
     try:
@@ -207,7 +208,8 @@ def servers(setup: Setup, *, remote: bool = False) -> Iterator[CheckFinding]:
 
     With `remote`, of those that run elsewhere.
     """
-    root, settings = setup.usable_root, setup.settings
+    root = setup.usable_root
+    settings = setup.settings
     if settings is None or not settings.mcp_servers or root is None:
         return
     from ava_server.approval.scope import sandbox_here
@@ -222,7 +224,8 @@ def servers(setup: Setup, *, remote: bool = False) -> Iterator[CheckFinding]:
 
 
 def _check_server(entry: ServerEntry, listing: ToolListing, unconfined: bool) -> CheckFinding:
-    name, access = f"MCP server {entry.name}", _access(entry, unconfined)
+    name = f"MCP server {entry.name}"
+    access = _access(entry, unconfined)
     if listing.fault:
         step = _FIX_SERVER.format(name=entry.name)
         return CheckFinding(name, "fault", f"{entry.where}: it {listing.fault}; {access}", step)
