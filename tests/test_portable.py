@@ -104,6 +104,10 @@ BEHIND: dict[tuple[str, str], str] = {
         "on Windows the program alone is ended",
     ),
     **dict.fromkeys(
+        (("server/ava_server/core/own_program.py", name) for name in ("grp", "pwd", "os.geteuid")),
+        "asked only after Windows has had its answer",
+    ),
+    **dict.fromkeys(
         (
             (file, "start_new_session")
             for file in (
