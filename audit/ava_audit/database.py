@@ -106,7 +106,7 @@ class Database(Protocol):
     def commit(self, commit: Commit | None = None, /) -> None:
         """Commit; other processes are told of the entries that were appended, if there are any.
 
-        Raises Busy: the connection was lost, and nothing was written; OutcomeUnknown: it was lost during the
+        Raises Busy if the connection was lost, and nothing was written; OutcomeUnknown if it was lost during the
         commit.
         """
         ...

@@ -109,7 +109,7 @@ class Entry(_Columns):
 
     @cached_property
     def fact(self) -> Fact | None:
-        """What happened; None if erased. Parsed on first use. Raises ValueError: the content was changed."""
+        """What happened; None if erased. Parsed on first use. Raises ValueError if the content was changed."""
         return None if self.content is None else read_fact(self.type, self.version, self.content)
 
 
@@ -132,7 +132,7 @@ def limit_content(rows: Iterable[Sequence[Any]], max_chars: int) -> Iterator[Any
 
 
 def content_of(fact: Fact) -> bytes:
-    """Return a fact as its stored JSON, without fields that are None. Raises ValueError: it has a lone surrogate."""
+    """Return a fact as its stored JSON, without fields that are None. Raises ValueError if it has a lone surrogate."""
     return fact.__pydantic_serializer__.to_json(fact, exclude_none=True)
 
 

@@ -50,7 +50,7 @@ class Rows(Protocol[R]):
         """Return the row of a key, which the caller may change."""
 
     def add(self, row: R) -> None:
-        """Add a row. Raises Contradiction: a row with this key exists."""
+        """Add a row. Raises Contradiction if a row with this key exists."""
 
 
 class State(Protocol):

@@ -401,7 +401,7 @@ class TypeFilter:
 
 
 def type_filter(names: Iterable[str]) -> TypeFilter:
-    """Return the filter for type names: exact ones in any case, or short ones. Raises BadQuery: a name is unknown."""
+    """Return the filter for type names: exact ones in any case, or short ones. Raises BadQuery if a name is unknown."""
     exact = {name.lower(): name for name in FACTS}
     types: set[str] = set()
     failed = False

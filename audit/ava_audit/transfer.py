@@ -111,7 +111,7 @@ def _fill(
 
 
 def _chained(lines: BinaryIO) -> Iterator[tuple[Any, ...]]:
-    """Yield the row of each line. Raises ImportRefused: a line is not the next entry of one chain."""
+    """Yield the row of each line. Raises ImportRefused if a line is not the next entry of one chain."""
     seq, digest = 0, GENESIS
     while True:
         line = lines.readline(LONGEST_LINE)

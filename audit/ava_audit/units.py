@@ -49,7 +49,7 @@ def parse_time(text: str, now_us: int, tz: tzinfo | None = None) -> int:
     """Return the time that a person wrote (forms in `ACCEPTED`), in microseconds UTC; one before 1970 becomes 1970.
 
     `1h`, `today` and the like count from `now_us`. `tz` is for days and for times without a zone; None is this
-    machine's. Raises ValueError: the text has none of the forms; the message lists them.
+    machine's. Raises ValueError if the text has none of the forms; the message lists them.
     """
     words = " ".join(text.split()).lower()
     try:

@@ -81,7 +81,7 @@ def verify(
     have the last entry of each file of the folder `mirror`; without `since`, every line must match too. `on_progress`
     gets the number of checked entries, and of all.
 
-    Raises BadQuery: a hash is invalid; StoreUnavailable: there is no log, or it cannot be read now.
+    Raises BadQuery if a hash is invalid; StoreUnavailable if there is no log, or it cannot be read now.
     """
     expected_head = None if head is None else hash_of(head)
     trusted = None if since is None else hash_of(since)
@@ -331,7 +331,7 @@ _PROGRESS_EVERY = 1_000
 def verify_lines(lines: Path | BinaryIO, on_progress: ProgressCallback | None = None) -> VerifyReport:
     """Check a mirror file or an export: each line by itself, the order, and the chain of adjacent lines.
 
-    `on_progress` gets the number of checked bytes, and of all bytes (0: unknown). Raises OSError: it cannot be read.
+    `on_progress` gets the number of checked bytes, and of all bytes (0: unknown). Raises OSError if it cannot be read.
     """
     if isinstance(lines, Path):
         size = lines.stat().st_size

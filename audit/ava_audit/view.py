@@ -153,7 +153,7 @@ class View:
         return self._rows.runs.copy(run_id)
 
     def owned_run(self, fence: Fence) -> RunRow:
-        """Return the running run of a claim. Raises StaleOwner: it has another owner, or does not run."""
+        """Return the running run of a claim. Raises StaleOwner if it has another owner, or does not run."""
         run = self.run(fence.run_id)
         if run is None or run.generation != fence.generation or run.state != RUNNING:
             raise StaleOwner.of(*fence)

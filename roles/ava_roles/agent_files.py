@@ -53,7 +53,7 @@ class AddedRole:
 
 
 def role_of_agent(text: str, file: str, name: str = "") -> AddedRole:
-    """Return the role that an agent file describes; `name` in place of its own. Raises RoleFileError: it is none."""
+    """Return the role that an agent file describes; `name` in place of its own. Raises RoleFileError if it is none."""
     if PurePath(file).suffix.lower() == ".toml":
         return _of_codex(text, file, name)
     role, faults = read_role(text, file, _plain_name(PurePath(file).stem))
@@ -199,7 +199,7 @@ def _added_role(
 
 
 def _front(text: str, file: str) -> dict[str, Any]:
-    """Return the frontmatter of a file with all its nested values. Raises RoleFileError: it has too many."""
+    """Return the frontmatter of a file with all its nested values. Raises RoleFileError if it has too many."""
     _first, *lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     front: list[str] = []
     for line in lines:
@@ -214,7 +214,7 @@ def _front(text: str, file: str) -> dict[str, Any]:
 
 
 def _values(front: str, file: str) -> dict[Any, Any]:
-    """Return the values of a frontmatter; none if it cannot be read. Raises RoleFileError: it has too many values."""
+    """Return the values of a frontmatter; none if it cannot be read. Raises RoleFileError if it has too many values."""
     try:
         loader: Any = yaml.SafeLoader(front)  # its methods have no types
         root = loader.get_single_node()

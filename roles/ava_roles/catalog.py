@@ -82,7 +82,7 @@ class RoleFile:
 
 
 def text_of(data: bytes, source: str) -> str:
-    """Return a role file's text. Raises RoleFileError: it is not UTF-8."""
+    """Return a role file's text. Raises RoleFileError if it is not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -122,7 +122,7 @@ def folder_fingerprint(folder: Folder) -> tuple[object, ...]:
 
 
 def read_chosen_file(path: Path, source: str) -> bytes:
-    """Return a role file that a person chose, through links too. Blocking. Raises RoleFileError: it is unreadable."""
+    """Return a role file that a person chose, through links too. Blocking. Raises RoleFileError if it is unreadable."""
     try:
         data = read_small(path, _MAX_BYTES + 1)
     except NotRegular as error:
@@ -315,7 +315,7 @@ def packaged_text(name: str) -> str:
 
 
 def rename_role(text: str, name: str) -> str:
-    """Return a role file's text with another name in its frontmatter. Raises RoleFileError: it cannot be replaced."""
+    """Return a role file's text with another name in its frontmatter. Raises RoleFileError if it cannot be replaced."""
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     end = next((number for number, line in enumerate(lines[1:], start=1) if line.rstrip() == "---"), 0)
     front = [line for line in lines[1:end] if not line.startswith("name:")]
@@ -412,7 +412,7 @@ class Catalog:
         return tuple(notes)
 
     def get(self, name: str) -> Role:
-        """Return the role of that name. Raises UnknownRole: there is none; names the known roles and the closest."""
+        """Return the role of that name. Raises UnknownRole if there is none; names the known roles and the closest."""
         if name in self.by_name:
             return self.by_name[name]
         waiting = [untrusted for untrusted in self.untrusted if untrusted.name == name]

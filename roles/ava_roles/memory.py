@@ -90,7 +90,7 @@ class Memory:
             return True
 
     def read(self) -> Notes:
-        """Return all notes. Raises ToolFailed: the folder cannot be read, or other users can write to it."""
+        """Return all notes. Raises ToolFailed if the folder cannot be read, or other users can write to it."""
         notes: list[Note] = []
         passed_over: list[PassedOver] = []
         with self._opened() as root:

@@ -58,7 +58,7 @@ def secret_names(value: object) -> tuple[str, ...]:
 
 
 def fill_query(url: str, secrets: Collection[InjectedSecret]) -> str:
-    """Return a URL with placeholders in its query replaced, quoted. Raises ToolFailed: there is one elsewhere."""
+    """Return a URL with placeholders in its query replaced, quoted. Raises ToolFailed if there is one elsewhere."""
     rest, fragment_mark, fragment = url.partition("#")
     place, mark, query = rest.partition("?")
     if has_placeholder(place) or has_placeholder(fragment):
@@ -68,7 +68,7 @@ def fill_query(url: str, secrets: Collection[InjectedSecret]) -> str:
 
 
 def fill_header(text: str, secrets: Collection[InjectedSecret]) -> str:
-    """Return a header's value with secrets for placeholders. Raises ToolFailed: no header can carry a secret."""
+    """Return a header's value with secrets for placeholders. Raises ToolFailed if no header can carry a secret."""
     for secret in secrets:
         if secret.name in PLACEHOLDER.findall(text) and not secret.value.isascii():
             raise ToolFailed(f"the secret {secret.name} has characters that a header cannot carry; go on without it")
@@ -85,7 +85,7 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def label(value: str) -> str:
-    """Return a label. Raises ValueError: it is not one word of at most 64 characters."""
+    """Return a label. Raises ValueError if it is not one word of at most 64 characters."""
     if not _LABEL.fullmatch(value):
         raise ValueError("must be labels of letters, digits, . - and _, each of at most 64 characters")
     return value

@@ -451,7 +451,7 @@ def _tools(granted: Named, denied: Named) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def _own_name(file: RoleDocument, key: str, name: str) -> str | None:
-    """Return Ava's name of a tool; None for one that Ava ignores. Raises RoleFileError: there is none."""
+    """Return Ava's name of a tool; None for one that Ava ignores. Raises RoleFileError if there is none."""
     specs = tool_specs()
     for spec in specs.values():
         if name in spec.aliases:

@@ -80,7 +80,7 @@ class Skill:
 
 
 def read_skill(folder: Path, source: str) -> Skill:
-    """Return the skill in a folder; links in it are not followed. Blocking. Raises RoleFileError: it is none."""
+    """Return the skill in a folder; links in it are not followed. Blocking. Raises RoleFileError if it is none."""
     try:
         with closing(Root.open_without_links(folder)) as root:
             if FILE not in {entry.name for entry in root.entries() if entry.kind == "file"}:
@@ -123,7 +123,7 @@ def is_installed(folder: Path, name: str) -> bool:
 
 
 def installed_skill(folder: Path, name: str) -> Skill:
-    """Return a skill of the folder for skills, by its name. Blocking. Raises RoleFileError: there is none."""
+    """Return a skill of the folder for skills, by its name. Blocking. Raises RoleFileError if there is none."""
     source = f"skills/{name}"
     if not is_installed(folder, name):
         raise RoleFileError(source, "is not installed; add it with `ava roles add FOLDER`")
@@ -207,7 +207,7 @@ def _tools(names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def write_skill(skill: Skill, folder: Path) -> None:
     """Write the files of a skill into an existing folder, readable for whoever runs commands. Blocking.
 
-    Raises OSError: it cannot be written.
+    Raises OSError if it cannot be written.
     """
     for path, data in skill.files.items():
         place = folder / PurePosixPath(path)

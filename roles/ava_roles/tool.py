@@ -177,7 +177,7 @@ class Tool(Protocol):
         ...
 
     async def __call__(self, args: Any, at: ToolContext) -> ToolOutput:
-        """Do the work. Raises ToolFailed: it failed; the text tells the model what happened and what it can do."""
+        """Do the work. Raises ToolFailed if it failed; the text tells the model what happened and what it can do."""
         ...
 
 

@@ -234,7 +234,7 @@ def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = N
 
     `text` is already redacted and cut; `source` is the URL or path that it comes from. `nonce` is the run's own random
     word (8 to 64 letters and digits), a part of the tag's name. The opening tag says how many invisible characters were
-    removed, here and (`removed`) before. Raises ValueError: the nonce is not of that form.
+    removed, here and (`removed`) before. Raises ValueError if the nonce is not of that form.
     """
     about = {"tool": tool} if source is None else {"tool": tool, "source": source}
     return _wrap(text, TAGS[0], nonce, about, removed)

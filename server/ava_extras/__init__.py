@@ -49,7 +49,7 @@ class ExtraMissing(Exception):
 
 
 def load(name: str) -> ModuleType:
-    """Return the module of an extra. Raises ExtraMissing: a package is not installed, or cannot be loaded."""
+    """Return the module of an extra. Raises ExtraMissing if a package is not installed, or cannot be loaded."""
     require(name)
     try:
         return import_module(EXTRAS[name].module)
@@ -60,7 +60,7 @@ def load(name: str) -> ModuleType:
 
 
 def require(name: str) -> None:
-    """Check that the packages of an extra are installed, without loading them. Raises ExtraMissing: one is not."""
+    """Check that the packages of an extra are installed, without loading them. Raises ExtraMissing if one is not."""
     if not has_extra(name):
         raise ExtraMissing(missing(name))
 

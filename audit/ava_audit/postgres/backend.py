@@ -61,7 +61,7 @@ UNION ALL SELECT 'function', proname::text, prosrc FROM pg_proc WHERE pronamespa
 
 
 class PostgresBackend:
-    """A Postgres database with the log of a data root. Raises DataRootRefused: the address is invalid."""
+    """A Postgres database with the log of a data root. Raises DataRootRefused if the address is invalid."""
 
     error: type[Exception] = psycopg.Error
     is_near = False

@@ -87,7 +87,7 @@ class Membership(Protocol):
         ...
 
     def renew(self) -> None:
-        """Let others see that it lives; not after `release`. Blocking. Raises StoreUnavailable: they cannot."""
+        """Let others see that it lives; not after `release`. Blocking. Raises StoreUnavailable if they cannot."""
         ...
 
     def release(self) -> None:
@@ -167,7 +167,7 @@ class Blobs(Protocol):
     def put(self, path: Path, runs: Sequence[str], use: Use) -> Blob:
         """Store a file for some runs, all of it or nothing. A file that is there already is not sent again.
 
-        Raises BlobRefused: the file changes while it is read; StoreUnavailable; OSError: it cannot be read.
+        Raises BlobRefused if the file changes while it is read; StoreUnavailable; OSError if it cannot be read.
         """
         ...
 
@@ -176,7 +176,7 @@ class Blobs(Protocol):
         ...
 
     def read(self, blob: Blob, run_id: str) -> bytes:
-        """Raises BlobRefused: it is missing or was changed; StoreUnavailable."""
+        """Raises BlobRefused if it is missing or was changed; StoreUnavailable."""
         ...
 
     def has(self, run_id: str, use: Use) -> bool: ...
@@ -245,7 +245,7 @@ class Backend(Protocol):
     def open_to_check(self) -> Database:
         """Open a connection that only reads a log, to verify it. Blocking.
 
-        Raises StoreUnavailable: there is no log; SchemaOlder, SchemaNewer: it has another schema.
+        Raises StoreUnavailable if there is no log; SchemaOlder, SchemaNewer if it has another schema.
         """
         ...
 

@@ -109,7 +109,7 @@ def network_file_system(path: Path) -> str | None:
 
 
 def mount_table() -> str:
-    """Return the kernel's list of mounts. Raises UnsupportedSystem: this is not Linux, or /proc cannot be read."""
+    """Return the kernel's list of mounts. Raises UnsupportedSystem if this is not Linux, or /proc cannot be read."""
     try:
         if sys.platform.startswith("linux"):
             return _MOUNTS.read_text("utf-8", "surrogateescape")
@@ -308,7 +308,7 @@ class LockMembership:
     def renew(self) -> None:
         """Take the lock again, under the same name, if its file was removed: to others this process was dead.
 
-        Raises StoreUnavailable: it cannot be taken; the whole data root may have been moved.
+        Raises StoreUnavailable if it cannot be taken; the whole data root may have been moved.
         """
         with self._renewing:
             if self._released or self.holds():
@@ -461,7 +461,7 @@ def _wait_for(path: Path, file: IO[Any], within_s: float) -> None:
 
 
 def _take(path: Path, file: IO[Any] | int, *, shared: bool = False) -> bool:
-    """Try to lock an open file; return False if another process holds it. Raises NoLocks: it cannot be locked."""
+    """Try to lock an open file; return False if another process holds it. Raises NoLocks if it cannot be locked."""
     if sys.platform == "win32":
         import portalocker
 

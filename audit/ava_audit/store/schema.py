@@ -32,7 +32,7 @@ SCHEMA_VERSION = 1 + len(MIGRATIONS)
 def needs_migration(version: int, place: str, older: OlderSchema) -> bool:
     """Tell whether a log with this version of the schema, 0 before there is one, has to be migrated.
 
-    Raises SchemaNewer: a newer program has migrated it; SchemaOlder: it would have to be, and may not.
+    Raises SchemaNewer if a newer program has migrated it; SchemaOlder if it would have to be, and may not.
     """
     if version > SCHEMA_VERSION:
         raise SchemaNewer(

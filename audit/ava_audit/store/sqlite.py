@@ -257,7 +257,7 @@ def copy_log(path: Path, target: Path, on_progress: ProgressCallback | None = No
 def newest_of_older(path: Path) -> tuple[int, str]:
     """Return the newest entry's number and hash (hex) of a copy that an older version wrote, as far as SQLite reads it.
 
-    Raises StoreUnavailable: it is damaged, or cannot be read. Blocking.
+    Raises StoreUnavailable if it is damaged, or cannot be read. Blocking.
     """
     try:
         with contextlib.closing(connect(path, readonly=True)) as db:
@@ -301,7 +301,7 @@ class LogLocation:
 def backend_of(root: Path, url: str | None = None) -> Backend:
     """Return the database of a data root's log. `url` None looks in environment and `config.toml`; empty: embedded.
 
-    Raises DataRootRefused: the address is invalid, or the log of this data root is elsewhere.
+    Raises DataRootRefused if the address is invalid, or the log of this data root is elsewhere.
     """
     address = database_url(root) if url is None else url.strip()
     if address:

@@ -56,7 +56,7 @@ class Appender:
     def check(self, events: tuple[Event, ...]) -> list[bytes]:
         """Return the content of each event, or raise before anything is written.
 
-        Raises StaleOwner: a fence is older than the run's claim, or the run does not run; EntryTooLarge: over 2 MB.
+        Raises StaleOwner if a fence is older than the run's claim, or the run does not run; EntryTooLarge: over 2 MB.
         """
         checked: Fence | None = None
         for event in events:

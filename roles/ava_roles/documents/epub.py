@@ -98,7 +98,7 @@ class _Book:
         raise _no_text()
 
     def _xml(self, part: str) -> Any:
-        """Return the XML of a part. Raises ToolFailed: it is too large, or declares entities."""
+        """Return the XML of a part. Raises ToolFailed if it is too large, or declares entities."""
         etree: Any = import_module("lxml.etree")
         if self._archive.getinfo(part).file_size > _XML_BYTES:
             raise ToolFailed("this EPUB book lists too much to read here; ask for a smaller one")

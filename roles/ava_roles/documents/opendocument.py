@@ -61,7 +61,7 @@ class OpenPackage(OfficePackage):
     """The parts of an OpenDocument file."""
 
     def __init__(self, data: bytes, kind: str, suffix: str) -> None:
-        """Raises ToolFailed: it is encrypted, no such file, or would take too much to read."""
+        """Raises ToolFailed if it is encrypted, no such file, or would take too much to read."""
         super().__init__(data, kind, suffix, has_doctypes=True)
         manifest = self.root(_MANIFEST) if _MANIFEST in self.names else None
         if "encrypted-package" in self.names or descendants(manifest, "manifest:encryption-data"):

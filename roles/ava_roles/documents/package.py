@@ -133,7 +133,7 @@ class OfficePackage:
     def __init__(self, data: bytes, kind: str, suffix: str, *, has_doctypes: bool = False) -> None:
         """`has_doctypes`: parts may name a document type that is elsewhere; it is not loaded, and has no entities.
 
-        Raises ToolFailed: it is encrypted, of an older format, or would take too much to read.
+        Raises ToolFailed if it is encrypted, of an older format, or would take too much to read.
         """
         self._archive = open_office_file(data, kind, suffix, has_doctypes=has_doctypes)
         self._has_doctypes = has_doctypes

@@ -342,7 +342,7 @@ class McpConnection:
         self._session = session
 
     async def tools(self) -> tuple[OfferedTool, ...]:
-        """Return the tools that it offers. Raises ToolFailed: it is Ava itself."""
+        """Return the tools that it offers. Raises ToolFailed if it is Ava itself."""
         from mcp_types import PaginatedRequestParams
 
         tools: list[Any] = []

@@ -94,7 +94,7 @@ _ARPA = ".home.arpa"
 def checked_url(text: str) -> URL:
     """Return a URL that may be requested, without its fragment; it may come from a model or a `Location` header.
 
-    Raises AccessRefused: it is malformed, not http or https, to none of the ports, or not of a public host.
+    Raises AccessRefused if it is malformed, not http or https, to none of the ports, or not of a public host.
     """
     import httpx2
 
@@ -210,7 +210,7 @@ _EXAMPLE = "an address such as http://proxy.example:3128, or http://user:passwor
 
 
 def proxy_url(text: str) -> str:
-    """Return the address of an HTTP proxy unchanged. Raises ValueError: it is not one; repeats nothing of it."""
+    """Return the address of an HTTP proxy unchanged. Raises ValueError if it is not one; repeats nothing of it."""
     if PLACEHOLDER.search(text):
         raise ValueError(f"{_EXAMPLE}; a stored secret cannot be put into it")
     parts = _parts(text)

@@ -214,7 +214,7 @@ class Fetcher:
         lookups, all redirects, the body. Further `headers` are sent to the first origin only. `before` is called with
         each URL before it is requested; an error that it raises stops the fetch.
 
-        Raises AccessRefused: the URL, or one that it redirects to, is not of a public site; NotRequested: at the
+        Raises AccessRefused if the URL, or one that it redirects to, is not of a public site; NotRequested: at the
         deadline, it was still waiting for earlier requests to its host; ToolFailed: no complete response came; says
         why.
         """

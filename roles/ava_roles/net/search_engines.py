@@ -136,7 +136,7 @@ class Engine(ABC):
 
 
 async def search(engine: Engine, query: str, count: int, send: Send) -> SearchResults:
-    """Search once. Raises ToolFailed: there are no results; says why and what to do."""
+    """Search once. Raises ToolFailed if there are no results; says why and what to do."""
     try:
         with anyio.fail_after(DEADLINE_S):
             reply = await send(engine.ask(query, count))
@@ -166,7 +166,7 @@ def pick_hits(rows: Iterable[Mapping[str, Any]], fields: Sequence[str], count: i
 
 
 def _answer(engine: Engine, reply: SearchReply) -> Mapping[str, Any]:
-    """Return the JSON object in a response. Raises ToolFailed: it is an error, or not a JSON object."""
+    """Return the JSON object in a response. Raises ToolFailed if it is an error, or not a JSON object."""
     try:
         answer: object = json.loads(reply.body)
     except (ValueError, RecursionError):

@@ -123,7 +123,7 @@ class NetworkBackend(httpcore2.AsyncNetworkBackend):
 
 
 class PooledTransport(httpx2.AsyncHTTPTransport):
-    """The HTTP client's transport, over Ava's network backend. Raises TypeError: this httpx2 has another pool."""
+    """The HTTP client's transport, over Ava's network backend. Raises TypeError if this httpx2 has another pool."""
 
     def __init__(self, context: ssl.SSLContext, backend: httpcore2.AsyncNetworkBackend) -> None:
         super().__init__(verify=context, trust_env=False)
@@ -194,7 +194,7 @@ class SystemResolver:
         self._under_way = 0
 
     async def __call__(self, host: str, port: int) -> Sequence[str]:
-        """Return the addresses of a host. Raises OSError: there are none, or too many lookups are hanging."""
+        """Return the addresses of a host. Raises OSError if there are none, or too many lookups are hanging."""
         return await anyio.to_thread.run_sync(self._look_up, host, port, abandon_on_cancel=True, limiter=self._limiter)
 
     def _look_up(self, host: str, port: int) -> list[str]:

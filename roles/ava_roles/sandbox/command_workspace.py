@@ -227,7 +227,7 @@ class CopiedWorkspace:
         return ""
 
     def close(self) -> None:
-        """Remove the copy, also while it is being made. Blocks. Raises OSError: something in it cannot be removed."""
+        """Remove the copy, also while it is being made. Blocks. Raises OSError if something in it cannot be removed."""
         self._closing = True
         self._remove()
 
@@ -312,7 +312,7 @@ class CopiedWorkspace:
     ) -> list[str]:
         """Return what to cover in folders that are shown themselves, since it is left out by its name.
 
-        A link cannot be covered; it must lead to something that is. Raises ToolFailed: it cannot be left out.
+        A link cannot be covered; it must lead to something that is. Raises ToolFailed if it cannot be left out.
         """
         if not self.without:
             return []
@@ -379,7 +379,7 @@ class CopiedWorkspace:
 def _paths_to_cover(project: Path, hidden: Sequence[str]) -> list[Path]:
     """Return what to cover so that none of this can be read: in place of a link, the file in the project it leads to.
 
-    Nothing can be mounted over a link. Raises ToolFailed: a link leads to something else.
+    Nothing can be mounted over a link. Raises ToolFailed if a link leads to something else.
     """
     paths: dict[Path, None] = {}
     for name in hidden:
@@ -452,7 +452,7 @@ def agent_command(
 
     It sees what the run's own commands see, at the same places and with the same rights, its own installation, and its
     home: `home`, a folder here of this run alone, since the agent writes to it. Nothing else of the person's home is
-    there. `variables` are in addition to those of the run's commands. Raises ToolFailed: its program cannot be shown.
+    there. `variables` are in addition to those of the run's commands. Raises ToolFailed if its program cannot be shown.
     """
     words, needed = _installed(Path(argv[0]), host, project)
     folders = [*bench.environment.get("PATH", "").split(":"), *SYSTEM_PATH, *needed.path]
@@ -483,7 +483,7 @@ def agent_command(
 
 
 def _installed(program: Path, host: HostFolders, project: Path | None) -> tuple[tuple[str, ...], Toolchains]:
-    """Return the words that start a program, and what it needs. Raises ToolFailed: it cannot be shown."""
+    """Return the words that start a program, and what it needs. Raises ToolFailed if it cannot be shown."""
     path = path_outside(os.environ.get("PATH", os.defpath), project)
     needed = find_installation(program, (), host, programs=path, workspace=project)
     started = program if _is_whole(program, needed) else program.resolve()

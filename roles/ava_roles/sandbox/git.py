@@ -70,7 +70,7 @@ NOTHING_OUTSIDE = only("")
 def find_git_folders(repository: Path, accept: Accept = NOTHING_OUTSIDE) -> GitFolders:
     """Return the git folder of a checkout with this root; `accept` decides about one outside that names it. Blocks.
 
-    Raises NoGitFolder: no repository, or git would follow something in it elsewhere; OSError: it cannot be read.
+    Raises NoGitFolder if no repository, or git would follow something in it elsewhere; OSError if it cannot be read.
     """
     root = repository.resolve()
     git = root / ".git"
@@ -278,7 +278,7 @@ def run_git(
     """Run git to its end. Blocks; git is ended when `check` raises, when it takes too long, or with this process.
 
     `env` is its whole environment, and `aside` a folder for temporary files without a name. It inherits the descriptors
-    `held`. With `outlives`, it goes on if this process is killed. Raises OSError: it cannot be started.
+    `held`. With `outlives`, it goes on if this process is killed. Raises OSError if it cannot be started.
     """
     with (
         tempfile.TemporaryFile(dir=aside) as input_file,

@@ -32,7 +32,7 @@ class NotOnThisSystem(OSError):
 
 
 def openat2(folder: int, name: str, flags: int) -> int:
-    """Open a name beneath a folder in one call, by no link and no mount point. Raises OSError: the kernel refuses."""
+    """Open a name beneath a folder in one call, by no link and no mount point. Raises OSError if the kernel refuses."""
     libc, get_errno = _libc("openat2")
     how = struct.pack("QQQ", flags, 0, _RESOLVE)
     for _ in range(_TRIES):
@@ -105,7 +105,7 @@ def limit_memory(most: int) -> None:
 
 
 def landlock_abi() -> int:
-    """Return the kernel's Landlock version, 0 for none. Raises NotOnThisSystem: this is not Linux."""
+    """Return the kernel's Landlock version, 0 for none. Raises NotOnThisSystem if this is not Linux."""
     libc, _get_errno = _libc("Landlock")
     return max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _ASK_VERSION)))
 

@@ -72,7 +72,7 @@ def make_folders(path: Path, beneath: Path, mode: int = 0o700) -> None:
 class DescriptorPaths:
     """A folder held by a descriptor, closed in the end. Names are opened with openat2, or one by one without it.
 
-    `kernel` False does not use openat2: no link is followed. Raises OSError: it cannot be opened as a folder.
+    `kernel` False does not use openat2: no link is followed. Raises OSError if it cannot be opened as a folder.
     """
 
     def __init__(self, folder: Path | int, *, kernel: bool = True) -> None:
@@ -179,7 +179,7 @@ class DescriptorPaths:
 
 
 class PlainPaths:
-    """A folder held by its path, with the methods of `DescriptorPaths`. Raises OSError: it is not a folder.
+    """A folder held by its path, with the methods of `DescriptorPaths`. Raises OSError if it is not a folder.
 
     Each step is checked for links, and the result compared with the folder, before it is used. Another process could
     put a link there between check and use; such systems offer nothing better.
@@ -342,7 +342,7 @@ def remove_tree(folder: Path) -> None:
     """Remove one of Ava's folders with everything in it, following no link; a missing folder is fine.
 
     No process may use it any more. Each folder in it is given permissions and moved to the top before it is opened, so
-    that no path gets too long. Raises OSError: something in it cannot be removed.
+    that no path gets too long. Raises OSError if something in it cannot be removed.
     """
     if not has_folder_descriptors():
         shutil.rmtree(folder, ignore_errors=not folder.exists())

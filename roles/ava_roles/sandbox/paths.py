@@ -35,7 +35,7 @@ class Root:
 
     @classmethod
     def open(cls, path: Path) -> Root:
-        """Open a folder. Raises OSError: it is not a folder, or cannot be opened."""
+        """Open a folder. Raises OSError if it is not a folder, or cannot be opened."""
         return cls(path, DescriptorPaths(path) if path_access.has_folder_descriptors() else PlainPaths(path))
 
     @classmethod
@@ -49,7 +49,7 @@ class Root:
     def open_approved(cls, path: Path, identity: str) -> Root:
         """Open an approved folder, if it is still the one with that `folder_identity`.
 
-        Raises FolderReplaced: another folder, a link or a file is there; OSError: it cannot be opened.
+        Raises FolderReplaced if another folder, a link or a file is there; OSError if it cannot be opened.
         """
         try:
             kind = DescriptorPaths if path_access.has_folder_descriptors() else PlainPaths
@@ -216,7 +216,7 @@ class Root:
     def find(self, rel: str) -> str:
         """Return the path that a name means: itself, else the only one that is `shown` like it, in NFC or NFD.
 
-        Raises AccessRefused, ToolFailed: it cannot be found, or several look like it.
+        Raises AccessRefused, ToolFailed if it cannot be found, or several look like it.
         """
         path: list[str] = []
         for part in self.parts(rel):

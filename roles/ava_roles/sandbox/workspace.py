@@ -106,7 +106,7 @@ def recheck_workspace(
 ) -> None:
     """Apply the rule to an approved workspace again, as links, folders and settings may have changed. Blocks.
 
-    It must be in one of `roots` (None: anywhere allowed). Raises WorkspaceRefused: it is refused now; says why.
+    It must be in one of `roots` (None: anywhere allowed). Raises WorkspaceRefused if it is refused now; says why.
     """
     if roots is not None and not _Look().is_within(folder, (str(root.resolve()) for root in roots)):
         raise WorkspaceRefused(f"{folder} is outside the allowed folders")
@@ -118,7 +118,7 @@ def recheck_workspace(
 def project_at(given: str, *, holding: Sequence[str], data_root: Path, home: Path) -> Path:
     """Return the nearest folder, up to the root of its git repository, that has one in `holding`; else itself. Blocks.
 
-    Raises WorkspaceRefused: it is not a folder, or is always refused as a workspace; says why.
+    Raises WorkspaceRefused if it is not a folder, or is always refused as a workspace; says why.
     """
     folder = _folder(WorkspaceRule.of(home, data_root, None), given, ())
     return project_above(folder, holding=holding, home=home)

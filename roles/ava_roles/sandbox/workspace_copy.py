@@ -169,7 +169,7 @@ class _Copy:
         return self.root.walk(start, limit=ENTRIES_MAX, keep=keep, links=True)
 
     def _copy_all(self, names: Iterable[str], most_files: int, most_bytes: int, most_each: int) -> None:
-        """Copy files by name, and folders (submodules) with everything in them. Raises ToolFailed: it is too much."""
+        """Copy files by name, and folders (submodules) with everything in them. Raises ToolFailed if it is too much."""
         pending = list(names)
         pending.reverse()
         most_bytes = min(most_bytes, self.most_bytes)
@@ -283,7 +283,7 @@ _SEPARATORS = set("\0\\:" if os.name == "nt" else "\0")
 
 
 def pack_folder(root: Root, home: Path, limit: int, aside: Path, path: Path, git_folder: str = "") -> str | None:
-    """Write the archive of a folder; return None, or why it does not travel. Blocking. Raises OSError: it cannot."""
+    """Write the archive of a folder; return None, or why it does not travel. Blocking. Raises OSError if it cannot."""
     copy = aside / "copy"
     copy.mkdir()
     repository = repository_of(root.path.resolve(), home)

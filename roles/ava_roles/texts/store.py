@@ -323,7 +323,7 @@ class TextStore:
         return count == len(numbers)
 
     def body(self, text: int) -> bytes:
-        """Return what was kept. Raises KeyError: it was removed meanwhile."""
+        """Return what was kept. Raises KeyError if it was removed meanwhile."""
         with self._reading() as db:
             row = db.execute("SELECT body FROM texts WHERE id = ?", (text,)).fetchone()
             if row is None:

@@ -64,7 +64,7 @@ class ParserProcess:
             self._process = None
 
     def read_document(self, kind: Format, data: bytes, wanted: Wanted = ALL) -> Extracted:
-        """Return the text of a document. Raises ToolFailed: it cannot be read."""
+        """Return the text of a document. Raises ToolFailed if it cannot be read."""
         if kind.extra and not has_extra("documents"):
             raise _failed(kind.name, "Ava has no extra `documents` here; `ava doctor` shows the command that adds it")
         answer = self._parse(kind.name, data, *astuple(wanted))
@@ -112,7 +112,7 @@ class ParserProcess:
 
 
 def read_document(kind: Format, data: bytes, wanted: Wanted = ALL) -> Extracted:
-    """Return the text of a document, read by a child of its own. Blocks. Raises ToolFailed: it cannot be read."""
+    """Return the text of a document, read by a child of its own. Blocks. Raises ToolFailed if it cannot be read."""
     with ParserProcess() as parser:
         return parser.read_document(kind, data, wanted)
 

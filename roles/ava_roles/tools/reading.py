@@ -557,7 +557,7 @@ def _keep(
 
 
 def text_of(store: TextStore, text: KeptText) -> Extracted:
-    """Return the whole text that is kept. Raises KeyError: it was removed meanwhile."""
+    """Return the whole text that is kept. Raises KeyError if it was removed meanwhile."""
     return Extracted.of(json.loads(store.body(text.id).decode("utf-8", "surrogatepass")))
 
 
@@ -582,7 +582,7 @@ def _is_page(name: str) -> bool:
 
 
 def _read_text(name: str, kind: Format | None, data: bytes, parser: ParserProcess) -> Extracted:
-    """Return the text of a file. Raises ToolFailed: it has none."""
+    """Return the text of a file. Raises ToolFailed if it has none."""
     if kind is not None:
         document = parser.read_document(kind, data, _WHOLE_TEXT)
         if document.missing and not any(part.text.strip() for part in document.parts):

@@ -454,7 +454,7 @@ _TEXTUAL = re.compile(r"text/.*|application/(.*\+)?(json|xml|yaml|toml|javascrip
 
 
 def read_page(response: Response) -> WebPage:
-    """Return the content of a response. Raises ToolFailed: it is neither HTML, PDF nor text."""
+    """Return the content of a response. Raises ToolFailed if it is neither HTML, PDF nor text."""
     if is_pdf(response.body):
         return _read_pdf(response)
     if not is_html(response) and not is_text(response):

@@ -221,7 +221,7 @@ _TREE_KINDS: Mapping[str, Literal["file", "program", "link", "submodule"]] = {
 def read_commit(checkout: UserRepository, commit: str, most_files: int, most_bytes: int) -> list[TrackedFile]:
     """Return all that a commit tracks: neither history nor attributes nor filters have a say in it. Blocking.
 
-    Raises WorktreeFailed: it has more files or bytes than this, or git cannot read it.
+    Raises WorktreeFailed if it has more files or bytes than this, or git cannot read it.
     """
     with checkout.joined() as git:
         rows: list[tuple[str, str, str, int]] = []

@@ -362,7 +362,7 @@ def pack_snapshot(
     """Write the snapshot of a commit, of at most `limit` bytes; return None, or why it does not travel. Blocking.
 
     It runs nothing of the repository's and changes nothing in it. The same commit and settings make the same bytes.
-    `git_folder` is the approved one outside of the checkout. Raises NoRepository: the repository is gone;
+    `git_folder` is the approved one outside of the checkout. Raises NoRepository if the repository is gone;
     WorktreeFailed: the objects cannot be read, or the file not be written.
     """
     checkout = UserRepository.at(repository, home, accept=only(git_folder))
@@ -414,7 +414,7 @@ def unpack_snapshot(snapshot: Path, place: Path, beneath: Path, commit: str) -> 
 
 
 def pack_branch(repository: Path, home: Path, branch: Branch, path: Path) -> None:
-    """Write the new objects of a branch to a file. Blocking. Raises WorktreeFailed: this cannot be done."""
+    """Write the new objects of a branch to a file. Blocking. Raises WorktreeFailed if this cannot be done."""
     with UserRepository.at(repository, home).joined() as git, temporary_folder("packing the branch") as aside:
         objects = new_objects(git, branch.base, branch.head)
         name = git.line(*_PACKING, str(aside / "pack"), stdin=lines_of(objects))
@@ -449,7 +449,7 @@ def bring_branch(
 
     The bytes of the pack were checked. An existing branch is never changed: if it is another one, the new branch gets
     another name. `identity` is the approved one of the repository; empty accepts any that has the approved commit.
-    `accept` decides about a git folder outside of the checkout. Raises FolderReplaced: the repository is not the
+    `accept` decides about a git folder outside of the checkout. Raises FolderReplaced if the repository is not the
     approved one; NoRepository: it is gone, or lacks the commit that the branch begins at; WorktreeFailed: the pack is
     not that branch.
     """

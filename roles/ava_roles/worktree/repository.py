@@ -77,7 +77,7 @@ class Git:
     inherited: tuple[int, ...] = ()
 
     def run(self, *words: str, stdin: bytes = b"") -> GitOutput:
-        """Run git, and return how it ended. Raises WorktreeFailed: it could not be started, or took too long."""
+        """Run git, and return how it ended. Raises WorktreeFailed if it could not be started, or took too long."""
         command = [self.program, f"--git-dir={self.own}"]
         if self.tree is not None:
             command.append(f"--work-tree={self.tree}")
@@ -111,7 +111,7 @@ class Git:
         return done
 
     def __call__(self, *words: str, stdin: bytes = b"") -> GitOutput:
-        """Run git. Raises WorktreeFailed: it failed; quotes git."""
+        """Run git. Raises WorktreeFailed if it failed; quotes git."""
         done = self.run(*words, stdin=stdin)
         if done.code != 0:
             places = [self.own]
@@ -191,7 +191,7 @@ class UserRepository:
     ) -> UserRepository:
         """Return the repository of a checkout.
 
-        Raises FolderReplaced: it is not the one that was approved; NoRepository: the folder is not the root of a
+        Raises FolderReplaced if it is not the one that was approved; NoRepository if the folder is not the root of a
         checkout, or git would follow something in it elsewhere; says what to do; WorktreeFailed: git is not installed.
         """
         if approved:

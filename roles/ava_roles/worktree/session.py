@@ -126,7 +126,7 @@ class WorktreeSession:
 
     @property
     def prepared(self) -> PreparedWorktree:
-        """What exists once `prepare` has ended. Raises WorktreeFailed: it has not."""
+        """What exists once `prepare` has ended. Raises WorktreeFailed if it has not."""
         if self._prepared is None:
             raise WorktreeFailed("the worktree does not exist; prepare it first")
         return self._prepared
@@ -214,7 +214,7 @@ class WorktreeSandbox:
     async def after_command(self) -> str:
         """Undo what a command changed outside of the namespace, or left that no worktree may have; say so to the model.
 
-        That is `.git`, pipes, devices, setuid bits. Raises WorktreeFailed: the worktree cannot be read or written.
+        That is `.git`, pipes, devices, setuid bits. Raises WorktreeFailed if the worktree cannot be read or written.
         """
         async with self._lock:
             return await run_sync(self._session.prepared.trees.undo_outside, check_cancelled, abandon_on_cancel=False)
@@ -244,7 +244,7 @@ def remove_worktree(path: Path) -> None:
 def branch_diff(repository: Path, base: str, head: str, home: Path, context: int = 3, git_folder: str = "") -> str:
     """Return the unified diff of two commits. Blocking; runs nothing of the repository's.
 
-    Raises NoRepository: the repository is gone; WorktreeFailed: one of the commits is gone, or git fails.
+    Raises NoRepository if the repository is gone; WorktreeFailed if one of the commits is gone, or git fails.
     """
     for commit in (base, head):
         if not commit or not all(char in "0123456789abcdef" for char in commit):

@@ -93,7 +93,7 @@ class Edits:
         aside.mkdir(mode=0o700)
 
     def allowed(self, path: str) -> str:
-        """Return a path in its normal form. Raises AccessRefused: the run may not change it; says what it may."""
+        """Return a path in its normal form. Raises AccessRefused if the run may not change it; says what it may."""
         parts = self._root.parts(path)
         with suppress(ToolFailed):  # a new file
             parts = self._root.find(path).split("/") if parts else []

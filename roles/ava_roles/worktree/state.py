@@ -68,7 +68,7 @@ class WorktreeFolder:
             return None
 
     def record(self) -> WorktreeRecord:
-        """Return the record of trees that exist. Raises WorktreeFailed: it is gone."""
+        """Return the record of trees that exist. Raises WorktreeFailed if it is gone."""
         record = self.load()
         if record is None:
             raise WorktreeFailed(f"the record of the worktree is gone from {self.path}; start the run again")
@@ -174,7 +174,7 @@ def remove_unwanted(tree: Path, trash: Path, check: Callable[[], None] = lambda:
 
 
 def remove_names(tree: Path, names: Iterable[str], trash: Path) -> None:
-    """Remove names of a tree, and the folders that become empty. Raises OSError: something cannot be removed."""
+    """Remove names of a tree, and the folders that become empty. Raises OSError if something cannot be removed."""
     with _trash_folder(trash):
         for name in names:
             *above, last = name.split("/")

@@ -95,7 +95,7 @@ class Trees:
     def create(self, check: Callable[[], None] = _no_check) -> WorktreeRecord:
         """Create both trees from the approved commit, or from the checked-out one; if that fails, nothing is left.
 
-        Raises NoRepository: there is no commit; BadNamespace: a path is in a submodule; WorktreeFailed.
+        Raises NoRepository if there is no commit; BadNamespace if a path is in a submodule; WorktreeFailed.
         """
         with self.repository.joined() as joined:
             base = self.spec.base or self.repository.head(joined)[0]

@@ -124,7 +124,7 @@ class AcpAgent:
     # -- what Ava asks ------------------------------------------------------------------------------------------------
 
     async def initialize(self) -> None:
-        """Agree on the protocol. Raises AgentFailed: it speaks another version, or does not answer."""
+        """Agree on the protocol. Raises AgentFailed if it speaks another version, or does not answer."""
         client = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
         asked = {"protocolVersion": PROTOCOL_VERSION, "clientCapabilities": client}
         said = await self._request("initialize", asked, schema.InitializeResponse, START_S)
@@ -154,7 +154,7 @@ class AcpAgent:
         )
 
     async def set_provider(self, url: str, secret: str, api_type: str) -> None:
-        """Have every provider of an API's type ask at an address. Raises AgentFailed: it has none of that type."""
+        """Have every provider of an API's type ask at an address. Raises AgentFailed if it has none of that type."""
         listed = await self._request("providers/list", {}, schema.ListProvidersResponse, ANSWER_S)
         fitting = [each.provider_id for each in listed.providers if api_type in map(str, each.supported)]
         if not fitting:
@@ -177,7 +177,7 @@ class AcpAgent:
         return said.session_id
 
     async def resume_session(self, session: str, folder: str, mcp: tuple[str, str] | None) -> None:
-        """Go on with a session of an earlier process. Raises AgentFailed: it cannot."""
+        """Go on with a session of an earlier process. Raises AgentFailed if it cannot."""
         self._folder = folder
         asked = {"sessionId": session, "cwd": folder, "mcpServers": _servers(mcp)}
         can = self._can.session_capabilities
@@ -348,7 +348,7 @@ class _Lines:
         self.fault = ""
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Write a message. Raises ConnectionError: the program does not read."""
+        """Write a message. Raises ConnectionError if the program does not read."""
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         try:
             with anyio.fail_after(ANSWER_S):

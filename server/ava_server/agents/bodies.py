@@ -40,7 +40,7 @@ class _Fresh:
         self._bytes = 0
 
     def take(self, size: int) -> None:
-        """Count bytes before they are searched. Raises CallRefused: they are too many."""
+        """Count bytes before they are searched. Raises CallRefused if they are too many."""
         self._bytes += size
         if size > MOST_NEW_BYTES:
             raise CallRefused("form", f"a message has more than {MOST_NEW_BYTES:,} bytes")
@@ -154,7 +154,7 @@ class Bodies:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _tools(self, given: Any, closing: Closing) -> list[dict[str, Any]] | None:
-        """Return the tools that the agent itself runs. Raises CallRefused: there is one of an unknown kind."""
+        """Return the tools that the agent itself runs. Raises CallRefused if there is one of an unknown kind."""
         if given is None:
             return None
         if self._form.tools_under:
@@ -267,7 +267,7 @@ _LEAST_BUDGET = 1_024
 
 
 def _objects(given: Any, path: str) -> list[dict[str, Any]]:
-    """Return the objects in a list, or the one in its place. Raises CallRefused: there is something else."""
+    """Return the objects in a list, or the one in its place. Raises CallRefused if there is something else."""
     listed = as_list(given) if isinstance(given, list) else [given]
     listed = [each for each in listed if each is not None]
     if other := [each for each in listed if not isinstance(each, dict)]:

@@ -101,7 +101,7 @@ TURN_S = 90.0
 async def check_agent(spec: AgentSpec, settings: Settings, sandbox: Sandbox) -> Mapping[str, Any]:
     """Return what an agent calls itself, how long its first turn took, and what its first request had.
 
-    Raises AgentFailed, RolesError: it cannot take a turn; TimeoutError: it took more than 90 s.
+    Raises AgentFailed, RolesError if it cannot take a turn; TimeoutError if it took more than 90 s.
     """
     here = settings.paths.scratch / f"check-{secrets.token_hex(4)}"
     bench = CopiedWorkspace(

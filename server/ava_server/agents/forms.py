@@ -490,7 +490,7 @@ class Closing:
         return None if closed is _OUT else closed
 
     def close_tool(self, tool: Mapping[str, Any], kind: str) -> Any:
-        """Return a tool that the agent itself runs. Raises CallRefused: its kind is not known."""
+        """Return a tool that the agent itself runs. Raises CallRefused if its kind is not known."""
         return self._fields(tool, self._form.tools.known[kind], "tools")
 
     def is_taken_tool(self, kind: str) -> bool:

@@ -341,7 +341,7 @@ async def _watch(receive: Receive, waiting: anyio.CancelScope, reading: anyio.Ca
 
 
 async def _body(receive: Receive, take: Callable[[int], None] = lambda _size: None, most: int = BODY_BYTES) -> bytes:
-    """Return a whole body; `take` counts it as it comes. Raises CallRefused: it is too long, or does not arrive."""
+    """Return a whole body; `take` counts it as it comes. Raises CallRefused if it is too long, or does not arrive."""
     pieces: list[bytes] = []
     size = 0
     with anyio.move_on_after(BODY_S):
@@ -373,7 +373,7 @@ def _replayed(content: bytes, receive: Receive) -> Receive:
 async def serving(gateway: Gateway, socket: Path) -> AsyncGenerator[None]:
     """Serve a gateway on a unix socket while the body runs, then settle every call.
 
-    Raises OSError: it cannot listen.
+    Raises OSError if it cannot listen.
     """
     async with listening(gateway, socket):
         try:
@@ -385,7 +385,7 @@ async def serving(gateway: Gateway, socket: Path) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def listening(app: ASGIApp, socket: Path) -> AsyncGenerator[None]:
-    """Serve an application on a unix socket while the body runs. Raises OSError: it cannot listen there."""
+    """Serve an application on a unix socket while the body runs. Raises OSError if it cannot listen there."""
     with _short_path(socket) as path:
         config = server_config(app, MOST_CONNECTIONS, uds=path)
         config.load()

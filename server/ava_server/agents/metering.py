@@ -164,7 +164,7 @@ class RunMeter:
     # -- the seam -----------------------------------------------------------------------------------------------------
 
     async def admit(self, call: AgentCall) -> Admitted:
-        """Reserve a call. Raises CallRefused: it does not fit, or the run is over."""
+        """Reserve a call. Raises CallRefused if it does not fit, or the run is over."""
         until = time.monotonic() + MONEY_WAIT_S
         with anyio.move_on_after(MONEY_WAIT_S) as waiting:
             await self._one.acquire()  # so that each is compared with all that were shown before

@@ -113,7 +113,7 @@ def _checkout(folder: Path, home: Path, accept: Accept) -> CheckoutState:
 
 
 def refuse_coding(args: SpawnArgs, role: Role) -> None:
-    """Refuse arguments that only a run that changes files takes. Raises BadInput: one of them was given."""
+    """Refuse arguments that only a run that changes files takes. Raises BadInput if one of them was given."""
     for field in ("namespace", "verify"):
         if getattr(args, field) is not None:
             with_these = "with these tools " if changes_files(role.tools) else ""

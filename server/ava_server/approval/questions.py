@@ -261,7 +261,7 @@ class ProposalLinks(Protocol):
     async def link(self, ids: Sequence[str], need: LinkNeed) -> str | None:
         """Return the address of the page for proposals; on this machine it works once.
 
-        None where pages cannot be served yet, or the last link is still good. Raises AvaError: they cannot be served.
+        None where pages cannot be served yet, or the last link is still good. Raises AvaError if they cannot be served.
         """
         ...
 
@@ -332,7 +332,7 @@ def _warnings(members: Sequence[ProposalChange]) -> list[str]:
 
 
 def apply_reply(checked: CheckedApproval, approval: Approval, reply: Reply) -> Approval:
-    """Return the approval with the limits of the form, dollars rounded down. Raises BadInput: one is not offered."""
+    """Return the approval with the limits of the form, dollars rounded down. Raises BadInput if one is not offered."""
     limits: dict[RunCap, Any] = {}
     sentences = list(lowered_by_call(checked))
     is_plan = checked.plan_cap is not None

@@ -262,7 +262,7 @@ def parse(model: type[A], given: dict[str, Any]) -> A:
 
 
 def refuse_deep(given: dict[str, Any]) -> None:
-    """Refuse arguments that are nested too deeply to be walked. Raises BadInput: they are."""
+    """Refuse arguments that are nested too deeply to be walked. Raises BadInput if they are."""
     if deeper_than(given, DEEPEST):
         raise BadInput(f"the arguments are nested deeper than {DEEPEST} levels; give plain ones")
 
@@ -358,7 +358,7 @@ NAME = READ_SUBAGENT_RESULT.name
 
 
 def check_context_from(view: View, rows: Sequence[RunRow]) -> tuple[EarlierRun, ...]:
-    """Return the runs that a proposal names. Raises BadInput: one of them has not ended, or has no result."""
+    """Return the runs that a proposal names. Raises BadInput if one of them has not ended, or has no result."""
     for row in rows:
         if row.is_plan:
             raise BadInput(f"context_from: {row.id} is a plan; name the runs of its steps whose results it may read")

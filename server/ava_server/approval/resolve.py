@@ -159,7 +159,7 @@ class _Resolution:
         return self._assemble(choice, key_command, found, lacks, project, skills, not_installed), texts
 
     def _check_needs(self, found: FoundTools, degraded: bool) -> tuple[str, ...]:
-        """Return the tools that the role needs and lacks. Raises ToolMissing: one is missing, and may not be."""
+        """Return the tools that the role needs and lacks. Raises ToolMissing if one is missing, and may not be."""
         lacks: list[str] = []
         for need in (*self._foreign_needs, *self._role.needs):
             try:

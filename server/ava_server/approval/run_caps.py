@@ -49,7 +49,7 @@ def _amount(cap: RunCap, value: float) -> str:
 def extended_thinking(args: SpawnArgs, role: Role, choice: Choice, how: Thinking) -> tuple[bool, str]:
     """Return whether the model is told to think, and a note if it cannot be.
 
-    Raises BadInput: the call itself asks for it, and it cannot be.
+    Raises BadInput if the call itself asks for it, and it cannot be.
     """
     wanted = role.extended_thinking if args.extended_thinking is None else args.extended_thinking
     if not wanted or how.possible:

@@ -151,7 +151,7 @@ class Texts(BaseModel, frozen=True, extra="forbid"):
         return self.model_dump(mode="json", exclude_none=True, exclude=left_out)
 
     def of_step(self, step: str) -> "Texts":
-        """Return the texts of a step of this plan, of which others may be dropped. Raises KeyError: it has none."""
+        """Return the texts of a step of this plan, of which others may be dropped. Raises KeyError if it has none."""
         for own in self.steps:
             if own.step == step:
                 return own

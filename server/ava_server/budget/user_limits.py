@@ -111,7 +111,7 @@ def policy_in_force(
     `pin`: whether there is one, where the caller knows that and the users' limits; None looks both up. `through` is the
     client's connection through which the approval would come; None is a person's own terminal or browser. `made_under`
     are the policies under which the runs were proposed: none of them is ever loosened by where the approval comes from.
-    Raises ConfigError: the PIN's file or the limits of users cannot be read.
+    Raises ConfigError if the PIN's file or the limits of users cannot be read.
     """
     if pin is None:
         from ava_server.config.changes import with_shared_users

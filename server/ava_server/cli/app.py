@@ -270,7 +270,7 @@ def in_event_loop(command: Callable[P, Awaitable[T]]) -> Callable[P, T]:
 
 
 def refuse_in_subagent(command: str) -> None:
-    """Raises BadInput: this process belongs to a subagent."""
+    """Raises BadInput if this process belongs to a subagent."""
     if os.environ.get("AVA_RUN_ID"):
         from ava_server.service.runtime import refuse_recursion
 

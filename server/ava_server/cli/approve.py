@@ -104,7 +104,7 @@ async def reject_command(
 async def _open_client(
     server: Connection | None, command: str, *, asked: bool, on_terminal: bool = False
 ) -> AsyncGenerator[Approvals]:
-    """Raises Refused: it asks `on_terminal`, and there is none."""
+    """Raises Refused if it asks `on_terminal`, and there is none."""
 
     def begin(place: terminal.Place) -> None:
         heading(place)
@@ -362,7 +362,7 @@ async def choose(waiting: list[Pending], limits: dict[str, Any], *, err: bool = 
 
 
 def check_group_cap(limits: Mapping[str, Any], together_micros: int) -> None:
-    """Raises BadInput: the cap for all together is above the sum of their own."""
+    """Raises BadInput if the cap for all together is above the sum of their own."""
     if cap_micros(limits.get("group_max_cost_cents", 0)) > together_micros:
         raise BadInput(
             f"--group-max: their own caps come to {format_usd(together_micros, exact=True)} together; give that or less"
@@ -372,7 +372,7 @@ def check_group_cap(limits: Mapping[str, Any], together_micros: int) -> None:
 async def approve_proposals(
     client: Approvals, waiting: Sequence[Pending], limits: Mapping[str, Any], screens: Mapping[str, FoldedScreen]
 ) -> str:
-    """Raises Refused: they may not start; says why."""
+    """Raises Refused if they may not start; says why."""
     from ava_server.approval.proposals import agreement  # not needed to read the command line
 
     decided = await client.decide([one.shown for one in waiting], agreement(waiting, limits, screens))

@@ -238,7 +238,7 @@ async def erase_command(
 
 
 async def _erased_texts(erase: Callable[[], int]) -> int:
-    """Return how many texts of files were erased. Raises Refused: they are still there."""
+    """Return how many texts of files were erased. Raises Refused if they are still there."""
     try:
         return await anyio.to_thread.run_sync(erase)
     except (OSError, sqlite3.Error) as error:
@@ -310,7 +310,7 @@ async def _erase_all(store: Store, run: RunRow, with_content: int) -> int:
 
 
 async def _wait_for_files(store: Store) -> None:
-    """Wait for the keeper, here or in a server. Raises StoreUnavailable: it has not cleared the files in time."""
+    """Wait for the keeper, here or in a server. Raises StoreUnavailable if it has not cleared the files in time."""
     from ava_audit.retention import erasure_pending
 
     progress = Progress()

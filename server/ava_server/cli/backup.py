@@ -43,7 +43,7 @@ _LINE = "\n    "
 def keep_aside(root: Path, *, yes: bool) -> list[str]:
     """Ask whether to use the settings, keys, tokens and roles of a backup, before it becomes the data root.
 
-    Returns what was kept aside. `yes` uses everything without asking. Raises BadInput: nobody can be asked.
+    Returns what was kept aside. `yes` uses everything without asking. Raises BadInput if nobody can be asked.
     """
     found = dict(_brought(DataRoot(root)))
     if yes or not found:

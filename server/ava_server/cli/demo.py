@@ -292,7 +292,7 @@ class _DemoHost:
             say(f"               {logs / 'subagents' / (run.subagent_id + '.jsonl')}")
 
     async def _call(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Return the structured answer. Raises BadInput: it failed; with the server's message."""
+        """Return the structured answer. Raises BadInput if it failed; with the server's message."""
         result = await self._client.call_tool(tool, arguments)
         answer: dict[str, Any] = result.structured_content or {}
         if result.is_error:
@@ -344,7 +344,7 @@ def shipped_docs() -> Path:
 
 
 def checked_folder(folder: Path) -> Path:
-    """Raises BadInput: it is missing, not a folder, unreadable, or never read by subagents."""
+    """Raises BadInput if it is missing, not a folder, unreadable, or never read by subagents."""
     folder = absolute_path("FOLDER", folder)
     place = folder.resolve()
     if place.parent == place:

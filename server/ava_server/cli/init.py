@@ -374,7 +374,7 @@ def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> b
 
 
 async def _check(server: Connection) -> str:
-    """Return what the token may do on a server. Raises Refused: a host should not have it."""
+    """Return what the token may do on a server. Raises Refused if a host should not have it."""
     from ava_server.cli.records import open_server_records
     from ava_server.cli.remote import OlderServer
     from ava_server.service.record_requests import TOKEN

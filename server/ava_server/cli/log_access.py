@@ -91,7 +91,7 @@ async def find_run(store: Readable | None, given: str) -> RunRow:
 async def find_runs(store: Readable | None, given: Sequence[str]) -> list[RunRow]:
     """Return the runs with these ids of subagents, plans and proposals, each once.
 
-    Raises BadInput: one is not an id, or nothing has it.
+    Raises BadInput if one is not an id, or nothing has it.
     """
     found = [await find_run(store, one) for one in given]
     return list({run.id: run for run in found}.values())

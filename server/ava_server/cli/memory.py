@@ -144,7 +144,7 @@ def search_command(
 def _open_for_writing() -> tuple[DataRoot, Notebook]:
     """Return the data root and its notes, with every secret known so that none is stored.
 
-    Raises AvaError: the secrets cannot be read, so a text that contains one would not be noticed.
+    Raises AvaError if the secrets cannot be read, so a text that contains one would not be noticed.
     """
     from ava_server.config.credentials import Credentials
 
@@ -158,7 +158,7 @@ def _open_for_writing() -> tuple[DataRoot, Notebook]:
 
 
 def _read_pipe(name: str, book: Notebook) -> str:
-    """Raises BadInput: there is no pipe, or the text cannot be a note."""
+    """Raises BadInput if there is no pipe, or the text cannot be a note."""
     if sys.stdin.isatty():
         raise BadInput(
             f"Give the text after the name, or pipe it in (ava memory add {name} < FILE), or write the file yourself:"

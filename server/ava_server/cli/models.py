@@ -46,7 +46,7 @@ class ProviderModels:
 async def read_providers(
     models: ModelSettings, tiers: Sequence[ResolvedModel], provider: str | None, search: str | None
 ) -> list[ProviderModels]:
-    """Raises BadInput: there is no such provider; ConfigError: a configured provider has an invalid name."""
+    """Raises BadInput if there is no such provider; ConfigError if a configured provider has an invalid name."""
     known = listing.model_catalogs(models)
     if provider is not None:
         wanted = [_find_provider(provider.strip(), known)]

@@ -290,7 +290,7 @@ def parse_group_limits(max_cost: str | None, timeout: str | None) -> dict[str, A
 
 
 def absolute_path(option: str, given: str | Path) -> Path:
-    """Resolve `~` too. Raises BadInput: there is no home folder for `~`, or no working folder."""
+    """Resolve `~` too. Raises BadInput if there is no home folder for `~`, or no working folder."""
     try:
         return Path(given).expanduser().absolute()
     except RuntimeError:
@@ -309,7 +309,7 @@ def split_names(given: list[str] | None) -> list[str] | None:
 
 
 def read_schema(option: str, file: Path | None) -> dict[str, Any] | None:
-    """Raises BadInput: the file cannot be read, or does not hold a JSON object."""
+    """Raises BadInput if the file cannot be read, or does not hold a JSON object."""
     if file is None:
         return None
     try:

@@ -60,7 +60,7 @@ class Transport(Protocol):
     every_s: float
 
     async def send(self, request: Request[RecordsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the answer. Raises AvaError, AuditError: there is none; ValueError: it has another form."""
+        """Return the answer. Raises AvaError, AuditError if there is none; ValueError if it has another form."""
         ...
 
     async def wait_for_entry(self, after: int) -> None:
@@ -111,14 +111,14 @@ class Records:
     async def find(self, ids: list[str]) -> list[RunRow]:
         """Return the runs with these ids of subagents, plans and proposals, each once.
 
-        Raises BadInput: one is not an id, or nothing has it.
+        Raises BadInput if one is not an id, or nothing has it.
         """
         return list((await self.get(requests.FOUND, id=ids)).rows)
 
     async def find_one(self, given: str | None, *, unended: bool = False) -> RunRow:
         """Return the run with this id, or of the proposal with it; without one, what `find_last` returns.
 
-        Raises BadInput: it is not an id, or there is no such run.
+        Raises BadInput if it is not an id, or there is no such run.
         """
         if given is not None:
             return (await self.find([given]))[0]
@@ -274,7 +274,7 @@ class MemoryTransport:
 
     @asynccontextmanager
     async def _to_write(self) -> AsyncGenerator[Store]:
-        """Open the log to write, where it was only looked at until now. Raises AuditError: it cannot be written."""
+        """Open the log to write, where it was only looked at until now. Raises AuditError if it cannot be written."""
         if not isinstance(self._store, LogLook):
             yield cast("Store", self._store)
             return
@@ -376,7 +376,7 @@ async def open_to_show(server: Connection | None, root: Callable[[], DataRoot]) 
 
 @asynccontextmanager
 async def open_server_records(server: Connection) -> AsyncGenerator[Records]:
-    """Open a server's records. Raises AvaError: it cannot be used, or what it answered cannot be shown."""
+    """Open a server's records. Raises AvaError if it cannot be used, or what it answered cannot be shown."""
     from ava_server.cli.transport import reached
 
     async with reached(server) as transport:

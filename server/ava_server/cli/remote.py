@@ -62,7 +62,7 @@ class Connection:
 
     @property
     def address(self) -> str:
-        """Raises BadInput: it is not an address, or would send the token unencrypted."""
+        """Raises BadInput if it is not an address, or would send the token unencrypted."""
         from urllib.parse import urlsplit
 
         from ava_server.core.addresses import LOOPBACK_NAMES, public_url
@@ -87,7 +87,7 @@ class Connection:
         return shlex.join([*words, "--token-file", str(self.token_file)] if self.token_file is not None else words)
 
     def token(self, env: Mapping[str, str] | None = None) -> str:
-        """Raises BadInput: there is none, or its file cannot be read or is open to others."""
+        """Raises BadInput if there is none, or its file cannot be read or is open to others."""
         text = (os.environ if env is None else env).get("AVA_TOKEN", "").strip()
         if self.token_file is not None:
             text = _read_token_file(self.token_file)
@@ -164,7 +164,7 @@ class Connection:
         return (Unreachable if status in _AWAY else Refused)(f"{self.address}: {why}")
 
     async def call_tool(self, tool: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the structured answer. Raises AvaError: the server cannot be reached, or refuses the call."""
+        """Return the structured answer. Raises AvaError if the server cannot be reached, or refuses the call."""
         import logging
         from importlib.metadata import version
 
@@ -195,7 +195,7 @@ class Connection:
         return fields
 
     async def _content(self, response: httpx2.Response) -> bytes:
-        """Raises ConfigError: it is longer than any of Ava's, or compressed."""
+        """Raises ConfigError if it is longer than any of Ava's, or compressed."""
         content = bytearray()
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise self.not_ava()
@@ -214,7 +214,7 @@ def given_server(
 ) -> Connection | None:
     """Return the server of `--url`, before or after the command; with `variable`, also that of AVA_URL.
 
-    Raises BadInput: there is a token's file but no server.
+    Raises BadInput if there is a token's file but no server.
     """
     url_before, file_before = context.obj or (None, None)
     url, token_file = (url_before if url is None else url), token_file or file_before
@@ -232,7 +232,7 @@ def given_server(
 
 
 def chosen_server(context: typer.Context, url: str | None, token_file: Path | None) -> Connection | None:
-    """Return the server of `--url` or AVA_URL; None for this machine's data root. Raises BadInput: it is unusable."""
+    """Return the server of `--url` or AVA_URL; None for this machine's data root. Raises BadInput if it is unusable."""
     server = given_server(context, url, token_file)
     if server is not None:
         _ = server.address, server.token()  # an error comes before anything else

@@ -349,7 +349,7 @@ def report_approvals_command(
 
 
 def _span(since: str | None, until: str | None) -> tuple[int, int]:
-    """Return a time, end exclusive; the last `DAYS` by default. Raises BadInput: there is none between."""
+    """Return a time, end exclusive; the last `DAYS` by default. Raises BadInput if there is none between."""
     at_us = now_us()
     since_us, until_us = read_span(since, until, at_us, dashes="--")
     until_us = at_us + 1 if until_us is None else until_us

@@ -347,7 +347,7 @@ def _copy(source: DeliveredFiles, file: dict[str, Any], folder: Path, run_id: st
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    """Remove a partly written file. Raises OSError: it exists, or cannot be written."""
+    """Remove a partly written file. Raises OSError if it exists, or cannot be written."""
     with path.open("xb") as file:  # follows no link
         try:
             file.write(data)

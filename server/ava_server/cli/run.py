@@ -101,7 +101,7 @@ class _Option(NamedTuple):
 
 
 def _folder(option: str, given: str) -> str | None:
-    """Raises BadInput: it is not there, which only a person on this machine may be told of any folder."""
+    """Raises BadInput if it is not there, which only a person on this machine may be told of any folder."""
     if not given:
         return None
     folder = options.absolute_path(option, given)
@@ -259,7 +259,7 @@ def _tasks(given: Sequence[str]) -> Sequence[str]:
 
 
 def _task_in(file: Path) -> str:
-    """Raises BadInput: the file cannot be read, or holds no text."""
+    """Raises BadInput if the file cannot be read, or holds no text."""
     try:
         text = file.read_text("utf-8").strip()
     except UnicodeDecodeError:
@@ -272,7 +272,7 @@ def _task_in(file: Path) -> str:
 
 
 def checked_settings(request: RunRequest) -> Settings:
-    """Raises BadInput: the results cannot be delivered; Refused: nobody can approve the request here."""
+    """Raises BadInput if the results cannot be delivered; Refused if nobody can approve the request here."""
     from ava_server.budget.user_limits import policy_in_force
 
     if request.group and len(request.spawns) < 2:
@@ -298,7 +298,7 @@ def spawn_requests(
 ) -> tuple[dict[str, Any], ...]:
     """Return the arguments of `spawn_subagent` for each subagent: `tasks` for the role, and `also` (each `ROLE: task`).
 
-    `common` has the arguments of all. Raises BadInput: the command line is ambiguous or incomplete.
+    `common` has the arguments of all. Raises BadInput if the command line is ambiguous or incomplete.
     """
     given = {key: value for key, value in common.items() if value is not None}
     if (role is None) != (not tasks) or (role is None and (also or "retry_of" not in given)):
@@ -318,7 +318,7 @@ def spawn_requests(
 def plan_request(file: Path, common: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `spawn_subagent` for a plan: those of a file, and the options in place of its own.
 
-    The file is TOML (`[[steps]]`) or JSON: an object with `steps`, or only their list. Raises BadInput: it cannot be
+    The file is TOML (`[[steps]]`) or JSON: an object with `steps`, or only their list. Raises BadInput if it cannot be
     read, or is neither.
     """
     try:
@@ -354,7 +354,7 @@ def _check_several(count: int, given: Mapping[str, Any]) -> None:
 
 
 def _role_and_task(given: str) -> tuple[str, str]:
-    """Raises BadInput: it is not `ROLE: task`."""
+    """Raises BadInput if it is not `ROLE: task`."""
     role, colon, task = given.partition(":")
     if not colon or not role.strip() or " " in role.strip() or not task.strip():
         raise BadInput(f'--also: {given[:60]!r} names no role; write it like "code_reviewer: Is the parser safe?"')
@@ -470,7 +470,7 @@ async def _decided_meanwhile(
 async def _chosen(client: Approvals, proposals: list[Pending], request: RunRequest) -> ChosenProposals:
     """Return what is started; an error rejects all of them.
 
-    Raises Refused: the PIN was not given; BadInput: the cap of all is above the sum of their own, or would be lost.
+    Raises Refused if the PIN was not given; BadInput if the cap of all is above the sum of their own, or would be lost.
     """
     limits = dict(request.group)
     try:
@@ -529,7 +529,7 @@ async def _propose_all(service: Service, client: Approvals, request: RunRequest,
 
 
 def _limits_of(request: RunRequest, together_micros: int) -> dict[str, Any]:
-    """Return the limits of several together. Raises BadInput: their cap is above the sum of their own."""
+    """Return the limits of several together. Raises BadInput if their cap is above the sum of their own."""
     try:
         check_group_cap(request.group, together_micros)
     except BadInput as error:

@@ -44,7 +44,7 @@ class NameOnlyCommand(TyperCommand):
     advice = "The value is asked for, or piped in; a value typed into the command would stay in the shell's history."
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises BadInput: there are further arguments, which may be the value."""
+        """Raises BadInput if there are further arguments, which may be the value."""
         ctx.allow_extra_args = ctx.ignore_unknown_options = True
         rest = super().parse_args(ctx, args)
         if ctx.args:
@@ -88,7 +88,7 @@ ReadPin = Callable[[], Awaitable[str]]
 
 
 async def read_pin() -> str:
-    """Raises Refused: there is no terminal; BadInput: nothing was typed."""
+    """Raises Refused if there is no terminal; BadInput: nothing was typed."""
     return await ask_hidden("Approval PIN")
 
 
@@ -130,7 +130,7 @@ async def choose_pin(pin_file: PinFile) -> None:
 
 
 async def ask_twice() -> str:
-    """Return a new PIN. Raises BadInput: it is too weak, or was not repeated; Refused: there is no terminal."""
+    """Return a new PIN. Raises BadInput if it is too weak, or was not repeated; Refused if there is no terminal."""
     from ava_server.config.pin import refuse_weak
 
     first = await ask_hidden("New approval PIN")
@@ -141,14 +141,14 @@ async def ask_twice() -> str:
 
 
 async def require_person(root: DataRoot, command: str) -> None:
-    """Raises Refused: there is no terminal, so it may be a program; or the PIN, where one is set, is wrong."""
+    """Raises Refused if there is no terminal, so it may be a program; or the PIN, where one is set, is wrong."""
     if not someone_there():
         raise Refused(f"{command}: only a person may do this, at a terminal, and there is none here.")
     await ask_pin_if_set(root)
 
 
 async def ask_pin_if_set(root: DataRoot) -> None:
-    """Raises Refused: the PIN is wrong or locked."""
+    """Raises Refused if the PIN is wrong or locked."""
     from ava_server.config.pin import PinFile
 
     pin = PinFile(root.approval_file)
@@ -157,7 +157,7 @@ async def ask_pin_if_set(root: DataRoot) -> None:
 
 
 async def ask_hidden(question: str) -> str:
-    """A pipe is not a person. Raises Refused: there is no terminal; BadInput: nothing was typed."""
+    """A pipe is not a person. Raises Refused if there is no terminal; BadInput: nothing was typed."""
     typed = await (_ask_on_windows(question) if sys.platform == "win32" else _ask_on_posix(question))
     if not typed.strip():
         raise BadInput("No PIN was given; nothing was done.")

@@ -134,11 +134,11 @@ class DecisionTransport(Protocol):
     place: Place
 
     async def send(self, request: Request[DecisionsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the answer. Raises AvaError, AuditError: there is none; ValueError: it has another form."""
+        """Return the answer. Raises AvaError, AuditError if there is none; ValueError if it has another form."""
         ...
 
     async def decide(self, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
-        """Have a decision carried out. Raises AvaError, AuditError, RolesError: it was not."""
+        """Have a decision carried out. Raises AvaError, AuditError, RolesError if it was not."""
         ...
 
     async def wait_for_entry(self, after: int) -> None:

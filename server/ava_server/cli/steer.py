@@ -234,7 +234,7 @@ async def _resume(settings: Settings, given: str, force: bool, as_json: bool) ->
 
 
 async def _take_over(runtime: Runtime, session: Session, run: RunRow, force: bool) -> None:
-    """Resume the run, unless it is already running by itself. Raises Refused: it may not or cannot be resumed."""
+    """Resume the run, unless it is already running by itself. Raises Refused if it may not or cannot be resumed."""
     from ava_server.runs.claims import NotResumed, resume_line
 
     manager = runtime.manager

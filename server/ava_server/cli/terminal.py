@@ -103,12 +103,12 @@ def aligned(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> li
 
 
 def write(text: str) -> None:
-    """Write text that is known to be harmless to stdout. Raises ReaderGone: the reader has closed our output."""
+    """Write text that is known to be harmless to stdout. Raises ReaderGone if the reader has closed our output."""
     _echo(text, sys.stdout)
 
 
 def _echo(text: str, stream: TextIO) -> None:
-    """Raises ReaderGone: the reader has closed this stream."""
+    """Raises ReaderGone if the reader has closed this stream."""
     try:
         typer.echo(text, file=stream)
     except BrokenPipeError:
@@ -118,7 +118,7 @@ def _echo(text: str, stream: TextIO) -> None:
 def write_lines(lines: bytes) -> None:
     """Write whole lines of JSON to stdout, byte for byte, so that they can be verified; escaped on a terminal.
 
-    Raises ReaderGone: the reader has closed our output.
+    Raises ReaderGone if the reader has closed our output.
     """
     if sys.stdout.isatty():
         write(harmless_json(lines.decode().removesuffix("\n")))
@@ -348,7 +348,7 @@ async def agrees(question: str) -> bool:
 async def confirm(question: str, done: str) -> None:
     """Ask before a step that cannot be undone; `done` is what it does, as a participle: `erased`.
 
-    Raises BadInput: there is no terminal; Refused: the person did not agree.
+    Raises BadInput if there is no terminal; Refused if the person did not agree.
     """
     if not someone_there():
         raise BadInput(f"There is no terminal to ask on, so nothing was {done}. Run it in a terminal, or add --yes.")

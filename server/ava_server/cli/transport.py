@@ -44,7 +44,7 @@ _WRONG = (ValueError, TypeError, LookupError, OverflowError, AttributeError)
 
 @asynccontextmanager
 async def reached(server: Connection, every_s: float = AGAIN_S) -> AsyncGenerator[HttpTransport]:
-    """Connect to a server. Raises AvaError: it cannot be used, or what it answered cannot be shown."""
+    """Connect to a server. Raises AvaError if it cannot be used, or what it answered cannot be shown."""
     try:
         async with server.opened():
             yield HttpTransport(server, every_s)
@@ -74,7 +74,7 @@ class HttpTransport:
         self.connection = connection
 
     async def send(self, request: Request[Any, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Raises AvaError: the server does not answer, or refuses; ValueError: the answer is of another version."""
+        """Raises AvaError if the server does not answer, or refuses; ValueError if the answer is of another version."""
         from pkgutil import resolve_name
 
         assert not args, "the parameters of a request have names"
@@ -126,7 +126,7 @@ class HttpTransport:
         """The server has done so when it answered."""
 
     def _to_show(self, answer: T) -> T:
-        """Return an answer whose commands name the server. Raises ValueError: it cannot be shown."""
+        """Return an answer whose commands name the server. Raises ValueError if it cannot be shown."""
         found: Any = answer
         match found:
             case ListedRuns():
@@ -167,7 +167,7 @@ def _are_shown(value: Any) -> TypeGuard[list[Shown]]:
 
 
 def _refuse_unshowable(line: bytes) -> None:
-    """Raises ValueError: it is not a line of a log, or could steer a terminal."""
+    """Raises ValueError if it is not a line of a log, or could steer a terminal."""
     entry = entry_of_line(line)
     who = entry.who
     named = (entry.type, entry.run_id or "", who.session_id, who.agent_id, who.user_id)
@@ -177,7 +177,7 @@ def _refuse_unshowable(line: bytes) -> None:
 
 
 def validated(kind: type[T], answer: Any) -> T:
-    """Texts are cleaned. Raises ValueError: it has another form."""
+    """Texts are cleaned. Raises ValueError if it has another form."""
     return TypeAdapter(kind).validate_python(_cleaned(answer))
 
 

@@ -32,7 +32,7 @@ class UsersTransport(Protocol):
     place: Place
 
     async def send(self, request: Request[UsersHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the answer. Raises AvaError, AuditError: there is none; ValueError: it has another form."""
+        """Return the answer. Raises AvaError, AuditError if there is none; ValueError if it has another form."""
         ...
 
 
@@ -72,7 +72,7 @@ async def prepare_for(root: DataRoot, scopes: Sequence[Scope]) -> None:
 
 @asynccontextmanager
 async def open_users(server: Connection | None, root: Callable[[], DataRoot]) -> AsyncGenerator[UsersTransport]:
-    """Open the server, or without one the data root. Raises AvaError: it cannot be used."""
+    """Open the server, or without one the data root. Raises AvaError if it cannot be used."""
     if server is None:
         yield MemoryUsers(root())
         return

@@ -150,7 +150,7 @@ class RunWatch:
         self._steps_upto = 0
 
     async def look(self) -> list[RunView]:
-        """Raises StoreUnavailable: the log cannot be read."""
+        """Raises StoreUnavailable if the log cannot be read."""
         return await self._records.views(self._run_ids)
 
     async def until_over(
@@ -280,7 +280,7 @@ class FollowedRuns:
     async def until_over(self, *, piped: bool = False) -> int | None:
         """Return None when all have ended and can be handed over, or the exit code.
 
-        `piped`: the results go to the standard output. Raises ReaderGone: its reader or that of the conversation has
+        `piped`: the results go to the standard output. Raises ReaderGone if its reader or that of the conversation has
         gone, so nobody waits for them: a run of this process was cancelled, and one that a worker drives goes on.
         """
         try:
@@ -499,7 +499,7 @@ async def deliver(
     """Hand over the results of ended runs, put that on record, and return the exit code.
 
     It is that of the first run that did not succeed. If all did and a file could not be copied, it says so. Of several
-    runs, each gets a folder of its own in `artifacts`. Raises BadInput: the file `out` cannot be written.
+    runs, each gets a folder of its own in `artifacts`. Raises BadInput if the file `out` cannot be written.
     """
     from ava_server.render.plan_view import whole_plans
 

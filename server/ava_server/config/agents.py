@@ -75,7 +75,7 @@ _UNKNOWN_BYTES = 60_000
 
 
 def agent_of(runner: str, settings: Settings) -> AgentSpec | None:
-    """Return None where Ava itself does the run. Raises BadInput: the agent is not known."""
+    """Return None where Ava itself does the run. Raises BadInput if the agent is not known."""
     if runner == IN_PROCESS:
         return None
     agents = agents_of(settings)

@@ -91,7 +91,7 @@ def no_setting(name: str) -> BadInput:
 def change_settings(path: Path, changes: Mapping[Place, Any]) -> list[Any]:
     """Set values in `config.toml`, or remove them (None); return the values before, None for unset ones. Blocking.
 
-    Raises BadInput: there is no such setting; ConfigError: a value or the file is invalid or unusable; nothing is
+    Raises BadInput if there is no such setting; ConfigError if a value or the file is invalid or unusable; nothing is
     changed.
     """
     try:
@@ -151,7 +151,7 @@ def _put(document: TOMLDocument, place: Place, value: Any) -> Any:
 
 
 def _check(values: dict[str, Any], path: Path, changes: Mapping[Place, Any]) -> None:
-    """Raises BadInput: no setting has this name, or it needs others with it; ConfigError: a value is invalid."""
+    """Raises BadInput if no setting has this name, or it needs others with it; ConfigError if a value is invalid."""
     checks.refuse_secrets(values, str(path))
     try:
         Configured.model_validate(values)

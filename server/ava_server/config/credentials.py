@@ -135,7 +135,7 @@ def key_commands(settings: Settings, redactor: Redactor | None = None) -> dict[s
 def model_settings(
     settings: Settings, stored: Mapping[str, Key] | None = None, commands: Mapping[str, KeyCommand] | None = None
 ) -> ModelSettings:
-    """Return what the settings say about models. Raises AvaError: a key or a name is invalid.
+    """Return what the settings say about models. Raises AvaError if a key or a name is invalid.
 
     `stored` None: read the keys; `commands` None: those of the settings, whose keys nothing learns to redact.
     """

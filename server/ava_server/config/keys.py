@@ -133,12 +133,12 @@ def set_key(provider: str, value: str, keys_file: Path) -> None:
 
 
 def remove_key(provider: str, keys_file: Path) -> bool:
-    """Return False if there was none. Raises BadInput: an invalid name; ConfigError: an unusable file."""
+    """Return False if there was none. Raises BadInput if an invalid name; ConfigError: an unusable file."""
     return _file(keys_file).remove(provider_name(provider), lambda: read_keys(keys_file)) is not None
 
 
 def provider_name(provider: str) -> str:
-    """Return a provider's name as keys have it: lower case, `_` for `-`. Raises BadInput: it is invalid."""
+    """Return a provider's name as keys have it: lower case, `_` for `-`. Raises BadInput if it is invalid."""
     name = provider.strip().lower().replace("-", "_")
     if not _PROVIDER.fullmatch(name):
         # A key typed instead of the name must not be shown.
@@ -217,7 +217,7 @@ def _from_environment(provider: str, env: Mapping[str, str], address: str | None
 
 
 def read_keys(path: Path) -> dict[str, Key]:
-    """Return no keys without a file. Raises ConfigError: it cannot be used."""
+    """Return no keys without a file. Raises ConfigError if it cannot be used."""
     keys: dict[str, Key] = {}
     file = _file(path)
     for name, value in file.entries().items():

@@ -30,7 +30,7 @@ def note_name(text: str) -> str:
 
 
 def text_of(data: bytes) -> str:
-    """Return text with Unix line ends. Raises BadInput: it is too long, or not UTF-8 text."""
+    """Return text with Unix line ends. Raises BadInput if it is too long, or not UTF-8 text."""
     if len(data) > NOTE_BYTES:
         raise BadInput(f"The text has more than {NOTE_BYTES:,} bytes. Put it into several notes, or shorten it.")
     try:
@@ -52,7 +52,7 @@ class Notebook:
         self._redactor = redactor or Redactor({})
 
     def all(self) -> Notes:
-        """Raises ConfigError: the folder cannot be read, or is not safe to use."""
+        """Raises ConfigError if the folder cannot be read, or is not safe to use."""
         with self._for_person():
             return self.memory.read()
 
@@ -61,14 +61,14 @@ class Notebook:
             return self.memory.note(name)
 
     def get(self, name: str) -> Note:
-        """Raises BadInput: there is none."""
+        """Raises BadInput if there is none."""
         note = self.find(name)
         if note is None:
             raise BadInput(_MISSING.format(name))
         return note
 
     def add(self, name: str, text: str, *, append: bool = False) -> Note:
-        """Raises BadInput: the note exists (without `append`), or the text is invalid or contains a secret."""
+        """Raises BadInput if the note exists (without `append`), or the text is invalid or contains a secret."""
         if not text.strip():
             raise BadInput("No text was given; nothing was written.")
         with self._locked():
@@ -83,7 +83,7 @@ class Notebook:
             return self._write(name, old + gap + text, new=before is None)
 
     def remove(self, name: str) -> None:
-        """Even one that cannot be read. Raises BadInput: there is none."""
+        """Even one that cannot be read. Raises BadInput if there is none."""
         with self._locked():
             try:
                 self.memory.path(name).unlink()

@@ -71,7 +71,7 @@ class PinFile:
         return self._stored() is not None
 
     def set(self, pin: str) -> None:
-        """Raises BadInput: it is too weak; Refused: there is one already."""
+        """Raises BadInput if it is too weak; Refused if there is one already."""
         refuse_weak(pin)
         self._file.make_folder()
 
@@ -95,7 +95,7 @@ class PinFile:
             _refuse_locked(stored.locked_until - time.time())
 
     def check(self, pin: str) -> None:
-        """Raises Refused: the PIN is wrong, or locked.
+        """Raises Refused if the PIN is wrong, or locked.
 
         Each try is counted before it is checked, so there are never more than five, even with concurrent tries. The
         fifth wrong one locks the PIN for 15 minutes; then the right one is refused too.
@@ -110,18 +110,18 @@ class PinFile:
         self._change({"tries": 0, "locked_until": 0.0})
 
     def change(self, old: str, new: str) -> None:
-        """Raises BadInput: the new one is too weak; Refused: the old one is wrong, or locked."""
+        """Raises BadInput if the new one is too weak; Refused if the old one is wrong, or locked."""
         refuse_weak(new)
         self.check(old)
         self._change(_entry(new))
 
     def remove(self, pin: str) -> None:
-        """Raises Refused: it is wrong, or locked."""
+        """Raises Refused if it is wrong, or locked."""
         self.check(pin)
         self._change(None)
 
     def _count_try(self) -> _StoredPin:
-        """Count a try, and return the PIN with it. Raises Refused: there is no PIN, or it is locked."""
+        """Count a try, and return the PIN with it. Raises Refused if there is no PIN, or it is locked."""
         if not self.is_set:  # there may be no folder for the lock
             raise Refused(NONE_YET)
 
@@ -170,7 +170,7 @@ def _table(document: TOMLDocument) -> dict[str, Any]:
 
 
 def _read(entries: dict[str, Any], file: PrivateFile) -> _StoredPin | None:
-    """Raises ConfigError: it is not as `ava pin` writes it."""
+    """Raises ConfigError if it is not as `ava pin` writes it."""
     if not entries:
         return None
     try:

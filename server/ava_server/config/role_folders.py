@@ -159,7 +159,7 @@ class RolePlaces:
 
 
 def project_named(folder: str, data_root: Path, home: Path) -> Path:
-    """Return the project to which a folder belongs. Blocking. Raises WorkspaceRefused: it cannot belong to one."""
+    """Return the project to which a folder belongs. Blocking. Raises WorkspaceRefused if it cannot belong to one."""
     return project_at(folder, holding=(OURS, CLAUDE), data_root=data_root, home=home)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def root_key(path: Path) -> str:
-    """Return the key, 64 hexadecimal digits; the first call makes it. Blocking. Raises ConfigError: it is damaged."""
+    """Return the key, 64 hexadecimal digits; the first call makes it. Blocking. Raises ConfigError if it is damaged."""
     file = PrivateFile(path, "key of the data root", "ava serve", "ava serve")
     file.make_folder()
 

@@ -52,7 +52,7 @@ def engine_title(name: str) -> str:
 
 
 def engine_of(settings: SearchSettings, stored: Mapping[str, Key], name: str | None = None) -> Engine | None:
-    """Return the configured search engine, or the one of this name. Raises ConfigError: its key is invalid."""
+    """Return the configured search engine, or the one of this name. Raises ConfigError if its key is invalid."""
     for candidate in ORDER:
         if settings.engine not in ("auto", candidate) or name not in (None, candidate):
             continue
@@ -158,7 +158,7 @@ class ApprovedSearch:
 
 
 async def ask_engine(engine: Engine, query: str, count: int, clients: ClientPool) -> SearchResults:
-    """Raises ToolFailed: it gave no answer; the text says why, and what to do."""
+    """Raises ToolFailed if it gave no answer; the text says why, and what to do."""
 
     async def send(ask: SearchRequest) -> SearchReply:
         try:
@@ -171,7 +171,7 @@ async def ask_engine(engine: Engine, query: str, count: int, clients: ClientPool
 
 
 async def _exchange(client: httpx2.AsyncClient, ask: SearchRequest, title: str) -> SearchReply:
-    """Raises ToolFailed: no answer came, or one that is too large."""
+    """Raises ToolFailed if no answer came, or one that is too large."""
     import httpx2
 
     headers = {"accept": "application/json", "accept-encoding": "gzip", "user-agent": "Ava", **ask.headers}

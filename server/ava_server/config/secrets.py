@@ -38,7 +38,7 @@ class Secret:
 
 
 def secret_name(text: str) -> str:
-    """Raises BadInput: it is not valid, or may be a secret itself; it is not shown."""
+    """Raises BadInput if it is not valid, or may be a secret itself; it is not shown."""
     name = text.strip()
     if not SECRET_NAME.fullmatch(name):
         raise BadInput(
@@ -61,7 +61,7 @@ def may_be_secret(name: str) -> bool:
 def hosts_of(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return hosts as secrets are bound to them, each once; arguments may hold several, separated by commas.
 
-    Raises BadInput: one of them is invalid.
+    Raises BadInput if one of them is invalid.
     """
     hosts: list[str] = []
     for text in ",".join(arguments).split(","):
@@ -77,7 +77,7 @@ def hosts_of(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_secrets(path: Path) -> dict[str, Secret]:
-    """Return no secrets without a file. Raises ConfigError: it cannot be used."""
+    """Return no secrets without a file. Raises ConfigError if it cannot be used."""
     return _file(path).read(_secret, "ava secret set")
 
 
@@ -107,7 +107,7 @@ def set_secret(name: str, value: str, hosts: Sequence[str] | None, path: Path) -
 
 
 def remove_secret(name: str, path: Path) -> bool:
-    """Return False if there was none. Raises BadInput: an invalid name; ConfigError: an unusable file."""
+    """Return False if there was none. Raises BadInput if an invalid name; ConfigError: an unusable file."""
     return _file(path).remove(secret_name(name), lambda: read_secrets(path)) is not None
 
 

@@ -476,7 +476,7 @@ def limits_of(configured: Configured) -> dict[str, Any]:
 def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
     """Return the settings of `config.toml`, overridden by the environment; nothing is created.
 
-    `data_root` is instead of AVA_DATA_ROOT. Raises ConfigError: one is invalid, unknown, a key, or loosened by the
+    `data_root` is instead of AVA_DATA_ROOT. Raises ConfigError if one is invalid, unknown, a key, or loosened by the
     environment.
     """
     env = os.environ if env is None else env
@@ -511,7 +511,7 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Nothing without a file. Raises ConfigError: it cannot be read, or is not TOML."""
+    """Nothing without a file. Raises ConfigError if it cannot be read, or is not TOML."""
     try:
         if path.is_fifo():  # reading it would wait forever
             raise ConfigError(f"{path} is a pipe, not a file of settings. Put a file there, or remove it.")

@@ -140,7 +140,7 @@ class BrowserSessions:
         return stored
 
     def issue_challenge(self, user: str, purpose: str, life_us: int) -> str:
-        """Return a challenge for one purpose. Raises ConfigError: it cannot be stored."""
+        """Return a challenge for one purpose. Raises ConfigError if it cannot be stored."""
         return self._make("challenge", user, life_us, name=purpose)
 
     def take_challenge(self, challenge: str) -> str | None:
@@ -163,11 +163,11 @@ class BrowserSessions:
         return _valid_session(self._stored(hash_of(cookie)) if _has_form(cookie) else None)
 
     def current(self, hashed: str) -> BrowserSession | None:
-        """Return None if it has ended. Raises ConfigError: the file cannot be read."""
+        """Return None if it has ended. Raises ConfigError if the file cannot be read."""
         return _valid_session(self._watched.current().get(hashed))
 
     def end(self, hashed: str) -> None:
-        """Raises ConfigError: the file cannot be read or written."""
+        """Raises ConfigError if the file cannot be read or written."""
         self._change(lambda document: document.pop(hashed, None))
 
     def end_all(self) -> int:
@@ -327,11 +327,11 @@ class Passkeys:
         return [each for each in self.all() if each.user == user and host in (None, each.host)]
 
     def check_new(self, user: str, name: str) -> None:
-        """Raises Refused: the name is used, or there are too many."""
+        """Raises Refused if the name is used, or there are too many."""
         _refuse_another(self.of(user), name)
 
     def add(self, passkey: Passkey) -> None:
-        """Raises Refused: the name or the passkey itself is known, or the user has too many."""
+        """Raises Refused if the name or the passkey itself is known, or the user has too many."""
         self._file.make_folder()
 
         def edit(document: TOMLDocument) -> None:
@@ -351,7 +351,7 @@ class Passkeys:
         self._file.change(self._read, edit)
 
     def note_use(self, passkey: Passkey, counter: int) -> None:
-        """Raises Refused: it was removed meanwhile, or the count is not higher than before: then it may be a copy."""
+        """Raises Refused if it was removed meanwhile, or the count is not higher than before: then it may be a copy."""
 
         def edit(document: TOMLDocument) -> None:
             stored = self._read().get(passkey.id)
@@ -376,12 +376,12 @@ class Passkeys:
 
 
 def new_passkey(user: str, name: str, host: str, credential: bytes, public_key: bytes, counter: int) -> Passkey:
-    """Raises BadInput: the name is invalid."""
+    """Raises BadInput if the name is invalid."""
     return Passkey(passkey_name(name), user, host, credential, public_key, counter, now_us())
 
 
 def passkey_name(text: str) -> str:
-    """Raises BadInput: it is invalid."""
+    """Raises BadInput if it is invalid."""
     name = text.strip()
     if not NAME.fullmatch(name):
         raise BadInput(

@@ -136,7 +136,7 @@ class TokenFile:
 
 
 def read_tokens(path: Path) -> dict[str, Token]:
-    """Return no tokens without a file. Blocking. Raises ConfigError: it cannot be used."""
+    """Return no tokens without a file. Blocking. Raises ConfigError if it cannot be used."""
     return _file(path).read(_token, "ava token create")
 
 
@@ -179,7 +179,7 @@ def host_token(root: DataRoot) -> tuple[str, Token | None]:
     Another user could listen on the port while the server does not run. So it is printed only while a process holds the
     lock in the data root and has recorded that very port: that process listens there.
 
-    Of several hosts that start at once, one makes it. Raises ConfigError: its file cannot be read or written.
+    Of several hosts that start at once, one makes it. Raises ConfigError if its file cannot be read or written.
     """
     root.create()
     held = hold_within(root.local_token_lock, LOCK_S)
@@ -202,18 +202,18 @@ def host_token(root: DataRoot) -> tuple[str, Token | None]:
 
 
 def revoke_token(path: Path, name: str) -> Token | None:
-    """Blocking. Raises BadInput: the name is invalid; ConfigError: unusable file."""
+    """Blocking. Raises BadInput if the name is invalid; ConfigError: unusable file."""
     return _file(path).remove(token_name(name), lambda: read_tokens(path))
 
 
 def token_name(text: str) -> str:
-    """Raises BadInput: it is invalid, or may be a token itself; it is not shown."""
+    """Raises BadInput if it is invalid, or may be a token itself; it is not shown."""
     rule = "letters, digits, `_`, `.` and `-`, a letter first, at most 64 characters and no more than 6 digits"
     return _parse_name(text, NAME, f"A token's name has {rule}, such as laptop. Ava makes the token itself.")
 
 
 def user_name(text: str) -> str:
-    """Raises BadInput: it is invalid."""
+    """Raises BadInput if it is invalid."""
     rule = "letters, digits, `_`, `.`, `@`, `+` and `-`, at most 64 characters and no more than 6 digits"
     return _parse_name(text, _USER, f"A user's name has {rule}, such as ana or ana@example.org.")
 

@@ -17,7 +17,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def public_url(url: str | None, option: str = "--public-url") -> str | None:
-    """Return the public URL without a trailing slash, or None. Raises BadInput: it is not the URL of a server."""
+    """Return the public URL without a trailing slash, or None. Raises BadInput if it is not the URL of a server."""
     if url is None:
         return None
     if not _is_server_url(url.strip()):

@@ -75,7 +75,7 @@ def start_detached(
     *,
     holds: Sequence[int] = (),
 ) -> None:
-    """Start a program that no host ends, with this environment alone. Raises OSError: it cannot be started.
+    """Start a program that no host ends, with this environment alone. Raises OSError if it cannot be started.
 
     `words` is the file for its standard error, private to its owner; one that is too long is emptied. It is
     started again when it crashes, but not on Windows. `holds` are descriptors that stay open while it runs.
@@ -249,7 +249,7 @@ class LocalServer:
     def start(self, port: int | None = None, within_s: float = READY_S) -> int:
         """Have the background process listen, unless a server does, and return its port. Blocking.
 
-        Raises ConfigError: it cannot be started, does not serve in time, or listens on another port.
+        Raises ConfigError if it cannot be started, does not serve in time, or listens on another port.
         """
         take_over(self.root)
         if self.port() is None:

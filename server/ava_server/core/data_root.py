@@ -212,12 +212,12 @@ def default_data_root() -> DataRoot:
 
 
 def absolute_folder(path: Path) -> Path:
-    """Return a folder with `~` resolved. Raises ValueError: it would depend on the working folder."""
+    """Return a folder with `~` resolved. Raises ValueError if it would depend on the working folder."""
     return _absolute(path, "an absolute folder", "/srv/code or ~/code")
 
 
 def absolute_file(path: Path) -> Path:
-    """Return a file's path with `~` resolved. Raises ValueError: it would depend on the working folder."""
+    """Return a file's path with `~` resolved. Raises ValueError if it would depend on the working folder."""
     return _absolute(path, "a file with an absolute path", "/etc/ssl/authority.pem")
 
 
@@ -238,7 +238,7 @@ _KERNEL = (Path("/proc"), Path("/sys"))
 def has_log(root: DataRoot, *, writes: bool = False) -> bool:
     """Tell whether there is a log; `writes`: for a command that also writes.
 
-    Raises ConfigError: the data root cannot be used, so "nothing" would be wrong.
+    Raises ConfigError if the data root cannot be used, so "nothing" would be wrong.
     """
     path = root.path
     try:

@@ -92,7 +92,7 @@ class SharedDocuments:
     def change(self, name: str, edit: Callable[[str], str]) -> None:
         """Replace the text of a document while no other process does; what `edit` raises leaves it alone.
 
-        Raises ConfigError: the database cannot be written, or another process changes the document.
+        Raises ConfigError if the database cannot be written, or another process changes the document.
         """
         with self._connection():
             if self._looked == float("-inf"):
@@ -159,12 +159,12 @@ class SharedDocument:
 
     @property
     def text(self) -> str:
-        """Its text, empty where there is none. Raises ConfigError: the database cannot be read."""
+        """Its text, empty where there is none. Raises ConfigError if the database cannot be read."""
         return self.documents.state(self.name)[1]
 
     @property
     def version(self) -> int:
-        """Return a number that changes with the text. Raises ConfigError: the database cannot be read."""
+        """Return a number that changes with the text. Raises ConfigError if the database cannot be read."""
         return self.documents.state(self.name)[0]
 
     def change(self, edit: Callable[[str], str]) -> None:
@@ -296,7 +296,7 @@ def _check(path: Path, status: os.stat_result, holds: str, remedy: str) -> None:
 
 
 def refuse_shared(path: Path, status: os.stat_result, remedy: str, is_open: str) -> None:
-    """Raises ConfigError: it belongs to another user, or others may use it (`is_open`)."""
+    """Raises ConfigError if it belongs to another user, or others may use it (`is_open`)."""
     if sys.platform == "win32":  # modes and owner numbers mean nothing there
         return
     if status.st_uid != 0 and not is_own(status):

@@ -35,7 +35,7 @@ class FileChanged(Exception):
 
 @contextlib.contextmanager
 def writing_alone(lock: Path, command: str, what: Path) -> Generator[None]:
-    """Let one process at a time write. Blocking. Raises ConfigError: another has held the lock too long; OSError."""
+    """Let one process at a time write. Blocking. Raises ConfigError if another has held the lock too long; OSError."""
     import portalocker
 
     try:
@@ -50,7 +50,7 @@ def writing_alone(lock: Path, command: str, what: Path) -> Generator[None]:
 def replace_file(path: Path, data: bytes, mode: int = 0o600, instead_of: bytes | None = None) -> None:
     """Write a new file, flush it to the disk, and put it in the old one's place, or a link's, with these permissions.
 
-    Raises FileChanged: it has other content than `instead_of`, and was left alone; OSError: it cannot be written.
+    Raises FileChanged if it has other content than `instead_of`, and was left alone; OSError if it cannot be written.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     create_file(fresh, data, mode)
@@ -225,7 +225,7 @@ class WatchedFile(Generic[T]):
         return self.is_changed
 
     def current(self) -> T:
-        """Blocking. Raises AvaError: the file cannot be read, or is invalid."""
+        """Blocking. Raises AvaError if the file cannot be read, or is invalid."""
         with self._reading:
             seen = self._state()
             if self._value is None or seen != self._seen:

@@ -34,7 +34,7 @@ def read_span(
     """Return both times in microseconds UTC, from what a person wrote; None where there is none.
 
     `1h` counts from `at_us`, by default now. `zone` is that of a time without one, by default this machine's. `dashes`
-    stand before the names in errors. Raises BadInput: one is not a time, or the end is before the beginning.
+    stand before the names in errors. Raises BadInput if one is not a time, or the end is before the beginning.
     """
     if at_us is None:
         at_us = now_us()
@@ -82,7 +82,7 @@ def parse_id(field: str, given: str, argument: str | None = None) -> str:
 
 
 def parse_run_id(given: str, argument: str | None = None) -> str:
-    """Return the canonical id of a subagent, or of a plan. Raises BadInput: it has another form."""
+    """Return the canonical id of a subagent, or of a plan. Raises BadInput if it has another form."""
     field = "group_id" if given.strip()[:2].lower() == "g-" else "subagent_id"
     return parse_id(field, given, argument)
 

@@ -64,7 +64,7 @@ def checked_command(command: Sequence[str], projects: Iterable[Path] = ()) -> Ow
     `projects`: folders whose files others write. They, this process's folder and AVA_WORKSPACE are left out of the
     PATH, as is each folder that somebody else can change.
 
-    Raises ConfigError: the program is not found; or it, a link to it, a file that an argument names or a folder above
+    Raises ConfigError if the program is not found; or it, a link to it, a file that an argument names or a folder above
     one of them belongs to somebody else, can be changed by others, or lies in one of `projects`; OSError: a file
     cannot be looked at.
     """
@@ -146,7 +146,7 @@ def _fault(path: Path, projects: Iterable[Path]) -> str | None:
 
 
 def _chain(path: Path) -> Iterator[Path]:
-    """Yield a file, each link that leads to it, and all folders above them. Raises OSError: the links have no end."""
+    """Yield a file, each link that leads to it, and all folders above them. Raises OSError if the links have no end."""
     seen = set[Path]()
     waiting = [path.resolve(), Path(os.path.abspath(path))]  # noqa: PTH100 - `resolve` would follow the links
     links = 0

@@ -129,7 +129,7 @@ class Drain:
             scope.cancel()
 
     def refuse_new(self) -> None:
-        """Refuse to start anything new. Raises Refused: the shutdown has begun, or too few files can be opened."""
+        """Refuse to start anything new. Raises Refused if the shutdown has begun, or too few files can be opened."""
         if self.begun:
             raise Refused(ENDS_SOON)
         shortage = find_shortage()

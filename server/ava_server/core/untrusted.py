@@ -25,7 +25,7 @@ _SHOWN_CHARS, _SHOWN_ITEMS = 200, 20
 async def hide_apart(work: Callable[[], T], chars: int, within_s: float = HIDE_WITHIN_S, *, waits: bool = True) -> T:
     """Do work that searches so many characters for secrets, without stopping others.
 
-    It `waits` until few others search, unless it has to be done at once. Raises TimeoutError: it was not done within
+    It `waits` until few others search, unless it has to be done at once. Raises TimeoutError if it was not done within
     `within_s` seconds.
     """
     if chars <= SHORT_CHARS:

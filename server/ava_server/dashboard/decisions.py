@@ -61,7 +61,7 @@ class DecisionQuestion:
 async def ask_about(kind: Kind, run_id: str, reader: OverviewReader) -> DecisionQuestion:
     """Return the question that a person has to answer first. Blocking: it waits for nothing but the disk.
 
-    Raises BadInput: there is no such run, or a subagent asks; Refused: there is nothing to decide.
+    Raises BadInput if there is no such run, or a subagent asks; Refused if there is nothing to decide.
     """
     refuse_in_subagent(f"ava {kind}")
     run = await reader.records.find_one(run_id)
@@ -114,7 +114,7 @@ async def _approval(kind: Kind, run: RunRow, reader: OverviewReader) -> Decision
 
 
 async def _more(run: RunRow, reader: OverviewReader) -> PendingQuestion:
-    """Return what a run near a cap asks for. Raises Refused: it asks for nothing, or in words."""
+    """Return what a run near a cap asks for. Raises Refused if it asks for nothing, or in words."""
     asked = await _question(run, reader)
     if asked is not None and not asked.kind.in_words:
         return asked

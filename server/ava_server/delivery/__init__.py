@@ -153,7 +153,7 @@ def queue_of(labels: Collection[str], *, plan: bool = False) -> str:
 
 
 def queues_for(labels: Collection[str]) -> list[str]:
-    """Return the queues of a worker: one for each set of its labels. Raises DeliveryFailed: it has too many."""
+    """Return the queues of a worker: one for each set of its labels. Raises DeliveryFailed if it has too many."""
     own = sorted(set(labels))
     if len(own) > MOST_LABELS:
         raise DeliveryFailed(

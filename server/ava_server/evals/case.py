@@ -284,7 +284,7 @@ def argument_faults(arguments: Mapping[str, Any], role: str, task: str) -> Itera
 
 
 def load_cases(folder: Path) -> list[Case]:
-    """Return the cases of a folder, by id. Blocking. Raises SuiteFaults: some are not valid, or there is none."""
+    """Return the cases of a folder, by id. Blocking. Raises SuiteFaults if some are not valid, or there is none."""
     cases: list[Case] = []
     faults: list[str] = []
     files = sorted(path for path in folder.glob("*.toml") if path.name != SUITE)

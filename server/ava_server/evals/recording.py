@@ -117,7 +117,7 @@ class Recording:
 
 
 def recording_of(run_id: str, entries: Sequence[Entry]) -> Recording:
-    """Return the recording that these entries of a run are. Raises Refused: it cannot be run again; says why."""
+    """Return the recording that these entries of a run are. Raises Refused if it cannot be run again; says why."""
     if any(entry.fact is None for entry in entries):
         raise Refused(f"{run_id}: its words were erased, so that its requests cannot be made again; choose another run")
     recording = Recording(tuple(entries))
@@ -142,7 +142,7 @@ def recording_of(run_id: str, entries: Sequence[Entry]) -> Recording:
 
 
 def read_recording(path: Path) -> Recording:
-    """Return the recording in a file. Blocking. Raises ConfigError: it is none; Refused: it cannot be run again."""
+    """Return the recording in a file. Blocking. Raises ConfigError if it is none; Refused if it cannot be run again."""
     entries: list[Entry] = []
     try:
         for number, line in enumerate(io.BytesIO(read_bytes(path, RECORDING_BYTES)), 1):
@@ -269,7 +269,7 @@ def _redact_check(check: Check, redactor: Redactor) -> Check:
 
 
 def _write(case: Case, recording: bytes, workspace: Path) -> Path:
-    """Write all of a case or nothing, and return its file. Raises BadInput: its name is taken."""
+    """Write all of a case or nothing, and return its file. Raises BadInput if its name is taken."""
     folder = case.folder
     lines = folder / f"{case.id}.jsonl"
     names = [f"{case.id}.toml", lines.name]
@@ -290,7 +290,7 @@ def _write(case: Case, recording: bytes, workspace: Path) -> Path:
 
 
 def propose_checks(recording: Recording) -> tuple[Check, ...]:
-    """Return checks that the run's own result passes and an empty answer fails. Raises Refused: there are none."""
+    """Return checks that the run's own result passes and an empty answer fails. Raises Refused if there are none."""
     result, config = recording.result, recording.config
     if result["status"] == "no_answer":
         return (Endings(any=("no_answer",)),)

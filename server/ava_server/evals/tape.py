@@ -379,7 +379,7 @@ class Tape:
     # -- the tools ----------------------------------------------------------------------------------------------------
 
     async def result(self, spec: ToolSpec, args: Any, at: ToolContext) -> ToolOutput:
-        """Return the recorded output of a tool's call. Raises ToolFailed: its paid search does not fit a cap."""
+        """Return the recorded output of a tool's call. Raises ToolFailed if its paid search does not fit a cap."""
         turn = self.history.turn
         search = self.searches.get((turn, at.call_id))
         settled = search.settled if search is not None else None

@@ -183,7 +183,7 @@ class Server:
 
 
 def servers_of(host: Host, path: Path) -> list[Server]:
-    """Return the servers that are Ava. Raises ConfigError: the configuration cannot be read."""
+    """Return the servers that are Ava. Raises ConfigError if the configuration cannot be read."""
     table = Configuration.read(path, host.format, to_change=False).get((host.servers,))
     servers: list[Server] = []
     for entry in (*fields_of(table).values(), *as_list(table)):
@@ -387,7 +387,7 @@ def change_to_allow(host: Host, name: str, config: Path, place: UserPlace) -> Ch
 def change_to_forget(host: Host, name: str, config: Path, place: UserPlace) -> Change | None:
     """Return the change that removes exactly these rules, to the text from before if nobody changed that.
 
-    Raises ConfigError: the file cannot be read or changed; it is left alone.
+    Raises ConfigError if the file cannot be read or changed; it is left alone.
     """
     if host.tool_rules is None:
         return None
@@ -426,7 +426,7 @@ def _read(rules: ToolRules, config: Path, place: UserPlace) -> Configuration:
 def _add(file: Configuration, rules: ToolRules, name: str) -> list[str]:
     """Add the missing rules where there is no other value, and return their lines.
 
-    Raises ConfigError: the value of a place that should be a list is not one.
+    Raises ConfigError if the value of a place that should be a list is not one.
     """
     added: list[Rule] = []
     for rule in rules.of(name, QUIET_TOOLS):

@@ -27,7 +27,7 @@ class Format(Protocol):
     """
 
     def parse(self, text: str) -> Any:
-        """A blank text is an empty table. Raises ValueError: it has another format; says where."""
+        """A blank text is an empty table. Raises ValueError if it has another format; says where."""
         ...
 
     def put(self, text: str, path: KeyPath, value: Any) -> str:
@@ -215,7 +215,7 @@ def _head(line: str) -> tuple[str, ...] | None:
 
 
 def at(data: Any, path: KeyPath) -> Any:
-    """Raises LookupError: there is none; TypeError: no table or list on the way."""
+    """Raises LookupError if there is none; TypeError: no table or list on the way."""
     for step in path:
         data = data[step]
     return data
@@ -238,7 +238,7 @@ def take_out(data: Any, path: KeyPath) -> None:
 
 
 def _with_every_comment(before: str, after: str) -> str:
-    """Return an edited text with the line ends of the original. Raises ValueError: the edit lost a comment."""
+    """Return an edited text with the line ends of the original. Raises ValueError if the edit lost a comment."""
     if after.count("#") < before.count("#"):
         raise ValueError("a comment would be lost")
     ends = before.count("\r\n")
@@ -265,7 +265,7 @@ class Configuration:
     """
 
     def __init__(self, path: Path, target: Path, text: str | None, form: Format) -> None:
-        """Raises ConfigError: the text does not have the format, or is not a table."""
+        """Raises ConfigError if the text does not have the format, or is not a table."""
         self.path = path
         self.target = target
         self.text = text
@@ -329,7 +329,7 @@ class Configuration:
         return isinstance(data, list if isinstance(path[-1], int) else dict)
 
     def put(self, path: Steps, value: Any) -> None:
-        """Raises ConfigError: this is impossible without touching anything else; nothing was changed."""
+        """Raises ConfigError if this is impossible without touching anything else; nothing was changed."""
         if not self.takes(path):
             raise ConfigError(f"{named(path[:-1])} in {self.path} is not a table; the file was left alone.")
         self._apply(lambda: self._format.put(self.body, path, value), lambda data: put_in(data, path, value))

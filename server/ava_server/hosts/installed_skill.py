@@ -40,7 +40,7 @@ def has_skill(client: str) -> bool:
 
 
 def _read(path: str, most: int) -> bytes:
-    """Return the beginning of a regular file. Raises OSError: there is none."""
+    """Return the beginning of a regular file. Raises OSError if there is none."""
     # Without O_NONBLOCK, a pipe in the file's place would stop the server.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     file = os.open(path, flags)

@@ -31,7 +31,7 @@ class Json:
     trailing_commas: bool = False
 
     def parse(self, text: str) -> Any:
-        """A blank text is an empty object. Raises ValueError: it is not JSON; says where."""
+        """A blank text is an empty object. Raises ValueError if it is not JSON; says where."""
         if self.trailing_commas:
             plain = _Source(text).plain
         elif self.comments:

@@ -146,7 +146,7 @@ class Host:
         return next((file for file in files if file.exists() or file.is_symlink()), files[0])
 
     def connecting_to(self, url: str) -> Host:
-        """Return this host as it connects to another machine's server. Raises BadInput: it takes no such server."""
+        """Return this host as it connects to another machine's server. Raises BadInput if it takes no such server."""
         if self.remote is None:
             raise BadInput(
                 f"--url: {self.title} takes no server on another machine from its configuration file. Connect another"
@@ -494,7 +494,7 @@ HOSTS: Mapping[str, Host] = {
 
 
 def find_host(name: str) -> Host:
-    """Raises BadInput: there is none of that name."""
+    """Raises BadInput if there is none of that name."""
     host = HOSTS.get(name.lower())
     if host is None:
         raise BadInput(

@@ -31,7 +31,7 @@ def launch(workspace: str | None = None, env: Mapping[str, str] | None = None) -
     """Return how a host starts this installation, with the same data root and model as in this shell.
 
     Many hosts pass on only a few variables, so those for the data root and the model are written into the entry. Keys
-    never are. `workspace` None leaves the folder to Ava. Raises BadInput: it is not a folder; ConfigError:
+    never are. `workspace` None leaves the folder to Ava. Raises BadInput if it is not a folder; ConfigError:
     AVA_DATA_ROOT is not absolute, or AVA_MODEL_BASE_URL is invalid or has a password.
     """
     env = os.environ if env is None else env
@@ -72,7 +72,7 @@ def terminal_command(data_root: Path, *words: str) -> str:
 
 
 def over_http(host: Host, started: Launch, port: int) -> Host:
-    """Return a host that starts and uses this machine's HTTP server. Raises BadInput: it cannot, or needs stdio."""
+    """Return a host that starts and uses this machine's HTTP server. Raises BadInput if it cannot, or needs stdio."""
     if host.http_entry is None:
         raise BadInput(
             f"--http: {host.title} runs no command before it connects, so nothing would start the server. docs/hosts.md"

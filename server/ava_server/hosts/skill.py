@@ -27,7 +27,7 @@ def skill_file(host: str, place: UserPlace) -> Path | None:
 
 
 def installed_text(file: Path) -> str | None:
-    """Return what is there; None if nothing is. Blocking. Raises ConfigError: it cannot be read."""
+    """Return what is there; None if nothing is. Blocking. Raises ConfigError if it cannot be read."""
     try:
         return file.read_text("utf-8")
     except FileNotFoundError:
@@ -42,7 +42,7 @@ def is_ours(text: str) -> bool:
 
 
 def install_skill(file: Path) -> None:
-    """Write the skill. Blocking. Raises ConfigError: something else is there, or it cannot be written."""
+    """Write the skill. Blocking. Raises ConfigError if something else is there, or it cannot be written."""
     there = installed_text(file)
     if there is not None and not is_ours(there):
         raise ConfigError(f"{file} is not Ava's, and is kept. Move it, and run this again.")

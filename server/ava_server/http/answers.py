@@ -270,7 +270,7 @@ _ONLY_THERE = "this can be changed only in a terminal on the server"
 
 
 def _refuse_looser(root: DataRoot, user: str, approval: Policy | None) -> None:
-    """Refuse a weaker policy than the user has. Blocking. Raises BadInput: it is weaker."""
+    """Refuse a weaker policy than the user has. Blocking. Raises BadInput if it is weaker."""
     own = read_users(root).get(user, UserSettings()).approval
     if own is not None and approval is not None and STRICTEST_FIRST.index(approval) > STRICTEST_FIRST.index(own):
         raise BadInput(f"approval: {user} has {own}, which is stricter than {approval}; {_ONLY_THERE}")
@@ -376,7 +376,7 @@ class _Handler(requests.RecordsHandler):
         )
 
     def run_in(self, view: View, id: str) -> RunRow:
-        """Return the run with an id. Raises UnknownId: this user may see none."""
+        """Return the run with an id. Raises UnknownId if this user may see none."""
         what = "plan" if is_plan_id(id.upper()) else "subagent"
         try:
             return self._access.run_in(view, id, "subagent_id", reading=True)
@@ -402,7 +402,7 @@ class _Handler(requests.RecordsHandler):
 
 
 def _arguments_of(answer: Callable[..., Any], in_path: Mapping[str, str], query: QueryParams) -> dict[str, Any]:
-    """Return the arguments of the method that answers. Raises BadInput or ValidationError: one is invalid."""
+    """Return the arguments of the method that answers. Raises BadInput or ValidationError if one is invalid."""
     arguments: dict[str, Any] = dict(in_path)
     for name, parameter in islice(signature(answer).parameters.items(), 1, None):
         if parameter.annotation == Sequence[str]:

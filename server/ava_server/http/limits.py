@@ -304,7 +304,7 @@ class RequestInProgress:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send a piece of the answer, if the token is still valid. Raises TimeoutError: the client does not read.
+        """Send a piece of the answer, if the token is still valid. Raises TimeoutError if the client does not read.
 
         The headers of a whole answer wait for its body: both are sent, or neither, and the client gets a 401.
         """

@@ -77,7 +77,7 @@ USERS_PATH = "/users"
 def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]) -> int:
     """Serve MCP clients over HTTP until a signal comes; returns the exit code. `say` prints a line for the person.
 
-    Raises BadInput: a public address without tokens or name; ConfigError: wrong settings, address or data root.
+    Raises BadInput if a public address without tokens or name; ConfigError: wrong settings, address or data root.
     """
     log_to_stderr("ava: %(message)s")
     logging.getLogger("ava.access").setLevel(logging.INFO)
@@ -120,7 +120,7 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: TokenFile, 
 async def listen(runtime: Runtime, server: LocalServer, reach: Reach, ending: GracefulShutdown) -> None:
     """Listen as a server of this machine, with the runtime of this process, until it ends or has been idle too long.
 
-    `ending` is of this server alone; its signals are the process's. Raises ConfigError: the address cannot be used.
+    `ending` is of this server alone; its signals are the process's. Raises ConfigError if the address cannot be used.
     """
     _quiet_libraries()
     tokens = TokenFile(runtime.settings.paths.tokens_file)

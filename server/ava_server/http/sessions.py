@@ -201,7 +201,7 @@ class _Relay:
         self._begun = False
 
     async def run(self, url: str, marks: dict[str, str]) -> None:
-        """Pass it on, and its answer back, until one side ends. Raises TimeoutError: the client does not read."""
+        """Pass it on, and its answer back, until one side ends. Raises TimeoutError if the client does not read."""
         failed: list[TimeoutError] = []
         async with anyio.create_task_group() as tasks:
 

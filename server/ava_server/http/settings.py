@@ -140,7 +140,7 @@ def refuse_open(reach: Reach, *, tokens: bool) -> None:
 
 
 def listen(reach: Reach) -> socket.socket:
-    """Return a listening socket. Raises ConfigError: the address cannot be used."""
+    """Return a listening socket. Raises ConfigError if the address cannot be used."""
     try:
         family, kind, number, _name, address = socket.getaddrinfo(
             reach.host, reach.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -260,7 +260,7 @@ class App:
         return self._runtime is not None and not self._closing.is_set()
 
     def caller(self, ctx: ServerRequestContext[App, Any]) -> str | None:
-        """Return the user of a call over HTTP, else None. Raises Refused: it came over HTTP without a token."""
+        """Return the user of a call over HTTP, else None. Raises Refused if it came over HTTP without a token."""
         return token_of(ctx).user if self.transport == HTTP else None
 
     def _role_places(self, runtime: Runtime) -> RolePlaces:
@@ -342,7 +342,7 @@ def can_open(ctx: ServerRequestContext[App, Any]) -> bool:
 
 
 def token_of(ctx: ServerRequestContext[App, Any]) -> Token:
-    """Return the token that a call over HTTP came with. Raises Refused: there is none."""
+    """Return the token that a call over HTTP came with. Raises Refused if there is none."""
     from ava_server.config.tokens import Token
     from ava_server.core.errors import Refused
 

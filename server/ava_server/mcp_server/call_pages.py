@@ -52,7 +52,7 @@ class CallLinks:
     async def _address(self) -> str | None:
         """Return this server's address, or on this machine that of `ava ui`, which is started.
 
-        Raises ConfigError: it cannot be started; says why.
+        Raises ConfigError if it cannot be started; says why.
         """
         from ava_server.config.tokens import OF_THIS_MACHINE
         from ava_server.core.data_root import os_user

@@ -56,7 +56,7 @@ class LocalPages:
         self._wanted.set()
 
     async def address(self) -> str:
-        """Return the address, once it runs. Raises ConfigError: it cannot be started; says why."""
+        """Return the address, once it runs. Raises ConfigError if it cannot be started; says why."""
         attempt = self._attempt
         self._wanted.set()
         await attempt.done.wait()

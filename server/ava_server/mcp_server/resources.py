@@ -141,7 +141,7 @@ async def read_resource(ctx: Ctx, params: types.ReadResourceRequestParams) -> ty
 
 
 async def access_of(ctx: Ctx) -> Access:
-    """Open the data root and return the session's access. Raises Refused: its token does not allow reading."""
+    """Open the data root and return the session's access. Raises Refused if its token does not allow reading."""
     from ava_server.service.access import Access
 
     service = await ctx.lifespan_context.service(ctx)
@@ -151,7 +151,7 @@ async def access_of(ctx: Ctx) -> Access:
 
 
 async def _content(runtime: Runtime, own: Access, uri: str) -> tuple[str, str]:
-    """Return a resource's type and text. Raises BadInput: there is none of this address for this user."""
+    """Return a resource's type and text. Raises BadInput if there is none of this address for this user."""
     from ava_server.render.entries import entry_line, names_of
 
     session = own.session

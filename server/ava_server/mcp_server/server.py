@@ -171,7 +171,7 @@ async def unsubscribe(ctx: Ctx, params: types.UnsubscribeRequestParams) -> types
 
 
 async def _run_of(own: Access, uri: str) -> str | None:
-    """Return the run of a resource, None for the roles. Raises BadInput: the user has none, or it has no updates."""
+    """Return the run of a resource, None for the roles. Raises BadInput if the user has none, or it has no updates."""
     if uri == ROLES:
         return None
     match = _FOLLOWED.fullmatch(uri)

@@ -103,7 +103,7 @@ async def detailed(service: Service, task: Task) -> dict[str, Any]:
 
 
 async def followed_tasks(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> list[str]:
-    """Return the ids of the user's tasks that a stream names. Raises MCPError: the extension is undeclared."""
+    """Return the ids of the user's tasks that a stream names. Raises MCPError if the extension is undeclared."""
     from ava_server.core.errors import BadInput
 
     names = (params.notifications.model_extra or {}).get("taskIds") or ()
@@ -165,7 +165,7 @@ async def _service(ctx: Ctx) -> Service:
 async def _service_of_task(ctx: Ctx, params: TaskParams) -> Service:
     """Return the service for a request about one task.
 
-    Raises MCPError: this version has no such tasks, the client has not declared them, or the header names another.
+    Raises MCPError if this version has no such tasks, the client has not declared them, or the header names another.
     """
     service = await _service(ctx)
     _refuse_undeclared(ctx)

@@ -336,7 +336,7 @@ class Prompt:
     arguments: tuple[Argument, ...]
 
     def text(self, given: Mapping[str, str]) -> str:
-        """Return its words with what was given. Raises BadInput: an argument is missing, or is not an id."""
+        """Return its words with what was given. Raises BadInput if an argument is missing, or is not an id."""
         values: dict[str, str] = {}
         more = ""
         for argument in self.arguments:

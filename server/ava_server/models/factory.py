@@ -79,7 +79,7 @@ def model_of(
 ) -> Model:
     """Return the model that sends the same bytes as when its parameters were stored (see `parameters`).
 
-    Raises ConfigError: they are those of another version of Ava.
+    Raises ConfigError if they are those of another version of Ava.
     """
     if parameters in ({"wire": "scripted"}, {"wire": "offline"}):
         from ava_server.models import offline
@@ -119,7 +119,7 @@ class _StoredGoogleParameters(_StoredParameters):
 
 
 def _wire(parameters: Mapping[str, Any]) -> Wire:
-    """Return the wire that the parameters describe. Raises ValueError: this version does not have it."""
+    """Return the wire that the parameters describe. Raises ValueError if this version does not have it."""
     match parameters.get("wire"):
         case "chat_completions":
             from ava_server.models.wires.chat import ChatWire

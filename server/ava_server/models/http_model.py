@@ -171,7 +171,7 @@ class HttpModel:
                     self.clients.take_back(lent)
 
     async def _key(self) -> str | None:
-        """Return the key of this call. Raises ModelError: the command that prints it failed."""
+        """Return the key of this call. Raises ModelError if the command that prints it failed."""
         if self.key_command is None:
             return self.api_key
         from ava_server.models.key_command import KeyCommandFailed

@@ -129,7 +129,7 @@ class KeyCommand:
     def checked(self, project: Path | None, data_root: Path) -> tuple[str, ...]:
         """Return the command with the full path of its program, checked for a run on `project`. Blocking.
 
-        Raises ConfigError: it cannot be used, or others write it or the settings that name it: both lie in `project`.
+        Raises ConfigError if it cannot be used, or others write it or the settings that name it: both lie in `project`.
         """
         projects = self._projects if project is None else self._projects | {project}
         try:
@@ -195,7 +195,7 @@ class KeyCommand:
 
 
 def _key_in(output: bytes) -> str:
-    """Return the one line that a command printed. Raises KeyCommandFailed: it is not a key."""
+    """Return the one line that a command printed. Raises KeyCommandFailed if it is not a key."""
     text = output.decode("ascii", "replace").strip("\r\n")
     if not text.strip():
         raise KeyCommandFailed("it printed nothing", again=False)

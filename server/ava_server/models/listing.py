@@ -130,7 +130,7 @@ def model_json(meant: ResolvedModel, what_to_do: str = "") -> dict[str, Any]:
 
 
 def model_catalogs(models: ModelSettings) -> dict[str, ModelCatalog]:
-    """Return the providers with models to list, configured or known by name. Raises ConfigError: an invalid name."""
+    """Return the providers with models to list, configured or known by name. Raises ConfigError if an invalid name."""
     usable = configured(models)
     found: dict[str, ModelCatalog] = {}
     for name, provider in {**{name: Provider() for name in KNOWN_URLS}, **usable}.items():
@@ -267,7 +267,7 @@ async def loaded_windows(catalog: ModelCatalog, clients: ClientPool) -> dict[str
 
 
 async def _look(url: str, catalog: ModelCatalog, clients: ClientPool) -> Any:
-    """Return the JSON at an address of a server. Raises AvaError, ValueError: there is none within a second."""
+    """Return the JSON at an address of a server. Raises AvaError, ValueError if there is none within a second."""
     import httpx2
 
     endpoint = Endpoint(url, "", await _key_of(catalog), minted=catalog.key_command is not None)
@@ -307,7 +307,7 @@ async def servers_here(models: ModelSettings, clients: ClientPool) -> dict[str, 
 
 
 async def _key_of(catalog: ModelCatalog) -> str | None:
-    """Raises ModelError: the command that prints the key failed."""
+    """Raises ModelError if the command that prints the key failed."""
     if catalog.key_command is None:
         return catalog.api_key
     from ava_server.models.key_command import KeyCommandFailed

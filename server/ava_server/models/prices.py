@@ -279,7 +279,7 @@ def marked_price(price: Price) -> Price:
 
 
 def find_price(provider: str, model_id: str, *, base_url: str | None, overrides: Mapping[str, UserPrice]) -> Price:
-    """Return what a model costs. Raises Unpriced: its price is not known.
+    """Return what a model costs. Raises Unpriced if its price is not known.
 
     `base_url` None is a known provider's own endpoint; `overrides` are the user's, by `provider:id` or by id alone.
     """

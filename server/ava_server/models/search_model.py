@@ -72,7 +72,7 @@ def searches_in(completion: Completion) -> int:
 
 
 def read_results(name: str, completion: Completion, count: int) -> SearchResults:
-    """Return the results in an answer. Raises ToolFailed: it has none; says why and what to do."""
+    """Return the results in an answer. Raises ToolFailed if it has none; says why and what to do."""
     title, rows, fault = search_terms()[name].title, completion.raw["rows"], completion.raw["fault"]
     if rows is None:
         raise ToolFailed(_fault_text(title, fault))

@@ -159,7 +159,7 @@ class Choice:
 def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
     """Return the model for a run: `wanted` (a tier, `provider:id`, an id), or else `tier`, the role's `model`.
 
-    Raises BadInput: there is no such model or tier, or several providers have it; ConfigError: the settings name a
+    Raises BadInput if there is no such model or tier, or several providers have it; ConfigError if the settings name a
     provider or an address that cannot be used; Unpriced: its price is not known.
     """
     wanted = (wanted or "").strip()
@@ -237,7 +237,7 @@ def price_over(
     overrides: Mapping[str, UserPrice],
     price_as: Mapping[str, str] = NO_OTHER_NAMES,
 ) -> Price:
-    """Return what a model costs when it is called in this format. Raises Unpriced: its price is not known.
+    """Return what a model costs when it is called in this format. Raises Unpriced if its price is not known.
 
     `price_as`: the models as which names are priced, where the settings have no price of their own for them.
     """
@@ -519,7 +519,7 @@ def engine_at(base_url: str | None) -> str | None:
 def provider_search(name: str, provider: str, settings: ModelSettings) -> ProviderSearch | None:
     """Return a provider's web search, with its fast model, as the query is given; None where it is not configured.
 
-    Raises AvaError: its model has no price, or its address cannot be used.
+    Raises AvaError if its model has no price, or its address cannot be used.
     """
     if provider not in configured(settings):
         return None

@@ -85,7 +85,7 @@ class CallReader:
         self._at = 0
 
     def calls(self, start: int) -> tuple[TextToolCall, ...]:
-        """Return the calls. Raises Unreadable: they are broken, or something else follows."""
+        """Return the calls. Raises Unreadable if they are broken, or something else follows."""
         self._at = start
         calls: list[TextToolCall] = []
         while True:
@@ -200,7 +200,7 @@ _ARGUMENTS, _PARAMETERS = {"name", "arguments"}, {"name", "parameters"}
 
 
 def _named(value: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return name and arguments of a call that is one object. Raises Unreadable: one of them is missing."""
+    """Return name and arguments of a call that is one object. Raises Unreadable if one of them is missing."""
     name = value.get("name")
     given = [value[key] for key in ("arguments", "parameters") if key in value]
     if not isinstance(name, str) or not name or len(given) != 1:

@@ -80,7 +80,7 @@ class UsageReader:
 
 
 def _count(value: object) -> int:
-    """Return a count of tokens. Raises ValueError: it is none."""
+    """Return a count of tokens. Raises ValueError if it is none."""
     if not isinstance(value, int) or not 0 <= value <= MOST_TOKENS:
         raise ValueError(f"no count of tokens: {value!r}")
     return value

@@ -74,7 +74,7 @@ class SecretInjection:
         await self._credentials.refresh()
 
     async def inject(self, spec: ToolSpec, args: Mapping[str, Any]) -> tuple[InjectedSecret, ...]:
-        """Return the secrets that a call's placeholders name. Raises SecretRefused: the call may not use one of them.
+        """Return the secrets that a call's placeholders name. Raises SecretRefused if the call may not use one of them.
 
         For a tool that only reads, a placeholder is plain text. A tool that writes or sends gets secrets only in the
         arguments that are meant for them.

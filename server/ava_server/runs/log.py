@@ -49,7 +49,7 @@ class RunLog:
         return Event(who=self.who, fact=fact, fence=self.fence, duration_ms=duration_ms, model=model)
 
     async def record(self, *facts: Fact, duration_ms: int | None = None) -> None:
-        """Append facts. Raises StaleOwner: the run has another owner by now, or has ended."""
+        """Append facts. Raises StaleOwner if the run has another owner by now, or has ended."""
         await self.append([self.event(fact, duration_ms=duration_ms) for fact in facts])
 
     async def append(self, events: Sequence[Event]) -> None:
@@ -109,7 +109,7 @@ class RunLog:
         self.history.add(UNWRITTEN, fact)
 
     async def write_kept(self) -> None:
-        """Write the kept fact, if there is one. Raises StaleOwner: the run has another owner by now, or has ended."""
+        """Write the kept fact, if there is one. Raises StaleOwner if the run has another owner by now, or has ended."""
         if self._unwritten is not None:
             await self.append([])
 

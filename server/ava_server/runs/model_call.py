@@ -293,7 +293,7 @@ class PaidSearches:
         self._one = anyio.Lock()
 
     async def search(self, call_id: str, query: str, count: int) -> SearchResults:
-        """Search once, for a call of a tool. Raises ToolFailed: it had no results, or does not fit a cap."""
+        """Search once, for a call of a tool. Raises ToolFailed if it had no results, or does not fit a cap."""
         async with self._one:
             model_id = self._call.model.partition(":")[2]
             request = search_request(self._search.name, model_id, query, self._call.output_tokens)
@@ -302,7 +302,7 @@ class PaidSearches:
         return read_results(self._search.name, completion, count)
 
     async def _reserve(self, call_id: str, request: Request) -> Reservation:
-        """Hold the worst case of a search. Raises ToolFailed: it does not fit a cap."""
+        """Hold the worst case of a search. Raises ToolFailed if it does not fit a cap."""
         history, call, config = self._log.history, self._call, config_of(self._log.run.config)
         lost = history.search
         if lost is not None:
@@ -356,7 +356,7 @@ class PaidSearches:
         )
 
     async def _send(self, reserved: Reservation, request: Request) -> Completion:
-        """Make the call and settle it. Raises ToolFailed: no answer came."""
+        """Make the call and settle it. Raises ToolFailed if no answer came."""
         began = time.monotonic()
 
         async def settle(settlement: Settlement) -> None:

@@ -191,7 +191,7 @@ class PendingQuestion:
         return self.kind.form(self, " \n".join(self.message.split("\n")))
 
     def answer_in(self, reply: Reply) -> Answer:
-        """Return the answer in a form. Raises BadInput: it has none that can be used."""
+        """Return the answer in a form. Raises BadInput if it has none that can be used."""
         return self.kind.answer_in(self, reply)
 
     def approved_by(self, answer: Answer | None) -> bool:

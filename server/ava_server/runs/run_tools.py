@@ -108,7 +108,7 @@ class ReadToolResult:
         return "Reading an earlier result again"
 
     async def __call__(self, args: ReadToolResultArgs, at: ToolContext) -> ToolOutput:
-        """Return the result from `offset` on. Raises ToolFailed: there is no result of that id, or no more of it."""
+        """Return the result from `offset` on. Raises ToolFailed if there is no result of that id, or no more of it."""
         result = self._result_of_call(args.id.removeprefix("R-")) or self._history.input_of_task(args.id)
         if result is None:
             known = ", ".join(f"R-{seq}" for seq, _fact in self._history.called_outputs[-10:]) or "none yet"
@@ -221,7 +221,7 @@ class ReadSkill:
         return f"Reading the skill {shown(args.name)}"
 
     async def __call__(self, args: ReadSkillArgs, at: ToolContext) -> ToolOutput:
-        """Return what a skill or a file of it says. Raises ToolFailed: it is not there, or has changed."""
+        """Return what a skill or a file of it says. Raises ToolFailed if it is not there, or has changed."""
         approved = next((skill for skill in self.skills if skill.name == args.name.strip()), None)
         if approved is None:
             known = ", ".join(skill.name for skill in self.skills) or "none"

@@ -353,7 +353,7 @@ class RunSetup:
     # -- what a replay takes from its recording instead ---------------------------------------------------------------
 
     def choice(self, config: RunConfig) -> Choice:
-        """Return the approved model, with this process's key. Blocks. Raises ConfigNotSupported: it is not here."""
+        """Return the approved model, with this process's key. Blocks. Raises ConfigNotSupported if it is not here."""
         choice = self.choice_at(config.model, config.tier or "balanced", config.base_url)
         if config.keyed and not choice.has_key:
             raise ConfigNotSupported(f"it was approved with a key for {choice.provider}, and there is none here")
@@ -375,7 +375,7 @@ class RunSetup:
             raise ConfigNotSupported(f"the key of {choice.provider} was to come from {was}; propose it again")
 
     def choice_at(self, model: str, tier: str, base_url: str | None) -> Choice:
-        """Return a model that was approved at this address. Blocks. Raises ConfigNotSupported: it is not here."""
+        """Return a model that was approved at this address. Blocks. Raises ConfigNotSupported if it is not here."""
         try:
             choice = choose(model, tier, self._resources.credentials.models)
         except AvaError as error:
@@ -387,7 +387,7 @@ class RunSetup:
     async def sandbox(self, approved: str) -> Sandbox | None:
         """Return the sandbox for a run's programs, at least as strong as approved; None for a run without programs.
 
-        Raises ConfigNotSupported: there is none here.
+        Raises ConfigNotSupported if there is none here.
         """
         if approved == NO_COMMANDS:
             return None
@@ -481,7 +481,7 @@ class RunSetup:
     def _known_agent(self, config: RunConfig) -> AgentSpec | None:
         """Return the agent that does a run's work; None where Ava does.
 
-        Raises ConfigNotSupported: it is not here, or not as it was approved.
+        Raises ConfigNotSupported if it is not here, or not as it was approved.
         """
         if config.runner == IN_PROCESS:
             return None

@@ -67,7 +67,7 @@ class Travel:
 
     @property
     def origin(self) -> str:
-        """The name of this data root among all that share the log. Raises OSError: it cannot be read or written."""
+        """The name of this data root among all that share the log. Raises OSError if it cannot be read or written."""
         if not self._origin:
             if not self._paths.origin.exists():  # another process may do it at the same time
                 name = secrets.token_hex(16)

@@ -198,7 +198,7 @@ class Access:
         It is this user's; `reading` lets an auditor have those of others, `steering` an administrator. `field` names
         the argument in an error.
 
-        Raises BadInput: there is none; runs of other users do not exist for this one.
+        Raises BadInput if there is none; runs of other users do not exist for this one.
         """
         return await self.store.look(lambda view: self.run_in(view, text, field, reading=reading, steering=steering))
 
@@ -239,7 +239,7 @@ class Access:
         return any(workspace.is_relative_to(folder) for workspace in workspaces for folder in folders)
 
     async def pending_id(self, text: str) -> str:
-        """Return the id of a proposal, given that or the id of its run. Raises BadInput: it is neither."""
+        """Return the id of a proposal, given that or the id of its run. Raises BadInput if it is neither."""
         if not text.strip().lower().startswith(("s-", "g-")):
             return parse_id("pending_id", text)
         return (await self.run(text, "pending_ids")).pending_id
@@ -249,7 +249,7 @@ class Access:
         return [row for row in rows if row is not None]
 
     async def plan(self, group_id: str, *, reading: bool = False, steering: bool = False) -> RunRow:
-        """Return the run of a plan; whose it may be, see `run`. Raises BadInput: there is none."""
+        """Return the run of a plan; whose it may be, see `run`. Raises BadInput if there is none."""
         return await self.store.read(lambda view: self.plan_in(view, group_id, reading=reading, steering=steering))
 
     def plan_in(self, view: View, group_id: str, *, reading: bool = False, steering: bool = False) -> RunRow:

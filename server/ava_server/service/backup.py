@@ -86,7 +86,7 @@ def is_free(folder: Path) -> bool:
 
 
 def refuse_overlap(root: Path, folder: Path) -> None:
-    """Refuse a backup that is in the data root or contains it. Raises BadInput: it is."""
+    """Refuse a backup that is in the data root or contains it. Raises BadInput if it is."""
     inner = folder.resolve()
     outer = root.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
@@ -159,7 +159,7 @@ def _place(folder: Path, name: str) -> Path:
 def _open_regular(path: Path, *, links: bool) -> BinaryIO:
     """Open a file and then check it, so that nobody can replace it in between; a pipe does not block.
 
-    Raises FileNotFoundError: there is no file, or it is something else.
+    Raises FileNotFoundError if there is no file, or it is something else.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if not links:
@@ -273,7 +273,7 @@ def _refuse_faults(report: VerifyReport, what: str, then: str) -> None:
 
 
 def read_manifest(source: Path) -> Manifest:
-    """Return the list of a backup's files. Raises BadInput: it is not a backup, or damaged."""
+    """Return the list of a backup's files. Raises BadInput if it is not a backup, or damaged."""
     from pydantic import TypeAdapter, ValidationError
 
     try:

@@ -160,7 +160,7 @@ class RunChecks(Operations):
         return others_words(view.unended_of_others(self._session.user, at_us))
 
     def _run_of_call(self, view: View, args: CheckArgs) -> RunRow:
-        """Raises BadInput: there is none."""
+        """Raises BadInput if there is none."""
         if args.group_id is not None:
             return self._access.plan_in(view, args.group_id, reading=True)
         return self._access.run_in(view, args.subagent_id or "", "subagent_id", reading=True)
@@ -381,7 +381,7 @@ class RunSteering(Operations):
         )
 
     async def cancel(self, arguments: dict[str, Any], _caller: CallContext) -> Answer:
-        """Do `cancel_subagent`. Raises BadInput: an argument cannot be used."""
+        """Do `cancel_subagent`. Raises BadInput if an argument cannot be used."""
         args = parse(CancelArgs, arguments)
         before = await self._run_to_cancel(args)
         session = self._session

@@ -73,7 +73,7 @@ class DecisionsHandler:
         return self._limits_of(self.user)
 
     async def _own_runs(self, ids: Sequence[str]) -> list[RunRow]:
-        """Return the runs with these ids of proposals and runs. Raises BadInput: this user may see none with one."""
+        """Return the runs with these ids of proposals and runs. Raises BadInput if this user may see none with one."""
         wanted = [parse_any_id(one)[1] for one in ids]
         return await self.store.read(lambda view: [self._run_in(view, one) for one in wanted])
 
@@ -87,7 +87,7 @@ class DecisionsHandler:
     async def waiting(self, id: Sequence[str] = ()) -> WaitingDecisions:
         """Return what waits: the proposals with these ids, each of which has to wait, or all of this user that do.
 
-        Raises BadInput: there is none with an id; Refused: one no longer waits.
+        Raises BadInput if there is none with an id; Refused: one no longer waits.
         """
         runs = await self._find(id) if id else []
         at_us = now_us()

@@ -95,7 +95,7 @@ def _is_place(address: str) -> bool:
 def open_engine(settings: Settings) -> Delivery | None:
     """Return the adapter of the engine, not connected yet; None where the log delivers. Blocking.
 
-    Raises ConfigError: the settings do not fit, its extra is missing, or its key cannot be read.
+    Raises ConfigError if the settings do not fit, its extra is missing, or its key cannot be read.
     """
     chosen = settings.delivery
     if chosen.engine == "none":

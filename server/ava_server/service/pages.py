@@ -176,7 +176,7 @@ class PageDecisions(Operations):
     async def _renew(self, ids: Sequence[str], caller: CallContext, need: LinkNeed) -> None:
         """Make a new link for the answer, where proposals wait for the person and their last one is of no use.
 
-        Raises AvaError or OSError: the pages cannot be served.
+        Raises AvaError or OSError if the pages cannot be served.
         """
         links = caller.asking.links
         at_us = now_us()

@@ -81,7 +81,7 @@ class PlanResolver(Operations):
         return config, texts, first
 
     async def before(self, retry_of: str) -> RunRow:
-        """Return the plan that `retry_of` names. Raises BadInput: there is none, or it has not ended."""
+        """Return the plan that `retry_of` names. Raises BadInput if there is none, or it has not ended."""
         run = await self._access.run(retry_of, "retry_of")
         if not run.is_plan:
             raise BadInput(f"retry_of: {label(run)} is not a plan, and steps were given; leave one of the two out")
@@ -90,7 +90,7 @@ class PlanResolver(Operations):
         return run
 
     async def arguments(self, run: RunRow) -> dict[str, Any]:
-        """Return the arguments with which a plan can be proposed again. Raises BadInput: its texts were erased."""
+        """Return the arguments with which a plan can be proposed again. Raises BadInput if its texts were erased."""
         texts = await self._store.read(lambda view: texts_of(view, run))
         if texts is None:
             raise BadInput(f"retry_of: the texts of {label(run)} were erased; propose the steps again")

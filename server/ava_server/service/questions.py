@@ -93,7 +93,7 @@ class PersonQuestions(Operations):
     async def message(self, run: RunRow, text: str) -> str | PendingQuestion | QuestionDecision:
         """Deliver a message to a run, which may be the answer to its question; see `deliver`.
 
-        Raises Refused: it is a plan.
+        Raises Refused if it is a plan.
         """
         if run.is_plan and not run.ended:
             raise Refused(f"{label(run)} is a plan, and reads no messages; give the subagent_id of one of its runs")

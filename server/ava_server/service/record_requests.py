@@ -132,7 +132,7 @@ class RecordsHandler:
     async def find(self, ids: Sequence[str]) -> list[RunRow]:
         """Return the runs with these ids of subagents, plans and proposals, each once.
 
-        Raises BadInput: one is not an id, or this reader may see none with it.
+        Raises BadInput if one is not an id, or this reader may see none with it.
         """
         wanted = [parse_any_id(one)[1] for one in ids]
         rows = await self.store.read(lambda view: [self.run_in(view, one) for one in wanted])
@@ -143,7 +143,7 @@ class RecordsHandler:
         return await self.store.read(lambda view: last_run_in(view, self.reader.user, unended=unended))
 
     def run_in(self, view: View, id: str) -> RunRow:
-        """Return the run with an id. Raises UnknownId: this reader may see none."""
+        """Return the run with an id. Raises UnknownId if this reader may see none."""
         run = view.run(id)
         if run is None:
             raise UnknownId(f"There is no subagent {id[:40]} in this data root.")
@@ -311,7 +311,7 @@ class RecordsHandler:
         return await open_source(self.store, found, wanted, settings, self._owner)
 
     async def log(self, query: LogQuery) -> LogLines:
-        """Return the newest entries that match a query as lines. Raises BadQuery: it names an unknown event type."""
+        """Return the newest entries that match a query as lines. Raises BadQuery if it names an unknown event type."""
         users = query.users
         own = self.reader.user
         ids = query.runs

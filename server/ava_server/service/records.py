@@ -156,7 +156,7 @@ def run_detail(
 def changes_in(
     run: RunRow, state: str, changes: dict[str, Any] | None, *, erased: bool
 ) -> tuple[Coding, dict[str, Any]]:
-    """Return how a run changed files, and what its result tells of its branch. Raises Refused: there is none."""
+    """Return how a run changed files, and what its result tells of its branch. Raises Refused if there is none."""
     who = label(run)
     coding = config_of(run.config).coding
     if coding is None:
@@ -234,7 +234,7 @@ class DeliveredFiles:
         self._run_id, self._blobs = run_id, blobs
 
     def read(self, file: Mapping[str, Any]) -> bytes:
-        """Return the content of a file that the result names. Raises Refused: it cannot be read, or has changed."""
+        """Return the content of a file that the result names. Raises Refused if it cannot be read, or has changed."""
         _check_name(file)  # the caller may save the content under this name, so that must be a safe one
         try:
             return self._read_here(file)

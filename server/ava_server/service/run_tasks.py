@@ -96,7 +96,7 @@ class RunTasks(Operations):
         return days * DAY_MS + round(longest_s * 1_000) + ABANDONED_US // 1_000
 
     async def id_of(self, task_id: str) -> str:
-        """Return a task's id in its normal form. Raises BadInput: there is none."""
+        """Return a task's id in its normal form. Raises BadInput if there is none."""
         return (await self._run(task_id)).id
 
     async def answer(self, task_id: str, replies: Mapping[str, Reply]) -> None:

@@ -330,7 +330,7 @@ class _SpawnSetting:
 
 
 async def _read_in_time(read: Callable[[], T]) -> T:
-    """Read files that may be on a disk that does not answer. Raises Refused: it does not."""
+    """Read files that may be on a disk that does not answer. Raises Refused if it does not."""
     try:
         with anyio.fail_after(role_folders.ROLES_S):
             return await read_apart(read)

@@ -61,7 +61,7 @@ class LogReader(Operations):
     """Reads entries back, newest last, a page at a time."""
 
     async def read(self, arguments: dict[str, Any], _caller: CallContext) -> Answer:
-        """Answer `read_ava_logs`. Raises BadInput: an argument cannot be used."""
+        """Answer `read_ava_logs`. Raises BadInput if an argument cannot be used."""
         args = parse(LogArgs, arguments)
         at_us = now_us()
         agents: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ def _format_cursor(place: _Place, digest: str) -> str:
 
 
 def _parse_cursor(cursor: str, digest: str) -> _Place:
-    """Return the place of a cursor. Raises BadInput: it is not a cursor, or belongs to another query."""
+    """Return the place of a cursor. Raises BadInput if it is not a cursor, or belongs to another query."""
     *parts, cursor_digest = cursor.strip().split(".")
     has_bounds = len(parts) == 4 and parts[0] != "" and parts[1] != ""
     if not has_bounds or not all(map(_is_number_or_empty, parts)):

@@ -65,13 +65,13 @@ class UsersHandler:
         self._changed = changed
 
     async def check_added(self, user: str, scopes: Sequence[Scope]) -> None:
-        """Raises AvaError: this user may not be added here, with these scopes."""
+        """Raises AvaError if this user may not be added here, with these scopes."""
 
     async def check_limited(self, user: str, limits: dict[str, Any]) -> None:
         """Raises AvaError: these limits of a user may not be set here."""
 
     async def check_removed(self, user: str) -> None:
-        """Raises AvaError: this user may not be removed here."""
+        """Raises AvaError if this user may not be removed here."""
 
     async def listed(self) -> ListedUsers:
         return ListedUsers(users=await self._users())

@@ -188,7 +188,7 @@ async def add_user(
 ) -> tuple[tokens.Token, str]:
     """Create a token of the user's name, set the limits that are given, and return the token and its text.
 
-    Raises BadInput: the name is taken, or something is invalid; ConfigError: a file cannot be read or written.
+    Raises BadInput if the name is taken, or something is invalid; ConfigError if a file cannot be read or written.
     """
     name = tokens.token_name(user)
     known = await anyio.to_thread.run_sync(tokens.read_tokens, root.tokens_file)

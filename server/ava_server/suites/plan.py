@@ -151,7 +151,7 @@ def _shipped_suites() -> dict[str, Path]:
 
 
 def copy_workspaces(suite: Suite) -> dict[str, tuple[Path, str]]:
-    """Return a copy of each case's workspace, and the hash of its files. Blocking. Raises ConfigError: one failed."""
+    """Return a copy of each case's workspace, and the hash of its files. Blocking. Raises ConfigError if one failed."""
     copies: dict[str, tuple[Path, str]] = {}
     for case in suite.cases:
         folder = case.path(case.workspace) if case.workspace is not None else None

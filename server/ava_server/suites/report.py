@@ -154,7 +154,7 @@ th, td { padding: .3rem .8rem; border-bottom: 1px solid #d5dae0; text-align: lef
 
 
 def write_page(path: Path, result: SuiteResult) -> None:
-    """Write the page of a round. Blocking. Raises BadInput: the file cannot be written."""
+    """Write the page of a round. Blocking. Raises BadInput if the file cannot be written."""
     try:
         path.write_text(page(result), "utf-8")
     except OSError as error:

@@ -58,7 +58,7 @@ class Authority:
     async def needs(self, visitor: Visitor, of: str | None = None, ids: Sequence[str] = ()) -> Needs:
         """Return what an approval of proposals or runs (`ids`) by a visitor takes now.
 
-        `of` is whose run it is, if it is another user's. Raises ConfigError: it is not known, so nothing can be
+        `of` is whose run it is, if it is another user's. Raises ConfigError if it is not known, so nothing can be
         approved.
         """
         proof = await self.proof(visitor)
@@ -83,7 +83,7 @@ class Authority:
     ) -> None:
         """Check what a visitor has given for an approval; a passkey must have been used for exactly this subject.
 
-        A PIN that they choose with it is stored. For `of` and `ids` see `needs`. Raises Refused: it is not enough;
+        A PIN that they choose with it is stored. For `of` and `ids` see `needs`. Raises Refused if it is not enough;
         ConfigError: it cannot be checked.
         """
         needs = await self.needs(visitor, of, ids)
@@ -172,7 +172,7 @@ class PageContext:
         return todays_budgets(view, visitor.user, "you", caps, at_us, everybody=everybody or visitor.admin)
 
     async def named_run(self, request: Request) -> RunRow:
-        """Raises BadInput: there is none that the visitor may see."""
+        """Raises BadInput if there is none that the visitor may see."""
         access = self.access(reader_of(request))
         return await access.run(request.path_params["run_id"], "subagent", reading=True)
 
@@ -210,7 +210,7 @@ def visitor_or_none(request: Request) -> Visitor | None:
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Raises SignedOut: there is no valid session."""
+    """Raises SignedOut if there is no valid session."""
     found = visitor_or_none(request)
     if found is None:
         raise SignedOut("you are not signed in")
@@ -218,7 +218,7 @@ def visitor_of(request: Request) -> Visitor:
 
 
 def reader_of(request: Request) -> Visitor:
-    """Return who reads. Raises SignedOut: no valid session; NotFound: the token may not read runs."""
+    """Return who reads. Raises SignedOut: no valid session; NotFound if the token may not read runs."""
     visitor = visitor_of(request)
     if not visitor.reads:
         raise NotFound("your token lacks the scope read, so there is nothing to see here")
@@ -335,7 +335,7 @@ def static_url(name: str) -> str:
 
 
 def static_answer(name: str, version: str) -> Response:
-    """With the right version in the address, browsers keep the file. Raises NotFound: there is none of this name."""
+    """With the right version in the address, browsers keep the file. Raises NotFound if there is none of this name."""
     found = static_files().get(name)
     if found is None:
         raise NotFound(NO_PAGE)

@@ -180,7 +180,7 @@ def lenient(request: Request, visitor: Visitor) -> tuple[CostsQuery, str]:
 
 
 def asked_of(query: QueryParams, today: int, visitor: Visitor) -> CostsQuery:
-    """Return which days a page of costs shows, and of whom. Raises BadInput: a value cannot be understood.
+    """Return which days a page of costs shows, and of whom. Raises BadInput if a value cannot be understood.
 
     Days are counted from 1970-01-01, as `today` is.
     """

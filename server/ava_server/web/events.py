@@ -194,7 +194,7 @@ class Events(PagePart):
             raise BadInput(f"type: {error}") from error
 
     async def _query(self, asked: EventsQuery, visitor: Visitor) -> LogQuery:
-        """Return a query of own entries, or of a visible run. Raises BadInput: a field cannot be understood."""
+        """Return a query of own entries, or of a visible run. Raises BadInput if a field cannot be understood."""
         zone = None if self._context.site.local else UTC
         users = () if asked.everybody else (visitor.user,)
         if asked["user"]:
@@ -383,7 +383,7 @@ def typed_filters(text: str) -> tuple[str, dict[str, str]]:
 
 
 def asked_of(query: QueryParams, visitor: Visitor) -> EventsQuery:
-    """Raises BadInput: a value cannot be understood."""
+    """Raises BadInput if a value cannot be understood."""
     for name in _FILTERS:
         if len(query.get(name, "")) > WORDS_CHARS:
             raise BadInput(f"{name}: it is longer than {WORDS_CHARS:,} characters")

@@ -208,7 +208,7 @@ else:
             other.data_received(self._unparsed.lstrip(b"\r\n"))
 
         def on_message_begin(self) -> None:
-            """Raises ValueError: the request before is not answered."""
+            """Raises ValueError if the request before is not answered."""
             if not self.cycle_over:
                 self._pipelined, self.cycle.keep_alive = True, False
                 raise ValueError("pipelined")
@@ -217,7 +217,7 @@ else:
             self._is_whole = bool(self._unparsed)  # not where the request before has ended in the same piece
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            """Raises ValueError: there are too many."""
+            """Raises ValueError if there are too many."""
             if self._has_headers:
                 return  # a trailer, which no proxy has checked
             if len(self.headers) >= HEADERS:

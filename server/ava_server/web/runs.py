@@ -252,7 +252,7 @@ class Runs(PagePart):
 def _place(after: str, order: RunOrder) -> tuple[tuple[int, str], int | str]:
     """Return the time and id of the last run of a page, and its value in the order's column.
 
-    Raises BadInput: the address names none.
+    Raises BadInput if the address names none.
     """
     created, _, rest = after.partition("~")
     run_id, _, value = rest.partition("~")

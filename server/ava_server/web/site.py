@@ -285,7 +285,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def read_body(request: Request, most: int, advice: str = "", *, what: str = "body") -> bytes:
-    """Raises BadInput: it is longer; the text calls it `what`, and ends with the `advice`."""
+    """Raises BadInput if it is longer; the text calls it `what`, and ends with the `advice`."""
     body = b""
     async for piece in request.stream():
         body += piece

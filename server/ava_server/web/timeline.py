@@ -295,7 +295,7 @@ def scale_of(run: RunRow, now_us: int) -> Scale:
 
 
 def place_of(query: QueryParams, default: Order) -> Place:
-    """Raises BadInput: it is none."""
+    """Raises BadInput if it is none."""
     order: Order = {"newest": "newest", "oldest": "oldest"}.get(query.get("order", ""), default)  # type: ignore[assignment]
     if "from" not in query:
         return Place(order)

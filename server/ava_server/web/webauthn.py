@@ -135,13 +135,13 @@ class RelyingParty:
         return False
 
     async def own(self, user: str) -> list[Passkey]:
-        """Raises ConfigError: they cannot be read."""
+        """Raises ConfigError if they cannot be read."""
         return await anyio.to_thread.run_sync(self._store.of, user, self._site.host)
 
     async def begin_use(self, user: str, session: str, subject: Subject) -> dict[str, Any]:
         """Return what a browser needs to use one of a user's passkeys.
 
-        Raises Refused: the user has none for this site; ConfigError: the passkeys cannot be read.
+        Raises Refused if the user has none for this site; ConfigError if the passkeys cannot be read.
         """
         known = await self.own(user)
         if not known:
@@ -160,7 +160,7 @@ class RelyingParty:
     async def check_use(self, user: str, session: str, subject: Subject, given: str) -> Passkey:
         """Return the passkey that was used.
 
-        Raises Refused: it is not the user's or was not used for this; ConfigError: the passkeys cannot be read or
+        Raises Refused if it is not the user's or was not used for this; ConfigError if the passkeys cannot be read or
         written.
         """
         return await anyio.to_thread.run_sync(self._checked_use, Purpose("get", session, user, subject), given)
@@ -205,7 +205,7 @@ class RelyingParty:
         return await anyio.to_thread.run_sync(stored)
 
     def _issue(self, purpose: Purpose) -> bytes:
-        """Blocking. Raises ConfigError: it cannot be stored."""
+        """Blocking. Raises ConfigError if it cannot be stored."""
         lasts_us = int(CHALLENGE_S * 1_000_000)
         return self._site.sessions.issue_challenge(purpose.user, purpose.digest, lasts_us).encode()
 
@@ -293,7 +293,7 @@ def _parsed(given: str, parse: Callable[[Mapping[str, Any]], T]) -> T:
 
 
 def _translated(check: Callable[[], T]) -> T:
-    """Raises Refused: the check of fido2 has failed."""
+    """Raises Refused if the check of fido2 has failed."""
     try:
         return check()
     except ValueError as error:

@@ -26,7 +26,7 @@ _OBSTRUCTED = (errno.ENOTDIR, errno.ELOOP, errno.ENOENT)
 
 
 def exec_command(spec: LaunchSpec, status_at: int, relay: tuple[str, int, str, int] | tuple[()]) -> NoReturn:
-    """Confine this process and execute the command. Raises OSError: it cannot be confined.
+    """Confine this process and execute the command. Raises OSError if it cannot be confined.
 
     Bubblewrap reports to the descriptor `status_at`; `relay` has its options for the relay, if there is one (`Relay`).
     """
@@ -161,7 +161,7 @@ def _in_memory(data: bytes) -> int:
 
 
 def drop_to_user(uid: int) -> None:
-    """Become another user permanently. Raises PermissionError: the process would keep an id of root."""
+    """Become another user permanently. Raises PermissionError if the process would keep an id of root."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -180,7 +180,7 @@ def _make_mount_points(spec: LaunchSpec) -> None:
     """Make the folders and files on which binds within other binds are mounted; follow no link.
 
     A bind is dropped where an earlier command has put something else at its mount point, in a folder that commands may
-    write to. No command may be running in these folders meanwhile. Raises OSError: something else is at a mount point
+    write to. No command may be running in these folders meanwhile. Raises OSError if something else is at a mount point
     in a read-only folder: what the bind was to hide would be visible.
     """
     binds: list[tuple[str, str, bool]] = []
@@ -255,7 +255,7 @@ def _cover_place() -> None:
 def _bind(place: int, target: str, *, writable: bool) -> str:
     """Mount a descriptor's folder or file at a target beneath `_PLACE`, and return the whole path.
 
-    It follows no link: a command may have made what is there. Raises OSError: something else is in the way.
+    It follows no link: a command may have made what is there. Raises OSError if something else is in the way.
     """
     *folders, last = target.strip("/").split("/")
     parent = _walk(os.open(_PLACE, _FOLDER), folders, owner=0)

@@ -237,7 +237,7 @@ def seccomp_filter(families: tuple[int, ...], *, attributes: bool = False, by_pa
     """Return a seccomp filter that allows these socket families.
 
     With `attributes`, it also refuses to change extended attributes; with `by_path`, modes, owners and times by path.
-    Raises OSError: the call numbers of this machine are unknown.
+    Raises OSError if the call numbers of this machine are unknown.
     """
     name = os.uname().machine
     if name not in _MACHINES:

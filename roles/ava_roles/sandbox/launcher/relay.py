@@ -110,7 +110,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _listen(started: int, port: int, uid: int) -> socket.socket:
-    """Listen in the command's network. Raises ConnectionError: it cannot be entered."""
+    """Listen in the command's network. Raises ConnectionError if it cannot be entered."""
     text = ""
     while "}" not in text:
         part = os.read(started, 4_096)

@@ -221,7 +221,7 @@ class Wire(ABC):
         return f"{self.address(base.rstrip('/'), '').removesuffix(self.path)}/models{question}{query}"
 
     def listed_ids(self, answer: Any) -> list[Any]:
-        """Return the ids in a list of models. Raises LookupError, TypeError: it is none."""
+        """Return the ids in a list of models. Raises LookupError, TypeError if it is none."""
         return [entry["id"] for entry in answer["data"]]
 
     def headers(self, api_key: str | None) -> dict[str, str]:
