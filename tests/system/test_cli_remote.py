@@ -177,7 +177,8 @@ async def test_screens_are_the_same_as_on_the_server_itself(tmp_path: Path) -> N
         ):  # fmt: skip
             away = await there.there(*args)
             assert away.returncode == 0, away.stderr
-            assert _without_place(away.stdout) == await there.here(*args), args
+            screen = away.stdout.replace(f"`ava --url {there.server.base} ", "`ava ")  # what to run next works there
+            assert _without_place(screen) == await there.here(*args), args
         for args in (("show", there.ended, "--cost", "--json"), ("show", there.ended, "--json")):
             mine, theirs = (
                 json.loads((await there.there(*args)).stdout),
