@@ -178,8 +178,8 @@ def _show_lines(
             head += f", from column {column:,}"
         if window.cut:
             numbers = ", ".join(f"{line} (of {len(lines[line - 1]):,})" for line, _column in window.cut[:20])
-            next_column = window.cut[0][1]
-            head += f"; cut: line {numbers}; each goes on with its number as offset and column {next_column}"
+            end_column = window.cut[0][1]
+            head += f"; cut: line {numbers}; each goes on with its number as offset and column {end_column}"
     tail = ""
     if window.cut and window.cut[-1][0] == window.last == window.first:
         tail = f"\n\n[goes on: offset {window.last}, column {window.cut[-1][1]}]"

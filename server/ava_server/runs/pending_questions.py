@@ -18,6 +18,7 @@ from ava_audit.units import now_us
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decide import Shown
 from ava_server.approval.outcomes import decided_where
+from ava_server.core.errors import with_advice
 from ava_server.core.ids import label
 from ava_server.runs.lifecycle import situation, transition
 from ava_server.runs.question_kinds import (
@@ -252,7 +253,7 @@ def _decide_for_all(
         run_ids.append(other.run.id)
     text = decided.value.text
     if len(question.others) == 1:
-        text = f"{text} So does 1 other run that asked the same."
+        text = with_advice(text, "So does 1 other run that asked the same.")
     elif question.others:
-        text = f"{text} So do {len(question.others)} other runs that asked the same."
+        text = with_advice(text, f"So do {len(question.others)} other runs that asked the same.")
     return Outcome(replace(decided.value, text=text, run_ids=tuple(run_ids)), tuple(events))
