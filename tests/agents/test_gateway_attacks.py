@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import anyio
 import httpx2
@@ -198,8 +199,11 @@ async def before(far: Provider, wire: str, socket: Path, secret: str = SECRET) -
         model = HttpModel("far", "far-sonnet", far.base_url, KEY, clients, WIRES[wire])
         async with serving(Gateway(model, bodies, meter, secret), socket):
             headers, transport = {"authorization": f"Bearer {secret}"}, httpx2.AsyncHTTPTransport(uds=str(socket))
-            url = f"http://gateway/v1{path_of(wire, {'stream': True})}"
-            async with httpx2.AsyncClient(transport=transport, base_url=url, headers=headers, timeout=30) as client:
+            path, _, query = path_of(wire, {"stream": True}).partition("?")
+            url, params = f"http://gateway/v1{path}", dict(parse_qsl(query))  # a base_url loses its query
+            async with httpx2.AsyncClient(
+                transport=transport, base_url=url, params=params, headers=headers, timeout=30
+            ) as client:
                 yield client, meter
 
 

@@ -101,7 +101,10 @@ def test_the_parts_of_a_result_sum_to_the_cost_of_the_run_however_calls_were_set
         untrusted_result=result["untrusted_result"],
     )  # fmt: skip
     told = re.search(r"^Cost: (.*)$", run_text(answer), re.MULTILINE)
-    shown = [f"{name} {format_usd(round(part * 10_000))}" for name, part in result["cost_by"].items()]
+    shown = [
+        f"{'unknown' if name == 'uncosted' else name} {format_usd(round(part * 10_000))}"
+        for name, part in result["cost_by"].items()
+    ]
     assert (told[1] if told else "") == ", ".join(shown)
 
 
