@@ -150,12 +150,7 @@ class RunRows:
 
 def _remark(run: RunView) -> str:
     """Return what a run does, how far a plan is, or why it ended otherwise than by success; or nothing."""
-    if run.row.ended:
-        return remarks(run)
-    for cap in run.caps:
-        if cap.name == "steps":
-            return f"{cap.used} of {cap.most} steps"
-    return run.activity
+    return remarks(run) if run.row.ended else run.progress
 
 
 def _state(run: RunView) -> Text:

@@ -337,6 +337,14 @@ class RunView:
         return caps_text(None if self.free else int(self.caps[-1].most), self.caps[0].most)
 
     @property
+    def progress(self) -> str:
+        """What a run does now, or how far a plan is: `1 of 3 steps`."""
+        for cap in self.caps:
+            if cap.name == "steps":
+                return f"{cap.used} of {cap.most} steps"
+        return self.activity
+
+    @property
     def doing(self) -> str:
         """What it does or waits for, in a few words for a terminal; else its state."""
         if self.wait is not None:
