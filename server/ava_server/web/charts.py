@@ -16,7 +16,8 @@ EACH_DAY = 31
 """Up to so many days each has its label; of more, every seventh."""
 MINOR = 5
 """On a narrow screen only every so many labels are shown."""
-_STEPS = (1, 2, 2.5, 5, 10)
+_STEPS = (1, 2, 4, 6, 8, 10)
+"""Round numbers below ten whose halves are round too, for the line in the middle."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def _label(period: str, *, month: bool) -> str:
 
 
 def _round_up(value: float) -> float:
-    """Return a round number at least as large: 1, 2, 2.5 or 5 times a power of ten."""
+    """Return a round number at least as large, whose half is round too: 1, 2, 4, 6 or 8 times a power of ten."""
     if value <= 0:
         return 0.0
     unit = 1.0
