@@ -243,7 +243,7 @@ def test_stops_although_the_terminal_does_not_read_and_continues(root: Path) -> 
 def test_catches_up_with_a_terminal_that_reads_again(root: Path) -> None:
     with on_terminal(root, "status", columns=300, rows=100) as screen:
         screen.until_full()
-        screen.until_shown(lambda lines: "q quit" in lines[-1] and any("confinement" in line for line in lines))
+        screen.until_shown(lambda lines: "q quit" in lines[-1] and any(line.startswith("Health") for line in lines))
         screen.type("q")
         assert screen.ended() == 0
         assert_left(screen)
