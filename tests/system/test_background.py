@@ -501,8 +501,9 @@ async def test_only_what_a_person_approved_at_a_terminal_goes_on_without_it(
         async with no_worker_left(root):
             with on_terminal(root, *given, *(["--yes"] if yes else []), env=env) as screen:
                 if not yes:
+                    screen.until("Start it? [y/N] (more: m)")
+                    screen.type("m\n")
                     screen.until("if you close the host or terminal")
-                    screen.until("Start it?")
                     screen.type("y\n")
                 await until(gate.arrived.is_set)
                 assert len(workers_of(root)) == int(worker)
