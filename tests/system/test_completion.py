@@ -90,7 +90,7 @@ async def test_offers_matching_completions_at_each_position(tmp_path: Path, monk
     assert offered(root, "cancel", "") == {
         "S-0c0c0c": "custom, awaiting_approval",
         "S-0b0b0b": "researcher, running",
-        "G-4e1b2c3": "1 runs",
+        "G-4e1b2c3": "plan, queued",
     }
     assert set(offered(root, "send", "S-0b")) == {"S-0b0b0b"}
     assert set(offered(root, "approve", "")) == {"P-0c0c0c00"}
