@@ -18,20 +18,19 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from audit_parts.report import Report
 from support.model_server import Fail, Gate, Say, Step
 from support.pages.browser import PAID, There, open_pages
-from support.pages.card_host import CHROMIUM
+from support.pages.card_host import open_chromium
 from support.stdio import logged
 from support.terminal import ava, on_terminal
 
@@ -227,15 +226,6 @@ class Looks:
             (self._pictures / f"{stem}{suffix}").write_bytes(content)
 
 
-@contextmanager
-def chromium() -> Iterator[Browser]:
-    """Open Chromium."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 def main(pictures: Path | None) -> None:
     """Ask all questions and show where the answers stand."""
     report, gate = Report(), Gate(within_s=300)
@@ -243,7 +233,7 @@ def main(pictures: Path | None) -> None:
         pictures.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as place,
-        chromium() as browser,
+        open_chromium() as browser,
         open_pages(Path(place) / "data", PAID, model(gate)) as there,
     ):
         runs = Runs(there)

@@ -11,18 +11,17 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
 from support.model_server import Gate, Say, Step  # noqa: E402
 from support.pages.browser import There, Visitor, open_pages  # noqa: E402
-from support.pages.card_host import CHROMIUM  # noqa: E402
+from support.pages.card_host import open_chromium  # noqa: E402
 from support.runtime import PRICED  # noqa: E402
 from support.stdio import logged  # noqa: E402
 
@@ -115,22 +114,13 @@ def _webp(converter: Page, png: bytes) -> bytes:
     return base64.b64decode(made.partition(",")[2])
 
 
-@contextmanager
-def chromium() -> Iterator[Browser]:
-    """Open Chromium."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 def main() -> None:
     """Write all pictures."""
     PICTURES.mkdir(exist_ok=True)
     gate = Gate(within_s=300)
     with (
         tempfile.TemporaryDirectory() as place,
-        chromium() as browser,
+        open_chromium() as browser,
         open_pages(Path(place) / "data", PRICES, model(gate)) as there,
     ):
         for name, picture in draw(browser, there, *prepare(there)):

@@ -10,8 +10,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from mcp.client.context import ClientRequestContext
 from mcp_types import ElicitRequestFormParams, ElicitRequestParams, ElicitResult
-from playwright.sync_api import sync_playwright
-from support.pages.card_host import CHROMIUM, needs_browser
+from support.pages.card_host import needs_browser, open_chromium
 from support.repository import REPOSITORY, script
 from support.runtime import PRICED, connect
 
@@ -78,11 +77,9 @@ def test_it_fits_a_small_laptop(tmp_path: Path) -> None:
     page = tmp_path / "readme.html"
     body = MarkdownIt("commonmark").render(FIRST).replace('src="', f'src="file://{REPOSITORY}/')
     page.write_text(f"<!doctype html><meta charset=utf-8><style>{_STYLE}</style>{body}", encoding="utf-8")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with open_chromium() as browser:
         opened = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         opened.goto(f"file://{page}")
         opened.wait_for_function("[...document.images].every((image) => image.complete && image.naturalWidth > 0)")
         bottom = opened.evaluate("document.querySelector('ul').getBoundingClientRect().bottom")
-        browser.close()
     assert bottom <= HEIGHT

@@ -17,20 +17,13 @@ from ava_audit.store.backend import Blob
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
-from support.postgres import PostgresServer, running_server  # noqa: E402
+from support.postgres import PostgresServer  # noqa: E402
 
 from ava_audit.postgres import blobs as postgres_blobs  # noqa: E402
 from ava_audit.postgres.backend import PostgresBackend  # noqa: E402
 from ava_audit.postgres.blobs import PART_BYTES, PostgresBlobs  # noqa: E402
 
 RUN, OTHER = "S-1", "S-2"
-
-
-@pytest.fixture
-def server() -> Generator[PostgresServer]:
-    server = running_server()
-    yield server
-    server.empty_databases()
 
 
 @pytest.fixture

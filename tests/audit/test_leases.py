@@ -24,7 +24,7 @@ from ava_audit.units import now_us
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
-from support.postgres import PostgresServer, running_server  # noqa: E402
+from support.postgres import PostgresServer  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -40,13 +40,6 @@ async def main():
     await instances.keep(own)
 anyio.run(main)
 """
-
-
-@pytest.fixture
-def server() -> Generator[PostgresServer]:
-    server = running_server()
-    yield server
-    server.empty_databases()
 
 
 @pytest.fixture

@@ -33,8 +33,9 @@ from ava_audit.view import View
 from ava_server.core.errors import BadInput
 from ava_server.render.approvals import decisions_in
 from ava_server.render.entries import EVENT_NAMES, recent_steps
+from ava_server.render.turns import Span
 from ava_server.web import timeline
-from ava_server.web.timeline import Item, Order, Part, Place, Scale, TimelinePage, place_of, read_newer, read_page
+from ava_server.web.timeline import Item, Order, Place, Scale, TimelinePage, place_of, read_newer, read_page
 
 RUN, OTHER = "S-aaaaaa", "S-bbbbbb"
 
@@ -325,9 +326,9 @@ def test_the_time_of_a_turn_is_that_of_the_model_and_of_its_tools(log: Log) -> N
     log.write(ToolCall(tool="read_file", call_id="c", args={}), at_s=10)
     log.write(ToolResult(tool="read_file", call_id="c", success=True, output="x"), at_s=13, took_ms=2_500)
     [turn] = log.page(Place("oldest")).tree("oldest")
-    assert [(part.kind, part.begins_us / 1e6, part.ends_us / 1e6) for part in turn.all_parts] == [
+    assert [(span.part, span.begin_us / 1e6, span.end_us / 1e6) for span in turn.all_spans] == [
         ("model", 6, 10),
-        ("tool", 10.5, 13),
+        ("tools", 10.5, 13),
     ]
     assert turn.seconds == 7 and turn.time_words == "model 4 s, tools 2 s"
 
@@ -340,9 +341,22 @@ def test_what_a_run_waited_for_is_drawn_up_to_what_ended_the_wait(log: Log) -> N
     assert decided.time_words == "waited 3 s" and turn.time_words == "model 500 ms"
 
 
+def test_tools_that_run_at_the_same_time_count_once_as_in_the_terminal(log: Log) -> None:
+    log.write(settled(), cost=5, at_s=10, took_ms=4_000)
+    for call_id in ("c", "d"):
+        log.write(ToolCall(tool="read_file", call_id=call_id, args={}), at_s=10)
+    for call_id, ended_s in (("c", 12), ("d", 13)):
+        took_ms = (ended_s - 10) * 1_000
+        log.write(
+            ToolResult(tool="read_file", call_id=call_id, success=True, output="x"), at_s=ended_s, took_ms=took_ms
+        )
+    [turn] = log.page(Place("oldest")).tree("oldest")
+    assert turn.seconds == 7 and turn.time_words == "model 4 s, tools 3 s"
+
+
 @given(begins=st.integers(-5, 200), long=st.integers(0, 200), span=st.integers(0, 100))
 def test_a_part_lies_within_the_picture_and_can_be_seen(begins: int, long: int, span: int) -> None:
     scale = Scale(0, span * 1_000_000)
-    x, wide = scale.place(Part("tool", begins * 1_000_000, (begins + long) * 1_000_000))
+    x, wide = scale.place(Span("tools", begins * 1_000_000, (begins + long) * 1_000_000))
     assert x >= 0 and wide >= 1 and wide >= scale.span_ms // timeline.LEAST_SHARE
     assert x + wide <= max(scale.span_ms, wide)

@@ -123,7 +123,8 @@ def _show(
     root = "" if isinstance(place, str) else named_root(place)
     if isinstance(place, str):
         heading(place)
-    width = max(columns(), PIPE_COLUMNS) if not sys.stdout.isatty() and "COLUMNS" not in os.environ else columns()
+    is_pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    width = PIPE_COLUMNS if is_pipe else columns()
     return _write(Page(root, now, found, width, everybody=everybody, command=command).whole())
 
 

@@ -62,6 +62,12 @@ EVENT_NAMES: Mapping[str, str] = {
     "LogErased": "Content erased",
 }
 """What people call each event."""
+SETTLED_WORDS: Mapping[str, str] = {
+    "billed": "",
+    "not_billed": ", not billed",
+    "unknown": ", cost unknown: the most that it can be",
+}
+"""What pages say of a model call behind its tokens or its turn, by how it was settled."""
 _SETTLED: Mapping[str, str] = {"billed": "billed", "not_billed": "not billed", "unknown": "the most that it can be"}
 _GUARDRAILS: Mapping[str, str] = {
     "same_call": "the same call with the same result",

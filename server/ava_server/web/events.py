@@ -39,7 +39,16 @@ from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, parse_number, parse_run_id, read_span, state_words
 from ava_server.render.approvals import CHANNELS
-from ava_server.render.entries import BOOKKEEPING, EVENT_NAMES, compact, is_trouble, named, names_of, what_happened
+from ava_server.render.entries import (
+    BOOKKEEPING,
+    EVENT_NAMES,
+    SETTLED_WORDS,
+    compact,
+    is_trouble,
+    named,
+    names_of,
+    what_happened,
+)
 from ava_server.render.run_view import is_carried
 from ava_server.runs.question_kinds import KINDS
 from ava_server.web.context import NotFound, PagePart, page, reader_of
@@ -311,7 +320,7 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
             return CHANNELS[resumed.channel]
         case CostUpdate() as spent:
             cost = f", {format_usd(entry.cost_micros)}" if entry.cost_micros else ""
-            return f"turn {spent.turn}: {spent.tokens:,} tokens{cost}{_SETTLED[spent.settlement]}"
+            return f"turn {spent.turn}: {spent.tokens:,} tokens{cost}{SETTLED_WORDS[spent.settlement]}"
         case SubagentComplete() as done:
             called = named(done.subagent_id, names.get(done.subagent_id))
             return f"{called} {state_words(done.status)}: {done.summary}"
@@ -324,9 +333,6 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
             return f"{state_words(ended.status)}: {ended.stop_reason or ''}"
         case _:
             return what_happened(entry, names)
-
-
-_SETTLED = {"billed": "", "not_billed": ", not billed", "unknown": ", cost unknown: the most that it can be"}
 
 
 def _row(entry: Entry, names: Mapping[str, str]) -> EventRow:

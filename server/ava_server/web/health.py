@@ -28,14 +28,11 @@ from ava_server.service.records import current_runs
 from ava_server.web.context import PageContext, reader_of
 from ava_server.web.events import EventRow, rows_of
 from ava_server.web.site import Visitor
+from ava_server.web.timeline import ALIKE_CHARS
 
 CHECKED_WITHIN_S = 10.0
 MOST_ERRORS, LOOKED_AT = 10, 50
-ALIKE_CHARS = 60
-"""Errors of a run whose first characters are the same are shown as one."""
 MOST_ERASURES = 3
-NAMES = {"confinement": "sandbox"}
-"""What people call a check, where its name is another word."""
 CHECKS = (
     data.data_root, data.space, data.settings, data.programs, data.approval, data.processes,
     models.keys, models.providers, models.tiers, models.search, models.network,
@@ -94,7 +91,6 @@ class HealthPage:
             "wrong": [one for one in findings if one.state in ("fault", "warning")],
             "notes": [one for one in findings if one.state == "note"],
             "works": [one for one in findings if one.state == "ok"],
-            "names": NAMES,
             "started_us": self._started_us,
             "state": now,
             "kept_days": self._context.runtime.settings.retention_days,

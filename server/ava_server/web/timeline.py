@@ -19,14 +19,23 @@ from starlette.datastructures import QueryParams
 from ava_audit import events
 from ava_audit.entries import Entry
 from ava_audit.rows import RunRow
-from ava_audit.units import format_duration
+from ava_audit.units import US_PER_S, format_duration
 from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.budget.money_line import money_wait_words
 from ava_server.core.ids import AGENT, parse_number, state_words
 from ava_server.render.approvals import CHANNELS
-from ava_server.render.entries import EVENT_NAMES, arguments_text, compact, entry_words, refused_words, unmarked
+from ava_server.render.entries import (
+    EVENT_NAMES,
+    SETTLED_WORDS,
+    arguments_text,
+    compact,
+    entry_words,
+    refused_words,
+    unmarked,
+)
 from ava_server.render.run_view import is_carried
+from ava_server.render.turns import Part, Span, took_us
 from ava_server.runs.changes import describe_command
 from ava_server.runs.question_kinds import KINDS
 
@@ -40,27 +49,13 @@ _CUTS = (600, 400, 300, 200, 140, 100)
 _LINE_CHARS = 160
 _DONE_CHARS = 200
 """Characters of what a turn did, on its one line."""
-_ERROR_CHARS = 60
+ALIKE_CHARS = 60
 """So many first characters of two errors are alike where they are the same one."""
 LEAST_SHARE = 250
 """A part of the picture of time is at least this fraction of it wide, so that it can be seen."""
 
-PartKind = Literal["model", "tool", "wait"]
 _WAIT_BEGINS = frozenset(("SpawnDecided", "Asked", "Answered", "RunPaused", "MoneyAwaited", "RunResumed"))
 _WAIT_ENDS = frozenset(("RunClaimed", "Answered", "CostReserved", "CostUpdate", "RunEnded"))
-
-
-@dataclass(frozen=True)
-class Part:
-    """A stretch of time of the model, of a tool or of waiting; microseconds UTC."""
-
-    kind: PartKind
-    begins_us: int
-    ends_us: int
-
-    @property
-    def seconds(self) -> float:
-        return (self.ends_us - self.begins_us) / 1e6
 
 
 @dataclass(frozen=True)
@@ -74,9 +69,9 @@ class Scale:
     def span_ms(self) -> int:
         return max(1, (self.ends_us - self.begins_us) // 1_000)
 
-    def place(self, part: Part) -> tuple[int, int]:
-        """Return where a part begins and how wide it is, in milliseconds."""
-        return self.between(part.begins_us, part.ends_us)
+    def place(self, span: Span) -> tuple[int, int]:
+        """Return where a span begins and how wide it is, in milliseconds."""
+        return self.between(span.begin_us, span.end_us)
 
     def between(self, begins_us: int, ends_us: int) -> tuple[int, int]:
         """Return where a time begins and how wide it is, in milliseconds."""
@@ -111,7 +106,7 @@ class Item:
 
     `text` is as much as there is room for. `cost`, None if it is not a model call, and `total`, what the run had spent
     after it, are in micro-USD. `call_id` is the tool call's that it is or that it answers. In a tree, `inside` is what
-    the turn has done, or what is folded into one row, and `result` what the call has returned. `parts` is where its
+    the turn has done, or what is folded into one row, and `result` what the call has returned. `spans` is where its
     time went, `tokens` what a model call read and wrote. `again` counts how often its error has come so far on this
     page, from 2.
     """
@@ -128,7 +123,7 @@ class Item:
     brief: str = ""
     inside: list[Item] = field(default_factory=list["Item"])
     result: Item | None = None
-    parts: list[Part] = field(default_factory=list[Part])
+    spans: list[Span] = field(default_factory=list[Span])
     tokens: str = ""
     again: int = 0
 
@@ -147,30 +142,32 @@ class Item:
         return own or (self.result is not None and self.result.failed)
 
     @property
-    def all_parts(self) -> list[Part]:
+    def all_spans(self) -> list[Span]:
         """Its own time, and that of what is inside it."""
-        parts = list(self.parts)
+        spans = list(self.spans)
         if self.result is not None:
-            parts += self.result.parts
+            spans += self.result.spans
         for each in self.inside:
-            parts += each.all_parts
-        return parts
+            spans += each.all_spans
+        return spans
 
     @property
     def time_words(self) -> str:
         """`model 1 s, tools 2 s, waited 3 s`; empty where no time is known."""
-        sums: dict[PartKind, float] = {}
-        for part in self.all_parts:
-            sums[part.kind] = sums.get(part.kind, 0.0) + part.seconds
-        return ", ".join(f"{_PART_NAMES[kind]} {format_duration(sums[kind])}" for kind in _PART_NAMES if kind in sums)
+        spans = self.all_spans
+        words: list[str] = []
+        for part, name in _PART_NAMES.items():
+            if any(span.part == part for span in spans):
+                words.append(f"{name} {format_duration(took_us(spans, part) / US_PER_S)}")
+        return ", ".join(words)
 
     @property
     def seconds(self) -> float:
-        """From the beginning of its first part to the end of its last one."""
-        parts = self.all_parts
-        if not parts:
+        """From the beginning of its first span to the end of its last one."""
+        spans = self.all_spans
+        if not spans:
             return 0.0
-        return (max(part.ends_us for part in parts) - min(part.begins_us for part in parts)) / 1e6
+        return (max(span.end_us for span in spans) - min(span.begin_us for span in spans)) / US_PER_S
 
     @property
     def actions(self) -> list[Item]:
@@ -201,10 +198,10 @@ class Item:
             return errors.pop() if len(errors) == 1 else ()
         if not self.failed or self.shown.kind == "end":
             return ()
-        return self.shown.kind, self.shown.title, self.brief, self.reason[:_ERROR_CHARS]
+        return self.shown.kind, self.shown.title, self.brief, self.reason[:ALIKE_CHARS]
 
 
-_PART_NAMES: Mapping[PartKind, str] = {"model": "model", "tool": "tools", "wait": "waited"}
+_PART_NAMES: Mapping[Part, str] = {"model": "model", "tools": "tools", "waiting": "waited"}
 
 
 @dataclass(frozen=True)
@@ -381,7 +378,7 @@ def rows(entries: Sequence[Entry], spent: int) -> list[Item]:
     for entry in entries:
         spent += entry.cost_micros or 0
         if waiting is not None and entry.type in _WAIT_ENDS:
-            waiting.parts.append(Part("wait", waiting.at_us, max(waiting.at_us, entry.ts_us)))
+            waiting.spans.append(Span("waiting", waiting.at_us, max(waiting.at_us, entry.ts_us)))
             waiting = None
         shown = describe(entry)
         if shown is None:
@@ -391,7 +388,7 @@ def rows(entries: Sequence[Entry], spent: int) -> list[Item]:
                 folded.append(entry)
             continue
         item = Item(
-            entry.seq, entry.ts_us, shown, shown.text, entry.duration_ms, total=spent, parts=_parts(entry, shown)
+            entry.seq, entry.ts_us, shown, shown.text, entry.duration_ms, total=spent, spans=_spans(entry, shown)
         )
         if entry.type in _WAIT_BEGINS:
             waiting = item
@@ -412,12 +409,12 @@ def rows(entries: Sequence[Entry], spent: int) -> list[Item]:
     return items
 
 
-def _parts(entry: Entry, shown: Detail) -> list[Part]:
+def _spans(entry: Entry, shown: Detail) -> list[Span]:
     """Return where the time of an entry went: an entry is written at the end of what it tells."""
     if not entry.duration_ms or shown.kind not in ("step", "result"):
         return []
-    kind: PartKind = "model" if shown.kind == "step" else "tool"
-    return [Part(kind, entry.ts_us - entry.duration_ms * 1_000, entry.ts_us)]
+    part: Part = "model" if shown.kind == "step" else "tools"
+    return [Span(part, entry.ts_us - entry.duration_ms * 1_000, entry.ts_us)]
 
 
 def _fold(folded: Sequence[Entry], spent: int) -> Item:
@@ -541,10 +538,9 @@ def _work(fact: events.Fact) -> Detail | None:
 
 
 def _settled(fact: events.CostUpdate) -> Detail:
-    booked = {"billed": "", "not_billed": ", not billed", "unknown": ", cost unknown: the most that it can be"}
     again = f", attempt {fact.attempt}" if fact.attempt > 1 else ""
     over = ", more than was reserved" if fact.overrun else ""
-    return Detail("step", f"Turn {fact.turn}{again}{booked[fact.settlement]}{over}", failed=fact.overrun)
+    return Detail("step", f"Turn {fact.turn}{again}{SETTLED_WORDS[fact.settlement]}{over}", failed=fact.overrun)
 
 
 _NOTES = {

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from string import Template
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from playwright.async_api import Browser, Frame, Page, Route, async_playwright
 
 from ava_server.mcp_server import card
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser as SyncBrowser
 
 Scheme = Literal["light", "dark"]
 Read = Callable[[str], Awaitable[str]]
@@ -99,6 +102,19 @@ class CardHost:
 
     async def value(self, script: str) -> Any:
         return await self.card.evaluate(script)
+
+
+@contextmanager
+def open_chromium() -> Generator[SyncBrowser]:
+    """Chromium without a window, for what is not asynchronous; meanwhile this thread can run no event loop."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # root may need it
+        try:
+            yield opened
+        finally:
+            opened.close()
 
 
 @asynccontextmanager
