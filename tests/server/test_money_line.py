@@ -17,13 +17,15 @@ from support.budget import waits
 from support.commands.dashboard import look, opened
 from support.databases import POSTGRES
 from support.model_server import Fail, Gate, running_model_server
+from support.runs import faults
 from support.runtime import arrived, open_lab
 from support.schedules.money import play_schedules
 
+from ava_audit.errors import StoreUnavailable
 from ava_audit.events import CostReserved, CostUpdate, MoneyAwaited, RunClaimed
 from ava_audit.rows import QUEUED
 from ava_audit.units import DAY_US, day_of, format_usd, now_us
-from ava_audit.view import loads
+from ava_audit.view import View, loads
 from ava_server.cli.status_page import Page
 from ava_server.dashboard.live import LivePage
 from ava_server.dashboard.screens import detail_lines
@@ -60,6 +62,21 @@ async def test_a_run_waits_until_the_call_of_another_run_is_settled(tmp_path: Pa
         rows = [await lab.ended(run_id) for run_id in (first, second)]
         assert [each.state for each in rows] == ["success", "success"]
         assert rows[1].money_wait is None and rows[1].active_us < 2_000_000, "its clock stood still"
+
+
+@pytest.mark.slow
+async def test_a_log_that_cannot_be_read_for_a_while_ends_no_waiting_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with waits.open_waiting_run(tmp_path) as (lab, gate, first, second):
+        with faults.make_unreadable(lab.store.path):
+            for _ in range(4):  # meanwhile it asks who has gone, as it does every second
+                with pytest.raises(StoreUnavailable):
+                    await lab.store.read(View.head)
+        gate.released.set()
+        rows = [await lab.ended(run_id) for run_id in (first, second)]
+    assert [each.state for each in rows] == ["success", "success"]
+    assert "Traceback" not in caplog.text
 
 
 async def test_every_surface_says_in_avas_own_words_what_a_run_waits_for(tmp_path: Path) -> None:

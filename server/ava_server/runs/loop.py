@@ -13,7 +13,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from ava_audit.errors import OutcomeUnknown, SchemaNewer, StaleOwner
+from ava_audit.errors import SchemaNewer, StaleOwner, StoreUnavailable
 from ava_audit.events import (
     Asked,
     ErrorOccurred,
@@ -196,8 +196,8 @@ class AgentRun:
                     return refused
                 took = time.monotonic() - before
                 return await self._work_within(max(work_s - took, 0.0), left - took, cap)
-            except (StaleOwner, OutcomeUnknown, SchemaNewer, RunLeft):
-                raise
+            except (StaleOwner, StoreUnavailable, SchemaNewer, RunLeft):
+                raise  # another owner has it, or will: a log that is out of reach ends no run
             except Exception as error:  # an internal error ends this run, on the record, and no other
                 if shortage_in(error):  # this run can continue later, or with another owner
                     raise

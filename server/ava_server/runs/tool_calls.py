@@ -21,6 +21,7 @@ import anyio
 import anyio.to_thread
 from pydantic import ValidationError
 
+from ava_audit.errors import AuditError
 from ava_audit.events import Activity, Asked, Fact, GuardrailTripped, ToolCall, ToolResult
 from ava_audit.redaction import RunRedactor, redact_fragments
 from ava_roles.errors import ToolFailed
@@ -382,7 +383,8 @@ class ToolCalls:
         except ToolFailed as error:
             output = ToolOutput(str(error), success=False)
         except Exception as error:
-            if injected and not shortage_in(error):  # an internal error, whose message and traceback may hold a value
+            says_no_value = isinstance(error, AuditError) or shortage_in(error)
+            if injected and not says_no_value:  # an internal error, whose message and traceback may hold a value
                 raise RuntimeError(f"{type(error).__name__} in {tool.spec.name}") from None
             raise
         await self._context.secret_injection.refresh()

@@ -240,7 +240,8 @@ class Service:
             raise
         except Exception as error:
             if record.answer is not None:  # it is done and answered: a caller who tries again would have it twice
-                log.warning("%s is done, but not what comes after it: %s", tool, error, exc_info=error)
+                fault = error if _mistake_in(error) is None else None
+                log.warning("%s is done, but not what comes after it: %s", tool, error, exc_info=fault)
                 return record.answer
             mistake = _mistake_in(error)
             if mistake is None:
