@@ -51,6 +51,10 @@ T = TypeVar("T")
 
 ANSWER_S = 10.0
 TRY_AGAIN_S = 1.0
+NEXT_ATTEMPT_S = 0.2
+"""Seconds from the end of an attempt at an activity to the next one: it only ends in silence."""
+TASK_S = 1.0
+"""Seconds at least that a worker has for a step of a workflow, which takes some milliseconds."""
 STOPS_S = 2.0
 """Seconds that a queue's worker has to stop, also where the task that has it is being cancelled."""
 LONGEST = timedelta(days=30)
@@ -74,8 +78,9 @@ class AvaRun:
                 args=[run_id, log_id],
                 result_type=bool,
                 start_to_close_timeout=LONGEST,
-                heartbeat_timeout=timedelta(seconds=lease_s),
-                retry_policy=RetryPolicy(initial_interval=timedelta(seconds=TRY_AGAIN_S), backoff_coefficient=1.0),
+                # Two signs of life. Who is still alive after that keeps its run: the log refuses the next one's claim.
+                heartbeat_timeout=timedelta(seconds=2 * lease_s / SIGNS),
+                retry_policy=RetryPolicy(initial_interval=timedelta(seconds=NEXT_ATTEMPT_S), backoff_coefficient=1.0),
             )
             if forget:
                 return
@@ -231,8 +236,9 @@ class TemporalDelivery:
                 id=workflow_id,
                 task_queue=self._task_queue(queue),
                 memo={_ATTEMPT: attempt},
-                # A worker that was stopped still waits for tasks, and gets some: they go elsewhere after this time.
-                task_timeout=timedelta(seconds=place.lease_s),
+                # A worker that was stopped still waits for tasks, and gets one of each kind: this step of the workflow
+                # first, then the activity. They go elsewhere after this time, and after the heartbeat's.
+                task_timeout=timedelta(seconds=max(TASK_S, place.lease_s / 3)),
                 id_conflict_policy=policy,
             )
 
