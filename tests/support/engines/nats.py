@@ -40,6 +40,7 @@ class NatsServer:
     rights: bool = False
     tls: Path | None = None
     port: int = field(default_factory=free_port)
+    http_port: int = field(default_factory=free_port)
     passwords: dict[str, str] = field(default_factory=lambda: {n: f"p{secrets.token_hex(8)}" for n in USERS})
     _process: subprocess.Popen[bytes] | None = None
     kind: str = "nats"
@@ -89,7 +90,7 @@ class NatsServer:
         text = DOCUMENTED.read_text("utf-8")
         for old, new in (
             ('listen: "0.0.0.0:4222"', f'listen: "127.0.0.1:{self.port}"'),
-            ('http: "0.0.0.0:8222"', ""),
+            ('http: "0.0.0.0:8222"', f'http: "127.0.0.1:{self.http_port}"'),
             ('store_dir: "/data"', f'store_dir: "{self.store}"'),
             ("[WORKERS]", "[WORKERS, GPU]"),
         ):
