@@ -1,4 +1,4 @@
-"""The redactors, what they know and how they replace it; private keys in PEM: whole, cut off, in code, in diffs."""
+"""The redactors, what they know and how they replace it."""
 
 from __future__ import annotations
 
@@ -13,203 +13,28 @@ from itertools import chain
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, quote_plus
 
-from ava_audit.redaction.passwords import (
-    NAMES,
-    PASSWORD_OPTIONS,
-    find_addresses,
-    find_assignments,
+from ava_audit.redaction.commands import PASSWORD_OPTIONS, find_curl_passwords, find_option_passwords
+from ava_audit.redaction.logins import find_addresses, find_jdbc_passwords, find_netrc_passwords, find_url_passwords
+from ava_audit.redaction.passwords import NAMES, find_assignments, find_plain_passwords
+from ava_audit.redaction.private_keys import (
+    KEY_TOKEN,
+    PEM_BEGIN,
+    PEM_END,
+    PEM_LONGEST,
+    find_key_ends,
+    find_private_keys,
+    is_plain_word,
+    pem_keys,
+)
+from ava_audit.redaction.shapes import Looks, SecretSpan, end_of_match, find_prefixed, lower_bytes
+from ava_audit.redaction.structures import open_heading
+from ava_audit.redaction.tokens import (
     find_by_member,
-    find_curl_passwords,
     find_digest_responses,
     find_headers,
-    find_jdbc_passwords,
-    find_netrc_passwords,
-    find_option_passwords,
     find_password_hashes,
-    find_plain_passwords,
     find_signatures,
-    find_url_passwords,
 )
-from ava_audit.redaction.shapes import DIGIT, LOWER, UPPER, Looks, SecretSpan, find_prefixed, is_mixed, lower_bytes
-from ava_audit.redaction.structures import open_heading
-
-PEM_BEGIN = "-----BEGIN "
-PEM_END = "-----END "
-_PEM_KIND = re.compile(r"[A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----")
-_PEM_LAST = re.compile(r"[A-Z0-9 ]{0,40}-----")
-_PEM_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s]|\\[nr])*+")
-_PEM_LONGEST = 20_000
-_PEM_HEADERS = re.compile(
-    r"(?:[\s\"'`+,#*>|.-]|\\[nrt])*+(?:(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset): [A-Za-z0-9 .,:/@-]{0,100}+"
-    r"(?:[\s\"'`+,#*>|.-]|\\[nrt])++){1,5}+"
-)
-_PEM_BREAK = re.compile(r"(?:\s|\\[nrt])++")
-_DECORATION = r"[\"'`+,#*>|/.\\-]*+"
-_BASE64_CHAR = r"(?:[A-Za-z0-9+/]|\\/|&#x?[0-9A-Fa-f]{2,4};|%[0-9A-Fa-f]{2}|\\u00[0-9a-f]{2})"
-_PEM_WORD = re.compile(
-    r"(?:(?:[A-Za-z0-9_.-]{1,60}[:-])?[0-9]{1,6}[:|-])?" + _DECORATION + f"({_BASE64_CHAR}*+={{0,2}})" + _DECORATION
-)
-"""A word of a private key: a piece of base64 with quotes, signs or a line number around it, or only these."""
-_LONG_BASE64 = re.compile(_BASE64_CHAR + "{40,}+={0,2}")
-_KEY_WIDTH, _SHORT_KEY_WIDTH, _CUT_KEY_WIDTH = 40, 16, 20
-_FEWEST_KEY_CHARS = 60
-"""A whole private key has more characters; the names in `BEGIN + base64Key + END` have fewer."""
-
-
-class KeyWord(NamedTuple):
-    """A piece of the base64 text of a private key, and its place."""
-
-    text: str
-    start: int
-    end: int
-
-
-def find_private_keys(text: str) -> Iterator[SecretSpan]:
-    """Find PEM private keys, including one whose end was cut off."""
-    for spans, _words in pem_keys(text):
-        yield from spans
-
-
-def pem_keys(text: str) -> Iterator[tuple[list[SecretSpan], list[KeyWord]]]:
-    """Yield what to redact of each PEM private key, and its words; no words if other text is between its marks."""
-    at = text.find(PEM_BEGIN)
-    end = -2
-    while at >= 0:
-        after = at + len(PEM_BEGIN)
-        kind = _PEM_KIND.match(text, after)
-        if kind is not None:
-            after = kind.end()
-            if end != -1 and end < after:
-                end = text.find(PEM_END, after)
-            spans, words = _pem(text, at, after, end)
-            if spans:
-                yield spans, words
-                after = spans[-1].end
-        at = text.find(PEM_BEGIN, after)
-
-
-def _pem(text: str, start: int, after: int, end: int) -> tuple[list[SecretSpan], list[KeyWord]]:
-    """Return what to redact of the key that begins at `start`, and its words.
-
-    Its BEGIN line ends at `after`; `end` is where the next END line begins, negative if there is none.
-    """
-    has_end = 0 <= end - after <= _PEM_LONGEST and text.find(PEM_BEGIN, after, end) < 0
-    if not has_end:
-        return _cut_pem(text, start, after)
-    words, stop = _key_words(text, after, end)
-    chars = sum(len(word.text) for word in words)
-    if stop < end or chars < _FEWEST_KEY_CHARS:
-        return list(_long_base64(text, after, end)), []
-    end_line = _PEM_LAST.match(text, end + len(PEM_END))
-    return [SecretSpan("private-key", start, end_line.end() if end_line else end)], words
-
-
-def _cut_pem(text: str, start: int, after: int) -> tuple[list[SecretSpan], list[KeyWord]]:
-    body = _PEM_BODY.match(text, after)
-    words, _stop = _key_words(text, after, body.end() if body else after)
-    if not any(len(word.text) >= _CUT_KEY_WIDTH for word in words):
-        return [], []
-    return [SecretSpan("private-key", start, words[-1].end)], words
-
-
-def _key_words(text: str, at: int, end: int) -> tuple[list[KeyWord], int]:
-    """Return the words of a private key from a place on, and where they stop: at `end` if there is no other text.
-
-    Lines of code between the marks must not count: a coder could hide them from the person who reviews them.
-    """
-    headers = _PEM_HEADERS.match(text, at, end)
-    at = headers.end() if headers else at
-    words: list[KeyWord] = []
-    last = False
-    while at < end:
-        gap = _PEM_BREAK.search(text, at, end)
-        stop = gap.start() if gap else end
-        match = _PEM_WORD.fullmatch(text, at, stop)
-        if match is None:
-            return words, at
-        word = match[1]
-        if word and not (word.isdigit() and len(word) <= 6):
-            if last or not _may_end_a_key(word):
-                return words, at
-            last = not _is_key_line(word)
-            words.append(KeyWord(word, match.start(1), match.end(1)))
-        at = gap.end() if gap else end
-    return words, end
-
-
-def _is_key_line(word: str) -> bool:
-    if UPPER.search(word) is None or LOWER.search(word) is None:
-        return False
-    if len(word) >= _KEY_WIDTH:
-        return True
-    return len(word) >= _SHORT_KEY_WIDTH and DIGIT.search(word) is not None
-
-
-def _may_end_a_key(word: str) -> bool:
-    """Tell whether a word can be the last line of a private key: `exit` and `return` cannot."""
-    if len(word) >= _SHORT_KEY_WIDTH:
-        return _is_key_line(word)
-    is_plain_word = word.isalpha() and (word[1:].islower() or word.isupper())
-    return not is_plain_word
-
-
-def _long_base64(text: str, start: int, end: int) -> Iterator[SecretSpan]:
-    for match in _LONG_BASE64.finditer(text, start, end):
-        if _is_key_line(match[0]) and DIGIT.search(match[0]):
-            yield SecretSpan("private-key", match.start(), match.end())
-
-
-_KEY_TOKEN = re.compile(r"[A-Za-z0-9+/]{16,}+={0,2}")
-_BETWEEN = re.compile(
-    r"={0,2}[\"'`+,;|.\\ \t-]{0,12}(?:[\r\n]|\\[nr]){1,4}(?:[A-Za-z0-9_./-]{1,60}[:-](?=[0-9]))?"
-    r"(?:[\s\"'`+#*>|.-]|\\[nrt]){0,40}(?:[0-9]{1,6}[:|\t -])?(?:[\s\"'`+#*>|.-]|\\[nrt]){0,40}"
-)
-_LINE_WIDTH = 40
-"""The fewest characters of a line of a private key, except for the last line."""
-_BETWEEN_LINES = 40
-"""The most characters between two lines of a private key: line ends, quotes, a line number."""
-
-
-def find_key_ends(text: str) -> Iterator[SecretSpan]:
-    """Find the end of a PEM private key whose beginning is missing: lines of one width before an END line."""
-    done = 0
-    at = text.find(PEM_END)
-    while at >= 0:
-        after = at + len(PEM_END)
-        kind = _PEM_KIND.match(text, after)
-        if kind is not None:
-            after = kind.end()
-            low = max(done, at - _PEM_LONGEST)
-            start, width = _key_start(text, low, at)
-            # The last line alone counts only if the BEGIN line is missing: between both, it may be a name in code.
-            if start is not None and (width or text.rfind(PEM_BEGIN, low, at) < 0):
-                yield SecretSpan("private-key", start, after)
-            done = after
-        at = text.find(PEM_END, after)
-
-
-def _key_start(text: str, low: int, end: int) -> tuple[int | None, int]:
-    """Return where the lines of a key that ends at `end` begin (None: no key), and how wide they are (0: one line)."""
-    width = 0
-    start = None
-    next_start = end
-    for token in reversed(list(_KEY_TOKEN.finditer(text, low, end))):
-        size = len(token[0])
-        between = text[token.end() : next_start]
-        if len(between) > _BETWEEN_LINES or not _BETWEEN.fullmatch(between) or "---" in between:
-            break
-        if start is None and not is_mixed(token[0]):
-            break
-        if start is not None:
-            if not width and size >= max(_LINE_WIDTH, end - start - _BETWEEN_LINES):
-                width = size
-            elif size != width:
-                # The first line of an output may begin in the middle of a line of the key.
-                is_rest_of_line = width > size and is_mixed(token[0])
-                return token.start() if is_rest_of_line else start, width
-        start = next_start = token.start()
-    return start, width
-
 
 SHORTEST_VALUE = 8
 """A shorter configured value is not replaced, because it may be part of ordinary words."""
@@ -246,14 +71,16 @@ def _spans_of(piece: Iterable[SecretSpan], start: int, seen: int) -> list[Secret
 
 def _next_piece(text: str, start: int, end: int, cut: list[SecretSpan], *, marked: bool) -> int:
     """Return where the piece after one begins: so early that each secret that reaches its end is whole in it."""
-    before = end - (_OVERLAP_MARKED_CHARS if marked else _OVERLAP_CHARS)
-    word = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
-    before = min([before, word - _BEFORE_CHARS, *(span.start - 2 * _BEFORE_CHARS for span in cut)])
-    if text.find(PEM_END, end, end + _PEM_LONGEST) >= 0:
-        before = min(before, end - _PEM_LONGEST)
-    before = max(before, start + PIECE_CHARS // 4)
-    line = text.rfind("\n", before - _BEFORE_CHARS, before)
-    return line + 1 if line >= 0 else before
+    overlap = _OVERLAP_MARKED_CHARS if marked else _OVERLAP_CHARS
+    last_word = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
+    following = min(end - overlap, last_word - _BEFORE_CHARS)
+    for span in cut:
+        following = min(following, span.start - 2 * _BEFORE_CHARS)
+    if text.find(PEM_END, end, end + PEM_LONGEST) >= 0:
+        following = min(following, end - PEM_LONGEST)
+    following = max(following, start + PIECE_CHARS // 4)
+    line = text.rfind("\n", following - _BEFORE_CHARS, following)
+    return line + 1 if line >= 0 else following
 
 
 class Redactor:
@@ -287,12 +114,14 @@ class Redactor:
         """Replace these values too from now on; a value keeps the first name it was learned under."""
         stripped = {name: value.strip() for name, value in values.items()}
         with self._learn_lock:
-            short = [name for name, value in stripped.items() if 0 < len(value) < SHORTEST_VALUE]
-            self.too_short = tuple(dict.fromkeys([*self.too_short, *short]))
+            too_short = dict.fromkeys(self.too_short)
             names = dict(self._names)
             for name, value in stripped.items():
                 if len(value) >= SHORTEST_VALUE:
                     names.setdefault(value, name)
+                elif value:
+                    too_short[name] = None
+            self.too_short = tuple(too_short)
             if len(names) == len(self._names):
                 return
             forms: dict[str, str] = {}
@@ -327,7 +156,7 @@ class Redactor:
         configured = list(self._find_configured(text))
         shapes: list[SecretSpan] = []
         for span in self._search(text, lambda piece: self._find_seen(piece, _find_by_pattern)):
-            if not any(known.start < span.end and span.start < known.end for known in configured):
+            if not any(_overlap(span, value) for value in configured):
                 shapes.append(span)
         return shapes
 
@@ -371,8 +200,10 @@ class Redactor:
             for span in spans:
                 if span.start >= seen:  # the next piece has it too
                     break
-                rest = _WORD_REST.match(text, span.end) if span in cut else None
-                yield span if rest is None else span._replace(end=rest.end())
+                if span in cut:
+                    yield span._replace(end=end_of_match(_WORD_REST, text, span.end))
+                else:
+                    yield span
             heading = open_heading(heading + text[start:following])
             start = following
             self.between_pieces()
@@ -490,12 +321,13 @@ class RunRedactor(Redactor):
         if not pieces:
             return
         public_blocks = [match.span() for match in _PUBLIC_BLOCK.finditer(text)]
-        for token in _KEY_TOKEN.finditer(text):
+        for token in KEY_TOKEN.finditer(text):
             word = token[0]
             if not any(word[at : at + _PIECE] in pieces for at in range(len(word) - _PIECE + 1)):
                 continue
-            is_public = _PUBLIC_RUN.fullmatch(word) or any(start <= token.start() < end for start, end in public_blocks)
-            if not is_public:
+            if _PUBLIC_RUN.fullmatch(word):
+                continue
+            if not any(start <= token.start() < end for start, end in public_blocks):
                 yield SecretSpan("private-key", token.start(), token.end())
 
 
@@ -511,12 +343,14 @@ def _pieces_of(data: str, written: str) -> Iterator[str]:
 
     `data` is the key's base64 text without anything else, `written` the same as in the file, with its line ends.
     """
-    common = next((count for first, count in _COMMON_BEGINNINGS.items() if data.startswith(first)), 0)
+    common = 0
+    for beginning, count in _COMMON_BEGINNINGS.items():
+        if data.startswith(beginning):
+            common = count
     for form in (data[common:], *_base64_forms(written[common:].encode("utf-8", "replace"))):
         for at in range(0, len(form) - _PIECE + 1, _PIECE // 2):
             piece = form[at : at + _PIECE]
-            is_plain_word = piece.isalpha() and (piece[1:].islower() or piece.isupper())
-            if len(set(piece)) >= _PIECE_CHARS and not is_plain_word:
+            if len(set(piece)) >= _PIECE_CHARS and not is_plain_word(piece):
                 yield piece
 
 
@@ -540,36 +374,16 @@ _FINDERS: tuple[Callable[..., Iterator[SecretSpan]], ...] = (
 _BY_NAME = frozenset({find_headers, find_assignments})
 """Finders of names that are written in several cases; they search the text in lower case."""
 _COUNTED = frozenset(
-    {
-        find_url_passwords,
-        find_plain_passwords,
-        find_curl_passwords,
-        find_option_passwords,
-        find_addresses,
-    }
+    (find_url_passwords, find_plain_passwords, find_curl_passwords, find_option_passwords, find_addresses)
 )
 """Finders that count the places at which they look, as those of names do."""
-
+_HASHES = ("$2", "$1$", "$5$", "$6$", "$y$", "$apr1$", "$argon2")
+_MEMBERS = ('"auth', '"d', ":AA")
+_ADDRESSES = ("@tcp(", "@unix(", ":5", ":6432:", ":*:")
 
 MARKS = (
     *(*NAMES, PEM_BEGIN, PEM_END, "://", "uthorization", "UTHORIZATION", "ookie", "OOKIE", "PASSWORD", "_PASS"),
-    *(
-        "$2",
-        "$1$",
-        "$5$",
-        "$6$",
-        "$y$",
-        "$apr1$",
-        "$argon2",
-        '"auth',
-        '"d',
-        ":AA",
-        "@tcp(",
-        "@unix(",
-        ":5",
-        ":6432:",
-        ":*:",
-    ),
+    *(*_HASHES, *_MEMBERS, *_ADDRESSES),
     *("PASSPHRASE", "curl", "machine", "default", "jdbc:", "response=", "sig=", *PASSWORD_OPTIONS),
 )
 """Each finder finds something only in a text with one of these."""
@@ -592,6 +406,10 @@ def _find_by_pattern(text: str) -> Iterator[SecretSpan]:
     return chain.from_iterable(searches)
 
 
+def _overlap(one: SecretSpan, other: SecretSpan) -> bool:
+    return one.start < other.end and other.start < one.end
+
+
 def _join_spans(spans: Iterable[SecretSpan]) -> Iterator[SecretSpan]:
     """Yield spans that are in order without overlaps, holding only one in memory: a long text may have very many."""
     last: SecretSpan | None = None
@@ -611,9 +429,10 @@ def _merge_spans(places: Iterable[SecretSpan]) -> list[SecretSpan]:
     merged: list[SecretSpan] = []
     ranked = [(span[1], order, span) for order, span in enumerate(places)]
     ranked.sort()
-    rank = last_end = 0
+    rank = 0
+    last_end = -1
     for start, order, span in ranked:
-        if start >= last_end or not merged:
+        if start >= last_end:
             merged.append(span)
             rank, last_end = order, span[2]
             continue
@@ -686,14 +505,20 @@ def redact_fragments(text: str, name: str, value: str) -> tuple[str, int]:
     forms = {*written_forms(value), digits, digits.upper()}
     fragments = {form[at : at + size] for form in forms for at in range(len(form) - size + 1)}
     spans: list[SecretSpan] = []
+    covered = -1
     for start in range(len(text) - size + 1):
-        if text[start : start + size] in fragments:
-            first = spans.pop().start if spans and start <= spans[-1].end else start
-            spans.append(SecretSpan(name, first, start + size))
-    covered = spans[-1].end if spans else 0
+        if text[start : start + size] not in fragments:
+            continue
+        if start <= covered:
+            spans[-1] = spans[-1]._replace(end=start + size)
+        else:
+            spans.append(SecretSpan(name, start, start + size))
+        covered = start + size
     for length in range(size - 1, _SHORTEST_END - 1, -1):
         start = len(text) - length
-        if covered <= start and any(text.endswith(form[:length]) for form in forms):
+        if start < max(covered, 0):
+            continue
+        if any(text.endswith(form[:length]) for form in forms):
             spans.append(SecretSpan(name, start, len(text)))
             break
     return _replace_spans(text, spans)

@@ -30,7 +30,8 @@ def lower_bytes(text: str) -> bytes:
     return text.encode("latin-1", "replace").lower()
 
 
-_DENSE_PLACES, _DENSE_CHARS = 32, 2_048
+_DENSE_PLACES = 32
+_DENSE_CHARS = 2_048
 _BETWEEN_DENSE = 8
 _SKIPPED_CHARS = 128
 """A search that continues farther ahead than this starts again."""
@@ -148,9 +149,14 @@ WORDS_OF_VALUES = as_one(
     f"{_IN_VALUES}++",
 )
 """Words with a digit and a letter."""
-_COST_IN_ANY, _CHARS_OF_COST, _CHARS_OF_MARK = 128, 25, 10
-LOOK, FOUND, JUDGED, TABLE = 1, 1, 2, 8
-"""What a look costs: one at a place, a secret that it finds, a value to judge, a table or a list."""
+_COST_IN_ANY = 128
+_CHARS_OF_COST = 25
+_CHARS_OF_MARK = 10
+# What a look costs:
+LOOK = 1  # at a place
+FOUND = 1  # a secret that it finds
+JUDGED = 2  # a value to judge
+TABLE = 8  # a table or a list
 
 
 class Looks:
@@ -184,6 +190,15 @@ def find_values(text: str, literals: tuple[str, ...], pattern: re.Pattern[str]) 
 def _marks_with(literals: tuple[str, ...], pattern: re.Pattern[str]) -> re.Pattern[str]:
     either = f"(?:{'|'.join(map(re.escape, literals))})"
     return re.compile(f"(?:{either}(?:{pattern.pattern})(?:(?s:.){{0,9}}?(?={either}))?){{1,99}}+", pattern.flags)
+
+
+TOKEN_REST = re.compile(r"[A-Za-z0-9_+/=.~-]*+")
+
+
+def end_of_match(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Return where the match of a pattern at a place ends; the place itself without one."""
+    match = pattern.match(text, at)
+    return match.end() if match else at
 
 
 def places_of(text: str, literal: str, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
@@ -237,10 +252,12 @@ def is_stock_phrase(value: str) -> bool:
     word = value.lower()
     reached = [0]
     for start in reached:  # it grows while it is read
-        for first in (word[start : start + 2], word[start : start + 1]):
-            for length in _STOCK_LENGTHS.get(first, ()):
+        for beginning in (word[start : start + 2], word[start : start + 1]):
+            for length in _STOCK_LENGTHS.get(beginning, ()):
                 end = start + length
-                if word[start:end] in STOCK_WORDS and end <= len(word) and end not in reached:
+                if end > len(word) or end in reached:
+                    continue
+                if word[start:end] in STOCK_WORDS:
                     reached.append(end)
     return len(word) in reached or len(set(word)) == 1
 
@@ -254,6 +271,12 @@ def is_password(value: str, user: str) -> bool:
         if word and not is_stock_phrase(word):
             return True
     return False
+
+
+def is_login(pair: str) -> bool:
+    """Tell whether `user:password` has a password."""
+    user, _, password = pair.partition(":")
+    return is_password(password, user)
 
 
 V = TypeVar("V")
@@ -284,12 +307,18 @@ def is_mixed(value: str) -> bool:
 
 def is_mixed_case(value: str) -> bool:
     """Tell whether a value is one long word with capitals throughout."""
-    return 16 <= len(value) <= 512 and value.isalpha() and 4 <= sum(map(str.isupper, value)) <= len(value) - 4
+    if not 16 <= len(value) <= 512:
+        return False
+    if not value.isalpha():
+        return False
+    return 4 <= sum(map(str.isupper, value)) <= len(value) - 4
 
 
 def is_random(value: str, shortest: int) -> bool:
     """Tell whether a value looks random: long, mixed, with many different characters, and no placeholder."""
-    if len(value) < shortest or len(set(value)) < min(10, shortest - 2):
+    if len(value) < shortest:
+        return False
+    if len(set(value)) < min(10, shortest - 2):
         return False
     if not is_mixed(value) and not is_mixed_case(value):
         return False
@@ -305,7 +334,11 @@ _SNAKE = re.compile(r"_*+[A-Za-z]++[0-9]{0,3}(?:_[A-Za-z]{0,20}+[0-9]{0,3}+)++")
 def is_code(value: str) -> bool:
     """Tell whether an unquoted value looks like an expression or a path (`settings.key2`, `get_token_v2`)."""
     value = value.rstrip("=.,;!&")
-    return bool(_DOTTED.fullmatch(value) or _SNAKE.fullmatch(value)) or value.startswith(("/", "./", "~/", "--"))
+    if value.startswith(("/", "./", "~/", "--")):
+        return True
+    if _DOTTED.fullmatch(value):
+        return True
+    return _SNAKE.fullmatch(value) is not None
 
 
 FEWEST_CHARS = 20
@@ -452,12 +485,16 @@ def _beginnings() -> _Beginnings:
     literals: set[str] = set()
     for pattern in key_patterns():
         literals.update(pattern.literals)
-    shapes: _Shapes = {literal: _shapes_beginning(literal) for literal in literals}
-    inside = "|".join(f"(?P<m{number}>{mark})" for number, (_name, mark, _rest) in enumerate(_MARKED_INSIDE))
+    shapes: _Shapes = {}
     rests: dict[str, str] = {}
     for literal in literals:
+        shapes[literal] = _shapes_beginning(literal)
         if len(literal) <= _SHORT_LITERAL:
             rests[literal] = _begin_of_rest(literal, [pattern for _size, pattern, _rest in shapes[literal]])
+    marks: list[str] = []
+    for number, (_name, mark, _rest) in enumerate(_MARKED_INSIDE):
+        marks.append(f"(?P<m{number}>{mark})")
+    inside = "|".join(marks)
     begins = f"(?:(?P<literal>{_longest_of(literals)})|{inside})"
     # Most signs have no key behind them: the word ends too soon, or it is a line of signs.
     long = f"(?!{_SIGN}{{3}})(?=[A-Za-z0-9_~.+/=-]{{{FEWEST_CHARS}}})"
@@ -546,8 +583,12 @@ def _keys_in_run(text: str, start: int, end: int, entropies: _Entropies) -> Iter
         if before is not None:
             places.append(before.end())
     for at in places:
-        match = begins.here.match(text, at, end) if at >= done else None
-        key = _key_at(text, at, match, begins.shapes, entropies) if match is not None else None
+        if at < done:
+            continue
+        match = begins.here.match(text, at, end)
+        if match is None:
+            continue
+        key = _key_at(text, at, match, begins.shapes, entropies)
         if key is not None:
             done = key.end
             yield key
@@ -572,11 +613,12 @@ def _key_at(text: str, start: int, match: re.Match[str], shapes: _Shapes, entrop
         key = rest.match(text, start + length)
         if key is None:
             continue
+        key_end = key.end()
         if not shape.entropy:
-            return SecretSpan(shape.name, start, key.end())
-        if entropies.exact[text[start : min(key.end(), start + _ENTROPY_CHARS)]] >= shape.entropy:
-            word = _REST.match(text, key.end())  # a longer key than the shape says is one key too
-            return SecretSpan(shape.name, start, word.end() if word else key.end())
+            return SecretSpan(shape.name, start, key_end)
+        if entropies.exact[text[start : min(key_end, start + _ENTROPY_CHARS)]] >= shape.entropy:
+            # A longer key than the shape says is one key too.
+            return SecretSpan(shape.name, start, end_of_match(_REST, text, key_end))
     return None
 
 

@@ -61,7 +61,10 @@ ANY_CELL = as_one(
 GOES_ON = re.compile(rf"(?:{_ITEMS.pattern}|(?s:{_LINES.pattern})|[sS]?={_SHORT_PART}\\\r?\n|{ENDS_CELL.pattern})")
 """What follows a name whose values stand elsewhere."""
 _WORD = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
-_NAME_CHARS, _LINE_CHARS, _CELL_CHARS, _HEADING_LINES = 40, 2_000, 300, 4
+_NAME_CHARS = 40
+_LINE_CHARS = 2_000
+_CELL_CHARS = 300
+_HEADING_LINES = 4
 _SECRET_NAME = re.compile(
     r"(?:[a-z0-9]{1,20}[_ .-]){0,4}(?:"
     r"(?P<password>(?:db|user|root|admin|smtp|ftp|wifi)?(?:password|passwd|passphrase|pwd))"
@@ -129,6 +132,10 @@ class _Header(NamedTuple):
     offsets: Sequence[int]
     apart: bool
 
+    def may_have_words(self) -> bool:
+        """Tell whether a password in this table may be letters only."""
+        return not self.apart and self.layout not in ("pipe", "blanks")
+
 
 def secret_name(text: str) -> str:
     """Return what kind of secret a text names (`password`, `key`), empty if it names none."""
@@ -155,6 +162,9 @@ class ValuesElsewhere:
         self._last = self._done = 0
         self._start = self._end = -1
 
+    def found(self) -> Iterator[SecretSpan]:
+        yield from self._spans
+
     def look(self, at: int, after: int) -> None:
         """Look for values of the name that begins, or goes on, at a place and ends before another."""
         if self._start <= at < self._end:
@@ -162,9 +172,10 @@ class ValuesElsewhere:
         if ENDS_CELL.match(self._text, after) is not None:
             if self._may_be_title(at, after):
                 self._look_at_line(at)
-            return
-        if GOES_ON.match(self._text, after) is None:
-            return
+        elif GOES_ON.match(self._text, after) is not None:
+            self._look_behind(at, after)
+
+    def _look_behind(self, at: int, after: int) -> None:
         if at < self._last:  # another literal
             self._done = 0
         self._last = at
@@ -215,14 +226,14 @@ class ValuesElsewhere:
         self._end = len(text) if empty_line is None else empty_line.start() + 1
         self._spans += _secrets_of(text, header, body, self._end, self._judge)
 
-    def found(self) -> Iterator[SecretSpan]:
-        yield from self._spans
-
 
 def open_heading(text: str) -> str:
     """Return the header of a table with secrets that may go on behind the end of a text, or nothing."""
     empty = max(text.rfind("\n\n"), text.rfind("\n\r\n"))
-    start = line = text.index("\n", empty + 1) + 1 if empty >= 0 else 0
+    start = 0
+    if empty >= 0:
+        start = text.index("\n", empty + 1) + 1
+    line = start
     judge = _Judge()
     for _ in range(_HEADING_LINES):
         table = _table_at(text, line, judge)
@@ -261,7 +272,9 @@ def _lines_of_value(text: str, at: int, is_value: Verdicts[bool]) -> Iterator[tu
     match = _CONTINUED.match(text, at)
     if match is not None:
         start, end = match.span(1)
-        yield (start if is_value[_CONTINUATION.sub("", match[1])] else end), end
+        if not is_value[_CONTINUATION.sub("", match[1])]:
+            start = end
+        yield start, end
 
 
 def _value_beside(text: str, start: int, judge: _Judge) -> SecretSpan | None:
@@ -269,18 +282,24 @@ def _value_beside(text: str, start: int, judge: _Judge) -> SecretSpan | None:
     if row is None:
         return None
     name = judge.names[row["name"]]
+    if not name:
+        return None
     group = "in_pipes" if row["in_pipes"] else "alone"
-    if not name or not judge.values[name][row[group]]:
+    if not judge.values[name][row[group]]:
         return None
     return SecretSpan(name, *row.span(group))
 
 
 def _table_at(text: str, start: int, judge: _Judge, looks: Looks | None = None) -> tuple[_Header, int] | None:
     """Return the header that the line at a place is, and where its rows begin; None if it is no header."""
-    match = _HEADER.match(text, start) if _MAY_BE_HEADER.match(text, start) else None
-    if match is None or match.end() == len(text):
+    if _MAY_BE_HEADER.match(text, start) is None:
+        return None
+    match = _HEADER.match(text, start)
+    if match is None:
         return None
     line, body = match[0], match.end()
+    if body == len(text):
+        return None
     if line not in judge.headers:
         judge.headers[line] = _read_header(line, match.lastgroup or "", judge)
     header = judge.headers[line]
@@ -293,14 +312,15 @@ def _table_at(text: str, start: int, judge: _Judge, looks: Looks | None = None) 
         return header, rule.end()
     if header.layout == "pipe":
         return None
-    if header.layout == "blanks":
-        return (header, body) if _row_pattern(header.layout, 1).match(text, body) else None
-    row = _row_pattern(header.layout, len(header.offsets) - 1)
+    last_column = 1 if header.layout == "blanks" else len(header.offsets) - 1
+    row = _row_pattern(header.layout, last_column)
     if not row.match(text, body):
         return None
-    line_before = text.rfind("\n", max(0, start - _LINE_CHARS), max(0, start - 1)) + 1
-    is_row = line_before < start and row.match(text, line_before)
-    return None if is_row else (header, body)
+    if header.layout != "blanks":
+        line_before = text.rfind("\n", max(0, start - _LINE_CHARS), max(0, start - 1)) + 1
+        if line_before < start and row.match(text, line_before):  # the line is a row, as the one before
+            return None
+    return header, body
 
 
 def _read_header(line: str, kind: str, judge: _Judge) -> _Header:
@@ -319,7 +339,9 @@ def _read_header(line: str, kind: str, judge: _Judge) -> _Header:
 @cache
 def _cell_pattern(layout: str) -> re.Pattern[str]:
     cell, between = _CELLS[layout]
-    return re.compile(cell if layout == "blanks" else f"(?:(?<={between})|\\A|^){cell}", re.MULTILINE)
+    if layout != "blanks":
+        cell = f"(?:(?<={between})|\\A|^){cell}"
+    return re.compile(cell, re.MULTILINE)
 
 
 @cache
@@ -333,7 +355,8 @@ def _row_pattern(layout: str, number: int) -> re.Pattern[str]:
 def _place_pattern(offset: int) -> re.Pattern[str]:
     """Return a pattern for a row with a cell at `offset` in its line, where its title is."""
     cell, _between = _CELLS["blanks"]
-    return re.compile(f"^[^\\n]{{{offset - 1}}} ({cell})" if offset else f"^({cell})", re.MULTILINE)
+    before = f"[^\\n]{{{offset - 1}}} " if offset else ""
+    return re.compile(f"^{before}({cell})", re.MULTILINE)
 
 
 def _secrets_of(text: str, header: _Header, body: int, end: int, judge: _Judge) -> Iterator[SecretSpan]:
@@ -341,8 +364,9 @@ def _secrets_of(text: str, header: _Header, body: int, end: int, judge: _Judge) 
         patterns = [_row_pattern(header.layout, number)]
         if header.layout == "blanks":
             patterns.append(_place_pattern(header.offsets[number]))
-        has_words = name == "password" and header.layout not in ("pipe", "blanks") and not header.apart
-        is_secret = judge.words if has_words else judge.secrets[name]
+        is_secret = judge.secrets[name]
+        if name == "password" and header.may_have_words():
+            is_secret = judge.words
         for pattern in patterns:
             for row in pattern.finditer(text, body, end):
                 cell = row[1]
@@ -359,8 +383,11 @@ def _bare(cell: str) -> tuple[str, int]:
     text = cell.strip(" \t\r")
     before = len(cell) - len(cell.lstrip(" \t\r"))
     for mark in ("**", '"', "'", "`"):
-        if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):
-            text, before = text[len(mark) : -len(mark)], before + len(mark)
+        size = len(mark)
+        is_marked = text.startswith(mark) and text.endswith(mark)
+        if is_marked and len(text) > 2 * size:
+            text = text[size:-size]
+            before += size
     return text, before
 
 
@@ -398,11 +425,14 @@ def _is_secret(name: str, cell: str) -> bool:
 
 def _may_be_secret(text: str) -> bool:
     """Tell whether a text is short, one word, and no code."""
-    return len(text) <= _CELL_CHARS and not any(map(str.isspace, text)) and not is_code(text)
+    if len(text) > _CELL_CHARS or any(map(str.isspace, text)):
+        return False
+    return not is_code(text)
 
 
 def _may_be_word(cell: str) -> bool:
     """Tell whether a cell is a password, which may also have letters only."""
     text, _before = _bare(cell)
-    is_word = 8 <= len(text) <= 64 and text.isascii() and text.isalpha()
-    return (is_word and is_password(text, "")) or _is_secret("password", cell)
+    if 8 <= len(text) <= 64 and text.isascii() and text.isalpha():
+        return is_password(text, "")
+    return _is_secret("password", cell)
