@@ -1,7 +1,8 @@
 r"""RTF files: what a reader sees on the pages, in its order; what cannot be text is named.
 
 The file is read once from its beginning to its end, with a state for each open group. `_SKIPPED` names destinations
-that hold no text; one that begins with `\*` and is not known is left out, as the format asks for.
+that hold no text; one that begins with `\*` and is not known is left out, as the format asks for. The tables at the end
+of `_Reader` say what each other word does.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS, TEXT_CHARS
 from ava_roles.documents.phrases import comment_text, count_phrase, object_phrases
@@ -51,6 +53,8 @@ _SKIPPED_NAMES = """
     userprops docvar blipuid defchp defpap wgrffmtfilter falt panose fname fontemb
 """
 _SKIPPED = frozenset(_SKIPPED_NAMES.split())
+_FORM_TEXTS = ("ffdeftext", "ffname", "ffformat", "ffhelptext", "ffstattext", "ffentrymcr", "ffexitmcr")
+"""Groups of a form's field whose text nobody sees."""
 _KNOWN_NAMES = "shpinst shppict picprop do nesttableprops ud footnote annotation shptxt momath momathPara formfield"
 _KNOWN = frozenset(_KNOWN_NAMES.split())
 _MARGINS = frozenset("header headerl headerr headerf footer footerl footerr footerf".split())  # noqa: SIM905
@@ -104,6 +108,17 @@ class _Field:
     form: dict[str, int] = field(default_factory=dict[str, int])
     choices: list[str] = field(default_factory=list[str])
 
+    def is_checked(self) -> bool:
+        state = self.form.get("ffres", _FORM_DEFAULT)
+        if state == _FORM_DEFAULT:
+            state = self.form.get("ffdefres", 0)
+        return state != 0
+
+    def choice(self) -> str:
+        """Return the chosen entry of a list; empty if it has no such entry."""
+        number = self.form.get("ffres", self.form.get("ffdefres", 0))
+        return self.choices[number] if 0 <= number < len(self.choices) else ""
+
 
 @dataclass
 class _State:
@@ -134,6 +149,10 @@ class _State:
         vars(state).update(vars(self))
         state.is_first, state.is_ignorable, state.ends = True, False, None
         return state
+
+    def leave_paragraph(self) -> None:
+        """Take back what words said of the paragraphs: a table, a heading, a list."""
+        self.in_table, self.depth, self.heading, self.level = False, 1, 0, 0
 
 
 class _Reader:
@@ -198,8 +217,7 @@ class _Reader:
             assert token is not None
             position = token.end()
             count += 1
-            if not count % _TOKENS_BETWEEN_CHECKS and (self._budget.late or self._cut):
-                self.unread = not self._cut
+            if not count % _TOKENS_BETWEEN_CHECKS and self._is_late_or_cut():
                 return
             word, number_text, byte, sign, brace, text = token.groups()
             if text is not None:
@@ -219,11 +237,20 @@ class _Reader:
             elif brace == b"}":
                 self._close()
                 if not self._stack:
-                    rest = data[position:].strip(b"\0 \t\r\n")
-                    if rest:
-                        self._named[f"what follows the end of its text ({len(rest):,} bytes)"] += 1
+                    self._name_rest(data[position:])
                     return
         self._named["what follows the place where the file breaks off"] += 1
+
+    def _is_late_or_cut(self) -> bool:
+        if self._cut:
+            return True
+        self.unread = self._budget.late
+        return self.unread
+
+    def _name_rest(self, rest: bytes) -> None:
+        rest = rest.strip(b"\0 \t\r\n")
+        if rest:
+            self._named[f"what follows the end of its text ({len(rest):,} bytes)"] += 1
 
     # -- groups -----------------------------------------------------------------------------------------------
 
@@ -270,102 +297,103 @@ class _Reader:
         state.is_first = state.is_ignorable = False
         if state.skips:
             return
-        if is_first and self._destination(name):
-            return
-        if is_first and is_ignorable and name not in _KNOWN:
-            state.skips = True
-        elif name in _FIXED:
+        if is_first:
+            if self._begin_destination(name):
+                return
+            if is_ignorable and name not in _KNOWN:
+                state.skips = True
+                return
+        if name in _FIXED:
             self._say(_FIXED[name])
         elif name in _PARAGRAPH_ENDS:
             self._end_paragraph()
-        else:
-            self._property_word(name, number)
+        elif name in self._PROPERTIES:
+            self._PROPERTIES[name](self, number)
+        elif name in self._ENDS_IN_TABLES:
+            self._ENDS_IN_TABLES[name](self)
+        elif name in _PAGES:
+            self._set_codec(_PAGES[name])
+        elif name in ("ffres", "ffdefres", "fftype") and self._fields:
+            self._fields[-1].form[name] = number or 0
 
-    def _destination(self, name: str) -> bool:
+    def _begin_destination(self, name: str) -> bool:
         """Enter a group that is more than text; return False if its first word says nothing of the kind."""
-        state = self._state
         if name in _SKIPPED:
-            state.skips = True
-        elif name in ("footnote", "annotation"):
-            self._enter(lambda flow: self._end_note(name, flow))
-        elif name in _MARGINS:
-            self._enter(self._end_margin)
-        elif name in ("shptxt", "dptxbxtext"):
-            self._enter(self._end_box)
-        elif name in ("listtext", "pntext"):
-            self._capture(self._end_label)
-        elif name == "title":
-            self._capture(self._end_title)
-        elif name == "info":
-            state.capture = []  # only its title is read
-        elif name == "atnauthor":
-            self._capture(self._end_author)
-        elif name == "fldinst":
-            self._capture(self._end_instruction)
-        elif name == "sn":
-            self._capture(self._end_property)
-        elif name == "sv":
-            self._capture(self._end_value)
-        elif name == "objclass":
-            self._capture(self._end_object_class)
-        elif name in ("ffl", "ffdeftext", "ffname", "ffformat", "ffhelptext", "ffstattext", "ffentrymcr", "ffexitmcr"):
-            self._capture(self._end_choice if name == "ffl" else lambda _text: None)
-        elif name == "fonttbl":
-            state.in_fonts, state.capture = True, []
-        elif name == "stylesheet":
-            state.in_styles, state.capture = True, []
-        elif name == "field":
-            self._fields.append(_Field(state.flow, len(state.flow.line), self._said))
-            state.ends = self._end_field
-        elif name == "pict":
-            if not state.in_object:
-                self._counts["picture"] += 1
-            state.capture = []
-        elif name == "object":
-            state.in_object = True
-            state.ends = self._end_object
-            self._property = ""
-        elif name == "upr":
-            state.capture = []  # what follows in `ud` says the same
-        elif name == "ud":
-            outer = self._stack[-2] if len(self._stack) > 1 else self._state
-            state.flow, state.capture = outer.flow, outer.capture
+            self._state.skips = True
+        elif name in self._FLOWS:
+            self._begin_flow(self._FLOWS[name])
+        elif name in self._CAPTURED:
+            self._begin_capture(self._CAPTURED[name])
+        elif name in self._GROUPS:
+            self._GROUPS[name](self)
         else:
             return False
         return True
 
-    def _enter(self, end: Callable[[_Flow], None]) -> None:
+    def _begin_flow(self, end: Callable[[_Reader, _Flow], None]) -> None:
         flow = _Flow()
         state = self._state
-        state.flow, state.capture, state.hidden, state.deleted = flow, None, False, 0
-        state.in_table, state.depth, state.heading, state.level = False, 1, 0, 0
+        state.flow, state.capture = flow, None
+        state.hidden, state.deleted = False, 0
+        state.leave_paragraph()
 
         def ends() -> None:
             self._end_flow(flow)
-            end(flow)
+            end(self, flow)
 
         state.ends = ends
 
-    def _capture(self, end: Callable[[str], None]) -> None:
+    def _begin_capture(self, end: Callable[[_Reader, str], None]) -> None:
         captured: list[str] = []
         self._state.capture = captured
-        self._state.ends = lambda: end("".join(captured)[:_CAPTURED_CHARS])
+        self._state.ends = lambda: end(self, "".join(captured)[:_CAPTURED_CHARS])
+
+    def _begin_unread(self) -> None:
+        self._state.capture = []
+
+    def _begin_fonts(self) -> None:
+        self._state.in_fonts = True
+        self._state.capture = []
+
+    def _begin_styles(self) -> None:
+        self._state.in_styles = True
+        self._state.capture = []
+
+    def _begin_field(self) -> None:
+        flow = self._state.flow
+        self._fields.append(_Field(flow, len(flow.line), self._said))
+        self._state.ends = self._end_field
+
+    def _begin_picture(self) -> None:
+        if not self._state.in_object:
+            self._counts["picture"] += 1
+        self._state.capture = []
+
+    def _begin_object(self) -> None:
+        self._state.in_object = True
+        self._state.ends = self._end_object
+        self._property = ""
+
+    def _begin_unicode_form(self) -> None:
+        """Begin the second form of a text, which says in Unicode what the first one says; the first is not read."""
+        outer = self._stack[-2] if len(self._stack) > 1 else self._state
+        self._state.flow, self._state.capture = outer.flow, outer.capture
 
     # -- what ends with a group -------------------------------------------------------------------------------
 
     def _outer(self) -> _State:
         return self._stack[-1]
 
-    def _end_note(self, name: str, flow: _Flow) -> None:
-        text = "\n\n".join(flow.blocks)
-        if name == "annotation":
-            word = "comment"
-            text = comment_text(self._author, text)
-            self._author = ""
-        elif self._is_endnote:
-            word = "endnote"
-        else:
-            word = "footnote"
+    def _end_comment(self, flow: _Flow) -> None:
+        text = comment_text(self._author, "\n\n".join(flow.blocks))
+        self._author = ""
+        self._add_note("comment", text)
+
+    def _end_note(self, flow: _Flow) -> None:
+        word = "endnote" if self._is_endnote else "footnote"
+        self._add_note(word, "\n\n".join(flow.blocks))
+
+    def _add_note(self, word: str, text: str) -> None:
         self._is_endnote = False
         self._notes[word].append(text)
         outer = self._outer()
@@ -423,25 +451,23 @@ class _Reader:
             self._named[f"an embedded object{kind}"] += 1
 
     def _end_field(self) -> None:
-        of = self._fields.pop()
-        words = of.instruction.split()
+        ended = self._fields.pop()
+        words = ended.instruction.split()
         kind = words[0].upper() if words else ""
-        link = _LINK_FIELD.match(of.instruction)
-        line = self._state.flow.line
+        link = _LINK_FIELD.match(ended.instruction)
         if kind == "FORMCHECKBOX":
-            state = of.form.get("ffres", _FORM_DEFAULT)
-            if state == _FORM_DEFAULT:
-                state = of.form.get("ffdefres", 0)
-            line.append("☒" if state else "☐")
+            self._state.flow.line.append("☒" if ended.is_checked() else "☐")
         elif kind == "FORMDROPDOWN":
-            choice = of.form.get("ffres", of.form.get("ffdefres", 0))
-            if 0 <= choice < len(of.choices):
-                line.append(of.choices[choice])
+            self._state.flow.line.append(ended.choice())
         elif link:
-            address = (link[1] or link[2] or "")[:ADDRESS_CHARS]  # none for a place in the document
-            if address:
-                self._say_address(address, of.at)
-        elif kind and self._said == of.said and kind not in _NOTHING_SHOWN:
+            address = link[1] or link[2]
+            if address:  # otherwise it leads to a place in the document
+                self._say_address(address[:ADDRESS_CHARS], ended.at)
+        elif self._said == ended.said:  # it has no result
+            self._name_field(kind)
+
+    def _name_field(self, kind: str) -> None:
+        if kind and kind not in _NOTHING_SHOWN:
             self._named[f"the value of a field ({kind[:NAME_CHARS]})"] += 1
 
     def _say_address(self, address: str, start: int) -> None:
@@ -453,70 +479,74 @@ class _Reader:
 
     # -- properties -------------------------------------------------------------------------------------------
 
-    def _property_word(self, name: str, number: int | None) -> None:
-        state = self._state
-        is_on = number != 0
-        if name == "f":
-            self._font = number or 0
-            state.codec, state.font = self._fonts.get(self._font, (self._codec, ""))
-        elif name == "v":
-            state.hidden = is_on
-        elif name in ("deleted", "mvf"):
-            self._deletions += 1
-            state.deleted = self._deletions if is_on else 0
-        elif name == "plain":
-            state.hidden, state.deleted = False, 0
-            state.codec, state.font = self._codec, ""
-        elif name == "pard":
-            state.in_table, state.depth, state.heading, state.level = False, 1, 0, 0
-        elif name == "intbl":
-            state.in_table = is_on
-        elif name == "itap":
-            state.depth = number or 1
-        elif name == "s":
-            if state.in_styles:
-                self._style = number or 0
-            else:
-                state.heading = self._headings.get(number or 0, 0)
-        elif name == "outlinelevel":
-            level = number if number is not None and number < 9 else -1
-            if state.in_styles:
-                self._headings[self._style] = min(level + 1, 6)
-            state.heading = min(level + 1, 6)
-        elif name == "ilvl":
-            state.level = max(0, min(number or 0, 8))
-        elif name == "uc":
-            state.fallback = max(0, min(number or 0, 99))
-        else:
-            self._other_word(name, number)
+    def _set_font(self, number: int | None) -> None:
+        self._font = number or 0
+        self._state.codec, self._state.font = self._fonts.get(self._font, (self._codec, ""))
 
-    def _other_word(self, name: str, number: int | None) -> None:
+    def _set_hidden(self, number: int | None) -> None:
+        self._state.hidden = number != 0
+
+    def _set_deleted(self, number: int | None) -> None:
+        self._deletions += 1
+        self._state.deleted = self._deletions if number != 0 else 0
+
+    def _set_plain(self, _number: int | None) -> None:
         state = self._state
-        if name == "cell":
-            self._end_cell()
-        elif name == "row":
-            self._end_row()
-        elif name == "nestcell":
-            self._end_inner_cell()
-        elif name == "nestrow":
-            self._end_inner_row(state.flow)
-        elif name == "ftnalt":
-            self._is_endnote = True
-        elif name in _PAGES:
-            self._codec = state.codec = _PAGES[name]
-        elif name == "ansicpg":
-            self._codec = state.codec = "utf-8" if number == 65001 else f"cp{number}"
-        elif name in ("fcharset", "cpg") and state.in_fonts:
-            if name == "cpg":
-                codec = f"cp{number}"
-            elif number == 2:
-                codec = _SYMBOLS
-            else:
-                codec = _CHARSETS.get(number or 0, self._codec)
+        state.hidden, state.deleted = False, 0
+        state.codec, state.font = self._codec, ""
+
+    def _leave_paragraph(self, _number: int | None) -> None:
+        self._state.leave_paragraph()
+
+    def _set_in_table(self, number: int | None) -> None:
+        self._state.in_table = number != 0
+
+    def _set_depth(self, number: int | None) -> None:
+        self._state.depth = number or 1
+
+    def _set_style(self, number: int | None) -> None:
+        style = number or 0
+        if self._state.in_styles:
+            self._style = style
+        else:
+            self._state.heading = self._headings.get(style, 0)
+
+    def _set_outline_level(self, number: int | None) -> None:
+        heading = 0
+        if number is not None and number < 9:
+            heading = min(number + 1, 6)
+        if self._state.in_styles:
+            self._headings[self._style] = heading
+        self._state.heading = heading
+
+    def _set_list_level(self, number: int | None) -> None:
+        self._state.level = max(0, min(number or 0, 8))
+
+    def _set_fallback(self, number: int | None) -> None:
+        self._state.fallback = max(0, min(number or 0, 99))
+
+    def _set_endnote(self, _number: int | None) -> None:
+        self._is_endnote = True
+
+    def _set_codec(self, codec: str) -> None:
+        self._codec = self._state.codec = codec
+
+    def _set_page(self, number: int | None) -> None:
+        self._set_codec("utf-8" if number == 65001 else f"cp{number}")
+
+    def _set_charset(self, number: int | None) -> None:
+        if number == 2:
+            self._set_codec_of_font(_SYMBOLS)
+        else:
+            self._set_codec_of_font(_CHARSETS.get(number or 0, self._codec))
+
+    def _set_page_of_font(self, number: int | None) -> None:
+        self._set_codec_of_font(f"cp{number}")
+
+    def _set_codec_of_font(self, codec: str) -> None:
+        if self._state.in_fonts:
             _, font_name = self._fonts.get(self._font, ("", ""))
             self._fonts[self._font] = (codec, font_name)
-        elif name in ("ffres", "ffdefres", "fftype") and self._fields:
-            self._fields[-1].form[name] = number or 0
 
     # -- text -------------------------------------------------------------------------------------------------
 
@@ -598,10 +628,12 @@ class _Reader:
         label, flow.label = flow.label, ""
         text = "".join(flow.line).strip()
         flow.line.clear()
-        if text and self._state.heading:
-            words = [label, *text.split()] if label else text.split()
-            return f"{'#' * self._state.heading} {' '.join(words)}"
-        if not text or not label:
+        if not text:
+            return ""
+        if self._state.heading:
+            words = " ".join((label, *text.split())) if label else " ".join(text.split())
+            return f"{'#' * self._state.heading} {words}"
+        if not label:
             return text
         if label.isspace() or not label.isprintable():
             label = "•"
@@ -629,10 +661,12 @@ class _Reader:
 
     def _add(self, flow: _Flow, block: str) -> None:
         room = max(0, TEXT_CHARS - self._size)
-        self._cut = self._cut or len(block) > room
-        if block[:room].strip():
-            flow.blocks.append(block[:room])
-            self._size += len(block[:room])
+        if len(block) > room:
+            self._cut = True
+            block = block[:room]
+        if block.strip():
+            flow.blocks.append(block)
+            self._size += len(block)
 
     def _end_cell(self) -> None:
         flow = self._state.flow
@@ -647,10 +681,11 @@ class _Reader:
 
     def _end_row(self) -> None:
         flow = self._state.flow
-        if flow.cells and len(flow.rows) < _MOST_ROWS:
-            flow.rows.append(flow.cells)
-        elif flow.cells:
-            self._named[f"a row of a table after the first {_MOST_ROWS:,}"] += 1
+        if flow.cells:
+            if len(flow.rows) < _MOST_ROWS:
+                flow.rows.append(flow.cells)
+            else:
+                self._named[f"a row of a table after the first {_MOST_ROWS:,}"] += 1
         flow.cells = []
 
     def _end_inner_cell(self) -> None:
@@ -658,6 +693,9 @@ class _Reader:
         text = self._take_paragraph(flow)
         flow.inner_cells.append(" ".join(" ".join((*flow.in_inner_cell, text)).split()))
         flow.in_inner_cell = []
+
+    def _end_nested_row(self) -> None:
+        self._end_inner_row(self._state.flow)
 
     def _end_inner_row(self, flow: _Flow) -> None:
         if flow.inner_cells:
@@ -688,3 +726,62 @@ class _Reader:
         for each in (text, *flow.after):
             self._add(flow, each)
         flow.after = []
+
+    # -- what each word does ----------------------------------------------------------------------------------
+
+    _FLOWS: ClassVar[dict[str, Callable[[_Reader, _Flow], None]]] = {
+        "footnote": _end_note,
+        "annotation": _end_comment,
+        "shptxt": _end_box,
+        "dptxbxtext": _end_box,
+        **dict.fromkeys(_MARGINS, _end_margin),
+    }
+    """Groups with text that runs on its own, and what is done with it."""
+    _CAPTURED: ClassVar[dict[str, Callable[[_Reader, str], None]]] = {
+        "listtext": _end_label,
+        "pntext": _end_label,
+        "title": _end_title,
+        "atnauthor": _end_author,
+        "fldinst": _end_instruction,
+        "ffl": _end_choice,
+        "sn": _end_property,
+        "sv": _end_value,
+        "objclass": _end_object_class,
+    }
+    """Groups whose text is no text of the page, and what is done with it."""
+    _GROUPS: ClassVar[dict[str, Callable[[_Reader], None]]] = {
+        "info": _begin_unread,  # only the title in it is read
+        "upr": _begin_unread,
+        "ud": _begin_unicode_form,
+        **dict.fromkeys(_FORM_TEXTS, _begin_unread),
+        "fonttbl": _begin_fonts,
+        "stylesheet": _begin_styles,
+        "field": _begin_field,
+        "pict": _begin_picture,
+        "object": _begin_object,
+    }
+    _ENDS_IN_TABLES: ClassVar[dict[str, Callable[[_Reader], None]]] = {
+        "cell": _end_cell,
+        "row": _end_row,
+        "nestcell": _end_inner_cell,
+        "nestrow": _end_nested_row,
+    }
+    _PROPERTIES: ClassVar[dict[str, Callable[[_Reader, int | None], None]]] = {
+        "f": _set_font,
+        "v": _set_hidden,
+        "deleted": _set_deleted,
+        "mvf": _set_deleted,
+        "plain": _set_plain,
+        "pard": _leave_paragraph,
+        "intbl": _set_in_table,
+        "itap": _set_depth,
+        "s": _set_style,
+        "outlinelevel": _set_outline_level,
+        "ilvl": _set_list_level,
+        "uc": _set_fallback,
+        "ftnalt": _set_endnote,
+        "ansicpg": _set_page,
+        "fcharset": _set_charset,
+        "cpg": _set_page_of_font,
+    }
+    """Words that say how the following text is to be read or shown; they are given their number."""

@@ -86,6 +86,7 @@ MOST_TAGS = 500_000  # a page with more is not made for people; they take second
 _MOST_NAMED = 10
 _TITLE_CHARS = 1_000
 _ADDRESS_CHARS = 300
+_ROWS = re.compile(r"[0-9]{1,5}")
 _SPAN_CHARS = 100
 """The longest text of a cell that is repeated in the later rows into which it reaches."""
 _MOST_SPANS = 50
@@ -132,6 +133,13 @@ class _Table:
     def __init__(self) -> None:
         self.column = 0
         self.spans: dict[int, _Span] = {}
+
+    def end_row(self) -> None:
+        later_spans: dict[int, _Span] = {}
+        for column, span in self.spans.items():
+            if span.rows > 1:
+                later_spans[column] = _Span(span.rows - 1, span.text)
+        self.spans = later_spans
 
 
 @dataclass
@@ -234,17 +242,33 @@ class _Reader:
                 return html.index(">", at) + 1
             end = COMMENT_END.search(html, at + 4)
             return self._skip(at, end.end() if end is not None else None, "an unclosed comment")
-        has_text = html.startswith("<![CDATA[", at) and (self._is_xml or self._counts["svg"] or self._counts["math"])
-        if has_text and "]]>" not in self._never_found:
-            end_of_text = html.find("]]>", at)
+        if html.startswith("<![CDATA[", at) and self._is_in_xml():
+            end_of_text = self._find_once("]]>", at)
             if end_of_text >= 0:
                 self._say(html[at + 9 : end_of_text], escaped=False)
                 return end_of_text + 3
-            self._never_found.add("]]>")
-        doctype = None if self._has_doctype else _DOCTYPE.match(html, at)
-        self._has_doctype = True
-        end_of_piece = doctype.end() if doctype is not None else html.find(">", at) + 1
-        return self._skip(at, end_of_piece or None, "an unclosed tag")
+        if not self._has_doctype:
+            self._has_doctype = True
+            doctype = _DOCTYPE.match(html, at)
+            if doctype is not None:
+                return self._skip(at, doctype.end(), "an unclosed tag")
+        return self._skip(at, html.find(">", at) + 1 or None, "an unclosed tag")
+
+    def _find_once(self, mark: str, at: int) -> int:
+        """Return where a mark is behind a place; -1 without one, and then it is not looked for again."""
+        if mark in self._never_found:
+            return -1
+        found_at = self._html.find(mark, at)
+        if found_at < 0:
+            self._never_found.add(mark)
+        return found_at
+
+    def _is_in_xml(self) -> bool:
+        return self._is_xml or self._is_open("svg", "math")
+
+    def _is_open(self, *names: str) -> bool:
+        """Tell whether an element with one of these names is open."""
+        return any(map(self._counts.get, names))
 
     def _skip(self, at: int, end: int | None, what: str) -> int:
         """Leave out a piece of the page; with `end` None its whole rest, which is said."""
@@ -261,7 +285,7 @@ class _Reader:
         self._end_implied(name, tag.start())
         self._break(name, tag[0])
         values: dict[str, str] = {}
-        if name in _WITH_ATTRIBUTES or (source and _MAY_MATTER.search(source) is not None):
+        if name in _WITH_ATTRIBUTES or _MAY_MATTER.search(source) is not None:
             values = attributes(source)
         if self._hidden_at is None:
             if _is_hidden(name, values):
@@ -270,17 +294,21 @@ class _Reader:
                 self._cut_from = tag.start()
             else:
                 self._notice(name, values)
-        if name in _VOID or (source.endswith("/") and self._is_empty(name, tag.end())):
+        end = tag.end()
+        is_empty = name in _VOID
+        if not is_empty and source.endswith("/"):
+            is_empty = self._is_empty(name, end)
+        if is_empty:
             if self._hidden_at == len(self._open):
-                self._show_again(tag.end())
-            return tag.end()
+                self._show_again(end)
+            return end
         self._open_element(name, values)
         if name in _RAW_END and f"</{name}" not in self._never_found:
-            return self._raw(name, values, tag.end())
+            return self._raw(name, values, end)
         if name == "plaintext":
-            self._say(self._html[tag.end() :], escaped=False)
+            self._say(self._html[end:], escaped=False)
             return len(self._html)
-        return tag.end()
+        return end
 
     def _open_element(self, name: str, values: dict[str, str]) -> None:
         if values.get("id", name) in _MOUNTS and self._hidden_at is None:
@@ -299,38 +327,49 @@ class _Reader:
         A browser takes `<iframe/>` for a start tag, and without an end tag shows nothing of what follows. Whoever wrote
         that meant an empty element, so the rest of the page is read. `at`: where the tag ends.
         """
-        if self._is_xml or name in ("svg", "math") or self._counts["svg"] or self._counts["math"]:
+        if name in ("svg", "math") or self._is_in_xml():
             return True
         if name not in _RAW_END:
             return False
-        if f"<{name}/>" not in self._never_found and _RAW_END[name].search(self._html, at) is None:
-            self._never_found.add(f"<{name}/>")
-        return f"<{name}/>" in self._never_found
+        without_end = f"<{name}/>"
+        if without_end in self._never_found:
+            return True
+        if _RAW_END[name].search(self._html, at) is not None:
+            return False
+        self._never_found.add(without_end)
+        return True
 
     def _raw(self, name: str, values: dict[str, str], at: int) -> int:
         """Read an element that has no tags in it; return where its end tag begins."""
         end_tag = _RAW_END[name].search(self._html, at)
         end = end_tag.start() if end_tag is not None else len(self._html)
         content = self._html[at:end]
-        if name == "title" and end_tag is None:
-            self._never_found.add("</title")  # it is read as if it were no title
-            return at
+        if name == "title":
+            if end_tag is None:
+                self._never_found.add("</title")  # it is read as if it were no title
+                return at
+            self._read_title(content)
+            return end
         if name == "script" and _is_program(values.get("type", "")):
             self._has_scripts = True
-            self._scripts_write = self._scripts_write or _WRITES.search(content) is not None
+            if _WRITES.search(content) is not None:
+                self._scripts_write = True
         if name in ("textarea", "xmp"):
             self._say(content, escaped=name == "textarea")
-        elif name == "title":
-            is_of_page = not self._counts["svg"]
-            if is_of_page and not self._title:
-                self._title = " ".join(unescape_html(content[:_TITLE_CHARS]).split())
-            if self._keep_lines or not is_of_page:
-                self._say(content)
         elif end_tag is None:
             return self._skip(at, None, f"an unclosed <{name}>")
         else:
             self._lines(content)
         return end
+
+    def _read_title(self, content: str) -> None:
+        if self._counts["svg"]:  # the title of a drawing
+            self._say(content)
+            return
+        if not self._title:
+            self._title = " ".join(unescape_html(content[:_TITLE_CHARS]).split())
+        if self._keep_lines:
+            self._say(content)
 
     # -- elements --
 
@@ -409,11 +448,14 @@ class _Reader:
         elif name == "meta":
             if values.get("http-equiv", "").lower() == "refresh":
                 refresh = _REFRESH.match(values.get("content", ""))
-                self._name("the page that it sends on to", refresh[1] if refresh else "")
-        elif name == "iframe" and values.get("srcdoc"):
-            self._page_within(values["srcdoc"])
+                if refresh:
+                    self._name("the page that it sends on to", refresh[1])
         elif name in ("frame", "iframe"):
-            self._name("a page in a frame", values.get("src", ""))
+            page = values.get("srcdoc", "")
+            if name == "iframe" and page:
+                self._page_within(page)
+            else:
+                self._name("a page in a frame", values.get("src", ""))
         elif name == "embed":
             self._name("an embedded object", values.get("src", ""))
         elif name == "object":
@@ -481,7 +523,7 @@ class _Reader:
             self._after_cell = False
         self._cell_rows = 1
         rows = values.get("rowspan", "")
-        if rows.isascii() and rows.isdecimal() and len(rows) < 6:
+        if _ROWS.fullmatch(rows):
             self._cell_rows = int(rows)
         self._cell_from = len(self._parts)
 
@@ -501,12 +543,7 @@ class _Reader:
     def _end_row(self) -> None:
         self._repeat_spans()
         if self._tables:
-            table = self._tables[-1]
-            later_spans: dict[int, _Span] = {}
-            for column, span in table.spans.items():
-                if span.rows > 1:
-                    later_spans[column] = _Span(span.rows - 1, span.text)
-            table.spans = later_spans
+            self._tables[-1].end_row()
         self._after_cell = False
 
     def _repeat_spans(self) -> None:
@@ -537,21 +574,23 @@ class _Reader:
         text = written
         if escaped and "&" in written:
             text = _unescape(written)
-        is_blank = text.isspace()
         if not self._counts["noscript"]:
             self._shown += len(text.strip())
-        if self._label and not is_blank:
-            self._parts.append(self._label)
-            self._label = ""
-        self._parts.append(self._with_white_space(text))
-        if not is_blank or (self._keep_lines and "\n" in text):
+        if text.isspace():
+            if self._keep_lines and "\n" in text:
+                self._after_cell = False
+        else:
             self._after_cell = False
+            if self._label:
+                self._parts.append(self._label)
+                self._label = ""
+        self._parts.append(self._with_white_space(text))
 
     def _with_white_space(self, text: str) -> str:
         """Return a text with its white space as it is shown; blanks that count become no-break spaces."""
         if self._keep_lines:
             return text
-        if self._counts["pre"] or self._counts["textarea"] or self._counts["xmp"]:
+        if self._is_open("pre", "textarea", "xmp"):
             return text.replace("\t", "    ").replace(" ", "\xa0")
         return _WHITE.sub(" ", text)
 
@@ -577,7 +616,11 @@ class _Reader:
             self._parts.append(" ")
 
     def _lines(self, left_out: str) -> None:
-        if self._keep_lines and (count := left_out.count("\n")):
+        """Keep the line breaks of what is not shown."""
+        if not self._keep_lines:
+            return
+        count = left_out.count("\n")
+        if count:
             self._parts.append("\n" * count)
             self._after_cell = False
 
@@ -585,16 +628,21 @@ class _Reader:
         text = "".join(self._parts)
         if self._keep_lines:
             return "\n".join(line.rstrip() for line in text.replace("\xa0", " ").split("\n"))
-        lines = (_SPACES.sub(" ", line).strip(" ").replace("\xa0", " ").rstrip() for line in text.split("\n"))
-        return "\n".join(line for line in lines if line)
+        lines: list[str] = []
+        for written in text.split("\n"):
+            line = _SPACES.sub(" ", written).strip(" ").replace("\xa0", " ").rstrip()
+            if line:
+                lines.append(line)
+        return "\n".join(lines)
 
     # -- what is not in the text --
 
     def _needs_scripts(self, text: str) -> bool:
         if not self._has_scripts:
             return False
-        is_hollow = self._shown < _HOLLOW_CHARS
-        if is_hollow or self._has_empty_mount or self._scripts_write:
+        if self._has_empty_mount or self._scripts_write:
+            return True
+        if self._shown < _HOLLOW_CHARS:
             return True
         if self._shown >= SHORT_CHARS:
             return False
@@ -627,14 +675,20 @@ def _is_hidden(name: str, values: dict[str, str]) -> bool:
         return "shadowrootmode" not in values
     if name == "dialog" and "open" not in values:
         return True
-    if "hidden" in values and values["hidden"].lower() != "until-found":
+    if values.get("hidden", "until-found").lower() != "until-found":
         return True
-    return "popover" in values or _HIDING_STYLE.search(values.get("style", "")) is not None
+    if "popover" in values:
+        return True
+    return _HIDING_STYLE.search(values.get("style", "")) is not None
 
 
 def _new_list(name: str, values: dict[str, str]) -> _List:
-    if name != "ol" or "reversed" in values or _NO_NUMBERS.search(values.get("style", "")):
-        return _List()  # where one that counts down begins is not known yet
+    if name != "ol":
+        return _List()
+    if "reversed" in values:  # where it begins is not known yet
+        return _List()
+    if _NO_NUMBERS.search(values.get("style", "")):
+        return _List()
     start = _INTEGER.match(values.get("start", ""))
     number_before = int(start[1]) - 1 if start else 0
     numeral = _NUMERALS.get(values.get("type", ""), "decimal")
@@ -644,14 +698,15 @@ def _new_list(name: str, values: dict[str, str]) -> _List:
 def _is_program(kind: str) -> bool:
     """Tell a script by its type from data in a <script>."""
     kind = kind.strip().lower()
-    return kind in ("", "module") or "javascript" in kind or "ecmascript" in kind
+    if kind in ("", "module"):
+        return True
+    return "javascript" in kind or "ecmascript" in kind
 
 
 def _unescape(written: str) -> str:
     r"""Return a text without references; one that means a line break becomes a blank, so that its lines stay."""
-    if "\n" not in written:
-        return unescape_html(written).replace("\r", " ").replace("\n", " ")
-    return "\n".join(unescape_html(line).replace("\r", " ").replace("\n", " ") for line in written.split("\n"))
+    lines = [unescape_html(line).replace("\r", " ").replace("\n", " ") for line in written.split("\n")]
+    return "\n".join(lines)
 
 
 def _join_address(base: str, address: str) -> str | None:
