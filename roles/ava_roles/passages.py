@@ -48,12 +48,18 @@ def filler_words() -> frozenset[str]:
 
 @cache
 def _fillers() -> dict[str, frozenset[str]]:
-    found: dict[str, set[str]] = {}
-    for line in files("ava_roles").joinpath("filler_words.txt").read_text(encoding="utf-8").splitlines():
+    fillers: dict[str, frozenset[str]] = {}
+    for line in _lines_of("filler_words.txt"):
         language, colon, words = line.partition(":")
-        if colon and not line.startswith("#"):
-            found.setdefault(language, set()).update(words.split())
-    return {language: frozenset(words) for language, words in found.items()}
+        if colon:
+            fillers[language] = fillers.get(language, frozenset()).union(words.split())
+    return fillers
+
+
+def _lines_of(file: str) -> list[str]:
+    """Return the lines of a file of words, without its comments."""
+    text = files("ava_roles").joinpath(file).read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if not line.startswith("#")]
 
 
 @cache
@@ -62,12 +68,10 @@ def _irregular() -> tuple[dict[str, str], dict[str, list[str]]]:
 
     The first dictionary has the first form of each form, the second all forms by the stem of the first.
     """
-    text = files("ava_roles").joinpath("irregular_words.txt").read_text(encoding="utf-8")
-    words = " ".join(line for line in text.splitlines() if not line.startswith("#"))
     stem = _snowball().stemmer("english").stemWord
     first_forms: dict[str, str] = {}
     forms_by_stem: dict[str, list[str]] = {}
-    for group in words.split(","):
+    for group in " ".join(_lines_of("irregular_words.txt")).split(","):
         forms = group.split()
         first_forms.update(dict.fromkeys(forms, forms[0]))
         forms_by_stem[stem(forms[0])] = forms
@@ -88,20 +92,22 @@ class Query:
     def __init__(self, text: str) -> None:
         written = list(dict.fromkeys(_split(_fold_width(text).lower())))
         languages = _languages(written)
-        fillers = frozenset[str]().union(*(_fillers()[language] for language in languages))
-        counting = [word for word in written if word not in fillers and _is_telling(word)]
-        self.telling = bool(counting)
-        counting = counting or written
+        telling_words = _without_fillers(written, languages)
+        self.telling = bool(telling_words)
+        candidates = telling_words or written
+        if len(candidates) > 1:
+            candidates = [word for word in candidates if len(word) > 1]
         self._stems = _Stems(_stemmers(languages))
         self._parts: dict[int, str] = {}
         words: list[str] = []
-        for word in counting:
-            if len(words) < _MAX_WORDS and (len(word) > 1 or len(counting) == 1):
-                if _UNSPACED_RUN.search(word) or _PARTICLE.search(word):
-                    self._parts[len(words)] = _ENDING.sub("", word)
-                    words.append(word)
-                elif self._stems.learn(word, len(words)):
-                    words.append(word)
+        for word in candidates:
+            if len(words) == _MAX_WORDS:
+                break
+            if _UNSPACED_RUN.search(word) or _PARTICLE.search(word):
+                self._parts[len(words)] = _ENDING.sub("", word)
+                words.append(word)
+            elif self._stems.learn(word, len(words)):
+                words.append(word)
         self.words = tuple(words)
 
     def matches(self, text: str) -> Matches:
@@ -109,14 +115,17 @@ class Query:
         counts = [0] * len(self.words)
         pairs = [0] * len(self.words)
         tokens = _WORD.findall(text)
-        found = [(at, number) for at, number in enumerate(map(self._stems.__getitem__, tokens)) if number >= 0]
-        before = -1
-        last = 0
-        for at, number in found:
+        last_number = -1
+        last_at = 0
+        for at, number in enumerate(map(self._stems.__getitem__, tokens)):
+            if number < 0:
+                continue
             counts[number] += 1
-            pairs[before] += number == before + 1 and before >= 0 and at - last <= _NEAR_WORDS
-            before = number
-            last = at
+            follows = number > 0 and number == last_number + 1
+            if follows and at - last_at <= _NEAR_WORDS:
+                pairs[last_number] += 1
+            last_number = number
+            last_at = at
         if text.isascii():
             return Matches(counts, pairs, len(tokens))
         if self._parts:
@@ -150,8 +159,12 @@ class Query:
     def found_in(self, text: str) -> list[str]:
         """Return the question's words that a text has, as they stand there in lower case, in the question's order."""
         text = _fold_width(text).lower()
-        joined = _BROKEN.sub("", text) if self._parts else ""
-        forms = {number: part for number, part in self._parts.items() if part in joined}
+        forms: dict[int, str] = {}
+        if self._parts:
+            joined = _BROKEN.sub("", text)
+            for number, part in self._parts.items():
+                if part in joined:
+                    forms[number] = part
         for token in _WORD.findall(text):
             number = self._stems[token]
             if number >= 0:
@@ -167,19 +180,26 @@ _TERM_CHARS = 200
 def index_terms(text: str) -> set[str]:
     """Return what an index keeps of a text, so that `Query` finds it: its words, and pairs of characters."""
     text = _fold_width(text).lower()
-    terms: set[str] = set()
-    for token in set(_WORD.findall(text)):
-        if text.isascii():
-            terms.add(token[:_TERM_CHARS])
-        elif _UNSPACED_RUN.search(token) is None:
-            begins = _without_marks(token[:_BEGINNING])[:_BEGINNING]
-            terms.add(token[:_TERM_CHARS] if token.startswith(begins) else f"{begins}{_MARKED}{token[:_TERM_CHARS]}")
-    return terms if text.isascii() else terms | _unspaced_terms(text)
+    tokens = set(_WORD.findall(text))
+    if text.isascii():
+        return {token[:_TERM_CHARS] for token in tokens}
+    terms = _unspaced_terms(text)
+    for token in tokens:
+        if _UNSPACED_RUN.search(token) is not None:
+            continue
+        term = token[:_TERM_CHARS]
+        beginning = _beginning_without_marks(token)
+        if not token.startswith(beginning):
+            term = f"{beginning}{_MARKED}{term}"
+        terms.add(term)
+    return terms
 
 
 def _unspaced_terms(text: str) -> set[str]:
-    runs = _UNSPACED_RUN.findall(_BROKEN.sub("", text))
-    return {"".join(pair) for run in runs for pair in pairwise(run)}
+    terms: set[str] = set()
+    for run in _UNSPACED_RUN.findall(_BROKEN.sub("", text)):
+        terms.update(map("".join, pairwise(run)))
+    return terms
 
 
 def passage_length(text: str) -> int:
@@ -190,7 +210,9 @@ def passage_length(text: str) -> int:
 
 def _unspaced_words(text: str) -> int:
     """A word in these scripts has about two characters; a run of them is one token."""
-    return 0 if text.isascii() else sum(len(run) // 2 for run in _UNSPACED_RUN.findall(text))
+    if text.isascii():
+        return 0
+    return sum(len(run) // 2 for run in _UNSPACED_RUN.findall(text))
 
 
 class _Stems(dict[str, int]):
@@ -208,19 +230,27 @@ class _Stems(dict[str, int]):
             return False
         self._numbers.update(dict.fromkeys(keys, number))
         _, irregular = _irregular()
-        self._beginnings.update(form[:_BEGINNING] for key in keys for form in (key, *irregular.get(key, ())))
+        for key in keys:
+            for form in (key, *irregular.get(key, ())):
+                self._beginnings.add(form[:_BEGINNING])
         return True
 
     def __missing__(self, token: str) -> int:
         """Return the number of the question's word that a token is a form of, or -1; kept while there is room."""
         number = -1
-        beginning = _without_marks(token[:_BEGINNING])[:_BEGINNING]
+        beginning = _beginning_without_marks(token)
         # Cheap, and most tokens begin like no word of the question.
         if any(beginning[:length] in self._beginnings for length in range(_BEGINNING, 0, -1)):
-            number = next((self._numbers[key] for key in self._keys(token) if key in self._numbers), -1)
+            number = self._number_of(token)
         if len(self) < _MAX_KNOWN:
             self[token] = number
         return number
+
+    def _number_of(self, token: str) -> int:
+        for key in self._keys(token):
+            if key in self._numbers:
+                return self._numbers[key]
+        return -1
 
     def _keys(self, word: str) -> set[str]:
         if not self._left or len(word) > _MAX_STEMMED_CHARS or not word.isalpha():
@@ -243,8 +273,9 @@ def _split(text: str) -> Iterable[str]:
             yield token
             continue
         if has_extra("languages"):
-            breaker: Iterable[str] = load("languages").WordBreaker(token, "ja" if _HIRAGANA.search(text) else "zh")
-            yield from (word for word in breaker if word.isalnum())
+            language = "ja" if _HIRAGANA.search(text) else "zh"
+            breaker: Iterable[str] = load("languages").WordBreaker(token, language)
+            yield from filter(str.isalnum, breaker)
         else:
             yield from _pairs(token)
 
@@ -269,12 +300,19 @@ def _unspaced_fillers() -> re.Pattern[str]:
 
 def _is_telling(word: str) -> bool:
     """Tell whether a word can mean something: one Chinese character, or hiragana alone, hardly does."""
-    return _UNSPACED_RUN.search(word) is None or (len(word) > 1 and _HIRAGANA.fullmatch(word) is None)
+    if _UNSPACED_RUN.search(word) is None:
+        return True
+    return len(word) > 1 and _HIRAGANA.fullmatch(word) is None
 
 
-def _languages(words: Iterable[str]) -> list[str]:
+def _without_fillers(words: Sequence[str], languages: Sequence[str]) -> list[str]:
+    """Return the words that mean something in a question in these languages."""
+    fillers = frozenset[str]().union(*(_fillers()[language] for language in languages))
+    return [word for word in words if word not in fillers and _is_telling(word)]
+
+
+def _languages(words: Sequence[str]) -> list[str]:
     """Return the languages with most of a question's filler words; if it has none, those that it is likely to be in."""
-    words = list(words)
     counts: dict[str, int] = {}
     for language, fillers in _fillers().items():
         counts[language] = sum(word in fillers for word in words)
@@ -311,6 +349,10 @@ def _snowball() -> Any:
 
 def _fold_width(text: str) -> str:
     return text if text.isascii() else unicodedata.normalize("NFKC", text)
+
+
+def _beginning_without_marks(word: str) -> str:
+    return _without_marks(word[:_BEGINNING])[:_BEGINNING]
 
 
 def _without_marks(word: str) -> str:
@@ -373,6 +415,11 @@ class _Candidate:
     matches: Matches
     in_path: Sequence[int]
 
+    @property
+    def size(self) -> int:
+        """The characters that it takes with its heading."""
+        return len(self.passage.text) + HEADING_CHARS
+
 
 class PassageRanking:
     """The passages that have words of a question. Texts are counted once and then forgotten, as the question is known.
@@ -411,29 +458,33 @@ class PassageRanking:
 
         `max_chars` bounds passages, paths and places together; the first passage is returned anyway.
         """
-        weigh = Weighing(weights_of(self.spread, self.total), self._length / max(self.total, 1))
-        matching = nsmallest(_MAX_RANKED, ((-self._rank(each, weigh), each.position, each) for each in self._found))
-        prose = [
-            (rank * _prose_factor(text := each.passage.text, filler_share(text)), position, each)
-            for rank, position, each in matching
-        ]
-        ranked = [each for _, _, each in sorted(prose)]
         by_file: dict[str, list[FilePassage]] = {}
         further: list[_Candidate] = []
         room = max_chars
-        for each in ranked:
-            size = len(each.passage.text) + HEADING_CHARS
+        for each in self._ranked():
             if each.path in by_file:
                 further.append(each)
-            elif not by_file or (len(by_file) < max_files and len(each.path) + size <= room):
+                continue
+            size = len(each.path) + each.size
+            has_room = len(by_file) < max_files and size <= room
+            if has_room or not by_file:
                 by_file[each.path] = [each.passage]
-                room -= len(each.path) + size
-        for each in further:
-            size = len(each.passage.text) + HEADING_CHARS
-            if size <= room:
-                by_file[each.path].append(each.passage)
                 room -= size
-        return tuple(FileMatch(path, tuple(found)) for path, found in by_file.items())
+        for each in further:
+            if each.size <= room:
+                by_file[each.path].append(each.passage)
+                room -= each.size
+        return tuple(FileMatch(path, tuple(passages)) for path, passages in by_file.items())
+
+    def _ranked(self) -> list[_Candidate]:
+        """Return the passages that match best, the best first; prose ranks higher than lists and code."""
+        weigh = Weighing(weights_of(self.spread, self.total), self._length / max(self.total, 1))
+        matching = nsmallest(_MAX_RANKED, ((-self._rank(each, weigh), each.position, each) for each in self._found))
+        in_order: list[tuple[float, int, _Candidate]] = []
+        for rank, position, each in matching:
+            text = each.passage.text
+            in_order.append((rank * _prose_factor(text, filler_share(text)), position, each))
+        return [each for _, _, each in sorted(in_order)]
 
     def _rank(self, each: _Candidate, weigh: Weighing) -> float:
         """Return the rank of a passage; a word in the path counts as once in the text."""
@@ -463,14 +514,17 @@ class Weighing:
         for number, count in enumerate(matches.pairs):
             if count:
                 rank += _PAIR_SHARE * min(weights[number : number + 2]) * count * (_SATURATION + 1) / (count + norm)
-        had = sum(weight for weight, count in zip(weights, matches.counts, strict=True) if count)
-        return rank * (0.25 + 0.75 * had / max(sum(weights), 0.001))
+        return rank * (0.25 + 0.75 * _weight_of(matches.counts, weights) / max(sum(weights), 0.001))
 
     def coverage(self, counts: Sequence[int]) -> float:
         """Return the share of the question that a text has, from 0 to 1: rare words count more than common ones."""
-        whole = sum(self.weights)
-        had = sum(weight for weight, count in zip(self.weights, counts, strict=True) if count)
-        return had / whole if whole else 0.0
+        total = sum(self.weights)
+        return _weight_of(counts, self.weights) / total if total else 0.0
+
+
+def _weight_of(counts: Sequence[int], weights: Sequence[float]) -> float:
+    """Return the weight of the words that a text has, together."""
+    return sum(weight for weight, count in zip(weights, counts, strict=True) if count)
 
 
 def record_factor(path: str) -> float:
@@ -510,36 +564,41 @@ def split_passages(text: str, first: int = 1) -> Generator[FilePassage]:
 
     `first`: the number of the text's first line.
     """
-    taken: list[str] = []
+    lines: list[str] = []
     length = start = 0
-
-    def passage() -> FilePassage:
-        return FilePassage(_lines(start, start + len(taken) - 1), "\n".join(taken))
-
     for number, line in enumerate(split_lines(text), first):
         if len(line) > 2 * _PASSAGE_CHARS:
-            if taken:
-                yield passage()
-                taken = []
+            if lines:
+                yield _passage_at(start, lines)
+                lines = []
                 length = 0
             for column, piece in _split_line(line):
                 yield FilePassage(f"line {number}, from column {column:,}", piece)
             continue
-        blank = not line.strip()
-        if taken and (length + len(line) > _PASSAGE_CHARS or (blank and length > _PASSAGE_CHARS // 2)):
-            yield passage()
-            taken = []
-            length = 0
-        if blank and not taken:
-            continue
-        if not taken:
+        is_blank = not line.strip()
+        if lines:
+            is_full = length + len(line) > _PASSAGE_CHARS
+            is_half_full = length > _PASSAGE_CHARS // 2
+            if is_full or (is_blank and is_half_full):
+                yield _passage_at(start, lines)
+                lines = []
+                length = 0
+        if not lines:
+            if is_blank:
+                continue
             start = number
-        taken.append(line)
+        lines.append(line)
         length += len(line) + 1
-    while taken and not taken[-1].strip():
-        taken.pop()
-    if taken:
-        yield passage()
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if lines:
+        yield _passage_at(start, lines)
+
+
+def _passage_at(first: int, lines: Sequence[str]) -> FilePassage:
+    last = first + len(lines) - 1
+    where = f"line {first}" if first == last else f"lines {first} to {last}"
+    return FilePassage(where, "\n".join(lines))
 
 
 def _split_line(line: str) -> Generator[tuple[int, str]]:
@@ -555,7 +614,3 @@ def _split_line(line: str) -> Generator[tuple[int, str]]:
         if piece:
             yield start + 1, piece
         start = end
-
-
-def _lines(first: int, last: int) -> str:
-    return f"line {first}" if first == last else f"lines {first} to {last}"

@@ -90,7 +90,9 @@ def _show(value: float, code: str, epoch_1904: bool) -> str:
     if not _has_number(tokens):
         return "".join(map(_literal, tokens))
     text = _show_digits(Decimal(repr(abs(value))), tokens)
-    return f"-{text}" if value < 0 and needs_sign else text
+    if value < 0 and needs_sign:
+        return f"-{text}"
+    return text
 
 
 def _tokens(code: str) -> list[_Token]:
@@ -136,7 +138,9 @@ def _holds(value: float, comparison: str, limit: float) -> bool:
 def _literal(token: _Token) -> str:
     if token.kind in ("quoted", "escaped", "literal", "currency"):
         return token.text
-    return " " if token.kind == "space" else ""
+    if token.kind == "space":
+        return " "
+    return ""
 
 
 def _show_digits(value: Decimal, tokens: Sequence[_Token]) -> str:
@@ -165,24 +169,18 @@ def _show_general(value: Decimal, tokens: Sequence[_Token]) -> str:
 
 def _show_decimal(value: Decimal, tokens: Sequence[_Token]) -> str:
     point = _point_index(tokens)
-    digits = [index for index, token in enumerate(tokens) if token.kind == "digit"]
-    integer = [index for index in digits if index < point]
-    decimals = "".join(tokens[index].text for index in digits if index > point)
-    if point < len(tokens) and tokens[point].kind == "fraction":
-        decimals = tokens[point].text[1:] + decimals
-
-    # A comma between the digits groups thousands; each one behind the last digit divides by a thousand.
-    thousands = 0
-    has_groups = False
-    for index, token in enumerate(tokens[:point]):
-        if token != _COMMA or not integer:
-            continue
-        if index > integer[-1]:
-            thousands += 1
-        elif index > integer[0]:
-            has_groups = True
-    percents = tokens.count(_PERCENT)
-    value = value * 100**percents / 1000**thousands
+    integer: list[int] = []
+    decimals = ""
+    for index, token in enumerate(tokens):
+        if index == point and token.kind == "fraction":
+            decimals = token.text[1:]
+        elif token.kind == "digit":
+            if index < point:
+                integer.append(index)
+            else:
+                decimals += token.text
+    thousands, has_groups = _read_commas(tokens[:point], integer)
+    value = value * 100 ** tokens.count(_PERCENT) / 1000**thousands
 
     places = min(len(decimals), _MOST_DIGITS)
     rounded = value.quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
@@ -196,6 +194,25 @@ def _show_decimal(value: Decimal, tokens: Sequence[_Token]) -> str:
     return _lay_out(tokens, integer, before, point, after)
 
 
+def _read_commas(tokens: Sequence[_Token], integer: Sequence[int]) -> tuple[int, bool]:
+    """Return how often a number is divided by a thousand, and whether its thousands are grouped.
+
+    A comma between the digits groups; each one behind the last digit divides. `integer`: where the digits are.
+    """
+    thousands = 0
+    has_groups = False
+    if not integer:
+        return thousands, has_groups
+    for index, token in enumerate(tokens):
+        if token != _COMMA:
+            continue
+        if index > integer[-1]:
+            thousands += 1
+        elif index > integer[0]:
+            has_groups = True
+    return thousands, has_groups
+
+
 def _point_index(tokens: Sequence[_Token]) -> int:
     """Return where the decimals of a code begin; behind its end if it has none."""
     kinds = [token.kind for token in tokens]
@@ -205,9 +222,11 @@ def _point_index(tokens: Sequence[_Token]) -> int:
 
 
 def _group(digits: str) -> str:
-    first = len(digits) % 3
-    groups = [digits[:first]] if first else []
-    groups += [digits[start : start + 3] for start in range(first, len(digits), 3)]
+    groups: list[str] = []
+    end = len(digits)
+    while end > 0:
+        groups.insert(0, digits[max(0, end - 3) : end])
+        end -= 3
     return ",".join(groups)
 
 
@@ -261,20 +280,11 @@ def _show_fraction(value: Decimal, tokens: Sequence[_Token]) -> str:
     code = "".join(token.text for token in tokens)
     above, _, below = code.partition("/")
     has_integer = re.search(r"[#0?]\s+[#0?]", above) is not None
-    integer, rest = divmod(Fraction(value), 1) if has_integer else (0, Fraction(value))
-
-    denominator = re.match(r"\s*(\d+)", below)
-    if denominator and int(denominator[1]) > 0:
-        bottom = int(denominator[1])
-        top = round(rest * bottom)
-    else:
-        width = sum(char in "?#0" for char in below)
-        width = min(max(width, 1), 6)
-        nearest = rest.limit_denominator(10**width - 1)
-        top, bottom = nearest.numerator, nearest.denominator
-
     if not has_integer:
+        top, bottom = _nearest_fraction(Fraction(value), below)
         return f"{top}/{bottom}"
+    integer, rest = divmod(Fraction(value), 1)
+    top, bottom = _nearest_fraction(rest, below)
     if top == bottom:
         integer, top = integer + 1, 0
     if not top:
@@ -282,12 +292,26 @@ def _show_fraction(value: Decimal, tokens: Sequence[_Token]) -> str:
     return f"{integer} {top}/{bottom}" if integer else f"{top}/{bottom}"
 
 
+def _nearest_fraction(value: Fraction, below: str) -> tuple[int, int]:
+    """Return the two numbers of a fraction; `below` is the code of the lower one: a number, or its digits."""
+    fixed = re.match(r"\s*(\d+)", below)
+    bottom = int(fixed[1]) if fixed else 0
+    if bottom:
+        return round(value * bottom), bottom
+    width = sum(char in "?#0" for char in below)
+    width = min(max(width, 1), 6)
+    nearest = value.limit_denominator(10**width - 1)
+    return nearest.numerator, nearest.denominator
+
+
 # -- dates and durations ----------------------------------------------------------------------------------------------
 
 
 def _show_date(value: float, tokens: Sequence[_Token], epoch_1904: bool) -> str:
-    fractions = [token.text for token in tokens if token.kind == "fraction"]
-    places = max(map(len, fractions)) - 1 if fractions else 0
+    places = 0
+    for token in tokens:
+        if token.kind == "fraction":
+            places = max(places, len(token.text) - 1)
     seconds = round(value * _DAY_S, min(places, 3))
     if any(token.kind == "elapsed" for token in tokens):
         return _show_duration(seconds, tokens, places)
@@ -315,32 +339,53 @@ def _show_part(tokens: Sequence[_Token], index: int, moment: datetime, places: i
         return token.text
     if token.kind != "date":
         return _literal(token)
-    letter, width = token.text[0].lower(), len(token.text)
-    if letter == "y":
-        return f"{moment.year:04d}" if width > 2 else f"{moment.year % 100:02d}"
-    if letter == "d":
-        name = _DAYS[moment.weekday()]
-        return {1: str(moment.day), 2: f"{moment.day:02d}", 3: name[:3]}.get(width, name)
-    if letter == "h":
-        hour = moment.hour
-        if any(each.kind == "noon" for each in tokens):
-            hour = hour % 12 or 12
-        return f"{hour:0{min(width, 2)}d}"
-    if letter == "s":
-        return f"{moment.second:0{min(width, 2)}d}"
-    if _is_minute(tokens, index):
-        return f"{moment.minute:0{min(width, 2)}d}"
+    width = len(token.text)
+    match token.text[0].lower():
+        case "y":
+            return f"{moment.year:04d}" if width > 2 else f"{moment.year % 100:02d}"
+        case "d":
+            return _show_day(moment, width)
+        case "h":
+            return _show_hour(moment, width, tokens)
+        case "s":
+            return f"{moment.second:0{min(width, 2)}d}"
+        case _ if _is_minute(tokens, index):
+            return f"{moment.minute:0{min(width, 2)}d}"
+        case _:
+            return _show_month(moment, width)
+
+
+def _show_day(moment: datetime, width: int) -> str:
+    name = _DAYS[moment.weekday()]
+    return {1: str(moment.day), 2: f"{moment.day:02d}", 3: name[:3]}.get(width, name)
+
+
+def _show_month(moment: datetime, width: int) -> str:
     name = _MONTHS[moment.month - 1]
     return {1: str(moment.month), 2: f"{moment.month:02d}", 3: name[:3], 5: name[0]}.get(width, name)
+
+
+def _show_hour(moment: datetime, width: int, tokens: Sequence[_Token]) -> str:
+    hour = moment.hour
+    if any(token.kind == "noon" for token in tokens):
+        hour = hour % 12 or 12
+    return f"{hour:0{min(width, 2)}d}"
 
 
 def _is_minute(tokens: Sequence[_Token], index: int) -> bool:
     """Tell whether an `m` means minutes: it follows hours, or comes before seconds."""
     if len(tokens[index].text) > 2:
         return False
-    before = [token.text[0].lower() for token in tokens[:index] if token.kind in ("date", "elapsed")]
-    after = [token.text[0].lower() for token in tokens[index + 1 :] if token.kind == "date"]
-    return before[-1:] == ["h"] or after[:1] == ["s"]
+    before = ""
+    for token in tokens[:index]:
+        if token.kind in ("date", "elapsed"):
+            before = token.text[0].lower()
+    if before == "h":
+        return True
+    for token in tokens[index + 1 :]:
+        if token.kind == "date":
+            return token.text[0].lower() == "s"
+    return False
 
 
 def _show_duration(seconds: float, tokens: Sequence[_Token], places: int) -> str:

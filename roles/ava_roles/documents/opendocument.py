@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from ava_roles.documents.opendocument_lists import OpenLists, OpenStyles, outline_level
-from ava_roles.documents.package import OfficePackage, child, children, descendants, name_of, value_of
+from ava_roles.documents.package import OfficePackage, child, children, descendants, name_of, value_of, words_of
 from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, NAME_CHARS, TEXT_CHARS, FlowReader
 from ava_roles.documents.phrases import comment_text, count_phrase
 from ava_roles.errors import ToolFailed
@@ -24,6 +24,7 @@ from ava_roles.tools.pages import MAX_COLUMNS, render_table
 _MANIFEST = "META-INF/manifest.xml"
 _EMPTY_LIBRARIES = ("script-lb.xml", "script-lc.xml", "dialog-lb.xml", "dialog-lc.xml")
 _WHITE = re.compile(r"[ \t\r\n]+")
+_DIGITS = re.compile(r"[0-9]+")
 _MOST_SPACES = 1_000
 _MOST_REPEATS = 1_000_000_000
 
@@ -63,25 +64,21 @@ class OpenPackage(OfficePackage):
     def __init__(self, data: bytes, kind: str, suffix: str) -> None:
         """Raises ToolFailed if it is encrypted, no such file, or would take too much to read."""
         super().__init__(data, kind, suffix, has_doctypes=True)
-        manifest = self.root(_MANIFEST) if _MANIFEST in self.names else None
+        manifest = self.root_of(_MANIFEST)
         if "encrypted-package" in self.names or descendants(manifest, "manifest:encryption-data"):
             raise ToolFailed(f"this {kind} cannot be read: it is encrypted; ask for a copy without a password")
 
     def main(self, *names: str) -> tuple[str, Any]:
         """Return the content of the file, which must be of one of these kinds. Raises ToolFailed."""
-        root = self.root("content.xml") if "content.xml" in self.names else None
+        root = self.root_of("content.xml")
         if children(child(root, "office:body"), *names):
             return "content.xml", root
         raise ToolFailed("this file has no text of its kind: it is damaged, or has the name of another kind")
 
     def title(self) -> str | None:
         """Return the title that the file's properties name."""
-        if "meta.xml" not in self.names:
-            return None
-        title = child(self.root("meta.xml"), "office:meta", "dc:title")
-        if title is None:
-            return None
-        return " ".join((title.text or "").split())[:2_000] or None
+        title = child(self.root_of("meta.xml"), "office:meta", "dc:title")
+        return words_of(title)[:2_000] or None
 
 
 @dataclass
@@ -98,7 +95,7 @@ class OpenReader(FlowReader):
     def __init__(self, package: OpenPackage, main: str) -> None:
         super().__init__(package, main)
         self._body = child(self._root, "office:body", main)
-        self._styles_root = package.root("styles.xml") if "styles.xml" in package.names else None
+        self._styles_root = package.root_of("styles.xml")
         self._styles = OpenStyles([self._styles_root, self._root])
         self._lists = OpenLists([self._styles_root, self._root])
         self._notes: dict[str, list[_Note]] = {word: [] for word in _NOTES}
@@ -190,7 +187,7 @@ class OpenReader(FlowReader):
             self._line.append(text)
 
     def _target(self, element: Any, attribute: str = "id") -> str:
-        return (value_of(element, attribute) or "")[:ADDRESS_CHARS]
+        return _attribute(element, attribute)[:ADDRESS_CHARS]
 
     def _apart(self, element: Any) -> list[str]:
         """Return the blocks of something that is separate from the paragraph around it, such as a text box."""
@@ -215,14 +212,18 @@ class OpenReader(FlowReader):
         style = self._styles.style(value_of(element, "style-name"))
         is_heading = name_of(element) == "text:h"
         level = outline_level(element) if is_heading else style.heading
-        is_in_list = bool(self._lists.open)
-        label = self._lists.label_of_heading(level) if is_heading and not is_in_list else self._lists.label()
+        if is_heading and not self._lists.open:
+            label = self._lists.label_of_heading(level)
+        else:
+            label = self._lists.label()
 
         self._paragraphs += 1
-        self._inside_hidden(element, style.hidden or value_of(element, "is-hidden") == "true")
+        self._inside_hidden(element, style.hidden or _is_true(element, "is-hidden"))
         self._paragraphs -= 1
         if not self._paragraphs:
-            self._end_paragraph(label, 1 if self._is_title else min(level, 6))
+            if self._is_title:
+                level = 1
+            self._end_paragraph(label, min(level, 6))
 
     def _inside_hidden(self, element: Any, is_hidden: bool) -> None:
         """Read what is inside an element, which may be hidden or stand in something hidden."""
@@ -243,7 +244,7 @@ class OpenReader(FlowReader):
         source = child(element, "text:section-source")
         if source is not None and value_of(source, "href"):
             self._name("a section that comes from another file", self._target(source, "href"))
-        is_hidden = value_of(element, "display") == "none" or value_of(element, "is-hidden") == "true"
+        is_hidden = value_of(element, "display") == "none" or _is_true(element, "is-hidden")
         self._inside_hidden(element, is_hidden)
 
     def _span(self, element: Any) -> None:
@@ -255,9 +256,9 @@ class OpenReader(FlowReader):
 
     def _hidden_string(self, element: Any) -> None:
         """Read a text that a condition hides; an attribute has it too."""
-        if value_of(element, "is-hidden") == "true":
+        if _is_true(element, "is-hidden"):
             self._emitted += 1
-            self._hidden_words += len((value_of(element, "string-value") or "").split())
+            self._hidden_words += len(_attribute(element, "string-value").split())
         else:
             self._inside(element)
 
@@ -311,9 +312,7 @@ class OpenReader(FlowReader):
 
     def _read_comment(self, comment: Any) -> tuple[str, str]:
         """Return who wrote a comment, and its text."""
-        creator = child(comment, "dc:creator")
-        written = "" if creator is None else creator.text or ""
-        author = " ".join(written.split())[:NAME_CHARS]
+        author = words_of(child(comment, "dc:creator"))[:NAME_CHARS]
         return author, "\n\n".join(self._apart(comment))
 
     # -- drawings ---------------------------------------------------------------------------------------------
@@ -337,9 +336,7 @@ class OpenReader(FlowReader):
     def _describe(self, element: Any, what: str) -> None:
         texts: dict[str, None] = {}
         for name in ("svg:title", "svg:desc"):
-            found = child(element, name)
-            if found is not None:
-                texts[" ".join((found.text or "").split())] = None
+            texts[words_of(child(element, name))] = None
         words = ": ".join(texts).strip(": ")
         if words:
             self._add_beside([f"[{what}: {words}]"])
@@ -375,29 +372,28 @@ class OpenReader(FlowReader):
         """Read an embedded formula; name another object."""
         part = self._target(element, "href").removeprefix("./").rstrip("/")
         inner = children(element, "math:math", "office:document")
-        if inner:
-            root = inner[0]
-        elif f"{part}/content.xml" in self._package.names:
-            root = self._package.root(f"{part}/content.xml")
-        else:
-            root = None
-        if root is not None and name_of(root) == "math:math":
+        root = inner[0] if inner else self._package.root_of(f"{part}/content.xml")
+        if root is None:
+            self._name("an embedded object", part)
+        elif name_of(root) == "math:math":
             self._formula(root)
-            return
+        else:
+            self._name_object(root, part)
 
+    def _name_object(self, root: Any, part: str) -> None:
         body = child(root, "office:body")
-        content = body[0] if body is not None and len(body) else None
-        kind = "" if content is None else name_of(content)
+        kind = ""
+        if body is not None and len(body):
+            kind = name_of(body[0])
         if kind == "office:chart":
-            titles = descendants(content, "chart:title")
-            self._name("a chart", "".join(titles[0].itertext()) if titles else "")
+            self._name("a chart", _first_text(body, "chart:title"))
         else:
             self._name("an embedded object", _OBJECTS.get(kind, part))
 
     def _formula(self, element: Any) -> None:
-        annotations = descendants(element, "math:annotation")
-        text = " ".join("".join(annotations[0].itertext()).split()) if annotations else ""
-        text = text or " ".join(_formula_text(element).split())
+        text = " ".join(_first_text(element, "math:annotation").split())
+        if not text:
+            text = " ".join(_formula_text(element).split())
         if not text:
             return
         if self._paragraphs:
@@ -407,7 +403,7 @@ class OpenReader(FlowReader):
             self._add(text)
 
     def _control(self, element: Any) -> None:
-        text = self._controls.get(value_of(element, "control") or "", "")
+        text = self._controls.get(_attribute(element, "control"), "")
         self._emitted += 1
         if text:
             self._add_beside([text])
@@ -489,10 +485,26 @@ class OpenReader(FlowReader):
 
 def count_of(element: Any, name: str) -> int:
     """Return how often something is repeated, or how far it spans: 1 to a billion."""
-    written = value_of(element, name) or ""
-    if not (written.isascii() and written.isdecimal()):
+    written = _attribute(element, name)
+    if not _DIGITS.fullmatch(written):
         return 1
     return max(1, min(int(written[:10]), _MOST_REPEATS))
+
+
+def _attribute(element: Any, name: str) -> str:
+    """Return the value of an attribute; empty without it."""
+    return value_of(element, name) or ""
+
+
+def _is_true(element: Any, name: str) -> bool:
+    return value_of(element, name) == "true"
+
+
+def _first_text(element: Any, name: str) -> str:
+    """Return the text of the first element with a name below an element; empty without one."""
+    for inner in descendants(element, name):
+        return "".join(inner.itertext())
+    return ""
 
 
 def rows_of(table: Any) -> Iterator[Any]:
@@ -535,8 +547,10 @@ def _controls(root: Any) -> dict[str, str]:
     for form in descendants(root, "office:forms"):
         for control in form.iter():
             control_id = value_of(control, "id")
-            text = _control_text(control) if control_id else None
-            if control_id and text is not None:
+            if not control_id:
+                continue
+            text = _control_text(control)
+            if text is not None:
                 texts[control_id] = text
     return texts
 
@@ -544,24 +558,30 @@ def _controls(root: Any) -> dict[str, str]:
 def _control_text(control: Any) -> str | None:
     """Return what a control shows; None for one that is hidden."""
     kind = name_of(control).removeprefix("form:")
-    label = value_of(control, "label") or value_of(control, "name") or ""
+    label = value_of(control, "label") or _attribute(control, "name")
     if kind == "hidden":
         return None
     if kind in ("button", "fixed-text", "image", "frame"):
         return label
     if kind in ("checkbox", "radio"):
-        state = value_of(control, "current-state") or value_of(control, "state")
-        is_on = state == "checked" or value_of(control, "current-selected") == "true"
-        return f"☒ {label}" if is_on else f"☐ {label}"
+        sign = "☒" if _is_checked(control) else "☐"
+        return f"{sign} {label}"
     return f"[field {label}] {_field_value(control)}"
+
+
+def _is_checked(control: Any) -> bool:
+    if _is_true(control, "current-selected"):
+        return True
+    state = value_of(control, "current-state") or value_of(control, "state")
+    return state == "checked"
 
 
 def _field_value(control: Any) -> str:
     """Return the chosen options of a control, or its value, or the paragraphs in it."""
     choices: list[str] = []
     for option in children(control, "form:option", "form:item"):
-        if value_of(option, "current-selected") == "true":
-            choices.append(value_of(option, "label") or "")
+        if _is_true(option, "current-selected"):
+            choices.append(_attribute(option, "label"))
     choice = ", ".join(choices)
     if choice:
         return choice

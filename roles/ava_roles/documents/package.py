@@ -108,6 +108,13 @@ def value_of(element: Any, name: str = "val") -> str | None:
     return None
 
 
+def words_of(element: Any) -> str:
+    """Return the words at the beginning of an element, with single blanks; None has none."""
+    if element is None:
+        return ""
+    return " ".join((element.text or "").split())
+
+
 def number_of(element: Any, name: str = "val", default: int = 0) -> int:
     value = value_of(element, name) or ""
     return int(value) if _NUMBER.fullmatch(value) else default
@@ -170,6 +177,10 @@ class OfficePackage:
                 raise own_document_type()
         return root
 
+    def root_of(self, part: str) -> Any:
+        """Return the XML of a part with exactly this name; None if the file has no such part, or it is broken."""
+        return self.root(part) if part in self.names else None
+
     def relations(self, part: str) -> dict[str, Relation]:
         """Return a part's relations by their ids; those of the whole file for the part ``."""
         if part not in self._relations:
@@ -209,7 +220,7 @@ class OfficePackage:
     def title(self) -> str | None:
         """Return the title that the file's properties name."""
         for part in self.related("", "core-properties"):
-            title = child(self.root(part), "dc:title")
-            if title is not None and (title.text or "").strip():
-                return " ".join(title.text.split())[:2_000]
+            words = words_of(child(self.root(part), "dc:title"))
+            if words:
+                return words[:2_000]
         return None

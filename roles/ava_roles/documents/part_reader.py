@@ -110,7 +110,9 @@ class FlowReader(PartReader):
 
     def _add(self, block: str) -> None:
         room = max(0, TEXT_CHARS - self._size)
-        self._cut = self._cut or len(block) > room
-        if block[:room].strip():
-            self._blocks.append(block[:room])
-            self._size += len(block[:room])
+        if len(block) > room:
+            self._cut = True
+            block = block[:room]
+        if block.strip():
+            self._blocks.append(block)
+            self._size += len(block)

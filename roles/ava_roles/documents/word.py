@@ -22,6 +22,7 @@ from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.tools.pages import MAX_COLUMNS, parsing, render_table
 
 _LINK_PIECES = 100  # of the text of a link, to compare it with the address
+_DIGITS = re.compile(r"[0-9]+")
 
 _TEXT = frozenset({"w:t", "m:t", "a:t"})
 _FIXED = {
@@ -126,7 +127,9 @@ class _Reader(FlowReader):
         footers = self._package.related(self._main, "footer")
         for part in [*headers, *footers]:
             root = self._package.root(part)
-            text = "" if root is None else self._story(part, root)
+            if root is None:
+                continue
+            text = self._story(part, root)
             if text and text not in margins:
                 margins.append(text)
         if margins:
@@ -232,9 +235,13 @@ class _Reader(FlowReader):
 
     # -- paragraphs -------------------------------------------------------------------------------------------
 
-    def _paragraph(self, element: Any) -> None:
-        if self._cut or self._size > TEXT_CHARS or self._budget.late:
+    def _is_full(self) -> bool:
+        if self._size > TEXT_CHARS or self._budget.late:
             self._cut = True
+        return self._cut
+
+    def _paragraph(self, element: Any) -> None:
+        if self._is_full():
             return
         self._paragraphs += 1
         properties = child(element, "w:pPr")
@@ -244,11 +251,12 @@ class _Reader(FlowReader):
         self._hidden = hidden or style.hidden
         self._inside(element)
         self._hidden = hidden
-        mark = child(properties, "w:rPr")
-        if child(mark, "w:del") is not None or child(mark, "w:moveFrom") is not None:
+        if children(child(properties, "w:rPr"), "w:del", "w:moveFrom"):
             return  # the end of the paragraph is deleted: the next one continues it
         level = heading_level(properties)
-        self._end_paragraph(self._label(properties, style, style_id), style.heading if level is None else level)
+        if level is None:
+            level = style.heading
+        self._end_paragraph(self._label(properties, style, style_id), level)
 
     def _label(self, properties: Any, style: Style, style_id: str | None) -> str:
         numbers = child(properties, "w:numPr")
@@ -256,7 +264,7 @@ class _Reader(FlowReader):
         if list_id is None or list_id == "0":
             return ""
         own = value_of(child(numbers, "w:ilvl")) or ""
-        if own.isascii() and own.isdecimal():
+        if _DIGITS.fullmatch(own):
             level = int(own[:2])
         elif style.list_level is not None:
             level = style.list_level
@@ -379,7 +387,11 @@ class _Reader(FlowReader):
             self._say_address(address[1] or address[2], self._result_start(of))
         elif kind == "MACROBUTTON":
             self._say(" ".join(words[2:]))
-        elif kind and kind not in _NOTHING_SHOWN and not self._instructions and not self._has_value(of):
+        elif not self._instructions and not self._has_value(of):
+            self._name_field(kind)
+
+    def _name_field(self, kind: str) -> None:
+        if kind and kind not in _NOTHING_SHOWN:
             self._name("the value of a field", kind)
 
     def _result_start(self, of: _Field) -> int:
@@ -389,7 +401,9 @@ class _Reader(FlowReader):
         return of.start if of.paragraph == self._paragraphs else 0
 
     def _has_value(self, of: _Field) -> bool:
-        return of.is_form or (of.has_result and self._said > of.said)
+        if of.is_form:
+            return True
+        return of.has_result and self._said > of.said
 
     def _form_value(self, form: Any) -> None:
         box, choices = child(form, "w:checkBox"), child(form, "w:ddList")
@@ -533,7 +547,7 @@ class _Reader(FlowReader):
 def _chosen_entry(choices: Any) -> str:
     """Return the entry of a list that is chosen, or else its default, or else the first."""
     number = value_of(child(choices, "w:result")) or value_of(child(choices, "w:default")) or "0"
-    if not (number.isascii() and number.isdecimal()):
+    if not _DIGITS.fullmatch(number):
         return ""
     index = int(number[:4])
     entries = children(choices, "w:listEntry")

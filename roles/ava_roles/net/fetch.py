@@ -51,7 +51,8 @@ class Body:
             self.data += chunk[: self._cap + 1 - len(self.data)]
         elif not self._inflate(chunk):
             return False
-        if len(self.data) > self._cap or self._raw > self._cap + _SLACK:
+        is_too_long = len(self.data) > self._cap or self._raw > self._cap + _SLACK
+        if is_too_long:
             del self.data[self._cap :]
             self.truncated = True
         return not self.truncated
@@ -158,6 +159,29 @@ class Response:
         return self.decoded().text
 
 
+class _Fetch:
+    """What is known of one fetch: the URL that is next, and those that redirected to it."""
+
+    def __init__(self, url: httpx2.URL, accept: str | None, max_bytes: int, headers: Mapping[str, str]) -> None:
+        self.target = url
+        self.trail: list[str] = []
+        self.max_bytes = max_bytes
+        self.is_waiting = False
+        self._first = url
+        self._accept = accept
+        self._headers = headers
+
+    def redirect(self, target: httpx2.URL) -> None:
+        self.trail.append(str(self.target))
+        self.target = target
+
+    def request_headers(self) -> dict[str, str]:
+        headers = _headers(self._accept)
+        if _origin(self.target) == _origin(self._first):
+            headers |= self._headers
+        return headers
+
+
 class Fetcher:
     """Fetches public URLs. A server has one for all its runs, so that it can space out the requests to each host.
 
@@ -218,38 +242,36 @@ class Fetcher:
         deadline, it was still waiting for earlier requests to its host; ToolFailed: no complete response came; says
         why.
         """
-        target = first = self._checked(url)
-        trail: list[str] = []
-        is_waiting = False
+        fetch = _Fetch(self._checked(url), accept, max_bytes, headers or {})
         try:
             with anyio.fail_after(deadline_s):
                 while True:
                     if before is not None:
-                        await before(str(target))
-                    request_headers = _headers(accept)
-                    if headers and _origin(target) == _origin(first):
-                        request_headers |= headers
-                    # The site itself asked for the request after a redirect, so it needs no pause.
-                    is_waiting = True
-                    async with self._turns.turn(target.host, pause=not trail):
-                        is_waiting = False
-                        response, next_url = await self._request(target, request_headers, max_bytes, tuple(trail))
+                        await before(str(fetch.target))
+                    response, next_url = await self._request_in_turn(fetch)
                     if next_url is None:
                         return response
-                    if len(trail) >= max_redirects:
+                    if len(fetch.trail) >= max_redirects:
                         text = f"{masked(url)} redirects more than {max_redirects} times; give the final address"
                         raise ToolFailed(text)
-                    trail.append(str(target))
-                    target = self._checked(next_url)
+                    fetch.redirect(self._checked(next_url))
         except TimeoutError:
-            if is_waiting:
+            if fetch.is_waiting:
                 raise NotRequested(
-                    f"{masked(str(target))} was not requested: other requests to {target.host} took"
+                    f"{masked(str(fetch.target))} was not requested: other requests to {fetch.target.host} took"
                     f" all {deadline_s:g} s; request it again on its own"
                 ) from None
             raise ToolFailed(
                 f"{masked(url)} did not answer completely within {deadline_s:g} s; try again later or another source"
             ) from None
+
+    async def _request_in_turn(self, fetch: _Fetch) -> tuple[Response, str | None]:
+        """Make the next request of a fetch when it is its host's turn."""
+        fetch.is_waiting = True
+        # The site itself asked for the request after a redirect, so it needs no pause.
+        async with self._turns.turn(fetch.target.host, pause=not fetch.trail):
+            fetch.is_waiting = False
+            return await self._request(fetch.target, fetch.request_headers(), fetch.max_bytes, tuple(fetch.trail))
 
     def _checked(self, url: str) -> httpx2.URL:
         target = checked_url(url)

@@ -75,29 +75,39 @@ def find_git_folders(repository: Path, accept: Accept = NOTHING_OUTSIDE) -> GitF
     root = repository.resolve()
     git = root / ".git"
     _refuse_link(git)
-    folder = _resolve(root / _pointer(git, "gitdir: ")) if git.is_file() else git
-    inside = folder.is_relative_to(root)
-    _check_accepted(accept, git, folder, inside=inside)
+    folder = git
+    if git.is_file():
+        folder = _resolve(root / _pointer(git, "gitdir: "))
+    is_inside = folder.is_relative_to(root)
+    if not is_inside:
+        _check_accepted(accept, git, folder)
     pointer = folder / "commondir"
     _refuse_link(pointer)
-    common = _resolve(folder / _pointer(pointer)) if pointer.exists() else folder
-    if inside and not common.is_relative_to(root):
-        raise NoGitFolder(f"{pointer} leads out of {root}; {_CLONE}")
-    _check_accepted(accept, pointer, common, inside=inside)
-    if not inside and not _is_checkout_of(root, folder, common):
-        words = ["git", f"--git-dir={common}", "worktree", "repair", str(root)]
-        if folder == common:
-            words = ["git", "-C", str(root), "config", "core.worktree", str(root)]
-        raise NoGitFolder(
-            f"{folder} does not name {root} as its checkout; if it is, run `{shlex.join(words)}`, else {_CLONE}"
-        )
+    common = folder
+    if pointer.exists():
+        common = _resolve(folder / _pointer(pointer))
+    if is_inside:
+        if not common.is_relative_to(root):
+            raise NoGitFolder(f"{pointer} leads out of {root}; {_CLONE}")
+    else:
+        _check_accepted(accept, pointer, common)
+        _check_names_checkout(root, folder, common)
     _check_followed(folder, common, (root, common))
-    return GitFolders(folder, common, "" if inside else str(common))
+    return GitFolders(folder, common, "" if is_inside else str(common))
 
 
-def _check_accepted(accept: Accept, pointer: Path, folder: Path, *, inside: bool) -> None:
-    if inside:
+def _check_names_checkout(root: Path, folder: Path, common: Path) -> None:
+    if _is_checkout_of(root, folder, common):
         return
+    command = ["git", f"--git-dir={common}", "worktree", "repair", str(root)]
+    if folder == common:
+        command = ["git", "-C", str(root), "config", "core.worktree", str(root)]
+    raise NoGitFolder(
+        f"{folder} does not name {root} as its checkout; if it is, run `{shlex.join(command)}`, else {_CLONE}"
+    )
+
+
+def _check_accepted(accept: Accept, pointer: Path, folder: Path) -> None:
     try:
         accept(folder)
     except WorkspaceRefused as refusal:
@@ -134,7 +144,9 @@ def _is_checkout_of(root: Path, folder: Path, common: Path) -> bool:
             return folder.parent == common / "worktrees" and _resolve(folder / checkout) == root / ".git"
         for name in ("config.worktree", "config"):
             file = folder / name
-            worktrees = _WORKTREE.findall(_text(file, _LIST_BYTES)) if file.is_file() else []
+            if not file.is_file():
+                continue
+            worktrees = _WORKTREE.findall(_text(file, _LIST_BYTES))
             if worktrees:
                 checkout = re.sub(r"\\(.)", r"\1", worktrees[-1].strip('"'))
                 return _resolve(folder / checkout) == root
@@ -172,15 +184,22 @@ def _alternates(objects: Path, within: Sequence[Path]) -> list[Path]:
         if not line or line.startswith("#"):
             continue
         path = Path(os.path.normpath(objects / line))  # as git does
-        is_misread = line.startswith('"') or "\0" in line  # git unquotes a path in quotes, and cuts one at \0
-        is_beneath = any(path.is_relative_to(folder) for folder in within)
-        if is_misread or not is_beneath or _resolve(objects / line) != path:
+        if not _is_alternate(line, objects, path, within):
             mend = f"git -C {shlex.quote(str(within[0]))} repack -a -d && rm {shlex.quote(str(file))}"
             raise NoGitFolder(
                 f"{file} leads to the objects of another repository; copy them with `{mend}`, or {_CLONE}"
             )
         alternates.append(path)
     return alternates
+
+
+def _is_alternate(line: str, objects: Path, path: Path, within: Sequence[Path]) -> bool:
+    """Tell whether a line of `alternates` leads to a folder within these, and git reads it as we do."""
+    if line.startswith('"') or "\0" in line:  # git unquotes a path in quotes, and cuts one at \0
+        return False
+    if not any(map(path.is_relative_to, within)):
+        return False
+    return _resolve(objects / line) == path
 
 
 def _refuse_links(place: Path, *, may_be_refs: bool = False) -> None:
@@ -200,11 +219,17 @@ def _refuse_links(place: Path, *, may_be_refs: bool = False) -> None:
 def _refuse_link(path: Path, *, may_be_ref: bool = False) -> None:
     if not is_link(path):
         return
-    target = path.readlink() if path.is_symlink() else Path()
-    # An old form of "ref: refs/…", which git reads so where it looks for a branch; elsewhere it follows the link.
-    is_ref = target.parts[:1] == ("refs",) and ".." not in target.parts
-    if not (may_be_ref and is_ref):
-        raise NoGitFolder(f"{path} is a link, and git would follow it; {_CLONE}")
+    if may_be_ref and _is_ref(path):
+        return
+    raise NoGitFolder(f"{path} is a link, and git would follow it; {_CLONE}")
+
+
+def _is_ref(link: Path) -> bool:
+    """Tell whether git reads a link as a branch: an old form of `ref: refs/…`. Elsewhere it follows the link."""
+    if not link.is_symlink():
+        return False
+    parts = link.readlink().parts
+    return parts[:1] == ("refs",) and ".." not in parts
 
 
 GIT_S = 30.0
@@ -374,49 +399,69 @@ def list_checkout(
         raise ToolFailed("git is not installed here, and without it the files of this checkout cannot be listed")
     within = folder.relative_to(repository).as_posix()
     with _isolated_git_folder(repository, aside, git_folder) as own:
-        command = [git, f"--git-dir={own}", f"--work-tree={repository}"]
-        for setting in (*SAFE_CONFIG, f"core.excludesFile={global_excludes_file(git, own, home)}"):
-            command += ["-c", setting]
-        command += ["ls-files", "-z"]
-
-        def ls_files(*args: str) -> list[str]:
-            output = run_git(
-                [*command, *args, "--", within],
-                folder=repository,
-                env=git_environment(own),
-                aside=own,
-                within_s=GIT_S,
-                check=check,
-            )
-            if output.code is None:
-                raise ToolFailed(f"git did not list the files of this checkout within {GIT_S:g} s")
-            if output.code != 0:
-                why = output.errors[:300] or f"exit code {output.code}"
-                raise ToolFailed(f"git cannot list the files of this checkout: {why}")
-            return output.names()
-
-        tagged_names = ls_files("-t", "--cached", "--others", "--exclude-standard")
-        ignored_names = ls_files("--others", "--ignored", "--exclude-standard", "--directory")
+        lister = _Lister(git, repository, own, home, check)
+        tagged_names = lister.names(within, "-t", "--cached", "--others", "--exclude-standard")
+        ignored_names = lister.names(within, "--others", "--ignored", "--exclude-standard", "--directory")
     above = "" if within == "." else f"{within}/"
+    return _checkout_beneath(above, tagged_names, ignored_names)
+
+
+class _Lister:
+    """Calls `git ls-files` for a repository, with a git directory of Ava's."""
+
+    def __init__(self, git: str, repository: Path, own: Path, home: Path, check: Callable[[], None]) -> None:
+        self._repository = repository
+        self._own = own
+        self._check = check
+        self._command = [git, f"--git-dir={own}", f"--work-tree={repository}"]
+        for setting in (*SAFE_CONFIG, f"core.excludesFile={global_excludes_file(git, own, home)}"):
+            self._command += ["-c", setting]
+        self._command += ["ls-files", "-z"]
+
+    def names(self, within: str, *options: str) -> list[str]:
+        """Return the names that git lists in a folder, relative to the repository. Raises ToolFailed."""
+        output = run_git(
+            [*self._command, *options, "--", within],
+            folder=self._repository,
+            env=git_environment(self._own),
+            aside=self._own,
+            within_s=GIT_S,
+            check=self._check,
+        )
+        if output.code is None:
+            raise ToolFailed(f"git did not list the files of this checkout within {GIT_S:g} s")
+        if output.code != 0:
+            why = output.errors[:300] or f"exit code {output.code}"
+            raise ToolFailed(f"git cannot list the files of this checkout: {why}")
+        return output.names()
+
+
+def _checkout_beneath(above: str, tagged_names: Sequence[str], ignored_names: Sequence[str]) -> Checkout:
+    """Return the names beneath a folder; `above` is its path with `/` at the end, or empty for the repository itself.
+
+    A tagged name is `? NAME` for an untracked file, and begins with another letter for a tracked one.
+    """
     tracked: dict[str, None] = {}
     others: list[str] = []
-    for tagged in tagged_names:  # "? NAME" for an untracked file, and another letter for a tracked one
-        tag, name = tagged[:2], tagged[2:]
-        if name == above or not name.startswith(above):
+    for tagged in tagged_names:
+        tag, path = tagged[:2], tagged[2:]
+        name = path.removeprefix(above)
+        if not name or not path.startswith(above):
             continue
         if tag == "? ":
-            others.append(name.removeprefix(above))
+            others.append(name)
         else:
-            tracked[name.removeprefix(above)] = None
-    ignored_folders = [name for name in ignored_names if name.endswith("/")]
-    return Checkout(
-        tracked=tuple(tracked),
-        others=tuple(others),
-        ignored=tuple(
-            name.removeprefix(above).rstrip("/") for name in ignored_folders if name.startswith(above) and name != above
-        ),
-        foreign=any(above.startswith(name) for name in ignored_folders),
-    )
+            tracked[name] = None
+    ignored: list[str] = []
+    is_ignored_itself = False
+    for path in ignored_names:
+        if not path.endswith("/"):
+            continue
+        if above.startswith(path):
+            is_ignored_itself = True
+        elif path.startswith(above):
+            ignored.append(path.removeprefix(above).rstrip("/"))
+    return Checkout(tuple(tracked), tuple(others), tuple(ignored), foreign=is_ignored_itself)
 
 
 @contextmanager

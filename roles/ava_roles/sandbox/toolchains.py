@@ -49,17 +49,24 @@ def python_library(program: Path) -> Path | None:
     """
     try:
         libraries, folders = _read_links(program)
-        names = [each for each in libraries if _LIBRARY.fullmatch(each)]
-        if not names:
-            return None
-        for folder in folders:
-            place = _ORIGIN.sub(lambda _: str(program.parent), folder)
-            library = Path(os.path.normpath(f"{place}/{names[0]}"))
-            if library.is_absolute() and library.is_file():
-                is_outside = place == folder and _LIBRARY.fullmatch(library.resolve().name)
-                return library if is_outside else None
+        for name in libraries:
+            if _LIBRARY.fullmatch(name):
+                return _library_in(folders, name, program.parent)
     except (OSError, OverflowError, ValueError, struct.error):  # not such a program, or not readable
         pass
+    return None
+
+
+def _library_in(folders: Sequence[str], name: str, origin: Path) -> Path | None:
+    """Return the library that the loader finds; None where its folder is relative to the program's (`origin`)."""
+    for folder in folders:
+        place = _ORIGIN.sub(lambda _: str(origin), folder)
+        library = Path(os.path.normpath(f"{place}/{name}"))
+        if not library.is_absolute() or not library.is_file():
+            continue
+        if place != folder:
+            return None
+        return library if _LIBRARY.fullmatch(library.resolve().name) else None
     return None
 
 
@@ -100,7 +107,9 @@ def _segments(descriptor: int) -> list[_Segment]:
     header = _HEADER.unpack(_read(descriptor, 0, _HEADER.size))
     if not header[0].startswith(_ELF):
         return []
-    table, size, count = header[5], header[9], min(header[10], _SEGMENTS_MAX)
+    table = header[5]
+    size = header[9]
+    count = min(header[10], _SEGMENTS_MAX)
     segments: list[_Segment] = []
     for number in range(count):
         data = _read(descriptor, table + number * size, _SEGMENT.size)
@@ -119,10 +128,13 @@ def _dynamic_entries(descriptor: int, segments: list[_Segment]) -> list[tuple[in
 
 def _strings_offset(segments: list[_Segment], entries: list[tuple[int, int]]) -> int | None:
     """Return where the names of libraries and folders are in the file; None if no segment has them."""
-    address = next((value for tag, value in entries if tag == _STRINGS), -1)
+    addresses = [value for tag, value in entries if tag == _STRINGS]
+    if not addresses:
+        return None
     for segment in segments:
-        if segment.kind == _LOAD and 0 <= address - segment.start < segment.length:
-            return segment.offset + address - segment.start
+        place = addresses[0] - segment.start
+        if segment.kind == _LOAD and 0 <= place < segment.length:
+            return segment.offset + place
     return None
 
 
@@ -226,22 +238,34 @@ def script_interpreter(script: Path, programs: str) -> list[str]:
     words = os.fsdecode(start).removeprefix("#!").split()
     if words and words[0].endswith("/env"):
         words = [word for word in words[1:] if word != "-S"]
-    interpreter = shutil.which(words[0], path=programs) if words else None
-    return [interpreter, *words[1:]] if interpreter is not None else []
+    if not words:
+        return []
+    interpreter = shutil.which(words[0], path=programs)
+    if interpreter is None:
+        return []
+    return [interpreter, *words[1:]]
 
 
 class _Search:
     def __init__(self, host: HostFolders, programs: str, workspace: Path | None = None) -> None:
-        self.home, self.read_only = host.home.resolve(), host.read_only
+        self.home = host.home.resolve()
+        self.read_only = host.read_only
         self.closed = [folder.resolve() for folder in host.closed]
-        self.programs, self.workspace = programs, workspace
+        self.programs = programs
+        self.workspace = workspace
         self.toolchains = Toolchains()
 
     def add_project(self, workspace: Path, dependencies: Sequence[str]) -> None:
-        environments = [workspace / name for name in dependencies if (workspace / name / "pyvenv.cfg").is_file()]
-        modules = [name for name in dependencies if name.rpartition("/")[2] == "node_modules"]
-        self.toolchains.path += [str(environment / "bin") for environment in environments]
-        self.toolchains.path += [str(workspace / name / ".bin") for name in modules]
+        environments: list[Path] = []
+        modules: list[Path] = []
+        for name in dependencies:
+            folder = workspace / name
+            if (folder / "pyvenv.cfg").is_file():
+                environments.append(folder)
+            if name.rpartition("/")[2] == "node_modules":
+                modules.append(folder)
+        self.toolchains.path += [str(folder / "bin") for folder in environments]
+        self.toolchains.path += [str(folder / ".bin") for folder in modules]
         for environment in environments:
             self._add_environment(environment)
         if environments:
@@ -262,11 +286,17 @@ class _Search:
             if packages and self._show(packages[-1], packages[-1].resolve()):
                 continue
             root = step.parent.parent
-            if step.parent.name != "bin" or not self._holds_one(root) or not self._show(root, root.resolve()):
+            if not self._show_installation(step, root):
                 self.add_file(step)
             elif (root / "pyvenv.cfg").is_file():
                 self._add_environment(root)
         self._add_library(Path(os.path.realpath(program)))
+
+    def _show_installation(self, program: Path, root: Path) -> bool:
+        """Show the folder of a program's installation; tell whether it is one, and may be shown."""
+        if program.parent.name != "bin" or not self._holds_one(root):
+            return False
+        return self._show(root, root.resolve())
 
     def add_file(self, file: Path) -> None:
         real = file.resolve()
@@ -321,14 +351,14 @@ class _Search:
         def version(node: Path) -> tuple[int, ...]:
             return tuple(map(int, re.findall(r"\d+", node.parent.parent.name)))
 
+        candidates = sorted((self.home / ".nvm/versions/node").glob("v*/bin/node"), key=version, reverse=True)
         program = shutil.which("node", path=self.programs)
-        candidates = [Path(program).resolve()] if program is not None else []
-        candidates += sorted((self.home / ".nvm/versions/node").glob("v*/bin/node"), key=version, reverse=True)
+        if program is not None:
+            candidates.insert(0, Path(program).resolve())
         for real in candidates:
-            prefix = real.parent.parent
             if _in_system(real):
                 return
-            if (prefix / "lib/node_modules").is_dir() or (prefix / "include/node").is_dir():
+            if _is_node_installation(real.parent.parent):
                 self._add_program(real)
                 return
 
@@ -339,12 +369,16 @@ class _Search:
         default = _find_version(settings, 100_000, r'default_toolchain\s*=\s*"([^"]+)"') or "none"
         for name in (_rust_channel(workspace), default, ""):
             for folder in sorted(installed.glob(f"{name}*")):
-                if (folder / "bin" / "cargo").is_file():
-                    self._add_program(folder / "bin" / "cargo")
-                    for cache in ("registry", "git"):
-                        self._show(self.home / ".cargo" / cache, self.home / ".cargo" / cache)
-                    self.toolchains.variables |= {"CARGO_HOME": str(self.home / ".cargo"), "CARGO_NET_OFFLINE": "true"}
+                cargo = folder / "bin" / "cargo"
+                if cargo.is_file():
+                    self._add_program(cargo)
+                    self._add_packages_of_cargo(self.home / ".cargo")
                     return
+
+    def _add_packages_of_cargo(self, folder: Path) -> None:
+        for name in ("registry", "git"):
+            self._show(folder / name, folder / name)
+        self.toolchains.variables |= {"CARGO_HOME": str(folder), "CARGO_NET_OFFLINE": "true"}
 
     def _add_go(self) -> None:
         program = shutil.which("go", path=self.programs) or "/usr/local/go/bin/go"
@@ -358,8 +392,9 @@ class _Search:
     # -- showing ------------------------------------------------------------------------------------------------------
 
     def _add_program(self, real: Path) -> None:
-        shown = _in_system(real) or self._show(real.parent.parent, real.parent.parent)
-        if shown and str(real.parent) not in SYSTEM_PATH:  # those come last on the PATH anyway
+        if not _in_system(real) and not self._show(real.parent.parent, real.parent.parent):
+            return
+        if str(real.parent) not in SYSTEM_PATH:  # those come last on the PATH anyway
             self.toolchains.path.append(str(real.parent))
 
     def _show(self, name: Path, prefix: Path) -> bool:
@@ -369,15 +404,18 @@ class _Search:
             return False
         if not prefix.is_dir():
             return False
-        if self._refusal_of_found(prefix) is not None or self._refusal_of_found(name) is not None:
+        refusal = self._refusal_of_found(prefix) or self._refusal_of_found(name)
+        if refusal is not None:
             return False
         self.toolchains.shown[name] = prefix
         return True
 
     def _add_library(self, real: Path) -> None:
         """Show an interpreter's library where the loader looks, which is maybe not under the program's names."""
-        library = python_library(real) if _is_python(real) else None
-        if library is None or any(library.is_relative_to(name) for name in self.toolchains.shown):
+        if not _is_python(real):
+            return
+        library = python_library(real)
+        if library is None or any(map(library.is_relative_to, self.toolchains.shown)):
             return
         if self._refusal_of_found(library) is None:
             self.add_file(library)
@@ -389,7 +427,7 @@ class _Search:
 
     def _refusal(self, path: Path) -> str | None:
         """Return why no command may see a path, even one that a setting names; None if it may."""
-        if path == Path(path.root) or self.home.is_relative_to(path) or str(path) in HOMES:
+        if _is_or_contains_home(path, self.home):
             return f"is or contains a home folder; {_NAME_ALONE}"
         if str(path.parent) in HOMES or str(path) in ROOT_HOMES:
             return f"is a home folder; {_NAME_ALONE}"
@@ -412,7 +450,17 @@ class _Search:
 
 
 def _in_system(path: Path) -> bool:
-    return any(path.is_relative_to(folder) for folder in _SYSTEM)
+    return any(map(path.is_relative_to, _SYSTEM))
+
+
+def _is_or_contains_home(path: Path, home: Path) -> bool:
+    if path == Path(path.root) or home.is_relative_to(path):
+        return True
+    return str(path) in HOMES
+
+
+def _is_node_installation(prefix: Path) -> bool:
+    return (prefix / "lib/node_modules").is_dir() or (prefix / "include/node").is_dir()
 
 
 def overlap(one: Path, other: Path) -> bool:
@@ -421,7 +469,9 @@ def overlap(one: Path, other: Path) -> bool:
 
 def _is_python(real: Path) -> bool:
     """Tell whether a path is a Python interpreter in its installation, not just something that a link names."""
-    if not _is_file(real) or real.parent.name != "bin" or not real.name.startswith(("python", "pypy")):
+    if not _is_file(real) or real.parent.name != "bin":
+        return False
+    if not real.name.startswith(("python", "pypy")):
         return False
     return any((real.parent.parent / "lib").glob("p*y*3*"))
 
@@ -450,8 +500,10 @@ def _interpreter_folder(environment: Path) -> Path | None:
     with suppress(OSError, UnicodeDecodeError):
         for line in read_small(environment / "pyvenv.cfg", 10_000).decode().splitlines():
             key, _, value = line.partition("=")
+            if key.strip() != "home":
+                continue
             folder = value.strip()
-            if key.strip() == "home" and folder.startswith("/") and "\0" not in folder:
+            if folder.startswith("/") and "\0" not in folder:
                 return Path(folder)
     return None
 

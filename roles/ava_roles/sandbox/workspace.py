@@ -72,26 +72,36 @@ def resolve_workspace(
     `only_roots`, as over HTTP, there is no workspace at all without configured roots. Raises WorkspaceRefused: the
     folder that the call names is refused; says why, and which folders are allowed.
     """
-    asked = asked or ""
-    is_named = asked.strip() != ""
+    path = asked or ""
+    is_named = path.strip() != ""
     if only_roots and not roots:
         missing = "no folder is set for this user; a person can add one to workspaces in [users.NAME]"
         if is_named:
             raise WorkspaceRefused(f"workspace: {missing}")
         return Workspace(None, False, f"no workspace: {missing}")
     rule = WorkspaceRule.of(home, data_root, allow)
-    roots = tuple(root.resolve() for root in roots)
-    default, clients = _find_default(rule, roots, client_roots, env, cwd)
+    resolved_roots = tuple(root.resolve() for root in roots)
+    if env is None or not env.strip():
+        env = ""
+    default, clients = _find_default(rule, resolved_roots, client_roots, env, cwd)
     if not is_named:
         return default
-    if env and env.strip() and default.path is None:  # a wrong setting has to be corrected
+    if env and default.path is None:  # a wrong setting has to be corrected
         raise WorkspaceRefused(f"workspace: cannot be given: {default.why}")
-    allowed = roots
+    return _named_workspace(rule, path, resolved_roots, default, clients)
+
+
+def _named_workspace(
+    rule: WorkspaceRule, path: str, roots: tuple[Path, ...], default: Workspace, clients: tuple[Path, ...]
+) -> Workspace:
+    """Return the folder that the call names as workspace. Raises WorkspaceRefused."""
+    allowed = list(roots)
     if not roots:
-        folders = clients if default.path is None else (*clients, default.path)
-        allowed = tuple(dict.fromkeys(folders))
+        allowed += dict.fromkeys(clients)
+        if default.path is not None and default.path not in allowed:
+            allowed.append(default.path)
     try:
-        folder = _folder(rule, asked, allowed, relative_to=default.path)
+        folder = _folder(rule, path, allowed, relative_to=default.path)
     except WorkspaceRefused as refusal:
         beneath = f"beneath {' or '.join(map(str, allowed))}" if allowed else "of one project"
         hint = ", or have a person set other roots ([workspace] in config.toml)"
@@ -189,34 +199,47 @@ class WorkspaceRule:
             return f"{folder} is a home folder"
         if is_within(self.home, (path,)) or self.look.is_any(path, HOMES):
             return f"{folder} contains home folders"
-        for place, part in enumerate(folder.parts):
-            if part.startswith(".") and self.leads_home(upwards[len(upwards) - place :]):
-                return f"{folder} lies in {part}, a dot-folder of a home folder"
+        dot_folder = self._dot_folder_of_home(folder, upwards)
+        if dot_folder is not None:
+            return f"{folder} lies in {dot_folder}, a dot-folder of a home folder"
         closed = self._closed(folder)
         if closed is None:
             return None
         return f"{folder} lies in {closed}, and no setting names it (workspace.allow in config.toml)"
 
+    def _dot_folder_of_home(self, folder: Path, upwards: Sequence[str]) -> str | None:
+        for place, part in enumerate(folder.parts):
+            if part.startswith(".") and self.leads_home(upwards[len(upwards) - place :]):
+                return part
+        return None
+
     def _closed(self, folder: Path) -> str | None:
         """Return the system folder or other user's home that contains a folder, unless `allow` names it; else None."""
         if self.allow is None:
             return None
-        open_folders = [*OPEN, *(str(allowed) for allowed in self.allow if allowed.parent != allowed)]
-        if self._is_users_home():
-            open_folders.append(str(self.home))
-        user = _user()
-        if user is not None and user.name:
-            open_folders.append(f"{MEDIA}/{user.name}")  # the user's removable disks; only root can create this folder
-        if self.look.is_within(folder, open_folders):
+        if self.look.is_within(folder, self._open_folders(self.allow)):
             return None
-        if self.look.is_within(folder, SYSTEM):
-            system = next(system for system in SYSTEM if self.look.is_within(folder, (system,)))
-            return f"{system}, a system folder"
+        for system in SYSTEM:
+            if self.look.is_within(folder, (system,)):
+                return f"{system}, a system folder"
         upwards = _upwards(str(folder))
         for place, above in enumerate(upwards[1:], 1):
             if self.leads_home(upwards[place:]) and not _is_own(Path(above)):
                 return f"{above}, another user's home"
         return None
+
+    def _open_folders(self, allow: Sequence[Path]) -> list[str]:
+        """Return the folders in which one may be a workspace although a system folder or another home contains it."""
+        folders = list(OPEN)
+        for allowed in allow:
+            if allowed.parent != allowed:  # not the whole file system
+                folders.append(str(allowed))
+        if self._is_users_home():
+            folders.append(str(self.home))
+        user = _user()
+        if user is not None and user.name:
+            folders.append(f"{MEDIA}/{user.name}")  # the user's removable disks; only root can create this folder
+        return folders
 
     def _is_users_home(self) -> bool:
         """Tell whether the home is the user's and not a system folder: a variable may name any folder as home."""
@@ -226,14 +249,16 @@ class WorkspaceRule:
             system_folders += _upwards(system)
         if self.look.is_any(home, system_folders):
             return False
-        user = _user()
-        if user is not None and user.home.is_absolute() and self.look.is_any(str(user.home), (home,)):
+        if not self.look.is_within(self.home, SYSTEM):
             return True
-        return not self.look.is_within(self.home, SYSTEM)
+        user = _user()
+        if user is None or not user.home.is_absolute():
+            return False
+        return self.look.is_any(str(user.home), (home,))
 
 
 def _find_default(
-    rule: WorkspaceRule, roots: tuple[Path, ...], client_roots: Sequence[str], env: str | None, cwd: Path
+    rule: WorkspaceRule, roots: tuple[Path, ...], client_roots: Sequence[str], env: str, cwd: Path
 ) -> tuple[Workspace, tuple[Path, ...]]:
     """Return the workspace that the rule finds, and the client's roots that are not refused."""
     clients: list[Path] = []
@@ -249,7 +274,7 @@ def _find_default(
         reasons.append("the client has several roots")
     if not client_roots:
         reasons.append("the client names no root")
-    if env and env.strip():
+    if env:
         try:
             return Workspace(_folder(rule, env, roots), False, "AVA_WORKSPACE"), tuple(clients)
         except WorkspaceRefused as refusal:
