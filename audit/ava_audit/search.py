@@ -136,24 +136,9 @@ class Conditions:
     def __init__(self, query: LogQuery) -> None:
         types = type_filter(query.types)
         # A run belongs to one user and one session: asking the index for these too would only cost time.
-        runs_only = bool(query.agents) and all(map(_is_run, query.agents))
+        runs_only = _asks_for_runs(query)
         ids = replace(query, users=(), sessions=()) if runs_only else query
-        parts: list[tuple[str, Sequence[Any]]] = []
-        for column, column_ids in (
-            ("agent_id", query.agents),
-            ("user_id", query.users),
-            ("session_id", query.sessions),
-            ("run_id", query.runs),
-        ):
-            if column_ids:
-                # No id has a lone surrogate or NUL, which databases do not accept: the replacement matches nothing.
-                values = [each.encode("utf-8", "replace").decode().replace("\0", "?") for each in column_ids]
-                parts.append((f"{column} IN ({placeholders(values)})", values))
-        if query.without:
-            parts.append((f"type NOT IN ({placeholders(query.without)})", query.without))
-        for condition, time_us in (("+ts_us >= ?", query.since_us), ("+ts_us < ?", query.until_us)):
-            if time_us is not None:
-                parts.append((condition, [time_us]))
+        parts = _conditions_of(query)
         self.where, self.values = _join_conditions(parts)
         # The index knows the agents. Who may read an entry is compared as it is stored: an index may have hashes.
         self.rest, self.rest_values = _join_conditions(parts[1:] if query.agents else parts)
@@ -166,6 +151,33 @@ class Conditions:
             agents=ids.agents, users=ids.users, sessions=ids.sessions, types=types, level=query.level,
             search=query.search,
 )  # fmt: skip
+
+
+def _asks_for_runs(query: LogQuery) -> bool:
+    """Tell whether a query names agents, and all of them are runs."""
+    return bool(query.agents) and all(agent.startswith("S-") for agent in query.agents)
+
+
+def _conditions_of(query: LogQuery) -> list[tuple[str, Sequence[Any]]]:
+    """Return the SQL conditions of a query, each with its values; those on the agents come first."""
+    conditions: list[tuple[str, Sequence[Any]]] = []
+    for column, ids in (
+        ("agent_id", query.agents),
+        ("user_id", query.users),
+        ("session_id", query.sessions),
+        ("run_id", query.runs),
+    ):
+        if ids:
+            # No id has a lone surrogate or NUL, which databases do not accept: the replacement matches nothing.
+            values = [each.encode("utf-8", "replace").decode().replace("\0", "?") for each in ids]
+            conditions.append((f"{column} IN ({placeholders(values)})", values))
+    if query.without:
+        conditions.append((f"type NOT IN ({placeholders(query.without)})", query.without))
+    if query.since_us is not None:
+        conditions.append(("+ts_us >= ?", [query.since_us]))
+    if query.until_us is not None:
+        conditions.append(("+ts_us < ?", [query.until_us]))
+    return conditions
 
 
 def _join_conditions(parts: Sequence[tuple[str, Sequence[Any]]]) -> tuple[str, list[Any]]:
@@ -192,9 +204,11 @@ def _page(view: View, *, query: LogQuery, conditions: Conditions) -> EntryPage:
             rows += _indexed(view, conditions, after, min(upto, indexed), limit - len(rows))
         if len(rows) == limit:
             break
-    entries = tuple(entry_of(row) for row in rows[: query.limit])
-    has_more = len(rows) > query.limit and bool(entries)
-    return EntryPage(entries, entries[-1].seq if has_more else None, head)
+    entries = tuple(map(entry_of, rows[: query.limit]))
+    next_before = None
+    if entries and len(rows) > query.limit:
+        next_before = entries[-1].seq
+    return EntryPage(entries, next_before, head)
 
 
 def _indexed(view: View, conditions: Conditions, low: int, high: int, limit: int) -> list[Any]:
@@ -243,11 +257,11 @@ def _bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:
     if query.before_seq is not None:
         high = min(high, query.before_seq - 1)
     low = query.after_seq or 0
-    if query.agents and all(map(_is_run, query.agents)):
+    if _asks_for_runs(query):
         # A run's entries are close together: the rest of the index need not be searched.
-        spans = [view.span(agent) for agent in query.agents]
-        low = max(low, min(first for first, _last in spans) - 1)
-        high = min(high, max(last for _first, last in spans))
+        firsts, lasts = zip(*map(view.span, query.agents), strict=True)
+        low = max(low, min(firsts) - 1)
+        high = min(high, max(lasts))
     return low, high
 
 
@@ -280,13 +294,10 @@ _EARLIER = "SELECT 1 FROM events WHERE ts_us >= ? AND +seq < ? LIMIT 1"
 def _export_bounds(view: View, query: LogQuery) -> tuple[int, int]:
     low, high = _bounds(view, query, view.head())
     if query.since_us is not None:
-        first, last = view.seq_bounds(query.since_us, FOREVER_US if query.until_us is None else query.until_us)
+        until_us = FOREVER_US if query.until_us is None else query.until_us
+        first, last = view.seq_bounds(query.since_us, until_us)
         low, high = max(low, first - 1), min(high, last)
     return low, high
-
-
-def _is_run(agent: str) -> bool:
-    return agent.startswith("S-")
 
 
 def _select(
@@ -341,7 +352,9 @@ def _new_rows(view: View, *, conditions: Conditions, after: int, upto: int) -> l
 def _export_slice(view: View, *, conditions: Conditions, low: int, high: int) -> ExportSlice:
     indexed = view.progress("words")
     use_index = bool(conditions.index_query) and low < indexed
-    upto = min(indexed, high) if use_index else high
+    upto = high
+    if use_index:
+        upto = min(indexed, high)
     matches = _select(view, conditions, low, upto, SLICE, columns=LINE_COLUMNS, oldest_first=True, use_index=use_index)
     rows = list(limit_content(matches, SLICE_CHARS))
     reached = rows[-1][0] if rows else upto

@@ -98,34 +98,53 @@ def verify_backend(
     """Check the log of a backend as `verify` does."""
     try:
         with contextlib.closing(backend.open_to_check()) as db:
-            start, before = 0, GENESIS
-            changes = backend.schema_changes(db)
-            if any(kind == "table" and change == "removed" for (kind, _name), change in changes.items()):
-                return _nothing_checked(*schema_faults(changes))
-            if since is not None and since != GENESIS:
-                # Newest first, because heads are noted near the end.
-                newest = "SELECT seq FROM events WHERE hash = ? ORDER BY seq DESC LIMIT 1"
-                row = db.execute(newest, (since,)).fetchone()
-                if row is None:
-                    return _nothing_checked(missing_hash(since, 0))
-                start, before = row[0], since
-            walk = _Walk(backend, db, start, before, rebuild=since is None, head=head)
-            faults = walk.run(on_progress or (lambda _done, _all: None))
-            chained = walk.fault is None
-            if chained:
-                if head is not None and not walk.met_head:
-                    faults.append(missing_hash(head, walk.seq))
-                view = View(db)
-                lost = mirror_faults(view, mirror)
-                faults += [*schema_faults(changes), *lost]
-                if since is None and not lost:
-                    faults += mirror_differences(view, mirror)
-            return VerifyReport(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), since is None and chained)
+            return _check_log(backend, db, head, since, mirror, on_progress or _no_progress)
     except backend.error as error:
         text = f"{backend.place} cannot be read as a log: {error}"
         if backend.is_damage(error):  # even its first page cannot be read
             return _nothing_checked(Fault("damaged", 0, text))
         raise StoreUnavailable(text) from error
+
+
+def _no_progress(_done: int, _all: int) -> None:
+    pass
+
+
+def _check_log(
+    backend: Backend,
+    db: Database,
+    head: bytes | None,
+    since: bytes | None,
+    mirror: Path | None,
+    on_progress: ProgressCallback,
+) -> VerifyReport:
+    changes = backend.schema_changes(db)
+    for (kind, _name), change in changes.items():
+        if kind == "table" and change == "removed":
+            return _nothing_checked(*schema_faults(changes))
+    start = 0
+    before = GENESIS
+    if since is not None and since != GENESIS:
+        # Newest first, because heads are noted near the end.
+        newest = "SELECT seq FROM events WHERE hash = ? ORDER BY seq DESC LIMIT 1"
+        row = db.execute(newest, (since,)).fetchone()
+        if row is None:
+            return _nothing_checked(missing_hash(since, 0))
+        start = row[0]
+        before = since
+    from_beginning = since is None
+    walk = _Walk(backend, db, start, before, rebuild=from_beginning, head=head)
+    faults = walk.run(on_progress)
+    is_chained = walk.fault is None
+    if is_chained:
+        if head is not None and not walk.met_head:
+            faults.append(missing_hash(head, walk.seq))
+        view = View(db)
+        lost = mirror_faults(view, mirror)
+        faults += [*schema_faults(changes), *lost]
+        if from_beginning and not lost:
+            faults += mirror_differences(view, mirror)
+    return VerifyReport(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), from_beginning and is_chained)
 
 
 def hash_of(digest: str) -> bytes:
@@ -187,7 +206,9 @@ class _Walk:
 
     def _follow(self, on_progress: ProgressCallback) -> None:
         """Apply the entries of a long log while another process checks the chain ahead; `_step` does all others."""
-        if self._rebuilt is None or not isinstance(self._backend, SqliteBackend) or (os.cpu_count() or 1) < 2:
+        if self._rebuilt is None or not isinstance(self._backend, SqliteBackend):
+            return
+        if (os.cpu_count() or 1) < 2:
             return
         if self.fault is not None or self._newest() < LONG:
             return
@@ -205,7 +226,8 @@ class _Walk:
 
     def _advance(self, seq: int, digest: bytes) -> None:
         self.seq, self.before = seq, digest
-        self.met_head = self.met_head or digest == self._head
+        if digest == self._head:
+            self.met_head = True
 
     def _step(self) -> bool:
         """Check the next slice; False if there was none."""

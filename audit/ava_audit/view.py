@@ -187,7 +187,8 @@ class View:
         values: list[str | int] = []
         if user is not None:
             # The last hour's by when they ended, and those that wait by their ids.
-            where.append("+user_id = ?" if ended_since_us or expired_before_us else "user_id = ?")
+            has_better_index = ended_since_us or expired_before_us
+            where.append("+user_id = ?" if has_better_index else "user_id = ?")
             values.append(user)
         if states is not None:
             condition, state_values = _unended(list(states), expired_before_us)
@@ -201,8 +202,11 @@ class View:
             values.append(paused_at_us)
         if listed:
             where.append(_LISTED)
-        order = "created_us" if states is None and ended_since_us is None else "+created_us"
-        return self._runs(f"{' AND '.join(where)} ORDER BY {order} DESC, id LIMIT ?", *values, _rows_of(limit))[::-1]
+        order = "created_us"
+        if states is not None or ended_since_us is not None:
+            order = "+created_us"
+        newest = self._runs(f"{' AND '.join(where)} ORDER BY {order} DESC, id LIMIT ?", *values, _rows_of(limit))
+        return newest[::-1]
 
     def owners(self, user: str) -> set[str]:
         """Return the instances that have claimed this user's running runs."""
@@ -215,7 +219,9 @@ class View:
         Plans take no slot, and their runs come after all others.
         """
         earlier = "(coalesce(queued_us, 0) < ? OR coalesce(queued_us, 0) = ? AND id < ?)"
-        before = f"step IS NULL AND {earlier}" if run.step is None else f"(step IS NULL OR {earlier})"
+        before = f"step IS NULL AND {earlier}"
+        if run.step is not None:
+            before = f"(step IS NULL OR {earlier})"
         due = f"state = 'queued' AND (waits_until_us IS NULL OR waits_until_us <= ?) AND {NOT_A_PLAN}"
         sql = f"SELECT count(*) FROM runs WHERE {due} AND {before}"  # noqa: S608
         queued_us = run.queued_us or 0
@@ -282,8 +288,9 @@ class View:
         return self._runs(f"id IN ({ids}) ORDER BY {by}", *values, limit)
 
     def roles(self, user: str | None) -> list[str]:
+        users = self.users() if user is None else {user}
         roles: set[str] = set()
-        for each in self.users() if user is None else {user}:
+        for each in users:
             roles.update(self._distinct("role", "user_id = ? AND", each))
         return sorted(roles)
 
@@ -322,9 +329,11 @@ class View:
         Plans do not count: what they cost and how they ended, their runs say.
         `kind`: `RunFacts`, or `PastRun` to read what estimates need besides.
         """
-        of = f"{_PAST}, terms FROM runs JOIN configs USING (id)" if kind is PastRun else f"{_FACTS} FROM runs"
+        columns = f"{_FACTS} FROM runs"
+        if kind is PastRun:
+            columns = f"{_PAST}, terms FROM runs JOIN configs USING (id)"
         sql = (
-            f"SELECT {of} WHERE ended_us >= ? AND ended_us < ? AND (CAST(? AS TEXT) IS NULL OR user_id = ?)"
+            f"SELECT {columns} WHERE ended_us >= ? AND ended_us < ? AND (CAST(? AS TEXT) IS NULL OR user_id = ?)"
             " AND +id LIKE 'S-%'"
         )
         for row in self.stream(sql, since_us, until_us, user, user):
@@ -436,8 +445,9 @@ class View:
 
     def entries(self, run_id: str, after: int = 0, types: Sequence[str] | None = None) -> list[Entry]:
         # The plus stops SQLite from walking all entries of the type: a run has few, the log may have a million.
-        only = f" AND +type IN ({placeholders(types)})" if types else ""
-        return [*self._entries(f"run_id = ? AND seq > ?{only} ORDER BY seq", run_id, after, *(types or ()))]
+        names = types or ()
+        only = f" AND +type IN ({placeholders(names)})" if names else ""
+        return [*self._entries(f"run_id = ? AND seq > ?{only} ORDER BY seq", run_id, after, *names)]
 
     def newer_entries(self, run_id: str, after: int, limit: int) -> list[Entry]:
         """Return the oldest entries of a run with a greater `seq`, in order; at most `limit`."""
@@ -445,8 +455,9 @@ class View:
 
     def older_entries(self, run_id: str, before: int | None, limit: int) -> list[Entry]:
         """Return the newest entries of a run with a smaller `seq` (None: of all), newest first; at most `limit`."""
-        only, values = ("", ()) if before is None else (" AND seq < ?", (before,))
-        return [*self._entries(f"run_id = ?{only} ORDER BY seq DESC LIMIT ?", run_id, *values, limit)]
+        if before is None:
+            return [*self._entries("run_id = ? ORDER BY seq DESC LIMIT ?", run_id, limit)]
+        return [*self._entries("run_id = ? AND seq < ? ORDER BY seq DESC LIMIT ?", run_id, before, limit)]
 
     def count_entries(self, run_id: str, most: int) -> int:
         """Return how many entries a run has; `most` if it has more."""
@@ -506,8 +517,10 @@ class View:
         return (0, -1) if low is None else (int(low), int(high))
 
     def session_start(self, session_id: str) -> SessionStart | None:
-        entry = next(self._entries("type = 'SessionStart' AND session_id = ? LIMIT 1", session_id), None)
-        return entry.fact if entry is not None and isinstance(entry.fact, SessionStart) else None
+        for entry in self._entries("type = 'SessionStart' AND session_id = ? LIMIT 1", session_id):
+            if isinstance(entry.fact, SessionStart):
+                return entry.fact
+        return None
 
     def span(self, agent_id: str) -> tuple[int, int]:
         """Return the first and last `seq` of an agent's entries, (0, -1) without one."""
@@ -594,8 +607,10 @@ def _unended(states: Sequence[str], expired_before_us: int | None) -> tuple[str,
     if expired_before_us is None or WAITING not in states:
         return f"state IN ({placeholders(states)})", [*states]
     others = [state for state in states if state != WAITING]
-    of_others = f"SELECT id FROM runs WHERE state IN ({placeholders(others)}) UNION ALL " if others else ""  # noqa: S608
-    condition = f"+state IN ({placeholders(states)}) AND id IN ({of_others}{_UNEXPIRED})"
+    ids = _UNEXPIRED
+    if others:
+        ids = f"SELECT id FROM runs WHERE state IN ({placeholders(others)}) UNION ALL {_UNEXPIRED}"  # noqa: S608
+    condition = f"+state IN ({placeholders(states)}) AND id IN ({ids})"
     return condition, [*states, *others, expired_before_us]
 
 

@@ -63,9 +63,17 @@ def role_of_agent(text: str, file: str, name: str = "") -> AddedRole:
         return AddedRole(role, role.ignored)
     if len(text) <= MAX_FILE_CHARS:
         front = _front(text, file)
-        if isinstance(front.get("tools"), dict) or "mode" in front or "permission" in front:
+        if _is_of_opencode(front):
             return _of_opencode(front, text, file, name)
-    raise faults[0] if faults else RoleFileError(file, "has a frontmatter that cannot be read; write plain YAML")
+    if faults:
+        raise faults[0]
+    raise RoleFileError(file, "has a frontmatter that cannot be read; write plain YAML")
+
+
+def _is_of_opencode(front: Mapping[str, Any]) -> bool:
+    if "mode" in front or "permission" in front:
+        return True
+    return isinstance(front.get("tools"), dict)
 
 
 def _of_codex(text: str, file: str, name: str) -> AddedRole:
@@ -109,12 +117,17 @@ def _of_opencode(front: Mapping[str, Any], text: str, file: str, name: str) -> A
     permission = _rules(front, "permission", file)
     switches = _rules(front, "tools", file)
     tools = _tools_of_opencode(permission, switches)
-    left_out = [f"tools: {one_line(rule, 80)}" for rule in {**switches, **permission} if not _means_a_tool(rule)]
+    left_out: list[str] = []
+    for rule in {**switches, **permission}:
+        if not _means_a_tool(rule):
+            left_out.append(f"tools: {one_line(rule, 80)}")
     known = {"name", "description", "tools", "permission", "mode", "model"}
     left_out += sorted(front.keys() - known)
     model = front.get("model")
-    if model is not None:
-        left_out.append(f"model: {one_line(model, 80)}" if isinstance(model, str) else "model")
+    if isinstance(model, str):
+        left_out.append(f"model: {one_line(model, 80)}")
+    elif model is not None:
+        left_out.append("model")
     if {"edit", "write"}.isdisjoint({*switches, *permission}):
         left_out.append(_NO_EDITS)
     body = read_document(text, file, frozenset()).body
@@ -165,10 +178,13 @@ def _is_allowed(tool: str, permission: Mapping[str, bool], switches: Mapping[str
     """
     names = _COVERED_BY.get(tool, (tool,))
     for rules in (permission, switches):
-        matching = [on for rule, on in rules.items() if any(fnmatchcase(name, rule) for name in names)]
-        if not matching:
+        last_match: bool | None = None
+        for rule, is_on in rules.items():
+            if any(fnmatchcase(name, rule) for name in names):
+                last_match = is_on
+        if last_match is None:
             continue
-        if not matching[-1] or any(rules.get(name) is False for name in names):
+        if not last_match or any(rules.get(name) is False for name in names):
             return False
         if tool not in _COVERED_BY or tool in rules:
             return True
@@ -218,8 +234,10 @@ def _values(front: str, file: str) -> dict[Any, Any]:
     try:
         loader: Any = yaml.SafeLoader(front)  # its methods have no types
         root = loader.get_single_node()
-        is_too_large = root is not None and _is_too_large(root)
-        values: object = None if root is None or is_too_large else loader.construct_document(root)
+        if root is None:
+            return {}
+        is_too_large = _is_too_large(root)
+        values: object = None if is_too_large else loader.construct_document(root)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
         return {}
     if is_too_large:

@@ -162,9 +162,11 @@ def decode(data: bytes, label: str = "", *, cut: bool = False) -> Decoded | None
         text = _decode_text(data, "utf-8", cut)
         if text is not None:
             return Decoded(text, "utf-8")
-    labels = [codec for codec in (codec_of_label(label), _label_inside(data)) if codec]
+    labels = list(filter(None, (codec_of_label(label), _label_inside(data))))
     for codec in labels:
-        text = _decode_text(data, codec, cut) if codec != "utf-8" else None
+        if codec == "utf-8":
+            continue
+        text = _decode_text(data, codec, cut)
         if text is not None:
             return Decoded(text, codec)
     utf16 = _guess_utf16(data)
@@ -172,12 +174,9 @@ def decode(data: bytes, label: str = "", *, cut: bool = False) -> Decoded | None
         return _replace_broken(data, utf16, cut=cut, guessed=True)
     if b"\0" in data[:65_536]:
         return None
-    for codec, escapes in _ESCAPES.items():
-        if not any(escape in data for escape in escapes):
-            continue
-        text = _decode_strictly(data, codec, cut)
-        if text is not None:
-            return Decoded(text, codec, guessed=True)
+    with_escapes = _decode_with_escapes(data, cut)
+    if with_escapes is not None:
+        return with_escapes
     if data.isascii():
         return Decoded(data.decode("ascii"), "utf-8")
     for codec in (*labels, "utf-8"):
@@ -187,28 +186,43 @@ def decode(data: bytes, label: str = "", *, cut: bool = False) -> Decoded | None
     return _guess(data, cut)
 
 
+def _decode_with_escapes(data: bytes, cut: bool) -> Decoded | None:
+    """Return a text in an encoding that is known by its escape sequences, such as ISO-2022-JP."""
+    for codec, escapes in _ESCAPES.items():
+        if any(escape in data for escape in escapes):
+            text = _decode_strictly(data, codec, cut)
+            if text is not None:
+                return Decoded(text, codec, guessed=True)
+    return None
+
+
 def _label_inside(data: bytes) -> str | None:
     """Return the codec that a text names in its first 1,024 bytes, as pages, XML, style sheets and programs do.
 
     In a page, a label of UTF-16 means UTF-8: otherwise it could not be read.
     """
     head = data[:_HEAD_BYTES].decode("latin-1")
-    if head.startswith(("<\0?\0x", "\0<\0?")):
-        return "utf-16-le" if head[1] == "\0" else "utf-16-be"
-    label = ""
-    if head.lstrip().startswith("<"):
-        label = find_label(head)
-        xml = _XML_LABEL.match(head.lstrip())
-        if not label and xml is not None:
-            label = xml[1]
-    else:
-        match = _STYLE_LABEL.match(head) or _CODING.match(head)
-        if match is not None:
-            label = match[1]
-    codec = codec_of_label(label)
+    if head.startswith("<\0?\0x"):
+        return "utf-16-le"
+    if head.startswith("\0<\0?"):
+        return "utf-16-be"
+    codec = codec_of_label(_find_label(head))
     if codec is not None and codec.startswith("utf-16"):
         return "utf-8"
     return codec
+
+
+def _find_label(head: str) -> str:
+    """Return the label in the beginning of a text; empty without one."""
+    page = head.lstrip()
+    if page.startswith("<"):
+        label = find_label(head)
+        if label:
+            return label
+        match = _XML_LABEL.match(page)
+    else:
+        match = _STYLE_LABEL.match(head) or _CODING.match(head)
+    return "" if match is None else match[1]
 
 
 def codec_of_label(label: str) -> str | None:
@@ -279,12 +293,15 @@ def _sample(data: bytes) -> bytes:
     done = 0
     for start, most in ((0, _SAMPLE_BYTES // 2), (data.find(b"\n", len(data) // 2), _SAMPLE_BYTES)):
         at = max(start, done)
-        while taken < most and (found := _HIGH.search(data, at)) is not None:
-            line = data.rfind(b"\n", max(at, found.start() - 200), found.start()) + 1
-            begin = line or found.start()
-            end = data.find(b"\n", found.start(), begin + _SPAN_BYTES)
+        while taken < most:
+            high = _HIGH.search(data, at)
+            if high is None:
+                break
+            first = high.start()
+            begin = data.rfind(b"\n", max(at, first - 200), first) + 1 or first
+            end = data.find(b"\n", first, begin + _SPAN_BYTES)
             if end < 0:
-                end = _end_of_whole_characters(data, found.start(), begin + _SPAN_BYTES)
+                end = _end_of_whole_characters(data, first, begin + _SPAN_BYTES)
             pieces.append(data[begin:end])
             taken += end - begin
             at = done = data.find(b"\n", end)
@@ -305,7 +322,9 @@ def _end_of_whole_characters(data: bytes, start: int, end: int) -> int:
 def _guess_utf16(data: bytes) -> str | None:
     """Return which UTF-16 a text without a mark is: read as it, the text has few scripts and no odd characters."""
     sample = data[: _SAMPLE_BYTES // 4 * 2]
-    if len(sample) < 4 or _CONTROLS.search(sample) is None or (len(data) % 2 and len(data) == len(sample)):
+    if len(sample) < 4 or _CONTROLS.search(sample) is None:
+        return None
+    if len(sample) % 2:  # it is the whole text, which ends with half a character
         return None
     best = None
     least = 0.2
@@ -347,7 +366,10 @@ def _oddness(text: str) -> float:
 
 def _is_ordinary(char: str) -> bool:
     """Tell whether a character is ASCII that is seen or white space, or a Japanese letter or sign."""
-    return char in "\t\n\r " or 0x21 <= ord(char) <= 0x7E or 0x3000 <= ord(char) <= 0x30FF
+    code = ord(char)
+    if code < 0x80:
+        return 0x20 <= code < 0x7F or char in "\t\n\r"
+    return 0x3000 <= code <= 0x30FF
 
 
 def _block(char: str) -> int:
@@ -391,7 +413,9 @@ def describe_change_of_encoding(old: bytes, new: bytes) -> str:
     """Return "Windows-1251, now UTF-8"; empty if both texts have one encoding, or one of them is binary."""
     before = decode(old)
     after = decode(new)
-    if before is None or after is None or not before.text or not after.text:
+    if before is None or after is None:
+        return ""
+    if not before.text or not after.text:
         return ""
     if before.mark == after.mark and _is_same_encoding(before, after, old, new):
         return ""

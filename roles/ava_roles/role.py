@@ -56,8 +56,10 @@ def read_document(text: str, source: str, known: frozenset[str]) -> RoleDocument
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     if lines[0].rstrip() != "---":
         raise RoleFileError(source, "a role file begins with a line `---`, then `description: …`", 1)
-    end = next((number for number, line in enumerate(lines[1:], start=1) if line.rstrip() == "---"), None)
-    if end is None:
+    end = 1
+    while end < len(lines) and lines[end].rstrip() != "---":
+        end += 1
+    if end == len(lines):
         raise RoleFileError(source, "the line `---` that ends the frontmatter is missing", len(lines))
     front = "\n".join(lines[1:end])
     control = yaml.reader.Reader.NON_PRINTABLE.search(front)
@@ -89,9 +91,11 @@ def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any
         loader: Any = yaml.SafeLoader(front)  # its methods have no types
         root = loader.get_single_node()
     except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or "it cannot be read"
-        line = mark.line + 2 if mark else 2
+        mark = getattr(error, "problem_mark", None)
+        line = 2
+        if mark:
+            line += mark.line
         raise RoleFileError(source, f"the frontmatter is not valid YAML: {problem}", line) from error
     if not isinstance(root, yaml.MappingNode):
         raise RoleFileError(source, "the frontmatter must be lines of `key: value`", 2)
@@ -102,7 +106,8 @@ def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any
         line = key.start_mark.line + 2
         if not isinstance(name, str):
             raise RoleFileError(source, "a key must be one word", line)
-        name = "maxTurns" if name == "max_iterations" else name  # the name of the spawn argument
+        if name == "max_iterations":  # the name of the spawn argument
+            name = "maxTurns"
         if name in lines:
             raise RoleFileError(source, "is given twice; keep one", line, name)
         lines[name] = line
@@ -181,14 +186,16 @@ def _name(value: str) -> str:
 
 
 def _model(value: str) -> str:
-    if not value or len(value) > 200 or " " in value or not value.isprintable():
+    is_one_word = value.isprintable() and " " not in value
+    if not 0 < len(value) <= 200 or not is_one_word:
         raise ValueError(f"must be a tier ({', '.join(TIERS)}) or a model id")
     return TIERS.get(value.lower(), value)
 
 
 def command_line(value: str) -> str:
     """Return a command line for bash. Raises ValueError: empty, too long, several lines, or with control characters."""
-    if not value or len(value) > 2_000 or show_controls(value) != value or "\n" in value or "\r" in value:
+    is_one_line = "\n" not in value and "\r" not in value
+    if not 0 < len(value) <= 2_000 or not is_one_line or show_controls(value) != value:
         raise ValueError("must be one command line of at most 2,000 characters; put more into a script")
     return value
 
@@ -207,7 +214,8 @@ def _secret(value: str) -> str:
 
 def _folder(value: str) -> str:
     parts = PurePosixPath(value).parts
-    if not parts or value.startswith(("/", "~")) or "\\" in value or ".." in parts or ".git" in parts:
+    leads_out = value.startswith(("/", "~")) or "\\" in value
+    if not parts or leads_out or not {"..", ".git"}.isdisjoint(parts):
         raise ValueError("must be folders beneath the workspace, e.g. node_modules")
     return value
 
@@ -225,13 +233,12 @@ def _effects(value: Any) -> dict[str, tuple[str, ...]]:
         raise fault
     effects: dict[str, tuple[str, ...]] = {}
     for name, sources in cast("dict[str, Any]", value).items():
-        effects[name] = _names(sources) if sources is not None else ()
+        effects[name] = () if sources is None else _names(sources)
     for name, sources in effects.items():
-        if not _EFFECT.fullmatch(name):
+        tools = [name]
+        tools += [source for source in sources if source not in (ANY, TASK)]
+        if not all(map(_EFFECT.fullmatch, tools)):
             raise fault
-        for source in sources:
-            if source not in (ANY, TASK) and not _EFFECT.fullmatch(source):
-                raise fault
     return effects
 
 
@@ -400,10 +407,14 @@ def read_role(text: str, source: str, default_name: str) -> tuple[Role | None, l
 def effect_words(effects: Mapping[str, Sequence[str]]) -> str:
     """Return a sentence on the sources of what a run changes or sends through other servers."""
     sentence = "What it changes or sends there comes from your task, or you are asked"
-    others = [f"{what} may also come from {' and '.join(sources)}" for what, sources in effects.items() if sources]
+    others: list[str] = []
+    for what, sources in effects.items():
+        if sources:
+            others.append(f"{what} may also come from {' and '.join(sources)}")
     if not others:
         return f"{sentence}."
-    return f"{sentence}; {', '.join(others).replace(f'from {ANY}', 'from anywhere')}."
+    exceptions = ", ".join(others).replace(f"from {ANY}", "from anywhere")
+    return f"{sentence}; {exceptions}."
 
 
 def first_sentence(text: str) -> str:
@@ -455,14 +466,17 @@ def _own_name(file: RoleDocument, key: str, name: str) -> str | None:
     specs = tool_specs()
     for spec in specs.values():
         if name in spec.aliases:
-            name = spec.name
-            break
+            return spec.name
     if name in specs or _MCP_TOOL.fullmatch(name):
         return name
-    if name in NEVER_FOR_SUBAGENTS or name == "submit_result" or not name[:1].islower():
+    if name in NEVER_FOR_SUBAGENTS or name == "submit_result":
         return None
+    if not name[:1].islower():  # another program's tool
+        return None
+    hint = f"known: {', '.join(sorted(specs))}, mcp__server__tool"
     close = get_close_matches(name, specs, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(specs))}, mcp__server__tool"
+    if close:
+        hint = f"did you mean {close[0]}?"
     raise file.fault(key, f"no tool {_shown(name)}; {hint}")
 
 
@@ -473,7 +487,9 @@ def _validate(file: RoleDocument, default_name: str) -> tuple[_Keys | None, list
         return _Keys.model_validate(values), []
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    faults = {str(fault["loc"][0]): _fault(file, fault, default_name) for fault in reversed(errors)}
+    faults: dict[str, RoleFileError] = {}
+    for fault in reversed(errors):
+        faults[str(fault["loc"][0])] = _fault(file, fault, default_name)
     valid = {key: value for key, value in values.items() if key not in faults}
     try:
         return _Keys.model_validate({"name": "x", "description": "x", **valid}), list(faults.values())
@@ -488,8 +504,10 @@ def _fault(file: RoleDocument, fault: ErrorDetails, default_name: str) -> RoleFi
     reason = fault.get("ctx", {}).get("error", fault["msg"])
     if key == "secrets":  # the value may be a secret
         return file.fault(key, str(reason))
-    given = fault["input"] if len(fault["loc"]) > 1 else file.values.get(key, default_name)
-    return file.fault(key, f"{reason}; given: {_shown(given)}")
+    value = file.values.get(key, default_name)
+    if len(fault["loc"]) > 1:  # one value of a list
+        value = fault["input"]
+    return file.fault(key, f"{reason}; given: {_shown(value)}")
 
 
 def _shown(value: object) -> str:

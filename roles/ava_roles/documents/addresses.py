@@ -12,6 +12,11 @@ def unseen_addresses(html: bytes) -> set[bytes]:
     return {address for address, words in _LINK.findall(html) if address not in words}
 
 
+def without_scheme(address: str) -> str:
+    """Return an address as people write it: without its scheme and the slash at its end."""
+    return address.removeprefix("https://").removeprefix("http://").removeprefix("mailto:").strip("/")
+
+
 def count_of_addresses(addresses: set[bytes]) -> list[str]:
     """Return a phrase on addresses that are not shown, if there are any."""
     count = len(addresses)

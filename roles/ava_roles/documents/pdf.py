@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
+from ava_roles.documents.addresses import without_scheme
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.extracted import ALL, MOST_CHARS, Extracted, Part, Wanted, page_ranges, size_of
 from ava_roles.tools.pages import PAGE_CHARS, PARSING_S, parsing
@@ -24,6 +25,7 @@ _MOST_BOOKMARKS = 2_000
 _VALUE_CHARS = 10_000  # of one field or comment
 _VALUE_BYTES = 100_000_000  # more than a file that is read can hold
 _LABEL_CHARS = 20
+_NOT_IN_LABELS = re.compile(r"[^\w .-]|_")
 _NAMED_FILES = 20
 _STREAM = re.compile(rb"(?<!end)stream\r?\n")
 _DEFLATED = re.compile(rb"/Filter\s*+\[?\s*+/(?:FlateDecode|Fl)\s*+[]/>](?!\s*+/?[A-Z0-9a-z]+Decode)")
@@ -54,10 +56,14 @@ def read_pdf(data: bytes, wanted: Wanted = ALL) -> Extracted:
     """Return the text of the wanted pages, within the time limit. Raises ToolFailed."""
     until = time.monotonic() + PARSING_S
     with _Pdf(data) as pdf:
-        first, total = wanted.first, pdf.total
-        last = total if wanted.count is None else min(total, first + wanted.count - 1)
-        before = pdf.page_text(first - 1) if 1 < first <= total else ""
-        pdf.lacks.clear()  # what the page before lacks is not asked for
+        first = wanted.first
+        total = last = pdf.total
+        if wanted.count is not None:
+            last = min(total, first + wanted.count - 1)
+        before = ""
+        if 1 < first <= total:
+            before = pdf.page_text(first - 1)
+            pdf.lacks.clear()  # what the page before lacks is not asked for
         pages: list[Part] = []
         for number in range(first, last + 1):
             if time.monotonic() > until or size_of(pages) > wanted.max_chars:
@@ -108,18 +114,21 @@ class _Pdf:
     def place(self, number: int) -> str:
         """Return a page's number, with what is printed on it where that differs, e.g. `page 4 (iv)`."""
         label = _string(self._raw.FPDF_GetPageLabel, self._file, number - 1)
-        label = "".join(char for char in label if char.isalnum() or char in " .-")[:_LABEL_CHARS].strip()
-        return f"page {number}" if label in ("", str(number)) else f"page {number} ({label})"
+        label = _NOT_IN_LABELS.sub("", label)[:_LABEL_CHARS].strip()
+        if label in ("", str(number)):
+            return f"page {number}"
+        return f"page {number} ({label})"
 
     def missing(self) -> Iterator[str]:
         """Yield sentences on what is in the file and not in the texts of its pages."""
         for what, numbers in self.lacks.items():
-            is_state = what in (_BLANK, _PICTURE, _BROKEN)
-            if len(numbers) == 1:
-                verb = "is" if is_state else "has"
+            are_several = len(numbers) > 1
+            if what in (_BLANK, _PICTURE, _BROKEN):
+                verb = "are" if are_several else "is"
             else:
-                verb = "are" if is_state else "have"
-                what = "pictures without text" if what is _PICTURE else what
+                verb = "have" if are_several else "has"
+            if are_several and what == _PICTURE:
+                what = "pictures without text"
             yield f"{page_ranges(numbers)} {verb} {what}"
         if self._has_xfa:
             yield "this is an XFA form: what only XFA has, and its pages do not show, is not read"
@@ -139,8 +148,10 @@ class _Pdf:
                 self._has_more_bookmarks = True
                 break
             destination = bookmark.get_dest()
-            index = destination.get_index() if destination is not None else None
-            titles[(index or 0) + 1].append(_line(bookmark.get_title()))
+            page = 1
+            if destination is not None:
+                page += destination.get_index() or 0
+            titles[page].append(_line(bookmark.get_title()))
         return titles
 
     def _attachments(self) -> Iterator[str]:
@@ -158,7 +169,9 @@ class _Pdf:
             self.lacks[_BROKEN].append(number)
             return ""
         chars = text_page.count_chars()
-        text = text_page.get_text_range(0, min(chars, PAGE_CHARS)) if chars > 0 else ""
+        text = ""
+        if chars > 0:
+            text = text_page.get_text_range(0, min(chars, PAGE_CHARS))
         text = text.replace("\r\n", "\n").replace(_HYPHEN, "-\n").replace("\0", "").strip()
         if chars > PAGE_CHARS:
             self.lacks[_LONG].append(number)
@@ -251,11 +264,15 @@ class _Pdf:
             name = _string(raw.FPDFAttachment_GetName, raw.FPDFAnnot_GetFileAttachment(note)) or "without a name"
             return f"[attached file, not read: {_line(name)}] {text}".rstrip()
         if not text:
-            if kind in (raw.FPDF_ANNOT_INK, raw.FPDF_ANNOT_STAMP) and number not in self.lacks[_MARKS]:
-                self.lacks[_MARKS].append(number)
+            if kind in (raw.FPDF_ANNOT_INK, raw.FPDF_ANNOT_STAMP):
+                self._note_marks(number)
             return ""
         author = _line(_string(raw.FPDFAnnot_GetStringValue, note, b"T"))
         return f"[comment by {author}] {text}" if author else f"[comment] {text}"
+
+    def _note_marks(self, number: int) -> None:
+        if number not in self.lacks[_MARKS]:
+            self.lacks[_MARKS].append(number)
 
     def _field(self, note: Any) -> str:
         raw, form = self._raw, self._file.formenv
@@ -303,7 +320,7 @@ class _Pdf:
         if raw.FPDFAnnot_GetRect(note, rect):
             sides = (rect.left, min(rect.top, rect.bottom), rect.right, max(rect.top, rect.bottom))
             text = _line(text_page.get_text_bounded(*sides))
-        bare_address = address.removeprefix("https://").removeprefix("http://").removeprefix("mailto:").strip("/")
+        bare_address = without_scheme(address)
         if not bare_address or bare_address in "".join(text.split()):
             return ""
         return f"[link {text!r}] {address}" if text else f"[link] {address}"
@@ -369,6 +386,6 @@ def _letters(text: str) -> str:
 
 def _is_unknown(char: str) -> bool:
     """Tell whether a character has no meaning outside its font: a control, a private one or a replacement."""
-    is_control = char < " " and char not in "\n\t"
-    is_private = "\ue000" <= char <= "\uf8ff"
-    return is_control or is_private or char == "\ufffd"
+    if char < " ":
+        return char not in "\n\t"
+    return "\ue000" <= char <= "\uf8ff" or char == "\ufffd"

@@ -15,6 +15,7 @@ from datetime import datetime
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
+from ava_roles.documents.addresses import without_scheme
 from ava_roles.documents.number_format import GENERAL, plain_number, show_number
 from ava_roles.documents.office import open_office_file
 from ava_roles.documents.sheet_table import (
@@ -137,18 +138,22 @@ class _Book:
     ) -> bool:
         """Add the cells of a row; return False if there was no room for all of them."""
         for cell in cells:
-            if self._room.tables <= 0 and cell["value"] is not None:
+            column = cell["column"]
+            has_value = cell["value"] is not None
+            if has_value and self._room.tables <= 0:
                 return False
-            if cell["column"] > MAX_COLUMNS:
-                if cell["value"] is not None:
+            if column > MAX_COLUMNS:
+                if has_value:
                     table.is_cut = True
                 continue
             text = self._shown(cell)
-            comment = comments.pop(cell_name(number, cell["column"]), "") if comments else ""
+            comment = ""
+            if comments:
+                comment = comments.pop(cell_name(number, column), "")
             if comment:
                 text = f"{text} {comment}".lstrip()
             if text:
-                self._room.tables -= table.put(number, cell["column"], text)
+                self._room.tables -= table.put(number, column, text)
         return True
 
     def _shown(self, cell: dict[str, Any]) -> str:
@@ -156,7 +161,7 @@ class _Book:
         if value is None:
             return ""
         if cell["data_type"] == "n" and not isinstance(value, str):
-            return _show_number(value, self._format(cell["style_id"]), self._is_1904)
+            return self._shown_number(value, cell["style_id"])
         if isinstance(value, bool):
             return str(value).upper()
         if isinstance(value, datetime) and value.time() == datetime.min.time():
@@ -164,21 +169,25 @@ class _Book:
         text = getattr(value, "text", value)  # of a formula for an array
         return one_line(str(text), CELL_CHARS, "the cell has more text")
 
-    @property
-    def _is_1904(self) -> bool:
-        return bool(self._book.epoch.year == 1904)
-
-    def _format(self, style: int) -> str:
+    def _shown_number(self, value: float, style: int) -> str:
         if style not in self._formats:
-            from openpyxl.styles.numbers import BUILTIN_FORMATS
+            self._formats[style] = str(self._format(style))
+        code = self._formats[style]
+        if code == GENERAL:
+            return plain_number(value)
+        return show_number(value, code, bool(self._book.epoch.year == 1904))
 
-            styles = self._book._cell_styles
-            number = styles[style].numFmtId if style < len(styles) else 0
-            own_formats = self._book._number_formats
-            own = number - _FIRST_OWN_FORMAT
-            code = own_formats[own] if 0 <= own < len(own_formats) else BUILTIN_FORMATS.get(number, GENERAL)
-            self._formats[style] = str(code)
-        return self._formats[style]
+    def _format(self, style: int) -> Any:
+        """Return the format code of a style: one of the file's own, or one that every program knows."""
+        from openpyxl.styles.numbers import BUILTIN_FORMATS
+
+        styles = self._book._cell_styles
+        number = styles[style].numFmtId if style < len(styles) else 0
+        own_formats = self._book._number_formats
+        own = number - _FIRST_OWN_FORMAT
+        if 0 <= own < len(own_formats):
+            return own_formats[own]
+        return BUILTIN_FORMATS.get(number, GENERAL)
 
     # -- what is beside the cells -------------------------------------------------------------------------------------
 
@@ -206,7 +215,9 @@ class _Book:
             elif kind in ("control", "ctrlProp"):
                 unread["form control"] += 1
         if unread:
-            phrases = [f"{count} {noun}" if count == 1 else f"{count} {noun}s" for noun, count in unread.items()]
+            phrases: list[str] = []
+            for noun, count in unread.items():
+                phrases.append(f"{count} {noun}" if count == 1 else f"{count} {noun}s")
             verb = "is" if unread.total() == 1 else "are"
             self._missing.append(f"sheet {sheet.title} has {' and '.join(phrases)}, which {verb} not read")
         return beside
@@ -334,10 +345,6 @@ def _parser_class() -> Any:
     return Parser
 
 
-def _show_number(value: float, code: str, epoch_1904: bool) -> str:
-    return plain_number(value) if code == GENERAL else show_number(value, code, epoch_1904)
-
-
 _RANGE = re.compile(r"([A-Z]{1,3})(\d{1,7})(?::([A-Z]{1,3})(\d{1,7}))?")
 
 
@@ -384,9 +391,11 @@ def _links(parser: Any, targets: dict[str, str], table: SheetTable) -> Iterator[
         yield f"[{len(links) - MOST_NOTES:,} more links, which are not read]"
     for link in links[:MOST_NOTES]:
         address = one_line(targets.get(link.id or "") or "")
+        bare_address = without_scheme(address)
+        text = ""
         cell = _RANGE.match(link.ref or "")
-        text = table.get(int(cell[2]), _column(cell[1])) if cell else ""
-        bare_address = address.removeprefix("https://").removeprefix("http://").removeprefix("mailto:").strip("/")
+        if cell:
+            text = table.get(int(cell[2]), _column(cell[1]))
         if bare_address and bare_address not in text:
             yield f"[link at {one_line(link.ref)}] {address}"
 
@@ -396,8 +405,12 @@ def _headers(parser: Any) -> Iterator[str]:
     lines: dict[str, None] = {}
     for name in ("oddHeader", "oddFooter", "firstHeader", "firstFooter", "evenHeader", "evenFooter"):
         margin = getattr(margins, name, None)
-        texts = [getattr(getattr(margin, side, None), "text", None) for side in ("left", "center", "right")]
-        text = one_line(" ".join(str(each) for each in texts if each))
+        texts: list[str] = []
+        for side in ("left", "center", "right"):
+            text = getattr(getattr(margin, side, None), "text", None)
+            if text:
+                texts.append(str(text))
+        text = one_line(" ".join(texts))
         if text:
             kind = "header" if name.endswith("Header") else "footer"
             lines[f"[{kind} of the printed page] {text}"] = None

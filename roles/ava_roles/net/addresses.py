@@ -127,8 +127,11 @@ def checked_url(text: str) -> URL:
 def masked(text: str) -> str:
     """Return a URL for a message: user name and password masked, unprintable characters escaped, at most 200 long."""
     text = _USERINFO.sub(lambda userinfo: f"{userinfo[1] or ''}//***@", text, count=1)
-    text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-    return text if len(text) <= 200 else text[:199] + "…"
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    if len(text) > 200:
+        return text[:199] + "…"
+    return text
 
 
 def host_and_path(text: str) -> str:
@@ -149,22 +152,28 @@ def _fault_of_host(host: str) -> str | None:
     if not host:
         return "it names no host; give one such as https://example.org/page"
     if ":" in host:
-        return None if is_public(host) else "its address is not public"
+        return _fault_of_address(host)
     labels = host.split(".")
     if _NUMERIC.fullmatch(labels[-1]):
         try:
             address = str(IPv4Address(host))
         except ValueError:
             return "its host is a number in an unusual form; give the name of the site"
-        return None if is_public(address) else "its address is not public"
+        return _fault_of_address(address)
     if len(host) > 253 or not all(map(_LABEL.fullmatch, labels)):
         return "its host is not a valid name"
-    if len(labels) == 1 or labels[-1] in _LOCAL_NAMES or f".{host}".endswith(_ARPA):
+    is_local = len(labels) == 1 or labels[-1] in _LOCAL_NAMES
+    if is_local or f".{host}".endswith(_ARPA):
         return f"{host} is a name of a local network; only public sites can be fetched"
     return None
 
 
+def _fault_of_address(address: str) -> str | None:
+    return None if is_public(address) else "its address is not public"
+
+
 _HTTPS_PORT = 443
+_HOST = re.compile(r"[^/?#@\\*\[\]]+")
 
 
 def allow_only_hosts_of(secrets: Collection[InjectedSecret]) -> Callable[[str], Awaitable[None]]:
@@ -188,8 +197,7 @@ def allow_only_hosts_of(secrets: Collection[InjectedSecret]) -> Callable[[str], 
 def bound_host(text: str) -> str:
     """Return a typed host as secrets are bound to it: `host`, or `host:port`. Raises ValueError: no tool reaches it."""
     text = text.strip()
-    has_sign = any(char in text for char in "/?#@\\*[]")
-    if not text or has_sign or text.count(":") > 1:
+    if not _HOST.fullmatch(text) or text.count(":") > 1:
         raise ValueError("give the name of one host, e.g. api.example.com, or api.example.com:8443")
     url = f"https://{text}"
     try:
@@ -201,7 +209,9 @@ def bound_host(text: str) -> str:
 
 def host_of(url: URL) -> str:
     host = url.raw_host.decode("ascii").lower()
-    return host if url.port in (None, _HTTPS_PORT) else f"{host}:{url.port}"
+    if url.port in (None, _HTTPS_PORT):
+        return host
+    return f"{host}:{url.port}"
 
 
 PROXY_VARIABLES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
@@ -218,21 +228,24 @@ def proxy_url(text: str) -> str:
         raise ValueError(_EXAMPLE)
     if parts.scheme.startswith("socks"):
         raise ValueError(f"{_EXAMPLE}; SOCKS is not spoken here")
-    names_more = parts.path.strip("/") or parts.query or parts.fragment
-    if parts.scheme not in ("http", "https") or names_more:
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(_EXAMPLE)
+    if parts.path.strip("/") or parts.query or parts.fragment:
         raise ValueError(_EXAMPLE)
     return text
 
 
 def proxy_place(text: str) -> str:
     """Return a proxy's host and port, for messages; empty if it names no host."""
-    parts = _parts(text if "://" in text else f"http://{text}")
+    parts = _parts(_with_scheme(text))
     if parts is None:
         return ""
     host = parts.hostname or ""
     if ":" in host:
         host = f"[{host}]"
-    return host if parts.port is None else f"{host}:{parts.port}"
+    if parts.port is None:
+        return host
+    return f"{host}:{parts.port}"
 
 
 def server_of_url(text: str) -> tuple[str, str, int] | None:
@@ -247,17 +260,22 @@ def server_of_url(text: str) -> tuple[str, str, int] | None:
 def proxy_password(text: str) -> str:
     """Return the password in a proxy's address, decoded; empty if there is none."""
     try:
-        return unquote(urlsplit(text if "://" in text else f"http://{text}").password or "")
+        return unquote(urlsplit(_with_scheme(text)).password or "")
     except ValueError:
         return ""
 
 
+def _with_scheme(text: str) -> str:
+    return text if "://" in text else f"http://{text}"
+
+
 def _parts(text: str) -> SplitResult | None:
-    if not text.isprintable() or " " in text or "\\" in text:
+    if not text.isprintable() or not {" ", "\\"}.isdisjoint(text):
         return None
     try:
         parts = urlsplit(text)
-        names_host = parts.hostname and parts.port != 0
+        if parts.hostname and parts.port != 0:
+            return parts
     except ValueError:
-        return None
-    return parts if names_host else None
+        pass
+    return None

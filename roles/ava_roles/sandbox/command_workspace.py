@@ -108,11 +108,10 @@ class CommandLayout:
             make_folders(place.parent, work, 0o755)
             if self.mounts:
                 place.mkdir(mode=0o755, exist_ok=True)
-            else:
-                if place.is_dir() and not place.is_symlink():  # a submodule's, empty
+            elif not place.is_symlink():
+                if place.is_dir():  # a submodule's, empty
                     place.rmdir()
-                if not place.is_symlink():
-                    place.symlink_to(source)
+                place.symlink_to(source)
             binds.append(Bind(source, self._target(source, folder / name), direct=True))
         return folder, binds
 
@@ -122,12 +121,8 @@ class CommandLayout:
         """Return what commands are given; with `measured`, also the size of their writable folders."""
         code = self._target(self.code, CODE)
         caches = self.scratch / ".cache"
-        every = (
-            *(Bind(source, PurePosixPath(name)) for name, source in tools.shown.items()),
-            Bind(self.home, self.scratch, writable=True),
-            Bind(self.code, code),
-            *binds,
-        )
+        every = [Bind(source, PurePosixPath(name)) for name, source in tools.shown.items()]
+        every += [Bind(self.home, self.scratch, writable=True), Bind(self.code, code), *binds]
         environment = child_environment(
             self.run_id,
             {
@@ -146,8 +141,10 @@ class CommandLayout:
                 "PATH": ":".join(dict.fromkeys((*tools.path, *SYSTEM_PATH))),
             },
         )
-        size = _measure([bind.source for bind in every if bind.writable]) if measured else None
-        return CommandSandbox(folder, every, environment, (self.code, code), notes, size)
+        size = None
+        if measured:
+            size = _measure([bind.source for bind in every if bind.writable])
+        return CommandSandbox(folder, tuple(every), environment, (self.code, code), notes, size)
 
 
 def bindable_dependencies(project: Path, report: CopyReport, check: Callable[[], None]) -> tuple[str, ...]:
@@ -316,22 +313,28 @@ class CopiedWorkspace:
         """
         if not self.without:
             return []
-        paths = [
-            f"{name}/{path}" for name in dependencies for path in _paths_with_names(project / name, self.without, check)
-        ]
-        covered = [path for path in paths if not (project / path).is_symlink()]
-        real = {(project / path).resolve() for path in covered}
-        led = [path for path in paths if path not in covered and (project / path).resolve() not in real]
+        links: list[str] = []
+        covered: list[str] = []
+        for name in dependencies:
+            for path in _paths_with_names(project / name, self.without, check):
+                place = f"{name}/{path}"
+                if (project / place).is_symlink():
+                    links.append(place)
+                else:
+                    covered.append(place)
         if len(covered) > MOST_COVERED:
             raise ToolFailed(
                 f"its packages have more than {MOST_COVERED:,} files that instruct an agent; use runner: in-process"
             )
-        if led or (covered and not self.mounts):
-            why = "as a link" if led else "which cannot be covered in this sandbox"
-            first = shown((led or covered)[0])
-            raise ToolFailed(f"its packages have {first}, {why}, that instructs an agent; use runner: in-process")
-        if paths:
-            report.left_out[_TELLS_AN_AGENT] += len(paths)
+        targets = {(project / path).resolve() for path in covered}
+        for link in links:
+            if (project / link).resolve() not in targets:
+                raise _instructs_agent(link, "as a link")
+        if covered and not self.mounts:
+            raise _instructs_agent(covered[0], "which cannot be covered in this sandbox")
+        count = len(links) + len(covered)
+        if count:
+            report.left_out[_TELLS_AN_AGENT] += count
         return covered
 
     def _empty(self, path: Path) -> Path:
@@ -376,6 +379,10 @@ class CopiedWorkspace:
         return f"[{'; '.join((*notes, *tools.refused))}]"
 
 
+def _instructs_agent(path: str, why: str) -> ToolFailed:
+    return ToolFailed(f"its packages have {shown(path)}, {why}, that instructs an agent; use runner: in-process")
+
+
 def _paths_to_cover(project: Path, hidden: Sequence[str]) -> list[Path]:
     """Return what to cover so that none of this can be read: in place of a link, the file in the project it leads to.
 
@@ -406,14 +413,15 @@ def _paths_with_names(folder: Path, names: frozenset[str], check: Callable[[], N
         check()
         place = Path(here).relative_to(folder)
         above = Path(here).name.casefold()
-        named = {each for each in (*folders, *files) if not names.isdisjoint(_names_of(each.casefold(), above))}
-        paths += [(place / name).as_posix() for name in (*folders, *files) if name in named]
-        folders[:] = [name for name in folders if name not in named]  # not what is in them
+        others: set[str] = set()
+        for name in (*folders, *files):
+            own_name = name.casefold()
+            if names.isdisjoint((own_name, f"{above}/{own_name}")):
+                others.add(name)
+            else:
+                paths.append((place / name).as_posix())
+        folders[:] = [name for name in folders if name in others]
     return paths
-
-
-def _names_of(name: str, above: str) -> tuple[str, str]:
-    return name, f"{above}/{name}"
 
 
 HOME = PurePosixPath("/agent")
@@ -433,8 +441,11 @@ def find_agent(name: str, project: Path | None) -> Path:
     program = Path(shutil.which(name, path=path_outside(os.environ.get("PATH", os.defpath), project)) or "")
     if not program.is_absolute():
         raise ToolFailed(f"the agent's program {name} is not found: install it, or give its full path")
-    if project is not None and any(each.is_relative_to(project.resolve()) for each in (program, program.resolve())):
-        raise ToolFailed(f"the agent's program {program} lies in the project; install it elsewhere")
+    if project is None:
+        return program
+    for place in (program, program.resolve()):
+        if place.is_relative_to(project.resolve()):
+            raise ToolFailed(f"the agent's program {program} lies in the project; install it elsewhere")
     return program
 
 
@@ -498,5 +509,6 @@ def _installed(program: Path, host: HostFolders, project: Path | None) -> tuple[
 
 def _is_whole(program: Path, needed: Toolchains) -> bool:
     """Tell whether a program is seen with the folder that it lies in; alone, a link's target is seen in its place."""
-    system = any(program.is_relative_to(folder) for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib64"))
-    return system or any(program != name and program.is_relative_to(name) for name in needed.shown)
+    if any(map(program.is_relative_to, ("/usr", "/bin", "/sbin", "/lib", "/lib64"))):
+        return True
+    return not needed.shown.keys().isdisjoint(program.parents)

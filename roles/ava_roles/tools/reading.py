@@ -132,7 +132,11 @@ class FolderTexts:
     @property
     def unreadable(self) -> dict[str, str]:
         """The documents that cannot be read, each with a sentence why."""
-        return {path: why.partition(";")[0] for path, why in self.failed.items() if why not in _SHARED_REASONS}
+        sentences: dict[str, str] = {}
+        for path, why in self.failed.items():
+            if why not in _SHARED_REASONS:
+                sentences[path] = why.partition(";")[0]
+        return sentences
 
     @property
     def is_whole(self) -> bool:
@@ -254,14 +258,15 @@ class FolderReader:
         used_ids: list[int] = []
         for entry in entries:
             mark, entered_ns, text = known.get(entry.name, ("", 0, None))
-            if text is not None and entry.mark is not None and is_same(entry.mark, mark, entered_ns):
-                texts.note(entry.name, text)
-                used_ids.append(text.id)
-            else:
+            if text is None or not _is_unchanged(entry, mark, entered_ns):
                 waiting.append(entry)
+                continue
+            texts.note(entry.name, text)
+            used_ids.append(text.id)
         texts.waiting.extend(self._by_chance(waiting, query, headings_s))
+        is_whole_folder = not path and not texts.more
         gone = known.keys() - set(texts.order)
-        if gone and not path and not texts.more:
+        if gone and is_whole_folder:
             self._store.leave(self._folder, gone)
         self._store.use(used_ids, self._run_id)
         return texts
@@ -317,9 +322,10 @@ class FolderReader:
         try:
             if format_of(name) is None:
                 # A long binary file is known by its start; the rest is not read.
-                packed, longer, mark = self._root.read_marked(name, _HEAD_BYTES)
-                head, more = unpacked(packed, _HEAD_BYTES)
-                if (longer or more) and is_binary(head) and format_of(name, head) is None:
+                packed, is_longer, mark = self._root.read_marked(name, _HEAD_BYTES)
+                head, has_more = unpacked(packed, _HEAD_BYTES)
+                is_long = is_longer or has_more
+                if is_long and _is_unknown_binary(name, head):
                     return mark, self._not_text()
             if entry.size > MAX_FILE_BYTES:
                 return None, TOO_LARGE
@@ -339,7 +345,10 @@ class FolderReader:
 
     def _not_text(self) -> KeptText | str:
         """Return what is kept of all files that are not text, so that they are not looked into again."""
-        return self._store.find(_NO_TEXT) or self._store.keep(_NO_TEXT, b"", failed=NOT_TEXT) or NOT_TEXT
+        kept = self._store.find(_NO_TEXT)
+        if kept is None:
+            kept = self._store.keep(_NO_TEXT, b"", failed=NOT_TEXT)
+        return NOT_TEXT if kept is None else kept
 
     # -- a document --
 
@@ -487,6 +496,16 @@ def expressions_of(query: Query, store: TextStore) -> list[str] | None:
     return expressions
 
 
+def _is_unchanged(entry: FolderEntry, mark: str, entered_ns: int) -> bool:
+    """Tell whether a file is as it was when it was read."""
+    return entry.mark is not None and is_same(entry.mark, mark, entered_ns)
+
+
+def _is_unknown_binary(name: str, head: bytes) -> bool:
+    """Tell whether a file begins as a binary one, and not as a kind of document that can be read."""
+    return is_binary(head) and format_of(name, head) is None
+
+
 def _next_batch(waiting: deque[FolderEntry]) -> list[FolderEntry]:
     """Take the next files: one document, or as many texts as are kept at once."""
     batch: list[FolderEntry] = []
@@ -523,7 +542,10 @@ def read_kept(
     if kept is not None:
         return kept
     with store.making(digest, check):
-        return store.find(digest) or store.ended(digest) or _keep(store, digest, name, kind, data, parser, check)
+        earlier = store.find(digest) or store.ended(digest)
+        if earlier:
+            return earlier
+        return _keep(store, digest, name, kind, data, parser, check)
 
 
 def _keep(

@@ -76,7 +76,8 @@ _MAX_BRANCHES = 50
 _LINK_MODE = "120000"
 _MAX_LINKS = 100
 _MAX_LINK_BYTES = 500
-_FALLBACK_AUTHOR = ("Ava", "ava@localhost")
+_FALLBACK_NAME = "Ava"
+_FALLBACK_EMAIL = "ava@localhost"
 
 
 def is_test(path: str, words: Iterable[str] = ()) -> bool:
@@ -123,9 +124,12 @@ def changed_files(git: Git, base: str, head: str, commands: Sequence[str] = ()) 
     for entry, name in zip(raw[::2], raw[1::2], strict=True):
         _old_mode, mode, _old, blob, letter = entry.removeprefix(":").split()
         kinds[name] = _KINDS.get(letter, "changed")
-        if mode == _LINK_MODE:
-            target = git("cat-file", "blob", blob).out[:_MAX_LINK_BYTES] if len(links) < _MAX_LINKS else b"?"
-            links[name] = target.decode("utf-8", "replace")
+        if mode != _LINK_MODE:
+            continue
+        target = b"?"
+        if len(links) < _MAX_LINKS:
+            target = git("cat-file", "blob", blob).out[:_MAX_LINK_BYTES]
+        links[name] = target.decode("utf-8", "replace")
     counts: dict[str, tuple[int, int]] = {}
     for line in git("diff-tree", "-r", "-z", "--numstat", *_DIFF_OPTIONS, base, head).names():
         added, removed, name = line.split("\t", 2)
@@ -170,7 +174,7 @@ def publish_branch(trees: Trees, message: str) -> Branch | None:
     filtered = filtered_files(git, head, [each.path for each in changed if each.kind != "removed"])
     if filtered:
         # Only their number: the model chose the names.
-        files = "1 changed file" if len(filtered) == 1 else f"{len(filtered):,} changed files"
+        files = _count_changed_files(len(filtered))
         notes.append(f"no git filter was run, although {files} would pass through one")
     notes += _changes_of_encoding(git, record.base, head, changed)
     if trees.repository.signs_commits:
@@ -193,25 +197,29 @@ def _changes_of_encoding(git: Git, base: str, head: str, changed: Sequence[Chang
     sentences: list[str] = []
     for change, count in kinds.items():
         if change:
-            files_words = "1 changed file" if count == 1 else f"{count:,} changed files"
-            sentences.append(f"the encoding of {files_words} was {change}")
+            sentences.append(f"the encoding of {_count_changed_files(count)} was {change}")
     return sentences
+
+
+def _count_changed_files(count: int) -> str:
+    return "1 changed file" if count == 1 else f"{count:,} changed files"
 
 
 def _commit(repository: UserRepository, git: Git, tree: str, base: str, message: str, notes: list[str]) -> str:
     settings = repository.settings
-    name, email = _valid_ident(settings.get("user.name", "")), _valid_ident(settings.get("user.email", ""))
+    name = _valid_ident(settings.get("user.name", ""))
+    email = _valid_ident(settings.get("user.email", ""))
     if not name or not email:
-        name, email = name or _FALLBACK_AUTHOR[0], email or _FALLBACK_AUTHOR[1]
+        name = name or _FALLBACK_NAME
+        email = email or _FALLBACK_EMAIL
         notes.append(f"git has no user.name or user.email here, so the commit's author is {name} <{email}>")
     when = f"{int(time.time())} {time.strftime('%z')}"
     variables = {**git.variables}
     for who in ("author", "committer"):
-        variables |= {
-            f"GIT_{who.upper()}_NAME": _valid_ident(settings.get(f"{who}.name", "")) or name,
-            f"GIT_{who.upper()}_EMAIL": _valid_ident(settings.get(f"{who}.email", "")) or email,
-            f"GIT_{who.upper()}_DATE": when,
-        }
+        prefix = f"GIT_{who.upper()}"
+        variables[f"{prefix}_NAME"] = _valid_ident(settings.get(f"{who}.name", "")) or name
+        variables[f"{prefix}_EMAIL"] = _valid_ident(settings.get(f"{who}.email", "")) or email
+        variables[f"{prefix}_DATE"] = when
     plain = Git(git.program, git.own, variables=variables, inherited=git.inherited)
     text = message.replace("\0", "").strip() + "\n"
     return plain.line("commit-tree", tree, "-p", base, stdin=text.encode("utf-8", "replace"))
@@ -228,7 +236,10 @@ def _unsigned(base: str, branch: str) -> str:
 
 def _valid_ident(text: str) -> str:
     """Return a name or an address; empty if it only has characters that git strips, because git would refuse it."""
-    return text if any(char > " " and char not in ".,:;<>\"\\'" for char in text) else ""
+    for char in text:
+        if char > " " and char not in ".,:;<>\"\\'":
+            return text
+    return ""
 
 
 def _tree_of(git: Git, commit: str) -> str:
@@ -239,8 +250,11 @@ def _tree_of(git: Git, commit: str) -> str:
 def _record_branch(trees: Trees, record: WorktreeRecord, head: str, branches: Mapping[str, str]) -> WorktreeRecord:
     if record.branch is not None:
         at = branches.get(record.branch)
-        if at in (record.head, record.previous) if at is not None else _is_free(record.branch, branches):
-            return record if record.head == head else trees.folder.update(head=head, previous=at)
+        is_own = _is_free(record.branch, branches) if at is None else at in (record.head, record.previous)
+        if is_own and record.head == head:
+            return record
+        if is_own:
+            return trees.folder.update(head=head, previous=at)
     name = free_name(trees.repository.root, trees.spec.run_id, branches)
     return trees.folder.update(branch=name, head=head, previous=None)
 
@@ -273,7 +287,7 @@ def _is_free(name: str, branches: Iterable[str]) -> bool:
     name = name.lower()  # a file system may ignore case
     for branch in branches:
         other = branch.lower()
-        if other == name or other.startswith(f"{name}/") or name.startswith(f"{other}/"):
+        if f"{other}/".startswith(f"{name}/") or f"{name}/".startswith(f"{other}/"):
             return False
     return True
 
@@ -378,23 +392,28 @@ def pack_snapshot(
         size = pack.stat().st_size
         if size > limit:
             return f"it has {size / 1e6:,.0f} MB compressed"
-        ignore = Path(checkout.excludes())
-        settings = {name: checkout.settings.get(name, default) for name, default in _DEFAULTS.items()}
-        object_format = checkout.settings.get(_FORMAT, "")
-        if object_format:
-            settings[_FORMAT] = object_format
-        small = {
-            SETTINGS: json.dumps(settings, sort_keys=True).encode(),
-            "exclude": _info(checkout, "exclude"),
-            "attributes": _info(checkout, "attributes"),
-            "ignore": _read(ignore) if ignore.is_absolute() else b"",
-        }
+        small = _small_members(checkout)
         with tarfile.open(path, "x", format=tarfile.USTAR_FORMAT) as tar:
             for member, data in small.items():
                 tar.addfile(_member(member, len(data)), io.BytesIO(data))
             with pack.open("rb") as file:
                 tar.addfile(_member(PACK, size), file)
     return None
+
+
+def _small_members(checkout: UserRepository) -> dict[str, bytes]:
+    """Return the content of a snapshot's files besides the pack."""
+    settings = {name: checkout.settings.get(name, default) for name, default in _DEFAULTS.items()}
+    object_format = checkout.settings.get(_FORMAT, "")
+    if object_format:
+        settings[_FORMAT] = object_format
+    ignore = Path(checkout.excludes())
+    return {
+        SETTINGS: json.dumps(settings, sort_keys=True).encode(),
+        "exclude": _info(checkout, "exclude"),
+        "attributes": _info(checkout, "attributes"),
+        "ignore": _read(ignore) if ignore.is_absolute() else b"",
+    }
 
 
 def unpack_snapshot(snapshot: Path, place: Path, beneath: Path, commit: str) -> None:
@@ -507,7 +526,8 @@ def _read(path: Path) -> bytes:
 
 def _member(name: str, size: int) -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
-    member.size, member.mode = size, 0o600
+    member.size = size
+    member.mode = 0o600
     return member
 
 
@@ -522,7 +542,8 @@ def _unpack(snapshot: Path, own: Path, later: Path, beneath: Path, commit: str) 
     pack = own / "objects" / "pack" / f"pack-{commit}.pack"
     with tarfile.open(snapshot, "r:") as tar:
         for member in tar:
-            if member.name not in _MEMBERS or not member.isreg() or member.name in files:
+            is_expected = member.name in _MEMBERS and member.name not in files
+            if not is_expected or not member.isreg():
                 raise ValueError(f"it has {shown(member.name)}")
             source = tar.extractfile(member)
             assert source is not None, "it is a regular file"

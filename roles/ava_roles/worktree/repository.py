@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -143,6 +144,7 @@ def _is_full(place: Path) -> bool:
     return False
 
 
+_FULL_DISK = ("No space left", "File too large")
 _MISSING_OBJECTS = ("unable to read sha1", "unable to read tree", "missing", "bad object", "not our")
 
 
@@ -150,7 +152,7 @@ def _explain_failure(command: str, done: GitOutput, *, full: bool) -> str:
     why = " ".join(done.errors.split())[:400] or f"exit code {done.code}"
     if done.code == -_FILE_SIZE_SIGNAL:
         why = "File too large: a limit on the file size is set here"
-    if full or "No space left" in why or "File too large" in why:
+    if full or any(phrase in why for phrase in _FULL_DISK):
         return f"git {command} failed: the disk is full; make room there, and start again ({why})"
     if any(phrase in why for phrase in _MISSING_OBJECTS):
         return (
@@ -262,7 +264,9 @@ class UserRepository:
 
             user_settings = read()
             config = self.common / "config"
-            repository_settings = read("--file", str(config), "--no-includes") if config.is_file() else {}
+            repository_settings: dict[str, str] = {}
+            if config.is_file():
+                repository_settings = read("--file", str(config), "--no-includes")
         ignore = Path(repository_settings.pop("core.excludesfile", ""))
         if ignore.is_absolute() and any(map(ignore.resolve().is_relative_to, (self.root, self.common))):
             repository_settings["core.excludesfile"] = str(ignore)
@@ -272,7 +276,9 @@ class UserRepository:
     def signs_commits(self) -> bool:
         """Tell whether git's configuration asks for signed commits (`commit.gpgsign`)."""
         value = self.settings.get(_SIGNS, "false").lower()
-        return value in ("true", "yes", "on") or (value.lstrip("+-").isdecimal() and int(value) != 0)
+        if value in ("true", "yes", "on"):
+            return True
+        return value.lstrip("+-").isdecimal() and int(value) != 0
 
     @property
     def objects(self) -> Path:
@@ -287,12 +293,11 @@ class UserRepository:
         """
         self.recheck()
         folders = _find_folders(self.root, self.accept)
-        if folders.folder != self.folder or folders.common != self.common:
+        if (folders.folder, folders.common) != (self.folder, self.common):
             raise FolderReplaced(f"{self.root} is now a different repository")
         with translate_os_errors("creating a git directory"):
             shared = own
-            if joined and self.folder != self.common and (self.common / "reftable").exists():
-                # With reftable, the HEAD of a linked worktree is in tables of its own, beside those of the branches.
+            if joined and self._has_own_reftable():
                 shared = own / "common"
                 make_folders(shared, own.parent)
                 (own / "commondir").write_text("common\n")
@@ -316,6 +321,10 @@ class UserRepository:
                 if (self.common / name).exists():
                     (shared / name).symlink_to(self.common / name)
         return Git(self.program, own, variables={"GIT_OBJECT_DIRECTORY": str(self.objects)})
+
+    def _has_own_reftable(self) -> bool:
+        """Tell whether the HEAD of this checkout is in tables of its own: in a linked worktree with reftable."""
+        return self.folder != self.common and (self.common / "reftable").exists()
 
     @contextmanager
     def joined(self) -> Generator[Git]:
@@ -412,7 +421,8 @@ def _quote_value(text: str) -> str:
 
 def _quote_path(path: bytes) -> bytes:
     """Return a path as the `alternates` file takes it: in quotes if it would be misread."""
-    if not path.startswith((b'"', b"#")) and b"\n" not in path:
+    is_misread = path.startswith((b'"', b"#")) or b"\n" in path
+    if not is_misread:
         return path
     escaped = path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
     return b'"' + escaped + b'"'
@@ -533,6 +543,7 @@ _MANIFESTS = frozenset(
     }
 )  # fmt: skip
 """Files that say what a project depends on, besides `requirements*.txt`."""
+_REQUIREMENTS = re.compile(r"requirements.*\.txt", re.DOTALL)
 
 
 def manifests_digest(git: Git, tree: str) -> str:
@@ -540,6 +551,6 @@ def manifests_digest(git: Git, tree: str) -> str:
     manifests: list[str] = []
     for entry in git("ls-tree", "-r", "-z", "--full-tree", tree).names():
         name = entry.partition("\t")[2].rpartition("/")[2]
-        if name in _MANIFESTS or (name.startswith("requirements") and name.endswith(".txt")):
+        if name in _MANIFESTS or _REQUIREMENTS.fullmatch(name):
             manifests.append(entry)
     return hashlib.sha256("\0".join(manifests).encode("utf-8", "surrogateescape")).hexdigest()[:16]
