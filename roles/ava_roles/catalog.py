@@ -317,7 +317,11 @@ def packaged_text(name: str) -> str:
 def rename_role(text: str, name: str) -> str:
     """Return a role file's text with another name in its frontmatter. Raises RoleFileError if it cannot be replaced."""
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
-    end = next((number for number, line in enumerate(lines[1:], start=1) if line.rstrip() == "---"), 0)
+    end = 0
+    for number, line in enumerate(lines):
+        if number and line.rstrip() == "---":
+            end = number
+            break
     front = [line for line in lines[1:end] if not line.startswith("name:")]
     text = "\n".join(["---", f"name: {name}", *front, *lines[end:]])
     if parse_role(text, name, name).name != name:
@@ -415,22 +419,32 @@ class Catalog:
         """Return the role of that name. Raises UnknownRole if there is none; names the known roles and the closest."""
         if name in self.by_name:
             return self.by_name[name]
-        waiting = [untrusted for untrusted in self.untrusted if untrusted.name == name]
-        if waiting:
-            raise UnknownRole(f'the role "{name}" is not used: {waiting[0].why}; {waiting[0].what_to_do}')
+        for untrusted in self.untrusted:
+            if untrusted.name == name:
+                raise UnknownRole(f'the role "{name}" is not used: {untrusted.why}; {untrusted.what_to_do}')
         shown_name = one_line(name, 64)
         message = f'no role "{shown_name}"; known: {", ".join(sorted(self.by_name))}'
-        by_plain_name = {_plain(untrusted.name): untrusted.name for untrusted in self.untrusted if untrusted.role}
-        by_plain_name.update({_plain(known): known for known in self.by_name})
-        close = get_close_matches(_plain(shown_name), by_plain_name, n=1)
+        close = self._closest(shown_name)
         if close:
-            message += f'; did you mean "{by_plain_name[close[0]]}"?'
-        broken = [problem for problem in self.problems if Path(problem.source).stem == name]
-        if broken:
-            message += f"; a file of that name cannot be used: {broken[0].text}"
+            message += f'; did you mean "{close}"?'
+        for problem in self.problems:
+            if Path(problem.source).stem == name:
+                message += f"; a file of that name cannot be used: {problem.text}"
+                break
         if self.unread:
             message += f"; {self.unread}"
         raise UnknownRole(message)
+
+    def _closest(self, name: str) -> str:
+        """Return the name of a role that is spelt nearly as this one; empty if there is none."""
+        by_plain_name: dict[str, str] = {}
+        for untrusted in self.untrusted:
+            if untrusted.role:
+                by_plain_name[_plain(untrusted.name)] = untrusted.name
+        for known in self.by_name:
+            by_plain_name[_plain(known)] = known
+        close = get_close_matches(_plain(name), by_plain_name, n=1)
+        return by_plain_name[close[0]] if close else ""
 
     def describe(self, limit: int = 1200) -> str:
         """Return a line `name: first sentence` for each role, at most `limit` characters in all.
@@ -462,7 +476,7 @@ def _untrusted(found: RoleFile, *, changed: bool) -> UntrustedFile:
 
 
 def _plain(name: str) -> str:
-    return "".join(char for char in name.lower() if char.isalnum())
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def _lines(sentences: Mapping[str, str], length: int) -> str:

@@ -41,13 +41,13 @@ class ToolArgs(BaseModel):
     def _without_null(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        fields = cls.model_fields
-        args = cast("dict[str, Any]", given)
-        return {
-            name: value
-            for name, value in args.items()
-            if value is not None or name not in fields or fields[name].is_required()
-        }
+        args: dict[str, Any] = {}
+        for name, value in cast("dict[str, Any]", given).items():
+            field_info = cls.model_fields.get(name)
+            is_default = value is None and field_info is not None and not field_info.is_required()
+            if not is_default:
+                args[name] = value
+        return args
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,10 @@ def _schema(args: type[ToolArgs]) -> Mapping[str, Any]:
     schema: dict[str, Any] = _untitled(args.model_json_schema())
     schema.pop("description", None)  # of the class: the tool's own says more
     required = schema.get("required", ())
-    properties: dict[str, Any] = schema.get("properties", {})
-    schema["properties"] = {name: each if name in required else _or_null(each) for name, each in properties.items()}
+    properties: dict[str, Any] = schema.setdefault("properties", {})
+    for name in properties:
+        if name not in required:
+            properties[name] = _or_null(properties[name])
     return schema
 
 
@@ -197,13 +199,16 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     A list of types is the shortest form; each argument is paid for with every first call.
     """
     null = {"type": "null"}
-    rest = {name: value for name, value in schema.items() if name != "anyOf"}
+    rest = dict(schema)
+    kinds: list[dict[str, Any]] = [kind for kind in rest.pop("anyOf", []) if kind != null]
     if rest.get("default", "") is None:
         del rest["default"]
-    kinds = [kind for kind in cast("list[dict[str, Any]]", schema.get("anyOf", [])) if kind != null]
     if len(kinds) > 1:
         return {"anyOf": [*kinds, null], **rest}
-    one = {**(kinds[0] if kinds else {}), **rest}
+    one: dict[str, Any] = {}
+    for kind in kinds:
+        one |= kind
+    one |= rest
     if not isinstance(one.get("type"), str):
         return {"anyOf": [one, null]}
     one["type"] = [one["type"], "null"]
@@ -215,10 +220,12 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 def _untitled(schema: Any) -> Any:
     """Remove the titles that pydantic generates: they cost tokens and add nothing."""
     if isinstance(schema, dict):
-        members = cast("dict[str, Any]", schema)
-        return {
-            key: _untitled(value) for key, value in members.items() if not (key == "title" and isinstance(value, str))
-        }
+        members: dict[str, Any] = {}
+        for key, value in cast("dict[str, Any]", schema).items():
+            is_title = key == "title" and isinstance(value, str)
+            if not is_title:
+                members[key] = _untitled(value)
+        return members
     if isinstance(schema, list):
         return [_untitled(value) for value in cast("list[Any]", schema)]
     return schema
@@ -269,12 +276,15 @@ _MAX_READ_CHARS = 2_000
 
 def status_sentence(text: str, hide: Callable[[str], str] | None = None) -> str:
     """Return text as one line of at most 80 printable characters; `hide` replaces secrets before anything is cut."""
-    cut = len(text) > _MAX_READ_CHARS
-    text = text[:_MAX_READ_CHARS] if cut else text
-    text = hide(text) if hide is not None else text
+    is_cut = len(text) > _MAX_READ_CHARS
+    text = text[:_MAX_READ_CHARS]
+    if hide is not None:
+        text = hide(text)
     if not text.isprintable():
         text = "".join(char if char.isprintable() else " " for char in text)
     line = " ".join(text.split())
     if len(line) > SENTENCE_CHARS:
         return line[: SENTENCE_CHARS - 1].rstrip() + "…"
-    return line.rpartition(" ")[0] + "…" if cut else line  # it was mostly blank, so a cut word would show
+    if is_cut:  # it was mostly blank, so a cut word would show
+        return line.rpartition(" ")[0] + "…"
+    return line

@@ -61,26 +61,25 @@ _LESS = "<\u00ab\u02c2\u1438\u2039\u226a\u2329\u276c\u276e\u2770\u27e8\u27ea\u29
 # The look-ahead ends at the next such character: a text full of them costs no more than its length.
 _OPENING = re.compile(f"[{_LESS}](?=\\s*+([^{_LESS}]{{1,160}}))")
 # Letters and digits that look like the letters of the tag names, after NFKD and case folding.
-_LOOKALIKES = {
-    ord(char): letter
-    for letter, chars in {
-        "a": "4@аαɑᴀ",
-        "b": "8ьвβʙ",
-        "c": "сϲᴄ",
-        "e": "3еεᴇ",
-        "g": "9ɡɢց",
-        "j": "јյᴊ",
-        "l": "1!|iıɩιіӏʟꞁ",
-        "n": "пηνոɴ",
-        "o": "0оοσօᴏ",
-        "p": "рρᴘ",
-        "r": "гʀ",
-        "s": "5$ѕꜱ",
-        "t": "7тτᴛ",
-        "u": "υʋսцᴜ",
-    }.items()
-    for char in chars
+_LIKE_LETTERS = {
+    "a": "4@аαɑᴀ",
+    "b": "8ьвβʙ",
+    "c": "сϲᴄ",
+    "e": "3еεᴇ",
+    "g": "9ɡɢց",
+    "j": "јյᴊ",
+    "l": "1!|iıɩιіӏʟꞁ",
+    "n": "пηνոɴ",
+    "o": "0оοσօᴏ",
+    "p": "рρᴘ",
+    "r": "гʀ",
+    "s": "5$ѕꜱ",
+    "t": "7тτᴛ",
+    "u": "υʋսцᴜ",
 }
+_LOOKALIKES: dict[int, str] = {}
+for _letter, _chars in _LIKE_LETTERS.items():
+    _LOOKALIKES.update(dict.fromkeys(map(ord, _chars), _letter))
 _SIGNS = re.compile(r"\A\W+")  # `/` and the like; later in a word, `|` can look like a letter
 
 
@@ -114,7 +113,9 @@ _PICTURES = {
 
 def show_controls(text: str) -> str:
     """Return a text that a person decides about, with pictures of control characters (`␛`), which `clean` keeps."""
-    return text.translate(_PICTURES) if not text.isprintable() else text
+    if text.isprintable():
+        return text
+    return text.translate(_PICTURES)
 
 
 def shown_offsets(text: str) -> list[int]:
@@ -155,7 +156,11 @@ def _is_mark(char: str) -> bool:
 
 
 def _first_base(chars: Iterable[str]) -> str:
-    return next((char for char in chars if not _is_mark(char)), "")
+    """Return the first character that is no mark; empty if all are."""
+    for char in chars:
+        if not _is_mark(char):
+            return char
+    return ""
 
 
 @lru_cache(_KNOWN)
@@ -173,8 +178,7 @@ def _joins_between(before: str, after: str) -> bool | None:
         return False
     if unicodedata.combining(nearest) == _VIRAMA:
         return True
-    beside_mark = _is_mark(nearest) or (following and _is_mark(following))
-    if len(before) == 1 and beside_mark:
+    if len(before) == 1 and any(map(_is_mark, nearest + following)):
         return None
     base = _first_base(reversed(before))
     joins_left = _is_joined(f"{base}{_NON_JOINER}{_DUAL_JOINING}")

@@ -102,25 +102,38 @@ class PostgresDatabase:
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
+    def _open_connection(self) -> psycopg.Connection[Any] | None:
+        """Return the connection as long as it is open; else None."""
+        if self._conn is None or self._conn.closed:
+            return None
+        return self._conn
+
     @property
     def lost(self) -> bool:
-        return self._spent or self._conn is None or self._conn.closed
+        return self._spent or self._open_connection() is None
 
     @property
     def in_transaction(self) -> bool:
-        fine = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.ACTIVE)
-        return self._conn is not None and not self._conn.closed and self._conn.info.transaction_status in fine
+        conn = self._open_connection()
+        if conn is None:
+            return False
+        in_progress = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.ACTIVE)
+        return conn.info.transaction_status in in_progress
 
     @property
     def socket(self) -> int | None:
-        return None if self._conn is None or self._conn.closed else self._conn.fileno()
+        conn = self._open_connection()
+        return None if conn is None else conn.fileno()
 
     def open(self) -> psycopg.Connection[Any]:
         """Return the connection, a new one after a loss. Raises psycopg.Error: it cannot be made."""
-        if self._conn is not None and not self._conn.closed:
-            return self._conn
-        self._conn, self._seen = None, -1
-        conn = dial(self._conninfo, readonly=self._readonly, channel=CHANNEL if self._listens else None)
+        conn = self._open_connection()
+        if conn is not None:
+            return conn
+        self._conn = None
+        self._seen = -1
+        channel = CHANNEL if self._listens else None
+        conn = dial(self._conninfo, readonly=self._readonly, channel=channel)
         self._conn = conn
         return conn
 
@@ -131,8 +144,8 @@ class PostgresDatabase:
     def interrupt(self) -> None:
         """Stop the running statement without waiting. The connection is not used again: the order may arrive late."""
         self._spent = True
-        conn = self._conn
-        if conn is not None and not conn.closed:
+        conn = self._open_connection()
+        if conn is not None:
             threading.Thread(target=_cancel, args=(conn,), name="ava-cancel", daemon=True).start()
 
     def close(self) -> None:
@@ -145,19 +158,24 @@ class PostgresDatabase:
 
     def execute(self, sql: str, values: Values = (), /) -> FoundRows:
         """Run a statement; a query for a text that the database cannot have finds nothing."""
-        conn = self.open() if self._pipeline is None else self._conn
-        assert conn is not None
+        conn = self._connection_for_statements()
         if sql.lstrip().startswith("SELECT"):
             values = findable(values)
         return cast("FoundRows", conn.execute(cast("LiteralString", translate(sql)), values))
+
+    def _connection_for_statements(self) -> psycopg.Connection[Any]:
+        """Return the connection; in a pipeline the one that it began with, even if that was lost meanwhile."""
+        if self._pipeline is None:
+            return self.open()
+        assert self._conn is not None
+        return self._conn
 
     def run_script(self, script: str) -> None:
         self.open().execute(cast("LiteralString", script))
 
     def executemany(self, sql: str, values: Iterable[Sequence[object]], /) -> None:
         """Run a statement for each of some values; one statement inserts many rows, if it only inserts."""
-        conn = self.open() if self._pipeline is None else self._conn
-        assert conn is not None
+        conn = self._connection_for_statements()
         insert = _INSERT.fullmatch(sql)
         if insert is None:
             conn.cursor().executemany(cast("LiteralString", translate(sql)), values)
@@ -242,7 +260,9 @@ class PostgresDatabase:
 
     def commit(self, commit: Commit | None = None, /) -> None:
         assert self._conn is not None
-        wrote = commit if commit is not None and commit.head > commit.before else None
+        wrote: Commit | None = None
+        if commit is not None and commit.head > commit.before:
+            wrote = commit
         if wrote is not None:
             self._conn.execute(cast("LiteralString", f"SELECT pg_notify('{CHANNEL}', '{_notice_of(wrote)}')"))
         try:
@@ -286,16 +306,17 @@ class PostgresDatabase:
         """
         with contextlib.suppress(psycopg.Error):
             self._leave()
-        if self._conn is None or self._conn.closed:
+        conn = self._open_connection()
+        if conn is None:
             return
         try:
-            status = self._conn.info.transaction_status
+            status = conn.info.transaction_status
             if status == psycopg.pq.TransactionStatus.INERROR:
-                self._conn.close()
+                conn.close()
             elif status != psycopg.pq.TransactionStatus.IDLE:
-                self._conn.execute("ROLLBACK")
+                conn.execute("ROLLBACK")
         except psycopg.Error:
-            self._conn.close()
+            conn.close()
 
     def _leave(self) -> None:
         """Leave the pipeline. Raises psycopg.Error: a statement failed in it, or the connection was lost."""
@@ -400,12 +421,16 @@ def findable(values: Values) -> Values:
 
 
 def _findable(value: object) -> object:
-    return _UNSTORABLE.sub("\ufffd", value) if isinstance(value, str) and not value.isprintable() else value
+    if isinstance(value, str) and not value.isprintable():
+        return _UNSTORABLE.sub("\ufffd", value)
+    return value
 
 
 def _is_refusal(error: psycopg.Error) -> bool:
     """Tell whether an error says that a commit was not done; `FATAL` comes after what the server has done."""
-    return isinstance(error, psycopg.errors.PipelineAborted) or error.diag.severity_nonlocalized == "ERROR"
+    if isinstance(error, psycopg.errors.PipelineAborted):
+        return True
+    return error.diag.severity_nonlocalized == "ERROR"
 
 
 def _notice_of(commit: Commit) -> str:
@@ -518,7 +543,9 @@ def condition(query: IndexQuery, tokenizer: Tokenizer, near: tuple[int, int] | N
     phrases = [tokenizer.words(phrase) for phrase in query.phrases]
     if not all(phrases):  # a phrase without a word is nowhere
         return "1 = 0", []
-    needed = {key_of("text", word) for words in phrases for word in words}
+    needed: set[int] = set()
+    for words in phrases:
+        needed.update(key_of("text", word) for word in words)
     parts: list[str] = []
     values: list[object] = []
     low, high = near or (0, -1)

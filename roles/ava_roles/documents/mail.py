@@ -113,33 +113,38 @@ class _Reader:
             self._named.append("a part of too many, or nested too deep")
             return
         kind = part.get_content_type()
-        payload: Any = part.get_payload()
         if kind == "multipart/encrypted" or kind.endswith(("/pkcs7-mime", "/x-pkcs7-mime")):
             self._named.append("an encrypted or sealed body")
-        elif not part.is_multipart() and kind == "message/external-body":
-            self._named.append("a body that is kept elsewhere")
-        elif kind == "message/rfc822" and part.is_multipart():
-            self._message(payload[0], depth + 1)
-        elif kind == "message/delivery-status" and part.is_multipart():
-            lines: list[str] = []
-            for each in payload:
-                lines += [f"{name}: {value}" for name, value in each.items()]
-            self._say(blocks, "\n".join(lines))
-        elif kind == "multipart/alternative" and part.is_multipart():
-            self._alternatives(payload, blocks, depth)
         elif part.is_multipart():
-            for each in payload:
-                self._part(each, blocks, depth + 1)
+            self._multipart(part, kind, blocks, depth)
+        elif kind == "message/external-body":
+            self._named.append("a body that is kept elsewhere")
         else:
             self._leaf(part, kind, blocks)
+
+    def _multipart(self, part: Message, kind: str, blocks: list[str] | None, depth: int) -> None:
+        parts: Any = part.get_payload()
+        if kind == "message/rfc822":
+            self._message(parts[0], depth + 1)
+        elif kind == "message/delivery-status":
+            lines: list[str] = []
+            for each in parts:
+                lines += [f"{name}: {value}" for name, value in each.items()]
+            self._say(blocks, "\n".join(lines))
+        elif kind == "multipart/alternative":
+            self._alternatives(parts, blocks, depth)
+        else:
+            for each in parts:
+                self._part(each, blocks, depth + 1)
 
     def _alternatives(self, parts: list[Message], blocks: list[str] | None, depth: int) -> None:
         """Read the forms of a body: the plain one, and others unless they only repeat it."""
         plain_texts: dict[Message, str] = {}
         for part in parts:
-            text = _words(part) if part.get_content_type() == "text/plain" else ""
-            if text.strip():
-                plain_texts[part] = text
+            if part.get_content_type() == "text/plain":
+                text = _words(part)
+                if text.strip():
+                    plain_texts[part] = text
         plain_words = set(_different_words("\n".join(plain_texts.values())))
         for part in parts:
             if part in plain_texts:
@@ -164,13 +169,14 @@ class _Reader:
         return True
 
     def _leaf(self, part: Message, kind: str, blocks: list[str] | None) -> None:
-        name = " ".join(str(part.get_filename() or "").split())[:_NAME_CHARS]
-        attached = name or part.get_content_disposition() == "attachment"
         if kind.startswith("multipart/"):
             self._named.append("what is damaged in a body of several parts")
             self._say(blocks, _words(part))
             return
-        if kind.startswith("text/") and kind != "text/rtf" and not attached:
+        name = " ".join(str(part.get_filename() or "").split())[:_NAME_CHARS]
+        is_attached = name or part.get_content_disposition() == "attachment"
+        is_text = kind.startswith("text/") and kind != "text/rtf"
+        if is_text and not is_attached:
             if blocks is not None:
                 self._say(blocks, _words(part, self._named))
             if kind == "text/html":

@@ -164,10 +164,7 @@ class _Reader(OpenReader):
         """Return the cells of a row that have text, by their columns."""
         texts: list[tuple[int, str]] = []
         column = 1
-        for cell in row:
-            name = name_of(cell)
-            if name not in ("table:table-cell", "table:covered-table-cell"):
-                continue
+        for cell in children(row, "table:table-cell", "table:covered-table-cell"):
             count = count_of(cell, "number-columns-repeated")
             text = self._cell_text(sheet, cell)
             if text:
@@ -216,11 +213,9 @@ class _Reader(OpenReader):
         for page in self.master_pages():
             if value_of(page, "name") != master:
                 continue
-            for each in page:
-                name = name_of(each).removeprefix("style:")
-                if not name.startswith(("header", "footer")) or value_of(each, "display") == "false":
-                    continue
-                margin = "header" if name.startswith("header") else "footer"
+            for each in self.margins_of(page):
+                is_header = name_of(each).startswith("style:header")
+                margin = "header" if is_header else "footer"
                 text = one_line(" ".join(self._apart(each)))
                 if text:
                     lines[f"[{margin} of the printed page] {text}"] = None
@@ -249,5 +244,5 @@ def _value(cell: Any) -> str:
         if value:
             return one_line(value, CELL_CHARS)
     formula = value_of(cell, "formula") or ""
-    without_prefix = formula.partition(":")[2]
-    return one_line(without_prefix or formula, CELL_CHARS)
+    _prefix, _colon, rest = formula.partition(":")
+    return one_line(rest or formula, CELL_CHARS)

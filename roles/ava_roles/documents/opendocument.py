@@ -111,11 +111,16 @@ class OpenReader(FlowReader):
         """Return the headers and footers of the pages, each once."""
         texts: dict[str, None] = {}
         for page in self.master_pages():
-            for each in page:
-                is_margin = name_of(each).startswith(("style:header", "style:footer"))
-                if is_margin and value_of(each, "display") != "false":
-                    texts["\n\n".join(self._apart(each))] = None
+            for each in self.margins_of(page):
+                texts["\n\n".join(self._apart(each))] = None
         return "\n\n".join(filter(None, texts))
+
+    def margins_of(self, page: Any) -> Iterator[Any]:
+        """Yield the headers and footers of a page that are shown; `page` is one of `master_pages`."""
+        for each in page:
+            is_margin = name_of(each).startswith(("style:header", "style:footer"))
+            if is_margin and value_of(each, "display") != "false":
+                yield each
 
     def master_pages(self) -> list[Any]:
         return children(child(self._styles_root, "office:master-styles"), "style:master-page")

@@ -18,6 +18,7 @@ from ava_roles.documents.package import (
     name_of,
     number_of,
     value_of,
+    words_of,
 )
 from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, TEXT_CHARS, PartReader
 from ava_roles.documents.phrases import count_phrase
@@ -26,6 +27,7 @@ from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.tools.pages import MAX_COLUMNS, parsing, render_table
 
 _MAX_SLIDES = 5_000
+_LEVELS = 9
 
 _TEXT = frozenset({"a:t", "m:t"})
 _SILENT = frozenset(("a:pPr", "a:rPr", "a:endParaRPr", "p:spPr", "p:style", "a:bodyPr", "a:lstStyle", "p:extLst"))
@@ -83,7 +85,9 @@ class _Reader(PartReader):
                 parts.append(Part("", f"({len(ids) - number + 1:,} more slides are not shown)"))
                 break
             relation = relations.get(relation_id)
-            root = self._package.root(relation.target) if relation and not relation.outside else None
+            root = None
+            if relation is not None and not relation.outside:
+                root = self._package.root(relation.target)
             if relation is None or root is None:
                 self._name("a slide that is damaged or not in the file", f"slide {number}")
                 continue
@@ -116,9 +120,9 @@ class _Reader(PartReader):
                 blocks.append(f"Notes:\n{text}")
         for comments in self._package.related(part, "comments"):
             for each in descendants(self._package.root(comments), "p:text", "a:p"):
-                text = each.text or "" if name_of(each) == "p:text" else drawn_text(each)
-                if text.strip():
-                    self._add(blocks, f"[comment] {' '.join(text.split())}")
+                words = words_of(each) if name_of(each) == "p:text" else drawn_text(each)
+                if words:
+                    self._add(blocks, f"[comment] {words}")
         return "\n\n".join(blocks)
 
     def _shared_text(self, layouts: list[str]) -> str:
@@ -150,10 +154,12 @@ class _Reader(PartReader):
 
     def _add(self, blocks: list[str], block: str) -> None:
         room = max(0, TEXT_CHARS - self._size)
-        self._cut = self._cut or len(block) > room
-        if block[:room].strip():
-            blocks.append(block[:room])
-            self._size += len(block[:room])
+        if len(block) > room:
+            self._cut = True
+            block = block[:room]
+        if block.strip():
+            blocks.append(block)
+            self._size += len(block)
 
     # -- the walk ---------------------------------------------------------------------------------------------
 
@@ -217,9 +223,10 @@ class _Reader(PartReader):
             self._add(self._blocks, f"{self._label(properties)}{text}")
 
     def _label(self, properties: Any) -> str:
-        level = max(0, min(number_of(properties, "lvl"), 8))
+        level = max(0, min(number_of(properties, "lvl"), _LEVELS - 1))
         indent = "  " * level
-        self._numbers = {each: number for each, number in self._numbers.items() if each <= level}
+        for deeper in range(level + 1, _LEVELS):
+            self._numbers.pop(deeper, None)
         numbers = child(properties, "a:buAutoNum")
         if numbers is not None:
             return f"{indent}{self._number(level, numbers)} "

@@ -15,11 +15,15 @@ _LEVELS = 9
 _PLACE = re.compile(r"%([1-9])")
 _BULLET = "•"
 _MAX_BASES = 50
+_HEADING = re.compile(r"heading [0-9]+")
 
 
 def is_on(element: Any) -> bool:
     """Tell whether a property that is on or off is there and on."""
-    return element is not None and (value_of(element) or "1").lower() not in ("0", "false", "off", "none")
+    if element is None:
+        return False
+    value = value_of(element) or "1"
+    return value.lower() not in ("0", "false", "off", "none")
 
 
 @dataclass
@@ -50,7 +54,8 @@ class Styles:
         self._styles: dict[str, Style] = {}
         self.default: str | None = None
         for each in elements:
-            if value_of(each, "type") == "paragraph" and value_of(each, "default") in ("1", "true"):
+            is_default = value_of(each, "default") in ("1", "true")
+            if is_default and value_of(each, "type") == "paragraph":
                 self.default = value_of(each, "styleId")
                 break
 
@@ -64,7 +69,9 @@ class Styles:
     def _read(self, style_id: str) -> Style:
         chain: list[str] = []
         base: str | None = style_id
-        while base in self._elements and base not in self._styles and base not in chain and len(chain) < _MAX_BASES:
+        while base in self._elements and len(chain) < _MAX_BASES:
+            if base in self._styles or base in chain:
+                break
             chain.append(base)
             base = value_of(child(self._elements[base], "w:basedOn"))
         style = self._styles.get(base or "", Style())
@@ -85,16 +92,18 @@ def _add_properties(style: Style, element: Any) -> None:
     level = heading_level(paragraph)
     if name == "title":
         style.heading = 1
-    elif name.startswith("heading ") and digits.isascii() and digits.isdecimal():
+    elif _HEADING.fullmatch(name):
         style.heading = max(1, min(int(digits[:2]), 6))
     elif level is not None:
         style.heading = level
     numbers = child(paragraph, "w:numPr")
     if numbers is not None:
         list_id = child(numbers, "w:numId")
+        if list_id is not None:
+            style.list_id = value_of(list_id)
         list_level = child(numbers, "w:ilvl")
-        style.list_id = value_of(list_id) if list_id is not None else style.list_id
-        style.list_level = number_of(list_level) if list_level is not None else style.list_level
+        if list_level is not None:
+            style.list_level = number_of(list_level)
 
 
 @dataclass
@@ -115,6 +124,10 @@ class _List:
     levels: dict[int, _Level]
     starts: dict[int, int] = field(default_factory=dict[int, int])
 
+    def start_of(self, number: int) -> int:
+        """Return the number of the first item of a level."""
+        return self.starts.get(number, self.levels.get(number, _Level()).start)
+
 
 class Lists:
     """The lists of a document. `other_formats`: formats of numbers that are shown as 1, 2, 3."""
@@ -134,8 +147,10 @@ class Lists:
             styles[value_of(child(element, "w:styleLink")) or ""] = scheme
         for element in children(root, "w:num"):
             scheme = value_of(child(element, "w:abstractNumId")) or ""
+            source = scheme
             style = links.get(scheme)
-            source = styles.get(style, scheme) if style else scheme
+            if style:
+                source = styles.get(style, scheme)
             self._lists[value_of(element, "numId") or ""] = _read_list(scheme, schemes.get(source, {}), element)
 
     def level_of(self, list_id: str, style_id: str | None) -> int:
@@ -159,14 +174,7 @@ class Lists:
             self._begun.add(list_id)
             for start in of.starts:
                 counts.pop(start, None)
-        if number in counts:
-            counts[number] += 1
-        else:
-            counts[number] = of.starts.get(number, level.start)
-        for deeper in range(number + 1, _LEVELS):
-            restart = of.levels.get(deeper, _Level()).restart
-            if restart is None or 0 < restart >= number + 1:
-                counts.pop(deeper, None)
+        self._count(of, counts, number)
         if level.format == "bullet":
             return _bullet(level.text)
 
@@ -175,12 +183,25 @@ class Lists:
 
         return _PLACE.sub(numeral, level.text).strip()
 
+    def _count(self, of: _List, counts: Counter[int], number: int) -> None:
+        """Count an item of a level; the levels below begin again, unless they say otherwise."""
+        if number in counts:
+            counts[number] += 1
+        else:
+            counts[number] = of.start_of(number)
+        for deeper in range(number + 1, _LEVELS):
+            restart = of.levels.get(deeper, _Level()).restart
+            if restart is None or restart >= number + 1:
+                counts.pop(deeper, None)
+
     def _numeral(self, of: _List, counts: Counter[int], number: int, legal: bool) -> str:
         level = of.levels.get(number, _Level())
-        count = counts[number] if number in counts else of.starts.get(number, level.start)
+        count = counts[number] if number in counts else of.start_of(number)
         if level.format not in NUMERALS:
             self.other_formats.add(level.format)
-        return str(count) if legal else NUMERALS.get(level.format, str)(count)
+        if legal:
+            return str(count)
+        return NUMERALS.get(level.format, str)(count)
 
 
 def _bullet(text: str) -> str:

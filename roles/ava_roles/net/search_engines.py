@@ -171,10 +171,11 @@ def _answer(engine: Engine, reply: SearchReply) -> Mapping[str, Any]:
         answer: object = json.loads(reply.body)
     except (ValueError, RecursionError):
         answer = None
-    members = cast("Mapping[str, Any]", answer) if isinstance(answer, dict) else None
+    is_object = isinstance(answer, dict)
+    members = cast("Mapping[str, Any]", answer if is_object else {})
     if not 200 <= reply.status < 300:
-        raise ToolFailed(_explain_status(engine, reply, _error_code(members or {})))
-    if members is None:
+        raise ToolFailed(_explain_status(engine, reply, _error_code(members)))
+    if not is_object:
         fault = engine.fault(reply, "")
         if fault is None:
             what = "a web page" if reply.body.lstrip()[:1] == b"<" else "something else"
@@ -216,15 +217,14 @@ def new_key(engine: Engine) -> str:
 def _error_code(answer: Mapping[str, Any]) -> str:
     """Return the code in `{"error": {…}}` or a list of such errors; empty if there is none."""
     error: object = answer.get("error") or answer.get("errors")
-    if isinstance(error, list):
-        errors = cast("list[object]", error)
-        error = errors[0] if errors else None
+    if isinstance(error, list) and error:
+        error = cast("list[object]", error)[0]
     if not isinstance(error, dict):
         return ""
     code = cast("dict[str, object]", error).get("code")
-    if not isinstance(code, str | int):
-        return ""
-    return str(code) if _CODE.fullmatch(str(code)) else ""
+    if isinstance(code, str | int) and _CODE.fullmatch(str(code)):
+        return str(code)
+    return ""
 
 
 def _is_address(url: str) -> bool:
@@ -238,7 +238,9 @@ def plain(text: object, most: int) -> str:
     if not isinstance(text, str):
         return ""
     line = " ".join(unescape_html(_MARKUP.sub("", text[: most * 8])).split())
-    return line if len(line) <= most else line[: most - 1].rstrip() + "…"
+    if len(line) > most:
+        return line[: most - 1].rstrip() + "…"
+    return line
 
 
 _TITLE_CHARS = 200
@@ -280,9 +282,11 @@ class Kagi(Engine):
         elif isinstance(data, dict):  # grouped by kind; a kind without results is missing
             rows = _rows(_under(answer, "data").get("search", []))
         else:
-            rows = None
+            return None
+        if rows is None:
+            return None
         # In version 0, the list also contains related searches (t: 1).
-        return None if rows is None else [row for row in rows if row.get("t", 0) == 0]
+        return [row for row in rows if row.get("t", 0) == 0]
 
     def fault(self, reply: SearchReply, code: str) -> str | None:
         """A wrong key is a 400 here."""

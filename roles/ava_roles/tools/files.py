@@ -38,12 +38,7 @@ from ava_roles.tools.child import command as child_command
 from ava_roles.tools.extracted import Extracted, Format, Wanted, format_of
 from ava_roles.tools.pages import read_csv
 from ava_roles.tools.reading import MAX_ENTRIES, FolderReader, FolderTexts
-from ava_roles.tools.text_files import (
-    WalkFilter,
-    patterns,
-    take_lines,
-    unpacked,
-)
+from ava_roles.tools.text_files import LineWindow, WalkFilter, patterns, take_lines, unpacked
 
 _MAX_BYTES = 20_000_000
 _LISTED_ENTRIES = 500
@@ -137,7 +132,8 @@ def _show_text(request: _FileRequest, data: bytes, is_cut: bool) -> ToolOutput:
     if decoded is None:
         head = f"{shown(request.name)}: binary ({request.size}), cannot be shown as text"
         return ToolOutput(head, success=False, count=0)
-    if PurePosixPath(request.name).suffix.lower() in (".csv", ".tsv") and request.args.column is None:
+    is_table = PurePosixPath(request.name).suffix.lower() in (".csv", ".tsv")
+    if is_table and request.args.column is None:
         what = "CSV as a table"
         text = read_csv(decoded.text, request.hide)
         last_line = text.rpartition("\n")[2]
@@ -165,29 +161,41 @@ def _show_lines(
     column = args.column or 1
     if args.offset > max(len(lines), 1):
         raise ToolFailed(f"it has {len(lines):,} lines; give an offset up to that")
-    if lines and column > len(lines[args.offset - 1]) + 1:
+    if lines:
         length = len(lines[args.offset - 1])
-        raise ToolFailed(f"line {args.offset:,} has {length:,} characters; give a column up to that")
+        if column > length + 1:
+            raise ToolFailed(f"line {args.offset:,} has {length:,} characters; give a column up to that")
     window = take_lines(lines, args.offset, args.limit, request.room, column)
-    head = f"{shown(request.name)} ({what}, {request.size}): "
-    if not lines:
-        head += "empty"
-    else:
-        head += f"lines {window.first:,} to {window.last:,} of {len(lines):,}"
-        if column > 1:
-            head += f", from column {column:,}"
-        if window.cut:
-            numbers = ", ".join(f"{line} (of {len(lines[line - 1]):,})" for line, _column in window.cut[:20])
-            end_column = window.cut[0][1]
-            head += f"; cut: line {numbers}; each goes on with its number as offset and column {end_column}"
-    tail = ""
-    if window.cut and window.cut[-1][0] == window.last == window.first:
-        tail = f"\n\n[goes on: offset {window.last}, column {window.cut[-1][1]}]"
-    elif window.last < len(lines):
-        as_text = "" if args.column is None else ", column 1"  # of a CSV, which is a table without
-        tail = f"\n\n[goes on: offset {window.last + 1}{as_text}]"
+    head = f"{shown(request.name)} ({what}, {request.size}): {_describe_window(lines, window, column)}"
+    tail = _describe_rest(lines, window, args)
     text = f"{head}{gaps}\n\n{line_above}{window.text}{tail}"
     return ToolOutput(text, count=1, sources=(request.source(),))
+
+
+def _describe_window(lines: Sequence[str], window: LineWindow, column: int) -> str:
+    """Say which lines of a file are shown, from which column on, and which of them are cut."""
+    if not lines:
+        return "empty"
+    sentence = f"lines {window.first:,} to {window.last:,} of {len(lines):,}"
+    if column > 1:
+        sentence += f", from column {column:,}"
+    if window.cut:
+        numbers = ", ".join(f"{line} (of {len(lines[line - 1]):,})" for line, _column in window.cut[:20])
+        _line, end_column = window.cut[0]
+        sentence += f"; cut: line {numbers}; each goes on with its number as offset and column {end_column}"
+    return sentence
+
+
+def _describe_rest(lines: Sequence[str], window: LineWindow, args: ReadFileArgs) -> str:
+    """Say where a file goes on behind what is shown of it; empty if that is its end."""
+    if window.cut:
+        line, column = window.cut[-1]
+        if line == window.last == window.first:
+            return f"\n\n[goes on: offset {line}, column {column}]"
+    if window.last >= len(lines):
+        return ""
+    as_text = "" if args.column is None else ", column 1"  # of a CSV, which is a table without
+    return f"\n\n[goes on: offset {window.last + 1}{as_text}]"
 
 
 def _show_pages(request: _FileRequest, kind: Format, data: bytes, document: Extracted) -> ToolOutput:
@@ -505,7 +513,8 @@ def _describe_unread(texts: FolderTexts) -> str:
         reasons_by_path[path] = f"{end} not read"
     if reasons_by_path:
         path, reason = next(iter(reasons_by_path.items()))
-        more = f", and {len(reasons_by_path) - 1:,} more" if len(reasons_by_path) > 1 else ""
+        others = len(reasons_by_path) - 1
+        more = f", and {others:,} more" if others else ""
         sentences.append(f"{shown(path)}: {reason}{more}.")
     return " ".join(sentences)
 

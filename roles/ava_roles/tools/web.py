@@ -125,6 +125,8 @@ class ReadWebpagesArgs(ToolArgs):
 
 @dataclass(frozen=True)
 class _PageRead:
+    """A page as it was read, or why it was not."""
+
     url: str
     response: Response | None
     page: WebPage | None
@@ -439,7 +441,9 @@ class Robots:
                 site.closed = f"status {response.status}"
             elif 200 <= response.status < 300:
                 site.rules = await run_sync(Protego.parse, response.body.decode("utf-8", "replace"))
-        site.until = self._clock() + (retry_s if site.closed else _CACHE_S)
+        if not site.closed:
+            retry_s = _CACHE_S
+        site.until = self._clock() + retry_s
 
     def _forget_expired(self) -> None:
         if len(self._sites) <= _MAX_SITES:
@@ -484,8 +488,9 @@ def is_html(response: Response) -> bool:
 
 def is_text(response: Response) -> bool:
     """Tell text by the stated type and the absence of zero bytes."""
-    may_be_text = not response.content_type or _TEXTUAL.fullmatch(response.content_type) is not None
-    return may_be_text and b"\0" not in response.body[:65_536]
+    if response.content_type and _TEXTUAL.fullmatch(response.content_type) is None:
+        return False
+    return b"\0" not in response.body[:65_536]
 
 
 def _read_pdf(response: Response) -> WebPage:
