@@ -182,13 +182,11 @@ _PLACES = [_places(names) for names in (_SEED, _METADATA, _TOP)]
 def mirror_line(row: Sequence[Any]) -> bytes:
     """Return a row selected with `LINE_COLUMNS` as one line of JSON, with the newline and without null values."""
     content, sha, digest, before = row[len(HEADER) : len(HEADER) + 4]
+    seed, metadata, top = [_members(row, places) for places in _PLACES]
     cost_micros = row[_COST]
-    seed, metadata, top = [
-        to_json({name: value for name, place in places if (value := row[place]) is not None})[1:-1]
-        for places in _PLACES
-    ]
     if cost_micros is not None:  # written as an exact decimal; a float would not be exact
-        metadata += (b"," if metadata else b"") + b'"costCents":' + _cents(cost_micros).encode()
+        cents = b'"costCents":' + _cents(cost_micros).encode()
+        metadata = b",".join(filter(None, (metadata, cents)))
     chain = f'"contentSha":"{sha.hex()}","prevHash":"{(before or GENESIS).hex()}","hash":"{digest.hex()}"'
     return b"".join(
         [
@@ -197,6 +195,16 @@ def mirror_line(row: Sequence[Any]) -> bytes:
             b',"metadata":{', metadata, b"},", top, b",", chain.encode(), b"}\n",
         ]
     )  # fmt: skip
+
+
+def _members(row: Sequence[Any], places: Sequence[tuple[str, int]]) -> bytes:
+    """Return the members of a JSON object, without its braces: the values of a row that are not None."""
+    members: dict[str, Any] = {}
+    for name, place in places:
+        value = row[place]
+        if value is not None:
+            members[name] = value
+    return to_json(members)[1:-1]
 
 
 def line_fault(line: bytes) -> str | None:
@@ -254,9 +262,11 @@ def _parse_line(line: bytes) -> tuple[dict[str, Any], list[Any]]:
 
 
 def _cents(micros: int) -> str:
+    sign = "-" if micros < 0 else ""
     cents, rest = divmod(abs(micros), 10_000)
-    text = f"{cents}.{rest:04d}".rstrip("0") if rest else str(cents)
-    return f"-{text}" if micros < 0 else text
+    if not rest:
+        return f"{sign}{cents}"
+    return f"{sign}{cents}.{rest:04d}".rstrip("0")
 
 
 def _raw_content(line: bytes) -> str:
@@ -320,7 +330,7 @@ def diagnose(row: Row, near: list[Row]) -> Fault:
     seq = row[0]
     hashes = {0: GENESIS}
     hashes.update((other[0], other[_HASH]) for other in near)
-    twin = next((number for number, digest in hashes.items() if 0 < number < seq and digest == row[_HASH]), None)
+    twin = _twin_of(row, hashes)
     if twin is not None and _follows(row, hashes.get(twin - 1, b""), twin):
         return Fault("inserted", seq, f"entry {seq} was inserted: it is a copy of entry {twin}")
     after = [other for other in near if other[0] > seq]
@@ -339,6 +349,14 @@ def diagnose(row: Row, near: list[Row]) -> Fault:
     return Fault("changed", seq, f"entry {seq} was changed or replaced")
 
 
+def _twin_of(row: Row, hashes: Mapping[int, bytes]) -> int | None:
+    """Return the number of an earlier entry with the same hash."""
+    for number, digest in hashes.items():
+        if 0 < number < row[0] and digest == row[_HASH]:
+            return number
+    return None
+
+
 def _count_missing(row: Row, after: list[Row]) -> int:
     """Return how many entries are gone before one that was renumbered with its successor: these are still chained."""
     if after:
@@ -354,7 +372,9 @@ def _find_inserted(row: Row, after: list[Row], near: list[Row], hashes: dict[int
     for renumbered in (row, *after):
         for count in range(1, WINDOW):
             first = renumbered[0] - count  # the number of the renumbered entry before, and of the first inserted one
-            if not 1 <= first <= row[0] or not _follows(renumbered, hashes.get(first - 1, b""), first):
+            if not 1 <= first <= row[0]:
+                continue
+            if not _follows(renumbered, hashes.get(first - 1, b""), first):
                 continue
             inserted = by_seq.get(first)
             if inserted is None or _place_of(inserted, near, hashes) is None:

@@ -204,10 +204,15 @@ class Projections:
     def begin(self, run_ids: Collection[str]) -> None:
         """Start a transaction: drop the least used rows over the limit, and read again what others may have changed."""
         version = self._db.data_version()
-        self._shared, self._version = version != self._version, version
+        self._shared = version != self._version
+        self._version = version
         self._running = None
-        self.evict(keep=0 if self._shared else CACHED_ROWS)
-        readers = self._readers if self._shared else []
+        readers: list[Callable[[], None]] = []
+        if self._shared:
+            self.evict()
+            readers = self._readers
+        else:
+            self.evict(keep=CACHED_ROWS)
         for read in readers or self._ask(run_ids, again=False):
             read()
         self._readers = []

@@ -154,8 +154,10 @@ def fold(state: State, row: Sequence[Any]) -> None:
         if type_name in CONTENT_TYPES:
             fact, tokens = read_fact(type_name, row[6], row[_CONTENT]), _tokens_of(row)
         reduce(state, Header(row[0], row[1], row[2], row[4], type_name, run_id, generation, tokens, row[13]), fact)
-    elif generation is not None and (run := state.runs.get(run_id)) is not None:  # the same, for much of a log
-        run.last_us = row[1]
+    elif generation is not None:  # the same, for much of a log
+        run = state.runs.get(run_id)
+        if run is not None:
+            run.last_us = row[1]
 
 
 def _tokens_of(row: Sequence[Any]) -> Tokens | None:

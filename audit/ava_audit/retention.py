@@ -92,14 +92,20 @@ def is_over(view: View, run: RunRow, now_us: int) -> bool:
 
     A plan needs the results of its runs, so these are over with it.
     """
-    if run.step is not None and run.plan_id is not None:
-        plan = view.run(run.plan_id)
+    plan_id = _plan_of_step(run)
+    if plan_id is not None:
+        plan = view.run(plan_id)
         if plan is not None and not plan.ended:
             return False
     if run.state != WAITING:
         return run.ended
     proposal = view.proposal(run.pending_id)
     return proposal is None or proposal.expires_us <= now_us
+
+
+def _plan_of_step(run: RunRow) -> str | None:
+    """Return the plan that a run is a step of; None for any other run."""
+    return None if run.step is None else run.plan_id
 
 
 def retention_horizon(view: View, now_us: int, days: int) -> tuple[int, int]:
@@ -310,9 +316,7 @@ def _was_over(view: View, run_id: str, upto: int, limit: int) -> bool:
         return False
     if not run.ended:
         return True
-    last_run = run_id
-    if run.step is not None and run.plan_id is not None:
-        last_run = run.plan_id
+    last_run = _plan_of_step(run) or run_id
     end = view.last_entry(last_run, "RunEnded")
     return end is not None and end.seq <= upto
 

@@ -155,7 +155,7 @@ class View:
     def owned_run(self, fence: Fence) -> RunRow:
         """Return the running run of a claim. Raises StaleOwner if it has another owner, or does not run."""
         run = self.run(fence.run_id)
-        if run is None or run.generation != fence.generation or run.state != RUNNING:
+        if run is None or (run.generation, run.state) != (fence.generation, RUNNING):
             raise StaleOwner.of(*fence)
         return run
 

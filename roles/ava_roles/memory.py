@@ -43,7 +43,11 @@ class Note:
 
     @property
     def first_line(self) -> str:
-        return next((bare for line in self.text.splitlines() if (bare := line.strip().lstrip("#").strip())), "")
+        for line in self.text.splitlines():
+            words = line.strip().lstrip("#").strip()
+            if words:
+                return words
+        return ""
 
 
 @dataclass(frozen=True)
@@ -94,16 +98,19 @@ class Memory:
         notes: list[Note] = []
         passed_over: list[PassedOver] = []
         with self._opened() as root:
-            for entry in root.entries() if root is not None else ():
+            if root is None:
+                return Notes()
+            for entry in root.entries():
                 if entry.name.startswith("."):  # such as an editor's or a lock
                     continue
-                why = self._fault(entry) if len(notes) < MAX_NOTES else f"there are more than {MAX_NOTES} notes"
-                assert root is not None
-                found = why or self._read(root, entry.name.removesuffix(SUFFIX))
-                if isinstance(found, Note):
-                    notes.append(found)
+                if len(notes) < MAX_NOTES:
+                    note = self._fault(entry) or self._read(root, entry.name.removesuffix(SUFFIX))
                 else:
-                    passed_over.append(PassedOver(entry.name, found))
+                    note = f"there are more than {MAX_NOTES} notes"
+                if isinstance(note, Note):
+                    notes.append(note)
+                else:
+                    passed_over.append(PassedOver(entry.name, note))
         return Notes(tuple(notes), tuple(passed_over))
 
     def note(self, name: str) -> Note | None:
@@ -111,21 +118,25 @@ class Memory:
         if not is_note_name(name):
             return None
         with self._opened() as root:
-            entries = root.entries() if root is not None else []
-            entry = next((entry for entry in entries if entry.name == f"{name}{SUFFIX}"), None)
-            if root is None or entry is None:
+            if root is None:
                 return None
-            found = self._fault(entry) or self._read(root, name)
-        if isinstance(found, Note):
-            return found
-        raise ToolFailed(f"the note {name} cannot be read: {found}")
+            for entry in root.entries():
+                if entry.name == f"{name}{SUFFIX}":
+                    break
+            else:
+                return None
+            note = self._fault(entry) or self._read(root, name)
+        if isinstance(note, Note):
+            return note
+        raise ToolFailed(f"the note {name} cannot be read: {note}")
 
     @contextmanager
     def _opened(self) -> Generator[Root | None]:
         """Hold the folder open; None if there is none. Raises ToolFailed: unreadable, or others can write to it."""
         try:
             status = self.folder.lstat()
-            if why := self._untrusted(status, folder=True):
+            why = self._untrusted(status, folder=True)
+            if why:
                 raise ToolFailed(f"the memory folder {why}")
             root = Root.open(self.folder)
         except FileNotFoundError:
@@ -154,7 +165,8 @@ class Memory:
             data, more = root.read(f"{name}{SUFFIX}", NOTE_BYTES)
         except (ToolFailed, OSError):
             return "it may not be read, or has a second name elsewhere (a hard link)"
-        if why := self._untrusted(status, folder=False):
+        why = self._untrusted(status, folder=False)
+        if why:
             return f"it {why}"
         if more:
             return f"it has more than {NOTE_BYTES:,} bytes"

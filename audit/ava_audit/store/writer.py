@@ -62,10 +62,14 @@ class Appender:
         for event in events:
             if event.fence is not None and event.fence != checked:
                 checked = event.fence
-                run = self.projections.runs.peek(checked.run_id)
-                if run is None or run.generation != checked.generation or run.state != RUNNING:
-                    raise StaleOwner.of(*checked)
+                self._check_fence(checked)
         return [content_within(event) for event in events]
+
+    def _check_fence(self, fence: Fence) -> None:
+        """Raise StaleOwner if a claim is older than the run's, or the run does not run."""
+        run = self.projections.runs.peek(fence.run_id)
+        if run is None or (run.generation, run.state) != (fence.generation, RUNNING):
+            raise StaleOwner.of(*fence)
 
     def append(self, events: tuple[Event, ...], contents: list[bytes]) -> None:
         """Add the events to the rows that the next `flush` inserts, and apply them to the projections."""

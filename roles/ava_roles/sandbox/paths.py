@@ -36,7 +36,9 @@ class Root:
     @classmethod
     def open(cls, path: Path) -> Root:
         """Open a folder. Raises OSError if it is not a folder, or cannot be opened."""
-        return cls(path, DescriptorPaths(path) if path_access.has_folder_descriptors() else PlainPaths(path))
+        if path_access.has_folder_descriptors():
+            return cls(path, DescriptorPaths(path))
+        return cls(path, PlainPaths(path))
 
     @classmethod
     def open_without_links(cls, path: Path) -> Root:
@@ -175,31 +177,36 @@ class Root:
         """
         start = self.parts(rel)
         pending = [self._entry(start)] if start else [FolderEntry("", "folder", 0)]
+        yielded_kinds = ("file", "link") if links else ("file",)
         seen = 0
         while pending and seen < limit:
             entry = pending.pop()
             seen += 1
-            if entry.kind == "file" or (links and entry.kind == "link"):
+            if entry.kind in yielded_kinds:
                 yield entry
             elif entry.kind == "folder":
-                names = entry.name.split("/") if entry.name else []
                 try:
-                    inside = self._access.entries(names)
+                    children = self._children_of(entry)
                 except OSError as error:
-                    if names == start:
+                    if entry.name == "/".join(start):
                         raise _tool_error(error, start, folder=True) from None
                     continue
-                prefix = f"{entry.name}/" if entry.name else ""
-                children: list[FolderEntry] = []
-                for each in inside:
-                    child = each._replace(name=prefix + each.name)
-                    if keep is None or keep(child):
-                        children.append(child)
+                if keep is not None:
+                    children = list(filter(keep, children))
                 pending += sorted(children, key=_order, reverse=True)
+
+    def _children_of(self, folder: FolderEntry) -> list[FolderEntry]:
+        """Return what is in a folder, with paths from the root. Raises OSError."""
+        if not folder.name:
+            return list(self._access.entries([]))
+        entries = self._access.entries(folder.name.split("/"))
+        return [entry._replace(name=f"{folder.name}/{entry.name}") for entry in entries]
 
     def parts(self, rel: str) -> list[str]:
         """Return the names from the root to a path, none for the root. Raises AccessRefused: it cannot lie beneath."""
-        text = rel.replace("\\", "/") if os.name == "nt" else rel
+        text = rel
+        if os.name == "nt":
+            text = rel.replace("\\", "/")
         if "\0" in text or len(text) > 4096:
             raise AccessRefused(f"{shown(rel)} is not a path; give one relative to the workspace")
         if PurePath(text).is_absolute():
@@ -222,7 +229,9 @@ class Root:
         for part in self.parts(rel):
             with _translate_errors((*path, part), folder=True):
                 names = [entry.name for entry in self._access.entries(path)]
-            alike = [part] if part in names else [name for name in names if _looks(name) == _looks(part)]
+            alike = [part]
+            if part not in names:
+                alike = [name for name in names if _looks(name) == _looks(part)]
             if len(alike) > 1:
                 raise ToolFailed(f"{len(alike)} names look like {shown(part)}; list the folder, or rename all but one")
             if not alike:
@@ -255,13 +264,19 @@ def is_same_folder(approved: str, found: str) -> bool:
     """Tell whether two identities are of the same folder; after a reboot, the device number does not count."""
     device, inode, boot = approved.split(":")
     device_now, inode_now, boot_now = found.split(":")
-    return inode == inode_now and (device == device_now or boot != boot_now)
+    if inode != inode_now:
+        return False
+    return device == device_now or boot != boot_now
 
 
 def shown(rel: str) -> str:
     """Return a path for a message or a result line: one line, printable, at most 200 characters."""
-    text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in rel)
-    return text if len(text) <= 200 else text[:199] + "…"
+    text = rel
+    if not rel.isprintable():
+        text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in rel)
+    if len(text) > 200:
+        return text[:199] + "…"
+    return text
 
 
 def _looks(name: str) -> str:

@@ -214,8 +214,9 @@ class TextStore:
         terms = [" ".join(index_terms(each.text)) for each in passages]
         size = len(packed) + sum(map(len, texts)) + sum(map(len, terms))
         with self._writing() as db:
-            if (found := self.find(digest)) is not None:
-                return found
+            earlier = self.find(digest)
+            if earlier is not None:
+                return earlier
             if not self._make_room(db, size, now):
                 return None
             number = db.execute(
@@ -347,7 +348,8 @@ class TextStore:
 
     def terms(self, beginning: str) -> list[str]:
         """Return the terms of all texts that begin so."""
-        query, end = "SELECT term FROM vocabulary WHERE term >= ? AND term < ?", beginning + "\U0010ffff"
+        query = "SELECT term FROM vocabulary WHERE term >= ? AND term < ?"
+        end = beginning + "\U0010ffff"
         with self._reading() as db:
             return [term for (term,) in db.execute(query, (beginning, end))]
 
@@ -566,8 +568,12 @@ def _prepare(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA secure_delete = ON")
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("BEGIN IMMEDIATE")
-    if (version := db.execute("PRAGMA user_version").fetchone()[0]) != VERSION:
-        for statement in (*(_DROP if version else ()), *_SCHEMA.split(";\n")):
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version != VERSION:
+        if version:
+            for statement in _DROP:
+                db.execute(statement)
+        for statement in _SCHEMA.split(";\n"):
             db.execute(statement)
         db.execute(f"PRAGMA user_version = {VERSION}")
     db.execute("COMMIT")

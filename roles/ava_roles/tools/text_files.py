@@ -116,8 +116,9 @@ def find_private_key_files(root: Root, check: Callable[[], None] = lambda: None)
 
     def keep(entry: FolderEntry) -> bool:
         check()
-        folder = entry.name.rpartition("/")[2]
-        return entry.kind == "file" or (entry.kind == "folder" and folder not in _HIDDEN | _PACKAGES)
+        if entry.kind != "folder":
+            return entry.kind == "file"
+        return entry.name.rpartition("/")[2] not in _HIDDEN | _PACKAGES
 
     for entry in root.walk(limit=_MAX_KEY_ENTRIES, keep=keep):
         if len(_PRIVATE_KEYS[0]) < entry.size <= _MAX_KEY_FILE:
@@ -195,13 +196,18 @@ def patterns(*lines: str) -> GitIgnoreSpec | None:
 
     usable: list[GitIgnoreSpecPattern] = []
     for line in lines:
-        if line.strip() and not line.startswith("#") and line.count("*") <= _MAX_STARS:
-            with suppress(ValueError):
-                regex, include = GitIgnoreSpecPattern.pattern_to_regex(line)
-                if regex is not None and regex.count(_DEEP) <= _MAX_DEEP:
-                    linear_regex = _BETWEEN.sub(_take_first_place, regex)
-                    usable.append(GitIgnoreSpecPattern(re.compile(linear_regex), include))
-    return GitIgnoreSpec(usable, backend="simple") if usable else None  # others know no atomic groups
+        if line.startswith("#") or not line.strip():
+            continue
+        if line.count("*") > _MAX_STARS:
+            continue
+        with suppress(ValueError):
+            regex, include = GitIgnoreSpecPattern.pattern_to_regex(line)
+            if regex is not None and regex.count(_DEEP) <= _MAX_DEEP:
+                linear_regex = _BETWEEN.sub(_take_first_place, regex)
+                usable.append(GitIgnoreSpecPattern(re.compile(linear_regex), include))
+    if not usable:
+        return None
+    return GitIgnoreSpec(usable, backend="simple")  # others know no atomic groups
 
 
 def _take_first_place(star: re.Match[str]) -> str:

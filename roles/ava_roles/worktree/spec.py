@@ -30,6 +30,7 @@ _IGNORED_BY_HFS = re.compile("[\u200c-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 _MAX_PATHS = 200
 _MAX_CHARS = 1_000
 _DRIVE = re.compile(r"[A-Za-z]:")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def namespace_of(namespace: str | Sequence[str]) -> tuple[str, ...]:
@@ -62,7 +63,7 @@ def _normal(text: str) -> str:
 
 
 def _fault_of_path(text: str, parts: Sequence[str]) -> str | None:
-    if any(ord(char) < 32 or ord(char) == 127 for char in text):
+    if _CONTROL.search(text):
         return "has a control character in it; give the path as it is"
     if len(text) > _MAX_CHARS:
         return f"is longer than {_MAX_CHARS} characters; name the folder that it lies in"
@@ -95,11 +96,11 @@ class Edits:
     def allowed(self, path: str) -> str:
         """Return a path in its normal form. Raises AccessRefused if the run may not change it; says what it may."""
         parts = self._root.parts(path)
-        with suppress(ToolFailed):  # a new file
-            parts = self._root.find(path).split("/") if parts else []
-        name = "/".join(parts)
         if not parts:
             raise AccessRefused("this is the worktree itself, a folder; name a file in it")
+        with suppress(ToolFailed):  # a new file
+            parts = self._root.find(path).split("/")
+        name = "/".join(parts)
         if "\\" in name or any(unicodedata.category(char) in ("Cc", "Cs") for char in name):
             raise AccessRefused(f"{shown(name)} contains a backslash or a control character; give a plain path, with /")
         if any(belongs_to_git(part) for part in parts):
@@ -218,8 +219,10 @@ def failing_part(output: str, limit: int) -> str:
         if first is None or len(summary) > limit * 2 // 3:
             return _cut_middle(summary, limit)
         room = limit - len(summary) - 1
-        details = "\n".join(lines[first:start])
-        return f"{_cut_middle(details, room)}\n{summary}" if room > 200 else summary
+        if room <= 200:
+            return summary
+        details = _cut_middle("\n".join(lines[first:start]), room)
+        return f"{details}\n{summary}"
     first = _first(lines, _STARTS_OF_FAILURES)
     if first is None:
         return _cut_beginning(text, limit)

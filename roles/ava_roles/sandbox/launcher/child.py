@@ -97,7 +97,9 @@ def _bubblewrap_options(spec: LaunchSpec, sources: list[str], descriptors: tuple
 
 def _settings(spec: LaunchSpec) -> tuple[str, ...]:
     """Return the system's files of settings that the command may read."""
-    return (*SETTINGS, *NETWORK_SETTINGS) if spec.network else tuple(SETTINGS)
+    if spec.network:
+        return (*SETTINGS, *NETWORK_SETTINGS)
+    return tuple(SETTINGS)
 
 
 def _apply_landlock(spec: LaunchSpec) -> None:
@@ -188,21 +190,26 @@ def _make_mount_points(spec: LaunchSpec) -> None:
         outer_binds = [bind for bind in binds if target.startswith(f"{bind[1]}/")]
         if outer_binds:
             outer, outer_target, may_write = max(reversed(outer_binds), key=lambda bind: len(bind[1]))
-            *folders, last = [name for name in target[len(outer_target) :].split("/") if name]
             owner = spec.uid if may_write else None
             try:
-                is_folder = stat.S_ISDIR(os.stat(source).st_mode)
-                parent = _walk(os.open(outer, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), folders, owner=owner)
-                try:
-                    os.close(_open_or_make(parent, last, is_folder=is_folder, owner=owner))
-                finally:
-                    os.close(parent)
+                _make_mount_point(source, outer, target[len(outer_target) :], owner)
             except OSError as error:
                 if may_write and error.errno in _OBSTRUCTED:
                     continue
                 raise
         binds.append((source, target, writable))
     spec.binds = binds
+
+
+def _make_mount_point(source: str, outer: str, path: str, owner: int | None) -> None:
+    """Make a folder for a folder, else a file, at a path beneath `outer`. Raises OSError; see `_open_or_make`."""
+    *folders, last = [name for name in path.split("/") if name]
+    is_folder = stat.S_ISDIR(os.stat(source).st_mode)
+    parent = _walk(os.open(outer, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), folders, owner=owner)
+    try:
+        os.close(_open_or_make(parent, last, is_folder=is_folder, owner=owner))
+    finally:
+        os.close(parent)
 
 
 def _mount_sources(spec: LaunchSpec) -> list[str]:
