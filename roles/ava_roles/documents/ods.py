@@ -8,7 +8,7 @@ from typing import Any
 
 from ava_roles.documents.opendocument import OpenPackage, OpenReader, count_of, rows_of
 from ava_roles.documents.opendocument_lists import style_elements
-from ava_roles.documents.package import child, children, descendants, name_of, value_of
+from ava_roles.documents.package import attribute_of, child, children, descendants, name_of, value_of
 from ava_roles.documents.sheet_table import (
     CELL_CHARS,
     LAST_COLUMN,
@@ -64,13 +64,13 @@ class _Reader(OpenReader):
         hidden = self._hidden_sheets()
         tables = children(self._body, "table:table")
         for number, each in enumerate(tables):
-            title = one_line(value_of(each, "name") or "", NAME_CHARS)
+            title = one_line(attribute_of(each, "name"), NAME_CHARS)
             source = child(each, "table:table-source")
             if source is not None:
-                address = one_line(value_of(source, "href") or "")
+                address = one_line(attribute_of(source, "href"))
                 self._room.missing.append(f"sheet {title} has cells of another file, which is not opened ({address})")
             if self._room.spent:
-                titles = [one_line(value_of(other, "name") or "") for other in tables[number : number + 20]]
+                titles = [one_line(attribute_of(other, "name")) for other in tables[number : number + 20]]
                 more = f"{len(tables) - number:,} more sheets, which are not read"
                 self._room.missing.append(f"{more}: {', '.join(titles)}")
                 self._unread = True
@@ -97,8 +97,8 @@ class _Reader(OpenReader):
     def _defined_names(self) -> str:
         lines: list[str] = []
         for each in descendants(self._body, "table:named-range", "table:named-expression"):
-            name = value_of(each, "name") or ""
-            meaning = value_of(each, "cell-range-address") or value_of(each, "expression") or ""
+            name = attribute_of(each, "name")
+            meaning = value_of(each, "cell-range-address") or attribute_of(each, "expression")
             lines.append(f"[name {one_line(name)}] {one_line(meaning)}")
         return self._room.defined_names(lines)
 
@@ -243,6 +243,6 @@ def _value(cell: Any) -> str:
         value = value_of(cell, name)
         if value:
             return one_line(value, CELL_CHARS)
-    formula = value_of(cell, "formula") or ""
+    formula = attribute_of(cell, "formula")
     _prefix, _colon, rest = formula.partition(":")
     return one_line(rest or formula, CELL_CHARS)

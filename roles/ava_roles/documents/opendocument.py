@@ -14,7 +14,16 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from ava_roles.documents.opendocument_lists import OpenLists, OpenStyles, outline_level
-from ava_roles.documents.package import OfficePackage, child, children, descendants, name_of, value_of, words_of
+from ava_roles.documents.package import (
+    OfficePackage,
+    attribute_of,
+    child,
+    children,
+    descendants,
+    name_of,
+    value_of,
+    words_of,
+)
 from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, NAME_CHARS, TEXT_CHARS, FlowReader
 from ava_roles.documents.phrases import comment_text, count_phrase
 from ava_roles.errors import ToolFailed
@@ -192,7 +201,7 @@ class OpenReader(FlowReader):
             self._line.append(text)
 
     def _target(self, element: Any, attribute: str = "id") -> str:
-        return _attribute(element, attribute)[:ADDRESS_CHARS]
+        return attribute_of(element, attribute)[:ADDRESS_CHARS]
 
     def _apart(self, element: Any) -> list[str]:
         """Return the blocks of something that is separate from the paragraph around it, such as a text box."""
@@ -263,7 +272,7 @@ class OpenReader(FlowReader):
         """Read a text that a condition hides; an attribute has it too."""
         if _is_true(element, "is-hidden"):
             self._emitted += 1
-            self._hidden_words += len(_attribute(element, "string-value").split())
+            self._hidden_words += len(attribute_of(element, "string-value").split())
         else:
             self._inside(element)
 
@@ -408,7 +417,7 @@ class OpenReader(FlowReader):
             self._add(text)
 
     def _control(self, element: Any) -> None:
-        text = self._controls.get(_attribute(element, "control"), "")
+        text = self._controls.get(attribute_of(element, "control"), "")
         self._emitted += 1
         if text:
             self._add_beside([text])
@@ -490,15 +499,10 @@ class OpenReader(FlowReader):
 
 def count_of(element: Any, name: str) -> int:
     """Return how often something is repeated, or how far it spans: 1 to a billion."""
-    written = _attribute(element, name)
+    written = attribute_of(element, name)
     if not _DIGITS.fullmatch(written):
         return 1
     return max(1, min(int(written[:10]), _MOST_REPEATS))
-
-
-def _attribute(element: Any, name: str) -> str:
-    """Return the value of an attribute; empty without it."""
-    return value_of(element, name) or ""
 
 
 def _is_true(element: Any, name: str) -> bool:
@@ -563,7 +567,7 @@ def _controls(root: Any) -> dict[str, str]:
 def _control_text(control: Any) -> str | None:
     """Return what a control shows; None for one that is hidden."""
     kind = name_of(control).removeprefix("form:")
-    label = value_of(control, "label") or _attribute(control, "name")
+    label = value_of(control, "label") or attribute_of(control, "name")
     if kind == "hidden":
         return None
     if kind in ("button", "fixed-text", "image", "frame"):
@@ -586,7 +590,7 @@ def _field_value(control: Any) -> str:
     choices: list[str] = []
     for option in children(control, "form:option", "form:item"):
         if _is_true(option, "current-selected"):
-            choices.append(_attribute(option, "label"))
+            choices.append(attribute_of(option, "label"))
     choice = ", ".join(choices)
     if choice:
         return choice

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ava_roles.documents.package import child, children, name_of, number_of, value_of
+from ava_roles.documents.package import attribute_of, child, children, name_of, number_of, value_of
 from ava_roles.numerals import NUMERALS
 
 _LEVELS = 10
@@ -42,7 +42,7 @@ class OpenStyles:
         self._elements: dict[str, Any] = {}
         for each in style_elements(roots):
             if name_of(each) == "style:style" and value_of(each, "family") in ("paragraph", "text"):
-                self._elements[value_of(each, "name") or ""] = each
+                self._elements[attribute_of(each, "name")] = each
 
     def style(self, name: str | None) -> OpenStyle:
         if not name:
@@ -56,7 +56,7 @@ class OpenStyles:
         parent = name
         while parent in self._elements and parent not in chain and len(chain) < _MAX_BASES:
             chain.append(parent)
-            parent = value_of(self._elements[parent], "parent-style-name") or ""
+            parent = attribute_of(self._elements[parent], "parent-style-name")
         names = {name, parent, *chain}
         heading = 1 if "Title" in names else 0
         return OpenStyle(heading, self._is_hidden(chain))
@@ -106,7 +106,7 @@ class OpenLists:
         self._headings = [0] * _LEVELS
         for each in style_elements(self.roots):
             if name_of(each) == "text:list-style":
-                self._styles[value_of(each, "name") or ""] = _read_levels(each)
+                self._styles[attribute_of(each, "name")] = _read_levels(each)
             elif name_of(each) == "text:outline-style":
                 self._outline = _read_levels(each)
 
@@ -114,7 +114,7 @@ class OpenLists:
     def within(self, element: Any) -> Generator[None]:
         """Open a list."""
         outer = self.open[-1] if self.open else None
-        style = value_of(element, "style-name") or ""
+        style = attribute_of(element, "style-name")
         if outer and not style:
             style = outer.style
         if outer is None:
@@ -197,9 +197,9 @@ def _read_levels(element: Any) -> dict[int, _Level]:
         else:
             levels[number] = _Level(
                 start=number_of(each, "start-value", 1),
-                numeral=(value_of(each, "num-format") or "")[:20],
-                before=(value_of(each, "num-prefix") or "")[:50],
-                after=(value_of(each, "num-suffix") or "")[:50],
+                numeral=attribute_of(each, "num-format")[:20],
+                before=attribute_of(each, "num-prefix")[:50],
+                after=attribute_of(each, "num-suffix")[:50],
                 shown=number_of(each, "display-levels", 1),
             )
     return levels

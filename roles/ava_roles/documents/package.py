@@ -108,6 +108,11 @@ def value_of(element: Any, name: str = "val") -> str | None:
     return None
 
 
+def attribute_of(element: Any, name: str = "val") -> str:
+    """Return an attribute as `value_of` does; empty where there is none."""
+    return value_of(element, name) or ""
+
+
 def words_of(element: Any) -> str:
     """Return the words at the beginning of an element, with single blanks; None has none."""
     if element is None:
@@ -116,7 +121,7 @@ def words_of(element: Any) -> str:
 
 
 def number_of(element: Any, name: str = "val", default: int = 0) -> int:
-    value = value_of(element, name) or ""
+    value = attribute_of(element, name)
     return int(value) if _NUMBER.fullmatch(value) else default
 
 
@@ -197,12 +202,12 @@ class OfficePackage:
             return {}
         relations: dict[str, Relation] = {}
         for each in root:
-            target = value_of(each, "Target") or ""
+            target = attribute_of(each, "Target")
             outside = value_of(each, "TargetMode") == "External"
             if not outside:
                 target = posixpath.normpath(posixpath.join("/", folder, unquote(target))).lstrip("/")
-            kind = (value_of(each, "Type") or "").rpartition("/")[2]
-            relations[value_of(each, "Id") or ""] = Relation(kind, target, outside)
+            kind = attribute_of(each, "Type").rpartition("/")[2]
+            relations[attribute_of(each, "Id")] = Relation(kind, target, outside)
         return relations
 
     def related(self, part: str, kind: str) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from ava_roles.documents.package import (
     OfficePackage,
+    attribute_of,
     child,
     children,
     descendants,
@@ -191,7 +192,7 @@ class _Reader(PartReader):
             self._hidden_words += len(drawn_text(element).split())
             return
         outer, self._is_title = self._is_title, placeholder in _TITLES
-        self._describe(value_of(properties, "descr") or "", "picture" if kind == "p:pic" else "shape")
+        self._describe(attribute_of(properties, "descr"), "picture" if kind == "p:pic" else "shape")
         first = len(self._blocks)
         self._numbers.clear()
         self._inside(element)
@@ -231,14 +232,14 @@ class _Reader(PartReader):
         if numbers is not None:
             return f"{indent}{self._number(level, numbers)} "
         self._numbers.pop(level, None)
-        bullet = value_of(child(properties, "a:buChar"), "char") or ""
+        bullet = attribute_of(child(properties, "a:buChar"), "char")
         if bullet.isalnum() or not bullet.isprintable():  # a sign of some font
             bullet = "•"
         return f"{indent}{bullet} " if bullet else indent
 
     def _number(self, level: int, numbers: Any) -> str:
         """Count an item of a level, and return its number as the scheme `numbers` writes it."""
-        kind = value_of(numbers, "type") or ""
+        kind = attribute_of(numbers, "type")
         last_kind, count = self._numbers.get(level, ("", 0))
         count = count + 1 if last_kind == kind else number_of(numbers, "startAt", 1)
         self._numbers[level] = kind, count
@@ -281,7 +282,7 @@ class _Reader(PartReader):
             yield text
 
     def _target(self, element: Any, attribute: str = "id") -> str:
-        relation = self._package.relations(self._part).get(value_of(element, attribute) or "")
+        relation = self._package.relations(self._part).get(attribute_of(element, attribute))
         return relation.target if relation and not relation.outside else ""
 
     def _diagram(self, element: Any) -> None:
@@ -293,7 +294,7 @@ class _Reader(PartReader):
             self._name("a diagram")
 
     def _embedded(self, element: Any) -> None:
-        self._name("an embedded object", value_of(element, "progId") or value_of(element, "name") or "")
+        self._name("an embedded object", value_of(element, "progId") or attribute_of(element, "name"))
 
     _HANDLERS: ClassVar[dict[str, Callable[[_Reader, Any], None]]] = {
         "p:sp": _shape,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar
 
-from ava_roles.documents.package import OfficePackage, child, children, name_of, value_of
+from ava_roles.documents.package import OfficePackage, attribute_of, child, children, name_of, value_of
 from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS, TEXT_CHARS, FlowReader
 from ava_roles.documents.phrases import comment_text, count_phrase
 from ava_roles.documents.symbols import symbol_of, with_symbols
@@ -163,7 +163,7 @@ class _Reader(FlowReader):
         notes: dict[str, Any] = {}
         for each in children(self._package.root(parts[0]), f"w:{word}"):
             if value_of(each, "type") in (None, "normal"):
-                notes[value_of(each, "id") or ""] = each
+                notes[attribute_of(each, "id")] = each
         return _Notes(word, parts[0], notes)
 
     def _note_texts(self, notes: _Notes) -> Iterator[str]:
@@ -171,7 +171,7 @@ class _Reader(FlowReader):
             notes.mark(note_id)  # those without a mark in the text come last
         for note_id in notes.numbers:
             element = notes.elements[note_id]
-            author = value_of(element, "author") or ""
+            author = attribute_of(element, "author")
             text = self._story(notes.part, element)
             if text or notes.word == "comment":
                 yield f"{notes.mark(note_id)} {comment_text(author[:NAME_CHARS], text)}"
@@ -230,7 +230,7 @@ class _Reader(FlowReader):
 
     def _target(self, element: Any, attribute: str = "id") -> str:
         """Return what an element refers to: a part of the file, or an address outside."""
-        relation = self._package.relations(self._part).get(value_of(element, attribute) or "")
+        relation = self._package.relations(self._part).get(attribute_of(element, attribute))
         return relation.target[:ADDRESS_CHARS] if relation else ""
 
     # -- paragraphs -------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class _Reader(FlowReader):
         list_id = value_of(child(numbers, "w:numId")) or style.list_id
         if list_id is None or list_id == "0":
             return ""
-        own = value_of(child(numbers, "w:ilvl")) or ""
+        own = attribute_of(child(numbers, "w:ilvl"))
         if _DIGITS.fullmatch(own):
             level = int(own[:2])
         elif style.list_level is not None:
@@ -285,7 +285,7 @@ class _Reader(FlowReader):
             self._hidden = is_on(vanish)
         elif self._styles.style(value_of(child(properties, "w:rStyle"))).hidden:
             self._hidden = True
-        self._font = value_of(child(properties, "w:rFonts"), "ascii") or ""
+        self._font = attribute_of(child(properties, "w:rFonts"), "ascii")
         self._inside(element)
         self._hidden, self._font = hidden, font
 
@@ -294,8 +294,8 @@ class _Reader(FlowReader):
         self._counts["tracked deletion"] += 1
 
     def _symbol(self, element: Any) -> None:
-        code = value_of(element, "char") or ""
-        font = value_of(element, "font") or ""
+        code = attribute_of(element, "char")
+        font = attribute_of(element, "font")
         try:
             sign = symbol_of(int(code, 16), font)
         except ValueError:
@@ -319,7 +319,7 @@ class _Reader(FlowReader):
         self._inside(element)
 
     def _note_mark(self, element: Any) -> None:
-        note_id = value_of(element, "id") or ""
+        note_id = attribute_of(element, "id")
         notes = self._notes[name_of(element)]
         if note_id in notes.elements:
             self._say(notes.mark(note_id))
@@ -373,7 +373,7 @@ class _Reader(FlowReader):
             self._fields[-1].instruction.append(element.text or "")
 
     def _simple_field(self, element: Any) -> None:
-        simple = _Field([value_of(element, "instr") or ""])
+        simple = _Field([attribute_of(element, "instr")])
         self._begin_result(simple)
         self._inside(element)
         self._end_field(simple)
@@ -429,7 +429,7 @@ class _Reader(FlowReader):
             properties = child(place, "wp:docPr")
             if properties is not None:
                 break
-        self._inside_alternative(element, value_of(properties, "descr") or value_of(properties, "title") or "")
+        self._inside_alternative(element, value_of(properties, "descr") or attribute_of(properties, "title"))
 
     def _inside_alternative(self, element: Any, text: str) -> None:
         """Show the alternative text of an element, and read what is inside, which may repeat it."""
@@ -444,7 +444,7 @@ class _Reader(FlowReader):
             self._say(f"[picture: {words}]")
 
     def _picture(self, element: Any) -> None:
-        own = value_of(child(element, "pic:nvPicPr", "pic:cNvPr"), "descr") or ""
+        own = attribute_of(child(element, "pic:nvPicPr", "pic:cNvPr"), "descr")
         if own != self._alternative:
             self._describe(own)
         self._count_picture()
@@ -456,12 +456,12 @@ class _Reader(FlowReader):
     def _old_picture(self, element: Any) -> None:
         if not self._in_object:
             self._count_picture()
-            title = value_of(element, "title") or ""
+            title = attribute_of(element, "title")
             if title != self._alternative:
                 self._describe(title)
 
     def _old_shape(self, element: Any) -> None:
-        self._inside_alternative(element, value_of(element, "alt") or "")
+        self._inside_alternative(element, attribute_of(element, "alt"))
 
     def _letters(self, element: Any) -> None:
         text = value_of(element, "string")
@@ -553,7 +553,7 @@ def _chosen_entry(choices: Any) -> str:
     entries = children(choices, "w:listEntry")
     if index >= len(entries):
         return ""
-    return value_of(entries[index]) or ""
+    return attribute_of(entries[index])
 
 
 def _rows(table: Any) -> Iterator[Any]:

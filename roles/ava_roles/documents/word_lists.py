@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ava_roles.documents.package import child, children, number_of, value_of
+from ava_roles.documents.package import attribute_of, child, children, number_of, value_of
 from ava_roles.numerals import NUMERALS
 
 _BODY_LEVEL = 9  # of an outline: body text
@@ -50,7 +50,7 @@ class Styles:
 
     def __init__(self, root: Any) -> None:
         elements = children(root, "w:style")
-        self._elements = {value_of(each, "styleId") or "": each for each in elements}
+        self._elements = {attribute_of(each, "styleId"): each for each in elements}
         self._styles: dict[str, Style] = {}
         self.default: str | None = None
         for each in elements:
@@ -87,7 +87,7 @@ def _add_properties(style: Style, element: Any) -> None:
     hidden = child(run, "w:vanish")
     if hidden is not None:
         style.hidden = is_on(hidden)
-    name = (value_of(child(element, "w:name")) or "").casefold()
+    name = attribute_of(child(element, "w:name")).casefold()
     digits = name.removeprefix("heading ")
     level = heading_level(paragraph)
     if name == "title":
@@ -141,17 +141,17 @@ class Lists:
         links: dict[str, str] = {}
         styles: dict[str, str] = {}
         for element in children(root, "w:abstractNum"):
-            scheme = value_of(element, "abstractNumId") or ""
+            scheme = attribute_of(element, "abstractNumId")
             schemes[scheme] = _read_levels(element)
-            links[scheme] = value_of(child(element, "w:numStyleLink")) or ""
-            styles[value_of(child(element, "w:styleLink")) or ""] = scheme
+            links[scheme] = attribute_of(child(element, "w:numStyleLink"))
+            styles[attribute_of(child(element, "w:styleLink"))] = scheme
         for element in children(root, "w:num"):
-            scheme = value_of(child(element, "w:abstractNumId")) or ""
+            scheme = attribute_of(child(element, "w:abstractNumId"))
             source = scheme
             style = links.get(scheme)
             if style:
                 source = styles.get(style, scheme)
-            self._lists[value_of(element, "numId") or ""] = _read_list(scheme, schemes.get(source, {}), element)
+            self._lists[attribute_of(element, "numId")] = _read_list(scheme, schemes.get(source, {}), element)
 
     def level_of(self, list_id: str, style_id: str | None) -> int:
         """Return the level of a list that belongs to a style."""
@@ -242,7 +242,7 @@ def _read_level(element: Any) -> _Level:
     return _Level(
         start=number_of(child(element, "w:start"), default=0),
         format=value_of(child(element, "w:numFmt")) or "decimal",
-        text=(value_of(child(element, "w:lvlText")) or "")[:100],
+        text=attribute_of(child(element, "w:lvlText"))[:100],
         restart=None if restart is None else number_of(restart),
         legal=is_on(child(element, "w:isLgl")),
         style=value_of(child(element, "w:pStyle")),
