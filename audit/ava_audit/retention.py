@@ -139,7 +139,7 @@ def coming_erasures(view: View, now_us: int, days: int, most: int, user: str | N
 
     They come a day later where the clock was wrong, and none comes while no entry is a day old.
     """
-    found: list[ComingErasure] = []
+    erasures: list[ComingErasure] = []
     since_us = (now_us // DAY_US - days) * DAY_US
     of_user = "(CAST(? AS TEXT) IS NULL OR user_id = ?)"
     for _ in range(most):
@@ -150,9 +150,9 @@ def coming_erasures(view: View, now_us: int, days: int, most: int, user: str | N
         day = int(ended_us) // DAY_US
         count = f"SELECT count(*) FROM runs WHERE ended_us >= ? AND ended_us < ? AND {of_user}"  # noqa: S608
         ((runs,),) = view.select(count, day * DAY_US, (day + 1) * DAY_US, user, user)
-        found.append(ComingErasure(day, day + days + 1, int(runs)))
+        erasures.append(ComingErasure(day, day + days + 1, int(runs)))
         since_us = (day + 1) * DAY_US
-    return found
+    return erasures
 
 
 async def erase_expired(store: Store, days: int, *, batches: int) -> bool:

@@ -102,8 +102,8 @@ def role_file_names(folder: Folder) -> list[str]:
     """Return the names of a folder's `*.md`, without reading them; none if it cannot be listed. Blocking."""
 
     def entries(below: str) -> list[tuple[str, EntryKind]]:
-        with os.scandir(folder.path / below) as found:
-            return [(entry.name, "folder" if entry.is_dir(follow_symlinks=False) else "file") for entry in found]
+        with os.scandir(folder.path / below) as scan:
+            return [(entry.name, "folder" if entry.is_dir(follow_symlinks=False) else "file") for entry in scan]
 
     try:
         return [name for name, _kind in _names(folder, entries)[0]]
@@ -186,9 +186,9 @@ def _read_project_folder(folder: Folder, project: Path) -> Iterator[RoleFile | R
     try:
         kept, surplus = _names(folder, entries)
         for name, kind in kept:
-            found = _read_project_file(root, f"{here}/{name}", kind, folder, name)
-            if found is not None:
-                yield found
+            file = _read_project_file(root, f"{here}/{name}", kind, folder, name)
+            if file is not None:
+                yield file
         yield from surplus
     except ToolFailed:
         yield RoleFileError(folder.label, "is not a folder, leads through a link, or cannot be read; make it a folder")
@@ -223,7 +223,7 @@ def _names(
 
     `entries` lists the folder or a subfolder, by a path that is empty or ends with `/`.
     """
-    found: list[tuple[str, EntryKind]] = []
+    names: list[tuple[str, EntryKind]] = []
     pending = [""]
     seen = 0
     surplus: list[RoleFileError] = []
@@ -238,12 +238,12 @@ def _names(
             if kind == "folder" and folder.deep and below.count("/") < _MAX_DEPTH:
                 pending.append(f"{below}{name}/")
             elif kind != "folder" and name.endswith(".md"):
-                found.append((f"{below}{name}", kind))
-    found.sort()
-    if len(found) > MAX_FILES:
-        text = f"has {len(found):,} role files, of which the first {MAX_FILES} are read; move the others elsewhere"
+                names.append((f"{below}{name}", kind))
+    names.sort()
+    if len(names) > MAX_FILES:
+        text = f"has {len(names):,} role files, of which the first {MAX_FILES} are read; move the others elsewhere"
         surplus.append(RoleFileError(folder.label, text))
-    return found[:MAX_FILES], surplus
+    return names[:MAX_FILES], surplus
 
 
 @dataclass(frozen=True)
@@ -381,22 +381,22 @@ class Catalog:
         roles: dict[str, Role] = {}
         problems: list[Remark] = []
         untrusted: list[UntrustedFile] = []
-        for found in chain(_built_in_files(), *(read_folder(folder) for folder in folders)):
-            if isinstance(found, RoleFileError):
-                problems.append(Remark.of(found))
+        for file in chain(_built_in_files(), *(read_folder(folder) for folder in folders)):
+            if isinstance(file, RoleFileError):
+                problems.append(Remark.of(file))
                 continue
-            trusted = found.folder.trusted
-            if trusted is not None and trusted.get(found.name) != found.sha256:
-                untrusted.append(_untrusted(found, changed=found.name in trusted))
+            trusted = file.folder.trusted
+            if trusted is not None and trusted.get(file.name) != file.sha256:
+                untrusted.append(_untrusted(file, changed=file.name in trusted))
                 continue
             try:
-                role = parse_role(found.text, found.source, Path(found.name).stem)
+                role = parse_role(file.text, file.source, Path(file.name).stem)
             except RoleFileError:
-                problems += faults_of(found)
+                problems += faults_of(file)
                 continue
             if role.name in roles:
-                taken = f"the name {role.name} is taken ({roles[role.name].source}); rename this role"
-                problems.append(Remark(found.source, taken))
+                reason = f"the name {role.name} is taken ({roles[role.name].source}); rename this role"
+                problems.append(Remark(file.source, reason))
             else:
                 roles[role.name] = role
         return cls(MappingProxyType(roles), tuple(problems), tuple(untrusted))
@@ -466,13 +466,13 @@ def _built_in_files() -> tuple[RoleFile, ...]:
     return tuple(RoleFile(here, name, BUILT_IN_SOURCE, packaged_text(name).encode()) for name in names)
 
 
-def _untrusted(found: RoleFile, *, changed: bool) -> UntrustedFile:
-    stem = Path(found.name).stem
+def _untrusted(file: RoleFile, *, changed: bool) -> UntrustedFile:
+    stem = Path(file.name).stem
     try:
-        role = parse_role(found.text, found.source, stem)
+        role = parse_role(file.text, file.source, stem)
     except RoleFileError as error:
-        return UntrustedFile(stem, found, changed, None, Remark.of(error))
-    return UntrustedFile(role.name, found, changed, role)
+        return UntrustedFile(stem, file, changed, None, Remark.of(error))
+    return UntrustedFile(role.name, file, changed, role)
 
 
 def _plain(name: str) -> str:

@@ -289,11 +289,11 @@ def _sample(data: bytes) -> bytes:
     below 0x30 are whole characters there.
     """
     pieces: list[bytes] = []
-    taken = 0
+    size = 0
     done = 0
     for start, most in ((0, _SAMPLE_BYTES // 2), (data.find(b"\n", len(data) // 2), _SAMPLE_BYTES)):
         at = max(start, done)
-        while taken < most:
+        while size < most:
             high = _HIGH.search(data, at)
             if high is None:
                 break
@@ -303,7 +303,7 @@ def _sample(data: bytes) -> bytes:
             if end < 0:
                 end = _end_of_whole_characters(data, first, begin + _SPAN_BYTES)
             pieces.append(data[begin:end])
-            taken += end - begin
+            size += end - begin
             at = done = data.find(b"\n", end)
             if at < 0:
                 return b"\n".join(pieces)

@@ -432,7 +432,7 @@ class PassageRanking:
         self.total = 0
         self._length = 0
         self._query = query
-        self._found: list[_Candidate] = []
+        self._candidates: list[_Candidate] = []
 
     def add(self, path: str, passages: Iterable[FilePassage]) -> int:
         """Add passages of a file, and return their length in words together."""
@@ -445,7 +445,7 @@ class PassageRanking:
             for number, count in enumerate(matches.counts):
                 self.spread[number] += count > 0
             if any(matches.counts) or any(in_path):
-                self._found.append(_Candidate(path, passage, self.total, matches, in_path))
+                self._candidates.append(_Candidate(path, passage, self.total, matches, in_path))
         return self._length - before
 
     def add_others(self, passages: int, length: int) -> None:
@@ -479,7 +479,9 @@ class PassageRanking:
     def _ranked(self) -> list[_Candidate]:
         """Return the passages that match best, the best first; prose ranks higher than lists and code."""
         weigh = Weighing(weights_of(self.spread, self.total), self._length / max(self.total, 1))
-        matching = nsmallest(_MAX_RANKED, ((-self._rank(each, weigh), each.position, each) for each in self._found))
+        matching = nsmallest(
+            _MAX_RANKED, ((-self._rank(each, weigh), each.position, each) for each in self._candidates)
+        )
         in_order: list[tuple[float, int, _Candidate]] = []
         for rank, position, each in matching:
             text = each.passage.text

@@ -107,11 +107,11 @@ def _without_base(folder: Path, why: str) -> ProjectFiles:
 
 def _paths(namespace: Sequence[str]) -> list[str]:
     """Return the folders from the root to each path, the root (`""`) first, the deepest last."""
-    found = {""}
+    folders = {""}
     for path in namespace:
         parts = [part for part in path.split("/") if part not in ("", ".")]
-        found.update("/".join(parts[:depth]) for depth in range(1, len(parts) + 1))
-    return sorted(found, key=lambda path: (path.count("/") + bool(path), path))
+        folders.update("/".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+    return sorted(folders, key=lambda path: (path.count("/") + bool(path), path))
 
 
 def _is_reachable(root: Root, folder: str) -> bool:
@@ -140,17 +140,17 @@ def _in_folder(root: Root, folder: str) -> Iterator[_Found]:
 
 def _in_commit(git: Git, commit: str) -> Iterator[Iterable[_Found]]:
     rows = git("ls-tree", "-z", "-l", "--full-tree", commit, "--", *NAMES).names()
-    found: list[_Found] = []
+    files: list[_Found] = []
     for row in sorted(rows, key=lambda row: NAMES.index(row.partition("\t")[2])):
         about, _tab, name = row.partition("\t")
         mode, _type, sha, size = about.split()
         if size.isdigit() and int(size) > _MOST_BLOB_BYTES:  # git writes out all of a blob, and zeros compress well
-            found.append(_Found(name, b"", int(size), f"more than {_MOST_BLOB_BYTES // 1_000_000} MB"))
+            files.append(_Found(name, b"", int(size), f"more than {_MOST_BLOB_BYTES // 1_000_000} MB"))
         elif mode in ("100644", "100755"):
-            found.append(_Found(name, git("cat-file", "blob", sha).out[:MOST_BYTES], int(size)))
+            files.append(_Found(name, git("cat-file", "blob", sha).out[:MOST_BYTES], int(size)))
         elif mode != "120000" or os.fsdecode(git("cat-file", "blob", sha).out).removeprefix("./") not in NAMES:
-            found.append(_Found(name, b"", 0, "a link" if mode == "120000" else "not a regular file"))
-    yield found
+            files.append(_Found(name, b"", 0, "a link" if mode == "120000" else "not a regular file"))
+    yield files
 
 
 def _default_branch(git: Git) -> tuple[str, str] | None:
@@ -176,39 +176,39 @@ def _choose(folders: Iterable[Iterable[_Found]]) -> ProjectFiles:
     left_out: list[str] = []
     for folder in folders:
         texts: list[tuple[str, int]] = []
-        for found in folder:
-            text, reason = _text_of(found)
+        for file in folder:
+            text, reason = _text_of(file)
             if reason:
-                left_out.append(f"{shown(found.path)} ({reason})")
-            elif text.strip() and (text, found.size) not in texts:
-                texts.append((text, found.size))
-                usable.append((found, text))
+                left_out.append(f"{shown(file.path)} ({reason})")
+            elif text.strip() and (text, file.size) not in texts:
+                texts.append((text, file.size))
+                usable.append((file, text))
     room = MOST_BYTES
     chosen: list[ProjectFile] = []
-    for found, text in reversed(usable):
-        if found.size <= room:
-            chosen.append(ProjectFile(found.path, text, found.size))
+    for file, text in reversed(usable):
+        if file.size <= room:
+            chosen.append(ProjectFile(file.path, text, file.size))
         elif room < LEAST_BYTES:
-            left_out.append(f"{shown(found.path)} (no room is left)")
+            left_out.append(f"{shown(file.path)} (no room is left)")
             continue
         elif not (begun := _begin(text, room)):
-            left_out.append(f"{shown(found.path)} (one word that is too long)")
+            left_out.append(f"{shown(file.path)} (one word that is too long)")
             continue
         else:
-            chosen.append(ProjectFile(found.path, begun, found.size, is_cut=True))
-        room -= min(found.size, room)
+            chosen.append(ProjectFile(file.path, begun, file.size, is_cut=True))
+        room -= min(file.size, room)
     return ProjectFiles(tuple(reversed(chosen)), tuple(left_out))
 
 
-def _text_of(found: _Found) -> tuple[str, str]:
+def _text_of(file: _Found) -> tuple[str, str]:
     """Return the text of a file, or why it is left out."""
-    if found.reason:
-        return "", found.reason
-    data = found.data.removeprefix(b"\xef\xbb\xbf")
+    if file.reason:
+        return "", file.reason
+    data = file.data.removeprefix(b"\xef\xbb\xbf")
     try:
         return data.decode("utf-8"), ""
     except UnicodeDecodeError as error:
-        if found.size > len(found.data) and error.start >= len(data) - 3:  # cut within a character
+        if file.size > len(file.data) and error.start >= len(data) - 3:  # cut within a character
             return data[: error.start].decode("utf-8"), ""
         return "", "not UTF-8 text"
 

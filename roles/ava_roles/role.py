@@ -395,7 +395,7 @@ def read_role(text: str, source: str, default_name: str) -> tuple[Role | None, l
     tools, ignored = _tools(granted, denied)
     for tool in keys.needs:
         if tool not in tools:
-            fault = file.fault("needs", f"{_shown(tool)} is not among the role's tools ({', '.join(tools)})")
+            fault = file.fault("needs", f"{_describe_value(tool)} is not among the role's tools ({', '.join(tools)})")
             faults.append(fault)
     if faults:
         return None, sorted(faults, key=lambda fault: fault.line or 0)
@@ -477,7 +477,7 @@ def _own_name(file: RoleDocument, key: str, name: str) -> str | None:
     close = get_close_matches(name, specs, n=1)
     if close:
         hint = f"did you mean {close[0]}?"
-    raise file.fault(key, f"no tool {_shown(name)}; {hint}")
+    raise file.fault(key, f"no tool {_describe_value(name)}; {hint}")
 
 
 def _validate(file: RoleDocument, default_name: str) -> tuple[_Keys | None, list[RoleFileError]]:
@@ -507,10 +507,10 @@ def _fault(file: RoleDocument, fault: ErrorDetails, default_name: str) -> RoleFi
     value = file.values.get(key, default_name)
     if len(fault["loc"]) > 1:  # one value of a list
         value = fault["input"]
-    return file.fault(key, f"{reason}; given: {_shown(value)}")
+    return file.fault(key, f"{reason}; given: {_describe_value(value)}")
 
 
-def _shown(value: object) -> str:
+def _describe_value(value: object) -> str:
     """Return a value for a message: short, on one line, without invisible characters."""
     try:
         return one_line(json.dumps(value, ensure_ascii=False, default=str), 80)

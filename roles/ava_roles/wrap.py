@@ -99,7 +99,7 @@ def clean(text: str) -> tuple[str, int]:
         return text, 0
     joined = text
     if _NON_JOINER in text or _JOINER in text:
-        joined = _JOINERS.sub(lambda found: found[0] if _joins(text, found.start()) else "", text)
+        joined = _JOINERS.sub(lambda match: match[0] if _joins(text, match.start()) else "", text)
     shown, removed = INVISIBLE.subn("", joined)
     return shown, removed + len(text) - len(joined)
 
@@ -123,9 +123,9 @@ def shown_offsets(text: str) -> list[int]:
     kept = [at for at, char in enumerate(text) if char not in _BOTH or _joins(text, at)]
     offsets: list[int] = []
     done = 0
-    for found in INVISIBLE.finditer("".join([text[at] for at in kept])):
-        offsets += kept[done : found.start()]
-        done = found.end()
+    for match in INVISIBLE.finditer("".join([text[at] for at in kept])):
+        offsets += kept[done : match.start()]
+        done = match.end()
     return offsets + kept[done:]
 
 

@@ -28,7 +28,7 @@ ADDS = Say(calls=[("mcp__lab__add", {"a": 2, "b": 40})])
 def no_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without bubblewrap."""
     monkeypatch.setattr(selection, "_PROGRAMS", str(tmp_path))
-    monkeypatch.setattr(selection, "_found", {})
+    monkeypatch.setattr(selection, "_sandboxes", {})
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ async def test_the_approval_and_the_log_name_the_sandbox_of_a_server(tmp_path: P
 
 
 async def test_a_run_with_only_remote_servers_needs_no_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "_found", {})
+    monkeypatch.setattr(selection, "_sandboxes", {})
     write_role(tmp_path / "data", "mcp__far__add, read_webpages")
     config = '[mcp_servers.far]\nurl = "http://127.0.0.1:9/mcp"\n'
     async with open_lab(tmp_path, config=config, runs=False) as lab:
         answer = await lab.call("spawn_subagent", role="guest", task="x")
         assert config_of((await lab.run(answer.subagent_id)).config).confinement == NO_COMMANDS
-        assert selection._found == {}, "nobody has tried one"
+        assert selection._sandboxes == {}, "nobody has tried one"
 
 
 async def test_the_proposal_names_both_commands_and_mcp_servers(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ async def test_a_run_waits_if_the_sandbox_is_weaker_than_approved(
         for weaker in ("", UNCONFINED):
             with monkeypatch.context() as patch:
                 patch.setattr(selection, "_PROGRAMS", str(tmp_path))
-                patch.setattr(selection, "_found", {})
+                patch.setattr(selection, "_sandboxes", {})
                 async with open_lab(tmp_path, server=server, config=GOOD + weaker, check=False) as lab:
                     lab.runtime.manager.adopted.add(run_id)
                     lab.runtime.manager.wake()

@@ -120,7 +120,7 @@ class LeaseMembership:
         self._address = announcement.address
         self._place = place
         self._lock = threading.Lock()
-        self._shown = False
+        self._is_showing = False
         self._lease_s = lease_s
         self._renew_by = float("-inf")
         self._released = False
@@ -160,11 +160,11 @@ class LeaseMembership:
     def show(self, activities: Mapping[str, str], /) -> None:
         """Write what its runs are doing into a table that has no write-ahead log."""
         with self._lock:
-            if self._released or not (activities or self._shown):
+            if self._released or not (activities or self._is_showing):
                 return
             try:
                 self._connection.run(_SHOW, (self.name, json.dumps(dict(activities))))
-                self._shown = True
+                self._is_showing = True
             except (psycopg.Error, OSError) as error:
                 log.debug("what runs are doing is not shown: %s", first_line(error))
 
@@ -187,7 +187,7 @@ class LeaseMembership:
             return
         try:
             self._connection.run(sql, (self.name,))
-            if self._shown:
+            if self._is_showing:
                 self._connection.run("DELETE FROM activities WHERE name = %s", (self.name,))
         except (psycopg.Error, OSError) as error:
             log.debug("the lease of %s is left to expire: %s", self.name, first_line(error))

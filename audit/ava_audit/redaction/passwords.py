@@ -150,7 +150,7 @@ def find_assignments(text: str, looks: Looks, low: bytes) -> Iterator[SecretSpan
             start = at + size
             has_value = match.lastindex is not None
             if not looks.take(JUDGED if has_value else LOOK):
-                yield from elsewhere.found()
+                yield from elsewhere.spans()
                 yield from _find_in_dense(text)
                 return
             elsewhere.look(at, start)
@@ -173,7 +173,7 @@ def find_assignments(text: str, looks: Looks, low: bytes) -> Iterator[SecretSpan
         if places.gave_up:
             yield from _find_in_dense(text)
             break
-    yield from elsewhere.found()
+    yield from elsewhere.spans()
 
 
 _SAMPLE_CHARS = 512

@@ -90,9 +90,9 @@ class PlacesBefore:
                     return None
                 return self._find_in_rest(start)
             if self._text.startswith(self._literals, at):
-                found = self._pattern.match(self._text, at + self._size)
-                if found is not None:
-                    return at, found
+                match = self._pattern.match(self._text, at + self._size)
+                if match is not None:
+                    return at, match
             start = at + self._size
         return self._find_in_rest(start)
 
@@ -100,10 +100,10 @@ class PlacesBefore:
         if self._rest is None or start - self._last > _SKIPPED_CHARS:
             pattern = _pattern_behind(self._literals, self._pattern, apart=self._apart)
             self._rest = pattern.finditer(self._text, start)
-        for found in self._rest:
-            self._last = found.start()
+        for match in self._rest:
+            self._last = match.start()
             if self._last >= start:
-                return self._last, found
+                return self._last, match
         return None
 
     def _are_dense(self, at: int) -> bool:

@@ -162,7 +162,7 @@ class ValuesElsewhere:
         self._last = self._done = 0
         self._start = self._end = -1
 
-    def found(self) -> Iterator[SecretSpan]:
+    def spans(self) -> Iterator[SecretSpan]:
         yield from self._spans
 
     def look(self, at: int, after: int) -> None:

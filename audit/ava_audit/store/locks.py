@@ -278,13 +278,13 @@ class LockMembership:
     def __init__(self, name: str, held: HeldLock, check_location: Callable[[], None]) -> None:
         self.name = name
         self._held = held
-        self._shown = ActivityFile(held.path.with_suffix(SUFFIX))
+        self._activity_file = ActivityFile(held.path.with_suffix(SUFFIX))
         self._check_location = check_location
         self._renewing = threading.Lock()
         self._released = False
 
     def show(self, activities: Mapping[str, str], /) -> None:
-        self._shown.write(activities)
+        self._activity_file.write(activities)
         with self._renewing:
             if activities and not self._released:
                 self._held.note_time()
@@ -331,13 +331,13 @@ class LockMembership:
             if not self._released and self.holds():
                 self._held.note_time()
             self._released = True
-            self._shown.remove()
+            self._activity_file.remove()
             self._held.release()
 
     def remove(self) -> None:
         with self._renewing:
             self._released = True
-            self._shown.remove()
+            self._activity_file.remove()
             self._held.remove()
         self.announce("")
 

@@ -190,7 +190,7 @@ class Store:
         self._loop = loop
         self._head = 0
         self._new_head = anyio.Event()
-        self._told: dict[str, int] = {}  # by type, the newest commit that is known to have it
+        self._newest_of_type: dict[str, int] = {}  # by type, the newest commit that is known to have it
         self._untold = 0  # up to here, the types are not known
         self._waiting: dict[Job, float] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -359,7 +359,7 @@ class Store:
         """Tell whether there is an entry after `seq` of one of these types; the log is asked where nobody told it."""
         if seq < self._untold:
             return await self.look(partial(View.any_after, seq=seq, types=types))
-        return any(self._told.get(each, 0) > seq for each in types)
+        return any(self._newest_of_type.get(each, 0) > seq for each in types)
 
     # -- every caller gets an answer in time --------------------------------------------------------------------------
 
@@ -436,7 +436,7 @@ class Store:
             if commit.head > self._head:
                 if commit.types is None or commit.before > self._head:  # the types of some entries are unknown
                     self._untold = commit.head
-                self._told |= dict.fromkeys(commit.types or (), commit.head)
+                self._newest_of_type |= dict.fromkeys(commit.types or (), commit.head)
                 self._head = commit.head
         if self._head > known:
             event, self._new_head = self._new_head, anyio.Event()

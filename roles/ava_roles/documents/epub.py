@@ -46,7 +46,7 @@ class _Book:
         self._archive = archive
         self._names = set(archive.namelist())
         self._until = time.monotonic() + PARSING_S
-        self._named: list[str] = []
+        self._gaps: list[str] = []
         self._addresses: set[bytes] = set()
         self._package = self._package_part()
         self._root = self._xml(self._package)
@@ -60,14 +60,14 @@ class _Book:
         size = 0
         for number, item_id in enumerate(spine, 1):
             if number > _MOST_SECTIONS or size >= _TEXT_CHARS or time.monotonic() > self._until:
-                self._named.append(f"sections {number:,} to {len(spine):,}, which are too much to read")
+                self._gaps.append(f"sections {number:,} to {len(spine):,}, which are too much to read")
                 unread = True
                 break
             text = self._section(number, items.get(item_id))[: _TEXT_CHARS - size]
             size += len(text)
             if text:
                 parts.append(Part(f"section {number}", text))
-        if not parts and not self._named:
+        if not parts and not self._gaps:
             raise _no_text()
         title, about = self._about()
         if about:
@@ -76,12 +76,12 @@ class _Book:
         pages = [item_id for item_id in page_ids if items[item_id].get("properties") != "nav"]
         outside = len(pages) - len(page_ids.intersection(spine))
         if outside > 0:
-            self._named.append(f"{count_phrase(outside, 'page')} outside the order of reading")
+            self._gaps.append(f"{count_phrase(outside, 'page')} outside the order of reading")
         return Extracted(tuple(parts), title, max(len(spine), 1), self._missing(), unread)
 
     def _missing(self) -> tuple[str, ...]:
-        phrases = self._named[:_MOST_NAMED]
-        more = len(self._named) - _MOST_NAMED
+        phrases = self._gaps[:_MOST_NAMED]
+        more = len(self._gaps) - _MOST_NAMED
         if more > 0:
             phrases.append(f"{more:,} more notes on sections")
         return (*phrases, *count_of_addresses(self._addresses))
@@ -144,11 +144,11 @@ class _Book:
         if part in self._encrypted:
             raise ToolFailed("this EPUB book cannot be read: it is encrypted; ask for a copy without protection")
         if item is None or part not in self._names:
-            self._named.append(f"{place}, which is not in the file ({address[:_NAME_CHARS]})")
+            self._gaps.append(f"{place}, which is not in the file ({address[:_NAME_CHARS]})")
             return ""
         if not _is_page(item):
             media_type = item.get("media-type") or ""
-            self._named.append(f"{place}, which is no page ({media_type[:_NAME_CHARS]})")
+            self._gaps.append(f"{place}, which is no page ({media_type[:_NAME_CHARS]})")
             return ""
         try:
             data = self._archive.read(part)
@@ -156,16 +156,16 @@ class _Book:
             data = b"\0"
         decoded = decode(data)
         if decoded is None:
-            self._named.append(f"{place}, which is damaged")
+            self._gaps.append(f"{place}, which is damaged")
             return ""
         html = decoded.text
         if len(html) > _SECTION_CHARS:
-            self._named.append(f"the text of {place} after its first {_SECTION_CHARS:,} characters")
+            self._gaps.append(f"the text of {place} after its first {_SECTION_CHARS:,} characters")
         page = read_page_text(html[:_SECTION_CHARS], is_xml=True)
         self._addresses |= unseen_addresses(data)
         lacks = [*page.missing, *page.unseen]
         if lacks:
-            self._named.append(f"in {place} {', '.join(lacks)}")
+            self._gaps.append(f"in {place} {', '.join(lacks)}")
         return page.text
 
 

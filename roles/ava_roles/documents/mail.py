@@ -62,7 +62,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self._messages: list[list[str]] = []
-        self._named: list[str] = []
+        self._missing: list[str] = []
         self._parts = 0
         self._room = _TEXT_CHARS
 
@@ -76,10 +76,10 @@ class _Reader:
 
     def missing(self) -> tuple[str, ...]:
         """Return phrases on what is in the email and not in its text."""
-        more = len(self._named) - _MOST_NAMED
+        more = len(self._missing) - _MOST_NAMED
         if more <= 0:
-            return tuple(self._named)
-        return (*self._named[:_MOST_NAMED], f"{more:,} more parts")
+            return tuple(self._missing)
+        return (*self._missing[:_MOST_NAMED], f"{more:,} more parts")
 
     def _message(self, message: Message, depth: int) -> None:
         blocks: list[str] = []
@@ -88,11 +88,11 @@ class _Reader:
         for name in _HEADERS:
             values = message.get_all(name, [])
             if len(values) > _SAME_HEADERS:
-                self._named.append(f"{len(values) - _SAME_HEADERS:,} more headers of the name {name}")
+                self._missing.append(f"{len(values) - _SAME_HEADERS:,} more headers of the name {name}")
             for value in values[:_SAME_HEADERS]:
                 lines.append(f"{name}: {' '.join(str(value).split())[:_HEADER_CHARS]}")
                 if len(str(value)) >= _HEADER_CHARS:
-                    self._named.append(f"the rest of a long header ({name})")
+                    self._missing.append(f"the rest of a long header ({name})")
         self._say(blocks, "\n".join(lines))
         self._part(message, blocks, depth)
 
@@ -100,7 +100,7 @@ class _Reader:
         if blocks is None:
             return
         if len(text) > self._room:
-            self._named.append(f"the text after the first {_TEXT_CHARS:,} characters")
+            self._missing.append(f"the text after the first {_TEXT_CHARS:,} characters")
         block = text[: self._room].strip()
         if block:
             blocks.append(block)
@@ -110,15 +110,15 @@ class _Reader:
         """Read a part of a message; without `blocks`, only name what it has beside its text."""
         self._parts += 1
         if self._parts > _MAX_PARTS or depth > _MAX_DEPTH:
-            self._named.append("a part of too many, or nested too deep")
+            self._missing.append("a part of too many, or nested too deep")
             return
         kind = part.get_content_type()
         if kind == "multipart/encrypted" or kind.endswith(("/pkcs7-mime", "/x-pkcs7-mime")):
-            self._named.append("an encrypted or sealed body")
+            self._missing.append("an encrypted or sealed body")
         elif part.is_multipart():
             self._multipart(part, kind, blocks, depth)
         elif kind == "message/external-body":
-            self._named.append("a body that is kept elsewhere")
+            self._missing.append("a body that is kept elsewhere")
         else:
             self._leaf(part, kind, blocks)
 
@@ -165,12 +165,12 @@ class _Reader:
         if len(new) > max(_NEW_WORDS, len(words) * _NEW_SHARE):
             return False
         if new:
-            self._named.append(f"words that only the body's form as a page has: {', '.join(new)[:_NAME_CHARS]}")
+            self._missing.append(f"words that only the body's form as a page has: {', '.join(new)[:_NAME_CHARS]}")
         return True
 
     def _leaf(self, part: Message, kind: str, blocks: list[str] | None) -> None:
         if kind.startswith("multipart/"):
-            self._named.append("what is damaged in a body of several parts")
+            self._missing.append("what is damaged in a body of several parts")
             self._say(blocks, _words(part))
             return
         name = " ".join(str(part.get_filename() or "").split())[:_NAME_CHARS]
@@ -178,18 +178,18 @@ class _Reader:
         is_text = kind.startswith("text/") and kind != "text/rtf"
         if is_text and not is_attached:
             if blocks is not None:
-                self._say(blocks, _words(part, self._named))
+                self._say(blocks, _words(part, self._missing))
             if kind == "text/html":
                 self._name_links(part)
             return
         size = len(part.get_payload(decode=True) or b"")
         what = "a picture" if kind.startswith("image/") else "an attachment"
-        self._named.append(f"{what}: {name or kind[:_NAME_CHARS]} ({size:,} bytes)")
+        self._missing.append(f"{what}: {name or kind[:_NAME_CHARS]} ({size:,} bytes)")
 
     def _name_links(self, page: Message) -> None:
         """Name how many links lead to an address that is not shown."""
         data: Any = page.get_payload(decode=True)
-        self._named += count_of_addresses(unseen_addresses(data or b""))
+        self._missing += count_of_addresses(unseen_addresses(data or b""))
 
 
 def _pages_of(part: Message) -> list[Message]:

@@ -110,7 +110,7 @@ class OpenReader(FlowReader):
         self._notes: dict[str, list[_Note]] = {word: [] for word in _NOTES}
         self._controls = _controls(self._root)
         self._paragraphs = 0  # how many are open
-        self._hidden = self._is_title = False
+        self._is_hidden = self._is_title = False
         self._tables = 0
         self._counts: Counter[str] = Counter()
 
@@ -195,7 +195,7 @@ class OpenReader(FlowReader):
         if not text:
             return
         self._emitted += 1
-        if self._hidden:
+        if self._is_hidden:
             self._hidden_words += len(text.split())
         else:
             self._line.append(text)
@@ -205,10 +205,10 @@ class OpenReader(FlowReader):
 
     def _apart(self, element: Any) -> list[str]:
         """Return the blocks of something that is separate from the paragraph around it, such as a text box."""
-        outer = self._paragraphs, self._hidden, self._lists.open
-        self._paragraphs, self._hidden, self._lists.open = 0, False, []
+        outer = self._paragraphs, self._is_hidden, self._lists.open
+        self._paragraphs, self._is_hidden, self._lists.open = 0, False, []
         blocks = self._blocks_of(element)
-        self._paragraphs, self._hidden, self._lists.open = outer
+        self._paragraphs, self._is_hidden, self._lists.open = outer
         return blocks
 
     def _full(self) -> bool:
@@ -241,10 +241,10 @@ class OpenReader(FlowReader):
 
     def _inside_hidden(self, element: Any, is_hidden: bool) -> None:
         """Read what is inside an element, which may be hidden or stand in something hidden."""
-        outer = self._hidden
-        self._hidden = outer or is_hidden
+        outer = self._is_hidden
+        self._is_hidden = outer or is_hidden
         self._inside(element)
-        self._hidden = outer
+        self._is_hidden = outer
 
     def _list(self, element: Any) -> None:
         with self._lists.within(element):

@@ -34,7 +34,7 @@ class PartReader(ABC):
         self._hidden_words = 0
         self._size: int = 0
         self._cut = False
-        self._named: Counter[str] = Counter()
+        self._objects: Counter[str] = Counter()
 
     @abstractmethod
     def _inside(self, element: Any) -> None:
@@ -48,7 +48,7 @@ class PartReader(ABC):
         """Note something that cannot be text."""
         self._emitted += 1
         detail = " ".join(detail[: 2 * NAME_CHARS].split())[:NAME_CHARS]
-        self._named[f"{what} ({detail})" if detail else what] += 1
+        self._objects[f"{what} ({detail})" if detail else what] += 1
 
     def _alternatives(self, element: Any) -> None:
         """Read the first of the forms in which the same thing is written that gives anything."""
@@ -69,7 +69,7 @@ class PartReader(ABC):
 
     def _named_objects(self) -> list[str]:
         """Return phrases on what cannot be text."""
-        return object_phrases(self._named, MOST_NAMED)
+        return object_phrases(self._objects, MOST_NAMED)
 
     def _unread_parts(self) -> list[str]:
         """Return phrases on parts of the file that are not read: macros, and what is damaged or absent."""

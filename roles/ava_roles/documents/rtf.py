@@ -180,7 +180,7 @@ class _Reader:
         self._property = ""
         self._deletions = self._seen_deletion = 0
         self._counts: Counter[str] = Counter()
-        self._named: Counter[str] = Counter()
+        self._objects: Counter[str] = Counter()
         self._hidden_words = self._size = self._said = 0
         self._cut = False
 
@@ -206,7 +206,7 @@ class _Reader:
         phrases = [count_phrase(count, noun) for noun, count in self._counts.items()]
         if self._hidden_words:
             phrases.append(f"{count_phrase(self._hidden_words, 'word')} of hidden text")
-        return (*phrases, *object_phrases(self._named, MOST_NAMED))
+        return (*phrases, *object_phrases(self._objects, MOST_NAMED))
 
     def _tokens(self) -> None:
         data = self._data
@@ -239,7 +239,7 @@ class _Reader:
                 if not self._stack:
                     self._name_rest(data[position:])
                     return
-        self._named["what follows the place where the file breaks off"] += 1
+        self._objects["what follows the place where the file breaks off"] += 1
 
     def _is_late_or_cut(self) -> bool:
         if self._cut:
@@ -250,7 +250,7 @@ class _Reader:
     def _name_rest(self, rest: bytes) -> None:
         rest = rest.strip(b"\0 \t\r\n")
         if rest:
-            self._named[f"what follows the end of its text ({len(rest):,} bytes)"] += 1
+            self._objects[f"what follows the end of its text ({len(rest):,} bytes)"] += 1
 
     # -- groups -----------------------------------------------------------------------------------------------
 
@@ -448,7 +448,7 @@ class _Reader:
     def _end_object(self) -> None:
         if not self._outer().in_object:
             kind = f" ({self._property})" if self._property else ""
-            self._named[f"an embedded object{kind}"] += 1
+            self._objects[f"an embedded object{kind}"] += 1
 
     def _end_field(self) -> None:
         ended = self._fields.pop()
@@ -468,7 +468,7 @@ class _Reader:
 
     def _name_field(self, kind: str) -> None:
         if kind and kind not in _NOTHING_SHOWN:
-            self._named[f"the value of a field ({kind[:NAME_CHARS]})"] += 1
+            self._objects[f"the value of a field ({kind[:NAME_CHARS]})"] += 1
 
     def _say_address(self, address: str, start: int) -> None:
         """Add the address of a link whose words begin at `start`, unless they are the address."""
@@ -556,9 +556,9 @@ class _Reader:
         if state.skips:
             return
         if self._skip:
-            taken = min(self._skip, len(written))
-            self._skip -= taken
-            written = written[taken:]
+            skipped = min(self._skip, len(written))
+            self._skip -= skipped
+            written = written[skipped:]
         if written:
             self._flush_units()
             self._bytes += written
@@ -601,7 +601,7 @@ class _Reader:
                 self._say(written.decode(state.codec, "replace"))
             except LookupError:
                 self._say(written.decode("cp1252", "replace"))
-                self._named[f"a text in an encoding that is not known here ({state.codec[:40]})"] += 1
+                self._objects[f"a text in an encoding that is not known here ({state.codec[:40]})"] += 1
 
     def _say(self, text: str) -> None:
         state = self._state
@@ -676,7 +676,7 @@ class _Reader:
         if len(flow.cells) <= MAX_COLUMNS:
             flow.cells.append("\n".join(filter(None, (*flow.in_cell, text, *after))))
         elif text or after or flow.in_cell:
-            self._named[f"a cell after the first {MAX_COLUMNS} of its row"] += 1
+            self._objects[f"a cell after the first {MAX_COLUMNS} of its row"] += 1
         flow.in_cell = []
 
     def _end_row(self) -> None:
@@ -685,7 +685,7 @@ class _Reader:
             if len(flow.rows) < _MOST_ROWS:
                 flow.rows.append(flow.cells)
             else:
-                self._named[f"a row of a table after the first {_MOST_ROWS:,}"] += 1
+                self._objects[f"a row of a table after the first {_MOST_ROWS:,}"] += 1
         flow.cells = []
 
     def _end_inner_cell(self) -> None:

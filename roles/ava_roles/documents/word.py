@@ -111,7 +111,7 @@ class _Reader(FlowReader):
             "w:commentReference": self._read_notes("comment", "comments"),
         }
         self._fields: list[_Field] = []
-        self._hidden = False
+        self._is_hidden = False
         self._font = ""
         self._tables = 0
         self._in_object = False
@@ -183,12 +183,12 @@ class _Reader(FlowReader):
 
     def _apart(self, element: Any) -> list[str]:
         """Return the blocks of something that is separate from the paragraph around it, such as a text box."""
-        outer = self._fields, self._instructions, self._hidden
-        self._fields, self._instructions, self._hidden = [], 0, False
+        outer = self._fields, self._instructions, self._is_hidden
+        self._fields, self._instructions, self._is_hidden = [], 0, False
         blocks = self._blocks_of(element)
         if self._instructions:
             self._name("what follows the beginning of a field that has no end")
-        self._fields, self._instructions, self._hidden = outer
+        self._fields, self._instructions, self._is_hidden = outer
         return blocks
 
     # -- the walk ---------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class _Reader(FlowReader):
         if not text:
             return
         self._emitted += 1
-        if self._hidden:
+        if self._is_hidden:
             self._hidden_words += len(text.split())
         elif not self._instructions:
             self._said += 1
@@ -247,10 +247,10 @@ class _Reader(FlowReader):
         properties = child(element, "w:pPr")
         style_id = value_of(child(properties, "w:pStyle")) or self._styles.default
         style = self._styles.style(style_id)
-        hidden = self._hidden
-        self._hidden = hidden or style.hidden
+        outer = self._is_hidden
+        self._is_hidden = outer or style.hidden
         self._inside(element)
-        self._hidden = hidden
+        self._is_hidden = outer
         if children(child(properties, "w:rPr"), "w:del", "w:moveFrom"):
             return  # the end of the paragraph is deleted: the next one continues it
         level = heading_level(properties)
@@ -279,15 +279,15 @@ class _Reader(FlowReader):
         if properties is None:
             self._inside(element)
             return
-        hidden, font = self._hidden, self._font
+        outer_hidden, outer_font = self._is_hidden, self._font
         vanish = child(properties, "w:vanish")
         if vanish is not None:
-            self._hidden = is_on(vanish)
+            self._is_hidden = is_on(vanish)
         elif self._styles.style(value_of(child(properties, "w:rStyle"))).hidden:
-            self._hidden = True
+            self._is_hidden = True
         self._font = attribute_of(child(properties, "w:rFonts"), "ascii")
         self._inside(element)
-        self._hidden, self._font = hidden, font
+        self._is_hidden, self._font = outer_hidden, outer_font
 
     def _deletion(self, _element: Any) -> None:
         self._emitted += 1

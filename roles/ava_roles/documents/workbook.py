@@ -127,7 +127,7 @@ class _Book:
             self._room.fill_merged(table, _ranges(parser.merged_cells), title)
         self._room.note_columns(table, title)
         lines = list(table.lines())
-        below = [*_hidden(parser), *_links(parser, beside.targets, table)]
+        below = [*_describe_hidden(parser), *_links(parser, beside.targets, table)]
         lines += self._room.fitting(below, f"links of sheet {title}")
         lines += beside.lines()
         lines += self._room.fitting(_headers(parser), f"headers and footers of sheet {title}")
@@ -146,7 +146,7 @@ class _Book:
                 if has_value:
                     table.is_cut = True
                 continue
-            text = self._shown(cell)
+            text = self._show_cell(cell)
             comment = ""
             if comments:
                 comment = comments.pop(cell_name(number, column), "")
@@ -156,12 +156,12 @@ class _Book:
                 self._room.tables -= table.put(number, column, text)
         return True
 
-    def _shown(self, cell: dict[str, Any]) -> str:
+    def _show_cell(self, cell: dict[str, Any]) -> str:
         value = cell["value"]
         if value is None:
             return ""
         if cell["data_type"] == "n" and not isinstance(value, str):
-            return self._shown_number(value, cell["style_id"])
+            return self._show_number(value, cell["style_id"])
         if isinstance(value, bool):
             return str(value).upper()
         if isinstance(value, datetime) and value.time() == datetime.min.time():
@@ -169,7 +169,7 @@ class _Book:
         text = getattr(value, "text", value)  # of a formula for an array
         return one_line(str(text), CELL_CHARS, "the cell has more text")
 
-    def _shown_number(self, value: float, style: int) -> str:
+    def _show_number(self, value: float, style: int) -> str:
         if style not in self._formats:
             self._formats[style] = str(self._format(style))
         code = self._formats[style]
@@ -313,8 +313,8 @@ def _parser_class() -> Any:
     class Parser(reader.WorkSheetParser):  # type: ignore[misc]
         """Reads the values of a sheet, and the formula of each cell that has no value."""
 
-        def __init__(self, *given: Any, **options: Any) -> None:
-            super().__init__(*given, **options)  # pyright: ignore[reportUnknownMemberType]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)  # pyright: ignore[reportUnknownMemberType]
             self._sizes: dict[str | None, int] = {}  # of the formulas that cells share
             self._translated = 0  # characters of formulas
 
@@ -364,7 +364,7 @@ def _column(letters: str) -> int:
     return number
 
 
-def _hidden(parser: Any) -> Iterator[str]:
+def _describe_hidden(parser: Any) -> Iterator[str]:
     rows = sorted(int(row) for row, size in parser.row_dimensions.items() if _is_hidden(size))
     if rows:
         yield f"[hidden rows: {', '.join(spans_of(rows))}]"

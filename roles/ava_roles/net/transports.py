@@ -340,7 +340,7 @@ class _Progress:
 
     def __init__(self, tunnel: bool, seconds: float | None) -> None:
         self._opened = "proxy.start_tls.complete" if tunnel else "http11.send_request_headers.started"
-        self._reached = self._asked = False
+        self._reached = self._is_requested = False
         self.opening = False
         self.seconds = seconds
         self.scope = anyio.CancelScope()
@@ -353,7 +353,7 @@ class _Progress:
         elif event == "connection.connect_tcp.complete":
             self._reached = True
         elif event == "proxy.start_tls.started":
-            self._asked = True
+            self._is_requested = True
         if event == self._opened:
             self.opening = False
             self.scope.deadline = float("inf")
@@ -362,6 +362,6 @@ class _Progress:
         why = str(error) or type(error).__name__
         if not self._reached:
             return f"cannot be reached ({why})"
-        if not self._asked:
+        if not self._is_requested:
             return f"hung up before it let us through ({why})"
         return f"let us through, and no safe connection was made behind it ({why})"

@@ -198,7 +198,7 @@ class CopiedWorkspace:
     network: bool = False
     git_folder: str = ""
     without: frozenset[str] = frozenset()
-    _made: CommandSandbox | None = field(default=None, init=False)
+    _current: CommandSandbox | None = field(default=None, init=False)
     _turn: anyio.Lock = field(default_factory=anyio.Lock, init=False)
     _closing: bool = field(default=False, init=False)
     _busy: Lock = field(default_factory=Lock, init=False)
@@ -207,14 +207,14 @@ class CopiedWorkspace:
         async with self._turn:
             if self.files is not None and not await run_sync(self.files.is_in_place):
                 raise ToolFailed(f"{self.files.path} was moved or replaced, so no command can run; continue without")
-            if self._made is not None:
-                return self._made, False
-            self._made = await run_sync(self._make, abandon_on_cancel=False)
-            return self._made, True
+            if self._current is not None:
+                return self._current, False
+            self._current = await run_sync(self._make, abandon_on_cancel=False)
+            return self._current, True
 
     async def renew(self) -> str:
         async with self._turn:
-            self._made = None
+            self._current = None
             with suppress(OSError):  # making the next one removes the rest
                 await run_sync(self._remove, abandon_on_cancel=False)
         return "the next command finds a fresh copy"

@@ -260,10 +260,10 @@ def identity_of(status: os.stat_result) -> str:
     return f"{status.st_dev}:{status.st_ino}:{boot}"
 
 
-def is_same_folder(approved: str, found: str) -> bool:
+def is_same_folder(approved: str, current: str) -> bool:
     """Tell whether two identities are of the same folder; after a reboot, the device number does not count."""
     device, inode, boot = approved.split(":")
-    device_now, inode_now, boot_now = found.split(":")
+    device_now, inode_now, boot_now = current.split(":")
     if inode != inode_now:
         return False
     return device == device_now or boot != boot_now

@@ -145,10 +145,10 @@ _REQUIRED = ("SYSTEMROOT",)
 """Programs on Windows do not find the system's libraries without it; other systems do not have it."""
 
 
-def child_environment(run_id: str, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the whole environment of a child of a run (`unnamed` without an id); `given` cannot override that mark."""
+def child_environment(run_id: str, variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the whole environment of a child of a run (`unnamed` without an id), which `variables` do not override."""
     required = {name: os.environ[name] for name in _REQUIRED if name in os.environ}
-    return {**required, **(given or {}), RUN_ID: run_id or "unnamed"}
+    return {**required, **(variables or {}), RUN_ID: run_id or "unnamed"}
 
 
 def path_outside(path: str, project: Path | None) -> str:

@@ -42,7 +42,7 @@ _TRIED = "tried"
 """What the attacker prints last, when it has tried everything."""
 
 _lock = threading.Lock()
-_found: dict[tuple[str, Path], Sandbox | Unavailable] = {}
+_sandboxes: dict[tuple[str, Path], Sandbox | Unavailable] = {}
 
 
 def find_sandbox(mode: Literal["auto", "none"], state: Path) -> Sandbox | Unavailable:
@@ -51,9 +51,9 @@ def find_sandbox(mode: Literal["auto", "none"], state: Path) -> Sandbox | Unavai
     It stores something in `state`, a folder of Ava's.
     """
     with _lock:
-        if (mode, state) not in _found:
-            _found[mode, state] = _find_sandbox(mode, state)
-        return _found[mode, state]
+        if (mode, state) not in _sandboxes:
+            _sandboxes[mode, state] = _find_sandbox(mode, state)
+        return _sandboxes[mode, state]
 
 
 @cache

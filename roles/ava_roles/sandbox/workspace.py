@@ -125,12 +125,12 @@ def recheck_workspace(
         raise WorkspaceRefused(refusal)
 
 
-def project_at(given: str, *, holding: Sequence[str], data_root: Path, home: Path) -> Path:
+def project_at(name: str, *, holding: Sequence[str], data_root: Path, home: Path) -> Path:
     """Return the nearest folder, up to the root of its git repository, that has one in `holding`; else itself. Blocks.
 
     Raises WorkspaceRefused if it is not a folder, or is always refused as a workspace; says why.
     """
-    folder = _folder(WorkspaceRule.of(home, data_root, None), given, ())
+    folder = _folder(WorkspaceRule.of(home, data_root, None), name, ())
     return project_above(folder, holding=holding, home=home)
 
 

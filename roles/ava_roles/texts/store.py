@@ -125,7 +125,7 @@ class TextStore:
         self._most_bytes = most_bytes
         self._lock = threading.RLock()
         self._ended: dict[bytes, tuple[float, str]] = {}
-        self._made = threading.Condition()
+        self._making_ended = threading.Condition()
         self._making: set[bytes] = set()
         try:
             self._db = self._opened()
@@ -237,17 +237,17 @@ class TextStore:
 
         `check` is called meanwhile; it raises to stop.
         """
-        with self._made:
+        with self._making_ended:
             while digest in self._making:
-                self._made.wait(0.1)
+                self._making_ended.wait(0.1)
                 check()
             self._making.add(digest)
         try:
             yield
         finally:
-            with self._made:
+            with self._making_ended:
                 self._making.discard(digest)
-                self._made.notify_all()
+                self._making_ended.notify_all()
 
     def ended(self, digest: bytes) -> str | None:
         """Return why a file's parser ended, if that was a short while ago."""
@@ -360,15 +360,15 @@ class TextStore:
 
     def find_passages(self, texts: Sequence[int], expressions: Iterable[str]) -> dict[int, set[int]]:
         """Return by text the numbers of its passages that match one of some expressions of FTS5."""
-        found: dict[int, set[int]] = {}
-        wanted = set(texts)
+        numbers: dict[int, set[int]] = {}
+        searched = set(texts)
         with self._reading() as db:
             for expression in expressions:
                 for (row,) in db.execute("SELECT rowid FROM words WHERE words MATCH ?", (expression,)):
                     text, number = divmod(row, PASSAGES_MOST)
-                    if text in wanted:
-                        found.setdefault(text, set()).add(number)
-        return found
+                    if text in searched:
+                        numbers.setdefault(text, set()).add(number)
+        return numbers
 
     def passages(self, text: int, numbers: Sequence[int] | None = None) -> list[FilePassage]:
         """Return the passages of a text in their order; `numbers`: only these, which are in order as well."""
@@ -415,13 +415,13 @@ class TextStore:
             self._scrub()
         return count
 
-    def _remove_where(self, condition: str, *given: object) -> int:
+    def _remove_where(self, condition: str, *values: object) -> int:
         """Remove texts step by step, and return how many."""
         count = 0
         query = f"SELECT id FROM texts WHERE {condition} LIMIT {_STEP}"  # noqa: S608 - conditions of this module
         while True:
             with self._writing() as db:
-                texts = [text for (text,) in db.execute(query, given)]
+                texts = [text for (text,) in db.execute(query, values)]
                 self._remove(db, texts)
             if not texts:
                 return count

@@ -331,20 +331,20 @@ class SearchCodebase:
         root.parts(args.path)
         query = grep.LineQuery(args.query, args.path, args.regex, args.glob, args.max_results)
         if args.regex:
-            found = await _in_child(root, query, at.run_id, at.hide)
+            result = await _in_child(root, query, at.run_id, at.hide)
         else:
-            found = await run_sync(grep.search, root, query, at.hide, check_cancelled)
-        lines = [f"{shown(path)}:{number}: {line}" for path, number, line in found.hits]
-        paths = dict.fromkeys(path for path, _, _ in found.hits)
-        files = tuple(Source(path, sha256=found.hashes.get(path, "")) for path in paths)
-        head = f"{len(lines)} lines match in {len(files)} files ({found.files:,} searched)"
-        if found.more:
+            result = await run_sync(grep.search, root, query, at.hide, check_cancelled)
+        lines = [f"{shown(path)}:{number}: {line}" for path, number, line in result.hits]
+        paths = dict.fromkeys(path for path, _, _ in result.hits)
+        files = tuple(Source(path, sha256=result.hashes.get(path, "")) for path in paths)
+        head = f"{len(lines)} lines match in {len(files)} files ({result.files:,} searched)"
+        if result.more:
             head += "; there are more: narrow the query, the path or the glob"
-        if found.skipped:
-            head += f"; {found.skipped:,} binary, large or unreadable files skipped"
-        if found.cut:
+        if result.skipped:
+            head += f"; {result.skipped:,} binary, large or unreadable files skipped"
+        if result.cut:
             head += f"; only the first {grep.MAX_ENTRIES:,} entries were searched: give a path"
-        head += _list_files(_NOT_UTF8, found.notes)
+        head += _list_files(_NOT_UTF8, result.notes)
         return ToolOutput("\n".join([head, "", *lines]), count=len(lines), sources=files)
 
 

@@ -72,30 +72,30 @@ def search(
     if query.glob and wanted_names is None:
         raise ToolFailed(f"glob {query.glob!r} is not a pattern; give one such as *.py or src/**/*.ts")
     walk_filter = WalkFilter(root, check)
-    found = GrepResult()
+    result = GrepResult()
     for entry in root.walk(root.find(query.path), limit=MAX_ENTRIES, keep=walk_filter):
         if wanted_names is not None and not wanted_names.match_file(unicodedata.normalize("NFC", entry.name)):
             continue
         data = _read(root, entry.name, entry.size)
         decoded = _decoded(data)
         if data is None or decoded is None:
-            found.skipped += 1
+            result.skipped += 1
             continue
         text = decoded.text
-        found.files += 1
+        result.files += 1
         if next(matching(text), None) is None:  # as in most files, which then need no hiding
             continue
         for number, line in matching(hide(text)):
-            if len(found.hits) >= query.most:
-                found.more = True
-                return found
-            found.hits.append((entry.name, number, line))
-            if entry.name not in found.hashes:
-                found.hashes[entry.name] = hashlib.sha256(data).hexdigest()
+            if len(result.hits) >= query.most:
+                result.more = True
+                return result
+            result.hits.append((entry.name, number, line))
+            if entry.name not in result.hashes:
+                result.hashes[entry.name] = hashlib.sha256(data).hexdigest()
             if decoded.note:
-                found.notes[entry.name] = decoded.note
-    found.cut = walk_filter.seen >= MAX_ENTRIES
-    return found
+                result.notes[entry.name] = decoded.note
+    result.cut = walk_filter.seen >= MAX_ENTRIES
+    return result
 
 
 def _read(root: Root, name: str, size: int) -> bytes | None:
@@ -124,7 +124,7 @@ def _matcher(query: LineQuery) -> Callable[[str], Generator[tuple[int, str]]]:
             if literal in text.lower():
                 for number, line in enumerate(split_lines(text), 1):
                     if (at := line.lower().find(literal)) >= 0:
-                        yield number, _around(line, at)
+                        yield number, _excerpt(line, at)
 
         return literally
     try:
@@ -137,12 +137,12 @@ def _matcher(query: LineQuery) -> Callable[[str], Generator[tuple[int, str]]]:
     def by_expression(text: str) -> Generator[tuple[int, str]]:
         for number, line in enumerate(split_lines(text), 1):
             if match := expression.search(line):
-                yield number, _around(line, match.start())
+                yield number, _excerpt(line, match.start())
 
     return by_expression
 
 
-def _around(line: str, at: int) -> str:
+def _excerpt(line: str, at: int) -> str:
     """Return a line; of a long one what is around a place, with the column at which that begins."""
     if len(line) <= _LINE_CHARS:
         return line.strip()

@@ -23,7 +23,7 @@ def headings_of(head: bytes) -> list[str]:
     """
     codec = "utf-16" if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8"
     text = head.decode(codec, "replace").lstrip("\ufeff")
-    elements = [_plain(found[2]) for found in _ELEMENT.finditer(text)]
+    elements = [_plain(match[2]) for match in _ELEMENT.finditer(text)]
     return [*elements, *_headings_of_lines(text.splitlines())]
 
 

@@ -179,7 +179,7 @@ class _Reader:
         self._has_mount = False
         self._has_empty_mount = False
         self._mounts: list[tuple[int, int]] = []  # of each open one, its level, and the characters shown before it
-        self._shown = 0
+        self._shown_chars = 0
         self._tables: list[_Table] = []
         self._lists: list[_List] = []
         self._label = ""  # the number of an item whose text has not begun
@@ -313,7 +313,7 @@ class _Reader:
     def _open_element(self, name: str, values: dict[str, str]) -> None:
         if values.get("id", name) in _MOUNTS and self._hidden_at is None:
             self._has_mount = True
-            self._mounts.append((len(self._open), self._shown))
+            self._mounts.append((len(self._open), self._shown_chars))
         self._open.append(name)
         self._counts[name] += 1
         if name == "table":
@@ -402,7 +402,7 @@ class _Reader:
             level = len(self._open)
             while self._mounts and self._mounts[-1][0] >= level:
                 _level, shown_before = self._mounts.pop()
-                if shown_before == self._shown:
+                if shown_before == self._shown_chars:
                     self._has_empty_mount = True
             if self._hidden_at is not None:
                 if level <= self._hidden_at:
@@ -575,7 +575,7 @@ class _Reader:
         if escaped and "&" in written:
             text = _unescape(written)
         if not self._counts["noscript"]:
-            self._shown += len(text.strip())
+            self._shown_chars += len(text.strip())
         if text.isspace():
             if self._keep_lines and "\n" in text:
                 self._after_cell = False
@@ -598,7 +598,7 @@ class _Reader:
         """Show words that the page has in an attribute, on one line."""
         line = " ".join(words.split())
         if line:
-            self._shown += len(line)
+            self._shown_chars += len(line)
             self._parts.append(f"{self._label} {line} ")
             self._label = ""
 
@@ -642,9 +642,9 @@ class _Reader:
             return False
         if self._has_empty_mount or self._scripts_write:
             return True
-        if self._shown < _HOLLOW_CHARS:
+        if self._shown_chars < _HOLLOW_CHARS:
             return True
-        if self._shown >= SHORT_CHARS:
+        if self._shown_chars >= SHORT_CHARS:
             return False
         return self._has_mount or _ASKS_FOR_SCRIPTS.search(text) is not None
 
