@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import InjectedSecret
-from ava_roles.texts.store import KeptTexts
+from ava_roles.texts.kept import KeptTexts
 
 if TYPE_CHECKING:
     from ava_roles.memory import Memory

@@ -19,7 +19,8 @@ from ava_roles.errors import AccessRefused, NotThere, ParserEnded, ToolFailed
 from ava_roles.passages import Query, split_passages
 from ava_roles.sandbox.path_access import FileMark, FolderEntry
 from ava_roles.sandbox.paths import Root
-from ava_roles.texts.store import KeptText, KeptTexts, TextStore
+from ava_roles.texts.kept import KeptTexts
+from ava_roles.texts.store import KeptText, TextStore
 from ava_roles.threads import run_sync
 from ava_roles.tool import ToolContext, ToolOutput, need_files
 from ava_roles.tools import grep, reading

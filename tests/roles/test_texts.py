@@ -24,7 +24,8 @@ from ava_roles.passages import FilePassage, Query, index_terms
 from ava_roles.sandbox.path_access import FileMark
 from ava_roles.sandbox.paths import Root
 from ava_roles.texts import store as store_module
-from ava_roles.texts.store import KeptTexts, TextStore, remove_store
+from ava_roles.texts.kept import KeptTexts
+from ava_roles.texts.store import TextStore, remove_store
 from ava_roles.tool import ToolContext
 from ava_roles.tools import parser_process, reading
 from ava_roles.tools.extracted import Extracted, Format, Part, Wanted

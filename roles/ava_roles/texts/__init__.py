@@ -1,1 +1,1 @@
-"""Texts that were extracted from files once: the store that keeps them, and finds passages in them."""
+"""Texts that were extracted from files once: the store of them (`store.py`), and how runs use it (`kept.py`)."""

@@ -1,11 +1,11 @@
-"""Keeps the texts of files under the hash of their bytes, with an index of their words, so that none is read twice.
+"""The store of texts: what was extracted from files, by the hash of their bytes, with an index of their words.
 
-A text is content: it may be removed at any time, and is made anew from its file. A folder's files are kept with what
-tells that one has changed. Whoever searches names the texts of *its* files, so that no other folder's text is found,
-and none has a part in how passages rank.
+A text is a cache: it may be removed at any time, and is then read again from its file. For each file of a folder, the
+store also has what tells that the file has changed. A search names the texts of its own files: those of other folders
+are neither found nor count in the ranking.
 
-The index only finds passages that may match: each token of `passages.tokens`, a text without spaces as its pairs of
-characters. What matches, and how well, is decided on the passages themselves.
+The index has the terms of each passage (`passages.index_terms`) and only finds passages that may match. Whether and how
+well they do is decided on the passages themselves.
 """
 
 from __future__ import annotations
@@ -17,26 +17,23 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 from ava_roles.passages import FilePassage, index_terms, passage_length
 from ava_roles.sandbox.path_access import FileMark
-from ava_roles.threads import run_sync
 
 log = logging.getLogger("ava.texts")
-_ANEW = "%s is damaged (%s) and is made anew: files are read again"
+MADE_AGAIN = "%s is damaged (%s) and is made anew: files are read again"
+"""What the log says of a damaged store."""
 
-_Result = TypeVar("_Result")
 
 VERSION = 3
 """Raised with every change of what a parser makes of a file, how it is cut, or of the index: all is made anew then."""
 MOST_BYTES = 1_000_000_000
-PASSING_BYTES = 200_000_000
-"""The most texts that one call keeps in memory, where the file cannot be used."""
 FRESH_S = 2.0
 """A file that changed less than so long before it was read may change again without its times telling."""
 ENDED_S = 600.0
@@ -50,7 +47,6 @@ _STEP = 200
 _STEP_PAGES = 2_000
 _USED_US = 3_600_000_000
 """When a text was used last is noted to the hour; so what was used in the last two may be in use."""
-_DAY_US = 86_400_000_000
 _SCHEMA = """
 CREATE TABLE texts (
     id INTEGER PRIMARY KEY AUTOINCREMENT, digest BLOB NOT NULL UNIQUE, body BLOB NOT NULL,
@@ -132,7 +128,7 @@ class TextStore:
         except sqlite3.DatabaseError as error:
             if path is None or not is_damage(error):
                 raise
-            log.warning(_ANEW, path, error)
+            log.warning(MADE_AGAIN, path, error)
             remove_store(path)
             self._db = self._opened()
         self._file = None if path is None else _identity(path)
@@ -456,110 +452,6 @@ class TextStore:
                 log.info("what was erased stays in %s-wal until other processes have read on", self._path)
 
 
-class KeptTexts:
-    """The texts that one data root keeps of files, opened when a run first needs them; without a path, none are kept.
-
-    `most_bytes` 0 keeps none either. Where they cannot be opened or written (a full disk), a run reads files without
-    them, and the log says so once.
-    """
-
-    def __init__(self, path: Path | None = None, most_bytes: int = 0) -> None:
-        self._path = path
-        self._most_bytes = most_bytes
-        self._lock = threading.Lock()
-        self._store: TextStore | None = None
-        self._said = False
-
-    async def use(self, work: Callable[[TextStore], Awaitable[_Result]]) -> _Result:
-        """Return what `work` makes with the store: with a new one if it is damaged, else with one in memory."""
-        usable = True
-        for _try in range(2):
-            store = await run_sync(self._opened_or_none) if usable else None
-            if store is not None:
-                try:
-                    return await work(store)
-                except* sqlite3.Error as errors:
-                    usable = await run_sync(self._made_anew, store, _first_of(errors))
-        passing = TextStore(None, PASSING_BYTES)
-        try:
-            return await work(passing)
-        finally:
-            passing.close()
-
-    def _opened_or_none(self) -> TextStore | None:
-        with self._lock:
-            if self._path is None or not self._most_bytes:
-                return None
-            if self._store is not None and not self._store.is_in_place():
-                self._close()
-            if self._store is None:
-                try:
-                    self._store = TextStore(self._path, self._most_bytes)
-                except (OSError, sqlite3.Error) as error:
-                    self._say(error)
-            return self._store
-
-    def _made_anew(self, store: TextStore, error: BaseException) -> bool:
-        """Tell whether a store that failed is replaced, as a damaged one is; say why it failed."""
-        with self._lock:
-            if self._store is not store or self._path is None:
-                return True  # another call has done it
-            if not is_damage(error):
-                self._say(error)
-                return False
-            log.warning(_ANEW, self._path, error)
-            self._close()
-            remove_store(self._path)
-            return True
-
-    def _close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-            self._store = None
-
-    def _say(self, error: BaseException) -> None:
-        if not self._said:
-            log.warning("%s cannot be used (%s): files are read anew for each question", self._path, error)
-            self._said = True
-
-    def erase_run(self, run: str) -> int:
-        """Erase the texts that only this run read, and return how many; as `erase_all` does."""
-        return self._removed(lambda store: store.erase_run(run))
-
-    def erase_all(self) -> int:
-        """Erase all texts; return how many. Raises OSError, sqlite3.Error: they are still there."""
-        return self._removed(TextStore.erase_all)
-
-    def expire(self, days: int) -> None:
-        """Remove what no run used for so many days, and what does not fit any more; a failure is tried again later."""
-        try:
-            self._removed(lambda store: store.expire(time.time_ns() // 1000 - days * _DAY_US))
-        except (OSError, sqlite3.Error) as error:
-            log.warning("old texts in %s were not removed (%s)", self._path, error)
-
-    def _removed(self, remove: Callable[[TextStore], int]) -> int:
-        """Remove texts; all of them where the file is damaged, or too full to say which."""
-        if self._path is None or not self._path.exists():
-            return 0
-        store = TextStore(self._path, max(self._most_bytes, 1))
-        try:
-            return remove(store)
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error) and _code(error) != sqlite3.SQLITE_FULL:
-                raise
-            log.warning("%s was removed as a whole (%s): files are read again", self._path, error)
-            count = _counted(store)
-            store.close()
-            remove_store(self._path)
-            return count
-        finally:
-            store.close()
-
-    def close(self) -> None:
-        with self._lock:
-            self._close()
-
-
 def _prepare(db: sqlite3.Connection) -> None:
     """Set a connection up, and make what is not there or of another version."""
     db.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -592,29 +484,15 @@ def _damage_found() -> Generator[None]:
         raise
 
 
-def _counted(store: TextStore) -> int:
-    try:
-        return store.count()
-    except sqlite3.Error:
-        return 0
-
-
 def is_damage(error: BaseException) -> bool:
     """Tell whether an error is of a damaged store, and not of a disk or of another process."""
-    return isinstance(error, StoreDamaged) or _code(error) in _DAMAGE
+    return isinstance(error, StoreDamaged) or primary_code(error) in _DAMAGE
 
 
-def _code(error: BaseException) -> int:
+def primary_code(error: BaseException) -> int:
     """Return SQLite's primary result code; -1 for an error of another origin."""
     code = getattr(error, "sqlite_errorcode", -1)
     return code & 0xFF if code >= 0 else -1
-
-
-def _first_of(errors: BaseException) -> BaseException:
-    while isinstance(errors, BaseExceptionGroup):
-        within = cast("tuple[BaseException, ...]", errors.exceptions)  # pyright: ignore[reportUnknownMemberType]
-        errors = within[0]
-    return errors
 
 
 def _packed(text: str) -> bytes:

@@ -13,60 +13,26 @@ from urllib.parse import urljoin
 
 from ava_roles.markup import COMMENT_END, TAG, attributes
 from ava_roles.numerals import NUMERALS
+from ava_roles.tools.page_elements import (
+    BLOCKS,
+    CELLS,
+    ENDS_BEFORE,
+    INLINE,
+    INTEGER,
+    LISTS,
+    MAY_MATTER,
+    RAW_END,
+    VOID,
+    WITH_ATTRIBUTES,
+    OpenList,
+    is_hidden_element,
+    is_program,
+    open_list,
+)
 from ava_roles.wrap import unescape_html
 
 NEEDS_SCRIPTS = "text that its scripts make (it needs scripts, which are not run)"
 
-_INLINE_NAMES = """
-    a abbr b bdi bdo cite code data del dfn em font i ins kbd mark q rb rp rt rtc ruby s samp small span strike strong
-    sub sup time tt u var wbr
-"""
-_INLINE = frozenset(_INLINE_NAMES.split())
-_BLOCKS_NAMES = """
-    address article aside blockquote body br caption center dd details dialog dir div dl dt fieldset figcaption
-    figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr html legend li listing main menu nav ol optgroup
-    option p pre search section summary table tbody tfoot thead title tr ul xmp
-"""
-_BLOCKS = frozenset(_BLOCKS_NAMES.split())
-_VOID_NAMES = """
-    area base basefont bgsound br col embed frame hr img input link meta param source track wbr
-"""
-_VOID = frozenset(_VOID_NAMES.split())
-_LEAVE_P_OPEN_NAMES = """
-    body br caption dd dt html legend li optgroup option summary tbody tfoot thead title tr
-"""
-_END_P = _BLOCKS - frozenset(_LEAVE_P_OPEN_NAMES.split())
-_CELLS = frozenset(("td", "th"))
-_IN_TABLES = frozenset(("td", "th", "tr", "tbody", "thead", "tfoot"))
-_ENDS_BEFORE: dict[str, frozenset[str]] = {
-    "li": frozenset(("li",)),
-    "dt": frozenset(("dt", "dd")),
-    "dd": frozenset(("dt", "dd")),
-    "td": _CELLS,
-    "th": _CELLS,
-    "tr": frozenset((*_CELLS, "tr")),
-    "tbody": _IN_TABLES,
-    "thead": _IN_TABLES,
-    "tfoot": _IN_TABLES,
-    "option": frozenset(("option",)),
-    "optgroup": frozenset(("option", "optgroup")),
-    "body": frozenset(("head",)),
-    **dict.fromkeys(_END_P, frozenset(("p",))),
-}
-"""The elements that a start tag ends, if they are the last open ones: their end tags may be left out."""
-_RAW = ("script", "style", "iframe", "noembed", "xmp", "title", "textarea")
-"""Elements whose content has no tags."""
-_RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in _RAW}
-_WITH_ATTRIBUTES_NAMES = """
-    base dialog embed frame iframe img input area li meta object ol optgroup option script td template th
-"""
-_WITH_ATTRIBUTES = frozenset(_WITH_ATTRIBUTES_NAMES.split())
-_MAY_MATTER = re.compile(r"hidden|style|\bid\b|popover", re.IGNORECASE)
-_HIDING_STYLE = re.compile(r"display\s*+:\s*+none|visibility\s*+:\s*+(?:hidden|collapse)", re.IGNORECASE)
-_LISTS = frozenset(("ol", "ul", "menu", "dir"))
-_NUMERALS = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
-_NO_NUMBERS = re.compile(r"list-style(?:-type)?+\s*+:[^;]{0,50}\bnone", re.IGNORECASE)
-_INTEGER = re.compile(r"\s*+([-+]?+\d{1,9})(?!\d)")
 _MOUNTS = frozenset(("root", "app", "__next", "__nuxt", "app-root"))
 """Elements that scripts fill, by their ids."""
 _WRITES = re.compile(r"\bdocument\s*+\.\s*+write(?:ln)?+\s*+\(")
@@ -142,15 +108,6 @@ class _Table:
         self.spans = later_spans
 
 
-@dataclass
-class _List:
-    """A list that is open. `step`: what the number of its next item adds; 0 for a list without numbers."""
-
-    number: int = 0
-    step: int = 0
-    numeral: str = "decimal"
-
-
 class _Reader:
     def __init__(self, html: str, url: str, keep_lines: bool, is_xml: bool, depth: int) -> None:
         self._html = html
@@ -181,7 +138,7 @@ class _Reader:
         self._mounts: list[tuple[int, int]] = []  # of each open one, its level, and the characters shown before it
         self._shown_chars = 0
         self._tables: list[_Table] = []
-        self._lists: list[_List] = []
+        self._lists: list[OpenList] = []
         self._label = ""  # the number of an item whose text has not begun
         self._cell_from: int | None = None
         self._cell_rows = 1
@@ -285,17 +242,17 @@ class _Reader:
         self._end_implied(name, tag.start())
         self._break(name, tag[0])
         values: dict[str, str] = {}
-        if name in _WITH_ATTRIBUTES or _MAY_MATTER.search(source) is not None:
+        if name in WITH_ATTRIBUTES or MAY_MATTER.search(source) is not None:
             values = attributes(source)
         if self._hidden_at is None:
-            if _is_hidden(name, values):
+            if is_hidden_element(name, values):
                 self._hidden_at = len(self._open)
                 self._is_template = name == "template"
                 self._cut_from = tag.start()
             else:
                 self._notice(name, values)
         end = tag.end()
-        is_empty = name in _VOID
+        is_empty = name in VOID
         if not is_empty and source.endswith("/"):
             is_empty = self._is_empty(name, end)
         if is_empty:
@@ -303,7 +260,7 @@ class _Reader:
                 self._show_again(end)
             return end
         self._open_element(name, values)
-        if name in _RAW_END and f"</{name}" not in self._never_found:
+        if name in RAW_END and f"</{name}" not in self._never_found:
             return self._raw(name, values, end)
         if name == "plaintext":
             self._say(self._html[end:], escaped=False)
@@ -318,8 +275,8 @@ class _Reader:
         self._counts[name] += 1
         if name == "table":
             self._tables.append(_Table())
-        elif name in _LISTS:
-            self._lists.append(_new_list(name, values))
+        elif name in LISTS:
+            self._lists.append(open_list(name, values))
 
     def _is_empty(self, name: str, at: int) -> bool:
         """Tell whether `<name/>` is an element without content: in XML, SVG and MathML.
@@ -329,19 +286,19 @@ class _Reader:
         """
         if name in ("svg", "math") or self._is_in_xml():
             return True
-        if name not in _RAW_END:
+        if name not in RAW_END:
             return False
         without_end = f"<{name}/>"
         if without_end in self._never_found:
             return True
-        if _RAW_END[name].search(self._html, at) is not None:
+        if RAW_END[name].search(self._html, at) is not None:
             return False
         self._never_found.add(without_end)
         return True
 
     def _raw(self, name: str, values: dict[str, str], at: int) -> int:
         """Read an element that has no tags in it; return where its end tag begins."""
-        end_tag = _RAW_END[name].search(self._html, at)
+        end_tag = RAW_END[name].search(self._html, at)
         end = end_tag.start() if end_tag is not None else len(self._html)
         content = self._html[at:end]
         if name == "title":
@@ -350,7 +307,7 @@ class _Reader:
                 return at
             self._read_title(content)
             return end
-        if name == "script" and _is_program(values.get("type", "")):
+        if name == "script" and is_program(values.get("type", "")):
             self._has_scripts = True
             if _WRITES.search(content) is not None:
                 self._scripts_write = True
@@ -374,7 +331,7 @@ class _Reader:
     # -- elements --
 
     def _end_implied(self, name: str, at: int) -> None:
-        ends = _ENDS_BEFORE.get(name)
+        ends = ENDS_BEFORE.get(name)
         if ends is None:
             return
         while self._open and self._open[-1] in ends:
@@ -384,7 +341,7 @@ class _Reader:
                 if other == "p":
                     self._close_to(len(self._open) - back, at)
                     return
-                if other not in _INLINE:
+                if other not in INLINE:
                     return
 
     def _end(self, name: str, at: int, after: int) -> None:
@@ -407,13 +364,13 @@ class _Reader:
             if self._hidden_at is not None:
                 if level <= self._hidden_at:
                     self._show_again(at)
-            elif name in _CELLS:
+            elif name in CELLS:
                 self._end_cell()
             elif name == "tr":
                 self._end_row()
             if name == "table" and self._tables:
                 self._tables.pop()
-            elif name in _LISTS and self._lists:
+            elif name in LISTS and self._lists:
                 self._lists.pop()
 
     def _show_again(self, at: int) -> None:
@@ -422,7 +379,7 @@ class _Reader:
 
     def _notice(self, name: str, values: dict[str, str]) -> None:
         """Show what a tag itself shows, and note what it would load."""
-        if name in _CELLS:
+        if name in CELLS:
             self._start_cell(values)
         elif name == "tr":
             self._start_row()
@@ -501,11 +458,11 @@ class _Reader:
 
     def _start_item(self, values: dict[str, str]) -> None:
         """Count an item; its number is shown before its text."""
-        inner = self._lists[-1] if self._lists else _List()
+        inner = self._lists[-1] if self._lists else OpenList()
         self._label = ""
         if self._keep_lines or not inner.step:
             return
-        own_number = _INTEGER.match(values.get("value", ""))
+        own_number = INTEGER.match(values.get("value", ""))
         inner.number = int(own_number[1]) if own_number else inner.number + inner.step
         self._label = f"{NUMERALS[inner.numeral](inner.number)}. "
 
@@ -607,12 +564,12 @@ class _Reader:
         if self._keep_lines:
             if "\n" in written:
                 self._lines(written)
-            elif name not in _INLINE:
+            elif name not in INLINE:
                 self._parts.append(" ")
-        elif name in _BLOCKS and self._hidden_at is None:
+        elif name in BLOCKS and self._hidden_at is None:
             self._parts.append("\n")
             self._after_cell = False
-        elif name not in _INLINE and name not in _CELLS:
+        elif name not in INLINE and name not in CELLS:
             self._parts.append(" ")
 
     def _lines(self, left_out: str) -> None:
@@ -668,39 +625,6 @@ class _Reader:
 def _count(number: int, noun: str) -> str:
     plural = "s" if number > 1 else ""
     return f"{number:,} {noun}{plural}"
-
-
-def _is_hidden(name: str, values: dict[str, str]) -> bool:
-    if name == "template":
-        return "shadowrootmode" not in values
-    if name == "dialog" and "open" not in values:
-        return True
-    if values.get("hidden", "until-found").lower() != "until-found":
-        return True
-    if "popover" in values:
-        return True
-    return _HIDING_STYLE.search(values.get("style", "")) is not None
-
-
-def _new_list(name: str, values: dict[str, str]) -> _List:
-    if name != "ol":
-        return _List()
-    if "reversed" in values:  # where it begins is not known yet
-        return _List()
-    if _NO_NUMBERS.search(values.get("style", "")):
-        return _List()
-    start = _INTEGER.match(values.get("start", ""))
-    number_before = int(start[1]) - 1 if start else 0
-    numeral = _NUMERALS.get(values.get("type", ""), "decimal")
-    return _List(number_before, 1, numeral)
-
-
-def _is_program(kind: str) -> bool:
-    """Tell a script by its type from data in a <script>."""
-    kind = kind.strip().lower()
-    if kind in ("", "module"):
-        return True
-    return "javascript" in kind or "ecmascript" in kind
 
 
 def _unescape(written: str) -> str:

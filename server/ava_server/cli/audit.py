@@ -14,7 +14,7 @@ import anyio
 import typer
 
 from ava_audit.errors import BadQuery, StoreUnavailable
-from ava_roles.texts.store import KeptTexts
+from ava_roles.texts.kept import KeptTexts
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import find_run, open_log, read_settings, terminal_session
 from ava_server.cli.options import EndedRunIdOrNone, Json

@@ -31,7 +31,7 @@ from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.toolchains import HostFolders
-from ava_roles.texts.store import KeptTexts
+from ava_roles.texts.kept import KeptTexts
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_roles.tools.shell import RunBash
