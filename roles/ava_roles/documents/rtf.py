@@ -8,25 +8,22 @@ of `_Reader` say what each other word does.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS, TEXT_CHARS
+from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS
 from ava_roles.documents.phrases import comment_text, count_phrase, object_phrases
-from ava_roles.documents.symbols import symbol_of, with_symbols
+from ava_roles.documents.rtf_text import CAPTURED_CHARS, SYMBOLS, RtfFlow, RtfState, RtfText
 from ava_roles.errors import ToolFailed
 from ava_roles.tools.extracted import ALL, OLE_MAGIC, Extracted, Part, Wanted
-from ava_roles.tools.pages import MAX_COLUMNS, TableBudget, parsing, render_table
+from ava_roles.tools.pages import parsing
 
 _TOKEN = re.compile(
     rb"\\([a-zA-Z]{1,40})(-?[0-9]{1,9})?+[0-9]*+ ?|\\'([0-9a-fA-F]{2})|\\([^a-zA-Z])|([{}])|[\r\n]++|([^\\{}\r\n]++)|\\"
 )
 _MAX_DEPTH = 5_000
 _TOKENS_BETWEEN_CHECKS = 4_096
-_MOST_ROWS = 20_000
-_CAPTURED_CHARS = 10_000
 
 _FIXED = {
     "tab": "\t",
@@ -66,7 +63,6 @@ _CHARSETS = {
     222: "cp874", 238: "cp1250", 254: "cp437", 255: "cp437",
 }  # fmt: skip
 _PAGES = {"mac": "mac_roman", "pc": "cp437", "pca": "cp850", "ansi": "cp1252"}
-_SYMBOLS = "symbols"
 _FORM_DEFAULT = 25  # a check box has its default state
 
 
@@ -82,26 +78,11 @@ def read_rtf(data: bytes, _wanted: Wanted = ALL) -> Extracted:
     return Extracted(tuple(parts), reader.title, len(parts), reader.missing(), reader.unread)
 
 
-class _Flow:
-    """Text that runs on its own: that of the body, a note, a box or a header. `after`: boxes below the paragraph."""
-
-    def __init__(self) -> None:
-        self.blocks: list[str] = []
-        self.line: list[str] = []
-        self.label = ""
-        self.after: list[str] = []
-        self.rows: list[list[str]] = []
-        self.cells: list[str] = []
-        self.in_cell: list[str] = []
-        self.in_inner_cell: list[str] = []
-        self.inner_cells: list[str] = []
-
-
 @dataclass
 class _Field:
     """A field whose group is open: its instruction, and where its result begins."""
 
-    flow: _Flow
+    flow: RtfFlow
     at: int
     said: int
     instruction: str = ""
@@ -120,56 +101,15 @@ class _Field:
         return self.choices[number] if 0 <= number < len(self.choices) else ""
 
 
-@dataclass
-class _State:
-    """What holds in a group. `capture`: takes its text instead of the flow."""
+class _Reader(RtfText):
+    """Reads the words and groups of a file; what each means is in the tables at the end."""
 
-    flow: _Flow
-    skips: bool = False
-    capture: list[str] | None = None
-    hidden: bool = False
-    deleted: int = 0  # the number of the deletion
-    fallback: int = 1  # signs after one of Unicode that say the same
-    codec: str = "cp1252"
-    font: str = ""
-    in_table: bool = False
-    depth: int = 1  # of tables
-    heading: int = 0
-    level: int = 0  # of a list
-    is_first: bool = False
-    is_ignorable: bool = False
-    in_object: bool = False
-    in_fonts: bool = False
-    in_styles: bool = False
-    ends: Callable[[], None] | None = None
-
-    def inner(self) -> _State:
-        """Return the state of a group that begins here; a file has a million, so `dataclasses.replace` is too slow."""
-        state = _State(self.flow)
-        vars(state).update(vars(self))
-        state.is_first, state.is_ignorable, state.ends = True, False, None
-        return state
-
-    def leave_paragraph(self) -> None:
-        """Take back what words said of the paragraphs: a table, a heading, a list."""
-        self.in_table, self.depth, self.heading, self.level = False, 1, 0, 0
-
-
-class _Reader:
     def __init__(self, data: bytes) -> None:
+        super().__init__()
         self._data = data
-        self._budget = TableBudget()
         self.title: str | None = None
         self.unread = False
-        self._body = _Flow()
-        self._state = _State(self._body)
-        self._stack: list[_State] = []
-        self._bytes = bytearray()
-        self._units: list[int] = []
-        self._skip = 0  # signs that repeat one of Unicode
-        self._codec = "cp1252"
-        self._fonts: dict[int, tuple[str, str]] = {}
-        self._font = 0
+        self._stack: list[RtfState] = []
         self._headings: dict[int, int] = {}
         self._style = -1
         self._fields: list[_Field] = []
@@ -178,11 +118,7 @@ class _Reader:
         self._author = ""
         self._is_endnote = False
         self._property = ""
-        self._deletions = self._seen_deletion = 0
-        self._counts: Counter[str] = Counter()
-        self._objects: Counter[str] = Counter()
-        self._hidden_words = self._size = self._said = 0
-        self._cut = False
+        self._deletions = 0
 
     # -- the whole --------------------------------------------------------------------------------------------
 
@@ -330,8 +266,8 @@ class _Reader:
             return False
         return True
 
-    def _begin_flow(self, end: Callable[[_Reader, _Flow], None]) -> None:
-        flow = _Flow()
+    def _begin_flow(self, end: Callable[[_Reader, RtfFlow], None]) -> None:
+        flow = RtfFlow()
         state = self._state
         state.flow, state.capture = flow, None
         state.hidden, state.deleted = False, 0
@@ -346,7 +282,7 @@ class _Reader:
     def _begin_capture(self, end: Callable[[_Reader, str], None]) -> None:
         captured: list[str] = []
         self._state.capture = captured
-        self._state.ends = lambda: end(self, "".join(captured)[:_CAPTURED_CHARS])
+        self._state.ends = lambda: end(self, "".join(captured)[:CAPTURED_CHARS])
 
     def _begin_unread(self) -> None:
         self._state.capture = []
@@ -381,15 +317,15 @@ class _Reader:
 
     # -- what ends with a group -------------------------------------------------------------------------------
 
-    def _outer(self) -> _State:
+    def _outer(self) -> RtfState:
         return self._stack[-1]
 
-    def _end_comment(self, flow: _Flow) -> None:
+    def _end_comment(self, flow: RtfFlow) -> None:
         text = comment_text(self._author, "\n\n".join(flow.blocks))
         self._author = ""
         self._add_note("comment", text)
 
-    def _end_note(self, flow: _Flow) -> None:
+    def _end_note(self, flow: RtfFlow) -> None:
         word = "endnote" if self._is_endnote else "footnote"
         self._add_note(word, "\n\n".join(flow.blocks))
 
@@ -400,12 +336,12 @@ class _Reader:
         if outer.capture is None:
             outer.flow.line.append(f"[{word} {len(self._notes[word])}]")
 
-    def _end_margin(self, flow: _Flow) -> None:
+    def _end_margin(self, flow: RtfFlow) -> None:
         text = "\n\n".join(flow.blocks)
         if text:
             self._margins[text] = None
 
-    def _end_box(self, flow: _Flow) -> None:
+    def _end_box(self, flow: RtfFlow) -> None:
         self._said += 1
         self._outer().flow.after += flow.blocks
 
@@ -536,7 +472,7 @@ class _Reader:
 
     def _set_charset(self, number: int | None) -> None:
         if number == 2:
-            self._set_codec_of_font(_SYMBOLS)
+            self._set_codec_of_font(SYMBOLS)
         else:
             self._set_codec_of_font(_CHARSETS.get(number or 0, self._codec))
 
@@ -548,188 +484,9 @@ class _Reader:
             _, font_name = self._fonts.get(self._font, ("", ""))
             self._fonts[self._font] = (codec, font_name)
 
-    # -- text -------------------------------------------------------------------------------------------------
-
-    def _text(self, written: bytes) -> None:
-        state = self._state
-        state.is_first = False
-        if state.skips:
-            return
-        if self._skip:
-            skipped = min(self._skip, len(written))
-            self._skip -= skipped
-            written = written[skipped:]
-        if written:
-            self._flush_units()
-            self._bytes += written
-
-    def _unicode(self, number: int) -> None:
-        state = self._state
-        state.is_first = False
-        if not state.skips:
-            self._flush_bytes()
-            self._units.append(number & 0xFFFF)
-            self._skip = state.fallback
-
-    def _flush(self) -> None:
-        if self._bytes:
-            self._flush_bytes()
-        if self._units:
-            self._flush_units()
-
-    def _flush_units(self) -> None:
-        if self._units:
-            encoded = b"".join(unit.to_bytes(2, "little") for unit in self._units)
-            self._units.clear()
-            text = encoded.decode("utf-16-le", "replace")
-            self._say(with_symbols(text, self._state.font or "symbol"))
-
-    def _flush_bytes(self) -> None:
-        if not self._bytes:
-            return
-        written, state = bytes(self._bytes), self._state
-        self._bytes.clear()
-        if state.in_fonts:
-            font_name = written.decode("latin-1").strip(" ;")
-            if font_name:
-                codec, _ = self._fonts.get(self._font, (self._codec, ""))
-                self._fonts[self._font] = (codec, font_name)
-        elif state.codec == _SYMBOLS:
-            self._say("".join(symbol_of(0xF000 + sign, state.font) or chr(sign) for sign in written))
-        else:
-            try:
-                self._say(written.decode(state.codec, "replace"))
-            except LookupError:
-                self._say(written.decode("cp1252", "replace"))
-                self._objects[f"a text in an encoding that is not known here ({state.codec[:40]})"] += 1
-
-    def _say(self, text: str) -> None:
-        state = self._state
-        if state.skips or not text:
-            return
-        if state.capture is not None:
-            if len(state.capture) < _CAPTURED_CHARS:
-                state.capture.append(text)
-        elif state.deleted:
-            if state.deleted != self._seen_deletion:
-                self._seen_deletion = state.deleted
-                self._counts["tracked deletion"] += 1
-        elif state.hidden:
-            self._said += 1
-            self._hidden_words += len(text.split())
-        else:
-            self._said += 1
-            state.flow.line.append(text)
-
-    # -- paragraphs and tables --------------------------------------------------------------------------------
-
-    def _take_paragraph(self, flow: _Flow) -> str:
-        """Return the open paragraph with its label, and begin another."""
-        label, flow.label = flow.label, ""
-        text = "".join(flow.line).strip()
-        flow.line.clear()
-        if not text:
-            return ""
-        if self._state.heading:
-            words = " ".join((label, *text.split())) if label else " ".join(text.split())
-            return f"{'#' * self._state.heading} {words}"
-        if not label:
-            return text
-        if label.isspace() or not label.isprintable():
-            label = "•"
-        indent = "  " * self._state.level
-        return f"{indent}{label} {text}"
-
-    def _end_paragraph(self) -> None:
-        state = self._state
-        if state.capture is not None:
-            state.capture.append("\n")
-            return
-        if state.deleted:
-            return  # the end of the paragraph is deleted: the next one continues it
-        flow = state.flow
-        text = self._take_paragraph(flow)
-        after, flow.after = flow.after, []
-        for each in filter(None, (text, *after)):
-            if state.depth > 1:
-                flow.in_inner_cell.append(each)
-            elif state.in_table:
-                flow.in_cell.append(each)
-            else:
-                self._end_table(flow)
-                self._add(flow, each)
-
-    def _add(self, flow: _Flow, block: str) -> None:
-        room = max(0, TEXT_CHARS - self._size)
-        if len(block) > room:
-            self._cut = True
-            block = block[:room]
-        if block.strip():
-            flow.blocks.append(block)
-            self._size += len(block)
-
-    def _end_cell(self) -> None:
-        flow = self._state.flow
-        self._end_inner_table(flow)
-        text = self._take_paragraph(flow)
-        after, flow.after = flow.after, []
-        if len(flow.cells) <= MAX_COLUMNS:
-            flow.cells.append("\n".join(filter(None, (*flow.in_cell, text, *after))))
-        elif text or after or flow.in_cell:
-            self._objects[f"a cell after the first {MAX_COLUMNS} of its row"] += 1
-        flow.in_cell = []
-
-    def _end_row(self) -> None:
-        flow = self._state.flow
-        if flow.cells:
-            if len(flow.rows) < _MOST_ROWS:
-                flow.rows.append(flow.cells)
-            else:
-                self._objects[f"a row of a table after the first {_MOST_ROWS:,}"] += 1
-        flow.cells = []
-
-    def _end_inner_cell(self) -> None:
-        flow = self._state.flow
-        text = self._take_paragraph(flow)
-        flow.inner_cells.append(" ".join(" ".join((*flow.in_inner_cell, text)).split()))
-        flow.in_inner_cell = []
-
-    def _end_nested_row(self) -> None:
-        self._end_inner_row(self._state.flow)
-
-    def _end_inner_row(self, flow: _Flow) -> None:
-        if flow.inner_cells:
-            flow.in_cell.append("; ".join(flow.inner_cells))
-        flow.inner_cells = []
-
-    def _end_inner_table(self, flow: _Flow) -> None:
-        """Keep the cells of an inner table that has no end of its own."""
-        flow.inner_cells += flow.in_inner_cell
-        flow.in_inner_cell = []
-        self._end_inner_row(flow)
-
-    def _end_table(self, flow: _Flow) -> None:
-        """Show the table that has ended, and cells that no row has."""
-        self._end_inner_table(flow)
-        if flow.in_cell:
-            flow.cells.append("\n".join(flow.in_cell))
-        if flow.cells:
-            flow.rows.append(flow.cells)
-        rows = flow.rows
-        flow.rows, flow.cells, flow.in_cell = [], [], []
-        if any(map(any, rows)):
-            self._add(flow, render_table(rows, self._budget))
-
-    def _end_flow(self, flow: _Flow) -> None:
-        text = self._take_paragraph(flow)
-        self._end_table(flow)
-        for each in (text, *flow.after):
-            self._add(flow, each)
-        flow.after = []
-
     # -- what each word does ----------------------------------------------------------------------------------
 
-    _FLOWS: ClassVar[dict[str, Callable[[_Reader, _Flow], None]]] = {
+    _FLOWS: ClassVar[dict[str, Callable[[_Reader, RtfFlow], None]]] = {
         "footnote": _end_note,
         "annotation": _end_comment,
         "shptxt": _end_box,
@@ -761,10 +518,10 @@ class _Reader:
         "object": _begin_object,
     }
     _ENDS_IN_TABLES: ClassVar[dict[str, Callable[[_Reader], None]]] = {
-        "cell": _end_cell,
-        "row": _end_row,
-        "nestcell": _end_inner_cell,
-        "nestrow": _end_nested_row,
+        "cell": RtfText._end_cell,
+        "row": RtfText._end_row,
+        "nestcell": RtfText._end_inner_cell,
+        "nestrow": RtfText._end_nested_row,
     }
     _PROPERTIES: ClassVar[dict[str, Callable[[_Reader, int | None], None]]] = {
         "f": _set_font,
