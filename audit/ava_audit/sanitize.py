@@ -115,8 +115,17 @@ class _Cleaner:
 
 
 def _note(change: str, count: int) -> str:
-    verb = next((verb for start, verb in _VERBS.items() if change.startswith(start)), "turned into null")
-    return f"{verb} {count:,} {change}" if count == 1 else f"{verb} {count:,} times: {change}"
+    verb = _verb_of(change)
+    if count == 1:
+        return f"{verb} {count:,} {change}"
+    return f"{verb} {count:,} times: {change}"
+
+
+def _verb_of(change: str) -> str:
+    for beginning, verb in _VERBS.items():
+        if change.startswith(beginning):
+            return verb
+    return "turned into null"
 
 
 def _size(value: Any) -> int:

@@ -82,9 +82,9 @@ class PlanSum:
 
 def spending(view: View, since_us: int, until_us: int, user: str | None = None) -> Spending:
     """Return the costs, ended runs and errors from `since_us` to before `until_us`; `user` None means everybody's."""
-    ((first_us,),) = view.select("SELECT ts_us FROM events WHERE seq = 1") if view.head() else ((None,),)
-    if first_us is None:
+    if not view.head():
         return Spending(None, (), {}, ())
+    ((first_us,),) = view.select("SELECT ts_us FROM events WHERE seq = 1")
     period = {"after": _before(view, since_us), "since": since_us, "until": until_us}
     days = [DaySpending(*row) for row in view.select(_script("spending.sql"), **period)]
     spending_ids = {day.run_id for day in days}
@@ -94,14 +94,12 @@ def spending(view: View, since_us: int, until_us: int, user: str | None = None) 
         if facts is not None:
             all_runs[run_id] = facts
     runs = {run_id: run for run_id, run in all_runs.items() if user in (None, run.user_id)}
-    errors = view.select(_script("spending_errors.sql"), **period, user=user)
-    return Spending(
-        int(first_us),
-        spent=tuple(day for day in days if day.run_id in runs),
-        runs=runs,
-        errors=tuple(ErrorCount(kind, count, run_id) for kind, count, _seq, run_id in errors),
-        others=len(spending_ids - runs.keys()),
-    )
+    spent = [day for day in days if day.run_id in runs]
+    errors: list[ErrorCount] = []
+    for kind, count, _seq, run_id in view.select(_script("spending_errors.sql"), **period, user=user):
+        errors.append(ErrorCount(kind, count, run_id))
+    others = len(spending_ids - runs.keys())
+    return Spending(int(first_us), spent=tuple(spent), runs=runs, errors=tuple(errors), others=others)
 
 
 @cache
@@ -309,7 +307,9 @@ def current_runs(view: View, now_us: int) -> CurrentCounts:
     )  # fmt: skip
     by_pause = {bool(paused): WaitingRuns(runs, since_us) for paused, runs, since_us in queued}
     running = view.runs(states=(RUNNING,), limit=-1)
-    ((held,),) = view.select(
+    by_instance = Counter(run.instance or "" for run in running)
+    in_flight = sum(len(run.calls_in_flight) for run in running)
+    ((held_micros,),) = view.select(
         "SELECT coalesce(sum(held_micros), 0) FROM budgets WHERE scope IN (SELECT id FROM runs WHERE state IN (?, ?))",
         QUEUED, RUNNING,
     )  # fmt: skip
@@ -317,9 +317,9 @@ def current_runs(view: View, now_us: int) -> CurrentCounts:
         waiting=WaitingRuns(*waiting),
         queued=by_pause.get(False, WaitingRuns()),
         paused=by_pause.get(True, WaitingRuns()),
-        running=Counter(run.instance or "" for run in running),
-        in_flight=sum(len(run.calls_in_flight) for run in running),
-        held_micros=held,
+        running=by_instance,
+        in_flight=in_flight,
+        held_micros=held_micros,
     )
 
 

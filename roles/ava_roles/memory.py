@@ -205,7 +205,8 @@ def best_notes(notes: Sequence[Note], query: str, most: int, hide: Callable[[str
     words = Query(query)
     names = {file.path for file in _ranked(notes, words, most)}
     # Secrets are searched only in matching notes: a whole memory would take seconds.
-    return _ranked([replace(note, text=hide(note.text)) for note in notes if note.name in names], words, most)
+    matching = [replace(note, text=hide(note.text)) for note in notes if note.name in names]
+    return _ranked(matching, words, most)
 
 
 def _ranked(notes: Sequence[Note], query: Query, most: int) -> tuple[FileMatch, ...]:

@@ -358,7 +358,8 @@ def _beginning_without_marks(word: str) -> str:
 def _without_marks(word: str) -> str:
     if word.isascii():
         return word
-    return "".join(char for char in unicodedata.normalize("NFKD", word.casefold()) if not unicodedata.combining(char))
+    decomposed = unicodedata.normalize("NFKD", word.casefold())
+    return "".join(char for char in decomposed if not unicodedata.combining(char))
 
 
 _PASSAGE_CHARS = 1_200

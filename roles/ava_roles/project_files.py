@@ -76,7 +76,8 @@ class _Found(NamedTuple):
 def read_project_files(folder: Path, namespace: Sequence[str] = ()) -> ProjectFiles:
     """Return the files of a folder, from its root to the paths in `namespace`. Blocking. Raises OSError: see `Root`."""
     with closing(Root.open_without_links(folder)) as root:
-        return _choose(_in_folder(root, path) for path in _paths(namespace) if _is_reachable(root, path))
+        paths = [path for path in _paths(namespace) if _is_reachable(root, path)]
+        return _choose(_in_folder(root, path) for path in paths)
 
 
 def read_base_files(folder: Path, home: Path, accept: Accept = NOTHING_OUTSIDE) -> ProjectFiles:

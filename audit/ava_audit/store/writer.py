@@ -238,19 +238,18 @@ class Writer:
             batch.append(job)
 
     def _commit(self, db: Database, projections: Projections, batch: list[Job]) -> None:
-        writes = [job for job in batch if not isinstance(job.command, Checkpoint)]
-        checkpoints = [job for job in batch if isinstance(job.command, Checkpoint)]
+        writes: list[Job] = []
+        checkpoints: list[Job] = []
+        for job in batch:
+            if isinstance(job.command, Checkpoint):
+                checkpoints.append(job)
+            else:
+                writes.append(job)
         commits: list[Commit] = []
         try:
             with self._backend.turn():
-                try:
-                    if writes:
-                        commits += self._transact(db, projections, writes, together=True)
-                except _RetryOneByOne:
-                    for job in writes:
-                        if job.state in (_PENDING, _RUNNING):  # jobs after the failed one were not started
-                            job.error = None
-                            commits += self._transact(db, projections, [job], together=False)
+                if writes:
+                    self._write_batch(db, projections, writes, commits)
                 for job in checkpoints:
                     if self._start(job):
                         self._checkpoint(db, job, cast("Checkpoint", job.command))
@@ -262,6 +261,16 @@ class Writer:
                 if job.state == _RUNNING and job.error is None:
                     job.error = error
         self._acknowledge([*writes, *checkpoints], commits)
+
+    def _write_batch(self, db: Database, projections: Projections, batch: list[Job], commits: list[Commit]) -> None:
+        """Run jobs together, or after a failure one by one; add what was written to `commits`."""
+        try:
+            commits += self._transact(db, projections, batch, together=True)
+        except _RetryOneByOne:
+            for job in batch:
+                if job.state in (_PENDING, _RUNNING):  # jobs after the failed one were not started
+                    job.error = None
+                    commits += self._transact(db, projections, [job], together=False)
 
     def _transact(self, db: Database, projections: Projections, batch: list[Job], *, together: bool) -> list[Commit]:
         """Run jobs in one transaction, and return it. A failure is stored in its job, or all is rolled back."""

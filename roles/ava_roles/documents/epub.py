@@ -8,6 +8,7 @@ from __future__ import annotations
 import posixpath
 import time
 import zipfile
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 from urllib.parse import unquote
@@ -59,7 +60,8 @@ class _Book:
         unread = False
         size = 0
         for number, item_id in enumerate(spine, 1):
-            if number > _MOST_SECTIONS or size >= _TEXT_CHARS or time.monotonic() > self._until:
+            is_full = number > _MOST_SECTIONS or size >= _TEXT_CHARS
+            if is_full or time.monotonic() > self._until:
                 self._gaps.append(f"sections {number:,} to {len(spine):,}, which are too much to read")
                 unread = True
                 break
@@ -72,9 +74,7 @@ class _Book:
         title, about = self._about()
         if about:
             parts.insert(0, Part("about this book", about))
-        page_ids = {item_id for item_id, item in items.items() if _is_page(item)}
-        pages = [item_id for item_id in page_ids if items[item_id].get("properties") != "nav"]
-        outside = len(pages) - len(page_ids.intersection(spine))
+        outside = _count_pages_outside(items, spine)
         if outside > 0:
             self._gaps.append(f"{count_phrase(outside, 'page')} outside the order of reading")
         return Extracted(tuple(parts), title, max(len(spine), 1), self._missing(), unread)
@@ -188,3 +188,10 @@ def _below(root: Any, name: str) -> list[Any]:
 
 def _is_page(item: Any) -> bool:
     return (item.get("media-type") or "").partition(";")[0].strip().lower() in _PAGES
+
+
+def _count_pages_outside(items: Mapping[str, Any], spine: Sequence[str]) -> int:
+    """Return how many pages of a book are not in its order of reading, besides its table of contents."""
+    page_ids = {item_id for item_id, item in items.items() if _is_page(item)}
+    pages = [item_id for item_id in page_ids if items[item_id].get("properties") != "nav"]
+    return len(pages) - len(page_ids.intersection(spine))

@@ -107,24 +107,27 @@ def _output_text(output: dict[str, Any], number: int, named: list[str]) -> str:
     data = _dict(output.get("data"))
     if not data:
         data = {_OLD_KINDS.get(key, ""): value for key, value in output.items()}
-    has_text = "text/html" in data or any(kind in data for kind in _AS_TEXT)
+    _note_kinds(data, number, named)
+    text = _COLOURS.sub("", _text(output.get("text")))
+    for kind in _AS_TEXT:
+        if kind in data and not text.strip():
+            text = _COLOURS.sub("", _text(data[kind]))
+    if text.strip() and not text.startswith("<"):  # a placeholder, such as <IPython.core.display.HTML object>
+        return text
+    html = _text(data.get("text/html"))
+    if len(html) > _HTML_CHARS:
+        named.append(f"the rest of a page among the outputs of cell {number:,}")
+    return read_page_text(html[:_HTML_CHARS]).text or text
+
+
+def _note_kinds(data: dict[str, Any], number: int, named: list[str]) -> None:
+    """Name the forms of an output that are no text: pictures, and others unless it has a text too."""
+    has_text = not data.keys().isdisjoint(("text/html", *_AS_TEXT))
     for kind in data:
         if kind.startswith("image/"):
             named.append(f"a picture among the outputs of cell {number:,}")
         elif kind.startswith("application/") and not has_text:
             named.append(f"an output of cell {number:,} ({kind[:100]})")
-
-    text = _COLOURS.sub("", _text(output.get("text")))
-    for kind in _AS_TEXT:
-        if kind in data and not text.strip():
-            text = _COLOURS.sub("", _text(data[kind]))
-    is_placeholder = text.startswith("<")  # such as <IPython.core.display.HTML object>
-    if "text/html" in data and (is_placeholder or not text.strip()):
-        html = _text(data["text/html"])
-        if len(html) > _HTML_CHARS:
-            named.append(f"the rest of a page among the outputs of cell {number:,}")
-        return read_page_text(html[:_HTML_CHARS]).text or text
-    return text
 
 
 def _error_text(output: dict[str, Any]) -> str:

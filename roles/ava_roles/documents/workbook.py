@@ -365,9 +365,12 @@ def _column(letters: str) -> int:
 
 
 def _describe_hidden(parser: Any) -> Iterator[str]:
-    rows = sorted(int(row) for row, size in parser.row_dimensions.items() if _is_hidden(size))
+    rows: list[int] = []
+    for row, size in parser.row_dimensions.items():
+        if _is_hidden(size):
+            rows.append(int(row))
     if rows:
-        yield f"[hidden rows: {', '.join(spans_of(rows))}]"
+        yield f"[hidden rows: {', '.join(spans_of(sorted(rows)))}]"
     spans: list[str] = []
     for size in parser.column_dimensions.values():
         if not _is_hidden(size):

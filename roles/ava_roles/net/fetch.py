@@ -123,8 +123,13 @@ class HostQueue:
         finally:
             queue.users -= 1
             if len(self._queues) > _HOSTS_KEPT:  # a long-lived server must not collect them
-                now = self._clock()
-                self._queues = {name: each for name, each in self._queues.items() if each.users or each.free_at > now}
+                self._forget_idle_hosts()
+
+    def _forget_idle_hosts(self) -> None:
+        now = self._clock()
+        for host, queue in list(self._queues.items()):
+            if not queue.users and queue.free_at <= now:
+                del self._queues[host]
 
 
 ROBOTS_NAME = "Ava"

@@ -138,6 +138,9 @@ class SupervisedSandbox:
             environment.setdefault("TMPDIR", str(_TEMPORARY))
         limits = command.limits or self._limits
         limits = ResourceLimits(**{**vars(limits), "cpu_s": max(limits.cpu_s, command.cpu_s)})
+        local: tuple[int, str] | None = None
+        if command.local is not None:
+            local = command.local.port, str(command.local.socket)
         return LaunchSpec(
             kind=self.kind,
             argv=list(command.argv),
@@ -152,7 +155,7 @@ class SupervisedSandbox:
             limits=limits,
             disk_from=command.disk_from,
             direct=[str(bind.source) for bind in command.binds if bind.direct],
-            local=(command.local.port, str(command.local.socket)) if command.local else None,
+            local=local,
         )
 
     def _check_local(self, local: ReachableServer, *, network: bool) -> None:

@@ -171,9 +171,9 @@ def _save(folder: Root, args: SaveArtifactArgs, hide: Callable[[str], str]) -> T
     if len(data) > _MAX_BYTES:
         raise ToolFailed(f"the content has {len(data):,} bytes, more than {_MAX_BYTES:,}; split or shorten it")
     existing = [entry.name for entry in folder.entries()]
-    twin = next((name for name in existing if name.lower() == args.name.lower() and name != args.name), None)
-    if twin is not None:
-        raise ToolFailed(f"{twin} already exists, and some systems take the two names for the same; choose another")
+    for name in existing:
+        if name != args.name and name.lower() == args.name.lower():
+            raise ToolFailed(f"{name} already exists, and some systems take the two names for the same; choose another")
     if args.name not in existing and len(existing) >= _MAX_FILES:
         raise ToolFailed(f"there are {_MAX_FILES} artifacts already; put more into one, or replace one by its name")
     folder.replace(args.name, data)

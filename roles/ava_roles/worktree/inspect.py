@@ -116,7 +116,11 @@ def find_verify_commands(repository: Path, home: Path, accept: Accept = NOTHING_
         commit, _branch = checkout.head(git)
         project = _Project(git, commit, repository)
         for finders in _LEVELS:
-            commands = [command for command in (find(project) for find in finders) if command is not None]
+            commands: list[VerifyCommand] = []
+            for find in finders:
+                command = find(project)
+                if command is not None:
+                    commands.append(command)
             if commands:
                 return tuple(commands)
     return ()

@@ -149,8 +149,10 @@ class Trees:
             remove_names(self.folder.tree, rules, self.folder.trash)
             others = self._outside(self._untracked(git))
             remove_names(self.folder.tree, others, self.folder.trash)
-        undone = [*(f"{shown(name)} (as it was)" for name in restored)]
-        undone += [f"{shown(name)} (removed)" for name in (*rules, *others) if cache_of(name) is None]
+        undone = [f"{shown(name)} (as it was)" for name in restored]
+        for name in (*rules, *others):
+            if cache_of(name) is None:
+                undone.append(f"{shown(name)} (removed)")
         parts: list[str] = []
         if undone:
             where = list_names([*map(shown, self.spec.namespace)])
