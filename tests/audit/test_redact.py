@@ -20,7 +20,21 @@ from hypothesis import strategies as st
 from support.redaction import BEGINNINGS, body_of, leaked, private_key
 from support.redaction_examples import HARMLESS, HEX, KEYS, LETTERS, PEM, PLACED
 
-from ava_audit.redaction import Redactor, RunRedactor, SecretSpan, passwords, redactor, shapes, structures
+from ava_audit.redaction import (
+    Redactor,
+    RunRedactor,
+    SecretSpan,
+    commands,
+    logins,
+    passwords,
+    places,
+    private_keys,
+    redactor,
+    shapes,
+    structures,
+    tokens,
+    values,
+)
 
 texts = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=8, max_size=40).filter(
     lambda text: text == text.strip()
@@ -457,7 +471,7 @@ def test_no_secret_is_lost_where_a_long_text_is_cut(reaches: int) -> None:
         assert shown.count("An ordinary line of a text that is long enough.\n") == text.count("An ordinary line")
 
 
-class EndlessLooks(shapes.Looks):
+class EndlessLooks(places.Looks):
     """Has each value judged, whatever that costs."""
 
     def take(self, cost: int = 0) -> bool:
@@ -573,7 +587,7 @@ def patterns_in(value: Any) -> Iterator[re.Pattern[str]]:
             yield from patterns_in(each)
 
 
-MODULES = (passwords, redactor, shapes, structures)
+MODULES = (commands, logins, passwords, places, private_keys, redactor, shapes, structures, tokens, values)
 PATTERNS = [re.compile(shape.rest) for shape in shapes.key_patterns()] + [
     pattern for module in MODULES for value in vars(module).values() for pattern in patterns_in(value)
 ]

@@ -7,7 +7,8 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import islice
 
-from ava_audit.redaction.shapes import Looks, SecretSpan, Verdicts, find_values, is_login, is_password, places_of
+from ava_audit.redaction.places import Looks, SecretSpan, find_values, places_of
+from ava_audit.redaction.values import Verdicts, is_login, is_password
 
 _CURL = re.compile(r"[ =]?[\"']?([^\s:\"'$<{]{1,100}+):([^\s\"'`]{3,200}+)")
 _JOINED_FLAGS = re.compile(r" -[A-Za-z#]{1,12}")

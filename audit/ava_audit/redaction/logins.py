@@ -5,17 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ava_audit.redaction.shapes import (
-    Looks,
-    SecretSpan,
-    Verdicts,
-    find_values,
-    is_login,
-    is_password,
-    is_placeholder,
-    matches_after,
-    places_of,
-)
+from ava_audit.redaction.places import Looks, SecretSpan, find_values, matches_after, places_of
+from ava_audit.redaction.values import Verdicts, is_login, is_password, is_placeholder
 
 _USERINFO = re.compile(r"([^\s/?#@:\"'<>`]{0,100}+):([^\s/@\"'<>`]{3,300}+)@")
 

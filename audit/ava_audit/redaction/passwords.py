@@ -7,26 +7,18 @@ from collections.abc import Iterator
 from functools import cache, cached_property, partial
 from typing import NamedTuple
 
-from ava_audit.redaction.shapes import (
+from ava_audit.redaction.places import (
     FOUND,
     JUDGED,
     LOOK,
-    STOCK_WORDS,
     TOKEN_REST,
     WORDS_OF_VALUES,
     Looks,
     PlacesBefore,
     SecretSpan,
-    Verdicts,
     as_one,
     end_of_match,
     find_values,
-    is_code,
-    is_mixed,
-    is_password,
-    is_placeholder,
-    is_random,
-    is_stock_phrase,
 )
 from ava_audit.redaction.structures import (
     ANY_CELL,
@@ -35,6 +27,16 @@ from ava_audit.redaction.structures import (
     ENDS_CELL,
     GOES_ON,
     ValuesElsewhere,
+)
+from ava_audit.redaction.values import (
+    STOCK_WORDS,
+    Verdicts,
+    is_code,
+    is_mixed,
+    is_password,
+    is_placeholder,
+    is_random,
+    is_stock_phrase,
 )
 
 _LITERALS = {

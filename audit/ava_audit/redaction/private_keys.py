@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ava_audit.redaction.shapes import DIGIT, LOWER, UPPER, SecretSpan, end_of_match, is_mixed
+from ava_audit.redaction.places import SecretSpan, end_of_match
+from ava_audit.redaction.values import DIGIT, LOWER, UPPER, is_mixed
 
 PEM_BEGIN = "-----BEGIN "
 PEM_END = "-----END "

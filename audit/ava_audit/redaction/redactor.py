@@ -16,6 +16,7 @@ from urllib.parse import quote, quote_plus
 from ava_audit.redaction.commands import PASSWORD_OPTIONS, find_curl_passwords, find_option_passwords
 from ava_audit.redaction.logins import find_addresses, find_jdbc_passwords, find_netrc_passwords, find_url_passwords
 from ava_audit.redaction.passwords import NAMES, find_assignments, find_plain_passwords
+from ava_audit.redaction.places import Looks, SecretSpan, end_of_match, lower_bytes
 from ava_audit.redaction.private_keys import (
     KEY_TOKEN,
     PEM_BEGIN,
@@ -26,7 +27,7 @@ from ava_audit.redaction.private_keys import (
     is_plain_word,
     pem_keys,
 )
-from ava_audit.redaction.shapes import Looks, SecretSpan, end_of_match, find_prefixed, lower_bytes
+from ava_audit.redaction.shapes import find_prefixed
 from ava_audit.redaction.structures import open_heading
 from ava_audit.redaction.tokens import (
     find_by_member,

@@ -13,19 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
-from ava_audit.redaction.shapes import (
-    JUDGED,
-    LOOK,
-    TABLE,
-    Looks,
-    SecretSpan,
-    Verdicts,
-    as_one,
-    is_code,
-    is_mixed,
-    is_password,
-    is_random,
-)
+from ava_audit.redaction.places import JUDGED, LOOK, TABLE, Looks, SecretSpan, as_one
+from ava_audit.redaction.values import Verdicts, is_code, is_mixed, is_password, is_random
 
 ENDS_CELL = re.compile(
     r"[sS]?(?:[_ -][0-9]{1,2})?[\"'`*_]{0,3}+[ \t\r]{0,40}+"

@@ -7,21 +7,16 @@ from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import suppress
 
-from ava_audit.redaction.shapes import (
+from ava_audit.redaction.places import (
     TOKEN_REST,
     Looks,
     PlacesBefore,
     SecretSpan,
-    Verdicts,
     end_of_match,
     find_values,
-    is_code,
-    is_mixed,
-    is_mixed_case,
-    is_placeholder,
-    is_random,
     matches_after,
 )
+from ava_audit.redaction.values import Verdicts, is_code, is_mixed, is_mixed_case, is_placeholder, is_random
 
 _OPENING = r"(?:\"\"|\\?[\"'])?\s{0,3}[:=,]\s{0,3}[fbru]{0,2}(?:\"\"|\\?[\"'`])?"  # CSV doubles quotes
 _AUTHORIZATION = re.compile(
