@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ava_roles.errors import NotThere, RolesError, ToolFailed
-from ava_roles.sandbox.git import NOTHING_OUTSIDE, Accept
+from ava_roles.sandbox.git_folders import NOTHING_OUTSIDE, Accept
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.worktree.repository import Git, UserRepository
 from ava_roles.wrap import one_line

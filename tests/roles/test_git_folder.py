@@ -12,7 +12,8 @@ import pytest
 from support.repositories.projects import checkout, git, tree, write
 
 from ava_roles.errors import NoRepository, ToolFailed, WorktreeFailed
-from ava_roles.sandbox.git import NoGitFolder, find_git_folders, list_checkout
+from ava_roles.sandbox.git import list_checkout
+from ava_roles.sandbox.git_folders import NoGitFolder, find_git_folders
 from ava_roles.worktree.inspect import inspect_checkout
 from ava_roles.worktree.publish import pack_snapshot
 from ava_roles.worktree.repository import UserRepository

@@ -17,7 +17,7 @@ from support.sample import sampled
 from support.sandboxes.attacks import needs
 
 from ava_roles.errors import NoRepository, WorktreeFailed
-from ava_roles.sandbox.git import find_git_folders, only
+from ava_roles.sandbox.git_folders import find_git_folders, only
 from ava_roles.worktree.inspect import inspect_checkout
 from ava_roles.worktree.repository import UserRepository
 from ava_roles.worktree.session import branch_diff, publish_leftover, remove_worktree

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ava_roles.errors import WorktreeFailed
-from ava_roles.sandbox.git import NOTHING_OUTSIDE, Accept, copy_file
+from ava_roles.sandbox.git import copy_file
+from ava_roles.sandbox.git_folders import NOTHING_OUTSIDE, Accept
 from ava_roles.sandbox.paths import shown
 from ava_roles.worktree.repository import (
     SUBMODULE_MODE,

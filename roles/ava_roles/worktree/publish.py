@@ -28,7 +28,8 @@ from typing import Any, Literal, cast
 
 from ava_roles.encodings import describe_change_of_encoding
 from ava_roles.errors import NoRepository, ToolFailed, WorktreeFailed
-from ava_roles.sandbox.git import NOTHING_OUTSIDE, Accept, git_program, only
+from ava_roles.sandbox.git import git_program
+from ava_roles.sandbox.git_folders import NOTHING_OUTSIDE, Accept, only
 from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.worktree.repository import (

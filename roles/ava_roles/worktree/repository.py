@@ -21,19 +21,8 @@ from pathlib import Path
 
 from ava_roles.errors import FolderReplaced, NoRepository, ToolFailed, WorktreeFailed
 from ava_roles.sandbox import temporary
-from ava_roles.sandbox.git import (
-    NOTHING_OUTSIDE,
-    SAFE_CONFIG,
-    Accept,
-    GitFolders,
-    GitOutput,
-    NoGitFolder,
-    copy_file,
-    find_git_folders,
-    git_environment,
-    git_program,
-    run_git,
-)
+from ava_roles.sandbox.git import SAFE_CONFIG, GitOutput, copy_file, git_environment, git_program, run_git
+from ava_roles.sandbox.git_folders import NOTHING_OUTSIDE, Accept, GitFolders, NoGitFolder, find_git_folders
 from ava_roles.sandbox.path_access import make_folders, read_small
 from ava_roles.sandbox.paths import Root, folder_identity, is_same_folder
 

@@ -16,7 +16,7 @@ from anyio.from_thread import check_cancelled
 from ava_roles.errors import WorktreeFailed
 from ava_roles.sandbox.command_workspace import CommandSandbox
 from ava_roles.sandbox.counted_tests import CountedTests, is_of_tests
-from ava_roles.sandbox.git import only
+from ava_roles.sandbox.git_folders import only
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Command, Sandbox

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ava_roles.errors import RolesError
 from ava_roles.role import Role, command_line, parse_role
-from ava_roles.sandbox.git import Accept, only
+from ava_roles.sandbox.git_folders import Accept, only
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
 from ava_roles.tools.registry import specs_of, tool_specs

@@ -12,7 +12,7 @@ from ava_roles.errors import RolesError, ToolFailed, WorkspaceRefused
 from ava_roles.project_files import ProjectFiles, read_base_files, read_project_files
 from ava_roles.role import Role
 from ava_roles.sandbox.command_workspace import find_agent
-from ava_roles.sandbox.git import only
+from ava_roles.sandbox.git_folders import only
 from ava_roles.sandbox.paths import folder_identity
 from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Unavailable
 from ava_roles.sandbox.workspace import Workspace

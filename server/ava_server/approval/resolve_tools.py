@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ava_roles.role import Role
-from ava_roles.sandbox.git import NoGitFolder
+from ava_roles.sandbox.git_folders import NoGitFolder
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
 from ava_roles.tool import Tool

@@ -11,7 +11,8 @@ from ava_roles.errors import WorkspaceRefused
 from ava_roles.project_files import READ_BY_AGENTS
 from ava_roles.role import parse_role
 from ava_roles.sandbox.command_workspace import CopiedWorkspace
-from ava_roles.sandbox.git import Accept, find_git_folders, git_program
+from ava_roles.sandbox.git import git_program
+from ava_roles.sandbox.git_folders import Accept, find_git_folders
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import STRENGTH, Sandbox, Unavailable

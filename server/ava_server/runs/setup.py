@@ -26,7 +26,7 @@ from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.memory import Memory
 from ava_roles.role import parse_role
 from ava_roles.sandbox.command_workspace import find_agent
-from ava_roles.sandbox.git import Accept, NoGitFolder, only
+from ava_roles.sandbox.git_folders import Accept, NoGitFolder, only
 from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable

@@ -24,7 +24,7 @@ from ava_audit.errors import AuditError, BlobRefused
 from ava_audit.rows import RunRow
 from ava_audit.store.backend import Blob, Blobs
 from ava_roles.errors import FolderReplaced, RolesError, WorktreeFailed
-from ava_roles.sandbox.git import Accept
+from ava_roles.sandbox.git_folders import Accept
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.sandbox.workspace_copy import pack_folder, unpack_folder

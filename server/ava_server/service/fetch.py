@@ -17,7 +17,7 @@ from ava_audit.errors import AuditError
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_roles.errors import RolesError
-from ava_roles.sandbox.git import only
+from ava_roles.sandbox.git_folders import only
 from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.worktree.publish import TravelledBranch, bring_branch, has_commit
 from ava_server.approval.requests import stored_result
