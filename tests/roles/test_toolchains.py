@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from support.repositories.projects import write
 
+from ava_roles.sandbox.elf import python_library
 from ava_roles.sandbox.sandbox import Bind
 from ava_roles.sandbox.selection import interpreter_binds
 from ava_roles.sandbox.toolchains import (
@@ -18,7 +19,6 @@ from ava_roles.sandbox.toolchains import (
     Toolchains,
     find_installation,
     find_toolchains,
-    python_library,
     script_interpreter,
 )
 

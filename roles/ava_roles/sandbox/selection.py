@@ -22,10 +22,10 @@ import anyio
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux
+from ava_roles.sandbox.elf import python_library
 from ava_roles.sandbox.launcher.spec import PRLIMIT, USERS
 from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Bind, Command, Kind, Sandbox, Unavailable
 from ava_roles.sandbox.temporary import temporary_folder
-from ava_roles.sandbox.toolchains import python_library
 
 PROBE_S = 5.0
 """A probe takes 0.1 s on an idle machine. One that needs more than this has no capacity for commands."""
