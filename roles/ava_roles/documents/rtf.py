@@ -243,8 +243,10 @@ class _Reader(RtfText):
             self._say(_FIXED[name])
         elif name in _PARAGRAPH_ENDS:
             self._end_paragraph()
-        elif name in self._PROPERTIES:
-            self._PROPERTIES[name](self, number)
+        elif name in self._NUMBERS:
+            self._NUMBERS[name](self, number or 0)
+        elif name in self._SWITCHES:
+            self._SWITCHES[name](self, number)
         elif name in self._ENDS_IN_TABLES:
             self._ENDS_IN_TABLES[name](self)
         elif name in _PAGES:
@@ -415,8 +417,8 @@ class _Reader(RtfText):
 
     # -- properties -------------------------------------------------------------------------------------------
 
-    def _set_font(self, number: int | None) -> None:
-        self._font = number or 0
+    def _set_font(self, number: int) -> None:
+        self._font = number
         self._state.codec, self._state.font = self._fonts.get(self._font, (self._codec, ""))
 
     def _set_hidden(self, number: int | None) -> None:
@@ -437,15 +439,14 @@ class _Reader(RtfText):
     def _set_in_table(self, number: int | None) -> None:
         self._state.in_table = number != 0
 
-    def _set_depth(self, number: int | None) -> None:
+    def _set_depth(self, number: int) -> None:
         self._state.depth = number or 1
 
-    def _set_style(self, number: int | None) -> None:
-        style = number or 0
+    def _set_style(self, number: int) -> None:
         if self._state.in_styles:
-            self._style = style
+            self._style = number
         else:
-            self._state.heading = self._headings.get(style, 0)
+            self._state.heading = self._headings.get(number, 0)
 
     def _set_outline_level(self, number: int | None) -> None:
         heading = 0
@@ -455,11 +456,11 @@ class _Reader(RtfText):
             self._headings[self._style] = heading
         self._state.heading = heading
 
-    def _set_list_level(self, number: int | None) -> None:
-        self._state.level = max(0, min(number or 0, 8))
+    def _set_list_level(self, number: int) -> None:
+        self._state.level = max(0, min(number, 8))
 
-    def _set_fallback(self, number: int | None) -> None:
-        self._state.fallback = max(0, min(number or 0, 99))
+    def _set_fallback(self, number: int) -> None:
+        self._state.fallback = max(0, min(number, 99))
 
     def _set_endnote(self, _number: int | None) -> None:
         self._is_endnote = True
@@ -470,11 +471,11 @@ class _Reader(RtfText):
     def _set_page(self, number: int | None) -> None:
         self._set_codec("utf-8" if number == 65001 else f"cp{number}")
 
-    def _set_charset(self, number: int | None) -> None:
+    def _set_charset(self, number: int) -> None:
         if number == 2:
             self._set_codec_of_font(SYMBOLS)
         else:
-            self._set_codec_of_font(_CHARSETS.get(number or 0, self._codec))
+            self._set_codec_of_font(_CHARSETS.get(number, self._codec))
 
     def _set_page_of_font(self, number: int | None) -> None:
         self._set_codec_of_font(f"cp{number}")
@@ -523,22 +524,25 @@ class _Reader(RtfText):
         "nestcell": RtfText._end_inner_cell,
         "nestrow": RtfText._end_nested_row,
     }
-    _PROPERTIES: ClassVar[dict[str, Callable[[_Reader, int | None], None]]] = {
+    _NUMBERS: ClassVar[dict[str, Callable[[_Reader, int], None]]] = {
         "f": _set_font,
+        "itap": _set_depth,
+        "s": _set_style,
+        "ilvl": _set_list_level,
+        "uc": _set_fallback,
+        "fcharset": _set_charset,
+    }
+    """Words with a number that say how to read or show the following text; without one, it is 0."""
+    _SWITCHES: ClassVar[dict[str, Callable[[_Reader, int | None], None]]] = {
         "v": _set_hidden,
         "deleted": _set_deleted,
         "mvf": _set_deleted,
         "plain": _set_plain,
         "pard": _leave_paragraph,
         "intbl": _set_in_table,
-        "itap": _set_depth,
-        "s": _set_style,
         "outlinelevel": _set_outline_level,
-        "ilvl": _set_list_level,
-        "uc": _set_fallback,
         "ftnalt": _set_endnote,
         "ansicpg": _set_page,
-        "fcharset": _set_charset,
         "cpg": _set_page_of_font,
     }
-    """Words that say how the following text is to be read or shown; they are given their number."""
+    """Words that mean something else without a number than with 0: most of them are on without one, and off with 0."""
