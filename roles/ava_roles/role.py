@@ -78,7 +78,7 @@ def read_document(text: str, source: str, known: frozenset[str]) -> RoleDocument
 
 
 def quote_description(front: str) -> str:
-    """Return a frontmatter with a plain description in quotes, for one that is no valid YAML without."""
+    """Put a plain description in quotes, so that a frontmatter with a colon in it becomes valid YAML."""
     return _PLAIN_DESCRIPTION.sub(_quote, front)
 
 

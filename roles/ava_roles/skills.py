@@ -205,7 +205,7 @@ def _tools(names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def write_skill(skill: Skill, folder: Path) -> None:
-    """Write the files of a skill into an existing folder, readable for whoever runs commands. Blocking.
+    """Write the files of a skill into an existing folder, readable for the user who runs commands. Blocking.
 
     Raises OSError if it cannot be written.
     """

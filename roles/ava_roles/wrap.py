@@ -156,7 +156,7 @@ def _is_mark(char: str) -> bool:
 
 
 def _first_base(chars: Iterable[str]) -> str:
-    """Return the first character that is no mark; empty if all are."""
+    """Return the first character that is not a mark; empty if all are."""
     for char in chars:
         if not _is_mark(char):
             return char

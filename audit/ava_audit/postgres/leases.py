@@ -5,7 +5,7 @@ stopped for longer than its lease and wakes up again is alive again under the sa
 by then: the claim in the log decides, and what the old owner writes is refused.
 
 While the server is away nobody can renew, and all leases end together. So the silence of another process counts only
-from when the server answers this one again: whoever comes back first must not rob the others.
+from when the server answers this one again: the first one to come back must not rob the others.
 """
 
 from __future__ import annotations

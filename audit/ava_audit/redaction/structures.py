@@ -280,7 +280,7 @@ def _value_beside(text: str, start: int, judge: _Judge) -> SecretSpan | None:
 
 
 def _table_at(text: str, start: int, judge: _Judge, looks: Looks | None = None) -> tuple[_Header, int] | None:
-    """Return the header that the line at a place is, and where its rows begin; None if it is no header."""
+    """Return the header in the line at a place, and where its rows begin; None if the line is not one."""
     if _MAY_BE_HEADER.match(text, start) is None:
         return None
     match = _HEADER.match(text, start)

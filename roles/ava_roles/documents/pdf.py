@@ -327,9 +327,9 @@ class _Pdf:
 
 
 def _is_damaged(data: bytes) -> bool:
-    """Tell whether a deflated stream that is no picture breaks off: PDFium shows what comes before, and says nothing.
+    """Tell whether a deflated stream, other than a picture, is truncated. PDFium shows its beginning without an error.
 
-    Within 2 s, and the first 30 MB of each stream.
+    Checks for at most 2 s, and the first 30 MB of each stream.
     """
     until = time.monotonic() + _INFLATING_S
     for stream in _STREAM.finditer(data):

@@ -506,7 +506,7 @@ class _Reader(RtfText):
         "sv": _end_value,
         "objclass": _end_object_class,
     }
-    """Groups whose text is no text of the page, and what is done with it."""
+    """Groups whose text is not shown on the page, and what is done with it."""
     _GROUPS: ClassVar[dict[str, Callable[[_Reader], None]]] = {
         "info": _begin_unread,  # only the title in it is read
         "upr": _begin_unread,

@@ -395,7 +395,7 @@ class _Reader(FlowReader):
             self._name("the value of a field", kind)
 
     def _result_start(self, of: _Field) -> int:
-        """Return where in the open paragraph the result of a field begins; its end if there is no result."""
+        """Return where the result of a field begins in the open paragraph; the paragraph's end without a result."""
         if not of.has_result:
             return len(self._line)
         return of.start if of.paragraph == self._paragraphs else 0

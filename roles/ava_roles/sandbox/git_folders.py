@@ -1,9 +1,9 @@
 """Finds the git folder of a checkout, and checks that git follows nothing in it to another repository.
 
-Whoever wrote a folder may have written its `.git` too. It, or something in it, can lead to a repository of somebody
-else, which git would read, and in which it would make a branch. So what git follows lies beneath the checkout and is
-not a link. A folder elsewhere counts only if it names this very checkout (as those of linked worktrees and submodules
-do) and the caller accepts it.
+The author of a folder may have written its `.git` too. It, or something in it, can lead to somebody else's repository,
+which git would read, and in which it would make a branch. So everything that git follows must lie beneath the checkout,
+and no part of it may be a link. A folder elsewhere counts only if it names this very checkout, as those of linked
+worktrees and submodules do, and the caller accepts it.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class Root:
             yield descriptor
 
     def read_link(self, rel: str) -> str | None:
-        """Return the target of a link, unresolved; None if the name is no link."""
+        """Return the target of a link, unresolved; None if the name is not a link."""
         try:
             return self._access.read_link(self.parts(rel))
         except OSError:

@@ -32,21 +32,21 @@ MADE_AGAIN = "%s is damaged (%s) and is made anew: files are read again"
 
 
 VERSION = 3
-"""Raised with every change of what a parser makes of a file, how it is cut, or of the index: all is made anew then."""
+"""Raise it when parsers return something else, texts are cut otherwise, or the index changes: it rebuilds the store."""
 MOST_BYTES = 1_000_000_000
 FRESH_S = 2.0
-"""A file that changed less than so long before it was read may change again without its times telling."""
+"""A file that changed within this time before it was read may change again without a new time."""
 ENDED_S = 600.0
-"""How long a file whose parser ended is not parsed again: that would take the parser's time with each question."""
+"""How long a file whose parser crashed is not parsed again: else each question would wait for the parser."""
 PASSAGES_MOST = 1 << 16
 """The most passages of one text: what a file of 10 MB can have, cut into lines of a hundred characters or more."""
 _BUSY_MS = 30_000
-"""How long to wait for another process that writes: reading all files anew would take longer."""
+"""How long to wait for another process that writes: reading all files again would take longer."""
 _STEP = 200
 """How many texts are removed in one transaction, so that others can write between two."""
 _STEP_PAGES = 2_000
 _USED_US = 3_600_000_000
-"""When a text was used last is noted to the hour; so what was used in the last two may be in use."""
+"""The last use of a text is noted to the hour, so what was used in the last two hours may still be in use."""
 _SCHEMA = """
 CREATE TABLE texts (
     id INTEGER PRIMARY KEY AUTOINCREMENT, digest BLOB NOT NULL UNIQUE, body BLOB NOT NULL,
@@ -116,7 +116,7 @@ class TextStore:
     """
 
     def __init__(self, path: Path | None, most_bytes: int = MOST_BYTES) -> None:
-        """Open or make the store; without a path it is in memory. A damaged file is made anew."""
+        """Open or create the store; without a path it is in memory. A damaged file is replaced."""
         self._path = path
         self._most_bytes = most_bytes
         self._lock = threading.RLock()
@@ -138,7 +138,7 @@ class TextStore:
             self._db.close()
 
     def is_in_place(self) -> bool:
-        """Tell whether the file that is open is still the one at its path; another process may have made it anew."""
+        """Tell whether the open file is still the one at its path; another process may have replaced it."""
         if self._path is None:
             return True
         try:
@@ -473,7 +473,7 @@ def _prepare(db: sqlite3.Connection) -> None:
 
 @contextmanager
 def _damage_found() -> Generator[None]:
-    """Raise StoreDamaged for what cannot be unpacked or is no text, be it in a column or in a message of SQLite."""
+    """Raise StoreDamaged for what cannot be unpacked or decoded, in a column or in a message of SQLite."""
     try:
         yield
     except (zlib.error, UnicodeDecodeError) as error:

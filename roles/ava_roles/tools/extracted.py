@@ -1,4 +1,4 @@
-"""A document as text, and the table of the kinds of document: whoever reads files asks here what a file is.
+"""A document as text, and the table of the kinds of document, by which all readers tell what a file is.
 
 A new kind is a row here and a parser of the same name in `documents`; every tool that reads files then reads it.
 """

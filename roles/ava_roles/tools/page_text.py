@@ -281,8 +281,8 @@ class _Reader:
     def _is_empty(self, name: str, at: int) -> bool:
         """Tell whether `<name/>` is an element without content: in XML, SVG and MathML.
 
-        A browser takes `<iframe/>` for a start tag, and without an end tag shows nothing of what follows. Whoever wrote
-        that meant an empty element, so the rest of the page is read. `at`: where the tag ends.
+        A browser takes `<iframe/>` for a start tag, and without an end tag shows nothing of what follows. The author
+        meant an empty element, so the rest of the page is read. `at`: where the tag ends.
         """
         if name in ("svg", "math") or self._is_in_xml():
             return True
