@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ava_roles.markup import attributes
+
 _INLINE_NAMES = """
     a abbr b bdi bdo cite code data del dfn em font i ins kbd mark q rb rp rt rtc ruby s samp small span strike strong
     sub sup time tt u var wbr
@@ -48,8 +50,8 @@ RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in _
 _WITH_ATTRIBUTES_NAMES = """
     base dialog embed frame iframe img input area li meta object ol optgroup option script td template th
 """
-WITH_ATTRIBUTES = frozenset(_WITH_ATTRIBUTES_NAMES.split())
-MAY_MATTER = re.compile(r"hidden|style|\bid\b|popover", re.IGNORECASE)
+_WITH_ATTRIBUTES = frozenset(_WITH_ATTRIBUTES_NAMES.split())
+_MAY_MATTER = re.compile(r"hidden|style|\bid\b|popover", re.IGNORECASE)
 _HIDING_STYLE = re.compile(r"display\s*+:\s*+none|visibility\s*+:\s*+(?:hidden|collapse)", re.IGNORECASE)
 LISTS = frozenset(("ol", "ul", "menu", "dir"))
 _NUMERALS = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
@@ -64,6 +66,13 @@ class OpenList:
     number: int = 0
     step: int = 0
     numeral: str = "decimal"
+
+
+def attributes_that_matter(name: str, source: str) -> dict[str, str]:
+    """Return the attributes of a tag; none where they cannot affect what is shown. `source`: as the tag has them."""
+    if name in _WITH_ATTRIBUTES or _MAY_MATTER.search(source) is not None:
+        return attributes(source)
+    return {}
 
 
 def open_list(name: str, values: dict[str, str]) -> OpenList:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urljoin
 
-from ava_roles.markup import COMMENT_END, TAG, attributes
+from ava_roles.markup import COMMENT_END, TAG
 from ava_roles.numerals import NUMERALS
 from ava_roles.tools.page_elements import (
     BLOCKS,
@@ -20,11 +20,10 @@ from ava_roles.tools.page_elements import (
     INLINE,
     INTEGER,
     LISTS,
-    MAY_MATTER,
     RAW_END,
     VOID,
-    WITH_ATTRIBUTES,
     OpenList,
+    attributes_that_matter,
     is_hidden_element,
     is_program,
     open_list,
@@ -241,9 +240,7 @@ class _Reader:
         source = tag[3]
         self._end_implied(name, tag.start())
         self._break(name, tag[0])
-        values: dict[str, str] = {}
-        if name in WITH_ATTRIBUTES or MAY_MATTER.search(source) is not None:
-            values = attributes(source)
+        values = attributes_that_matter(name, source) if source else {}
         if self._hidden_at is None:
             if is_hidden_element(name, values):
                 self._hidden_at = len(self._open)
