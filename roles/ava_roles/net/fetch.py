@@ -29,109 +29,6 @@ if TYPE_CHECKING:
     from ava_roles.net.transports import Resolver
 
 
-_SLACK = 65_536  # a gzip stream may be a little longer than its content
-_GZIP_OR_ZLIB = 47
-
-
-class Body:
-    """Collects at most `cap` bytes of a body, decompressed, even of a bomb. `truncated`: it had more, or was cut."""
-
-    def __init__(self, cap: int, *, gzipped: bool) -> None:
-        self.data = bytearray()
-        self.truncated = False
-        self._cap = cap
-        self._raw = 0
-        self._gzip: _Decompress | None = zlib.decompressobj(_GZIP_OR_ZLIB) if gzipped else None
-        self._first = True
-
-    def add(self, chunk: bytes) -> bool:
-        """Add a piece as received; return whether more is needed. Raises zlib.error: it is not gzip after all."""
-        self._raw += len(chunk)
-        if self._gzip is None:
-            self.data += chunk[: self._cap + 1 - len(self.data)]
-        elif not self._inflate(chunk):
-            return False
-        is_too_long = len(self.data) > self._cap or self._raw > self._cap + _SLACK
-        if is_too_long:
-            del self.data[self._cap :]
-            self.truncated = True
-        return not self.truncated
-
-    def end(self) -> None:
-        if self._gzip is not None and self._raw and not self._gzip.eof:
-            self.truncated = True
-
-    def _inflate(self, chunk: bytes) -> bool:
-        """Decompress a piece; a stream may have several gzip members. Return False at other data after a member."""
-        while chunk and self._gzip is not None and len(self.data) <= self._cap:
-            if self._gzip.eof:
-                self._gzip = zlib.decompressobj(_GZIP_OR_ZLIB)
-                self._first = False
-            try:
-                self.data += self._gzip.decompress(chunk, self._cap + 1 - len(self.data))
-            except zlib.error:
-                if self._first:
-                    raise
-                return False
-            chunk = self._gzip.unused_data
-        return True
-
-
-SLOW_S = 5.0
-PAUSE_S = 1.0
-_HOSTS_KEPT = 256
-
-
-class _Queue:
-    def __init__(self) -> None:
-        self.lock = anyio.Lock()
-        self.users = 0
-        self.free_at = float("-inf")
-        self.ended = anyio.Event()
-        self.ended.set()
-
-
-class HostQueue:
-    """Sends one request at a time to each host; none makes the next one wait for more than `SLOW_S`.
-
-    `PAUSE_S` lie between the end of a request to a host and the start of the next. `clock` returns monotonic seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
-        self._clock = clock
-        self._sleep = sleep
-        self._queues: dict[str, _Queue] = {}
-
-    @asynccontextmanager
-    async def turn(self, host: str, *, pause: bool = True) -> AsyncGenerator[None]:
-        """Hold the turn at a host; without `pause`, it waits only for the requests before it."""
-        queue = self._queues.setdefault(host, _Queue())
-        queue.users += 1
-        try:
-            async with queue.lock:
-                with anyio.move_on_after(SLOW_S):
-                    await queue.ended.wait()
-                wait_s = queue.free_at - self._clock() if pause else 0.0
-                if wait_s > 0:
-                    await self._sleep(wait_s)
-                queue.ended = ended = anyio.Event()
-            try:
-                yield
-            finally:
-                ended.set()
-                queue.free_at = self._clock() + PAUSE_S
-        finally:
-            queue.users -= 1
-            if len(self._queues) > _HOSTS_KEPT:  # a long-lived server must not collect them
-                self._forget_idle_hosts()
-
-    def _forget_idle_hosts(self) -> None:
-        now = self._clock()
-        for host, queue in list(self._queues.items()):
-            if not queue.users and queue.free_at <= now:
-                del self._queues[host]
-
-
 ROBOTS_NAME = "Ava"
 _CONNECT_S = 10.0  # for each of several addresses; the caller's deadline covers everything
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -162,29 +59,6 @@ class Response:
 
     def text(self) -> str:
         return self.decoded().text
-
-
-class _Fetch:
-    """What is known of one fetch: the URL that is next, and those that redirected to it."""
-
-    def __init__(self, url: httpx2.URL, accept: str | None, max_bytes: int, headers: Mapping[str, str]) -> None:
-        self.target = url
-        self.trail: list[str] = []
-        self.max_bytes = max_bytes
-        self.is_waiting = False
-        self._first = url
-        self._accept = accept
-        self._headers = headers
-
-    def redirect(self, target: httpx2.URL) -> None:
-        self.trail.append(str(self.target))
-        self.target = target
-
-    def request_headers(self) -> dict[str, str]:
-        headers = _headers(self._accept)
-        if _origin(self.target) == _origin(self._first):
-            headers |= self._headers
-        return headers
 
 
 class Fetcher:
@@ -329,6 +203,132 @@ class Fetcher:
             response.status_code, str(target), response_headers, content_type, bytes(body.data), body.truncated, trail
         )
         return result, next_url
+
+
+class _Fetch:
+    """What is known of one fetch: the URL that is next, and those that redirected to it."""
+
+    def __init__(self, url: httpx2.URL, accept: str | None, max_bytes: int, headers: Mapping[str, str]) -> None:
+        self.target = url
+        self.trail: list[str] = []
+        self.max_bytes = max_bytes
+        self.is_waiting = False
+        self._first = url
+        self._accept = accept
+        self._headers = headers
+
+    def redirect(self, target: httpx2.URL) -> None:
+        self.trail.append(str(self.target))
+        self.target = target
+
+    def request_headers(self) -> dict[str, str]:
+        headers = _headers(self._accept)
+        if _origin(self.target) == _origin(self._first):
+            headers |= self._headers
+        return headers
+
+
+SLOW_S = 5.0
+PAUSE_S = 1.0
+_HOSTS_KEPT = 256
+
+
+class _Queue:
+    def __init__(self) -> None:
+        self.lock = anyio.Lock()
+        self.users = 0
+        self.free_at = float("-inf")
+        self.ended = anyio.Event()
+        self.ended.set()
+
+
+class HostQueue:
+    """Sends one request at a time to each host; none makes the next one wait for more than `SLOW_S`.
+
+    `PAUSE_S` lie between the end of a request to a host and the start of the next. `clock` returns monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._queues: dict[str, _Queue] = {}
+
+    @asynccontextmanager
+    async def turn(self, host: str, *, pause: bool = True) -> AsyncGenerator[None]:
+        """Hold the turn at a host; without `pause`, it waits only for the requests before it."""
+        queue = self._queues.setdefault(host, _Queue())
+        queue.users += 1
+        try:
+            async with queue.lock:
+                with anyio.move_on_after(SLOW_S):
+                    await queue.ended.wait()
+                wait_s = queue.free_at - self._clock() if pause else 0.0
+                if wait_s > 0:
+                    await self._sleep(wait_s)
+                queue.ended = ended = anyio.Event()
+            try:
+                yield
+            finally:
+                ended.set()
+                queue.free_at = self._clock() + PAUSE_S
+        finally:
+            queue.users -= 1
+            if len(self._queues) > _HOSTS_KEPT:  # a long-lived server must not collect them
+                self._forget_idle_hosts()
+
+    def _forget_idle_hosts(self) -> None:
+        now = self._clock()
+        for host, queue in list(self._queues.items()):
+            if not queue.users and queue.free_at <= now:
+                del self._queues[host]
+
+
+_SLACK = 65_536  # a gzip stream may be a little longer than its content
+_GZIP_OR_ZLIB = 47
+
+
+class Body:
+    """Collects at most `cap` bytes of a body, decompressed, even of a bomb. `truncated`: it had more, or was cut."""
+
+    def __init__(self, cap: int, *, gzipped: bool) -> None:
+        self.data = bytearray()
+        self.truncated = False
+        self._cap = cap
+        self._raw = 0
+        self._gzip: _Decompress | None = zlib.decompressobj(_GZIP_OR_ZLIB) if gzipped else None
+        self._first = True
+
+    def add(self, chunk: bytes) -> bool:
+        """Add a piece as received; return whether more is needed. Raises zlib.error: it is not gzip after all."""
+        self._raw += len(chunk)
+        if self._gzip is None:
+            self.data += chunk[: self._cap + 1 - len(self.data)]
+        elif not self._inflate(chunk):
+            return False
+        is_too_long = len(self.data) > self._cap or self._raw > self._cap + _SLACK
+        if is_too_long:
+            del self.data[self._cap :]
+            self.truncated = True
+        return not self.truncated
+
+    def end(self) -> None:
+        if self._gzip is not None and self._raw and not self._gzip.eof:
+            self.truncated = True
+
+    def _inflate(self, chunk: bytes) -> bool:
+        """Decompress a piece; a stream may have several gzip members. Return False at other data after a member."""
+        while chunk and self._gzip is not None and len(self.data) <= self._cap:
+            if self._gzip.eof:
+                self._gzip = zlib.decompressobj(_GZIP_OR_ZLIB)
+                self._first = False
+            try:
+                self.data += self._gzip.decompress(chunk, self._cap + 1 - len(self.data))
+            except zlib.error:
+                if self._first:
+                    raise
+                return False
+            chunk = self._gzip.unused_data
+        return True
 
 
 def _headers(accept: str | None) -> dict[str, str]:
