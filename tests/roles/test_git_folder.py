@@ -15,8 +15,8 @@ from ava_roles.errors import NoRepository, ToolFailed, WorktreeFailed
 from ava_roles.sandbox.git import list_checkout
 from ava_roles.sandbox.git_folders import NoGitFolder, find_git_folders
 from ava_roles.worktree.inspect import inspect_checkout
-from ava_roles.worktree.publish import pack_snapshot
 from ava_roles.worktree.repository import UserRepository
+from ava_roles.worktree.snapshot import pack_snapshot
 
 SECRET = {"secret.txt": "the key of somebody\n"}
 Attack = Callable[[Path, Path], None]

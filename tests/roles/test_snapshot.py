@@ -16,7 +16,8 @@ from support.repositories.projects import checkout, git, tree, write
 
 from ava_roles.errors import FolderReplaced, NoRepository, RolesError, WorktreeFailed
 from ava_roles.worktree.inspect import inspect_checkout
-from ava_roles.worktree.publish import (
+from ava_roles.worktree.repository import UserRepository
+from ava_roles.worktree.snapshot import (
     PACK,
     SETTINGS,
     TravelledBranch,
@@ -26,7 +27,6 @@ from ava_roles.worktree.publish import (
     pack_snapshot,
     unpack_snapshot,
 )
-from ava_roles.worktree.repository import UserRepository
 from ava_roles.worktree.spec import Branch
 
 FILES = {"src/a.py": "a = 1\n", "src/deep/b.py": "b = 2\n", "README.md": "Read.\n", ".gitignore": "*.log\n"}

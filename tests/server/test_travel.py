@@ -26,7 +26,7 @@ from ava_audit.retention import erase_run, finish_erasures
 from ava_audit.store.backend import VARIABLE
 from ava_audit.units import now_us
 from ava_audit.verify import verify
-from ava_roles.worktree.publish import pack_snapshot
+from ava_roles.worktree.snapshot import pack_snapshot
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import Refused
 from ava_server.render.host_text import text_of

@@ -19,7 +19,7 @@ from ava_audit.store.store import Store
 from ava_roles.errors import RolesError
 from ava_roles.sandbox.git_folders import only
 from ava_roles.sandbox.temporary import temporary_folder
-from ava_roles.worktree.publish import TravelledBranch, bring_branch, has_commit
+from ava_roles.worktree.snapshot import TravelledBranch, bring_branch, has_commit
 from ava_server.approval.requests import stored_result
 from ava_server.budget.run_config import Coding, StoredFile, config_of
 from ava_server.core.data_root import home_folder
