@@ -16,6 +16,7 @@ from ava_audit.view import Command, Outcome, View
 from ava_server.approval.channels import COUNTED_CHANNELS, PERSON_CHANNELS
 from ava_server.approval.decide import OTHER_REFUSED, FoldedScreen
 from ava_server.approval.outcomes import closed_proposal, run_now
+from ava_server.approval.plain_text import normalize_typography
 from ava_server.approval.plans import change_plan
 from ava_server.approval.proposals import (
     NO_FREE_ID,
@@ -29,7 +30,7 @@ from ava_server.approval.proposals import (
     texts_of,
 )
 from ava_server.approval.shown import approval_line
-from ava_server.approval.summary import DayLeft, normalize_typography, several_line
+from ava_server.approval.summary import DayLeft, several_line
 from ava_server.approval.together import StartedTogether, Together, plan_of
 from ava_server.budget.run_config import (
     CAPS,

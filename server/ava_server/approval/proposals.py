@@ -26,19 +26,17 @@ from ava_audit.units import MICROS_PER_CENT, cap_micros, day_of, format_usd, min
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decide import FoldedScreen, PersonAnswer, Shown
 from ava_server.approval.outcomes import closed_proposal
+from ava_server.approval.plain_text import TASK_CHARS, quoted
 from ava_server.approval.plan_summary import StepSummary, step_summary
+from ava_server.approval.reach import POWERS, powers
 from ava_server.approval.shown import approval_line, proposal_message, proposal_rows
 from ava_server.approval.summary import (
-    POWERS,
-    TASK_CHARS,
     WHOLE_CHARS,
     DayLeft,
     SummaryRow,
     likely_cost,
     message_of,
     plain_name,
-    powers,
-    quoted,
     several_line,
     several_note,
     warnings,

@@ -22,12 +22,12 @@ from ava_server.approval.decisions import (
     lowered_by_call,
     lowered_words,
 )
+from ava_server.approval.plain_text import one_line
 from ava_server.approval.shown import approval_line, proposal_message
 from ava_server.approval.summary import (
     DayLeft,
     attention_line,
     attention_lines,
-    one_line,
     several_line,
     several_note,
     short_line,

@@ -25,6 +25,7 @@ from ava_server.approval.estimates import with_estimate
 from ava_server.approval.mcp_scope import resolve_mcp_scope
 from ava_server.approval.output_schema import check_schema
 from ava_server.approval.over_http import workspace_over_http
+from ava_server.approval.reach import reach
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve_context import ResolveContext
@@ -37,7 +38,6 @@ from ava_server.approval.run_caps import (
     caps_of,
     extended_thinking,
 )
-from ava_server.approval.summary import reach
 from ava_server.budget.run_config import (
     PLAN_TURNS,
     TURNS,

@@ -29,8 +29,8 @@ from ava_audit.store.locks import hold_when_free
 from ava_audit.store.store import Store
 from ava_audit.units import cents, iso_utc, micros_from_cents, now_us
 from ava_audit.view import Query, View
+from ava_server.approval.plain_text import task_excerpt
 from ava_server.approval.proposals import made_under, texts_of
-from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import caps_text, config_of
 from ava_server.config.keys import key_variables
 from ava_server.core.own_program import checked_command, run_program
