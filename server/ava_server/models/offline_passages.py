@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from itertools import chain
 
 from ava_roles.passages import Query, Weighing, filler_share, record_factor, weights_of
 from ava_roles.tools.extracted import row_places
@@ -69,22 +70,27 @@ class Passage:
     def location(self) -> str:
         if self.line is not None:
             return f"{self.source}:{self.line}"
-        return f"{self.source}, {self.place}" if self.place else self.source
+        if self.place:
+            return f"{self.source}, {self.place}"
+        return self.source
 
 
 def passages(tool: str, output: str) -> list[Passage]:
     """Return the passages in a tool's output; none for a failure."""
     if output.startswith("Failed."):
         return []
-    bodies = _bodies(output)
     reader = {"search_and_read": _found, "read_file": _read, "read_webpages": _pages}.get(tool)
-    return [passage for body in bodies for passage in reader(body)] if reader else []
+    if reader is None:
+        return []
+    return list(chain.from_iterable(map(reader, _bodies(output))))
 
 
 def failures(tool: str, output: str) -> list[str]:
     """Return what could not be read, and why, as far as a tool's output says."""
     bodies = _bodies(output)
-    pages = [f"{url}: {why}" for body in bodies for url, why in _FAILED_PAGE.findall(body)]
+    pages: list[str] = []
+    for body in bodies:
+        pages += [f"{url}: {why}" for url, why in _FAILED_PAGE.findall(body)]
     if pages or passages(tool, output):
         return pages
     return [f"{tool} returned nothing: {_first_words(bodies)[:200]}"]
@@ -102,12 +108,14 @@ def _first_words(bodies: Iterable[str]) -> str:
 def left_out(tool: str, output: str) -> list[str]:
     notes: list[str] = []
     for body in _bodies(output):
-        searched = _FOUND_HEAD.match(body) if tool == "search_and_read" else None
-        if searched and searched["left"]:
-            notes.append(f"Files searched: {searched['searched']}. Not searched: {searched['left']}.")
-        read = _read_head(body)[0] if tool == "read_file" else None
-        if read and _GOES_ON.search(body):
-            notes.append(f"{read['path']} was not read to its end: only {read['place']}.")
+        if tool == SEARCH:
+            search = _FOUND_HEAD.match(body)
+            if search and search["left"]:
+                notes.append(f"Files searched: {search['searched']}. Not searched: {search['left']}.")
+        elif tool == "read_file":
+            file, _text = _read_head(body)
+            if file and _GOES_ON.search(body):
+                notes.append(f"{file['path']} was not read to its end: only {file['place']}.")
     return notes
 
 
@@ -138,35 +146,50 @@ class Spread:
 
 def spread_of(query: Query, results: Iterable[ToolTurn]) -> Spread:
     """Return the spread of a question's words: as a search counted them, and in the other texts that were read."""
-    counts = [0] * len(query.words)
-    total = 0
+    spreads: list[Spread] = []
     for result in results:
-        said = next(filter(None, map(_FOUND_HEAD.match, _bodies(result.text))), None) if result.name == SEARCH else None
-        if said:
-            total += _number(said["total"])
-            by_word = {word: _number(count) for word, count in _WORD_COUNT.findall(said["words"])}
-            counts = [count + by_word.get(word, 0) for count, word in zip(counts, query.words, strict=True)]
-        for passage in passages(result.name, result.text) if result.name != SEARCH else ():
-            total += 1
-            counts = [
-                count + (here > 0) for count, here in zip(counts, query.matches(passage.text).counts, strict=True)
-            ]
-    return Spread(tuple(counts), total)
+        if result.name == SEARCH:
+            spreads += _searched_spread(query, result.text)
+        else:
+            spreads.append(spread_in(query, passages(result.name, result.text)))
+    counts = [0] * len(query.words)
+    for spread in spreads:
+        for number, count in enumerate(spread.counts):
+            counts[number] += count
+    return Spread(tuple(counts), sum(spread.total for spread in spreads))
+
+
+def _searched_spread(query: Query, output: str) -> list[Spread]:
+    """Return the spread that a search counted, where its output says it."""
+    for body in _bodies(output):
+        head = _FOUND_HEAD.match(body)
+        if head:
+            by_word = {word: _number(count) for word, count in _WORD_COUNT.findall(head["words"])}
+            counts = [by_word.get(word, 0) for word in query.words]
+            return [Spread(tuple(counts), _number(head["total"]))]
+    return []
 
 
 def spread_in(query: Query, passages: Sequence[Passage]) -> Spread:
-    counted = [query.matches(passage.text).counts for passage in passages]
-    return Spread(tuple(sum(count > 0 for count in counts) for counts in zip(*counted, strict=True)), len(passages))
+    """Return in how many of these passages each word is; without passages no counts."""
+    counts_by_passage = [query.matches(passage.text).counts for passage in passages]
+    counts_by_word = zip(*counts_by_passage, strict=True)
+    return Spread(tuple(len(counts) - counts.count(0) for counts in counts_by_word), len(passages))
 
 
 def _found(body: str) -> Iterator[Passage]:
     """Read the output of `search_and_read`; line counts keep a passage's text from being taken for the next file."""
-    at, path, rank = max(body.find("\n\n## "), 0), "", -1  # what is above is about the search
+    at = max(body.find("\n\n## "), 0)  # what is above is about the search
+    path, rank = "", -1
     while head := _FOUND_PLACE.search(body, at):
         if head["path"] is not None:
-            path, rank = head["path"], rank + 1
+            path = head["path"]
+            rank += 1
         first = _line(head["place"])
-        count = _number(head["count"]) if first is None else _number(head["last"] or str(first)) - first + 1
+        if first is None:
+            count = _number(head["count"])
+        else:
+            count = _number(head["last"] or str(first)) - first + 1
         lines = body[head.end() :].split("\n", count)[:count]
         text = "\n".join(lines)
         yield Passage(path, head["place"], text.strip("\n"), first, file_rank=rank)
@@ -176,7 +199,9 @@ def _found(body: str) -> Iterator[Passage]:
 def _read_head(body: str) -> tuple[re.Match[str] | None, str]:
     """Return what stands above the text of a file, and the text."""
     head, gap, text = body.partition("\n\n")
-    return _READ_HEAD.match(head, 0, _HEAD_CHARS) if gap else None, text
+    if not gap:
+        return None, text
+    return _READ_HEAD.match(head, 0, _HEAD_CHARS), text
 
 
 def _read(body: str) -> Iterator[Passage]:
@@ -228,7 +253,9 @@ def _bodies(output: str) -> list[str]:
 
 def _line(place: str) -> int | None:
     number = re.match(r"lines? (\d[\d,]*)", place)
-    return _number(number[1]) if number else None
+    if number is None:
+        return None
+    return _number(number[1])
 
 
 def _number(digits: str) -> int:
@@ -302,16 +329,18 @@ def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: 
     """Return the pieces that answer a question best, several of a page if they fit better; not those far below."""
     weigh = Weighing(spread.weights, _QUOTE_WORDS)
     ranked = sorted(_ranked_pieces(found, query, weigh), key=lambda each: -each[0])
-    chosen = spread_out([(rank, piece) for rank, _, piece in ranked if rank >= ranked[0][0] * _FAR_BELOW], most)
-    if not chosen:
+    if not ranked:
         return BestPassages()
+    least = ranked[0][0] * _FAR_BELOW
+    chosen = spread_out([(rank, piece) for rank, _, piece in ranked if rank >= least], most)
     counts = [query.matches(piece.text).counts for piece in chosen]
+    counts_together = [sum(by_piece) for by_piece in zip(*counts, strict=True)]
     return BestPassages(
-        chosen,
-        max(together for _, together, piece in ranked if piece in chosen),
-        max(map(weigh.coverage, counts)),
-        weigh.coverage([sum(each) for each in zip(*counts, strict=True)]),
-        max(sum(count > 0 for count in each) for each in counts),
+        pieces=chosen,
+        sentence=max(together for _, together, piece in ranked if piece in chosen),
+        piece=max(map(weigh.coverage, counts)),
+        whole=weigh.coverage(counts_together),
+        words=max(len(by_word) - by_word.count(0) for by_word in counts),
     )
 
 
@@ -385,12 +414,13 @@ def spread_out(ranked: Iterable[tuple[float, Passage]], most: int) -> list[Passa
         taken = Counter(piece.source for piece in chosen)
         _, best, words = max(left, key=lambda each: each[0] * _SAME_PAGE ** taken[each[1].source])
         chosen.append(best)
-        left = [
-            (rank, piece, own)
-            for rank, piece, own in left
-            if (piece.source != best.source or _apart(piece, best))
-            and len(own & words) < _SAME_WORDS * min(len(own), len(words))
-        ]
+        still_left: list[tuple[float, Passage, frozenset[str]]] = []
+        for rank, piece, own in left:
+            is_near = piece.source == best.source and not _apart(piece, best)
+            is_same_text = len(own & words) >= _SAME_WORDS * min(len(own), len(words))
+            if not (is_near or is_same_text):
+                still_left.append((rank, piece, own))
+        left = still_left
     return chosen
 
 
