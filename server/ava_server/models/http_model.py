@@ -123,12 +123,10 @@ class HttpModel:
         """
         end = anyio.current_time() + self.deadlines.total_s
         api_key = await self._key()
-        wire = self.wire if streaming is None else replace(self.wire, streaming=streaming)
-        endpoint = Endpoint(
-            wire.url(self.base_url, self.model_id), self.model_id, api_key, wire.speaks, self.key_command is not None
-        )
+        endpoint = self._endpoint(api_key, streaming)
         sending = False
-        body, size = list[bytes](), 0
+        body: list[bytes] = []
+        size = 0
         lent: LentClient | None = None
         response: httpx2.Response | None = None
         try:  # without an exit stack and a context for the client, which together take 1.5 KiB of each waiting run
@@ -141,9 +139,7 @@ class HttpModel:
                 response = await self._send(lent.http, endpoint, body, end, check, headers or {})
                 if response.status_code != 200:
                     content = await _error_body(response, end)
-                    error = endpoint.status_error(response, content)
-                    if _says_expired(response.status_code, content):
-                        error = await self._renewed(endpoint, error)
+                    error = await self._status_error(endpoint, response, content)
                     raise self._with_usage(error, content, size, seen, most_output)
                 if self.key_command is not None and api_key is not None:
                     self.key_command.accepted(api_key)
@@ -154,10 +150,7 @@ class HttpModel:
                     cancelled.add_note(NOT_SENT)
                 raise
             except Exception as error:  # the attempt has to be settled, whatever went wrong
-                if isinstance(error, OSError) and not sending:
-                    raise endpoint.error("no certificates", cause=endpoint.clean(str(error))) from error
-                log.exception("calling %s failed", endpoint.place)
-                raise endpoint.fault(error, "Calling", sent=sending, answered=False) from error
+                raise _unexpected(error, endpoint, sent=sending) from error
             yield AnswerStream(
                 response, self.wire, endpoint, self.deadlines, end, size, seen, self.most_bytes, most_output, reader,
                 offered,
@@ -169,6 +162,18 @@ class HttpModel:
             finally:
                 if lent is not None:
                     self.clients.take_back(lent)
+
+    def _endpoint(self, api_key: str | None, streaming: bool | None) -> Endpoint:
+        wire = self.wire
+        if streaming is not None:
+            wire = replace(wire, streaming=streaming)
+        return Endpoint(
+            url=wire.url(self.base_url, self.model_id),
+            model=self.model_id,
+            api_key=api_key,
+            speaks=wire.speaks,
+            minted=self.key_command is not None,
+        )
 
     async def _key(self) -> str | None:
         """Return the key of this call. Raises ModelError if the command that prints it failed."""
@@ -193,6 +198,13 @@ class HttpModel:
     @property
     def _endpoint_without_key(self) -> Endpoint:
         return Endpoint(self.wire.url(self.base_url, self.model_id), self.model_id, None, self.wire.speaks)
+
+    async def _status_error(self, endpoint: Endpoint, response: httpx2.Response, content: bytes) -> ModelError:
+        """Return the error of a response that is not 200; where its key has expired, a new one is asked for."""
+        error = endpoint.status_error(response, content)
+        if not _says_expired(response.status_code, content):
+            return error
+        return await self._renewed(endpoint, error)
 
     async def _renewed(self, endpoint: Endpoint, error: ModelError) -> ModelError:
         """Return the error of a call whose key was refused: one to repeat at once where the command has another key."""
@@ -267,6 +279,14 @@ class HttpModel:
             raise endpoint.error("hung up", cause=endpoint.cause(error)) from None
 
 
+def _unexpected(error: Exception, endpoint: Endpoint, *, sent: bool) -> ModelError:
+    """Return the error of a call that failed in a way that nothing else translates."""
+    if isinstance(error, OSError) and not sent:
+        return endpoint.error("no certificates", cause=endpoint.clean(str(error)))
+    log.error("calling %s failed", endpoint.place, exc_info=error)
+    return endpoint.fault(error, "Calling", sent=sent, answered=False)
+
+
 def _says_expired(status: int, content: bytes) -> bool:
     """Tell whether another key may help: some providers answer 403 where a token has expired."""
     return status == 401 or (status == 403 and b"expired" in content.lower())
@@ -274,10 +294,12 @@ def _says_expired(status: int, content: bytes) -> bool:
 
 def key_headers(wire: Wire, endpoint: Endpoint) -> dict[str, str]:
     """Return a wire's headers with the key once: in the header of the address, where it has one of its own."""
-    own = {}
+    own_header: dict[str, str] = {}
     if endpoint.api_key and not endpoint.minted:
-        own = key_header(endpoint.url, endpoint.api_key)
-    return {**wire.headers(None), **own} if own else wire.headers(endpoint.api_key)
+        own_header = key_header(endpoint.url, endpoint.api_key)
+    if not own_header:
+        return wire.headers(endpoint.api_key)
+    return {**wire.headers(None), **own_header}
 
 
 @lru_cache(maxsize=64)

@@ -47,7 +47,6 @@ def read_usage(
             return None, cost, (*odd, f"usage not counted: {name} {why}")
     prompt, output, cached, written, thinking = map(int, reported.values())
     total = int(usage["total_tokens"]) if _is_count(usage.get("total_tokens")) else None
-    # Some providers count thinking beside the answer; the total tells.
     beside = _beside_prompt(prompt, output, (cached, written), thinking, total)
     if beside:
         odd = (*odd, "cached tokens reported beside the prompt, not in it")
@@ -55,31 +54,48 @@ def read_usage(
     elif cached + written > prompt:
         odd = (*odd, "the same tokens reported as read from the cache and as written to it")
         cached, written = max(cached - written, 0), min(written, prompt)
-    if total == prompt + output:
-        output = max(output, thinking)  # a part is never more than the whole
-    elif thinking > output or (thinking and total == prompt + output + thinking):
-        output += thinking
+    output = _whole_output(prompt, output, thinking, total)
     only_total = (total or 0) - prompt - output
     if only_total > 0:
-        most = only_total if most_output is None else max(min(only_total, most_output - output), 0)
-        output += most
-        thinking += most
-        odd = (*odd, _total_note(only_total, most))
-    # Servers that do not count say 0, and some count only what their cache lacked: no bound may rest on that.
-    if prompt < max(sent_bytes // FLOOR_BYTES, 1):
-        shown = sent_bytes if seen is None else min(seen(), sent_bytes)
-        if prompt < max(shown // FLOOR_BYTES, 1):
-            return None, cost, (*odd, f"usage not counted: a prompt of {prompt} tokens for {shown:,} bytes of text")
+        more = only_total
+        if most_output is not None:
+            more = max(min(only_total, most_output - output), 0)
+        output += more
+        thinking += more
+        odd = (*odd, _total_note(only_total, more))
+    shown = sent_bytes
+    if seen is not None and prompt < _least_prompt(shown):
+        shown = min(seen(), sent_bytes)
+    if prompt < _least_prompt(shown):
+        return None, cost, (*odd, f"usage not counted: a prompt of {prompt} tokens for {shown:,} bytes of text")
     if output == 0 and has_content:
         return None, cost, (*odd, "usage not counted: 0 tokens for an answer that is not empty")
-    counted = Usage(
+    counts = Usage(
         input_tokens=prompt - cached - written,
         output_tokens=output,
         cache_read_tokens=cached,
         cache_write_tokens=written,
         thinking_tokens=thinking,
     )
-    return counted, cost, odd
+    return counts, cost, odd
+
+
+def _whole_output(prompt: int, output: int, thinking: int, total: int | None) -> int:
+    """Return the tokens of an answer with its thinking, which some providers count beside it; the total tells."""
+    if total == prompt + output:
+        return max(output, thinking)  # a part is never more than the whole
+    is_beside = total == prompt + output + thinking
+    if thinking > output or is_beside:
+        return output + thinking
+    return output
+
+
+def _least_prompt(shown: int) -> int:
+    """Return the tokens that so many bytes of text have at least.
+
+    Servers that do not count say 0, and some count only what their cache lacked: no bound may rest on that.
+    """
+    return max(shown // FLOOR_BYTES, 1)
 
 
 def _beside_prompt(prompt: int, output: int, classes: tuple[int, int], thinking: int, total: int | None) -> int:
@@ -94,14 +110,16 @@ def _beside_prompt(prompt: int, output: int, classes: tuple[int, int], thinking:
         return cache
     if difference is not None and difference != thinking and difference in (cache, cache + thinking):
         return cache
-    return cache if cache > prompt and difference != 0 else 0
+    if cache > prompt and difference != 0:
+        return cache
+    return 0
 
 
 def _total_note(only_total: int, counted: int) -> str:
-    said = f"the reported total has {only_total:,} more tokens than its parts"
+    note = f"the reported total has {only_total:,} more tokens than its parts"
     if counted == only_total:
-        return f"{said}: counted as output"
-    return f"{said}: {counted:,} counted as output, which is all that the answer's limit allows"
+        return f"{note}: counted as output"
+    return f"{note}: {counted:,} counted as output, which is all that the answer's limit allows"
 
 
 def _counts_in(usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -240,7 +240,10 @@ class Wire(ABC):
         """Return the error in an event or in place of a whole answer, or None."""
         if event.get("object") == "error":  # vLLM
             return event.get("error") or event
-        return event.get("error") or (event if event.get("detail") and self.part not in event else None)
+        error = event.get("error")
+        if not error and event.get("detail") and self.part not in event:
+            return event
+        return error
 
     @abstractmethod
     def message(self, turn: Turn) -> Mapping[str, Any]:

@@ -133,7 +133,9 @@ class GoogleWire(Wire):
             case AssistantTurn(raw, edited_before, without_thinking):
                 stale = without_thinking or (edited_before and self.thinking.bound)
                 parts = self._sent_back(raw, with_thinking=not stale)
-                return {"role": "model", "parts": parts if self.call_ids else list(map(_without_id, parts))}
+                if not self.call_ids:
+                    parts = list(map(_without_id, parts))
+                return {"role": "model", "parts": parts}
             case UserTurn(text):
                 return {"role": "user", "parts": [{"text": text}]}
             case ToolTurn(call_id, name, text):
@@ -181,9 +183,9 @@ class GoogleWire(Wire):
             if is_needed or has_words:
                 sent.append(kept)
         if self._checks_signatures:
-            first_call = next((part for part in sent if "functionCall" in part), None)
-            if first_call is not None:
-                first_call.setdefault("thoughtSignature", WITHOUT_SIGNATURE)
+            calls = [part for part in sent if "functionCall" in part]
+            if calls:
+                calls[0].setdefault("thoughtSignature", WITHOUT_SIGNATURE)
         return sent
 
     @property
@@ -196,13 +198,17 @@ class GoogleWire(Wire):
         if tokens and self.thinking.on == "budget":
             return {"thinkingConfig": {"thinkingBudget": tokens, "includeThoughts": True}}
         if self.thinking.on == "budget":
-            least = {"default": None, "disabled": 0}.get(self.thinking.off, LEAST_BUDGET)
-            return {} if least is None else {"thinkingConfig": {"thinkingBudget": least}}
+            if self.thinking.off == "default":
+                return {}
+            least = 0 if self.thinking.off == "disabled" else LEAST_BUDGET
+            return {"thinkingConfig": {"thinkingBudget": least}}
         level = self.effort(tokens)
-        if level is None or level == "none":
+        if level in (None, "none"):
             return {}
-        shown = {"includeThoughts": True} if tokens else {}
-        return {"thinkingConfig": {"thinkingLevel": level.upper(), **shown}}
+        thinking: dict[str, Any] = {"thinkingLevel": level.upper()}
+        if tokens:
+            thinking["includeThoughts"] = True
+        return {"thinkingConfig": thinking}
 
     def answer(self) -> GoogleAnswer:
         return GoogleAnswer()
@@ -223,10 +229,11 @@ class GoogleWire(Wire):
         return bool(objects_in(whole.get("candidates"))) or _block_reason(whole) != ""
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]:
-        parts: list[dict[str, Any]] = [{"text": text}] if text else []
-        parts += [
-            {"functionCall": {"id": call.call_id, "name": call.name, "args": dict(call.args or {})}} for call in calls
-        ]
+        parts: list[dict[str, Any]] = []
+        if text:
+            parts.append({"text": text})
+        for call in calls:
+            parts.append({"functionCall": {"id": call.call_id, "name": call.name, "args": dict(call.args or {})}})
         return {"role": "model", "parts": parts}
 
 
@@ -331,16 +338,19 @@ class GoogleAnswer(WireAnswer):
         """Keep a part; a text goes on the text before it, where neither has a signature."""
         if not part.keys() <= _TEXT:
             self._parts.append(_Part(part))
-            if surplus := {id(one) for one in self._surplus(len(self._parts), self._calls)}:
-                self._parts = [one for one in self._parts if id(one) not in surplus]
+            surplus = set(map(id, self._surplus(len(self._parts), self._calls)))
+            if surplus:
+                self._parts = [kept for kept in self._parts if id(kept) not in surplus]
             return
-        if not (text := as_text(part.get("text"))):
+        text = as_text(part.get("text"))
+        if not text:
             return
-        last = self._parts[-1] if self._parts else None
-        if last is not None and last.pieces is not None and last.fields.get("thought") == part.get("thought"):
-            last.pieces.append(text)
-        else:
-            self._parts.append(_Part(part, [text]))
+        if self._parts:
+            last = self._parts[-1]
+            if last.pieces is not None and last.fields.get("thought") == part.get("thought"):
+                last.pieces.append(text)
+                return
+        self._parts.append(_Part(part, [text]))
 
     def _calls(self) -> list[_Part]:
         return [part for part in self._parts if "functionCall" in part.fields]
