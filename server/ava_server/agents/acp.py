@@ -255,8 +255,9 @@ class AcpAgent:
             case "plan":
                 self._on_update(Update("plan"))
             case "usage_update":
-                counts = {name: update[name] for name in ("used", "size") if isinstance(update.get(name), int)}
-                self._on_update(Update("usage", usage=counts))
+                counts = {name: update.get(name) for name in ("used", "size")}
+                usage = {name: count for name, count in counts.items() if isinstance(count, int)}
+                self._on_update(Update("usage", usage=usage))
             case _:
                 pass
 
@@ -266,29 +267,35 @@ class AcpAgent:
             return path
         return f"{self._folder}/{path}"
 
-    async def _permission(self, given: Any) -> dict[str, Any]:
+    async def _permission(self, params: Any) -> dict[str, Any]:
         """Answer by the option's kind, whatever its place and its name; never for more than once."""
         try:
-            asked = schema.RequestPermissionRequest.model_validate(given)
+            request = schema.RequestPermissionRequest.model_validate(params)
         except ValidationError:
-            return {"outcome": {"outcome": "cancelled"}}
+            return _CANCELLED
         self._asks += 1
-        call = asked.tool_call
-        places = [str(each.path) for each in call.locations or ()]
-        shown = [str(each.path) for each in call.content or () if isinstance(each, schema.FileEditToolCallContent)]
-        named = [self._absolute(path) for path in _paths_in(call.raw_input)]
-        paths = tuple(dict.fromkeys([*places, *shown, *named]))
-        if self._asks > MOST_ASKS or len(paths) > _MOST_PATHS or any(len(path) > _MOST_PATH for path in paths):
-            return {"outcome": {"outcome": "cancelled"}}
+        permission = self._permission_request(request.tool_call)
+        if self._asks > MOST_ASKS or len(permission.paths) > _MOST_PATHS:
+            return _CANCELLED
+        if max(map(len, permission.paths), default=0) > _MOST_PATH:
+            return _CANCELLED
+        kind = "allow_once" if await self._permit(permission) else "reject_once"
+        for option in request.options:
+            if str(option.kind) == kind:
+                return {"outcome": {"outcome": "selected", "optionId": option.option_id}}
+        return _CANCELLED
+
+    def _permission_request(self, call: schema.ToolCallUpdate) -> PermissionRequest:
+        places = [str(location.path) for location in call.locations or ()]
+        edits = [part for part in call.content or () if isinstance(part, schema.FileEditToolCallContent)]
+        changed = [str(edit.path) for edit in edits]
+        arguments = [self._absolute(path) for path in _paths_in(call.raw_input)]
+        paths = tuple(dict.fromkeys([*places, *changed, *arguments]))
         title = self._line(call.title or "", 300)
-        ask = PermissionRequest(call.tool_call_id, str(call.kind or "other"), title, paths, bool(shown))
-        wanted = "allow_once" if await self._permit(ask) else "reject_once"
-        option = next((each.option_id for each in asked.options if str(each.kind) == wanted), None)
-        if option is None:
-            return {"outcome": {"outcome": "cancelled"}}
-        return {"outcome": {"outcome": "selected", "optionId": option}}
+        return PermissionRequest(call.tool_call_id, str(call.kind or "other"), title, paths, bool(edits))
 
 
+_CANCELLED: dict[str, Any] = {"outcome": {"outcome": "cancelled"}}
 _NAMES_A_PATH = re.compile(
     r"path|file|dir(?:ectory)?(?:\b|_|\Z)|folder|\Acwd\Z|destination|target|source|\Afrom\Z|\Ato\Z|\Auri\Z|location",
     re.I,

@@ -258,11 +258,7 @@ class RunSetup:
             raise ConfigNotSupported("its task was erased")
         scratch = self._resources.settings.paths.scratch / run.id
 
-        def begin() -> Choice:
-            remove_workbenches(scratch)
-            return self.choice(config)
-
-        choice = replace(await self._open_in_time(begin), price=config.price)  # the price that was approved
+        choice = await self._open_in_time(lambda: self._begin(config, scratch))
         sandbox = await self.sandbox(config.confinement)
         servers = self.servers(run, config, scratch, sandbox)
         ask = self._ask(config, history)
@@ -270,23 +266,21 @@ class RunSetup:
         search_engine = await self.search_engine(config)
         search = await self._search_model(config)
         prefix = history.prefix or self.prefix(config, texts, tools, choice, sandbox)
-        if run.step is not None and prefix.mark is None and history.task is not None:
-            mark = await self._mark(config, prefix, texts, history.task.inputs or ())
-            prefix = prefix.model_copy(update={"mark": mark})
+        prefix = await self._marked(prefix, run, config, texts, history)
         model = model_of(prefix.model, prefix.parameters, choice.api_key, self._resources.clients, choice.key_command)
         # The last step that may fail: where the run cannot be run here, nothing stays open.
         place = await self.open_place(run, config, tools, scratch, sandbox)
-
+        tool_context = replace(
+            self._tool_context(place, sandbox),
+            fetch=self._fetcher(config, tools),
+            search=search_engine,
+            memory=self._resources.memory(run.user_id),
+        )
         return RunContext(
             model=model,
             started=prefix,
             tools=tools,
-            place=replace(
-                self._tool_context(place, sandbox),
-                fetch=self._fetcher(config, tools),
-                search=search_engine,
-                memory=self._resources.memory(run.user_id),
-            ),
+            place=tool_context,
             redactor=RunRedactor(self._resources.credentials.redactor),
             secret_injection=SecretInjection(config.role, config.secrets, self._resources.credentials),
             scratch=scratch,
@@ -305,6 +299,20 @@ class RunSetup:
             close=partial(self._close, run, place),
             prompt_prefix=self._prompt_prefixes.of_run(run, prefix),
         )
+
+    def _begin(self, config: RunConfig, scratch: Path) -> Choice:
+        """Remove what an earlier process left behind, and return the model, at the price that was approved. Blocks."""
+        remove_workbenches(scratch)
+        return replace(self.choice(config), price=config.price)
+
+    async def _marked(
+        self, prefix: RunStarted, run: RunRow, config: RunConfig, texts: Texts, history: History
+    ) -> RunStarted:
+        """Return what the run starts with; for a step of a plan, with the mark by which a later plan recognises it."""
+        if run.step is None or prefix.mark is not None or history.task is None:
+            return prefix
+        mark = await self._mark(config, prefix, texts, history.task.inputs or ())
+        return prefix.model_copy(update={"mark": mark})
 
     def _tool_context(self, place: Place, sandbox: Sandbox | None) -> ToolContext:
         """Return what tools have of a run's folders, and the sandbox of those that run commands there."""
