@@ -263,7 +263,7 @@ async def _files_of(runtime: Runtime, run_id: str) -> list[dict[str, Any]]:
     if result is not None:
         return result.artifacts
     # What it has handed over so far.
-    return await anyio.to_thread.run_sync(runtime.run_setup.artifacts, run_id)
+    return await anyio.to_thread.run_sync(runtime.run_setup.folders.artifacts, run_id)
 
 
 MOST = 100

@@ -104,7 +104,7 @@ class RunControl:
 
     async def _files(self, run: RunRow, until: float) -> RunFiles:
         """Return what a run has handed over and changed; its changes are committed if that is done in time."""
-        artifacts, hide = await anyio.to_thread.run_sync(self._setup.artifacts, run.id), self._setup.hide
+        artifacts, hide = await anyio.to_thread.run_sync(self._setup.folders.artifacts, run.id), self._setup.hide
         if config_of(run.config).coding is None:
             return RunFiles(artifacts, hide=hide)
         texts = await self._store.read(lambda view: texts_of(view, run))
@@ -116,7 +116,7 @@ class RunControl:
 
     async def _remove_folders(self, run: RunRow, until: float) -> None:
         with suppress(TimeoutError):
-            await _begin(until, self._setup.remove_folders, run)
+            await _begin(until, self._setup.folders.remove, run)
 
     async def end(
         self,

@@ -59,7 +59,8 @@ from ava_server.runs.unended import Unended, read_unended, share_texts
 from ava_server.runs.workers import BackgroundWorkers, LiveWorkers
 
 if TYPE_CHECKING:
-    from ava_server.runs.setup import RunResources, RunSetup
+    from ava_server.runs.resources import RunResources
+    from ava_server.runs.setup import RunSetup
 
 log = logging.getLogger("ava.manager")
 T = TypeVar("T")
