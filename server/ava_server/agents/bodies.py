@@ -270,7 +270,8 @@ def _objects(given: Any, path: str) -> list[dict[str, Any]]:
     """Return the objects in a list, or the one in its place. Raises CallRefused if there is something else."""
     listed = as_list(given) if isinstance(given, list) else [given]
     listed = [each for each in listed if each is not None]
-    if other := [each for each in listed if not isinstance(each, dict)]:
+    other = [each for each in listed if not isinstance(each, dict)]
+    if other:
         raise unseen(f"a {type(other[0]).__name__} in {path}")
     return objects_in(listed)
 
@@ -327,7 +328,9 @@ def _in_json(text: str, hide: Callable[[str], str]) -> str:
 
 def own_id(given: str, hide: Callable[[str], str]) -> str:
     """Return an id, or another one that is the same wherever this one stands, if it looks like a secret."""
-    return given if hide(given) == given else f"id_{hashlib.sha256(given.encode()).hexdigest()[:24]}"
+    if hide(given) == given:
+        return given
+    return f"id_{hashlib.sha256(given.encode()).hexdigest()[:24]}"
 
 
 def _unmarked(item: Any) -> Any:

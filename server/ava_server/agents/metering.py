@@ -523,7 +523,8 @@ def results_in(item: Any) -> Iterator[ShownResult]:
     elif str(found.get("type", "")).endswith("_call_output") and "call_id" in found:
         yield ShownResult(str(found["call_id"]), _text(found.get("output")), found.get("status") == "failed")
     for part in objects_in(found.get("parts")):  # Google's
-        if (answered := as_object(part.get("functionResponse"))) is not None:
+        answered = as_object(part.get("functionResponse"))
+        if answered is not None:
             response = answered.get("response")
             failed = "error" in (as_object(response) or {})
             call_id, name = str(answered.get("id", "")), as_text(answered.get("name"))

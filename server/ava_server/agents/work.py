@@ -265,7 +265,8 @@ class AgentWork:
                     if self._meter.cap is None and self._meter.fault is None and self._meter.error is None:
                         raise
             tasks.cancel_scope.cancel()
-        if (bench := self._place.bench) is not None and self._coding is not None:
+        bench = self._place.bench
+        if bench is not None and self._coding is not None:
             await bench.after_command()
         await self._note_unreported()
         return stop
@@ -277,7 +278,8 @@ class AgentWork:
             return news
         said = "".join(self._said).strip() or self._meter.last_text.strip()
         text = await hide_apart(partial(self._hidden, said), len(said))
-        if (fault := self._meter.fault) is not None:  # its words are then about that
+        fault = self._meter.fault
+        if fault is not None:  # its words are then about that
             return RunResult(
                 "error", "the agent's model failed", error_kind=fault.kind, error_message=self._hidden(str(fault)),
                 what_to_do=fault.what_to_do,
@@ -482,14 +484,17 @@ class RunTools:
             text, failed = await (self._submit(call) if hands_over else self._other(call))
         finally:
             self._unpaid.give_back(RESULT_BYTES - text_bytes(text))
-        if news := await self._news():
+        news = await self._news()
+        if news:
             text = f"{text}\n\n{news}"
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
 
     async def _other(self, call: ToolUse) -> tuple[str, bool]:
         await self._calls.run((call,))
         result = self._run.log.history.results.get(call.call_id)
-        return ("The run is over.", True) if result is None else (result.output, not result.success)
+        if result is None:
+            return ("The run is over.", True)
+        return (result.output, not result.success)
 
     async def _submit(self, call: ToolUse) -> tuple[str, bool]:
         run, hide = self._run, self._run.context.redactor.redact_json

@@ -23,7 +23,9 @@ def decided_where(entry: Entry, channel: Channel | None) -> str:
 
 def run_now(run: RunRow) -> str:
     """Return what a run does now, in words: `researcher S-… is running`, or that it has ended, and how."""
-    return f"{label(run)} has ended ({run.state})" if run.ended else f"{label(run)} is {run.state}"
+    if run.ended:
+        return f"{label(run)} has ended ({run.state})"
+    return f"{label(run)} is {run.state}"
 
 
 def closed_proposal(view: View, run: RunRow) -> str:

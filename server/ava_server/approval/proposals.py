@@ -416,7 +416,9 @@ class Pending(BaseModel):
     def most(self) -> str:
         """What it costs and takes at most, and likely; empty from a server of an older version."""
         limits = self.summary.limits if self.summary is not None else ""
-        return limits.capitalize() if self.free or not limits else f"At most {limits}"
+        if self.free or not limits:
+            return limits.capitalize()
+        return f"At most {limits}"
 
     @property
     def topics(self) -> dict[str, list[str]]:

@@ -311,7 +311,8 @@ def _several_part(checked: CheckedApproval, cap_micros: int) -> str:
     reaches = "; ".join(dict.fromkeys(member.changed.reach for member in checked.members))
     heading = several_line(len(checked.members), cap, checked.plan_timeout_s)
     lines = [f"Ava wants to start {heading}; they {one_line(reaches, REACH_CHARS)}:"]
-    if warnings := _warnings(checked.members):
+    warnings = _warnings(checked.members)
+    if warnings:
         lines.append(attention_line(warnings))
     lines += task_starts([member.texts.task for member in checked.members])
     paid = [member.changed for member in checked.members if not member.config.free]

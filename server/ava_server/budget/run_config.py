@@ -54,7 +54,9 @@ class RunCap:
 
     def setting(self, tier: str | None) -> str:
         """Return the setting in `[limits]` of the hard cap for a model's tier."""
-        return f"{self.hard}_deep" if self is TOKENS and tier == "deep" else self.hard
+        if self is TOKENS and tier == "deep":
+            return f"{self.hard}_deep"
+        return self.hard
 
     def most(self, limits: "Limits", tier: str | None) -> float:
         """Return the hard cap for a model's tier, as an argument."""

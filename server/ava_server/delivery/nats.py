@@ -259,7 +259,8 @@ class NatsDelivery:
                 self._said.pop(queue, None)
             except (nats.errors.TimeoutError, TimeoutError):
                 fails = anyio.current_time() - began_s < pull_s / 2
-                if (denied := self._denied_since(began_s)) and _token(queue) in denied:
+                denied = self._denied_since(began_s)
+                if denied and _token(queue) in denied:
                     self._note(f"{self._at} does not let this user do that ({denied})", queue)
             except DeliveryFailed as error:
                 self._note(str(error), queue)
@@ -436,7 +437,8 @@ class NatsDelivery:
                 f"{at} has a certificate that is not trusted ({why}): name its authority in ca_file under [delivery]"
             ) from None
         except (nats.errors.TimeoutError, nats.errors.NoServersError, OSError, TimeoutError) as error:
-            if denied := self._denied_since(began_s):
+            denied = self._denied_since(began_s)
+            if denied:
                 raise _Denied(f"{at} does not let this user do that ({denied})") from None
             raise DeliveryFailed(f"{at} does not answer; runs wait until it does ({_reason(error)})") from None
         except _NoTLS:

@@ -69,7 +69,9 @@ def client_of_call(ctx: ServerRequestContext[App, Any]) -> McpClient:
     from ava_server.hosts.clients import UNKNOWN, client_of  # not needed before `initialize` was answered
 
     client = ctx.session.client_params
-    return UNKNOWN if client is None else client_of(client.client_info.name, client.client_info.version)
+    if client is None:
+        return UNKNOWN
+    return client_of(client.client_info.name, client.client_info.version)
 
 
 def asks_alone(ctx: ServerRequestContext[App, Any]) -> bool:

@@ -300,7 +300,8 @@ class Endpoint:
 
         from ava_roles.net.transports import ProxyRefused
 
-        if why := _NOT_TRUSTED.search(str(error)):
+        why = _NOT_TRUSTED.search(str(error))
+        if why:
             return self.error("certificate", cause=self.clean(why[1]))
         if isinstance(error, ProxyRefused):
             # A system's own setting gives way to HTTPS_PROXY.

@@ -89,7 +89,9 @@ def model_of(
         from ava_server.models.offline import LocalModel, scripted_answer
 
         scripted = parameters["wire"] == "scripted"
-        return LocalModel(SCRIPTED, scripted_answer) if scripted else LocalModel(OFFLINE, offline.answer)
+        if scripted:
+            return LocalModel(SCRIPTED, scripted_answer)
+        return LocalModel(OFFLINE, offline.answer)
     try:
         wire = _wire(parameters)
     except ValueError:  # a ValidationError is one

@@ -193,7 +193,8 @@ def _storable(value: Any, counts: dict[str, int], depth: int) -> Any:
         text, replaced = join_surrogates(value if isinstance(value, str) else value.getvalue())
         counts["surrogate"] += replaced
         return text
-    if (entries := as_object(value)) is not None:
+    entries = as_object(value)
+    if entries is not None:
         below = depth + 1
         return {_storable(key, counts, below): _storable(item, counts, below) for key, item in entries.items()}
     if isinstance(value, list):

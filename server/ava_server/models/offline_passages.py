@@ -141,7 +141,9 @@ class Spread:
     @property
     def weights(self) -> list[float]:
         """How much each word tells; the same for all where too few passages say which are rare."""
-        return weights_of(self.counts, self.total) if self.total >= FEW_PASSAGES else [1.0] * len(self.counts)
+        if self.total >= FEW_PASSAGES:
+            return weights_of(self.counts, self.total)
+        return [1.0] * len(self.counts)
 
 
 def spread_of(query: Query, results: Iterable[ToolTurn]) -> Spread:
@@ -353,7 +355,8 @@ def _ranked_pieces(found: Iterable[Passage], query: Query, weigh: Weighing) -> I
         likely.append((-around, number, passage))
     for around, _, passage in nsmallest(_CUT_MOST, likely):
         for piece in pieces(passage):
-            if own := weigh(query.matches(piece.text)):
+            own = weigh(query.matches(piece.text))
+            if own:
                 sentences = (query.matches(sentence).counts for sentence in _SENTENCE.findall(piece.text))
                 together = max(map(weigh.coverage, sentences), default=0.0)
                 rank = own * (-around) ** _AROUND * together**_TOGETHER * record_factor(piece.source)
@@ -397,7 +400,8 @@ def whole_sentences(text: str) -> list[str]:
     for paragraph in _PARAGRAPH.finditer(text):
         begun = len(sentences)
         for found in _SENTENCE.finditer(text, *paragraph.span()):
-            if sentence := " ".join(found[0].split()):
+            sentence = " ".join(found[0].split())
+            if sentence:
                 if len(sentences) > begun and (sentence[0].islower() or _CONTINUES.match(sentence)):
                     sentences[-1] += f" {sentence}"
                 else:

@@ -100,7 +100,9 @@ def _found(whole: WholeAnswer, rows: list[dict[str, Any]] | None, fault: str, se
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1_000 else 0
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1_000:
+        return value
+    return 0
 
 
 @dataclass(frozen=True)

@@ -111,13 +111,15 @@ class CallReader:
             self._skip_white()
             self._close("</tool_call>")
             return [call]
-        if found := self._skip(_GLM):
+        found = self._skip(_GLM)
+        if found:
             args = self._parameters(found[1], _GLM_PARAMETER)
             self._close("</tool_call>", needed=True)
             return [(found[1], args)]
         if self._text.startswith("<function=", self._at):
             return [self._coder()]
-        if found := self._skip(_INVOKE):
+        found = self._skip(_INVOKE)
+        if found:
             args = self._parameters(found[2], _INVOKE_PARAMETER)
             self._close(f"</{found[1]}invoke>", needed=True)
             return [(found[2], args)]
@@ -126,7 +128,8 @@ class CallReader:
             while found := self._skip(_MISTRAL_NAME):
                 calls.append((found[1], self._object("[TOOL_CALLS]")))
             return calls
-        if found := self._skip(_KIMI):
+        found = self._skip(_KIMI)
+        if found:
             args = self._object("<|tool_call_end|>")
             self._close("<|tool_call_end|>")
             return [(found[1], args)]
@@ -223,7 +226,9 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
         return text if "string" in wanted else value
     kind = json_text.json_type(value)
     loose = "string" not in wanted or kind in ("array", "object", "null")
-    return value if loose and (kind in wanted or (kind == "integer" and "number" in wanted)) else text
+    if loose and (kind in wanted or (kind == "integer" and "number" in wanted)):
+        return value
+    return text
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
@@ -275,7 +280,9 @@ def read_printed(text: str, tools: Sequence[ToolSchema], seen: Callable[[], Iter
         if _quoted(calls, seen()):
             raise Unreadable("it stands in what you have read, and what is quoted calls nothing", whole=True)
     except Unreadable as why:
-        return TextToolCalls(text, why=str(why)) if why.whole or _looks(text, start, offered) else None
+        if why.whole or _looks(text, start, offered):
+            return TextToolCalls(text, why=str(why))
+        return None
     return TextToolCalls(text[:start].rstrip(), calls)
 
 

@@ -76,7 +76,9 @@ class UsageReader:
             log.debug("genai-prices cannot read a usage", exc_info=True)
             return None
         more = MoreUsage(max(prompt - own.prompt_tokens, 0), max(output - own.output_tokens, 0))
-        return more if more.prompt_tokens or more.output_tokens else None
+        if more.prompt_tokens or more.output_tokens:
+            return more
+        return None
 
 
 def _count(value: object) -> int:

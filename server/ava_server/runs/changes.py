@@ -176,7 +176,9 @@ def _untrusted_part(
 
 
 def _outcome(run: CommandRun | None) -> dict[str, Any] | None:
-    return None if run is None else {"passed": run.passed, "code": run.code, "seconds": run.took_s, "ended": run.ended}
+    if run is None:
+        return None
+    return {"passed": run.passed, "code": run.code, "seconds": run.took_s, "ended": run.ended}
 
 
 def _file(each: ChangedFile) -> dict[str, Any]:

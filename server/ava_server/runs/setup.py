@@ -250,7 +250,9 @@ class RunSetup:
             words = texts.model_dump(include={"task", "context", "system_prompt"})
             if texts.project:
                 words["project"] = list(project_of(texts) or ())
-            return None if state is None else run_mark(key, config, prefix, words, inputs, earlier, state)
+            if state is None:
+                return None
+            return run_mark(key, config, prefix, words, inputs, earlier, state)
 
         return mark
 

@@ -124,7 +124,9 @@ def _event(view: View, entry: Entry) -> dict[str, Any] | None:
             return None
         return {**_fields(view, run, state), "status": state, **_question_fields(question)}
     if entry.type != "RunEnded":
-        return _fields(view, run, "awaiting_approval") if proposal.state == WAITING else None
+        if proposal.state == WAITING:
+            return _fields(view, run, "awaiting_approval")
+        return None
     if run.step is not None:  # a plan's runs are news with the plan
         return None
     return _fields(view, run, "ended") if proposal.state == "approved" else None

@@ -142,14 +142,16 @@ class WireAnswer(ABC):
         """Take the usage from an event or body that is otherwise an error; tell whether it says that any was used."""
         claims = False
         for holder in (event, *(event.get(name) for name in _USAGE_HOLDERS)):
-            if (fields := as_object(holder)) is not None:
+            fields = as_object(holder)
+            if fields is not None:
                 self._read_id_and_usage(fields)
                 claims = claims or claims_use(fields.get(self.usage_field))
         return claims
 
     def _read_id_and_usage(self, fields: Mapping[str, Any]) -> None:
         self.request_id = as_text(fields.get("id")) or self.request_id
-        if usage := as_object(fields.get(self.usage_field)):
+        usage = as_object(fields.get(self.usage_field))
+        if usage:
             self.usage = merge_usage(self.usage, usage)
 
     def _surplus(self, held: int, calls: Callable[[], Sequence[_Call]]) -> Sequence[_Call]:
@@ -187,7 +189,9 @@ class Wire(ABC):
         """
         base, question, query = base_url.partition("?")
         address = self.address(base.replace("{model}", quote(model, safe="")).rstrip("/"), model)
-        return f"{address}{'&' if '?' in address else question}{query}" if query else address
+        if query:
+            return f"{address}{'&' if '?' in address else question}{query}"
+        return address
 
     def address(self, base: str, model: str) -> str:
         """Return the address under an API's, which has neither a query nor a slash at its end."""
@@ -318,4 +322,6 @@ def set_unique_ids(calls: Sequence[dict[str, Any]], key: str) -> None:
 
 
 def dropped_calls_note(found: int) -> tuple[str, ...]:
-    return (f"kept the first {MOST_CALLS} of {found:,} tool calls",) if found > MOST_CALLS else ()
+    if found > MOST_CALLS:
+        return (f"kept the first {MOST_CALLS} of {found:,} tool calls",)
+    return ()

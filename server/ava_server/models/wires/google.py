@@ -265,13 +265,15 @@ class GoogleAnswer(WireAnswer):
 
     def add(self, event: Mapping[str, Any]) -> Delta:
         self._read_id_and_usage(event)
-        if reason := _block_reason(event):
+        reason = _block_reason(event)
+        if reason:
             self.stop_reason, self._blocked = reason, True
             self._note(f"the prompt was refused: {reason}", event["promptFeedback"].get("blockReasonMessage"))
         candidates = objects_in(event.get("candidates"))
         if not candidates:
             return Delta()
-        if reason := as_text(candidates[0].get("finishReason")):
+        reason = as_text(candidates[0].get("finishReason"))
+        if reason:
             self.stop_reason = reason
             words = as_text(candidates[0].get("finishMessage"))
             if words and reason != "STOP":  # of an ordinary end it says what everybody sees: that there are calls
@@ -363,7 +365,8 @@ def _without_id(part: dict[str, Any]) -> dict[str, Any]:
     """Return a part without the id of its call or result; the order of the results says whose they are."""
     kept = dict(part)
     for name in ("functionCall", "functionResponse"):
-        if (fields := as_object(part.get(name))) is not None:
+        fields = as_object(part.get(name))
+        if fields is not None:
             kept[name] = {key: value for key, value in fields.items() if key != "id"}
     return kept
 

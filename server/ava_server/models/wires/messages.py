@@ -250,7 +250,8 @@ class MessagesAnswer(WireAnswer):
             self._notes["dropped a piece of a block that never began"] = None
             return Delta()
         pieces = self._pieces.setdefault(index, {})
-        if name := _GROWS.get(kind):
+        name = _GROWS.get(kind)
+        if name:
             pieces.setdefault(name, []).append(piece := as_text(delta.get(name)))
             return Delta(**{name: json_text.join_surrogates(piece)[0]})
         if kind == "input_json_delta":
@@ -283,7 +284,9 @@ class MessagesAnswer(WireAnswer):
     def _cache_notes(self) -> tuple[str, ...]:
         written = fields_of((self.usage or {}).get("cache_creation"))
         hour = written.get("ephemeral_1h_input_tokens")
-        return (f"{hour} tokens were cached for an hour, which costs more than the price used here",) if hour else ()
+        if hour:
+            return (f"{hour} tokens were cached for an hour, which costs more than the price used here",)
+        return ()
 
 
 def _whole_count(usage: Mapping[str, Any], name: str) -> Any:

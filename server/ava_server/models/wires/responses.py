@@ -309,7 +309,8 @@ def _take(pieces: list[str], event: Mapping[str, Any], step: str, whole: str) ->
     if step == "delta":
         pieces.append(as_text(event.get("delta")))
         return json_text.join_surrogates(pieces[-1])[0]
-    if text := as_text(event.get(whole)):
+    text = as_text(event.get(whole))
+    if text:
         pieces[:] = [text]
     return ""
 

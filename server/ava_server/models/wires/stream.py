@@ -218,7 +218,8 @@ class AnswerStream:
                     yield self._whole(b"".join([piece, *rest]), content_type="")
                     return
                 for data in reader.feed(piece):
-                    if not (over := data.strip() == "[DONE]"):
+                    over = data.strip() == "[DONE]"
+                    if not over:
                         yield self._event(data, is_error=data in reader.errors)
                     if over or self._answer.over:
                         self._close()
@@ -288,7 +289,8 @@ class AnswerStream:
         if fields is None:
             return self._skip(self._endpoint.error("event not an object", what=type(chunk).__name__))
         self._any_usable = True
-        if error := self._wire.fault(fields) or (fields if is_error else None):
+        error = self._wire.fault(fields) or (fields if is_error else None)
+        if error:
             raise self._error_in(fields, error)
         return self._answer.add(fields)
 
@@ -322,7 +324,8 @@ class AnswerStream:
         if isinstance(answer, list):
             return self._listed_events(answer)
         fields = json_text.fields_of(answer)
-        if error := self._wire.fault(fields):
+        error = self._wire.fault(fields)
+        if error:
             raise self._error_in(fields, error)
         if not self._wire.is_answer(fields):
             raise self._endpoint.no_answer(answer, self._wire.part)
@@ -335,7 +338,8 @@ class AnswerStream:
             raise self._endpoint.no_answer(answer, self._wire.part)
         deltas: list[Delta] = []
         for event in events:
-            if error := self._wire.fault(event):
+            error = self._wire.fault(event)
+            if error:
                 raise self._error_in(event, error)
             deltas.append(self._answer.add(event))
         if not self._answer.ended:

@@ -118,4 +118,6 @@ def from_error(name: str, message: str, step: str, state: State = "fault") -> Ch
 
 def nearest_folder(path: Path) -> Path:
     """Return the path if it exists, else the nearest folder above it that does."""
-    return path if path.exists() else next(parent for parent in path.parents if parent.exists())
+    if path.exists():
+        return path
+    return next(parent for parent in path.parents if parent.exists())

@@ -30,7 +30,8 @@ def delivery(setup: Setup) -> Iterator[CheckFinding]:
     root = setup.usable_root
     if settings is None or root is None:
         return
-    if (fault := engine_fault(settings)) is not None:
+    fault = engine_fault(settings)
+    if fault is not None:
         yield CheckFinding("delivery", "fault", fault, setup.correct_settings)
         return
     if not settings.shares_log or settings.runs_on != "workers":
