@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 from ava_roles.sandbox.sandbox import Pipes
 from ava_roles.wrap import one_line
 from ava_server.core.errors import AvaError
-from ava_server.models.json_text import as_object, as_text, join_surrogates
+from ava_server.models.json_text import as_object, as_text, fields_of, join_surrogates
 
 log = logging.getLogger("ava.agents")
 
@@ -207,12 +207,13 @@ class AcpAgent:
         except TimeoutError:
             raise self._failed(f"did not answer {method} within {within_s:g} s") from None
         except RequestError as error:
-            told = one_line(self._hide(f"{error} {(as_object(error.data) or {}).get('details', '')}"), 300)
+            details = fields_of(error.data).get("details", "")
+            words = one_line(self._hide(f"{error} {details}"), 300)
             if error.code == _SIGN_IN and method != "session/prompt":
                 raise self._failed(
-                    f"wants a sign-in ({told}); it is run with a key through Ava, so check its setup"
+                    f"wants a sign-in ({words}); it is run with a key through Ava, so check its setup"
                 ) from error
-            failed = self._failed(f"refused {method}: {told}")
+            failed = self._failed(f"refused {method}: {words}")
             raise (TurnFailed(str(failed)) if method == "session/prompt" else failed) from error
         except ValidationError as error:
             raise self._failed(
@@ -225,14 +226,17 @@ class AcpAgent:
         return one_line(self._hide(text[:_MOST_TITLE]), most)
 
     def _failed(self, what: str) -> AgentFailed:
-        said = one_line(self._hide(self._pipes.errors()))[-_STDERR_CHARS:].strip()
-        return AgentFailed(f"{self._title} {what}{f'; it wrote: {said}' if said else ''}")
+        sentence = f"{self._title} {what}"
+        errors = one_line(self._hide(self._pipes.errors()))[-_STDERR_CHARS:].strip()
+        if errors:
+            sentence += f"; it wrote: {errors}"
+        return AgentFailed(sentence)
 
     # -- what the agent asks and tells --------------------------------------------------------------------------------
 
     async def _handle(self, method: str, given: Any, notified: bool) -> Any:
         if method == "session/update":
-            self._update(as_object((as_object(given) or {}).get("update")) or {})
+            self._update(fields_of(fields_of(given).get("update")))
             return None
         if method == "session/request_permission" and not notified:
             return await self._permission(given)
@@ -241,7 +245,7 @@ class AcpAgent:
         raise RequestError.method_not_found(method)
 
     def _update(self, update: Mapping[str, Any]) -> None:
-        content = as_object(update.get("content")) or {}
+        content = fields_of(update.get("content"))
         text = join_surrogates(as_text(content.get("text")))[0]
         match update.get("sessionUpdate"):
             case "agent_message_chunk":
@@ -315,7 +319,7 @@ def _paths_in(given: Any, name: str = "") -> Iterator[str]:
         for each in cast("list[Any]", given):
             yield from _paths_in(each, name)
         return
-    for key, each in (as_object(given) or {}).items():
+    for key, each in fields_of(given).items():
         if name in _HOLD_PATHS and isinstance(each, dict):
             yield key
         yield from _paths_in(each, key)
@@ -410,7 +414,9 @@ class _Lines:
 
     async def _slow_down(self) -> None:
         second = int(anyio.current_time())
-        self._second, self._in_second = second, self._in_second + 1 if second == self._second else 1
+        if second != self._second:
+            self._second, self._in_second = second, 0
+        self._in_second += 1
         if self._in_second > MESSAGES_PER_S:
             await anyio.sleep(0.2)
 

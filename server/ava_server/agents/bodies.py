@@ -340,6 +340,8 @@ def _unmarked(item: Any) -> Any:
     fields = as_object(item)
     if fields is None:
         return item
-    return {
-        name: each if name in _FREE else _unmarked(each) for name, each in fields.items() if name != "cache_control"
-    }
+    unmarked: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name != "cache_control":
+            unmarked[name] = value if name in _FREE else _unmarked(value)
+    return unmarked

@@ -177,10 +177,12 @@ class _Model:
 
 
 def _stream(*events: dict[str, Any], end: str = "") -> bytes:
-    written = [
-        (f"event: {event['type']}\n" if "type" in event else "") + f"data: {json.dumps(event)}\n\n" for event in events
-    ]
-    return ("".join(written) + end).encode()
+    stream = ""
+    for event in events:
+        if "type" in event:
+            stream += f"event: {event['type']}\n"
+        stream += f"data: {json.dumps(event)}\n\n"
+    return (stream + end).encode()
 
 
 _ITEM: dict[str, Any] = {"type": "message", "id": "m1", "role": "assistant", "status": "completed",

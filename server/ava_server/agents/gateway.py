@@ -134,10 +134,11 @@ class Gateway:
             await answer(scope, receive, send)
 
     def _is_theirs(self, headers: Headers) -> bool:
+        keys = [headers.get("x-api-key", ""), headers.get("x-goog-api-key", "")]
         kind, _, token = headers.get("authorization", "").partition(" ")
-        keys = (headers.get(name, "") for name in ("x-api-key", "x-goog-api-key"))
-        given = [*keys, token if kind.lower() == "bearer" else ""]
-        return any(hmac.compare_digest(each.encode(), self._secret) for each in given)
+        if kind.lower() == "bearer":
+            keys.append(token)
+        return any(hmac.compare_digest(key.encode(), self._secret) for key in keys)
 
     def _models(self) -> dict[str, Any]:
         return self._model.wire.model_list(self._bodies.models)

@@ -580,5 +580,7 @@ class CountedBounds:
             return Bound(self._reported[call.chain[known]] + around + new, 0, new)
         tools = sum(_count_tools(tool) for tool in objects_in(call.body.get("tools")))
         head = text_bound(call.head.decode()) + escaped_bound(call.head.decode()) - len(call.head)
-        around += FIXED_TOKENS + MESSAGE_TOKENS + (TOOLS_TOKENS + TOOL_TOKENS * tools if tools else 0)
+        around += FIXED_TOKENS + MESSAGE_TOKENS
+        if tools:
+            around += TOOLS_TOKENS + TOOL_TOKENS * tools
         return Bound(around + head + new, 0, head + new)

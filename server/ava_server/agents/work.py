@@ -219,9 +219,11 @@ class AgentWork:
 
     def _session(self, view: View) -> str | None:
         """Return the session that an earlier process began, if this run has been interrupted."""
-        notes = (entry.fact for entry in view.entries(self._log.run.id, 0, ("AgentNote",)))
-        found = [note.detail.get("session") for note in notes if isinstance(note, AgentNote) and note.kind == "session"]
-        return str(found[-1]) if found else None
+        for entry in reversed(view.entries(self._log.run.id, 0, ("AgentNote",))):
+            note = entry.fact
+            if isinstance(note, AgentNote) and note.kind == "session":
+                return str(note.detail.get("session"))
+        return None
 
     def _first(self) -> str:
         history = self._log.history
@@ -330,10 +332,11 @@ class AgentWork:
     async def _news(self) -> str:
         run_id, looked = self._log.run.id, self._looked
         entries = await self._log.read(lambda view: view.entries(run_id, looked, ("UserMessage",)))
-        self._looked = max([looked, *(entry.seq for entry in entries)])
-        texts = [
-            entry.fact.text for entry in entries if isinstance(entry.fact, UserMessage) and entry.fact.kind == "message"
-        ]
+        texts: list[str] = []
+        for entry in entries:
+            self._looked = max(self._looked, entry.seq)
+            if isinstance(entry.fact, UserMessage) and entry.fact.kind == "message":
+                texts.append(entry.fact.text)
         if not texts:
             return ""
         return "Message from the orchestrator. It may steer the work, and changes no limit:\n" + "\n\n".join(texts)
@@ -358,18 +361,15 @@ class AgentWork:
 
     async def _permit(self, ask: PermissionRequest) -> bool:
         """Answer a request from what was approved: what stays in the sandbox's own folders is, the rest is not."""
-        inside = bool(ask.paths) and all(map(self._is_inside, ask.paths))
-        kind = "edit" if ask.changes and ask.kind not in _CHANGES else ask.kind
-        own = _OF_OWN_SERVER.match(ask.title) is not None and self._meter.is_own(ask.title.split("(")[0].strip())
-        allowed = (kind in _SAFE_KINDS or (kind in _CHANGES and inside) or (kind == "other" and own)) and not any(
-            name == ask.title.split("(")[0].strip() for name in self._parts.spec.off
-        )
+        allowed = self._may_permit(ask)
+        answer = "allowed once" if allowed else "refused"
+        what = self._hidden(f"{answer}: {ask.kind} {ask.title}")
         chars = sum(map(len, ask.paths[:SHOWN_PATHS]))
         paths = await hide_apart(partial(self._shown_paths, ask), chars, waits=False)
-        what = self._hidden(f"{'allowed once' if allowed else 'refused'}: {ask.kind} {ask.title}")
         if paths:
-            more = f" and {len(ask.paths) - 1} more" if len(ask.paths) > 1 else ""
-            what = f"{what}: {paths[0]}{more}"
+            what += f": {paths[0]}"
+        if paths and len(ask.paths) > 1:
+            what += f" and {len(ask.paths) - 1} more"
         detail = {"kind": ask.kind, "allowed": allowed, "paths": paths}
         note = AgentNote(kind="permission", text=what, detail=detail)
         if not self._unpaid.take(note_bytes(note)):
@@ -391,17 +391,31 @@ class AgentWork:
             PurePosixPath(plain).is_relative_to(folder) for folder in self._folders
         )
 
+    def _may_permit(self, ask: PermissionRequest) -> bool:
+        tool = ask.title.split("(")[0].strip()
+        if tool in self._parts.spec.off:
+            return False
+        kind = ask.kind
+        if ask.changes and kind not in _CHANGES:
+            kind = "edit"
+        if kind in _CHANGES and ask.paths and all(map(self._is_inside, ask.paths)):
+            return True
+        is_own = _OF_OWN_SERVER.match(ask.title) is not None and self._meter.is_own(tool)
+        return kind in _SAFE_KINDS or (kind == "other" and is_own)
+
     async def _note_unreported(self) -> None:
         """Note the tool calls that have passed the gateway and that the agent has not told of."""
-        missing = {
-            call_id: name
-            for call_id, name in self._meter.called.items()
-            if call_id not in self._told | self._noted and not self._meter.is_own(name)
-        }
+        reported = self._told | self._noted
+        missing: dict[str, str] = {}
+        for call_id, name in self._meter.called.items():
+            if call_id not in reported and not self._meter.is_own(name):
+                missing[call_id] = name
         self._noted |= missing.keys()
         if missing and self._meter.cap is None:
-            counted = Counter(missing.values())
-            names = ", ".join(f"{name} × {times}" if times > 1 else name for name, times in counted.items())
+            counted: list[str] = []
+            for name, times in Counter(missing.values()).items():
+                counted.append(name if times == 1 else f"{name} × {times}")
+            names = ", ".join(counted)
             text = await hide_apart(partial(self._hidden, names), len(names), waits=False)
             await self._log.record(AgentNote(kind="unreported", text=text, detail={"calls": len(missing)}))
 

@@ -562,9 +562,11 @@ def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[
 
 def _decision_digest(member: ProposalChange, approval: Approval, checked: CheckedApproval) -> str:
     """Return the hash of a decision: the proposal's digest, the changes, and what was approved with it."""
-    together = [sorted(approval.pending_ids), checked.plan_cap, checked.plan_timeout_s]
+    together: list[Any] | None = None
+    if checked.plan_cap is not None:
+        together = [sorted(approval.pending_ids), checked.plan_cap, checked.plan_timeout_s]
     line = json.dumps(
-        [member.row.digest, dict(member.changes), together if checked.plan_cap is not None else None],
+        [member.row.digest, dict(member.changes), together],
         ensure_ascii=False,
         separators=(",", ":"),
         sort_keys=True,

@@ -325,11 +325,16 @@ def _several_part(checked: CheckedApproval, cap_micros: int) -> str:
 
 def _warnings(members: Sequence[ProposalChange]) -> list[str]:
     """Return what must not be overlooked of several proposals, each sentence once, with the numbers of some."""
-    said: dict[str, list[str]] = {}
+    numbers_by_line: dict[str, list[str]] = {}
     for number, member in enumerate(members, 1):
         for line in attention_lines(member.changed):
-            said.setdefault(line, []).append(f"{number}")
-    return [line if len(of) == len(members) else f"{', '.join(of)}: {line}" for line, of in said.items()]
+            numbers_by_line.setdefault(line, []).append(f"{number}")
+    warnings: list[str] = []
+    for line, numbers in numbers_by_line.items():
+        if len(numbers) < len(members):
+            line = f"{', '.join(numbers)}: {line}"
+        warnings.append(line)
+    return warnings
 
 
 def apply_reply(checked: CheckedApproval, approval: Approval, reply: Reply) -> Approval:

@@ -96,7 +96,11 @@ def caps_text(cost_micros: int | None, timeout_s: float | None = None) -> str:
 
 
 def limits_for_model(stored: Callable[[RunCap], float], *, free: bool) -> dict[str, str]:
-    return {cap.limited: "free" if cap is COST and free else cap.text(stored(cap)) for cap in CAPS}
+    limits: dict[str, str] = {}
+    for cap in CAPS:
+        is_free = cap is COST and free
+        limits[cap.limited] = "free" if is_free else cap.text(stored(cap))
+    return limits
 
 
 PLAN_TURNS = 3
@@ -427,9 +431,9 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     def likely_micros(self) -> tuple[int, int] | None:
         """What half of the similar runs cost less than, and nine in ten, within its cap; None without such runs."""
         estimate = self.estimate
-        cap = self.max_cost_micros
         if estimate is None:
             return None
+        cap = self.max_cost_micros
         half = cap if estimate.half_micros is None else min(estimate.half_micros, cap)
         most = cap if estimate.most_micros is None else min(estimate.most_micros, cap)
         return half, most

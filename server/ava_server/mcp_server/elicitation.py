@@ -183,7 +183,8 @@ class ClientPerson:
         if not known and not pushes:
             raise AnsweredLater(question)
         closing = self._ctx.lifespan_context.runtime.closing
-        until = self._began + (self._wait_s if known else self._question_s)
+        wait_s = self._wait_s if known else self._question_s
+        until = self._began + wait_s
         with anyio.move_on_after(until - anyio.current_time()) as waiting, closing.question(waiting):
             if known:
                 await decided()

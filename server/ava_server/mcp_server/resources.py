@@ -279,7 +279,9 @@ async def complete(ctx: Ctx, params: types.CompleteRequestParams) -> types.Compl
     if source is not None:
         try:
             own = await access_of(ctx)
-            others = (params.context.arguments if params.context is not None else None) or {}
+            others: dict[str, str] = {}
+            if params.context is not None:
+                others = params.context.arguments or {}
             values = _matching(await source(own, others), params.argument.value)
         except AvaError:  # a tool call reports it
             values = []

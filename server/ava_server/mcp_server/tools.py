@@ -169,6 +169,11 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
 
 
 def _listed(tool: ServiceTool) -> types.Tool:
+    meta: dict[str, Any] = {}
+    if tool.loaded:
+        meta |= _LOADED
+    if tool.approves:
+        meta |= _ASKED
     return types.Tool(
         name=tool.name,
         title=tool.title,
@@ -181,7 +186,7 @@ def _listed(tool: ServiceTool) -> types.Tool:
             idempotent_hint=tool.idempotent,
             open_world_hint=tool.open_world,
         ),
-        _meta=((_LOADED if tool.loaded else {}) | (_ASKED if tool.approves else {})) or None,
+        _meta=meta or None,
     )
 
 

@@ -238,7 +238,9 @@ def _question(task: str) -> str:
 def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, Any]]]:
     offered = {tool.name for tool in request.tools}
     context = _CONTEXT.search(request.system)
-    text = f"{task}\n{context[1] if context else ''}"
+    text = f"{task}\n"
+    if context:
+        text += context[1]
     calls: list[tuple[str, Mapping[str, Any]]] = []
     urls = dict.fromkeys(url.rstrip(".,;:!?)]}*_") for url in _URL.findall(text))
     if urls and "read_webpages" in offered:

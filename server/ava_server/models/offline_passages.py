@@ -498,7 +498,9 @@ def _cut_at(text: str, start: int) -> int:
     if start + QUOTE_CHARS >= len(text):
         return len(text)
     at = max(reach.rfind("\n"), 0) or max(reach.rfind(" "), 0)
-    return start + (at + 1 if at else QUOTE_CHARS)
+    if not at:
+        return start + QUOTE_CHARS
+    return start + at + 1
 
 
 def place_of(passage: Passage, start: int, text: str) -> str:
@@ -508,8 +510,10 @@ def place_of(passage: Passage, start: int, text: str) -> str:
         return passage.place
     begun = passage.text.rfind("\n", 0, start) + 1
     line_end = passage.text.find("\n", start)
-    line = passage.text[begun : line_end if line_end >= 0 else None]
-    return next(row_places(place, [line if "\n" not in text else passage.text[begun : start + len(text)]]))
+    if line_end < 0:
+        line_end = len(passage.text)
+    end = start + len(text) if "\n" in text else line_end
+    return next(row_places(place, [passage.text[begun:end]]))
 
 
 def _piece(passage: Passage, start: int, end: int) -> Iterator[Passage]:

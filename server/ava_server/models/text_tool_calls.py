@@ -302,7 +302,8 @@ def with_calls(completion: Completion, printed: TextToolCalls, turn: int, messag
             thoughts = [block for block in as_list(raw.get(name)) if fields_of(block).get("type") != words]
             made[name] = [*thoughts, *made[name]]
     kept = {key: value for key, value in raw.items() if key not in made}  # other wires keep thoughts in fields
-    note = f"read {len(calls)} tool call{'' if len(calls) == 1 else 's'} from its text"
+    count = "1 tool call" if len(calls) == 1 else f"{len(calls)} tool calls"
+    note = f"read {count} from its text"
     return replace(
         completion, text=printed.words, calls=tuple(calls), raw={**made, **kept}, notes=(*completion.notes, note)
     )

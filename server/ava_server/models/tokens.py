@@ -274,8 +274,10 @@ def _tool_bound(tool: str) -> int:
 def turn_bound(turn: Turn, wire: Callable[[Turn], Mapping[str, Any]]) -> int:
     """Return an upper bound of one turn's tokens, from its message as the request has it."""
     sent = wire(turn)
-    text = encode(sent).decode()
-    return text_bound(text) + MESSAGE_TOKENS + (_escapes(sent) if isinstance(turn, AssistantTurn) else 0)
+    tokens = text_bound(encode(sent).decode()) + MESSAGE_TOKENS
+    if isinstance(turn, AssistantTurn):
+        tokens += _escapes(sent)
+    return tokens
 
 
 class CountedMessages:
@@ -374,6 +376,9 @@ def _longest(character: str) -> int:
 @lru_cache(maxsize=65536)
 def _longest_escaped(character: str) -> int:
     """Return the bytes of a character's longest form where templates may escape it."""
+    if character in _ESCAPED:
+        return 1 + _ESCAPE_GROWTH
     if character.isascii():
-        return 1 + (_ESCAPE_GROWTH if character in _ESCAPED else 0)
-    return max(_longest(character), 12 if ord(character) > 0xFFFF else 6)
+        return 1
+    escaped = 12 if ord(character) > 0xFFFF else 6
+    return max(_longest(character), escaped)

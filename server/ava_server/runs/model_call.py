@@ -90,7 +90,8 @@ class StreamProgress:
     def _show(self) -> None:
         self._due = None
         tokens = max(self._chars // CHARS_PER_TOKEN, 1)
-        self._say(f"{self._doing} ({tokens} token{'s' if tokens > 1 else ''})")
+        count = "1 token" if tokens == 1 else f"{tokens} tokens"
+        self._say(f"{self._doing} ({count})")
 
     def __enter__(self) -> Self:
         return self

@@ -189,9 +189,10 @@ class Wire(ABC):
         """
         base, question, query = base_url.partition("?")
         address = self.address(base.replace("{model}", quote(model, safe="")).rstrip("/"), model)
-        if query:
-            return f"{address}{'&' if '?' in address else question}{query}"
-        return address
+        if not query:
+            return address
+        sign = "&" if "?" in address else question
+        return f"{address}{sign}{query}"
 
     def address(self, base: str, model: str) -> str:
         """Return the address under an API's, which has neither a query nor a slash at its end."""

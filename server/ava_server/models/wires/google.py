@@ -111,7 +111,8 @@ class GoogleWire(Wire):
 
     def models_url(self, base_url: str) -> str:
         url = super().models_url(base_url)
-        return f"{url}{'&' if '?' in url else '?'}pageSize=1000"
+        sign = "&" if "?" in url else "?"
+        return f"{url}{sign}pageSize=1000"
 
     def listed_ids(self, answer: Any) -> list[Any]:
         return [
@@ -286,8 +287,9 @@ class GoogleAnswer(WireAnswer):
         kept = [part.whole() for part in self._parts if id(part) not in dropped]
         raw, changed = json_text.storable({"role": "model", "parts": kept})
         called = [part["functionCall"] for part in raw["parts"] if "functionCall" in part]
+        answer_id = one_line(self.request_id) or "call"
         for number, call in enumerate(called):  # older models give no id; that of the answer makes it unique
-            call["id"] = as_text(call.get("id")) or f"{one_line(self.request_id) or 'call'}_{number}"
+            call["id"] = as_text(call.get("id")) or f"{answer_id}_{number}"
         set_unique_ids(called, "id")
         calls = tuple(
             tool_use(call["id"], as_text(call.get("name")), _raw_args(part))

@@ -111,9 +111,17 @@ def ends_inside_character(tail: bytes) -> bool:
     for back in range(1, min(4, len(tail)) + 1):
         byte = tail[-back]
         if byte & 0xC0 != 0x80:
-            size = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-            return back < size
+            return back < _character_bytes(byte)
     return False
+
+
+def _character_bytes(first: int) -> int:
+    """Return how many bytes a UTF-8 character has that begins with this one."""
+    if first >= 0xF0:
+        return 4
+    if first >= 0xE0:
+        return 3
+    return 2 if first >= 0xC0 else 1
 
 
 class AnswerStream:
@@ -289,7 +297,9 @@ class AnswerStream:
         if fields is None:
             return self._skip(self._endpoint.error("event not an object", what=type(chunk).__name__))
         self._any_usable = True
-        error = self._wire.fault(fields) or (fields if is_error else None)
+        error = self._wire.fault(fields)
+        if not error and is_error:
+            error = fields
         if error:
             raise self._error_in(fields, error)
         return self._answer.add(fields)

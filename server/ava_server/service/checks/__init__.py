@@ -94,7 +94,9 @@ def run_checks(checks: Iterable[tuple[str, Check]], setup: Setup, *, in_full: bo
         try:
             yield from check(setup)
         except Exception as error:
-            text = f"this check failed: {type(error).__name__}" + (f": {error}" if in_full else "")
+            text = f"this check failed: {type(error).__name__}"
+            if in_full:
+                text += f": {error}"
             yield CheckFinding(name, "fault", text, REPORT)
 
 

@@ -79,7 +79,7 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
         yield CheckFinding("workers", "warning", "no worker is running: approved runs wait", _START, short="no worker")
         return
     shown = "; ".join(map(_shown, sorted(workers, key=lambda one: (one.host, one.labels))))
-    count = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
+    count = _counted(len(workers), "worker")
     yield CheckFinding("workers", "ok", f"{count}: {shown}", short=count)
     here = version("ava-subagents")
     others = sorted({one.version for one in workers if one.version and one.version != here})
@@ -89,12 +89,16 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
 
 
 def _shown(worker: WorkerFacts) -> str:
-    words = [f"on {worker.host}", f"{worker.slots} slot{'s' if worker.slots != 1 else ''}"]
+    words = [f"on {worker.host}", _counted(worker.slots, "slot")]
     if worker.labels:
         words.append(f"labels {', '.join(worker.labels)}")
     if worker.version:
         words.append(f"version {worker.version}")
     words.append(f"last beat {worker.silent_s:.0f} s ago")
     if worker.refused:
-        words.append(f"{worker.refused} second claim{'s' if worker.refused != 1 else ''} refused")
+        words.append(f"{_counted(worker.refused, 'second claim')} refused")
     return ", ".join(words)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
