@@ -120,7 +120,7 @@ class Bodies:
             head=encode({name: body[name] for name in sorted(body.keys() - _NOT_SHOWN - {form.items})}),
             items=tuple(encode(_unmarked(item)) for item in body[form.items]),
             asked_output=min(outputs, default=None),
-            dropped=tuple(map(self._hidden, closing.taken)),
+            dropped=tuple(map(self._hide, closing.taken)),
         )
 
     def limited(self, call: AgentCall, output: int) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Bodies:
             limits["thinkingConfig"] = {**thinking, "thinkingBudget": output // 2}
         return limits
 
-    def seen(self, call: AgentCall) -> int:
+    def shown_bytes(self, call: AgentCall) -> int:
         """Return the bytes of text of a call that the model is certainly shown: no earlier thinking, no envelope."""
         return shown_bytes(call.body[self._form.items])
 
@@ -246,14 +246,14 @@ class Bodies:
         found = self._clean.get(known)
         if found is None:
             fresh.take(len(known))
-            found = _each_text(value, self._hidden)
+            found = _each_text(value, self._hide)
             self._clean_bytes += len(known)
             if self._clean_bytes > _REMEMBERED_BYTES:
                 self._clean, self._clean_bytes = {}, len(known)
             self._clean[known] = found
         return found
 
-    def _hidden(self, text: str) -> str:
+    def _hide(self, text: str) -> str:
         return self._redactor.redact(text)[0]
 
 

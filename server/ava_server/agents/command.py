@@ -110,7 +110,7 @@ async def check_agent(spec: AgentSpec, settings: Settings, sandbox: Sandbox) -> 
     )  # fmt: skip
     model, said, began = _Model(), list[str](), anyio.current_time()
 
-    def told(update: Update) -> None:
+    def on_update(update: Update) -> None:
         if update.kind == "text":
             said.append(update.text)
 
@@ -124,7 +124,7 @@ async def check_agent(spec: AgentSpec, settings: Settings, sandbox: Sandbox) -> 
         async with listening(model, here / "gateway"):
             command = await start_command(spec, wire, MODEL, secret, made, here, bench.host, None)
             with anyio.fail_after(TURN_S):
-                async with sandbox.start(command) as pipes, AcpAgent(spec.title, pipes, told, refused) as agent:
+                async with sandbox.start(command) as pipes, AcpAgent(spec.title, pipes, on_update, refused) as agent:
                     await agent.initialize()
                     if agent.takes_provider and spec.providers:
                         await agent.set_provider(f"http://127.0.0.1:{PORT}/v1", secret, API_TYPES[wire])

@@ -180,7 +180,7 @@ class RunMeter:
             raise CallRefused("over", "this run is over") from error
 
     async def refuse(self, why: CallRefused) -> None:
-        said = f"a model request was not sent: {self._hidden(str(why))}"
+        said = f"a model request was not sent: {self._hide(str(why))}"
         note = AgentNote(kind="refused", text=said)
         is_new = said not in self._refused and len(self._refused) < MOST_REFUSED
         if is_new and self._unpaid.take(note_bytes(note), hands_over=True):
@@ -220,18 +220,18 @@ class RunMeter:
 
     def _answer_facts(self, completion: Completion, turn: int) -> list[Fact]:
         """Return what the log has of an answer: its secrets are hidden, which takes long if the answer is long."""
-        shown = [(call, self._hidden(call.name), own_id(call.call_id, self._hidden)) for call in completion.calls]
+        shown = [(call, self._hide(call.name), own_id(call.call_id, self._hide)) for call in completion.calls]
         facts: list[Fact] = [
             AssistantMessage(
-                text=self._hidden(completion.text), turn=turn, attempt=1, calls=tuple(
-                    {"call_id": call_id, "name": name, "raw_args": self._hidden(call.raw_args)}
+                text=self._hide(completion.text), turn=turn, attempt=1, calls=tuple(
+                    {"call_id": call_id, "name": name, "raw_args": self._hide(call.raw_args)}
                     for call, name, call_id in shown
                 ), stop_reason=completion.stop_reason, request_id=completion.request_id,
-                notes=tuple(map(self._hidden, completion.notes)),
+                notes=tuple(map(self._hide, completion.notes)),
             )
         ]  # fmt: skip
         if completion.thinking:
-            facts.append(ExtendedThinking(thinking=self._hidden(completion.thinking), turn=turn))
+            facts.append(ExtendedThinking(thinking=self._hide(completion.thinking), turn=turn))
         for call, name, call_id in shown:
             self.called[call_id] = call.name
             if not self.is_own(call.name):  # those are recorded where they are carried out
@@ -252,7 +252,7 @@ class RunMeter:
             if self._failed_in_a_row >= FAILED_CALLS:
                 self._on_stop()
             fact = ErrorOccurred(
-                error=self._hidden(str(error)), kind=error.kind, what_to_do=error.what_to_do,
+                error=self._hide(str(error)), kind=error.kind, what_to_do=error.what_to_do,
                 turn=reserved.fact.turn, attempt=1, request_id=error.request_id,
             )  # fmt: skip
             events.append(self._log.event(fact))
@@ -477,7 +477,7 @@ class RunMeter:
         self.error = self.error or error
         self._on_stop()
 
-    def _hidden(self, text: str) -> str:
+    def _hide(self, text: str) -> str:
         return self._run.context.redactor.redact(clean(text)[0])[0]
 
 

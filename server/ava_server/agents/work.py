@@ -163,7 +163,7 @@ class AgentWork:
             if not isinstance(cause, AgentFailed | RolesError):
                 raise cause from error
             return RunResult(
-                "error", f"{title} could not go on", error_kind="agent", error_message=self._hidden(str(cause)),
+                "error", f"{title} could not go on", error_kind="agent", error_message=self._hide(str(cause)),
                 what_to_do=f"See `ava agents`, and propose it again; or without {title}: runner: in-process.",
             )  # fmt: skip
 
@@ -201,7 +201,7 @@ class AgentWork:
             self._folders = (command.folder, *(bind.target for bind in command.binds if bind.writable))
             async with (
                 parts.sandbox.start(command) as pipes,
-                AcpAgent(spec.title, pipes, self._update, self._permit, self._hidden) as agent,
+                AcpAgent(spec.title, pipes, self._update, self._permit, self._hide) as agent,
             ):
                 await agent.initialize()
                 if agent.takes_provider and spec.providers:
@@ -279,11 +279,11 @@ class AgentWork:
         if news:
             return news
         said = "".join(self._said).strip() or self._meter.last_text.strip()
-        text = await hide_apart(partial(self._hidden, said), len(said))
+        text = await hide_apart(partial(self._hide, said), len(said))
         fault = self._meter.fault
         if fault is not None:  # its words are then about that
             return RunResult(
-                "error", "the agent's model failed", error_kind=fault.kind, error_message=self._hidden(str(fault)),
+                "error", "the agent's model failed", error_kind=fault.kind, error_message=self._hide(str(fault)),
                 what_to_do=fault.what_to_do,
             )  # fmt: skip
         if stop == "refusal":
@@ -297,7 +297,7 @@ class AgentWork:
         return UNFINISHED
 
     def _error(self, reason: str, text: str, advice: str) -> RunResult:
-        message = self._hidden(text[:4_000])
+        message = self._hide(text[:4_000])
         return RunResult("error", reason, error_kind="agent", error_message=message, what_to_do=advice)
 
     async def _checked(self, submitted: SubmitArgs, call_id: str | None) -> RunResult | str:
@@ -351,9 +351,9 @@ class AgentWork:
                 self._said_chars += len(said)
             case "tool":
                 if len(self._told) < MOST_TOLD:
-                    self._told.add(own_id(update.call_id, self._hidden))
+                    self._told.add(own_id(update.call_id, self._hide))
                 if update.text and update.status not in ("completed", "failed"):
-                    self._run.say(self._hidden(update.text))
+                    self._run.say(self._hide(update.text))
             case "usage":
                 self._usage.update(update.usage)
             case _:
@@ -363,7 +363,7 @@ class AgentWork:
         """Answer a request from what was approved: what stays in the sandbox's own folders is, the rest is not."""
         allowed = self._may_permit(ask)
         answer = "allowed once" if allowed else "refused"
-        what = self._hidden(f"{answer}: {ask.kind} {ask.title}")
+        what = self._hide(f"{answer}: {ask.kind} {ask.title}")
         chars = sum(map(len, ask.paths[:SHOWN_PATHS]))
         paths = await hide_apart(partial(self._shown_paths, ask), chars, waits=False)
         if paths:
@@ -382,7 +382,7 @@ class AgentWork:
         return allowed
 
     def _shown_paths(self, ask: PermissionRequest) -> list[str]:
-        return [one_line(self._hidden(path), SHOWN_PATH_CHARS) for path in ask.paths[:SHOWN_PATHS]]
+        return [one_line(self._hide(path), SHOWN_PATH_CHARS) for path in ask.paths[:SHOWN_PATHS]]
 
     def _is_inside(self, path: str) -> bool:
         """Tell whether a path is in a folder that the agent may write; one that is relative is in none."""
@@ -416,10 +416,10 @@ class AgentWork:
             for name, times in Counter(missing.values()).items():
                 counted.append(name if times == 1 else f"{name} × {times}")
             names = ", ".join(counted)
-            text = await hide_apart(partial(self._hidden, names), len(names), waits=False)
+            text = await hide_apart(partial(self._hide, names), len(names), waits=False)
             await self._log.record(AgentNote(kind="unreported", text=text, detail={"calls": len(missing)}))
 
-    def _hidden(self, text: str) -> str:
+    def _hide(self, text: str) -> str:
         return self._run.context.redactor.redact(text)[0]
 
 

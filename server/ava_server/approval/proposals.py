@@ -279,14 +279,13 @@ def texts_of(view: View, run: RunRow) -> Texts | None:
     entry = view.entry(run.task_seq) if run.task_seq is not None else None
     if entry is None or not isinstance(entry.fact, UserMessage):
         return None
-    said = entry.fact
-    steps = tuple(Texts.model_validate(step) for step in said.steps or ())
+    steps = tuple(Texts.model_validate(step) for step in entry.fact.steps or ())
     if run.is_plan and not steps:
         texts = _texts_of_runs(view, config_of(run.config))
         if texts is None:
             return None
         steps = texts
-    return Texts.said(said, steps)
+    return Texts.of_message(entry.fact, steps)
 
 
 def has_inputs(view: View, run: RunRow) -> bool:

@@ -40,7 +40,7 @@ class RunCap:
         """Return an argument as the configuration and the log have it."""
         return cap_micros(given) if self is COST else given
 
-    def given(self, stored: float) -> float:
+    def argument_value(self, stored: float) -> float:
         """Return a value of the configuration or the log as an argument."""
         return stored / MICROS_PER_CENT if self is COST else stored
 
@@ -140,7 +140,7 @@ class Texts(BaseModel, frozen=True, extra="forbid"):
     steps: tuple["Texts", ...] = ()
 
     @classmethod
-    def said(cls, task: UserMessage, steps: tuple["Texts", ...] = ()) -> "Texts":
+    def of_message(cls, task: UserMessage, steps: tuple["Texts", ...] = ()) -> "Texts":
         """Return the texts that a run's first message has, and those of a plan's steps."""
         return cls(
             task=task.text,
@@ -465,7 +465,7 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
 
     @property
     def limits(self) -> dict[str, float]:
-        return {cap.argument: cap.given(cap.of(self)) for cap in CAPS if not (cap is COST and self.free)}
+        return {cap.argument: cap.argument_value(cap.of(self)) for cap in CAPS if not (cap is COST and self.free)}
 
     def least_turns(self, micros: int) -> int:
         """Return how many turns an amount buys even if each call costs its maximum."""

@@ -206,8 +206,8 @@ class NatsDelivery:
         if found != wanted:
             raise DeliveryFailed(
                 f"the stream {self._place.name} of the NATS server at {self._place.address} is not as Ava makes it"
-                f" ({what} has {field} {_shown(found)}, not {_shown(wanted)}): remove it there, or give another"
-                " name under [delivery]"
+                f" ({what} has {field} {_value_words(found)}, not {_value_words(wanted)}): remove it there, or give"
+                " another name under [delivery]"
             )
 
     async def _consumers(self) -> list[Any]:
@@ -474,7 +474,7 @@ def _sequence(message: Msg) -> int:
     return message.metadata.sequence.stream
 
 
-def _shown(value: object) -> str:
+def _value_words(value: object) -> str:
     return str(getattr(value, "value", value))
 
 

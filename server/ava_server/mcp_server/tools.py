@@ -97,11 +97,11 @@ async def call_tool(
 ) -> types.CallToolResult | types.InputRequiredResult | dict[str, Any]:
     """Call a tool. Every error becomes an answer, and a start maybe a task. Raises MCPError: there is no such tool."""
     from ava_server.approval.questions import AnsweredLater
-    from ava_server.approval.requests import shown
+    from ava_server.approval.requests import show_value
     from ava_server.service.tools import TOOLS
 
     if params.name not in TOOLS:
-        text = f"there is no tool {shown(params.name)}; the tools are {', '.join(TOOLS)}"
+        text = f"there is no tool {show_value(params.name)}; the tools are {', '.join(TOOLS)}"
         raise MCPError(code=types.INVALID_PARAMS, message=text)
     steps = count(1)
 

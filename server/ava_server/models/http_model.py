@@ -92,13 +92,13 @@ class HttpModel:
         return self.wire.assistant_message(text, calls)
 
     def stream(self, request: Request, check: SendCheck = unchecked) -> AbstractAsyncContextManager[AnswerStream]:
-        def seen() -> int:
+        def shown_bytes() -> int:
             own = (request.system, *(tool.description for tool in request.tools))
             return bounds.shown_bytes([*own, *map(self.wire.message, request.turns)])
 
         offered = frozenset(tool.name for tool in request.tools)
         return self.exchange(
-            lambda: self._take_encoded(request), check, seen, most_output=request.max_output, offered=offered
+            lambda: self._take_encoded(request), check, shown_bytes, most_output=request.max_output, offered=offered
         )
 
     @asynccontextmanager
@@ -262,7 +262,7 @@ class HttpModel:
             outgoing = client.build_request(
                 "POST",
                 _url(endpoint.url),
-                content=_taken(body, check),
+                content=_send_pieces(body, check),
                 headers=headers,
                 timeout=httpx2.Timeout(None, connect=connect_s, pool=connect_s),
             )
@@ -309,7 +309,7 @@ def _url(url: str) -> httpx2.URL:
     return httpx2.URL(url)
 
 
-async def _taken(pieces: list[bytes], check: SendCheck) -> AsyncGenerator[bytes]:
+async def _send_pieces(pieces: list[bytes], check: SendCheck) -> AsyncGenerator[bytes]:
     """Yield a body, and its end only after the check: a provider acts on a whole request, and bills only that."""
     if len(pieces[0]) > _LAST_BYTES:
         yield pieces[0][:-_LAST_BYTES]

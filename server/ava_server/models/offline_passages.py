@@ -79,7 +79,8 @@ def passages(tool: str, output: str) -> list[Passage]:
     """Return the passages in a tool's output; none for a failure."""
     if output.startswith("Failed."):
         return []
-    reader = {"search_and_read": _found, "read_file": _read, "read_webpages": _pages}.get(tool)
+    readers = {SEARCH: _search_passages, "read_file": _file_passages, "read_webpages": _page_passages}
+    reader = readers.get(tool)
     if reader is None:
         return []
     return list(chain.from_iterable(map(reader, _bodies(output))))
@@ -179,7 +180,7 @@ def spread_in(query: Query, passages: Sequence[Passage]) -> Spread:
     return Spread(tuple(len(counts) - counts.count(0) for counts in counts_by_word), len(passages))
 
 
-def _found(body: str) -> Iterator[Passage]:
+def _search_passages(body: str) -> Iterator[Passage]:
     """Read the output of `search_and_read`; line counts keep a passage's text from being taken for the next file."""
     at = max(body.find("\n\n## "), 0)  # what is above is about the search
     path, rank = "", -1
@@ -206,7 +207,7 @@ def _read_head(body: str) -> tuple[re.Match[str] | None, str]:
     return _READ_HEAD.match(head, 0, _HEAD_CHARS), text
 
 
-def _read(body: str) -> Iterator[Passage]:
+def _file_passages(body: str) -> Iterator[Passage]:
     head, text = _read_head(body)
     if head is None:
         return
@@ -233,7 +234,7 @@ def _missing(head: re.Match[str]) -> str:
     return "; ".join(said)
 
 
-def _pages(body: str) -> Iterator[Passage]:
+def _page_passages(body: str) -> Iterator[Passage]:
     titles: dict[str, str] = {}
     for head, text in _headed(_WEB_HEAD, body):
         if head["failed"] is None:

@@ -93,7 +93,7 @@ def _fault_text(title: str, code: str) -> str:
             return f"{title}'s web search has a fault ({code}): try again later, or {WITHOUT}"
 
 
-def _found(whole: WholeAnswer, rows: list[dict[str, Any]] | None, fault: str, searches: int) -> WholeAnswer:
+def _search_answer(whole: WholeAnswer, rows: list[dict[str, Any]] | None, fault: str, searches: int) -> WholeAnswer:
     """Return an answer that holds only the results; `rows` is None where no search brought any answer."""
     raw = {"rows": rows, "fault": fault[:60] if rows is None else "", "searches": searches}
     return replace(whole, raw=raw, text="", thinking="", calls=())
@@ -148,7 +148,7 @@ class _MessagesResults(MessagesAnswer):
             fault = _REFUSED
         used = fields_of((self.usage or {}).get("server_tool_use"))
         searches = max(_count(used.get("web_search_requests")), lists)
-        return _found(whole, rows if lists else None, one_line(fault) or "", searches)
+        return _search_answer(whole, rows if lists else None, one_line(fault) or "", searches)
 
 
 def _row(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,8 +199,8 @@ class _ResponsesResults(ResponsesAnswer):
             fault = ""
         found_nothing_for_a_fault = failed and not rows
         if not searches or found_nothing_for_a_fault:  # None: it did not search; an empty list: it found nothing
-            return _found(answer, None, fault, len(searches))
-        return _found(answer, rows, fault, len(searches))
+            return _search_answer(answer, None, fault, len(searches))
+        return _search_answer(answer, rows, fault, len(searches))
 
 
 def _cited_titles(output: list[dict[str, Any]]) -> dict[str, Any]:
@@ -253,5 +253,5 @@ class _ChatResults(ChatAnswer):
             cited = as_object(note.get("url_citation")) or note
             rows.append({"url": cited.get("url"), "title": cited.get("title")})
         if self.stop_reason == "content_filter" and not rows:
-            return _found(whole, None, _REFUSED, 1)
-        return _found(whole, rows, "", 1)
+            return _search_answer(whole, None, _REFUSED, 1)
+        return _search_answer(whole, rows, "", 1)

@@ -313,7 +313,7 @@ def meant_by(tier: str, settings: ModelSettings, providers: Mapping[str, Provide
     if settings.base_url:
         if not settings.model:
             raise ConfigError(
-                f"AVA_MODEL_BASE_URL is set to {_shown(settings.base_url)}, but AVA_MODEL is not; set it to "
+                f"AVA_MODEL_BASE_URL is set to {_without_login(settings.base_url)}, but AVA_MODEL is not; set it to "
                 "the id of a model there."
             )
         return f"{CUSTOM}:{settings.model}", "AVA_MODEL_BASE_URL"
@@ -467,7 +467,7 @@ def check_address(name: str, base_url: str, api_key: str | None, *, has_key: boo
     """Raise ConfigError for an address that cannot be used, or that would send a key unencrypted."""
     if not _is_usable_address(base_url):
         raise ConfigError(
-            f"The base URL of {name} ({_shown(base_url)}) cannot be used; write it like https://host/v1, "
+            f"The base URL of {name} ({_without_login(base_url)}) cannot be used; write it like https://host/v1, "
             "without user, password or query."
         )
     if re.search("[^!-~]", api_key or ""):
@@ -495,7 +495,7 @@ def _is_usable_address(base_url: str) -> bool:
     return all(name in ALLOWED_QUERY for name, _ in parse_qsl(parts.query, keep_blank_values=True))
 
 
-def _shown(base_url: str) -> str:
+def _without_login(base_url: str) -> str:
     """Return an address without user and password."""
     scheme, _, rest = base_url.partition("://")
     if not rest:

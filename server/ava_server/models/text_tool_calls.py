@@ -103,7 +103,7 @@ class CallReader:
     def _next(self) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the calls of the form that begins here; none for an unknown form."""
         if self._skip(_HERMES):
-            call = _named(self._object("</tool_call>"))
+            call = _name_and_args(self._object("</tool_call>"))
             self._close("</tool_call>")
             return [call]
         if self._skip(_WRAPPED):
@@ -151,7 +151,7 @@ class CallReader:
             key = found[1].strip()
             if key in args:
                 raise Unreadable(f"its argument {key!r} is there twice")
-            args[key] = _typed(found[2], fields_of(properties.get(key)))
+            args[key] = _typed_argument(found[2], fields_of(properties.get(key)))
         return args
 
     def _object(self, end: str) -> dict[str, Any]:
@@ -195,14 +195,14 @@ def whole_call(text: str, offered: Mapping[str, Any]) -> tuple[TextToolCall, ...
     value = json_text.decode_object(inner)
     if value is None or str(value.get("name")) not in offered or set(value) not in (_ARGUMENTS, _PARAMETERS):
         return ()
-    name, args = _named(value)
+    name, args = _name_and_args(value)
     return (TextToolCall(name, args, inner),)
 
 
 _ARGUMENTS, _PARAMETERS = {"name", "arguments"}, {"name", "parameters"}
 
 
-def _named(value: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def _name_and_args(value: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Return name and arguments of a call that is one object. Raises Unreadable if one of them is missing."""
     name = value.get("name")
     given = [value[key] for key in ("arguments", "parameters") if key in value]
@@ -214,7 +214,7 @@ def _named(value: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return name, args
 
 
-def _typed(text: str, schema: Mapping[str, Any]) -> Any:
+def _typed_argument(text: str, schema: Mapping[str, Any]) -> Any:
     """Return an argument that was written without quotes in the type of its schema; text where that allows it."""
     text = text.removeprefix("\n").removesuffix("\n")
     wanted = _kinds(schema)
@@ -277,7 +277,7 @@ def read_printed(text: str, tools: Sequence[ToolSchema], seen: Callable[[], Iter
         unknown = next((call.name for call in calls if call.name not in offered), None)
         if unknown is not None:
             raise Unreadable(f"there is no tool {unknown[:60]!r}; yours are {', '.join(offered)}", whole=True)
-        if _quoted(calls, seen()):
+        if _is_quoted(calls, seen()):
             raise Unreadable("it stands in what you have read, and what is quoted calls nothing", whole=True)
     except Unreadable as why:
         if why.whole or _looks(text, start, offered):
@@ -318,7 +318,7 @@ def _looks(text: str, start: int, offered: Iterable[str]) -> bool:
     )
 
 
-def _quoted(calls: Sequence[TextToolCall], seen: Iterable[str]) -> bool:
+def _is_quoted(calls: Sequence[TextToolCall], seen: Iterable[str]) -> bool:
     """Tell whether a call appears in what was read: as it is, in another form, or in pieces."""
     wanted = [
         (

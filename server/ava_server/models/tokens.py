@@ -43,7 +43,7 @@ def read_usage(
     reported = _counts_in(usage)
     for name, value in reported.items():
         if not _is_count(value):
-            why = "is missing" if value is None else f"is {_shown(value)}, which cannot be"
+            why = "is missing" if value is None else f"is {_value_words(value)}, which cannot be"
             return None, cost, (*odd, f"usage not counted: {name} {why}")
     prompt, output, cached, written, thinking = map(int, reported.values())
     total = int(usage["total_tokens"]) if _is_count(usage.get("total_tokens")) else None
@@ -198,7 +198,7 @@ def _cost_micros(usage: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]
     total = Decimal(0)
     for part in parts:
         if not _is_number(part) or not 0 <= part <= MOST_TOKENS:
-            return None, (f"reported cost not counted: {_shown(part)}",)
+            return None, (f"reported cost not counted: {_value_words(part)}",)
         total += Decimal(repr(part))
     return int((total * 1_000_000).to_integral_value(ROUND_CEILING)), ()
 
@@ -211,7 +211,7 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _shown(value: Any) -> str:
+def _value_words(value: Any) -> str:
     return join_surrogates(str(value)[:40])[0]
 
 

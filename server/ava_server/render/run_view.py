@@ -487,7 +487,9 @@ def limits_of(shown: RunView) -> dict[str, float] | None:
     caps = list(zip((TIME, TURNS, TOOL_CALLS, TOKENS, COST), shown.caps, strict=False))  # a newer Ava's are not known
     if shown.plan is not None:
         caps = [(cap, each) for cap, each in caps if cap in (TIME, COST)]
-    return {cap.argument: cap.given(each.most) for cap, each in caps if cap is not COST or not shown.free} or None
+    if shown.free:
+        caps = [(cap, each) for cap, each in caps if cap is not COST]
+    return {cap.argument: cap.argument_value(each.most) for cap, each in caps} or None
 
 
 def short_number(number: float) -> str:

@@ -13,7 +13,7 @@ from ava_audit.errors import BadQuery
 from ava_audit.search import LogQuery, search
 from ava_audit.units import now_us
 from ava_roles.wrap import escape_result
-from ava_server.approval.requests import LogArgs, parse, shown
+from ava_server.approval.requests import LogArgs, parse, show_value
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, read_span
 from ava_server.render.entries import entry_line, names_of
@@ -114,7 +114,9 @@ def _parse_cursor(cursor: str, digest: str) -> _Place:
     *parts, cursor_digest = cursor.strip().split(".")
     has_bounds = len(parts) == 4 and parts[0] != "" and parts[1] != ""
     if not has_bounds or not all(map(_is_number_or_empty, parts)):
-        raise BadInput(f"cursor: {shown(cursor)} is not a cursor of the log; give the one that the last answer had")
+        raise BadInput(
+            f"cursor: {show_value(cursor)} is not a cursor of the log; give the one that the last answer had"
+        )
     if cursor_digest != digest:
         raise BadInput(
             "cursor: it belongs to another query; give the same subagent_id, search, since, until, types and session "

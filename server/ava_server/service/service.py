@@ -18,7 +18,7 @@ from ava_roles.errors import RolesError
 from ava_server.approval.decide import Decided, FoldedScreen, PersonAnswer, Shown, tool_call
 from ava_server.approval.proposals import changed_since
 from ava_server.approval.questions import AnsweredLater
-from ava_server.approval.requests import refuse_deep, shown
+from ava_server.approval.requests import refuse_deep, show_value
 from ava_server.approval.steps import with_plain_steps
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -100,7 +100,7 @@ class Service:
             AnsweredLater: The client asks the person and calls again with the answer.
         """
         if tool not in TOOLS:
-            raise BadInput(f"there is no tool {shown(tool)}; there are {', '.join(TOOLS)}")
+            raise BadInput(f"there is no tool {show_value(tool)}; there are {', '.join(TOOLS)}")
         spec = TOOLS[tool]
         checked = await self._check_arguments(spec, arguments)
         record = CallRecord(self._access, tool, checked.arguments, checked.redacted)

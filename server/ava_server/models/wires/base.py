@@ -198,7 +198,7 @@ class Wire(ABC):
         """Return the address under an API's, which has neither a query nor a slash at its end."""
         return base if base.endswith(self.path) else f"{base}{self.path}"
 
-    def asked(self, path: str) -> Mapping[str, Any] | None:
+    def request_at(self, path: str) -> Mapping[str, Any] | None:
         """Return the fields of a request that the path of another program's has, or None: it asks for no answer."""
         return {} if path.endswith(self.path) else None
 

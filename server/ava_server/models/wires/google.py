@@ -82,7 +82,7 @@ class GoogleWire(Wire):
         method = f"{STREAM}?alt=sse" if self.streaming else WHOLE
         return f"{versioned}/models/{quote(model.removeprefix('models/'), safe='')}:{method}"
 
-    def asked(self, path: str) -> Mapping[str, Any] | None:
+    def request_at(self, path: str) -> Mapping[str, Any] | None:
         model, _, method = path.rpartition("/models/")[2].rpartition(":")
         if method not in (WHOLE, STREAM) or "/models/" not in path:
             return None

@@ -200,7 +200,7 @@ class AnswerStream:
             async for delta in self._events():
                 yield delta
         else:
-            yield self._whole(b"".join([piece async for piece in self._pieces()]), content_type)
+            yield self._read_whole(b"".join([piece async for piece in self._pieces()]), content_type)
         self._completion = self._complete()
 
     def _complete(self) -> Completion:
@@ -223,7 +223,7 @@ class AnswerStream:
                     (b"{", b"[", b"<")
                 ):  # no line of an event does
                     rest = [later async for later in pieces]
-                    yield self._whole(b"".join([piece, *rest]), content_type="")
+                    yield self._read_whole(b"".join([piece, *rest]), content_type="")
                     return
                 for data in reader.feed(piece):
                     over = data.strip() == "[DONE]"
@@ -315,7 +315,7 @@ class AnswerStream:
         self._skipped += 1
         return Delta()
 
-    def _whole(self, content: bytes, content_type: str) -> Delta:
+    def _read_whole(self, content: bytes, content_type: str) -> Delta:
         head = content[:64].lstrip().lower()
         if head.startswith(b"<") or (content_type.startswith("text/html") and not head.startswith(b"{")):
             raise self._endpoint.error("web page", begins=self._endpoint.begins(content))

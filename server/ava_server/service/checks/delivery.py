@@ -78,7 +78,7 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
     if not workers:
         yield CheckFinding("workers", "warning", "no worker is running: approved runs wait", _START, short="no worker")
         return
-    shown = "; ".join(map(_shown, sorted(workers, key=lambda one: (one.host, one.labels))))
+    shown = "; ".join(map(_worker_words, sorted(workers, key=lambda one: (one.host, one.labels))))
     count = _counted(len(workers), "worker")
     yield CheckFinding("workers", "ok", f"{count}: {shown}", short=count)
     here = version("ava-subagents")
@@ -88,7 +88,7 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
         yield CheckFinding("workers", "warning", text, "Install the same version everywhere.", short="versions differ")
 
 
-def _shown(worker: WorkerFacts) -> str:
+def _worker_words(worker: WorkerFacts) -> str:
     words = [f"on {worker.host}", _counted(worker.slots, "slot")]
     if worker.labels:
         words.append(f"labels {', '.join(worker.labels)}")
