@@ -135,7 +135,8 @@ class AcpAgent:
             )
         self._can = said.agent_capabilities or schema.AgentCapabilities()
         if said.agent_info is not None:
-            self.name, self.version = self._line(said.agent_info.name, 80), self._line(said.agent_info.version, 40)
+            self.name = self._line(said.agent_info.name, 80)
+            self.version = self._line(said.agent_info.version, 40)
 
     @property
     def takes_provider(self) -> bool:
@@ -290,13 +291,20 @@ class AcpAgent:
         return _CANCELLED
 
     def _permission_request(self, call: schema.ToolCallUpdate) -> PermissionRequest:
-        places = [str(location.path) for location in call.locations or ()]
-        edits = [part for part in call.content or () if isinstance(part, schema.FileEditToolCallContent)]
-        changed = [str(edit.path) for edit in edits]
-        arguments = [self._absolute(path) for path in _paths_in(call.raw_input)]
-        paths = tuple(dict.fromkeys([*places, *changed, *arguments]))
-        title = self._line(call.title or "", 300)
-        return PermissionRequest(call.tool_call_id, str(call.kind or "other"), title, paths, bool(edits))
+        paths = [str(location.path) for location in call.locations or ()]
+        changes = False
+        for part in call.content or ():
+            if isinstance(part, schema.FileEditToolCallContent):
+                changes = True
+                paths.append(str(part.path))
+        paths += map(self._absolute, _paths_in(call.raw_input))
+        return PermissionRequest(
+            call.tool_call_id,
+            str(call.kind or "other"),
+            self._line(call.title or "", 300),
+            tuple(dict.fromkeys(paths)),
+            changes,
+        )
 
 
 _CANCELLED: dict[str, Any] = {"outcome": {"outcome": "cancelled"}}

@@ -248,7 +248,8 @@ class RunMeter:
         if settlement == "not_billed":
             self._unpaid.total += self._open_bytes.get(reserved.fact.turn, 0)
         if error is not None:
-            self.fault, self._failed_in_a_row = error, self._failed_in_a_row + 1
+            self.fault = error
+            self._failed_in_a_row = self._failed_in_a_row + 1
             if self._failed_in_a_row >= FAILED_CALLS:
                 self._on_stop()
             fact = ErrorOccurred(
@@ -527,7 +528,8 @@ def results_in(item: Any) -> Iterator[ShownResult]:
         if answered is not None:
             response = answered.get("response")
             failed = "error" in (as_object(response) or {})
-            call_id, name = str(answered.get("id", "")), as_text(answered.get("name"))
+            call_id = str(answered.get("id", ""))
+            name = as_text(answered.get("name"))
             yield ShownResult(call_id, _text(_response_text(response)), failed, name)
     for block in objects_in(found.get("content")):
         if block.get("type") == "tool_result":

@@ -398,10 +398,13 @@ class AgentWork:
         kind = ask.kind
         if ask.changes and kind not in _CHANGES:
             kind = "edit"
-        if kind in _CHANGES and ask.paths and all(map(self._is_inside, ask.paths)):
+        if kind in _SAFE_KINDS:
             return True
-        is_own = _OF_OWN_SERVER.match(ask.title) is not None and self._meter.is_own(tool)
-        return kind in _SAFE_KINDS or (kind == "other" and is_own)
+        if kind in _CHANGES:
+            return bool(ask.paths) and all(map(self._is_inside, ask.paths))
+        if kind != "other" or _OF_OWN_SERVER.match(ask.title) is None:
+            return False
+        return self._meter.is_own(tool)
 
     async def _note_unreported(self) -> None:
         """Note the tool calls that have passed the gateway and that the agent has not told of."""
@@ -511,7 +514,8 @@ class RunTools:
         return (result.output, not result.success)
 
     async def _submit(self, call: ToolUse) -> tuple[str, bool]:
-        run, hide = self._run, self._run.context.redactor.redact_json
+        run = self._run
+        hide = self._run.context.redactor.redact_json
         if self.submitted is not None:
             return HANDED, False
         history = run.log.history

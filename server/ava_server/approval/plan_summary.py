@@ -75,7 +75,7 @@ def plan_line(config: RunConfig, texts: Texts) -> str:
 def plan_reach(steps: Sequence[tuple[RunConfig, Collection[ToolSpec]]]) -> str:
     """Return what the runs of several steps may read, reach and change together."""
     configs = [config for config, _specs in steps]
-    folders = {config.workspace for config in configs if config.workspace is not None}
+    folders = {config.workspace for config in configs} - {None}
     codings = [config.coding for config in configs if config.coding is not None]
     if len(folders) > 1 or len(codings) > 1 or any(config.foreign for config in configs):
         return _separate_reach(configs)
@@ -86,17 +86,23 @@ def plan_reach(steps: Sequence[tuple[RunConfig, Collection[ToolSpec]]]) -> str:
         tools.update((spec.name, spec) for spec in own)
         if any(spec.network and not spec.search for spec in own):
             readers.append(config)
-    git_folders = [config.git_folder for config in configs if config.git_folder]
     together = RunReach(
-        workspace=folders.pop() if folders else None,
+        workspace=next(iter(folders), None),
         earlier=_earlier_runs(configs),
         confinement=_weakest_confinement(configs),
         network=any(config.network for config in configs),
         namespace=codings[0].namespace if codings else (),
         hosts=_hosts_of(readers),
-        git_folder=git_folders[0] if git_folders else "",
+        git_folder=_first_git_folder(configs),
     )
     return reach(tools.values(), together)
+
+
+def _first_git_folder(configs: Iterable[RunConfig]) -> str:
+    for config in configs:
+        if config.git_folder:
+            return config.git_folder
+    return ""
 
 
 def _separate_reach(configs: Iterable[RunConfig]) -> str:

@@ -451,10 +451,12 @@ def proposal_in(view: View, pending_id: str, user: str, limits: SpawnLimits, now
 
 def pending_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) -> Pending | str:
     """Return a proposal that waits, also an expired one; or why it no longer waits."""
-    proposal, texts = view.proposal(run.pending_id), texts_of(view, run)
+    proposal = view.proposal(run.pending_id)
+    texts = texts_of(view, run)
     if proposal is None or proposal.state != WAITING or texts is None:
         return f"{closed_proposal(view, run)}."
-    config, day = config_of(run.config), day_left(view, run.user_id, limits, now_us)
+    config = config_of(run.config)
+    day = day_left(view, run.user_id, limits, now_us)
     rows = proposal_rows(config, texts, day, program_of(view.session_start(run.session_id)))
     return Pending(
         pending_id=run.pending_id,

@@ -146,7 +146,8 @@ def _server_reach(specs: Sequence[ToolSpec], confinement: str) -> str:
     if len(names) == 1:
         which, pronoun = f"use the MCP server {names[0]}", "it"
     else:
-        which, pronoun = f"use the MCP servers {' and '.join(names)}", "they"
+        which = f"use the MCP servers {' and '.join(names)}"
+        pronoun = "they"
     flags = flags_of(specs)
     notes: list[str] = []
     if confinement == "none" and "program" in flags:
@@ -199,11 +200,10 @@ SERIOUS = frozenset(POWERS[:5])
 def powers(config: RunConfig, specs: Collection[ToolSpec]) -> tuple[str, ...]:
     """Return what a run can do, in words that are the same for each: what sets one of several proposals apart."""
     flags = flags_of(specs)
-    servers = config.foreign.values()
     coding = config.coding is not None
     has = {
         "run without a sandbox": config.confinement == "none",
-        "change files": coding or any(server.read_write for server in servers),
+        "change files": coding or _servers_write(config),
         "change things": _changes_by_servers(config) or any(spec.changes for spec in specs),
         "run commands": coding or "commands" in flags or config.runner != IN_PROCESS,
         "use secrets": any(config.secrets.values()),
@@ -215,9 +215,7 @@ def powers(config: RunConfig, specs: Collection[ToolSpec]) -> tuple[str, ...]:
 
 def sees_files(config: RunConfig) -> bool:
     """Tell whether a run may read files of the person: of its workspace, or what its programs reach."""
-    if config.workspace is not None or config.confinement == "none":
-        return True
-    return any(server.read_write for server in config.foreign.values())
+    return config.workspace is not None or config.confinement == "none" or _servers_write(config)
 
 
 def reaches_out(config: RunConfig) -> bool:
@@ -237,6 +235,11 @@ def reads_outside(config: RunConfig) -> bool:
 def changes_outside(config: RunConfig) -> bool:
     """Tell whether a run may change something that stays: in a repository, or by another server's tools."""
     return config.coding is not None or _changes_by_servers(config)
+
+
+def _servers_write(config: RunConfig) -> bool:
+    """Tell whether programs of MCP servers may write to folders of the person."""
+    return any(server.read_write for server in config.foreign.values())
 
 
 def _reaches_network(config: RunConfig) -> bool:

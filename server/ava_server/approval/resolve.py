@@ -178,7 +178,8 @@ class _Resolution:
 
         A skill that cannot be read, or asks for tools that the role lacks, refuses the run.
         """
-        role, folder = self._role, self._context.settings.paths.skills
+        role = self._role
+        folder = self._context.settings.paths.skills
         wanted = role.skills if READ_SKILL.name in tools else ()
         missing = tuple(one_line(name, 80) for name in wanted if not is_installed(folder, name))
         used: list[SkillUse] = []
@@ -312,7 +313,6 @@ class _Resolution:
     ) -> RunConfig:
         args, role, context = self._args, self._role, self._context
         caps, clamped = caps_of(args, role, choice, context.settings.limits)
-        specs = specs_of(found.names, self._tools)
         config = RunConfig(
             role=role.name,
             role_source=role.source,
@@ -322,7 +322,7 @@ class _Resolution:
             tools=found.names,
             unavailable_tools=found.unavailable,
             lacks=lacks,
-            **self._reach_fields(found, specs),
+            **self._reach_fields(found),
             secrets=self._secrets(found.names),
             plan=self._plans(choice, caps[TURNS.field]),
             questions=role.questions if ASK.name in found.names else 0,
@@ -348,7 +348,7 @@ class _Resolution:
                 mode="json", exclude_unset=True, exclude=set(Texts.model_fields) | {"retry_of", "ask"}
             ),
             **caps,
-            **self._optional_fields(specs),
+            **self._optional_fields(found),
         )
         return with_estimate(config, context.past)
 
@@ -364,9 +364,10 @@ class _Resolution:
             return fields
         return {**fields, "extended_thinking": thinking, "thinking_note": note}
 
-    def _reach_fields(self, found: FoundTools, specs: Sequence[ToolSpec]) -> dict[str, Any]:
+    def _reach_fields(self, found: FoundTools) -> dict[str, Any]:
         """Return what the run may read, reach and change."""
         scope = found.scope
+        specs = specs_of(found.names, self._tools)
         reads_pages = any(spec.network and not spec.search for spec in specs)
         return {
             "workspace": scope.workspace,
@@ -380,12 +381,12 @@ class _Resolution:
             "reach": reach(self._with_its_own(specs), scope),
         }
 
-    def _optional_fields(self, specs: Sequence[ToolSpec]) -> dict[str, Any]:
+    def _optional_fields(self, found: FoundTools) -> dict[str, Any]:
         """Return the fields of another agent and of a web search, where the run has one."""
         fields: dict[str, Any] = {}
         if self._agent is not None:
             fields.update(runner=self._agent.runner, agent=self._agent.digest)
-        if any(spec.search for spec in specs):
+        if any(spec.search for spec in specs_of(found.names, self._tools)):
             fields.update(self._search_fields())
         return fields
 

@@ -134,7 +134,8 @@ class NatsDelivery:
         try:
             for info in await self._translated(self._consumers()):
                 queue = _queue_of_token(info.name or "")
-                waiting[queue], taken[queue] = info.num_pending or 0, info.num_ack_pending or 0
+                waiting[queue] = info.num_pending or 0
+                taken[queue] = info.num_ack_pending or 0
                 again += info.num_redelivered or 0
         except _Denied:  # as a worker's user: the engine is up
             return EngineState(counted=False)
@@ -370,7 +371,8 @@ class NatsDelivery:
             try:
                 client = await self._connected_client()
             except Exception as error:
-                self._failure, self._dials_from_s = error, anyio.current_time() + TRY_AGAIN_S
+                self._failure = error
+                self._dials_from_s = anyio.current_time() + TRY_AGAIN_S
                 raise
             self._client, self._made, self._failure = client, set(), None
             return client
@@ -419,7 +421,8 @@ class NatsDelivery:
     async def _note_error(self, error: Exception) -> None:
         log.debug("nats: %s", error)
         if "permissions violation" in str(error).lower():
-            self._denied, self._denied_s = str(error).removeprefix("nats: "), anyio.current_time()
+            self._denied = str(error).removeprefix("nats: ")
+            self._denied_s = anyio.current_time()
 
     def _denied_since(self, began_s: float) -> str:
         """Return what the server has denied this user since then; empty for nothing."""

@@ -49,7 +49,8 @@ def may_have_been_billed(error: ModelError) -> bool:
 def with_usage(error: ModelError, reported: Completion) -> ModelError:
     """Return the error of a call whose provider says that it used something: so it may have been billed."""
     error.answered = True
-    error.usage, error.cost_micros = reported.usage, reported.cost_micros
+    error.usage = reported.usage
+    error.cost_micros = reported.cost_micros
     return error
 
 
@@ -229,6 +230,20 @@ def _other_words(fields: Mapping[str, Any]) -> str:
     return json_text.encode(filled).decode()
 
 
+def _call_details(status: int | None, proxy: str | None, request_id: str | None) -> str:
+    """Return what is known of a failed call, in brackets, with a space before them; empty for nothing."""
+    details: list[str] = []
+    if status:
+        details.append(f"HTTP {status}")
+    if proxy:
+        details.append(f"through the proxy {proxy}")
+    if request_id:
+        details.append(f"request {request_id}")
+    if not details:
+        return ""
+    return f" ({', '.join(details)})"
+
+
 def _is_about_name(error: BaseException) -> bool:
     """Tell whether an error was raised because the name of a host could not be looked up."""
     cause: BaseException | None = error
@@ -362,17 +377,9 @@ class Endpoint:
             "until": iso_second(round((now.timestamp() + (wait or 0)) * US_PER_S)),
         }
         request_id = self._request_id(headers.get("request-id") or headers.get("x-request-id") or error.request_id)
-        details: list[str] = []
-        if status:
-            details.append(f"HTTP {status}")
-        if proxy:
-            details.append(f"through the proxy {proxy}")
-        if request_id:
-            details.append(f"request {request_id}")
         text = case.text
         text += case.undated if wait is None else case.dated
-        if details:
-            text += f" ({', '.join(details)})"
+        text += _call_details(status, proxy, request_id)
         sentence = f"{self.place} {text.format_map(fields)}"
         words = self.clean(error.words)
         if words:

@@ -47,7 +47,8 @@ def parameters(choice: Choice) -> dict[str, Any]:
     """Return what shapes a request besides the request itself, and where it goes: plain JSON, for the log."""
     if choice.base_url is None:
         return {"wire": choice.wire}
-    host, known = host_of(choice.base_url), provider_at(choice.base_url)
+    host = host_of(choice.base_url)
+    known = provider_at(choice.base_url)
     common = {
         "wire": choice.wire,
         "base_url": choice.base_url,

@@ -141,8 +141,7 @@ class HttpModel:
                     content = await _error_body(response, end)
                     error = await self._status_error(endpoint, response, content)
                     raise self._with_usage(error, content, size, seen, most_output)
-                if self.key_command is not None and api_key is not None:
-                    self.key_command.accepted(api_key)
+                self._accept_key(api_key)
             except (ModelError, AuditError):
                 raise
             except anyio.get_cancelled_exc_class() as cancelled:
@@ -157,11 +156,15 @@ class HttpModel:
             )  # fmt: skip
         finally:
             try:
-                if response is not None:
-                    await _close(response)
+                await _close(response)
             finally:
                 if lent is not None:
                     self.clients.take_back(lent)
+
+    def _accept_key(self, api_key: str | None) -> None:
+        """Tell the command that prints the key that this one was taken."""
+        if self.key_command is not None and api_key is not None:
+            self.key_command.accepted(api_key)
 
     def _endpoint(self, api_key: str | None, streaming: bool | None) -> Endpoint:
         wire = self.wire
@@ -318,9 +321,9 @@ async def _send_pieces(pieces: list[bytes], check: SendCheck) -> AsyncGenerator[
     yield pieces.pop()
 
 
-async def _close(response: httpx2.Response) -> None:
-    """An error while closing does not spoil an answer that has arrived."""
-    if response.is_closed:
+async def _close(response: httpx2.Response | None) -> None:
+    """Close a response, if there is one. An error while closing does not spoil an answer that has arrived."""
+    if response is None or response.is_closed:
         return
     with anyio.move_on_after(1, shield=True):
         try:

@@ -431,9 +431,11 @@ def spread_out(ranked: Iterable[tuple[float, Passage]], most: int) -> list[Passa
 
 def _apart(piece: Passage, other: Passage) -> bool:
     """Tell whether two passages of one source have nothing in common: other rows, lines or places."""
-    rows, others = _ROWS.search(piece.place), _ROWS.search(other.place)
+    rows = _ROWS.search(piece.place)
+    others = _ROWS.search(other.place)
     if rows and others:
-        sheet, other_sheet = piece.place[: rows.start()], other.place[: others.start()]
+        sheet = piece.place[: rows.start()]
+        other_sheet = other.place[: others.start()]
         if sheet == other_sheet:
             first, last = _span(rows)
             other_first, other_last = _span(others)

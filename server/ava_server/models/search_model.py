@@ -48,7 +48,8 @@ def search_model(name: str, choice: Choice, results: int, clients: ClientPool) -
 
 
 def _wire(name: str, choice: Choice, results: int) -> Wire:
-    thinking, own = how_it_thinks(choice), host_of(choice.base_url) == host_of(KNOWN_URLS[name])
+    thinking = how_it_thinks(choice)
+    own = host_of(choice.base_url) == host_of(KNOWN_URLS[name])
     if name == "anthropic":
         return MessagesSearch(False, thinking, bearer=not own)
     if name == "openai":

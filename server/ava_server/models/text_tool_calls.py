@@ -199,7 +199,8 @@ def whole_call(text: str, offered: Mapping[str, Any]) -> tuple[TextToolCall, ...
     return (TextToolCall(name, args, inner),)
 
 
-_ARGUMENTS, _PARAMETERS = {"name", "arguments"}, {"name", "parameters"}
+_ARGUMENTS = {"name", "arguments"}
+_PARAMETERS = {"name", "parameters"}
 
 
 def _name_and_args(value: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -296,7 +297,8 @@ def with_calls(completion: Completion, printed: TextToolCalls, turn: int, messag
         raw_args = json_text.encode(dict(call.args)).decode()
         identity = hashlib.sha256(f"{turn} {number} {call.name} {raw_args}".encode()).hexdigest()[:9]
         calls.append(ToolUse(identity, call.name, json_text.decode_object(raw_args), raw_args))
-    made, raw = dict(message(printed.words, calls)), completion.raw
+    made = dict(message(printed.words, calls))
+    raw = completion.raw
     for name, words in (("content", "text"), ("output", "message")):  # blocks, items: thoughts stay before the text
         if isinstance(made.get(name), list):
             thoughts = [block for block in as_list(raw.get(name)) if fields_of(block).get("type") != words]
@@ -331,7 +333,8 @@ def _is_quoted(calls: Sequence[TextToolCall], seen: Iterable[str]) -> bool:
     ]
     for text in seen:
         plain = _unescaped(text)
-        letters, marked = _letters(plain), OPENING.search(plain) is not None
+        letters = _letters(plain)
+        marked = OPENING.search(plain) is not None
         for source, name, args, leaves in wanted:
             if source in letters or (leaves and args in letters):
                 return True

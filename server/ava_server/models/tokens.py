@@ -53,19 +53,16 @@ def read_usage(
         prompt += beside
     elif cached + written > prompt:
         odd = (*odd, "the same tokens reported as read from the cache and as written to it")
-        cached, written = max(cached - written, 0), min(written, prompt)
+        cached = max(cached - written, 0)
+        written = min(written, prompt)
     output = _whole_output(prompt, output, thinking, total)
     only_total = (total or 0) - prompt - output
     if only_total > 0:
-        more = only_total
-        if most_output is not None:
-            more = max(min(only_total, most_output - output), 0)
+        more = _countable(only_total, output, most_output)
         output += more
         thinking += more
         odd = (*odd, _total_note(only_total, more))
-    shown = sent_bytes
-    if seen is not None and prompt < _least_prompt(shown):
-        shown = min(seen(), sent_bytes)
+    shown = _shown_to_model(prompt, sent_bytes, seen)
     if prompt < _least_prompt(shown):
         return None, cost, (*odd, f"usage not counted: a prompt of {prompt} tokens for {shown:,} bytes of text")
     if output == 0 and has_content:
@@ -88,6 +85,20 @@ def _whole_output(prompt: int, output: int, thinking: int, total: int | None) ->
     if thinking > output or is_beside:
         return output + thinking
     return output
+
+
+def _countable(only_total: int, output: int, most_output: int | None) -> int:
+    """Return how many of the tokens that only the total has can be output, under the answer's limit."""
+    if most_output is None:
+        return only_total
+    return max(min(only_total, most_output - output), 0)
+
+
+def _shown_to_model(prompt: int, sent_bytes: int, seen: Callable[[], int] | None) -> int:
+    """Return how many bytes of text the model was certainly shown; all that was sent where the prompt is not small."""
+    if seen is None or prompt >= _least_prompt(sent_bytes):
+        return sent_bytes
+    return min(seen(), sent_bytes)
 
 
 def _least_prompt(shown: int) -> int:
@@ -317,7 +328,8 @@ def bound(
             shown, shown_bytes = _count(segment.turns, turns, answers, wire)
             if number == 0:
                 known_prefix, prefix_bytes = prefix_bound(request.system, request.tools, request.own_bytes)
-                shown, shown_bytes = shown + known_prefix, shown_bytes + prefix_bytes
+                shown = shown + known_prefix
+                shown_bytes = shown_bytes + prefix_bytes
             if shown + shown_bytes < segment.tokens:
                 new_bytes += shown_bytes
                 partly += shown
@@ -329,7 +341,8 @@ def bound(
     new_bytes += fresh
     if not segments:
         known_prefix, prefix_bytes = prefix_bound(request.system, request.tools, request.own_bytes)
-        shown, new_bytes = shown + known_prefix, new_bytes + prefix_bytes
+        shown = shown + known_prefix
+        new_bytes = new_bytes + prefix_bytes
     if trusted:  # a report can be wrong
         in_reports = (counted or CountedMessages()).bytes([turns[place] for place in sorted(trusted)], wire)
         reported = max(reported, in_reports // FLOOR_BYTES)

@@ -71,7 +71,8 @@ class UsageReader:
         """
         try:
             _, read = self.extractor.extract({self._root: reported})
-            prompt, output = _count(read.input_tokens), _count(read.output_tokens)
+            prompt = _count(read.input_tokens)
+            output = _count(read.output_tokens)
         except Exception:  # it checks less than we do, and may raise anything
             log.debug("genai-prices cannot read a usage", exc_info=True)
             return None

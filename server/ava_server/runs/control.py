@@ -104,7 +104,8 @@ class RunControl:
 
     async def _files(self, run: RunRow, until: float) -> RunFiles:
         """Return what a run has handed over and changed; its changes are committed if that is done in time."""
-        artifacts, hide = await anyio.to_thread.run_sync(self._setup.folders.artifacts, run.id), self._setup.hide
+        artifacts = await anyio.to_thread.run_sync(self._setup.folders.artifacts, run.id)
+        hide = self._setup.hide
         if config_of(run.config).coding is None:
             return RunFiles(artifacts, hide=hide)
         texts = await self._store.read(lambda view: texts_of(view, run))

@@ -139,7 +139,8 @@ class RunFolders:
 
     def _open_workspace(self, config: RunConfig, workspace: str, user: str) -> Root:
         """Open the workspace of a run."""
-        settings, folder = self._resources.settings, Path(workspace)
+        settings = self._resources.settings
+        folder = Path(workspace)
         owner = user == self._resources.user
         try:
             root = open_workspace(settings, folder, config.workspace_identity, user, owner=owner)

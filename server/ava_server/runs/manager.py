@@ -128,9 +128,7 @@ class Manager:
         self._hands_out = self.delivery.carries and self.driver == "workers"
         self._is_given = self.delivery.carries and mode.shares_log
         self._hears: Delivery = self.delivery if self._is_given else log_itself
-        self._labels = settings.labels
-        self._most_here = settings.delivery.slots
-        self._lease_s = settings.lease_s
+        self._settings = settings
         on_cancel = self.outbox.put_cancel if self._hands_out else None
         self.control = RunControl(store, instances, membership.name, setup, on_cancel)
         self.idle_since: float | None = None
@@ -210,8 +208,8 @@ class Manager:
 
     async def _hear(self) -> None:
         """Hear of runs: from the engine in a worker, else from the log."""
-        queues = queues_for(self._labels) if self._is_given else []
-        most = self._most_here or max(self.slots.total, 1)
+        queues = queues_for(self._settings.labels) if self._is_given else []
+        most = self._settings.delivery.slots or max(self.slots.total, 1)
         await self._hears.work(self.instance, queues, most, self.offers)
 
     async def _serve(self, tasks: anyio.abc.TaskGroup) -> None:
@@ -514,7 +512,7 @@ class Manager:
 
     def _hand_out(self, row: RunRow, queue: str) -> None:
         """Have the engine deliver a run, and say what it waits for while no worker has it."""
-        attempt = attempt_of(row.generation, idle_since_us(row), now_us(), self._lease_s)
+        attempt = attempt_of(row.generation, idle_since_us(row), now_us(), self._settings.lease_s)
         self.outbox.put(Message(row.id, queue, attempt))
         why = self.outbox.fault_of(queue) or self._live_workers.none_for(self._notes[row.id])
         self._notes.wait_for_worker(row.id, why)

@@ -348,9 +348,11 @@ class PaidSearches:
             return (
                 f"no search was made: an earlier call cost more than it could by the provider's own limits; {WITHOUT}"
             )
-        need, left = format_usd(request.fact.micros, exact=True), format_usd(reached.left, exact=True)
+        need = format_usd(request.fact.micros, exact=True)
+        left = format_usd(reached.left, exact=True)
         if reached.cap == "max_tokens":
-            need, left = f"{request.tokens:,} tokens", f"{reached.left:,} tokens"
+            need = f"{request.tokens:,} tokens"
+            left = f"{reached.left:,} tokens"
         return (
             f"no search was made: it can take {need}, and {reached.cap} has {left} left, with a last turn reserved;"
             f" {WITHOUT}"

@@ -156,11 +156,7 @@ class RunSetup:
             FolderReplaced: Its workspace or repository is not the one that was approved.
         """
         config = config_of(run.config)
-        texts, ratio = await self._resources.store.read(
-            lambda view: (texts_of(view, run), measured_ratio(view, config.model)), short=True
-        )
-        if texts is None:
-            raise ConfigNotSupported("its task was erased")
+        texts, ratio = await self._texts_and_ratio(run, config)
         scratch = self._resources.settings.paths.scratch / run.id
 
         choice = await self.folders.in_time(lambda: self._begin(config, scratch))
@@ -204,6 +200,15 @@ class RunSetup:
             close=partial(self.folders.close, run, place),
             prompt_prefix=self._prompt_prefixes.of_run(run, prefix),
         )
+
+    async def _texts_and_ratio(self, run: RunRow, config: RunConfig) -> tuple[Texts, float | None]:
+        """Return the texts of a run, and the tokens per byte that earlier runs of its model had."""
+        texts, ratio = await self._resources.store.read(
+            lambda view: (texts_of(view, run), measured_ratio(view, config.model)), short=True
+        )
+        if texts is None:
+            raise ConfigNotSupported("its task was erased")
+        return texts, ratio
 
     def _begin(self, config: RunConfig, scratch: Path) -> Choice:
         """Remove what an earlier process left behind, and return the model, at the price that was approved. Blocks."""

@@ -188,7 +188,8 @@ class ToolCalls:
         """Return the pause in which a person is asked to allow a call, or whether it was refused."""
         if not doubts:
             return False
-        question, ask = self._history.questions.get(call.call_id), self._context.ask
+        question = self._history.questions.get(call.call_id)
+        ask = self._context.ask
         shown = [replace(each, argument=self._hide(each.argument), value=self._hide(each.value)) for each in doubts]
         refused = {value for _tool, _argument, value in self._history.decided_values(allowed=False)}
         is_denied = any(each.value in refused for each in shown)

@@ -58,7 +58,8 @@ class Service:
         self.store = runtime.store
         self.session = session
         self._access = access = Access(runtime, session)
-        self.questions, self.tasks = PersonQuestions(access), RunTasks(access)
+        self.questions = PersonQuestions(access)
+        self.tasks = RunTasks(access)
         checks = RunChecks(access)
         self._pages = PageDecisions(access)
         spawns = Spawns(access)
@@ -119,10 +120,7 @@ class Service:
                 fault = error if _mistake_in(error) is None else None
                 log.warning("%s is done, but not what comes after it: %s", tool, error, exc_info=fault)
                 return record.answer
-            mistake = _mistake_in(error)
-            if mistake is None:
-                record.end("a fault of Ava itself", success=False)
-                raise
+            mistake = _callers_mistake(error, record)
             answer = self._failure(spec, mistake)
         answer, mistake = await self._put_on_record(spec, answer, mistake, caller)
         if mistake is None:
@@ -184,6 +182,15 @@ class Service:
 
     def _failure(self, spec: ServiceTool, error: Exception) -> Answer:
         return spec.answer(status=FAILED, message=self._access.redact(self._access.explain(error)))
+
+
+def _callers_mistake(error: Exception, record: CallRecord) -> Exception:
+    """Return the mistake that a call's exception is. Raises the exception where it is a fault of Ava itself."""
+    mistake = _mistake_in(error)
+    if mistake is None:
+        record.end("a fault of Ava itself", success=False)
+        raise error
+    return mistake
 
 
 def _mistake_in(error: Exception) -> Exception | None:

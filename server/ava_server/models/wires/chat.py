@@ -412,11 +412,16 @@ def _open_thought(part: Any) -> list[Any] | None:
 
 
 def _readable(raw: Mapping[str, Any]) -> str:
-    text = as_text(raw.get("reasoning_content")) or as_text(raw.get("reasoning")) or _thoughts(raw.get("content"))
-    if text:
-        return text
-    texts = [piece.get("text") or piece.get("summary") for piece in objects_in(raw.get("reasoning_details"))]
-    return "\n".join(text for text in texts if isinstance(text, str))
+    thoughts = (as_text(raw.get("reasoning_content")), as_text(raw.get("reasoning")), _thoughts(raw.get("content")))
+    for thought in thoughts:
+        if thought:
+            return thought
+    texts: list[str] = []
+    for piece in objects_in(raw.get("reasoning_details")):
+        text = piece.get("text") or piece.get("summary")
+        if isinstance(text, str):
+            texts.append(text)
+    return "\n".join(texts)
 
 
 def _kind(value: Any) -> str:
@@ -431,7 +436,8 @@ def _extend(known: list[Any], pieces: Sequence[Any]) -> set[tuple[str, str]]:
     """Append pieces of reasoning, joining a block's; return what was dropped as its type changed: field, new type."""
     odd: set[tuple[str, str]] = set()
     for piece in pieces:
-        fields, last = as_object(piece), as_object(known[-1]) if known else None
+        fields = as_object(piece)
+        last = as_object(known[-1]) if known else None
         if fields is None:
             known.append(piece)
         elif last is None or not _same_block(fields, last):

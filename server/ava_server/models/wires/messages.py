@@ -226,7 +226,8 @@ class MessagesAnswer(WireAnswer):
     def _stop(self, delta: Mapping[str, Any]) -> None:
         self.stop_reason = as_text(delta.get("stop_reason")) or self.stop_reason
         details = fields_of(delta.get("stop_details"))
-        category, explanation = as_text(details.get("category")), as_text(details.get("explanation"))
+        category = as_text(details.get("category"))
+        explanation = as_text(details.get("explanation"))
         why = ": ".join(filter(None, (category, explanation)))
         if why:
             note = one_line(f"{details.get('type') or 'stopped'}: {why}") or ""
@@ -269,7 +270,8 @@ class MessagesAnswer(WireAnswer):
 
     def _whole_block(self, index: int) -> dict[str, Any]:
         """Return a block with its pieces put in; a call's arguments are in it as text too, under `_raw`."""
-        block, pieces = dict(self._blocks[index]), self._pieces.get(index, {})
+        block = dict(self._blocks[index])
+        pieces = self._pieces.get(index, {})
         for name in _GROWS.values():
             if name in pieces:
                 block[name] = as_text(block.get(name)) + "".join(pieces[name])
@@ -278,7 +280,8 @@ class MessagesAnswer(WireAnswer):
             if not text:
                 begun = block.get("input")
                 text = json_text.encode(json_text.storable({} if begun is None else begun)[0]).decode()
-            block["_raw"], block["input"] = text, json_text.decode_object(text) or {}
+            block["_raw"] = text
+            block["input"] = json_text.decode_object(text) or {}
         return block
 
     def _cache_notes(self) -> tuple[str, ...]:

@@ -273,7 +273,8 @@ class ResponsesAnswer(WireAnswer):
         details = fields_of(response.get("incomplete_details"))
         self.stop_reason = as_text(details.get("reason")) or as_text(response.get("status")) or event
         self._withheld = as_list(response.get("input_transformations"))
-        output, known = as_list(response.get("output")), self._held + self._let_go
+        output = as_list(response.get("output"))
+        known = self._held + self._let_go
         if len(output) > known or (len(output) == known and not all(item.done for item in self._in_order())):
             self._items, self._held, self._let_go = {}, 0, 0
             for place, item in enumerate(output):

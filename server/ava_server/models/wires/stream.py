@@ -261,7 +261,8 @@ class AnswerStream:
 
     async def _drain(self) -> None:
         """Read the little that is left, so that the next call can use the connection."""
-        end, self._end = self._end, min(self._end, anyio.current_time() + _AFTER_END_S)
+        end = self._end
+        self._end = min(self._end, anyio.current_time() + _AFTER_END_S)
         async for _ in self._pieces():
             pass
         self._end = end
