@@ -20,7 +20,7 @@ from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSp
 from ava_audit.units import minutes
 from ava_audit.view import View
 from ava_server.approval.decisions import Approval, refuse
-from ava_server.approval.summary import task_excerpt
+from ava_server.approval.plain_text import task_excerpt
 from ava_server.budget.run_config import RunConfig
 from ava_server.cli.service_client import Approvals, SessionTransport
 from ava_server.core.background import WorkerProcesses

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ava_server.approval.requests import Arguments, CheckArgs, ConfirmArgs, LogArgs, SpawnArgs, parse, shown
+from ava_server.approval.requests import Arguments, CheckArgs, ConfirmArgs, LogArgs, SpawnArgs, parse, show_value
 from ava_server.core.errors import BadInput
 
 TASK = {"role": "researcher", "task": "x"}
@@ -82,7 +82,7 @@ def test_rejects_an_unknown_change_by_its_position(changes: dict[str, Any], name
 
 
 def test_shows_a_value_truncated_and_without_anything_that_looks_like_a_key() -> None:
-    assert len(shown("word " * 100)) <= 90
+    assert len(show_value("word " * 100)) <= 90
     key = "sk-or-" + "v1" + "0" * 30
-    assert key not in shown({"key": key})
-    assert shown("a\ud800").encode("utf-8")
+    assert key not in show_value({"key": key})
+    assert show_value("a\ud800").encode("utf-8")

@@ -21,7 +21,7 @@ from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.budget.run_config import config_of
 from ava_server.render.host_text import text_of
-from ava_server.runs import manager
+from ava_server.runs import run_notes
 from ava_server.runs.context import ConfigNotSupported
 from ava_server.runs.setup import RunSetup
 
@@ -149,7 +149,7 @@ async def test_a_plan_says_why_a_step_cannot_start(tmp_path: Path, monkeypatch: 
         await check_config(self, run)
 
     monkeypatch.setattr(RunSetup, "check_config", without_key)
-    monkeypatch.setattr(manager, "TRY_AGAIN_MOST_S", 0.1)
+    monkeypatch.setattr(run_notes, "TRY_AGAIN_MOST_S", 0.1)
     async with open_lab(tmp_path, plans.write_notes, config=PRICED) as lab:
         proposal = await plans.propose(lab)
         await lab.approve(proposal)

@@ -13,8 +13,8 @@ from support.log import Life, plan_events, write
 from ava_audit.events import Event
 from ava_audit.rows import QUEUED, RUNNING
 from ava_audit.store.store import Store
-from ava_server.runs import manager
-from ava_server.runs.manager import Unended, read_unended
+from ava_server.runs import unended
+from ava_server.runs.unended import Unended, read_unended
 
 
 def steps(number: int, group: str | None) -> Iterator[Event]:
@@ -41,12 +41,12 @@ def mixed(dice: random.Random) -> Iterator[Event]:
             yield event
 
 
-@pytest.mark.parametrize("most", [manager.MOST_NEW, 2])
+@pytest.mark.parametrize("most", [unended.MOST_NEW, 2])
 @pytest.mark.parametrize("seed", range(3))
 async def test_reading_what_has_changed_gives_the_same_as_reading_everything(
     tmp_path: Path, seed: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager, "MOST_NEW", most)
+    monkeypatch.setattr(unended, "MOST_NEW", most)
     dice, known, seen = random.Random(seed), None, set[str]()
     async with Store.open(tmp_path) as log:
         for event in mixed(dice):

@@ -104,7 +104,7 @@ async def test_lists_an_unreadable_run_and_never_cleans_it_up(tmp_path: Path) ->
 async def test_an_unreadable_run_does_not_affect_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    monkeypatch.setattr("ava_server.runs.manager.TRY_AGAIN_MOST_S", 0.1)
+    monkeypatch.setattr("ava_server.runs.run_notes.TRY_AGAIN_MOST_S", 0.1)
     async with open_lab(tmp_path, [hand_over()], everybody=True, check=False) as lab:
         manager = lab.runtime.manager
         if when == "overdue":

@@ -33,7 +33,7 @@ from ava_server.core import background
 from ava_server.core.background import WorkerProcesses, hold_worker_lock, pages_server
 from ava_server.core.data_root import DataRoot
 from ava_server.render.host_text import text_of
-from ava_server.runs import manager
+from ava_server.runs import manager, workers
 from ava_server.runs import mode as modes
 from ava_server.runs.claims import claim
 from ava_server.service.background import Listeners
@@ -201,7 +201,7 @@ async def test_a_run_that_no_worker_takes_runs_in_the_server_and_every_surface_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No worker can start."""
-    monkeypatch.setattr(manager, "WORKER_TAKES_S", 1.0)
+    monkeypatch.setattr(workers, "WORKER_TAKES_S", 1.0)
     monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", "raise SystemExit('no')"),))
     gate = Gate()
     async with open_lab(tmp_path, [Say(DONE.text, DONE.calls, gate=gate)], background=True) as lab:
@@ -312,8 +312,8 @@ async def test_a_run_goes_on_where_its_hosts_key_is_although_a_worker_without_it
 async def test_a_host_without_background_leaves_a_worker_time_and_says_what_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert manager.WORKER_TAKES_S > 5 * modes.GRACE_S
-    monkeypatch.setattr(manager, "WORKER_TAKES_S", 3.0)
+    assert workers.WORKER_TAKES_S > 5 * modes.GRACE_S
+    monkeypatch.setattr(workers, "WORKER_TAKES_S", 3.0)
     monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", "raise SystemExit('no')"),))
     gate = Gate()
     with running_model_server([Say(DONE.text, DONE.calls, gate=gate)]) as models:
@@ -329,7 +329,7 @@ async def test_a_host_without_background_leaves_a_worker_time_and_says_what_it_t
 
 
 async def test_a_worker_has_its_whole_time_once_a_slot_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager, "WORKER_TAKES_S", 2.0)
+    monkeypatch.setattr(workers, "WORKER_TAKES_S", 2.0)
     monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", "raise SystemExit('no')"),))
     one_slot = "[limits]\nrunning_per_user = 1\n"
     async with open_lab(tmp_path, [hand_over()], background=True, config=one_slot, check=False) as lab:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 from ava_roles.sandbox.sandbox import Pipes
 from ava_roles.wrap import one_line
 from ava_server.core.errors import AvaError
-from ava_server.models.json_text import as_object, as_text, join_surrogates
+from ava_server.models.json_text import as_object, as_text, fields_of, join_surrogates
 
 log = logging.getLogger("ava.agents")
 
@@ -135,7 +135,8 @@ class AcpAgent:
             )
         self._can = said.agent_capabilities or schema.AgentCapabilities()
         if said.agent_info is not None:
-            self.name, self.version = self._line(said.agent_info.name, 80), self._line(said.agent_info.version, 40)
+            self.name = self._line(said.agent_info.name, 80)
+            self.version = self._line(said.agent_info.version, 40)
 
     @property
     def takes_provider(self) -> bool:
@@ -207,12 +208,13 @@ class AcpAgent:
         except TimeoutError:
             raise self._failed(f"did not answer {method} within {within_s:g} s") from None
         except RequestError as error:
-            told = one_line(self._hide(f"{error} {(as_object(error.data) or {}).get('details', '')}"), 300)
+            details = fields_of(error.data).get("details", "")
+            words = one_line(self._hide(f"{error} {details}"), 300)
             if error.code == _SIGN_IN and method != "session/prompt":
                 raise self._failed(
-                    f"wants a sign-in ({told}); it is run with a key through Ava, so check its setup"
+                    f"wants a sign-in ({words}); it is run with a key through Ava, so check its setup"
                 ) from error
-            failed = self._failed(f"refused {method}: {told}")
+            failed = self._failed(f"refused {method}: {words}")
             raise (TurnFailed(str(failed)) if method == "session/prompt" else failed) from error
         except ValidationError as error:
             raise self._failed(
@@ -225,14 +227,17 @@ class AcpAgent:
         return one_line(self._hide(text[:_MOST_TITLE]), most)
 
     def _failed(self, what: str) -> AgentFailed:
-        said = one_line(self._hide(self._pipes.errors()))[-_STDERR_CHARS:].strip()
-        return AgentFailed(f"{self._title} {what}{f'; it wrote: {said}' if said else ''}")
+        sentence = f"{self._title} {what}"
+        errors = one_line(self._hide(self._pipes.errors()))[-_STDERR_CHARS:].strip()
+        if errors:
+            sentence += f"; it wrote: {errors}"
+        return AgentFailed(sentence)
 
     # -- what the agent asks and tells --------------------------------------------------------------------------------
 
     async def _handle(self, method: str, given: Any, notified: bool) -> Any:
         if method == "session/update":
-            self._update(as_object((as_object(given) or {}).get("update")) or {})
+            self._update(fields_of(fields_of(given).get("update")))
             return None
         if method == "session/request_permission" and not notified:
             return await self._permission(given)
@@ -241,7 +246,7 @@ class AcpAgent:
         raise RequestError.method_not_found(method)
 
     def _update(self, update: Mapping[str, Any]) -> None:
-        content = as_object(update.get("content")) or {}
+        content = fields_of(update.get("content"))
         text = join_surrogates(as_text(content.get("text")))[0]
         match update.get("sessionUpdate"):
             case "agent_message_chunk":
@@ -255,8 +260,9 @@ class AcpAgent:
             case "plan":
                 self._on_update(Update("plan"))
             case "usage_update":
-                counts = {name: update[name] for name in ("used", "size") if isinstance(update.get(name), int)}
-                self._on_update(Update("usage", usage=counts))
+                counts = {name: update.get(name) for name in ("used", "size")}
+                usage = {name: count for name, count in counts.items() if isinstance(count, int)}
+                self._on_update(Update("usage", usage=usage))
             case _:
                 pass
 
@@ -266,29 +272,42 @@ class AcpAgent:
             return path
         return f"{self._folder}/{path}"
 
-    async def _permission(self, given: Any) -> dict[str, Any]:
+    async def _permission(self, params: Any) -> dict[str, Any]:
         """Answer by the option's kind, whatever its place and its name; never for more than once."""
         try:
-            asked = schema.RequestPermissionRequest.model_validate(given)
+            request = schema.RequestPermissionRequest.model_validate(params)
         except ValidationError:
-            return {"outcome": {"outcome": "cancelled"}}
+            return _CANCELLED
         self._asks += 1
-        call = asked.tool_call
-        places = [str(each.path) for each in call.locations or ()]
-        shown = [str(each.path) for each in call.content or () if isinstance(each, schema.FileEditToolCallContent)]
-        named = [self._absolute(path) for path in _paths_in(call.raw_input)]
-        paths = tuple(dict.fromkeys([*places, *shown, *named]))
-        if self._asks > MOST_ASKS or len(paths) > _MOST_PATHS or any(len(path) > _MOST_PATH for path in paths):
-            return {"outcome": {"outcome": "cancelled"}}
-        title = self._line(call.title or "", 300)
-        ask = PermissionRequest(call.tool_call_id, str(call.kind or "other"), title, paths, bool(shown))
-        wanted = "allow_once" if await self._permit(ask) else "reject_once"
-        option = next((each.option_id for each in asked.options if str(each.kind) == wanted), None)
-        if option is None:
-            return {"outcome": {"outcome": "cancelled"}}
-        return {"outcome": {"outcome": "selected", "optionId": option}}
+        permission = self._permission_request(request.tool_call)
+        if self._asks > MOST_ASKS or len(permission.paths) > _MOST_PATHS:
+            return _CANCELLED
+        if max(map(len, permission.paths), default=0) > _MOST_PATH:
+            return _CANCELLED
+        kind = "allow_once" if await self._permit(permission) else "reject_once"
+        for option in request.options:
+            if str(option.kind) == kind:
+                return {"outcome": {"outcome": "selected", "optionId": option.option_id}}
+        return _CANCELLED
+
+    def _permission_request(self, call: schema.ToolCallUpdate) -> PermissionRequest:
+        paths = [str(location.path) for location in call.locations or ()]
+        changes = False
+        for part in call.content or ():
+            if isinstance(part, schema.FileEditToolCallContent):
+                changes = True
+                paths.append(str(part.path))
+        paths += map(self._absolute, _paths_in(call.raw_input))
+        return PermissionRequest(
+            call.tool_call_id,
+            str(call.kind or "other"),
+            self._line(call.title or "", 300),
+            tuple(dict.fromkeys(paths)),
+            changes,
+        )
 
 
+_CANCELLED: dict[str, Any] = {"outcome": {"outcome": "cancelled"}}
 _NAMES_A_PATH = re.compile(
     r"path|file|dir(?:ectory)?(?:\b|_|\Z)|folder|\Acwd\Z|destination|target|source|\Afrom\Z|\Ato\Z|\Auri\Z|location",
     re.I,
@@ -308,7 +327,7 @@ def _paths_in(given: Any, name: str = "") -> Iterator[str]:
         for each in cast("list[Any]", given):
             yield from _paths_in(each, name)
         return
-    for key, each in (as_object(given) or {}).items():
+    for key, each in fields_of(given).items():
         if name in _HOLD_PATHS and isinstance(each, dict):
             yield key
         yield from _paths_in(each, key)
@@ -403,7 +422,9 @@ class _Lines:
 
     async def _slow_down(self) -> None:
         second = int(anyio.current_time())
-        self._second, self._in_second = second, self._in_second + 1 if second == self._second else 1
+        if second != self._second:
+            self._second, self._in_second = second, 0
+        self._in_second += 1
         if self._in_second > MESSAGES_PER_S:
             await anyio.sleep(0.2)
 

@@ -120,7 +120,7 @@ class Bodies:
             head=encode({name: body[name] for name in sorted(body.keys() - _NOT_SHOWN - {form.items})}),
             items=tuple(encode(_unmarked(item)) for item in body[form.items]),
             asked_output=min(outputs, default=None),
-            dropped=tuple(map(self._hidden, closing.taken)),
+            dropped=tuple(map(self._hide, closing.taken)),
         )
 
     def limited(self, call: AgentCall, output: int) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Bodies:
             limits["thinkingConfig"] = {**thinking, "thinkingBudget": output // 2}
         return limits
 
-    def seen(self, call: AgentCall) -> int:
+    def shown_bytes(self, call: AgentCall) -> int:
         """Return the bytes of text of a call that the model is certainly shown: no earlier thinking, no envelope."""
         return shown_bytes(call.body[self._form.items])
 
@@ -246,14 +246,14 @@ class Bodies:
         found = self._clean.get(known)
         if found is None:
             fresh.take(len(known))
-            found = _each_text(value, self._hidden)
+            found = _each_text(value, self._hide)
             self._clean_bytes += len(known)
             if self._clean_bytes > _REMEMBERED_BYTES:
                 self._clean, self._clean_bytes = {}, len(known)
             self._clean[known] = found
         return found
 
-    def _hidden(self, text: str) -> str:
+    def _hide(self, text: str) -> str:
         return self._redactor.redact(text)[0]
 
 
@@ -270,7 +270,8 @@ def _objects(given: Any, path: str) -> list[dict[str, Any]]:
     """Return the objects in a list, or the one in its place. Raises CallRefused if there is something else."""
     listed = as_list(given) if isinstance(given, list) else [given]
     listed = [each for each in listed if each is not None]
-    if other := [each for each in listed if not isinstance(each, dict)]:
+    other = [each for each in listed if not isinstance(each, dict)]
+    if other:
         raise unseen(f"a {type(other[0]).__name__} in {path}")
     return objects_in(listed)
 
@@ -327,7 +328,9 @@ def _in_json(text: str, hide: Callable[[str], str]) -> str:
 
 def own_id(given: str, hide: Callable[[str], str]) -> str:
     """Return an id, or another one that is the same wherever this one stands, if it looks like a secret."""
-    return given if hide(given) == given else f"id_{hashlib.sha256(given.encode()).hexdigest()[:24]}"
+    if hide(given) == given:
+        return given
+    return f"id_{hashlib.sha256(given.encode()).hexdigest()[:24]}"
 
 
 def _unmarked(item: Any) -> Any:
@@ -337,6 +340,8 @@ def _unmarked(item: Any) -> Any:
     fields = as_object(item)
     if fields is None:
         return item
-    return {
-        name: each if name in _FREE else _unmarked(each) for name, each in fields.items() if name != "cache_control"
-    }
+    unmarked: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name != "cache_control":
+            unmarked[name] = value if name in _FREE else _unmarked(value)
+    return unmarked

@@ -110,7 +110,7 @@ async def check_agent(spec: AgentSpec, settings: Settings, sandbox: Sandbox) -> 
     )  # fmt: skip
     model, said, began = _Model(), list[str](), anyio.current_time()
 
-    def told(update: Update) -> None:
+    def on_update(update: Update) -> None:
         if update.kind == "text":
             said.append(update.text)
 
@@ -124,7 +124,7 @@ async def check_agent(spec: AgentSpec, settings: Settings, sandbox: Sandbox) -> 
         async with listening(model, here / "gateway"):
             command = await start_command(spec, wire, MODEL, secret, made, here, bench.host, None)
             with anyio.fail_after(TURN_S):
-                async with sandbox.start(command) as pipes, AcpAgent(spec.title, pipes, told, refused) as agent:
+                async with sandbox.start(command) as pipes, AcpAgent(spec.title, pipes, on_update, refused) as agent:
                     await agent.initialize()
                     if agent.takes_provider and spec.providers:
                         await agent.set_provider(f"http://127.0.0.1:{PORT}/v1", secret, API_TYPES[wire])
@@ -177,10 +177,12 @@ class _Model:
 
 
 def _stream(*events: dict[str, Any], end: str = "") -> bytes:
-    written = [
-        (f"event: {event['type']}\n" if "type" in event else "") + f"data: {json.dumps(event)}\n\n" for event in events
-    ]
-    return ("".join(written) + end).encode()
+    stream = ""
+    for event in events:
+        if "type" in event:
+            stream += f"event: {event['type']}\n"
+        stream += f"data: {json.dumps(event)}\n\n"
+    return (stream + end).encode()
 
 
 _ITEM: dict[str, Any] = {"type": "message", "id": "m1", "role": "assistant", "status": "completed",

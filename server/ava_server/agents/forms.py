@@ -507,7 +507,9 @@ class Closing:
             case Leaf():
                 return self._leaf(value, shape, path)
             case Words():
-                return value if isinstance(value, str) and value in shape.known else self._out(path)
+                if isinstance(value, str) and value in shape.known:
+                    return value
+                return self._out(path)
             case Listed():
                 return self._listed(value, shape, path)
             case Content():
@@ -613,12 +615,15 @@ class Closing:
         for medium in sorted(_GOOGLE_MEDIA & named.keys()):
             self.take(medium)
             return self._sentence(_NO_MEDIA.format(kind=medium))
-        if other := named.keys() - shape.known.keys():
+        other = named.keys() - shape.known.keys()
+        if other:
             raise unseen(min(other))
         return self._fields(named, Fields(shape.known), path)
 
     def _sentence(self, text: str) -> dict[str, str]:
-        return {"type": self._form.part, "text": text} if self._form.part else {"text": text}
+        if self._form.part:
+            return {"type": self._form.part, "text": text}
+        return {"text": text}
 
     def _out(self, path: str) -> Any:
         self.take(path)

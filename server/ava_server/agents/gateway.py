@@ -108,7 +108,9 @@ class Gateway:
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
-        path, method = str(scope["path"]).rstrip("/"), str(scope["method"])
+        path = str(scope["path"]).rstrip("/")
+        method = str(scope["method"])
+        request = self._model.wire.request_at(path) if method == "POST" else None
         if method == "HEAD" and not path:  # an agent looks whether somebody is there
             answer: Response | None = Response()
         elif not self._is_theirs(headers):
@@ -125,19 +127,20 @@ class Gateway:
             answer = JSONResponse(self._models())
         elif method == "POST" and self._model.wire.counted(path):
             answer = await self._in_room(partial(self._count, receive))
-        elif method == "POST" and (asked := self._model.wire.asked(path)) is not None:
+        elif request is not None:
             unanswered = self._model.wire.unanswered_form(path, scope["query_string"].decode("latin-1"))
-            answer = await self._in_room(partial(self._call, headers, receive, send, asked, unanswered))
+            answer = await self._in_room(partial(self._call, headers, receive, send, request, unanswered))
         else:
             answer = self._error(404, "not_found_error", f"there is no {method} {path[:100]} here")
         if answer is not None:
             await answer(scope, receive, send)
 
     def _is_theirs(self, headers: Headers) -> bool:
+        keys = [headers.get("x-api-key", ""), headers.get("x-goog-api-key", "")]
         kind, _, token = headers.get("authorization", "").partition(" ")
-        keys = (headers.get(name, "") for name in ("x-api-key", "x-goog-api-key"))
-        given = [*keys, token if kind.lower() == "bearer" else ""]
-        return any(hmac.compare_digest(each.encode(), self._secret) for each in given)
+        if kind.lower() == "bearer":
+            keys.append(token)
+        return any(hmac.compare_digest(key.encode(), self._secret) for key in keys)
 
     def _models(self) -> dict[str, Any]:
         return self._model.wire.model_list(self._bodies.models)
@@ -273,7 +276,7 @@ class Gateway:
                 async with self._model.exchange(
                     lambda: encode(wire.accepted_body(bodies.limited(call, forwarded.admitted.output))),
                     self._meter.check,
-                    lambda: bodies.seen(call),
+                    lambda: bodies.shown_bytes(call),
                     {"anthropic-beta": passed} if passed else None,
                     most_output=forwarded.admitted.output,
                     streaming=call.body.get("stream") is True,

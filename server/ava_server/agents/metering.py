@@ -180,7 +180,7 @@ class RunMeter:
             raise CallRefused("over", "this run is over") from error
 
     async def refuse(self, why: CallRefused) -> None:
-        said = f"a model request was not sent: {self._hidden(str(why))}"
+        said = f"a model request was not sent: {self._hide(str(why))}"
         note = AgentNote(kind="refused", text=said)
         is_new = said not in self._refused and len(self._refused) < MOST_REFUSED
         if is_new and self._unpaid.take(note_bytes(note), hands_over=True):
@@ -220,18 +220,18 @@ class RunMeter:
 
     def _answer_facts(self, completion: Completion, turn: int) -> list[Fact]:
         """Return what the log has of an answer: its secrets are hidden, which takes long if the answer is long."""
-        shown = [(call, self._hidden(call.name), own_id(call.call_id, self._hidden)) for call in completion.calls]
+        shown = [(call, self._hide(call.name), own_id(call.call_id, self._hide)) for call in completion.calls]
         facts: list[Fact] = [
             AssistantMessage(
-                text=self._hidden(completion.text), turn=turn, attempt=1, calls=tuple(
-                    {"call_id": call_id, "name": name, "raw_args": self._hidden(call.raw_args)}
+                text=self._hide(completion.text), turn=turn, attempt=1, calls=tuple(
+                    {"call_id": call_id, "name": name, "raw_args": self._hide(call.raw_args)}
                     for call, name, call_id in shown
                 ), stop_reason=completion.stop_reason, request_id=completion.request_id,
-                notes=tuple(map(self._hidden, completion.notes)),
+                notes=tuple(map(self._hide, completion.notes)),
             )
         ]  # fmt: skip
         if completion.thinking:
-            facts.append(ExtendedThinking(thinking=self._hidden(completion.thinking), turn=turn))
+            facts.append(ExtendedThinking(thinking=self._hide(completion.thinking), turn=turn))
         for call, name, call_id in shown:
             self.called[call_id] = call.name
             if not self.is_own(call.name):  # those are recorded where they are carried out
@@ -248,11 +248,12 @@ class RunMeter:
         if settlement == "not_billed":
             self._unpaid.total += self._open_bytes.get(reserved.fact.turn, 0)
         if error is not None:
-            self.fault, self._failed_in_a_row = error, self._failed_in_a_row + 1
+            self.fault = error
+            self._failed_in_a_row = self._failed_in_a_row + 1
             if self._failed_in_a_row >= FAILED_CALLS:
                 self._on_stop()
             fact = ErrorOccurred(
-                error=self._hidden(str(error)), kind=error.kind, what_to_do=error.what_to_do,
+                error=self._hide(str(error)), kind=error.kind, what_to_do=error.what_to_do,
                 turn=reserved.fact.turn, attempt=1, request_id=error.request_id,
             )  # fmt: skip
             events.append(self._log.event(fact))
@@ -477,7 +478,7 @@ class RunMeter:
         self.error = self.error or error
         self._on_stop()
 
-    def _hidden(self, text: str) -> str:
+    def _hide(self, text: str) -> str:
         return self._run.context.redactor.redact(clean(text)[0])[0]
 
 
@@ -523,10 +524,12 @@ def results_in(item: Any) -> Iterator[ShownResult]:
     elif str(found.get("type", "")).endswith("_call_output") and "call_id" in found:
         yield ShownResult(str(found["call_id"]), _text(found.get("output")), found.get("status") == "failed")
     for part in objects_in(found.get("parts")):  # Google's
-        if (answered := as_object(part.get("functionResponse"))) is not None:
+        answered = as_object(part.get("functionResponse"))
+        if answered is not None:
             response = answered.get("response")
             failed = "error" in (as_object(response) or {})
-            call_id, name = str(answered.get("id", "")), as_text(answered.get("name"))
+            call_id = str(answered.get("id", ""))
+            name = as_text(answered.get("name"))
             yield ShownResult(call_id, _text(_response_text(response)), failed, name)
     for block in objects_in(found.get("content")):
         if block.get("type") == "tool_result":
@@ -579,5 +582,7 @@ class CountedBounds:
             return Bound(self._reported[call.chain[known]] + around + new, 0, new)
         tools = sum(_count_tools(tool) for tool in objects_in(call.body.get("tools")))
         head = text_bound(call.head.decode()) + escaped_bound(call.head.decode()) - len(call.head)
-        around += FIXED_TOKENS + MESSAGE_TOKENS + (TOOLS_TOKENS + TOOL_TOKENS * tools if tools else 0)
+        around += FIXED_TOKENS + MESSAGE_TOKENS
+        if tools:
+            around += TOOLS_TOKENS + TOOL_TOKENS * tools
         return Bound(around + head + new, 0, head + new)

@@ -163,7 +163,7 @@ class AgentWork:
             if not isinstance(cause, AgentFailed | RolesError):
                 raise cause from error
             return RunResult(
-                "error", f"{title} could not go on", error_kind="agent", error_message=self._hidden(str(cause)),
+                "error", f"{title} could not go on", error_kind="agent", error_message=self._hide(str(cause)),
                 what_to_do=f"See `ava agents`, and propose it again; or without {title}: runner: in-process.",
             )  # fmt: skip
 
@@ -201,7 +201,7 @@ class AgentWork:
             self._folders = (command.folder, *(bind.target for bind in command.binds if bind.writable))
             async with (
                 parts.sandbox.start(command) as pipes,
-                AcpAgent(spec.title, pipes, self._update, self._permit, self._hidden) as agent,
+                AcpAgent(spec.title, pipes, self._update, self._permit, self._hide) as agent,
             ):
                 await agent.initialize()
                 if agent.takes_provider and spec.providers:
@@ -219,9 +219,11 @@ class AgentWork:
 
     def _session(self, view: View) -> str | None:
         """Return the session that an earlier process began, if this run has been interrupted."""
-        notes = (entry.fact for entry in view.entries(self._log.run.id, 0, ("AgentNote",)))
-        found = [note.detail.get("session") for note in notes if isinstance(note, AgentNote) and note.kind == "session"]
-        return str(found[-1]) if found else None
+        for entry in reversed(view.entries(self._log.run.id, 0, ("AgentNote",))):
+            note = entry.fact
+            if isinstance(note, AgentNote) and note.kind == "session":
+                return str(note.detail.get("session"))
+        return None
 
     def _first(self) -> str:
         history = self._log.history
@@ -265,7 +267,8 @@ class AgentWork:
                     if self._meter.cap is None and self._meter.fault is None and self._meter.error is None:
                         raise
             tasks.cancel_scope.cancel()
-        if (bench := self._place.bench) is not None and self._coding is not None:
+        bench = self._place.bench
+        if bench is not None and self._coding is not None:
             await bench.after_command()
         await self._note_unreported()
         return stop
@@ -276,10 +279,11 @@ class AgentWork:
         if news:
             return news
         said = "".join(self._said).strip() or self._meter.last_text.strip()
-        text = await hide_apart(partial(self._hidden, said), len(said))
-        if (fault := self._meter.fault) is not None:  # its words are then about that
+        text = await hide_apart(partial(self._hide, said), len(said))
+        fault = self._meter.fault
+        if fault is not None:  # its words are then about that
             return RunResult(
-                "error", "the agent's model failed", error_kind=fault.kind, error_message=self._hidden(str(fault)),
+                "error", "the agent's model failed", error_kind=fault.kind, error_message=self._hide(str(fault)),
                 what_to_do=fault.what_to_do,
             )  # fmt: skip
         if stop == "refusal":
@@ -293,7 +297,7 @@ class AgentWork:
         return UNFINISHED
 
     def _error(self, reason: str, text: str, advice: str) -> RunResult:
-        message = self._hidden(text[:4_000])
+        message = self._hide(text[:4_000])
         return RunResult("error", reason, error_kind="agent", error_message=message, what_to_do=advice)
 
     async def _checked(self, submitted: SubmitArgs, call_id: str | None) -> RunResult | str:
@@ -328,10 +332,11 @@ class AgentWork:
     async def _news(self) -> str:
         run_id, looked = self._log.run.id, self._looked
         entries = await self._log.read(lambda view: view.entries(run_id, looked, ("UserMessage",)))
-        self._looked = max([looked, *(entry.seq for entry in entries)])
-        texts = [
-            entry.fact.text for entry in entries if isinstance(entry.fact, UserMessage) and entry.fact.kind == "message"
-        ]
+        texts: list[str] = []
+        for entry in entries:
+            self._looked = max(self._looked, entry.seq)
+            if isinstance(entry.fact, UserMessage) and entry.fact.kind == "message":
+                texts.append(entry.fact.text)
         if not texts:
             return ""
         return "Message from the orchestrator. It may steer the work, and changes no limit:\n" + "\n\n".join(texts)
@@ -346,9 +351,9 @@ class AgentWork:
                 self._said_chars += len(said)
             case "tool":
                 if len(self._told) < MOST_TOLD:
-                    self._told.add(own_id(update.call_id, self._hidden))
+                    self._told.add(own_id(update.call_id, self._hide))
                 if update.text and update.status not in ("completed", "failed"):
-                    self._run.say(self._hidden(update.text))
+                    self._run.say(self._hide(update.text))
             case "usage":
                 self._usage.update(update.usage)
             case _:
@@ -356,18 +361,15 @@ class AgentWork:
 
     async def _permit(self, ask: PermissionRequest) -> bool:
         """Answer a request from what was approved: what stays in the sandbox's own folders is, the rest is not."""
-        inside = bool(ask.paths) and all(map(self._is_inside, ask.paths))
-        kind = "edit" if ask.changes and ask.kind not in _CHANGES else ask.kind
-        own = _OF_OWN_SERVER.match(ask.title) is not None and self._meter.is_own(ask.title.split("(")[0].strip())
-        allowed = (kind in _SAFE_KINDS or (kind in _CHANGES and inside) or (kind == "other" and own)) and not any(
-            name == ask.title.split("(")[0].strip() for name in self._parts.spec.off
-        )
+        allowed = self._may_permit(ask)
+        answer = "allowed once" if allowed else "refused"
+        what = self._hide(f"{answer}: {ask.kind} {ask.title}")
         chars = sum(map(len, ask.paths[:SHOWN_PATHS]))
         paths = await hide_apart(partial(self._shown_paths, ask), chars, waits=False)
-        what = self._hidden(f"{'allowed once' if allowed else 'refused'}: {ask.kind} {ask.title}")
         if paths:
-            more = f" and {len(ask.paths) - 1} more" if len(ask.paths) > 1 else ""
-            what = f"{what}: {paths[0]}{more}"
+            what += f": {paths[0]}"
+        if paths and len(ask.paths) > 1:
+            what += f" and {len(ask.paths) - 1} more"
         detail = {"kind": ask.kind, "allowed": allowed, "paths": paths}
         note = AgentNote(kind="permission", text=what, detail=detail)
         if not self._unpaid.take(note_bytes(note)):
@@ -380,7 +382,7 @@ class AgentWork:
         return allowed
 
     def _shown_paths(self, ask: PermissionRequest) -> list[str]:
-        return [one_line(self._hidden(path), SHOWN_PATH_CHARS) for path in ask.paths[:SHOWN_PATHS]]
+        return [one_line(self._hide(path), SHOWN_PATH_CHARS) for path in ask.paths[:SHOWN_PATHS]]
 
     def _is_inside(self, path: str) -> bool:
         """Tell whether a path is in a folder that the agent may write; one that is relative is in none."""
@@ -389,21 +391,38 @@ class AgentWork:
             PurePosixPath(plain).is_relative_to(folder) for folder in self._folders
         )
 
+    def _may_permit(self, ask: PermissionRequest) -> bool:
+        tool = ask.title.split("(")[0].strip()
+        if tool in self._parts.spec.off:
+            return False
+        kind = ask.kind
+        if ask.changes and kind not in _CHANGES:
+            kind = "edit"
+        if kind in _SAFE_KINDS:
+            return True
+        if kind in _CHANGES:
+            return bool(ask.paths) and all(map(self._is_inside, ask.paths))
+        if kind != "other" or _OF_OWN_SERVER.match(ask.title) is None:
+            return False
+        return self._meter.is_own(tool)
+
     async def _note_unreported(self) -> None:
         """Note the tool calls that have passed the gateway and that the agent has not told of."""
-        missing = {
-            call_id: name
-            for call_id, name in self._meter.called.items()
-            if call_id not in self._told | self._noted and not self._meter.is_own(name)
-        }
+        reported = self._told | self._noted
+        missing: dict[str, str] = {}
+        for call_id, name in self._meter.called.items():
+            if call_id not in reported and not self._meter.is_own(name):
+                missing[call_id] = name
         self._noted |= missing.keys()
         if missing and self._meter.cap is None:
-            counted = Counter(missing.values())
-            names = ", ".join(f"{name} × {times}" if times > 1 else name for name, times in counted.items())
-            text = await hide_apart(partial(self._hidden, names), len(names), waits=False)
+            counted: list[str] = []
+            for name, times in Counter(missing.values()).items():
+                counted.append(name if times == 1 else f"{name} × {times}")
+            names = ", ".join(counted)
+            text = await hide_apart(partial(self._hide, names), len(names), waits=False)
             await self._log.record(AgentNote(kind="unreported", text=text, detail={"calls": len(missing)}))
 
-    def _hidden(self, text: str) -> str:
+    def _hide(self, text: str) -> str:
         return self._run.context.redactor.redact(text)[0]
 
 
@@ -482,17 +501,21 @@ class RunTools:
             text, failed = await (self._submit(call) if hands_over else self._other(call))
         finally:
             self._unpaid.give_back(RESULT_BYTES - text_bytes(text))
-        if news := await self._news():
+        news = await self._news()
+        if news:
             text = f"{text}\n\n{news}"
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
 
     async def _other(self, call: ToolUse) -> tuple[str, bool]:
         await self._calls.run((call,))
         result = self._run.log.history.results.get(call.call_id)
-        return ("The run is over.", True) if result is None else (result.output, not result.success)
+        if result is None:
+            return ("The run is over.", True)
+        return (result.output, not result.success)
 
     async def _submit(self, call: ToolUse) -> tuple[str, bool]:
-        run, hide = self._run, self._run.context.redactor.redact_json
+        run = self._run
+        hide = self._run.context.redactor.redact_json
         if self.submitted is not None:
             return HANDED, False
         history = run.log.history

@@ -55,27 +55,18 @@ def resolve_coding(
         Refused: No files can be changed here; says what to do.
     """
     _refuse_unconfined(role, sandbox)
-    faults: list[AvaError] = []
-
-    def take(find: Callable[[], T]) -> T | None:
-        """Return what is found, or keep its fault for the end, so that the caller hears of all of them at once."""
-        try:
-            return find()
-        except (BadInput, Refused) as fault:
-            faults.append(fault)
-            return None
-
-    namespace = take(lambda: _namespace(args, role))
-    take(lambda: _check_context(args, role))
-    folder = take(lambda: _repository(role, workspace, files_open=files_open))
-    outside = take(git_folder) if folder is not None else None
+    checks = _Checks()
+    namespace = checks.run(lambda: _namespace(args, role))
+    checks.run(lambda: _check_context(args, role))
+    folder = checks.run(lambda: _repository(role, workspace, files_open=files_open))
+    outside = checks.run(git_folder) if folder is not None else None
     accept = only(outside or "")
-    state = take(lambda: _checkout(folder, home, accept)) if folder is not None and outside is not None else None
-    verify = take(lambda: _verify(args, role, folder if state is not None else None, home, accept))
-    if len(faults) > 1:
-        raise BadInput("\n".join([f"{role.name} cannot start yet:", *map(str, faults)]))
-    if faults:
-        raise faults[0]
+    state: CheckoutState | None = None
+    if folder is not None and outside is not None:
+        state = checks.run(lambda: _checkout(folder, home, accept))
+    checkout = folder if state is not None else None
+    verify = checks.run(lambda: _verify(args, role, checkout, home, accept))
+    checks.raise_faults(role)
     assert namespace is not None and folder is not None and state is not None and verify is not None
     return Coding(
         repository=str(folder),
@@ -89,6 +80,28 @@ def resolve_coding(
         setup=role.setup,
         notes=state.notes,
     )
+
+
+class _Checks:
+    """Checks of arguments, which keep their faults for the end, so that the caller hears of all of them at once."""
+
+    def __init__(self) -> None:
+        self._faults: list[AvaError] = []
+
+    def run(self, check: Callable[[], T]) -> T | None:
+        """Return what the check returns; None where it raised BadInput or Refused."""
+        try:
+            return check()
+        except (BadInput, Refused) as fault:
+            self._faults.append(fault)
+            return None
+
+    def raise_faults(self, role: Role) -> None:
+        """Raise the fault, if there was one; BadInput with all of them, if there were several."""
+        if len(self._faults) > 1:
+            raise BadInput("\n".join([f"{role.name} cannot start yet:", *map(str, self._faults)]))
+        if self._faults:
+            raise self._faults[0]
 
 
 def _check_context(args: SpawnArgs, role: Role) -> None:

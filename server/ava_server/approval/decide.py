@@ -216,5 +216,7 @@ def approval_needs(
     if scope:
         return Needs()
     if policy == "human":
-        return Needs(new_pin=True) if scope is None and where == "browser" else Needs(refusal=NO_MEANS)
+        if scope is None and where == "browser":
+            return Needs(new_pin=True)
+        return Needs(refusal=NO_MEANS)
     return Needs(refusal=NOT_FROM_TERMINAL if where == "browser" and not from_terminal else None)

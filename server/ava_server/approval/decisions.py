@@ -16,6 +16,7 @@ from ava_audit.view import Command, Outcome, View
 from ava_server.approval.channels import COUNTED_CHANNELS, PERSON_CHANNELS
 from ava_server.approval.decide import OTHER_REFUSED, FoldedScreen
 from ava_server.approval.outcomes import closed_proposal, run_now
+from ava_server.approval.plain_text import normalize_typography
 from ava_server.approval.plans import change_plan
 from ava_server.approval.proposals import (
     NO_FREE_ID,
@@ -29,7 +30,7 @@ from ava_server.approval.proposals import (
     texts_of,
 )
 from ava_server.approval.shown import approval_line
-from ava_server.approval.summary import DayLeft, normalize_typography, several_line
+from ava_server.approval.summary import DayLeft, several_line
 from ava_server.approval.together import StartedTogether, Together, plan_of
 from ava_server.budget.run_config import (
     CAPS,
@@ -561,9 +562,11 @@ def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[
 
 def _decision_digest(member: ProposalChange, approval: Approval, checked: CheckedApproval) -> str:
     """Return the hash of a decision: the proposal's digest, the changes, and what was approved with it."""
-    together = [sorted(approval.pending_ids), checked.plan_cap, checked.plan_timeout_s]
+    together: list[Any] | None = None
+    if checked.plan_cap is not None:
+        together = [sorted(approval.pending_ids), checked.plan_cap, checked.plan_timeout_s]
     line = json.dumps(
-        [member.row.digest, dict(member.changes), together if checked.plan_cap is not None else None],
+        [member.row.digest, dict(member.changes), together],
         ensure_ascii=False,
         separators=(",", ":"),
         sort_keys=True,

@@ -242,7 +242,8 @@ class PastEstimates:
 
 def past_estimates(view: View, since_us: int, until_us: int, user: str | None) -> PastEstimates:
     """Return how good the estimates of the runs were that ended in a time, end exclusive; `user` None: everybody's."""
-    total, roles = RoleEstimates(""), dict[str, RoleEstimates]()
+    total = RoleEstimates("")
+    roles = dict[str, RoleEstimates]()
     for run in view.ended_runs(PastRun, since_us, until_us, user):
         if run.state not in COUNTED or (run.stop_reason or "").startswith(SHARED_CAPS):
             continue

@@ -23,7 +23,9 @@ def decided_where(entry: Entry, channel: Channel | None) -> str:
 
 def run_now(run: RunRow) -> str:
     """Return what a run does now, in words: `researcher S-… is running`, or that it has ended, and how."""
-    return f"{label(run)} has ended ({run.state})" if run.ended else f"{label(run)} is {run.state}"
+    if run.ended:
+        return f"{label(run)} has ended ({run.state})"
+    return f"{label(run)} is {run.state}"
 
 
 def closed_proposal(view: View, run: RunRow) -> str:
@@ -31,7 +33,8 @@ def closed_proposal(view: View, run: RunRow) -> str:
     entry = view.last_entry(run.id, "SpawnDecided")
     if entry is None or not isinstance(entry.fact, SpawnDecided):
         return f"{run.pending_id} no longer waits: {run_now(run)}"
-    decided, where = entry.fact, decided_where(entry, entry.fact.channel)
+    decided = entry.fact
+    where = decided_where(entry, entry.fact.channel)
     if decided.decision == "approved":
         return f"{run.pending_id} was approved already, {where}, and {run_now(run)}"
     if decided.decision == "expired":
@@ -44,7 +47,8 @@ def closed_proposal(view: View, run: RunRow) -> str:
 
 def closed_resumption(view: View, run: RunRow) -> str:
     """Return where an interrupted or held run was resumed, or what it does now, in a sentence without its full stop."""
-    resumed, claimed = view.last_entry(run.id, "RunResumed"), view.last_entry(run.id, "RunClaimed")
+    resumed = view.last_entry(run.id, "RunResumed")
+    claimed = view.last_entry(run.id, "RunClaimed")
     if resumed is None or not isinstance(resumed.fact, RunResumed):
         return run_now(run)
     if claimed is not None and isinstance(claimed.fact, RunClaimed):

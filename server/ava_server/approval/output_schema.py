@@ -71,7 +71,8 @@ def check_schema(schema: Mapping[str, Any]) -> str | None:
 
 def find_mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
     """Return what is wrong with a result, for the model to fix; None where it matches. Bounded, fetches nothing."""
-    if why := _why_refused(schema):
+    why = _why_refused(schema)
+    if why:
         return f"the schema that was asked for cannot be used: {why}"
     try:
         size = len(json.dumps(value, ensure_ascii=False))

@@ -26,19 +26,17 @@ from ava_audit.units import MICROS_PER_CENT, cap_micros, day_of, format_usd, min
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decide import FoldedScreen, PersonAnswer, Shown
 from ava_server.approval.outcomes import closed_proposal
+from ava_server.approval.plain_text import TASK_CHARS, quoted
 from ava_server.approval.plan_summary import StepSummary, step_summary
+from ava_server.approval.reach import POWERS, powers
 from ava_server.approval.shown import approval_line, proposal_message, proposal_rows
 from ava_server.approval.summary import (
-    POWERS,
-    TASK_CHARS,
     WHOLE_CHARS,
     DayLeft,
     SummaryRow,
     likely_cost,
     message_of,
     plain_name,
-    powers,
-    quoted,
     several_line,
     several_note,
     warnings,
@@ -281,14 +279,13 @@ def texts_of(view: View, run: RunRow) -> Texts | None:
     entry = view.entry(run.task_seq) if run.task_seq is not None else None
     if entry is None or not isinstance(entry.fact, UserMessage):
         return None
-    said = entry.fact
-    steps = tuple(Texts.model_validate(step) for step in said.steps or ())
+    steps = tuple(Texts.model_validate(step) for step in entry.fact.steps or ())
     if run.is_plan and not steps:
         texts = _texts_of_runs(view, config_of(run.config))
         if texts is None:
             return None
         steps = texts
-    return Texts.said(said, steps)
+    return Texts.of_message(entry.fact, steps)
 
 
 def has_inputs(view: View, run: RunRow) -> bool:
@@ -418,7 +415,9 @@ class Pending(BaseModel):
     def most(self) -> str:
         """What it costs and takes at most, and likely; empty from a server of an older version."""
         limits = self.summary.limits if self.summary is not None else ""
-        return limits.capitalize() if self.free or not limits else f"At most {limits}"
+        if self.free or not limits:
+            return limits.capitalize()
+        return f"At most {limits}"
 
     @property
     def topics(self) -> dict[str, list[str]]:
@@ -452,10 +451,12 @@ def proposal_in(view: View, pending_id: str, user: str, limits: SpawnLimits, now
 
 def pending_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) -> Pending | str:
     """Return a proposal that waits, also an expired one; or why it no longer waits."""
-    proposal, texts = view.proposal(run.pending_id), texts_of(view, run)
+    proposal = view.proposal(run.pending_id)
+    texts = texts_of(view, run)
     if proposal is None or proposal.state != WAITING or texts is None:
         return f"{closed_proposal(view, run)}."
-    config, day = config_of(run.config), day_left(view, run.user_id, limits, now_us)
+    config = config_of(run.config)
+    day = day_left(view, run.user_id, limits, now_us)
     rows = proposal_rows(config, texts, day, program_of(view.session_start(run.session_id)))
     return Pending(
         pending_id=run.pending_id,

@@ -22,12 +22,12 @@ from ava_server.approval.decisions import (
     lowered_by_call,
     lowered_words,
 )
+from ava_server.approval.plain_text import one_line
 from ava_server.approval.shown import approval_line, proposal_message
 from ava_server.approval.summary import (
     DayLeft,
     attention_line,
     attention_lines,
-    one_line,
     several_line,
     several_note,
     short_line,
@@ -311,7 +311,8 @@ def _several_part(checked: CheckedApproval, cap_micros: int) -> str:
     reaches = "; ".join(dict.fromkeys(member.changed.reach for member in checked.members))
     heading = several_line(len(checked.members), cap, checked.plan_timeout_s)
     lines = [f"Ava wants to start {heading}; they {one_line(reaches, REACH_CHARS)}:"]
-    if warnings := _warnings(checked.members):
+    warnings = _warnings(checked.members)
+    if warnings:
         lines.append(attention_line(warnings))
     lines += task_starts([member.texts.task for member in checked.members])
     paid = [member.changed for member in checked.members if not member.config.free]
@@ -324,11 +325,16 @@ def _several_part(checked: CheckedApproval, cap_micros: int) -> str:
 
 def _warnings(members: Sequence[ProposalChange]) -> list[str]:
     """Return what must not be overlooked of several proposals, each sentence once, with the numbers of some."""
-    said: dict[str, list[str]] = {}
+    numbers_by_line: dict[str, list[str]] = {}
     for number, member in enumerate(members, 1):
         for line in attention_lines(member.changed):
-            said.setdefault(line, []).append(f"{number}")
-    return [line if len(of) == len(members) else f"{', '.join(of)}: {line}" for line, of in said.items()]
+            numbers_by_line.setdefault(line, []).append(f"{number}")
+    warnings: list[str] = []
+    for line, numbers in numbers_by_line.items():
+        if len(numbers) < len(members):
+            line = f"{', '.join(numbers)}: {line}"
+        warnings.append(line)
+    return warnings
 
 
 def apply_reply(checked: CheckedApproval, approval: Approval, reply: Reply) -> Approval:

@@ -267,7 +267,7 @@ def refuse_deep(given: dict[str, Any]) -> None:
         raise BadInput(f"the arguments are nested deeper than {DEEPEST} levels; give plain ones")
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """Return a value for an error text: short, and without anything that looks like a secret."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     text, _count = key_shapes().redact(text[:_SHOWN_FROM])  # of a long text only what may be shown is searched
@@ -284,7 +284,7 @@ def sentence_of(model: type[Arguments], error: Any) -> str:
     field, kind = ".".join(loc), str(error["type"])
     value: Any = error.get("input")
     if field.startswith("changes") and (len(loc) == 1 or not loc[1].lower().startswith("p-")):
-        return f"{field}: {shown(value)} was given; use the pending_id as key: {CHANGES_FORM}."
+        return f"{field}: {show_value(value)} was given; use the pending_id as key: {CHANGES_FORM}."
     if kind == "extra_forbidden":
         return f"{field}: {_unknown(model, loc, value)}"
     if kind == "missing":
@@ -292,12 +292,12 @@ def sentence_of(model: type[Arguments], error: Any) -> str:
     if kind.startswith(("string_too_", "too_", "greater_than", "less_than")):
         return f"{field}: {_beyond(model, loc, kind, value, error.get('ctx') or {})}"
     if kind == "literal_error":
-        return f"{field}: {shown(value)} is not one of {error['ctx']['expected']}; give one of these."
+        return f"{field}: {show_value(value)} is not one of {error['ctx']['expected']}; give one of these."
     is_infinite = isinstance(value, float) and not math.isfinite(value)
     if kind == "finite_number" or is_infinite:
-        return f"{field}: {shown(value)} is not a finite number; give a plain one."
+        return f"{field}: {show_value(value)} is not a finite number; give a plain one."
     word = next((text for start, text in _KINDS.items() if kind.startswith(start)), "another kind of value")
-    return f"{field}: {shown(value)} was given where {word} belongs; give {word}."
+    return f"{field}: {show_value(value)} was given where {word} belongs; give {word}."
 
 
 _KINDS = {
@@ -319,7 +319,7 @@ def _unknown(model: type[Arguments], loc: Sequence[str], value: Any) -> str:
     close = difflib.get_close_matches(loc[-1], list(model.model_fields), n=1)
     if close and len(loc) == 1:
         hint = f"did you mean {close[0]}?"
-    return f"{model.tool} has no argument of that name (given {shown(value)}); {hint}"
+    return f"{model.tool} has no argument of that name (given {show_value(value)}); {hint}"
 
 
 def _beyond(model: type[Arguments], loc: Sequence[str], kind: str, value: Any, ctx: Mapping[str, Any]) -> str:
@@ -332,10 +332,10 @@ def _beyond(model: type[Arguments], loc: Sequence[str], kind: str, value: Any, c
     if kind.endswith("too_long"):
         return f"{len(value):,} long, at most {ctx.get('max_length'):,} are allowed; shorten it."
     if kind.startswith("less_than"):
-        return f"{shown(value)} is above the maximum of {ctx.get('le', ctx.get('lt')):,.10g}; give less."
+        return f"{show_value(value)} is above the maximum of {ctx.get('le', ctx.get('lt')):,.10g}; give less."
     if value == 0:
         return f"0 would allow nothing; leave it out for {_default(model, loc)}, or give more than 0."
-    return f"{shown(value)} is too small; give a number above {ctx.get('gt', ctx.get('ge'))}."
+    return f"{show_value(value)} is too small; give a number above {ctx.get('gt', ctx.get('ge'))}."
 
 
 def _default(model: type[Arguments], loc: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from ava_server.approval.estimates import with_estimate
 from ava_server.approval.mcp_scope import resolve_mcp_scope
 from ava_server.approval.output_schema import check_schema
 from ava_server.approval.over_http import workspace_over_http
+from ava_server.approval.reach import reach
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve_context import ResolveContext
@@ -37,7 +38,6 @@ from ava_server.approval.run_caps import (
     caps_of,
     extended_thinking,
 )
-from ava_server.approval.summary import reach
 from ava_server.budget.run_config import (
     PLAN_TURNS,
     TURNS,
@@ -178,7 +178,8 @@ class _Resolution:
 
         A skill that cannot be read, or asks for tools that the role lacks, refuses the run.
         """
-        role, folder = self._role, self._context.settings.paths.skills
+        role = self._role
+        folder = self._context.settings.paths.skills
         wanted = role.skills if READ_SKILL.name in tools else ()
         missing = tuple(one_line(name, 80) for name in wanted if not is_installed(folder, name))
         used: list[SkillUse] = []
@@ -312,29 +313,19 @@ class _Resolution:
     ) -> RunConfig:
         args, role, context = self._args, self._role, self._context
         caps, clamped = caps_of(args, role, choice, context.settings.limits)
-        how = how_it_thinks(choice)
-        thinking, thinking_note = extended_thinking(args, role, choice, how)
-        specs, scope, agent = specs_of(found.names, self._tools), found.scope, self._agent
-        fetches = any(spec.network and not spec.search for spec in specs)
         config = RunConfig(
             role=role.name,
             role_source=role.source,
             role_text=role.text,
             **_model_fields(choice, key_command),
-            max_output=LONG_OUTPUT if thinking or found.coding else OUTPUT,
-            wrap_output=WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,
+            **self._thinking_fields(choice, found),
             tools=found.names,
             unavailable_tools=found.unavailable,
             lacks=lacks,
-            workspace=scope.workspace,
-            workspace_identity=_identity(scope.workspace),
-            git_folder=scope.git_folder,
-            hosts=tuple(scope.hosts) if fetches else (),
+            **self._reach_fields(found),
             secrets=self._secrets(found.names),
             plan=self._plans(choice, caps[TURNS.field]),
             questions=role.questions if ASK.name in found.names else 0,
-            extended_thinking=thinking and agent is None,
-            thinking_note=thinking_note if agent is None else "",
             context_from=self._earlier,
             foreign=self._foreign.uses(found.names),
             foreign_notes=self._foreign.notes(found.unavailable),
@@ -342,14 +333,9 @@ class _Resolution:
             skills=skills,
             missing_skills=missing_skills,
             **_project_fields(project),
-            reach=reach(self._with_its_own(specs), scope),
-            workspace_given=self._workspace.given,
-            workspace_named=self._workspace.named,
-            confinement=scope.confinement,
             labels=role.labels,
-            network=scope.network,
             commands_note=found.commands_note,
-            files_note=self._tool_resolution.files_note(scope),
+            files_note=self._tool_resolution.files_note(found.scope),
             background=context.background,
             estimated_minutes=role.estimated_minutes,
             input_bytes=_input_bytes(args, project),
@@ -362,16 +348,45 @@ class _Resolution:
                 mode="json", exclude_unset=True, exclude=set(Texts.model_fields) | {"retry_of", "ask"}
             ),
             **caps,
-            **self._optional_fields(specs),
+            **self._optional_fields(found),
         )
         return with_estimate(config, context.past)
 
-    def _optional_fields(self, specs: Sequence[ToolSpec]) -> dict[str, Any]:
+    def _thinking_fields(self, choice: Choice, found: FoundTools) -> dict[str, Any]:
+        """Return whether the model thinks first, and how long its answers may be."""
+        how = how_it_thinks(choice)
+        thinking, note = extended_thinking(self._args, self._role, choice, how)
+        fields = {
+            "max_output": LONG_OUTPUT if thinking or found.coding else OUTPUT,
+            "wrap_output": WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,
+        }
+        if self._agent is not None:  # it decides that itself
+            return fields
+        return {**fields, "extended_thinking": thinking, "thinking_note": note}
+
+    def _reach_fields(self, found: FoundTools) -> dict[str, Any]:
+        """Return what the run may read, reach and change."""
+        scope = found.scope
+        specs = specs_of(found.names, self._tools)
+        reads_pages = any(spec.network and not spec.search for spec in specs)
+        return {
+            "workspace": scope.workspace,
+            "workspace_identity": _identity(scope.workspace),
+            "workspace_given": self._workspace.given,
+            "workspace_named": self._workspace.named,
+            "git_folder": scope.git_folder,
+            "hosts": tuple(scope.hosts) if reads_pages else (),
+            "confinement": scope.confinement,
+            "network": scope.network,
+            "reach": reach(self._with_its_own(specs), scope),
+        }
+
+    def _optional_fields(self, found: FoundTools) -> dict[str, Any]:
         """Return the fields of another agent and of a web search, where the run has one."""
         fields: dict[str, Any] = {}
         if self._agent is not None:
             fields.update(runner=self._agent.runner, agent=self._agent.digest)
-        if any(spec.search for spec in specs):
+        if any(spec.search for spec in specs_of(found.names, self._tools)):
             fields.update(self._search_fields())
         return fields
 

@@ -17,7 +17,9 @@ def proposal_rows(config: RunConfig, texts: Texts, day: DayLeft, client: str = "
 
     Every surface shows these rows. `client` is the program that asked for it; empty where it is not known.
     """
-    return plan_rows(config, texts, day, client) if config.steps else run_rows(config, texts, day, client)
+    if config.steps:
+        return plan_rows(config, texts, day, client)
+    return run_rows(config, texts, day, client)
 
 
 def proposal_message(config: RunConfig, texts: Texts, day: DayLeft, client: str = "") -> str:

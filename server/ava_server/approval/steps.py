@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from ava_server.approval.host_habits import DEEPEST, read_habits
-from ava_server.approval.requests import PlanArgs, RunArgs, SpawnArgs, WholeNumber, sentence_of, shown
+from ava_server.approval.requests import PlanArgs, RunArgs, SpawnArgs, WholeNumber, sentence_of, show_value
 from ava_server.budget.run_config import IfFails, Source
 from ava_server.core.errors import BadInput
 from ava_server.models.json_text import deeper_than
@@ -174,9 +174,9 @@ def _as_list(given: Any) -> list[dict[str, Any]]:
         try:
             given = json.loads(given)
         except (ValueError, RecursionError):
-            raise BadInput(f"steps: {shown(given)} was given where a list of objects belongs; {_FORM}") from None
+            raise BadInput(f"steps: {show_value(given)} was given where a list of objects belongs; {_FORM}") from None
     if not isinstance(given, list):
-        raise BadInput(f"steps: {shown(given)} was given where a list of objects belongs; {_FORM}")
+        raise BadInput(f"steps: {show_value(given)} was given where a list of objects belongs; {_FORM}")
     steps = cast("list[Any]", given)
     if not steps:
         raise BadInput(f"steps: an empty list was given; {_FORM}, or leave it out for a single subagent")
@@ -187,7 +187,7 @@ def _as_list(given: Any) -> list[dict[str, Any]]:
         )
     for number, step in enumerate(steps, 1):
         if not isinstance(step, dict):
-            raise BadInput(f"steps: number {number} is {shown(step)}, no object; {_FORM}")
+            raise BadInput(f"steps: number {number} is {show_value(step)}, no object; {_FORM}")
     size = len(json.dumps(steps, ensure_ascii=False).encode("utf-8", "replace"))
     if size > MOST_BYTES:
         raise BadInput(
@@ -233,7 +233,7 @@ def _fault(error: Any) -> str:
         value = error.get("input")
         if error["type"] == "missing":
             return "it has no id; give one of 1 to 30 letters a-z, digits and _"
-        return f"{shown(value)} is not an id; give 1 to 30 of a-z, 0-9 and _, but not `{ITEM}`"
+        return f"{show_value(value)} is not an id; give 1 to 30 of a-z, 0-9 and _, but not `{ITEM}`"
     if field in ("name", "task_id", "rationale", "ask", "retry_of") and error["type"] == "extra_forbidden":
         return f"{field} is of the whole plan; give it beside steps"
     return sentence_of(StepArgs, error)
@@ -304,7 +304,9 @@ def _foreach_of(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFault
         faults.add(step.id, "foreach needs at_most, the greatest number of its runs; the price counts each of them")
     match = _SOURCE.fullmatch(step.foreach.strip().removeprefix("{{").removesuffix("}}").strip())
     if match is None:
-        faults.add(step.id, f"foreach: {shown(step.foreach)} names no list; write an id and a field, as find.items")
+        faults.add(
+            step.id, f"foreach: {show_value(step.foreach)} names no list; write an id and a field, as find.items"
+        )
         return None
     source = Source(step=match[1], field=match[2])
     if not _check_source(step.id, "foreach", source, by_id, faults):
@@ -357,7 +359,7 @@ def _check_known(step: str, where: str, name: str, by_id: Mapping[str, StepArgs]
     if name in faults.unread:
         return False
     if name not in by_id:
-        faults.add(step, f"{where}: there is no step {shown(name)}; {_near(name, by_id)}")
+        faults.add(step, f"{where}: there is no step {show_value(name)}; {_near(name, by_id)}")
         return False
     return True
 

@@ -92,7 +92,8 @@ def _awaited_words(missing: int, runs: int) -> str:
     money = format_usd(missing)
     if runs == 0:
         return f"{money}, behind an older run"
-    return f"{money} that {runs} other {'run holds' if runs == 1 else 'runs hold'}"
+    others = "run holds" if runs == 1 else "runs hold"
+    return f"{money} that {runs} other {others}"
 
 
 def awaited_money(view: View, run: RunRow, is_alive: Callable[[str], bool]) -> str | None:

@@ -40,7 +40,7 @@ class RunCap:
         """Return an argument as the configuration and the log have it."""
         return cap_micros(given) if self is COST else given
 
-    def given(self, stored: float) -> float:
+    def argument_value(self, stored: float) -> float:
         """Return a value of the configuration or the log as an argument."""
         return stored / MICROS_PER_CENT if self is COST else stored
 
@@ -54,7 +54,9 @@ class RunCap:
 
     def setting(self, tier: str | None) -> str:
         """Return the setting in `[limits]` of the hard cap for a model's tier."""
-        return f"{self.hard}_deep" if self is TOKENS and tier == "deep" else self.hard
+        if self is TOKENS and tier == "deep":
+            return f"{self.hard}_deep"
+        return self.hard
 
     def most(self, limits: "Limits", tier: str | None) -> float:
         """Return the hard cap for a model's tier, as an argument."""
@@ -94,7 +96,11 @@ def caps_text(cost_micros: int | None, timeout_s: float | None = None) -> str:
 
 
 def limits_for_model(stored: Callable[[RunCap], float], *, free: bool) -> dict[str, str]:
-    return {cap.limited: "free" if cap is COST and free else cap.text(stored(cap)) for cap in CAPS}
+    limits: dict[str, str] = {}
+    for cap in CAPS:
+        is_free = cap is COST and free
+        limits[cap.limited] = "free" if is_free else cap.text(stored(cap))
+    return limits
 
 
 PLAN_TURNS = 3
@@ -134,7 +140,7 @@ class Texts(BaseModel, frozen=True, extra="forbid"):
     steps: tuple["Texts", ...] = ()
 
     @classmethod
-    def said(cls, task: UserMessage, steps: tuple["Texts", ...] = ()) -> "Texts":
+    def of_message(cls, task: UserMessage, steps: tuple["Texts", ...] = ()) -> "Texts":
         """Return the texts that a run's first message has, and those of a plan's steps."""
         return cls(
             task=task.text,
@@ -425,9 +431,9 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     def likely_micros(self) -> tuple[int, int] | None:
         """What half of the similar runs cost less than, and nine in ten, within its cap; None without such runs."""
         estimate = self.estimate
-        cap = self.max_cost_micros
         if estimate is None:
             return None
+        cap = self.max_cost_micros
         half = cap if estimate.half_micros is None else min(estimate.half_micros, cap)
         most = cap if estimate.most_micros is None else min(estimate.most_micros, cap)
         return half, most
@@ -459,7 +465,7 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
 
     @property
     def limits(self) -> dict[str, float]:
-        return {cap.argument: cap.given(cap.of(self)) for cap in CAPS if not (cap is COST and self.free)}
+        return {cap.argument: cap.argument_value(cap.of(self)) for cap in CAPS if not (cap is COST and self.free)}
 
     def least_turns(self, micros: int) -> int:
         """Return how many turns an amount buys even if each call costs its maximum."""

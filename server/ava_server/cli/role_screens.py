@@ -17,9 +17,10 @@ from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.tools.run import RUN_SPECS
 from ava_roles.wrap import clean, list_names, show_controls
 from ava_server.approval.coding import lacks_model
+from ava_server.approval.reach import reach
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.run_caps import caps_of
-from ava_server.approval.summary import reach, why_unavailable
+from ava_server.approval.summary import why_unavailable
 from ava_server.budget.run_config import CAPS, COST, RunCap, limits_for_model
 from ava_server.cli.terminal import one_line, wrapped_lines
 from ava_server.config.credentials import model_settings

@@ -248,7 +248,7 @@ def folded_screen(one: Pending, width: int) -> FoldedScreen:
 def _what(one: Pending, summary: ProposalSummary) -> str:
     if summary.steps:
         return " ".join(one.topics.get("What", ()))
-    from ava_server.approval.summary import quoted
+    from ava_server.approval.plain_text import quoted
 
     beginning = quoted(one.whole[0].text, TASK_SHOWN).partition('…" and ')
     cut_off = '…"' if beginning[1] else ""
@@ -263,7 +263,7 @@ def _cut_texts(one: Pending, *, in_table: bool = False) -> list[WholeText]:
 
 def _shown_chars(one: Pending, text: WholeText, *, in_table: bool = False) -> int:
     """Return how many characters of a text stand above the fold: of a task its beginning, of others none."""
-    from ava_server.approval.summary import TASK_CHARS, one_line, plain_line
+    from ava_server.approval.plain_text import TASK_CHARS, one_line, plain_line
 
     if not text.name.startswith("task"):
         return 0
@@ -398,7 +398,7 @@ def _compared(rows: Sequence[ProposalSummary]) -> tuple[set[int], list[str]]:
 
     A closer look needs what can do something serious; if none can, what can do something that another cannot.
     """
-    from ava_server.approval.summary import POWERS, SERIOUS
+    from ava_server.approval.reach import POWERS, SERIOUS
 
     everyone: list[str] = []
     some: dict[str, list[int]] = {}

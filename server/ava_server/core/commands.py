@@ -65,7 +65,8 @@ def advice_there(text: str, command: str) -> str:
     """
 
     def adapt_quoted(match: re.Match[str]) -> str:
-        before, after = match.string[: match.start()], match.string[match.end() :]
+        before = match.string[: match.start()]
+        after = match.string[match.end() :]
         if _ON_THE_SERVER.search(before):
             return match[0]
         if _takes_url(match[1]):

@@ -99,7 +99,9 @@ class PrivateFile:
 
     @property
     def place(self) -> str:
-        return str(self.path) if self._shared is None else f"the database ({self.path.name})"
+        if self._shared is None:
+            return str(self.path)
+        return f"the database ({self.path.name})"
 
     @property
     def remedy(self) -> str:

@@ -91,7 +91,9 @@ class GracefulShutdown(Shutdown):
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
-    return (signal.SIGINT,) if sys.platform == "win32" else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    if sys.platform == "win32":
+        return (signal.SIGINT,)
+    return (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def ignore_signals() -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ava_audit.rows import EXPIRED, WAITING
 from ava_audit.units import US_PER_S, format_ts, format_usd, now_us
-from ava_server.approval.summary import quoted
+from ava_server.approval.plain_text import quoted
 from ava_server.budget.run_config import config_of
 from ava_server.cli.status_lines import (
     GAP,

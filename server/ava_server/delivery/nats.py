@@ -134,7 +134,8 @@ class NatsDelivery:
         try:
             for info in await self._translated(self._consumers()):
                 queue = _queue_of_token(info.name or "")
-                waiting[queue], taken[queue] = info.num_pending or 0, info.num_ack_pending or 0
+                waiting[queue] = info.num_pending or 0
+                taken[queue] = info.num_ack_pending or 0
                 again += info.num_redelivered or 0
         except _Denied:  # as a worker's user: the engine is up
             return EngineState(counted=False)
@@ -206,8 +207,8 @@ class NatsDelivery:
         if found != wanted:
             raise DeliveryFailed(
                 f"the stream {self._place.name} of the NATS server at {self._place.address} is not as Ava makes it"
-                f" ({what} has {field} {_shown(found)}, not {_shown(wanted)}): remove it there, or give another"
-                " name under [delivery]"
+                f" ({what} has {field} {_value_words(found)}, not {_value_words(wanted)}): remove it there, or give"
+                " another name under [delivery]"
             )
 
     async def _consumers(self) -> list[Any]:
@@ -259,7 +260,8 @@ class NatsDelivery:
                 self._said.pop(queue, None)
             except (nats.errors.TimeoutError, TimeoutError):
                 fails = anyio.current_time() - began_s < pull_s / 2
-                if (denied := self._denied_since(began_s)) and _token(queue) in denied:
+                denied = self._denied_since(began_s)
+                if denied and _token(queue) in denied:
                     self._note(f"{self._at} does not let this user do that ({denied})", queue)
             except DeliveryFailed as error:
                 self._note(str(error), queue)
@@ -369,7 +371,8 @@ class NatsDelivery:
             try:
                 client = await self._connected_client()
             except Exception as error:
-                self._failure, self._dials_from_s = error, anyio.current_time() + TRY_AGAIN_S
+                self._failure = error
+                self._dials_from_s = anyio.current_time() + TRY_AGAIN_S
                 raise
             self._client, self._made, self._failure = client, set(), None
             return client
@@ -418,7 +421,8 @@ class NatsDelivery:
     async def _note_error(self, error: Exception) -> None:
         log.debug("nats: %s", error)
         if "permissions violation" in str(error).lower():
-            self._denied, self._denied_s = str(error).removeprefix("nats: "), anyio.current_time()
+            self._denied = str(error).removeprefix("nats: ")
+            self._denied_s = anyio.current_time()
 
     def _denied_since(self, began_s: float) -> str:
         """Return what the server has denied this user since then; empty for nothing."""
@@ -436,7 +440,8 @@ class NatsDelivery:
                 f"{at} has a certificate that is not trusted ({why}): name its authority in ca_file under [delivery]"
             ) from None
         except (nats.errors.TimeoutError, nats.errors.NoServersError, OSError, TimeoutError) as error:
-            if denied := self._denied_since(began_s):
+            denied = self._denied_since(began_s)
+            if denied:
                 raise _Denied(f"{at} does not let this user do that ({denied})") from None
             raise DeliveryFailed(f"{at} does not answer; runs wait until it does ({_reason(error)})") from None
         except _NoTLS:
@@ -472,7 +477,7 @@ def _sequence(message: Msg) -> int:
     return message.metadata.sequence.stream
 
 
-def _shown(value: object) -> str:
+def _value_words(value: object) -> str:
     return str(getattr(value, "value", value))
 
 

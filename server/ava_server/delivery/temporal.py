@@ -227,7 +227,8 @@ class TemporalDelivery:
 
     async def _deliver(self, run_id: str, queue: str, attempt: str) -> bool:
         client = await self._connection()
-        place, workflow_id = self._place, f"{self._place.name}-{run_id}"
+        place = self._place
+        workflow_id = f"{self._place.name}-{run_id}"
 
         async def start(policy: WorkflowIDConflictPolicy) -> None:
             await client.start_workflow(

@@ -86,7 +86,7 @@ class Recording:
 
     @property
     def texts(self) -> Texts:
-        return Texts.said(next(fact for fact in self.facts(UserMessage) if fact.kind == "task"))
+        return Texts.of_message(next(fact for fact in self.facts(UserMessage) if fact.kind == "task"))
 
     @property
     def result(self) -> dict[str, Any]:

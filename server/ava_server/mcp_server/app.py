@@ -283,7 +283,8 @@ class App:
         if client is not None:
             session.client = client.client_info.name[:CLIENT_CHARS]
             session.client_version = client.client_info.version[:CLIENT_CHARS]
-        session.protocol, session.forms = ctx.protocol_version, can_ask(ctx)
+        session.protocol = ctx.protocol_version
+        session.forms = can_ask(ctx)
         self.begin(session)
         if not session.remote:  # the folders of another machine
             session.roots = await _roots(ctx)

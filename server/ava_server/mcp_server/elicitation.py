@@ -69,7 +69,9 @@ def client_of_call(ctx: ServerRequestContext[App, Any]) -> McpClient:
     from ava_server.hosts.clients import UNKNOWN, client_of  # not needed before `initialize` was answered
 
     client = ctx.session.client_params
-    return UNKNOWN if client is None else client_of(client.client_info.name, client.client_info.version)
+    if client is None:
+        return UNKNOWN
+    return client_of(client.client_info.name, client.client_info.version)
 
 
 def asks_alone(ctx: ServerRequestContext[App, Any]) -> bool:
@@ -181,7 +183,8 @@ class ClientPerson:
         if not known and not pushes:
             raise AnsweredLater(question)
         closing = self._ctx.lifespan_context.runtime.closing
-        until = self._began + (self._wait_s if known else self._question_s)
+        wait_s = self._wait_s if known else self._question_s
+        until = self._began + wait_s
         with anyio.move_on_after(until - anyio.current_time()) as waiting, closing.question(waiting):
             if known:
                 await decided()

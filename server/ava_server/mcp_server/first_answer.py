@@ -118,7 +118,9 @@ def _result(method: Any, params: Any, known: dict[str, Any]) -> dict[str, Any] |
 
 def _instructions(client: dict[str, Any], known: dict[str, Any]) -> dict[str, str]:
     """Return the short instructions for a host that has Ava's skill; nothing to change for any other."""
-    return {"instructions": known["instructions_with_skill"]} if has_skill(client["name"]) else {}
+    if has_skill(client["name"]):
+        return {"instructions": known["instructions_with_skill"]}
+    return {}
 
 
 def _fits(value: Any, shape: Any, required: Any = ()) -> bool:

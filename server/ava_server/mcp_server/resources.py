@@ -263,7 +263,7 @@ async def _files_of(runtime: Runtime, run_id: str) -> list[dict[str, Any]]:
     if result is not None:
         return result.artifacts
     # What it has handed over so far.
-    return await anyio.to_thread.run_sync(runtime.run_setup.artifacts, run_id)
+    return await anyio.to_thread.run_sync(runtime.run_setup.folders.artifacts, run_id)
 
 
 MOST = 100
@@ -279,7 +279,9 @@ async def complete(ctx: Ctx, params: types.CompleteRequestParams) -> types.Compl
     if source is not None:
         try:
             own = await access_of(ctx)
-            others = (params.context.arguments if params.context is not None else None) or {}
+            others: dict[str, str] = {}
+            if params.context is not None:
+                others = params.context.arguments or {}
             values = _matching(await source(own, others), params.argument.value)
         except AvaError:  # a tool call reports it
             values = []

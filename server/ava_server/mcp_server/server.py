@@ -120,7 +120,9 @@ def _client_at_handshake(ctx: Ctx) -> str | None:
     if ctx.method == "initialize":
         return types.InitializeRequestParams.model_validate(ctx.params, by_name=False).client_info.name
     client = ctx.session.client_params
-    return client.client_info.name if ctx.method == "server/discover" and client is not None else None
+    if ctx.method == "server/discover" and client is not None:
+        return client.client_info.name
+    return None
 
 
 async def _open_after_answer(ctx: Ctx, call_next: CallNext) -> HandlerResult:

@@ -97,11 +97,11 @@ async def call_tool(
 ) -> types.CallToolResult | types.InputRequiredResult | dict[str, Any]:
     """Call a tool. Every error becomes an answer, and a start maybe a task. Raises MCPError: there is no such tool."""
     from ava_server.approval.questions import AnsweredLater
-    from ava_server.approval.requests import shown
+    from ava_server.approval.requests import show_value
     from ava_server.service.tools import TOOLS
 
     if params.name not in TOOLS:
-        text = f"there is no tool {shown(params.name)}; the tools are {', '.join(TOOLS)}"
+        text = f"there is no tool {show_value(params.name)}; the tools are {', '.join(TOOLS)}"
         raise MCPError(code=types.INVALID_PARAMS, message=text)
     steps = count(1)
 
@@ -169,6 +169,11 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
 
 
 def _listed(tool: ServiceTool) -> types.Tool:
+    meta: dict[str, Any] = {}
+    if tool.loaded:
+        meta |= _LOADED
+    if tool.approves:
+        meta |= _ASKED
     return types.Tool(
         name=tool.name,
         title=tool.title,
@@ -181,7 +186,7 @@ def _listed(tool: ServiceTool) -> types.Tool:
             idempotent_hint=tool.idempotent,
             open_world_hint=tool.open_world,
         ),
-        _meta=((_LOADED if tool.loaded else {}) | (_ASKED if tool.approves else {})) or None,
+        _meta=meta or None,
     )
 
 

@@ -1,7 +1,7 @@
 """What a failed model call means: whether and when to retry, whether it was billed, what to tell the person.
 
 `errors.toml` is the table of cases. This module reads the error that a provider sent, finds its case, and makes the
-sentence. When to try again comes from the provider's headers and words.
+sentence. When to try again is in `retry_after.py`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ import re
 import socket
 import tomllib
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-from zoneinfo import ZoneInfo
 
 from ava_audit.units import US_PER_S, format_duration, iso_second
 from ava_server.core.errors import ModelError, ModelErrorKind, ModelTimeout
 from ava_server.models import json_text
 from ava_server.models.json_text import as_list, as_object, as_text, fields_of, objects_in
+from ava_server.models.retry_after import again_after
 
 if TYPE_CHECKING:
     import httpx2
@@ -31,165 +30,7 @@ if TYPE_CHECKING:
     from ava_server.models.base import Completion
 
 
-MOST_S = 31 * 24 * 3600.0
-"""No provider's limit lasts longer than a month; a longer wait is an error, and is ignored."""
-SPENT_FOR_THE_MONTH = "enforced_spend_limit_reached"
-"""Anthropic's `error.details.error_code` for a tier's monthly cap: a 429 without `retry-after`.
-
-Access resumes at 00:00 UTC on the first of the next month (developersdigest.tech/errors/api/anthropic-api, from
-Anthropic's own pages)."""
 _MOST_CHARS = 4_000
-_EPOCH_S, _EPOCH_MS = 1e9, 1e11  # from here on a number is a point in time, not a duration
-_JUST_PAST = timedelta(hours=1)
-
-_NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,12})?")
-_UNIT = r"milliseconds?|msecs?|ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d"
-_PIECE = re.compile(rf"([0-9]{{1,9}}(?:\.[0-9]{{1,12}})?)\s?({_UNIT})(?![A-Za-z])")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-_SPAN = rf"[0-9]{{1,9}}(?:\.[0-9]{{1,12}})?\s?(?:{_UNIT})(?![A-Za-z])"
-_SPANS = re.compile(rf"{_SPAN}(?:,?\s?(?:and\s)?{_SPAN}){{0,5}}")
-_CUE = r"(?i:\b(?:again|retry|wait|resets?|access|until|available)\b)[^0-9.|\n]{0,40}?"
-_IN = re.compile(rf"{_CUE}({_SPANS.pattern})")
-_ON = re.compile(
-    rf"{_CUE}([0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}})"
-    r"(?:(?:T|\s(?:at\s)?)([0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?)\s?([+-][0-9]{2}:?[0-9]{2})?)?"
-)
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_AT = re.compile(
-    rf"{_CUE}(?:(?i:({'|'.join(_MONTHS)})[a-z]{{0,6}})\.?\s([0-9]{{1,2}})(?:st|nd|rd|th)?,?\s(?:([0-9]{{4}}),?\s)?(?:at\s)?)?"
-    r"([0-9]{1,2})(?::([0-9]{2}))?\s?(?i:([ap])\.?m\b\.?)?\s?\(?(UTC|GMT|[A-Z][A-Za-z]{1,20}(?:/[A-Za-z0-9_+-]{1,30}){1,2})\b"
-)
-_EPOCH = re.compile(r"(?i:limit reached)\s?\|\s?([0-9]{10}|[0-9]{13})\b")
-
-
-def again_after(headers: Mapping[str, str], words: str, now: datetime) -> float | None:
-    """Return the seconds (0 to `MOST_S`) until a provider takes calls again; None when it does not say.
-
-    `headers` are those of the response, and those inside the error itself (OpenRouter: `error.metadata.headers`). `now`
-    is used when the response has no date of its own.
-    """
-    given = {name.lower(): value.strip() for name, value in headers.items()}
-    now = _http_date(given.get("date", "")) or now
-    for moments in ((*_retry_headers(given), *_from_words(words[:_MOST_CHARS], now)), _resets(given)):
-        if (wait := _longest(moments, now)) is not None:
-            return wait
-    return None
-
-
-def _longest(moments: Iterable[float | datetime], now: datetime) -> float | None:
-    """Return the longest plausible wait: of the durations, else of the times until the dates."""
-    durations: list[float] = []
-    until: list[float] = []
-    for moment in moments:
-        if isinstance(moment, datetime):
-            until.append((moment - now).total_seconds())
-        else:
-            durations.append(moment)
-    for waits in (durations, until):
-        if possible := [wait for wait in waits if 0 <= wait <= MOST_S]:
-            return max(possible)
-    return None
-
-
-def _retry_headers(given: Mapping[str, str]) -> Iterator[float | datetime]:
-    """Yield the wait; milliseconds replace rounded seconds, as in OpenAI's and Anthropic's SDKs."""
-    milliseconds = given.get("retry-after-ms", "")
-    if _NUMBER.fullmatch(milliseconds):
-        yield float(milliseconds) / 1000
-    elif (moment := _moment(given.get("retry-after", ""))) is not None:
-        yield moment
-
-
-def _resets(given: Mapping[str, str]) -> Iterator[float | datetime]:
-    """Yield the reset times of the limits that are used up.
-
-    `anthropic-ratelimit-requests-reset`, `x-ratelimit-reset-requests` (OpenAI, Groq) and `X-RateLimit-Reset`
-    (OpenRouter) each come with a `remaining`. Anthropic's unified limits of subscriptions have a `status` instead.
-    """
-    for name, value in given.items():
-        if "ratelimit" not in name or "reset" not in name:
-            continue
-        remaining = given.get(name.replace("reset", "remaining"), "")
-        used_up = bool(_NUMBER.fullmatch(remaining)) and float(remaining) == 0
-        rejected = given.get(name.replace("reset", "status")) == "rejected"
-        if (used_up or rejected) and (moment := _moment(value)) is not None:
-            yield moment
-
-
-def _moment(value: str) -> float | datetime | None:
-    """Read a header's value: seconds, `1m26.4s`, seconds or milliseconds since 1970, RFC 3339, or an HTTP date."""
-    if _NUMBER.fullmatch(value):
-        number = float(value)
-        return number if number < _EPOCH_S else _since_1970(number)
-    if _SPANS.fullmatch(value):
-        return _seconds(value)
-    return _iso(value) or _http_date(value)
-
-
-def _from_words(words: str, now: datetime) -> Iterator[float | datetime]:
-    """Yield durations and times that a message names as the end of a wait, no time of day without a zone."""
-    yield from (_seconds(found[1]) for found in _IN.finditer(words))
-    moments = [_since_1970(float(found[1])) for found in _EPOCH.finditer(words)]
-    for found in _ON.finditer(words):  # `2026-12-01 at 5:00`
-        day, clock, zone = found.groups(default="")
-        hour, _, rest = (clock or "00:00").partition(":")
-        moments.append(_iso(f"{day}T{hour:0>2}:{rest}{zone}"))
-    moments += [_next_time(found, now) for found in _AT.finditer(words)]
-    if SPENT_FOR_THE_MONTH in words:
-        here = now.astimezone(UTC)
-        moments.append(_attempt(lambda: datetime(here.year + here.month // 12, here.month % 12 + 1, 1, tzinfo=UTC)))
-    yield from (moment for moment in moments if moment is not None)
-
-
-def _seconds(span: str) -> float:
-    return sum(float(number) * _SECONDS["ms" if unit[:3] in ("mil", "mse", "ms") else unit[0]]
-               for number, unit in _PIECE.findall(span))  # fmt: skip
-
-
-def _next_time(found: re.Match[str], now: datetime) -> datetime | None:
-    """Return when a clock in some zone next shows a time; None if it did so within the last hour."""
-    month, day, year, hour, minute, half, zone = found.groups()
-    hours = int(hour)
-    if half is None:
-        if minute is None:
-            return None
-    elif hours > 12:
-        return None
-    else:
-        hours = hours % 12 + (12 if half in "pP" else 0)
-    try:
-        there = now.astimezone(UTC if zone in ("UTC", "GMT") else ZoneInfo(zone))
-        when = there.replace(hour=hours, minute=int(minute or 0), second=0, microsecond=0)
-        if month is None:
-            return when if when > there - _JUST_PAST else when + timedelta(days=1)
-        number = _MONTHS.index(month.lower()) + 1
-        when = when.replace(year=int(year) if year else there.year, month=number, day=int(day))
-        return when if year or when > there - timedelta(days=1) else when.replace(year=there.year + 1)
-    except (ValueError, OverflowError, LookupError, OSError):
-        return None  # no such day, hour or zone
-
-
-def _since_1970(number: float) -> datetime | None:
-    return _attempt(lambda: datetime.fromtimestamp(number / 1000 if number >= _EPOCH_MS else number, UTC))
-
-
-def _iso(text: str) -> datetime | None:
-    return _attempt(lambda: datetime.fromisoformat(text))
-
-
-def _http_date(text: str) -> datetime | None:
-    return _attempt(lambda: parsedate_to_datetime(text))
-
-
-def _attempt(make: Callable[[], datetime]) -> datetime | None:
-    """Return a point in time, in UTC if it names no zone; None for an invalid one."""
-    try:
-        when = make()
-    except (ValueError, TypeError, OverflowError, IndexError, OSError):  # e.g. a year of eleven digits
-        return None
-    return when if when.tzinfo else when.replace(tzinfo=UTC)
-
-
 _SHOWN_CHARS = 200
 _KEY_SHAPE = re.compile(r"\b(?:(?:sk|pk|rk|key|xai)-|gsk_)[A-Za-z0-9_\-]{8,}|\bBearer\s+\S+|\b(?:AIza|AQ\.)[\w\-]{20,}")
 _ID_SHAPE = re.compile(r"[A-Za-z0-9][\w.:\-]{2,127}", re.ASCII)
@@ -208,7 +49,8 @@ def may_have_been_billed(error: ModelError) -> bool:
 def with_usage(error: ModelError, reported: Completion) -> ModelError:
     """Return the error of a call whose provider says that it used something: so it may have been billed."""
     error.answered = True
-    error.usage, error.cost_micros = reported.usage, reported.cost_micros
+    error.usage = reported.usage
+    error.cost_micros = reported.cost_micros
     return error
 
 
@@ -279,14 +121,17 @@ class ProviderError:
 
 def _status_in(error: ProviderError, table: ErrorTable) -> int:
     numbers = [int(code) for code in error.codes if re.fullmatch("[45][0-9][0-9]", code)]
-    known = [table.status_of[code] for code in error.codes if code in table.status_of]
-    return max(numbers or known, default=0)
+    if numbers:
+        return max(numbers)
+    return max((table.status_of.get(code, 0) for code in error.codes), default=0)
 
 
 def find_case(error: ProviderError, status: int | None = None) -> ErrorCase:
     """Return what a provider's error means; `status` is None for an error in the body of a 200."""
     table = error_table()
-    code = _status_in(error, table) if status is None else status
+    code = status
+    if code is None:
+        code = _status_in(error, table)
     is_redirect = 300 <= code < 400
     if not is_redirect:
         for case, words in table.by_text:
@@ -325,46 +170,78 @@ def read_error(error: Any, request_id: Any = None) -> ProviderError:
     fields = as_object(error)
     if fields is None:
         return ProviderError(str(error)[:_MOST_CHARS])
-    metadata, details = fields_of(fields.get("metadata")), fields_of(fields.get("details"))
-    listed = objects_in(fields.get("details"))  # Google's, each of a type of its own
-    words = fields.get("message") or _detail_words(fields.get("detail")) or _other_words(fields)
-    if raw := metadata.get("raw"):  # from the provider behind OpenRouter; its own message is "Provider returned error"
-        words = f"{words}: {raw}"
-    code = details.get("error_code") or fields.get("code") or fields.get("type")
-    codes = (fields.get("type"), fields.get("code"), details.get("error_code"), metadata.get("error_type"),
-             fields.get("status"), *(one.get("reason") for one in listed))  # fmt: skip
+    metadata = fields_of(fields.get("metadata"))
+    details = fields_of(fields.get("details"))
+    google_details = objects_in(fields.get("details"))  # each of a type of its own
+    codes = [
+        details.get("error_code"),
+        fields.get("code"),
+        fields.get("type"),
+        metadata.get("error_type"),
+        fields.get("status"),
+        *(detail.get("reason") for detail in google_details),
+    ]
     headers = dict(fields_of(metadata.get("headers")))  # OpenRouter
     if "resets_in_seconds" in fields:  # Codex
         headers["retry-after"] = fields["resets_in_seconds"]
-    for one in listed:
-        if delay := as_text(one.get("retryDelay")):
+    for detail in google_details:
+        delay = as_text(detail.get("retryDelay"))
+        if delay:
             headers["retry-after"] = delay
-    shown = str(words)[:_MOST_CHARS]
     return ProviderError(
-        words=f"{shown.rstrip('.')} [{code}]" if code and isinstance(words, str) else shown,
-        codes=frozenset(str(one).lower() for one in codes if isinstance(one, str | int)),
+        words=_words_of(fields, metadata, codes[0] or codes[1] or codes[2]),
+        codes=frozenset(str(code).lower() for code in codes if isinstance(code, str | int)),
         headers={name.lower(): str(value) for name, value in headers.items() if isinstance(value, str | int | float)},
         request_id=as_text(fields.get("request_id") or request_id),
         written=as_text(fields.get("failed_generation"))[:_MOST_CHARS],
     )
 
 
+def _words_of(fields: Mapping[str, Any], metadata: Mapping[str, Any], code: Any) -> str:
+    """Return an error's message with its code."""
+    words = fields.get("message") or _detail_words(fields.get("detail")) or _other_words(fields)
+    raw = metadata.get("raw")
+    if raw:  # from the provider behind OpenRouter; its own message is "Provider returned error"
+        words = f"{words}: {raw}"
+    text = str(words)[:_MOST_CHARS]
+    if code and isinstance(words, str):
+        return f"{text.rstrip('.')} [{code}]"
+    return text
+
+
 def _detail_words(detail: Any) -> Any:
     """Return the words of a `detail`, which FastAPI gives as text, as an object, or as a list of faults."""
-    if faults := as_list(detail):
-        words = [as_text(fields_of(each).get("msg")) for each in faults]
-        return "; ".join(filter(None, words)) or str(faults)
+    faults = as_list(detail)
+    if faults:
+        messages = [as_text(fields_of(fault).get("msg")) for fault in faults]
+        return "; ".join(filter(None, messages)) or str(faults)
     fields = as_object(detail)
-    if fields is not None:
-        return fields.get("message") or fields.get("error") or str(detail)
-    return detail or ""
+    if fields is None:
+        return detail or ""
+    return fields.get("message") or fields.get("error") or str(detail)
 
 
 def _other_words(fields: Mapping[str, Any]) -> str:
     """Return an error of a shape that is not known as it came, so that its words are not lost."""
-    told = {name: value for name, value in fields.items() if value not in (None, "", [], {})}
+    filled = {name: value for name, value in fields.items() if value not in (None, "", [], {})}
     known = {"type", "code", "status", "object", "param", "request_id", "metadata", "details"}
-    return json_text.encode(told).decode() if told.keys() - known else ""
+    if filled.keys() <= known:
+        return ""
+    return json_text.encode(filled).decode()
+
+
+def _call_details(status: int | None, proxy: str | None, request_id: str | None) -> str:
+    """Return what is known of a failed call, in brackets, with a space before them; empty for nothing."""
+    details: list[str] = []
+    if status:
+        details.append(f"HTTP {status}")
+    if proxy:
+        details.append(f"through the proxy {proxy}")
+    if request_id:
+        details.append(f"request {request_id}")
+    if not details:
+        return ""
+    return f" ({', '.join(details)})"
 
 
 def _is_about_name(error: BaseException) -> bool:
@@ -407,7 +284,9 @@ class Endpoint:
         text = _KEY_SHAPE.sub("…", json_text.join_surrogates(text)[0])
         text = "".join(" " if unicodedata.category(char)[0] in "CZ" else char for char in text)
         text = " ".join(text.split())
-        return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
+        if len(text) <= _SHOWN_CHARS:
+            return text
+        return text[: _SHOWN_CHARS - 1] + "…"
 
     def cause(self, error: Exception) -> str:
         return self.clean(str(error)) or type(error).__name__
@@ -436,7 +315,8 @@ class Endpoint:
 
         from ava_roles.net.transports import ProxyRefused
 
-        if why := _NOT_TRUSTED.search(str(error)):
+        why = _NOT_TRUSTED.search(str(error))
+        if why:
             return self.error("certificate", cause=self.clean(why[1]))
         if isinstance(error, ProxyRefused):
             # A system's own setting gives way to HTTPS_PROXY.
@@ -447,8 +327,10 @@ class Endpoint:
 
     def fault(self, error: Exception, what: str, *, sent: bool, answered: bool) -> ModelError:
         """Return the error of an exception that nobody expected, from Ava or a library below it."""
+        cause = type(error).__name__
         message = self.clean(str(error))
-        cause = f"{type(error).__name__}{': ' if message else ''}{message}"
+        if message:
+            cause += f": {message}"
         return self.error("fault" if sent else "fault before sending", what=what, cause=cause, answered=answered)
 
     def no_answer(self, answer: Any, part: str) -> ModelError:
@@ -483,7 +365,9 @@ class Endpoint:
         proxy: str | None = None,
     ) -> ModelError:
         now = now or datetime.now(UTC)
-        wait = again_after({**error.headers, **headers}, error.words, now) if case.waits else None
+        wait: float | None = None
+        if case.waits:
+            wait = again_after({**error.headers, **headers}, error.words, now)
         fields = {
             "key": self.key if self.api_key else "a call without a key",
             "model": repr(self.model),
@@ -493,17 +377,19 @@ class Endpoint:
             "until": iso_second(round((now.timestamp() + (wait or 0)) * US_PER_S)),
         }
         request_id = self._request_id(headers.get("request-id") or headers.get("x-request-id") or error.request_id)
-        words = self.clean(error.words) or ("" if status else "without words")
-        text = case.text + (case.undated if wait is None else case.dated)
-        details = (
-            f"HTTP {status}" if status else "",
-            f"through the proxy {proxy}" if proxy else "",
-            f"request {request_id}" if request_id else "",
-        )
-        text += f" ({', '.join(filter(None, details))})" if any(details) else ""
-        sentence = f"{self.place} {text.format_map(fields)}{': ' if words else ''}{words}"
+        text = case.text
+        text += case.undated if wait is None else case.dated
+        text += _call_details(status, proxy, request_id)
+        sentence = f"{self.place} {text.format_map(fields)}"
+        words = self.clean(error.words)
+        if words:
+            sentence += f": {words}"
+        elif not status:
+            sentence += ": without words"
+        if not sentence.endswith((".", "!", "?")):
+            sentence += "."
         return ModelError(
-            sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.",
+            sentence,
             kind=case.kind,
             sent=True,
             answered=status is None or case.answered,
@@ -514,6 +400,8 @@ class Endpoint:
             written=error.written,
         )
 
-    def _request_id(self, given: str | None) -> str | None:
+    def _request_id(self, text: str | None) -> str | None:
         """Return the provider's id of the call, which its support asks for, if it looks like an id."""
-        return given if given and _ID_SHAPE.fullmatch(given) and self.clean(given) == given else None
+        if text and _ID_SHAPE.fullmatch(text) and self.clean(text) == text:
+            return text
+        return None

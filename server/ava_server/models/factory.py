@@ -47,7 +47,8 @@ def parameters(choice: Choice) -> dict[str, Any]:
     """Return what shapes a request besides the request itself, and where it goes: plain JSON, for the log."""
     if choice.base_url is None:
         return {"wire": choice.wire}
-    host, known = host_of(choice.base_url), provider_at(choice.base_url)
+    host = host_of(choice.base_url)
+    known = provider_at(choice.base_url)
     common = {
         "wire": choice.wire,
         "base_url": choice.base_url,
@@ -56,18 +57,21 @@ def parameters(choice: Choice) -> dict[str, Any]:
     }
     if choice.wire == "google" and not known.takes_call_ids:
         return {**common, "call_ids": False}
-    if mark := _cache_mark(choice):
+    mark = _cache_mark(choice)
+    if mark:
         common["cache_mark"] = mark
     if choice.wire != "chat_completions":
         return common
-    return {
-        **common,
-        "thinking_field": "reasoning" if host == _OPENROUTER else "reasoning_effort",
-        # OpenAI's reasoning models refuse the older name, which all other servers expect.
-        "output_field": "max_completion_tokens" if known.long_limit else "max_tokens",
-        **({"asks_usage": False} if known.tells_usage else {}),
-        "extra": _for_openrouter(choice) if host == _OPENROUTER else {},
-    }
+    parts = {**common, "thinking_field": "reasoning_effort", "output_field": "max_tokens"}
+    if known.long_limit:  # OpenAI's reasoning models refuse the older name, which all other servers expect
+        parts["output_field"] = "max_completion_tokens"
+    if known.tells_usage:
+        parts["asks_usage"] = False
+    parts["extra"] = {}
+    if host == _OPENROUTER:
+        parts["thinking_field"] = "reasoning"
+        parts["extra"] = _for_openrouter(choice)
+    return parts
 
 
 def model_of(
@@ -86,7 +90,9 @@ def model_of(
         from ava_server.models.offline import LocalModel, scripted_answer
 
         scripted = parameters["wire"] == "scripted"
-        return LocalModel(SCRIPTED, scripted_answer) if scripted else LocalModel(OFFLINE, offline.answer)
+        if scripted:
+            return LocalModel(SCRIPTED, scripted_answer)
+        return LocalModel(OFFLINE, offline.answer)
     try:
         wire = _wire(parameters)
     except ValueError:  # a ValidationError is one
@@ -161,14 +167,17 @@ def _cache_mark(choice: Choice) -> CacheMark:
 
     OpenRouter passes its mark on in the form of the model's maker. Anthropic's own format always has marks.
     """
+    if choice.base_url is None or choice.wire not in ("responses", "chat_completions"):
+        return ""
     cache = prompt_cache_of(choice.model_id)
     has_breakpoints = cache is not None and cache.breakpoints
     host = host_of(choice.base_url)
+    if host == _OPENAI and has_breakpoints:
+        return "prompt_cache_breakpoint"
     if host == _OPENROUTER and choice.wire == "chat_completions":
-        marks = has_breakpoints or marks_cache(choice.wire, choice.base_url or "", choice.model_id)
-        return "cache_control" if marks else ""
-    takes_breakpoints = host == _OPENAI and choice.wire in ("responses", "chat_completions")
-    return "prompt_cache_breakpoint" if takes_breakpoints and has_breakpoints else ""
+        takes_marks = has_breakpoints or marks_cache(choice.wire, choice.base_url, choice.model_id)
+        return "cache_control" if takes_marks else ""
+    return ""
 
 
 def _for_openrouter(choice: Choice) -> dict[str, Any]:

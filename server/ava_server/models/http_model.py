@@ -92,13 +92,13 @@ class HttpModel:
         return self.wire.assistant_message(text, calls)
 
     def stream(self, request: Request, check: SendCheck = unchecked) -> AbstractAsyncContextManager[AnswerStream]:
-        def seen() -> int:
+        def shown_bytes() -> int:
             own = (request.system, *(tool.description for tool in request.tools))
             return bounds.shown_bytes([*own, *map(self.wire.message, request.turns)])
 
         offered = frozenset(tool.name for tool in request.tools)
         return self.exchange(
-            lambda: self._take_encoded(request), check, seen, most_output=request.max_output, offered=offered
+            lambda: self._take_encoded(request), check, shown_bytes, most_output=request.max_output, offered=offered
         )
 
     @asynccontextmanager
@@ -123,12 +123,10 @@ class HttpModel:
         """
         end = anyio.current_time() + self.deadlines.total_s
         api_key = await self._key()
-        wire = self.wire if streaming is None else replace(self.wire, streaming=streaming)
-        endpoint = Endpoint(
-            wire.url(self.base_url, self.model_id), self.model_id, api_key, wire.speaks, self.key_command is not None
-        )
+        endpoint = self._endpoint(api_key, streaming)
         sending = False
-        body, size = list[bytes](), 0
+        body: list[bytes] = []
+        size = 0
         lent: LentClient | None = None
         response: httpx2.Response | None = None
         try:  # without an exit stack and a context for the client, which together take 1.5 KiB of each waiting run
@@ -141,12 +139,9 @@ class HttpModel:
                 response = await self._send(lent.http, endpoint, body, end, check, headers or {})
                 if response.status_code != 200:
                     content = await _error_body(response, end)
-                    error = endpoint.status_error(response, content)
-                    if _says_expired(response.status_code, content):
-                        error = await self._renewed(endpoint, error)
+                    error = await self._status_error(endpoint, response, content)
                     raise self._with_usage(error, content, size, seen, most_output)
-                if self.key_command is not None and api_key is not None:
-                    self.key_command.accepted(api_key)
+                self._accept_key(api_key)
             except (ModelError, AuditError):
                 raise
             except anyio.get_cancelled_exc_class() as cancelled:
@@ -154,21 +149,34 @@ class HttpModel:
                     cancelled.add_note(NOT_SENT)
                 raise
             except Exception as error:  # the attempt has to be settled, whatever went wrong
-                if isinstance(error, OSError) and not sending:
-                    raise endpoint.error("no certificates", cause=endpoint.clean(str(error))) from error
-                log.exception("calling %s failed", endpoint.place)
-                raise endpoint.fault(error, "Calling", sent=sending, answered=False) from error
+                raise _unexpected(error, endpoint, sent=sending) from error
             yield AnswerStream(
                 response, self.wire, endpoint, self.deadlines, end, size, seen, self.most_bytes, most_output, reader,
                 offered,
             )  # fmt: skip
         finally:
             try:
-                if response is not None:
-                    await _close(response)
+                await _close(response)
             finally:
                 if lent is not None:
                     self.clients.take_back(lent)
+
+    def _accept_key(self, api_key: str | None) -> None:
+        """Tell the command that prints the key that this one was taken."""
+        if self.key_command is not None and api_key is not None:
+            self.key_command.accepted(api_key)
+
+    def _endpoint(self, api_key: str | None, streaming: bool | None) -> Endpoint:
+        wire = self.wire
+        if streaming is not None:
+            wire = replace(wire, streaming=streaming)
+        return Endpoint(
+            url=wire.url(self.base_url, self.model_id),
+            model=self.model_id,
+            api_key=api_key,
+            speaks=wire.speaks,
+            minted=self.key_command is not None,
+        )
 
     async def _key(self) -> str | None:
         """Return the key of this call. Raises ModelError if the command that prints it failed."""
@@ -193,6 +201,13 @@ class HttpModel:
     @property
     def _endpoint_without_key(self) -> Endpoint:
         return Endpoint(self.wire.url(self.base_url, self.model_id), self.model_id, None, self.wire.speaks)
+
+    async def _status_error(self, endpoint: Endpoint, response: httpx2.Response, content: bytes) -> ModelError:
+        """Return the error of a response that is not 200; where its key has expired, a new one is asked for."""
+        error = endpoint.status_error(response, content)
+        if not _says_expired(response.status_code, content):
+            return error
+        return await self._renewed(endpoint, error)
 
     async def _renewed(self, endpoint: Endpoint, error: ModelError) -> ModelError:
         """Return the error of a call whose key was refused: one to repeat at once where the command has another key."""
@@ -250,7 +265,7 @@ class HttpModel:
             outgoing = client.build_request(
                 "POST",
                 _url(endpoint.url),
-                content=_taken(body, check),
+                content=_send_pieces(body, check),
                 headers=headers,
                 timeout=httpx2.Timeout(None, connect=connect_s, pool=connect_s),
             )
@@ -267,6 +282,14 @@ class HttpModel:
             raise endpoint.error("hung up", cause=endpoint.cause(error)) from None
 
 
+def _unexpected(error: Exception, endpoint: Endpoint, *, sent: bool) -> ModelError:
+    """Return the error of a call that failed in a way that nothing else translates."""
+    if isinstance(error, OSError) and not sent:
+        return endpoint.error("no certificates", cause=endpoint.clean(str(error)))
+    log.error("calling %s failed", endpoint.place, exc_info=error)
+    return endpoint.fault(error, "Calling", sent=sent, answered=False)
+
+
 def _says_expired(status: int, content: bytes) -> bool:
     """Tell whether another key may help: some providers answer 403 where a token has expired."""
     return status == 401 or (status == 403 and b"expired" in content.lower())
@@ -274,10 +297,12 @@ def _says_expired(status: int, content: bytes) -> bool:
 
 def key_headers(wire: Wire, endpoint: Endpoint) -> dict[str, str]:
     """Return a wire's headers with the key once: in the header of the address, where it has one of its own."""
-    own = {}
+    own_header: dict[str, str] = {}
     if endpoint.api_key and not endpoint.minted:
-        own = key_header(endpoint.url, endpoint.api_key)
-    return {**wire.headers(None), **own} if own else wire.headers(endpoint.api_key)
+        own_header = key_header(endpoint.url, endpoint.api_key)
+    if not own_header:
+        return wire.headers(endpoint.api_key)
+    return {**wire.headers(None), **own_header}
 
 
 @lru_cache(maxsize=64)
@@ -287,7 +312,7 @@ def _url(url: str) -> httpx2.URL:
     return httpx2.URL(url)
 
 
-async def _taken(pieces: list[bytes], check: SendCheck) -> AsyncGenerator[bytes]:
+async def _send_pieces(pieces: list[bytes], check: SendCheck) -> AsyncGenerator[bytes]:
     """Yield a body, and its end only after the check: a provider acts on a whole request, and bills only that."""
     if len(pieces[0]) > _LAST_BYTES:
         yield pieces[0][:-_LAST_BYTES]
@@ -296,9 +321,9 @@ async def _taken(pieces: list[bytes], check: SendCheck) -> AsyncGenerator[bytes]
     yield pieces.pop()
 
 
-async def _close(response: httpx2.Response) -> None:
-    """An error while closing does not spoil an answer that has arrived."""
-    if response.is_closed:
+async def _close(response: httpx2.Response | None) -> None:
+    """Close a response, if there is one. An error while closing does not spoil an answer that has arrived."""
+    if response is None or response.is_closed:
         return
     with anyio.move_on_after(1, shield=True):
         try:

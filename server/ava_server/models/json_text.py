@@ -78,7 +78,8 @@ def object_fault(text: str) -> str:
         near = whole[max(error.pos - _AROUND, 0) : error.pos + _AROUND]
         return f"{error.msg} at line {error.lineno} column {error.colno} of {len(whole)} characters, near {near!r}"
     except (ValueError, RecursionError) as error:
-        return f"{'nested too deeply' if isinstance(error, RecursionError) else error}: {text[:_AROUND]!r}"
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        return f"{why}: {text[:_AROUND]!r}"
     kinds = {"array": "a list", "string": "text", "boolean": "a truth value", "null": "null"}
     return f"it is {kinds.get(json_type(value), 'a number')}: {text[: 2 * _AROUND]!r}"
 
@@ -193,7 +194,8 @@ def _storable(value: Any, counts: dict[str, int], depth: int) -> Any:
         text, replaced = join_surrogates(value if isinstance(value, str) else value.getvalue())
         counts["surrogate"] += replaced
         return text
-    if (entries := as_object(value)) is not None:
+    entries = as_object(value)
+    if entries is not None:
         below = depth + 1
         return {_storable(key, counts, below): _storable(item, counts, below) for key, item in entries.items()}
     if isinstance(value, list):

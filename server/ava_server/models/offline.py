@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -133,23 +134,37 @@ def scripted_answer(request: Request) -> Completion:
 
 
 def _filled_in(step: str, request: Request) -> str:
-    task = next((turn.text for turn in request.turns if isinstance(turn, UserTurn)), "")
-    results = [turn for turn in request.turns if isinstance(turn, ToolTurn)]
+    task = _task(request)
+    results = _tool_turns(request)
     query = Query(task)
-    found = [piece for turn in results for piece in passages(turn.name, turn.text)]
-    best = best_passages(found, query, spread_of(query, results), most=4).pieces
+    candidates: list[Passage] = []
+    for turn in results:
+        candidates += passages(turn.name, turn.text)
+    best = best_passages(candidates, query, spread_of(query, results), most=4).pieces
     findings = [
         {
             "claim": f"{piece.source} has a passage about it",
             "quote": piece.text,
             "source_url": piece.location,
-            "source_name": f"{piece.source}, {piece.place}" if piece.place else piece.source,
+            "source_name": ", ".join(filter(None, (piece.source, piece.place))),
         }
         for piece in best
     ]
-    step = step.replace("{words}", _inside(" ".join(query.words[:8]) or task[:80]))
-    step = step.replace("{source}", _inside(best[0].source if best else "no file"))
+    words = " ".join(query.words[:8]) or task[:80]
+    source = best[0].source if best else "no file"
+    step = step.replace("{words}", _inside(words)).replace("{source}", _inside(source))
     return step.replace('"{findings}"', json.dumps(findings))
+
+
+def _task(request: Request) -> str:
+    for turn in request.turns:
+        if isinstance(turn, UserTurn):
+            return turn.text
+    return ""
+
+
+def _tool_turns(request: Request) -> list[ToolTurn]:
+    return [turn for turn in request.turns if isinstance(turn, ToolTurn)]
 
 
 def _inside(text: str) -> str:
@@ -193,64 +208,81 @@ FOR_A_MODEL = (
 
 def answer(request: Request) -> Completion:
     """Return the next answer: first tool calls, then the result. Blocks for a moment."""
-    task = next((turn.text for turn in request.turns if isinstance(turn, UserTurn)), "")
-    last = request.turns[-1] if request.turns else None
-    is_last_turn = isinstance(last, UserTurn) and _LAST_TURN.search(last.text) is not None
-    if not answers_before(request) and not is_last_turn:
+    task = _task(request)
+    if not answers_before(request) and not _is_last_turn(request):
         calls = _first_calls(task, request)
         if calls:
             words = _listing(_query(task).words) or "what the task names"
             return complete(f"Looking for {words}.", calls, request)
-    result = _result(task, [turn for turn in request.turns if isinstance(turn, ToolTurn)])
+    result = _result(task, _tool_turns(request))
     return complete(result["summary"], [(SUBMIT, result)], request)
 
 
+def _is_last_turn(request: Request) -> bool:
+    if not request.turns:
+        return False
+    last = request.turns[-1]
+    return isinstance(last, UserTurn) and _LAST_TURN.search(last.text) is not None
+
+
 def _query(task: str) -> Query:
-    return Query(_asked(task))
+    return Query(_question(task))
 
 
-def _asked(task: str) -> str:
-    without = _FILE.sub(lambda path: path[0] if _NO_FILE.fullmatch(path[0]) else " ", _URL.sub(" ", task))
-    return " ".join(_MATERIAL.sub(" ", without).split())
+def _question(task: str) -> str:
+    """Return a task without the names of its material."""
+    text = _FILE.sub(lambda path: path[0] if _NO_FILE.fullmatch(path[0]) else " ", _URL.sub(" ", task))
+    return " ".join(_MATERIAL.sub(" ", text).split())
 
 
 def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, Any]]]:
     offered = {tool.name for tool in request.tools}
     context = _CONTEXT.search(request.system)
-    named = f"{task}\n{context[1] if context else ''}"
-    urls = list(dict.fromkeys(url.rstrip(".,;:!?)]}*_") for url in _URL.findall(named)))[:NAMED_MOST]
-    paths = [path for path in dict.fromkeys(_FILE.findall(_URL.sub(" ", named))) if not _NO_FILE.fullmatch(path)]
+    text = f"{task}\n"
+    if context:
+        text += context[1]
     calls: list[tuple[str, Mapping[str, Any]]] = []
+    urls = dict.fromkeys(url.rstrip(".,;:!?)]}*_") for url in _URL.findall(text))
     if urls and "read_webpages" in offered:
-        calls.append(("read_webpages", {"urls": urls}))
+        calls.append(("read_webpages", {"urls": list(urls)[:NAMED_MOST]}))
     if "read_file" in offered:
+        names = dict.fromkeys(_FILE.findall(_URL.sub(" ", text)))
+        paths = [name for name in names if not _NO_FILE.fullmatch(name)]
         calls += [("read_file", {"path": path}) for path in paths[:NAMED_MOST]]
     if SEARCH in offered:
-        calls.append((SEARCH, {"query": _search_words(task, named) or "readme", "max_files": _FILES_MOST}))
+        query = _search_words(task, text) or "readme"
+        calls.append((SEARCH, {"query": query, "max_files": _FILES_MOST}))
     return calls
 
 
-def _search_words(task: str, named: str) -> str:
-    words = _asked(task)  # with filler words, which tell the language
-    if len(words) > _QUERY_CHARS or not Query(words).telling:
-        texts = (words, _URL.sub(" ", task), named)
-        words = " ".join(next((query.words for query in map(Query, texts) if query.telling), ()))
-    return words[:_QUERY_CHARS]
+def _search_words(task: str, task_and_context: str) -> str:
+    words = _question(task)  # with filler words, which tell the language
+    if len(words) <= _QUERY_CHARS and Query(words).telling:
+        return words
+    for text in (words, _URL.sub(" ", task), task_and_context):
+        query = Query(text)
+        if query.telling:
+            return " ".join(query.words)[:_QUERY_CHARS]
+    return ""
 
 
 def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
     query = _query(task)
-    read: dict[str, list[Passage]] = {}
-    for result in results:
-        read.setdefault(result.name, []).extend(passages(result.name, result.text))
     spread = spread_of(query, results)
-    found = [passage for each in read.values() for passage in each]
-    best = best_passages(found, query, spread, QUOTES_MOST) if query.telling else BestPassages()
-    if best.fits and (best.sentence >= _LEAST_SENTENCE or _has_names(task, found)):
-        return _found_answer(best.pieces, query, spread, results)
-    if not query.telling:
-        read.pop(SEARCH, None)
-        beginnings = [(1.0, piece) for each in read.values() for passage in each for piece in pieces(passage)]
+    by_tool: dict[str, list[Passage]] = {}
+    for result in results:
+        by_tool.setdefault(result.name, []).extend(passages(result.name, result.text))
+    best = BestPassages()
+    if query.telling:
+        everything = list(chain.from_iterable(by_tool.values()))
+        best = best_passages(everything, query, spread, QUOTES_MOST)
+        if best.fits and (best.sentence >= _LEAST_SENTENCE or _has_names(task, everything)):
+            return _found_answer(best.pieces, query, spread, results)
+    else:
+        by_tool.pop(SEARCH, None)
+        beginnings: list[tuple[float, Passage]] = []
+        for passage in chain.from_iterable(by_tool.values()):
+            beginnings += [(1.0, piece) for piece in pieces(passage)]
         if beginnings:
             return _found_answer(spread_out(beginnings, QUOTES_MOST), query, spread, results)
     return _nothing(best.pieces, query, spread, results)
@@ -259,17 +291,24 @@ def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
 def _found_answer(chosen: Sequence[Passage], query: Query, spread: Spread, results: list[ToolTurn]) -> dict[str, Any]:
     sources = dict.fromkeys(piece.source for piece in chosen)
     counts = f"{len(chosen)} passage{_s(chosen)} in {len(sources)} source{_s(sources)}"
-    had = query.found_in("\n\n".join(piece.text for piece in chosen))
-    why = f"with words of the task ({_listing(had)})" if query.telling else "from the beginning of what the task names"
-    missing = _missing(query, spread) if query.telling else []
+    why = "from the beginning of what the task names"
+    missing: list[str] = []
+    if query.telling:
+        words = query.found_in("\n\n".join(piece.text for piece in chosen))
+        why = f"with words of the task ({_listing(words)})"
+        missing = _missing(query, spread)
     unread = unread_of(results)
-    first = f"{NOT_ALL_READ} {unread[0]}" if unread else ""
-    head = f"{counts} {why}, found without a language model."
-    lacks = f"Found nowhere: {_listing(missing)}." if missing else ""
-    best = best_sentences(chosen[0].text, query, spread, _BEST_CHARS, _SUMMARY_CHARS)
+    summary: list[str] = []
+    if unread:
+        summary.append(f"{NOT_ALL_READ} {unread[0]}")
+    summary.append(f"{counts} {why}, found without a language model.")
+    if missing:
+        summary.append(f"Found nowhere: {_listing(missing)}.")
     where = f"{THE_BEST} {chosen[0].location}"
+    best = best_sentences(chosen[0].text, query, spread, _BEST_CHARS, _SUMMARY_CHARS)
+    summary.append(f"{where}: {best}" if best else f"{where}.")
     return {
-        "summary": _fitting(first, head, lacks, f"{where}: {best}" if best else f"{where}."),
+        "summary": _fitting(*summary),
         "output": _listed(chosen),
         "confidence": None,
         "caveats": [*unread, f"{NOT_READ} {FOR_A_MODEL}", *_lacking(missing), *_failures(results)],
@@ -278,9 +317,10 @@ def _found_answer(chosen: Sequence[Passage], query: Query, spread: Spread, resul
 
 
 def _nothing(chosen: Sequence[Passage], query: Query, spread: Spread, results: list[ToolTurn]) -> dict[str, Any]:
-    missing = _missing(query, spread)
-    if unread := unread_of(results):
+    unread = unread_of(results)
+    if unread:
         return _not_finished(chosen, unread, results)
+    missing = _missing(query, spread)
     if not results:
         why = "the offline reader had no tool to read with"
     elif missing:
@@ -289,7 +329,9 @@ def _nothing(chosen: Sequence[Passage], query: Query, spread: Spread, results: l
         why = f"no passage has enough of {_listing(query.words)} together"
     else:
         why = "the task has no words to look for"
-    near = f"No answer was found in these passages; they only come closest.\n\n{_listed(chosen)}" if chosen else None
+    near = None
+    if chosen:
+        near = f"No answer was found in these passages; they only come closest.\n\n{_listed(chosen)}"
     return {
         "summary": _fitting(f"No answer found: {why}.", "No language model read this.", FOR_A_MODEL),
         "output": near,
@@ -307,7 +349,9 @@ def _nothing(chosen: Sequence[Passage], query: Query, spread: Spread, results: l
 
 
 def _not_finished(chosen: Sequence[Passage], unread: list[str], results: list[ToolTurn]) -> dict[str, Any]:
-    near = f"What was read has no answer; these passages come closest.\n\n{_listed(chosen)}" if chosen else None
+    near = None
+    if chosen:
+        near = f"What was read has no answer; these passages come closest.\n\n{_listed(chosen)}"
     return {
         "summary": _fitting(f"{NOT_FINISHED} {unread[0]}", "No language model read this.", FOR_A_MODEL),
         "output": near,
@@ -322,21 +366,26 @@ def _listing(words: Sequence[str]) -> str:
 
 
 def _fitting(*sentences: str) -> str:
+    """Return the sentences, in their order, without those that would make the summary too long."""
     text = ""
-    for each in filter(None, sentences):
-        longer = f"{text} {each}".strip()
-        text = longer if len(longer) <= _SUMMARY_CHARS else text
+    for sentence in sentences:
+        longer = f"{text} {sentence}".strip()
+        if len(longer) <= _SUMMARY_CHARS:
+            text = longer
     return text
 
 
 def _missing(query: Query, spread: Spread) -> list[str]:
-    return [word for word, count in zip(query.words, spread.counts, strict=True) if spread.total and not count]
+    if not spread.total:
+        return []
+    return [word for word, count in zip(query.words, spread.counts, strict=True) if not count]
 
 
 def _has_names(task: str, found: list[Passage]) -> bool:
     """Tell whether each name of several words in a task stands in a passage: its words apart mean something else."""
     texts = [" ".join(passage.text.lower().split()) for passage in found]
-    return all(any(name.lower() in text for text in texts) for name in _NAME.findall(_asked(task)))
+    names = [name.lower() for name in _NAME.findall(_question(task))]
+    return all(any(name in text for text in texts) for name in names)
 
 
 def _lacking(missing: list[str]) -> list[str]:
@@ -344,36 +393,43 @@ def _lacking(missing: list[str]) -> list[str]:
 
 
 def _listed(chosen: Sequence[Passage]) -> str:
-    by_source: dict[str, list[Passage]] = {}
+    quotes_by_source: dict[str, list[str]] = {}
     for piece in chosen:
-        by_source.setdefault(piece.source, []).append(piece)
-    return "\n\n".join(f"**{source}**\n\n" + "\n\n".join(map(_shown, found)) for source, found in by_source.items())
+        quotes_by_source.setdefault(piece.source, []).append(_quote(piece))
+    parts: list[str] = []
+    for source, quotes in quotes_by_source.items():
+        parts += [f"**{source}**", *quotes]
+    return "\n\n".join(parts)
 
 
 def _finding(piece: Passage, query: Query) -> dict[str, Any]:
     """The claim only says which words the quote contains."""
-    seen = query.found_in(piece.text)
     name = piece.title or piece.source
     if not piece.title and urlsplit(piece.source).scheme not in ("http", "https"):
         name = PurePosixPath(piece.source).name or piece.source
-    finding = {
-        "claim": f"{name} speaks of {_listing(seen)}" if seen else f"{name} says this",
-        "source_url": piece.location,
-        "quote": piece.text,
-    }
-    # A page has a title besides its URL; a file has only its path, which is given already.
-    return {**finding, "source_name": piece.title} if piece.title else finding
+    words = query.found_in(piece.text)
+    claim = f"{name} speaks of {_listing(words)}" if words else f"{name} says this"
+    finding = {"claim": claim, "source_url": piece.location, "quote": piece.text}
+    if piece.title:  # a file has only its path, which is given already
+        finding["source_name"] = piece.title
+    return finding
 
 
-def _shown(piece: Passage) -> str:
-    quoted = "\n".join(f"> {line}" for line in piece.text.splitlines())
-    return f"{quoted}\n\n({piece.place})" if piece.place else quoted
+def _quote(piece: Passage) -> str:
+    quote = "\n".join(f"> {line}" for line in piece.text.splitlines())
+    if not piece.place:
+        return quote
+    return f"{quote}\n\n({piece.place})"
 
 
 def _failures(results: list[ToolTurn]) -> list[str]:
-    said = (failures(result.name, result.text) for result in results if result.name != SUBMIT)
-    partly = (note for result in results for note in left_out(result.name, result.text))
-    return [*partly, *[line for lines in said for line in lines][:NAMED_MOST]]
+    partly: list[str] = []
+    failed: list[str] = []
+    for result in results:
+        partly += left_out(result.name, result.text)
+        if result.name != SUBMIT:
+            failed += failures(result.name, result.text)
+    return [*partly, *failed[:NAMED_MOST]]
 
 
 def _s(things: Collection[object]) -> str:

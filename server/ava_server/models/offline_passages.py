@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from itertools import chain
 
 from ava_roles.passages import Query, Weighing, filler_share, record_factor, weights_of
 from ava_roles.tools.extracted import row_places
@@ -69,22 +70,28 @@ class Passage:
     def location(self) -> str:
         if self.line is not None:
             return f"{self.source}:{self.line}"
-        return f"{self.source}, {self.place}" if self.place else self.source
+        if self.place:
+            return f"{self.source}, {self.place}"
+        return self.source
 
 
 def passages(tool: str, output: str) -> list[Passage]:
     """Return the passages in a tool's output; none for a failure."""
     if output.startswith("Failed."):
         return []
-    bodies = _bodies(output)
-    reader = {"search_and_read": _found, "read_file": _read, "read_webpages": _pages}.get(tool)
-    return [passage for body in bodies for passage in reader(body)] if reader else []
+    readers = {SEARCH: _search_passages, "read_file": _file_passages, "read_webpages": _page_passages}
+    reader = readers.get(tool)
+    if reader is None:
+        return []
+    return list(chain.from_iterable(map(reader, _bodies(output))))
 
 
 def failures(tool: str, output: str) -> list[str]:
     """Return what could not be read, and why, as far as a tool's output says."""
     bodies = _bodies(output)
-    pages = [f"{url}: {why}" for body in bodies for url, why in _FAILED_PAGE.findall(body)]
+    pages: list[str] = []
+    for body in bodies:
+        pages += [f"{url}: {why}" for url, why in _FAILED_PAGE.findall(body)]
     if pages or passages(tool, output):
         return pages
     return [f"{tool} returned nothing: {_first_words(bodies)[:200]}"]
@@ -102,12 +109,14 @@ def _first_words(bodies: Iterable[str]) -> str:
 def left_out(tool: str, output: str) -> list[str]:
     notes: list[str] = []
     for body in _bodies(output):
-        searched = _FOUND_HEAD.match(body) if tool == "search_and_read" else None
-        if searched and searched["left"]:
-            notes.append(f"Files searched: {searched['searched']}. Not searched: {searched['left']}.")
-        read = _read_head(body)[0] if tool == "read_file" else None
-        if read and _GOES_ON.search(body):
-            notes.append(f"{read['path']} was not read to its end: only {read['place']}.")
+        if tool == SEARCH:
+            search = _FOUND_HEAD.match(body)
+            if search and search["left"]:
+                notes.append(f"Files searched: {search['searched']}. Not searched: {search['left']}.")
+        elif tool == "read_file":
+            file, _text = _read_head(body)
+            if file and _GOES_ON.search(body):
+                notes.append(f"{file['path']} was not read to its end: only {file['place']}.")
     return notes
 
 
@@ -133,40 +142,57 @@ class Spread:
     @property
     def weights(self) -> list[float]:
         """How much each word tells; the same for all where too few passages say which are rare."""
-        return weights_of(self.counts, self.total) if self.total >= FEW_PASSAGES else [1.0] * len(self.counts)
+        if self.total >= FEW_PASSAGES:
+            return weights_of(self.counts, self.total)
+        return [1.0] * len(self.counts)
 
 
 def spread_of(query: Query, results: Iterable[ToolTurn]) -> Spread:
     """Return the spread of a question's words: as a search counted them, and in the other texts that were read."""
-    counts = [0] * len(query.words)
-    total = 0
+    spreads: list[Spread] = []
     for result in results:
-        said = next(filter(None, map(_FOUND_HEAD.match, _bodies(result.text))), None) if result.name == SEARCH else None
-        if said:
-            total += _number(said["total"])
-            by_word = {word: _number(count) for word, count in _WORD_COUNT.findall(said["words"])}
-            counts = [count + by_word.get(word, 0) for count, word in zip(counts, query.words, strict=True)]
-        for passage in passages(result.name, result.text) if result.name != SEARCH else ():
-            total += 1
-            counts = [
-                count + (here > 0) for count, here in zip(counts, query.matches(passage.text).counts, strict=True)
-            ]
-    return Spread(tuple(counts), total)
+        if result.name == SEARCH:
+            spreads += _searched_spread(query, result.text)
+        else:
+            spreads.append(spread_in(query, passages(result.name, result.text)))
+    counts = [0] * len(query.words)
+    for spread in spreads:
+        for number, count in enumerate(spread.counts):
+            counts[number] += count
+    return Spread(tuple(counts), sum(spread.total for spread in spreads))
+
+
+def _searched_spread(query: Query, output: str) -> list[Spread]:
+    """Return the spread that a search counted, where its output says it."""
+    for body in _bodies(output):
+        head = _FOUND_HEAD.match(body)
+        if head:
+            by_word = {word: _number(count) for word, count in _WORD_COUNT.findall(head["words"])}
+            counts = [by_word.get(word, 0) for word in query.words]
+            return [Spread(tuple(counts), _number(head["total"]))]
+    return []
 
 
 def spread_in(query: Query, passages: Sequence[Passage]) -> Spread:
-    counted = [query.matches(passage.text).counts for passage in passages]
-    return Spread(tuple(sum(count > 0 for count in counts) for counts in zip(*counted, strict=True)), len(passages))
+    """Return in how many of these passages each word is; without passages no counts."""
+    counts_by_passage = [query.matches(passage.text).counts for passage in passages]
+    counts_by_word = zip(*counts_by_passage, strict=True)
+    return Spread(tuple(len(counts) - counts.count(0) for counts in counts_by_word), len(passages))
 
 
-def _found(body: str) -> Iterator[Passage]:
+def _search_passages(body: str) -> Iterator[Passage]:
     """Read the output of `search_and_read`; line counts keep a passage's text from being taken for the next file."""
-    at, path, rank = max(body.find("\n\n## "), 0), "", -1  # what is above is about the search
+    at = max(body.find("\n\n## "), 0)  # what is above is about the search
+    path, rank = "", -1
     while head := _FOUND_PLACE.search(body, at):
         if head["path"] is not None:
-            path, rank = head["path"], rank + 1
+            path = head["path"]
+            rank += 1
         first = _line(head["place"])
-        count = _number(head["count"]) if first is None else _number(head["last"] or str(first)) - first + 1
+        if first is None:
+            count = _number(head["count"])
+        else:
+            count = _number(head["last"] or str(first)) - first + 1
         lines = body[head.end() :].split("\n", count)[:count]
         text = "\n".join(lines)
         yield Passage(path, head["place"], text.strip("\n"), first, file_rank=rank)
@@ -176,10 +202,12 @@ def _found(body: str) -> Iterator[Passage]:
 def _read_head(body: str) -> tuple[re.Match[str] | None, str]:
     """Return what stands above the text of a file, and the text."""
     head, gap, text = body.partition("\n\n")
-    return _READ_HEAD.match(head, 0, _HEAD_CHARS) if gap else None, text
+    if not gap:
+        return None, text
+    return _READ_HEAD.match(head, 0, _HEAD_CHARS), text
 
 
-def _read(body: str) -> Iterator[Passage]:
+def _file_passages(body: str) -> Iterator[Passage]:
     head, text = _read_head(body)
     if head is None:
         return
@@ -206,7 +234,7 @@ def _missing(head: re.Match[str]) -> str:
     return "; ".join(said)
 
 
-def _pages(body: str) -> Iterator[Passage]:
+def _page_passages(body: str) -> Iterator[Passage]:
     titles: dict[str, str] = {}
     for head, text in _headed(_WEB_HEAD, body):
         if head["failed"] is None:
@@ -228,7 +256,9 @@ def _bodies(output: str) -> list[str]:
 
 def _line(place: str) -> int | None:
     number = re.match(r"lines? (\d[\d,]*)", place)
-    return _number(number[1]) if number else None
+    if number is None:
+        return None
+    return _number(number[1])
 
 
 def _number(digits: str) -> int:
@@ -302,16 +332,18 @@ def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: 
     """Return the pieces that answer a question best, several of a page if they fit better; not those far below."""
     weigh = Weighing(spread.weights, _QUOTE_WORDS)
     ranked = sorted(_ranked_pieces(found, query, weigh), key=lambda each: -each[0])
-    chosen = spread_out([(rank, piece) for rank, _, piece in ranked if rank >= ranked[0][0] * _FAR_BELOW], most)
-    if not chosen:
+    if not ranked:
         return BestPassages()
+    least = ranked[0][0] * _FAR_BELOW
+    chosen = spread_out([(rank, piece) for rank, _, piece in ranked if rank >= least], most)
     counts = [query.matches(piece.text).counts for piece in chosen]
+    counts_together = [sum(by_piece) for by_piece in zip(*counts, strict=True)]
     return BestPassages(
-        chosen,
-        max(together for _, together, piece in ranked if piece in chosen),
-        max(map(weigh.coverage, counts)),
-        weigh.coverage([sum(each) for each in zip(*counts, strict=True)]),
-        max(sum(count > 0 for count in each) for each in counts),
+        pieces=chosen,
+        sentence=max(together for _, together, piece in ranked if piece in chosen),
+        piece=max(map(weigh.coverage, counts)),
+        whole=weigh.coverage(counts_together),
+        words=max(len(by_word) - by_word.count(0) for by_word in counts),
     )
 
 
@@ -324,7 +356,8 @@ def _ranked_pieces(found: Iterable[Passage], query: Query, weigh: Weighing) -> I
         likely.append((-around, number, passage))
     for around, _, passage in nsmallest(_CUT_MOST, likely):
         for piece in pieces(passage):
-            if own := weigh(query.matches(piece.text)):
+            own = weigh(query.matches(piece.text))
+            if own:
                 sentences = (query.matches(sentence).counts for sentence in _SENTENCE.findall(piece.text))
                 together = max(map(weigh.coverage, sentences), default=0.0)
                 rank = own * (-around) ** _AROUND * together**_TOGETHER * record_factor(piece.source)
@@ -368,7 +401,8 @@ def whole_sentences(text: str) -> list[str]:
     for paragraph in _PARAGRAPH.finditer(text):
         begun = len(sentences)
         for found in _SENTENCE.finditer(text, *paragraph.span()):
-            if sentence := " ".join(found[0].split()):
+            sentence = " ".join(found[0].split())
+            if sentence:
                 if len(sentences) > begun and (sentence[0].islower() or _CONTINUES.match(sentence)):
                     sentences[-1] += f" {sentence}"
                 else:
@@ -385,20 +419,23 @@ def spread_out(ranked: Iterable[tuple[float, Passage]], most: int) -> list[Passa
         taken = Counter(piece.source for piece in chosen)
         _, best, words = max(left, key=lambda each: each[0] * _SAME_PAGE ** taken[each[1].source])
         chosen.append(best)
-        left = [
-            (rank, piece, own)
-            for rank, piece, own in left
-            if (piece.source != best.source or _apart(piece, best))
-            and len(own & words) < _SAME_WORDS * min(len(own), len(words))
-        ]
+        still_left: list[tuple[float, Passage, frozenset[str]]] = []
+        for rank, piece, own in left:
+            is_near = piece.source == best.source and not _apart(piece, best)
+            is_same_text = len(own & words) >= _SAME_WORDS * min(len(own), len(words))
+            if not (is_near or is_same_text):
+                still_left.append((rank, piece, own))
+        left = still_left
     return chosen
 
 
 def _apart(piece: Passage, other: Passage) -> bool:
     """Tell whether two passages of one source have nothing in common: other rows, lines or places."""
-    rows, others = _ROWS.search(piece.place), _ROWS.search(other.place)
+    rows = _ROWS.search(piece.place)
+    others = _ROWS.search(other.place)
     if rows and others:
-        sheet, other_sheet = piece.place[: rows.start()], other.place[: others.start()]
+        sheet = piece.place[: rows.start()]
+        other_sheet = other.place[: others.start()]
         if sheet == other_sheet:
             first, last = _span(rows)
             other_first, other_last = _span(others)
@@ -464,7 +501,9 @@ def _cut_at(text: str, start: int) -> int:
     if start + QUOTE_CHARS >= len(text):
         return len(text)
     at = max(reach.rfind("\n"), 0) or max(reach.rfind(" "), 0)
-    return start + (at + 1 if at else QUOTE_CHARS)
+    if not at:
+        return start + QUOTE_CHARS
+    return start + at + 1
 
 
 def place_of(passage: Passage, start: int, text: str) -> str:
@@ -474,8 +513,10 @@ def place_of(passage: Passage, start: int, text: str) -> str:
         return passage.place
     begun = passage.text.rfind("\n", 0, start) + 1
     line_end = passage.text.find("\n", start)
-    line = passage.text[begun : line_end if line_end >= 0 else None]
-    return next(row_places(place, [line if "\n" not in text else passage.text[begun : start + len(text)]]))
+    if line_end < 0:
+        line_end = len(passage.text)
+    end = start + len(text) if "\n" in text else line_end
+    return next(row_places(place, [passage.text[begun:end]]))
 
 
 def _piece(passage: Passage, start: int, end: int) -> Iterator[Passage]:

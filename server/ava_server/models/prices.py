@@ -40,31 +40,40 @@ def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime
     from genai_prices import __version__
     from genai_prices.data_snapshot import get_snapshot
 
-    known = next((one for one in get_snapshot().providers if _has(one, provider, base_url)), None)
-    if known is None:
+    seller = next((entry for entry in get_snapshot().providers if _has(entry, provider, base_url)), None)
+    if seller is None:
         return f"the table knows no provider {base_url or provider}"
-    wanted = model_id.lower()
-    model = _model_named(known.models, wanted) or _model_in_region(known, wanted)
+    name = model_id.lower()
+    model = _model_named(seller.models, name) or _model_in_region(seller, name)
     if model is None:
-        near = next((one.id for one in known.models if one.match.is_match(wanted)), None)
-        return f"the table has only the similar {near}" if near else f"{known.name} sells none in the table"
+        similar = next((entry.id for entry in seller.models if entry.match.is_match(name)), None)
+        if similar:
+            return f"the table has only the similar {similar}"
+        return f"{seller.name} sells none in the table"
     prices = _prices_at(model, now or datetime.now(UTC))
     if any(price.input_mtok is None or price.output_mtok is None for price in prices):  # the table counts that as 0
         return f"the table's entry {model.id} lacks an input or output price"
-    found = _dearest([_Rates(price) for price in prices], model, f"genai-prices {__version__}")
-    does = own_action(model_id)
-    if does is not None and not found.per_request:
-        return f"it {does}, and the table has no fee for each call that would bound what that costs"
-    units = {unit for price in prices for unit, value in vars(price).items() if value is not None}
-    unbounded = unbounded_units(units, acts_alone=does is not None)
+    dearest = _dearest([_Rates(price) for price in prices], model, f"genai-prices {__version__}")
+    action = own_action(model_id)
+    if action is not None and not dearest.per_request:
+        return f"it {action}, and the table has no fee for each call that would bound what that costs"
+    units: set[str] = set()
+    for price in prices:
+        units.update(unit for unit, value in vars(price).items() if value is not None)
+    unbounded = unbounded_units(units, acts_alone=action is not None)
     if unbounded:
         return f"the table's entry {model.id} also bills {' and '.join(unbounded)}, which no limit of a call bounds"
-    return found
+    return dearest
 
 
 def _model_named(models: Sequence[ModelInfo], wanted: str) -> ModelInfo | None:
-    exact = next((one for one in models if one.id.lower() == wanted), None)
-    return exact or next((one for one in models if _names(one.match, wanted)), None)
+    for model in models:
+        if model.id.lower() == wanted:
+            return model
+    for model in models:
+        if _names(model.match, wanted):
+            return model
+    return None
 
 
 _VERSION_OF_ID = re.compile(r"(?:-\d{8})?(?:-v\d+)?(?::\d+)*\Z")
@@ -75,23 +84,31 @@ def _model_in_region(known: Provider, wanted: str) -> ModelInfo | None:
 
     The table's own rule has to match too: it says which of two dates or regions, whose prices differ.
     """
-    prefixes = next((one.id_prefixes for one in PROVIDERS.values() if one.price_name == known.id), ())
+    prefixes = next((provider.id_prefixes for provider in PROVIDERS.values() if provider.price_name == known.id), ())
     if not prefixes:
         return None
 
     def base(model_id: str) -> str:
-        prefix = next((each for each in (_ANY_REGION, *prefixes) if model_id.startswith(each)), "")
-        return _VERSION_OF_ID.sub("", model_id.removeprefix(prefix))
+        for prefix in (_ANY_REGION, *prefixes):
+            if model_id.startswith(prefix):
+                model_id = model_id.removeprefix(prefix)
+                break
+        return _VERSION_OF_ID.sub("", model_id)
 
-    same = (one for one in known.models if base(one.id.lower()) == base(wanted))
-    return next((one for one in same if one.match.is_match(wanted)), None)
+    for model in known.models:
+        if base(model.id.lower()) == base(wanted) and model.match.is_match(wanted):
+            return model
+    return None
 
 
 def known_ids(provider: str, base_url: str | None = None) -> frozenset[str]:
     from genai_prices.data_snapshot import get_snapshot
 
-    found = (one for one in get_snapshot().providers if _has(one, provider, base_url))
-    return frozenset(model.id for known in found for model in known.models)
+    ids: set[str] = set()
+    for seller in get_snapshot().providers:
+        if _has(seller, provider, base_url):
+            ids.update(model.id for model in seller.models)
+    return frozenset(ids)
 
 
 _ANY_PATH = re.compile(r"\A(?:\(https\?://\)\?|https://)|\((?:\?:)?/\|\$\)|\[\^/\]\+")
@@ -150,6 +167,10 @@ def _prices_at(model: ModelInfo, now: datetime) -> list[ModelPrice]:
     return found
 
 
+_TokenRates = tuple[int, int, int, int]
+"""Fresh input, output, cache read and cache write, in nano-USD per token."""
+
+
 class _Rates:
     """Prices by prompt length, `at` in nano-USD per token, and `per_request`, the fee of a call in nano-USD."""
 
@@ -168,7 +189,7 @@ class _Rates:
                 if not isinstance(price_of_unit, Decimal):
                     self.limits.update(tier.start for tier in price_of_unit.tiers)
 
-    def at(self, prompt: int) -> tuple[int, int, int, int]:
+    def at(self, prompt: int) -> _TokenRates:
         fresh, output, read, write = (self._dearest_unit(kind, prompt) for kind in TOKEN_KINDS)
         return fresh, output, read, write
 
@@ -187,25 +208,35 @@ def _all_prices(value: Decimal | TieredPrices) -> list[Decimal]:
 def _at(value: Decimal | TieredPrices, prompt: int) -> int:
     if isinstance(value, Decimal):
         return nanos(value)
-    tier = next((tier for tier in reversed(value.tiers) if prompt > tier.start), None)
-    return nanos(value.base if tier is None else tier.price)
+    for tier in reversed(value.tiers):
+        if prompt > tier.start:
+            return nanos(tier.price)
+    return nanos(value.base)
 
 
 def _dearest(candidates: list[_Rates], model: ModelInfo, source: str) -> Price:
     """Return the highest price of all tiers and times, and the cheaper steps for shorter prompts."""
     limits = sorted(set[int]().union(*(rates.limits for rates in candidates)))
 
-    def highest(prompts: list[int]) -> tuple[int, int, int, int]:
-        found = [rates.at(prompt) for rates in candidates for prompt in prompts]
-        fresh, output, read, write = (max(column) for column in zip(*found, strict=True))
-        return fresh, output, read, write
+    def highest_at(prompt: int) -> _TokenRates:
+        return _highest([rates.at(prompt) for rates in candidates])
 
-    longest = limits[-1] + 1 if limits else 1
-    top = highest([*limits, longest])
-    steps = tuple(PriceStep(limit, *highest([limit])) for limit in limits)
+    above_limits = limits[-1] + 1 if limits else 1
+    top = _highest([highest_at(prompt) for prompt in (*limits, above_limits)])
     fee = max(rates.per_request for rates in candidates)
-    free = not any(top) and not fee
-    return Price(*top, per_request=fee, source=source, free=free, window=model.context_window, steps=steps)
+    return Price(
+        *top,
+        per_request=fee,
+        source=source,
+        free=not any((*top, fee)),
+        window=model.context_window,
+        steps=tuple(PriceStep(limit, *highest_at(limit)) for limit in limits),
+    )
+
+
+def _highest(rates: Sequence[_TokenRates]) -> _TokenRates:
+    fresh, output, read, write = zip(*rates, strict=True)
+    return max(fresh), max(output), max(read), max(write)
 
 
 COST_PARTS = ("input", "cache", "output", "thinking", "retries", "plan", "search", "uncosted")
@@ -269,13 +300,14 @@ CACHE_WRITE_TIMES = Decimal("1.25")
 
 def marked_price(price: Price) -> Price:
     """Return a price with the real cost of writing to the cache, for requests that mark it, where no table has it."""
+    steps = tuple(replace(step, cache_write=_cache_write(step)) for step in price.steps)
+    return replace(price, cache_write=_cache_write(price), steps=steps)
 
-    def dearer(one: Price | PriceStep) -> int:
-        known = one.cache_write > one.input or not one.input
-        return one.cache_write if known else int((one.input * CACHE_WRITE_TIMES).to_integral_value(ROUND_CEILING))
 
-    steps = tuple(replace(step, cache_write=dearer(step)) for step in price.steps)
-    return replace(price, cache_write=dearer(price), steps=steps)
+def _cache_write(rates: Price | PriceStep) -> int:
+    if not rates.input or rates.cache_write > rates.input:  # the table has it
+        return rates.cache_write
+    return int((rates.input * CACHE_WRITE_TIMES).to_integral_value(ROUND_CEILING))
 
 
 def find_price(provider: str, model_id: str, *, base_url: str | None, overrides: Mapping[str, UserPrice]) -> Price:
@@ -288,35 +320,35 @@ def find_price(provider: str, model_id: str, *, base_url: str | None, overrides:
         if key in overrides:
             _check_fee(name, model_id, overrides[key])
             return _user_price(key, overrides[key])
-    does = own_action(model_id)
-    if model_id.endswith(":free") and does is None:
+    action = own_action(model_id)
+    if model_id.endswith(":free") and action is None:
         return Price(0, 0, 0, 0, source="free (:free)", free=True)
     if base_url is not None and is_local(base_url):
         return FREE_LOCAL
-    found = look_up(provider, model_id, base_url=base_url)
-    if isinstance(found, Price):
-        return found
-    if does is not None:
-        raise Unpriced(_fee_words(name, does))
+    price_or_reason = look_up(provider, model_id, base_url=base_url)
+    if isinstance(price_or_reason, Price):
+        return price_or_reason
+    if action is not None:
+        raise Unpriced(_fee_words(name, action))
     raise Unpriced(
-        f"No price is known for {name} ({found}), so its cost cannot be capped. Choose another model, or add "
+        f"No price is known for {name} ({price_or_reason}), so its cost cannot be capped. Choose another model, or add "
         f"{_lines_to_add(name, ' (0 for what costs nothing)')}"
     )
 
 
 def _check_fee(name: str, model_id: str, price: UserPrice) -> None:
     """Raise Unpriced for a user's price that leaves out what the model does by itself."""
-    does = own_action(model_id)
-    if does is None or price.per_request:
+    action = own_action(model_id)
+    if action is None or price.per_request:
         return
-    costs_nothing = price.per_request is not None and not price.input and not price.output
-    if not costs_nothing:
-        raise Unpriced(_fee_words(name, does))
+    is_free = price.per_request is not None and not any((price.input, price.output))
+    if not is_free:
+        raise Unpriced(_fee_words(name, action))
 
 
-def _fee_words(name: str, does: str) -> str:
+def _fee_words(name: str, action: str) -> str:
     return (
-        f"The cost of {name} cannot be capped by its tokens, because it {does}. Choose another model, or add what "
+        f"The cost of {name} cannot be capped by its tokens, because it {action}. Choose another model, or add what "
         f"that can cost in one call at most, in USD, as per_request, with {_lines_to_add(name)}\nper_request = …"
     )
 
@@ -372,12 +404,14 @@ def cost_by(price: Price, usage: Usage, total: int) -> dict[str, int]:
 
 
 def nanos(usd_per_million: float | Decimal) -> int:
-    price = usd_per_million if isinstance(usd_per_million, Decimal) else Decimal(str(usd_per_million))
-    return int((price * 1000).to_integral_value(ROUND_CEILING))
+    if not isinstance(usd_per_million, Decimal):
+        usd_per_million = Decimal(str(usd_per_million))
+    return int((usd_per_million * 1000).to_integral_value(ROUND_CEILING))
 
 
 def _user_price(key: str, price: UserPrice) -> Price:
-    read, write = (price.input if cache is None else cache for cache in (price.cache_read, price.cache_write))
+    read = price.input if price.cache_read is None else price.cache_read
+    write = price.input if price.cache_write is None else price.cache_write
     per_request = nanos(Decimal(str(price.per_request or 0)) * 1_000_000)
     rates = nanos(price.input), nanos(price.output), nanos(read), nanos(write), per_request
     return Price(*rates, source=f"{FROM_SETTINGS}{price_table(key)}", free=not any(rates))
@@ -388,7 +422,10 @@ def rate_for(price: Price, usage: Usage) -> Price | PriceStep:
 
 
 def rate_at(price: Price, prompt_tokens: int) -> Price | PriceStep:
-    return next((step for step in price.steps if prompt_tokens <= step.up_to), price)
+    for step in price.steps:
+        if prompt_tokens <= step.up_to:
+            return step
+    return price
 
 
 def nanos_of(price: Price, usage: Usage) -> dict[str, int]:
@@ -404,19 +441,22 @@ def nanos_of(price: Price, usage: Usage) -> dict[str, int]:
 def price_words(price: Price) -> str:
     if price.free:
         return price.source or "free"
-    call = f", {per_call(price)}" if price.per_request else ""
-    prices = f"{format_usd(price.input * 1000)} in and {format_usd(price.output * 1000)} out"
-    return f"{prices} per million tokens{call} (price: {price.source})"
+    words = f"{format_usd(price.input * 1000)} in and {format_usd(price.output * 1000)} out per million tokens"
+    if price.per_request:
+        words += f", {per_call(price)}"
+    return f"{words} (price: {price.source})"
 
 
 def price_lines(price: Price) -> list[str]:
     """Return what a model's tokens cost: a line for each price step, the highest first."""
     if price.free:
         return ["costs nothing"]
-    above = f"above {price.steps[-1].up_to:,} tokens: " if price.steps else ""
-    call = f"; {per_call(price)}" if price.per_request else ""
-    steps = [f"up to {step.up_to:,} tokens: {_rates_text(step)}" for step in price.steps]
-    return [f"{above}{_rates_text(price)}{call}", *steps]
+    highest = _rates_text(price)
+    if price.steps:
+        highest = f"above {price.steps[-1].up_to:,} tokens: {highest}"
+    if price.per_request:
+        highest += f"; {per_call(price)}"
+    return [highest, *(f"up to {step.up_to:,} tokens: {_rates_text(step)}" for step in price.steps)]
 
 
 def usd(nanos: int) -> str:

@@ -48,7 +48,8 @@ def search_model(name: str, choice: Choice, results: int, clients: ClientPool) -
 
 
 def _wire(name: str, choice: Choice, results: int) -> Wire:
-    thinking, own = how_it_thinks(choice), host_of(choice.base_url) == host_of(KNOWN_URLS[name])
+    thinking = how_it_thinks(choice)
+    own = host_of(choice.base_url) == host_of(KNOWN_URLS[name])
     if name == "anthropic":
         return MessagesSearch(False, thinking, bearer=not own)
     if name == "openai":
@@ -93,14 +94,16 @@ def _fault_text(title: str, code: str) -> str:
             return f"{title}'s web search has a fault ({code}): try again later, or {WITHOUT}"
 
 
-def _found(whole: WholeAnswer, rows: list[dict[str, Any]] | None, fault: str, searches: int) -> WholeAnswer:
+def _search_answer(whole: WholeAnswer, rows: list[dict[str, Any]] | None, fault: str, searches: int) -> WholeAnswer:
     """Return an answer that holds only the results; `rows` is None where no search brought any answer."""
     raw = {"rows": rows, "fault": fault[:60] if rows is None else "", "searches": searches}
     return replace(whole, raw=raw, text="", thinking="", calls=())
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1_000 else 0
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1_000:
+        return value
+    return 0
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ class _MessagesResults(MessagesAnswer):
             fault = _REFUSED
         used = fields_of((self.usage or {}).get("server_tool_use"))
         searches = max(_count(used.get("web_search_requests")), lists)
-        return _found(whole, rows if lists else None, one_line(fault) or "", searches)
+        return _search_answer(whole, rows if lists else None, one_line(fault) or "", searches)
 
 
 def _row(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,8 +200,8 @@ class _ResponsesResults(ResponsesAnswer):
             fault = ""
         found_nothing_for_a_fault = failed and not rows
         if not searches or found_nothing_for_a_fault:  # None: it did not search; an empty list: it found nothing
-            return _found(answer, None, fault, len(searches))
-        return _found(answer, rows, fault, len(searches))
+            return _search_answer(answer, None, fault, len(searches))
+        return _search_answer(answer, rows, fault, len(searches))
 
 
 def _cited_titles(output: list[dict[str, Any]]) -> dict[str, Any]:
@@ -251,5 +254,5 @@ class _ChatResults(ChatAnswer):
             cited = as_object(note.get("url_citation")) or note
             rows.append({"url": cited.get("url"), "title": cited.get("title")})
         if self.stop_reason == "content_filter" and not rows:
-            return _found(whole, None, _REFUSED, 1)
-        return _found(whole, rows, "", 1)
+            return _search_answer(whole, None, _REFUSED, 1)
+        return _search_answer(whole, rows, "", 1)

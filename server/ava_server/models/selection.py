@@ -205,12 +205,15 @@ def wire_of(provider: Provider, base_url: str) -> WireName:
 
     Google has chat completions under /openai and /openapi; Bedrock and others have Anthropic's format under /anthropic.
     """
+    if provider.wire is not None:
+        return provider.wire
     path = urlsplit(base_url).path.rstrip("/").removesuffix("/v1")
     if path.endswith("/anthropic"):
-        return provider.wire or "messages"
-    if path.endswith(("/openai", "/openapi")) and provider_at(base_url).wire == "google":
-        return provider.wire or "chat_completions"
-    return provider.wire or provider_at(base_url).wire
+        return "messages"
+    wire = provider_at(base_url).wire
+    if wire == "google" and path.endswith(("/openai", "/openapi")):
+        return "chat_completions"
+    return wire
 
 
 def is_vertex(base_url: str) -> bool:
@@ -241,23 +244,28 @@ def price_over(
 
     `price_as`: the models as which names are priced, where the settings have no price of their own for them.
     """
-    own = {f"{provider}:{model_id}", model_id} & overrides.keys()
-    renamed = model_id in price_as and not own
-    if renamed:
-        seller, colon, priced_id = price_as[model_id].partition(":")
-        if colon and seller in PROVIDERS:
-            table = PROVIDERS[seller].price_name or seller
-            price = find_price(table, priced_id, base_url=None, overrides=overrides)
-        else:
-            price = find_price(provider, price_as[model_id], base_url=base_url, overrides=overrides)
+    has_own_price = model_id in overrides or f"{provider}:{model_id}" in overrides
+    if model_id in price_as and not has_own_price:
+        price = _price_as(price_as[model_id], provider, base_url, overrides)
+        if price.free and not is_local(base_url):
+            raise Unpriced(
+                f"price_as prices {provider}:{model_id} as {price_as[model_id]}, which is free, and its endpoint is not"
+                " on this machine. Name a model that costs what this one does."
+            )
     else:
         price = find_price(provider, model_id, base_url=base_url, overrides=overrides)
-    if renamed and price.free and not is_local(base_url):
-        raise Unpriced(
-            f"price_as prices {provider}:{model_id} as {price_as[model_id]}, which is free, and its endpoint is not on"
-            " this machine. Name a model that costs what this one does."
-        )
-    return marked_price(price) if marks_cache(wire, base_url, model_id) else price
+    if marks_cache(wire, base_url, model_id):
+        return marked_price(price)
+    return price
+
+
+def _price_as(name: str, provider: str, base_url: str, overrides: Mapping[str, UserPrice]) -> Price:
+    """Return the price of a model of the table: `provider:id`, or the id of one that this provider sells."""
+    seller, colon, model_id = name.partition(":")
+    if colon and seller in PROVIDERS:
+        table = PROVIDERS[seller].price_name or seller
+        return find_price(table, model_id, base_url=None, overrides=overrides)
+    return find_price(provider, name, base_url=base_url, overrides=overrides)
 
 
 @lru_cache(maxsize=64)
@@ -305,7 +313,7 @@ def meant_by(tier: str, settings: ModelSettings, providers: Mapping[str, Provide
     if settings.base_url:
         if not settings.model:
             raise ConfigError(
-                f"AVA_MODEL_BASE_URL is set to {_shown(settings.base_url)}, but AVA_MODEL is not; set it to "
+                f"AVA_MODEL_BASE_URL is set to {_without_login(settings.base_url)}, but AVA_MODEL is not; set it to "
                 "the id of a model there."
             )
         return f"{CUSTOM}:{settings.model}", "AVA_MODEL_BASE_URL"
@@ -329,22 +337,12 @@ def meant_by(tier: str, settings: ModelSettings, providers: Mapping[str, Provide
 def _split_name(wanted: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> tuple[str, str]:
     """Return provider and id: split `provider:id`, or find the one provider that knows an id."""
     prefix, colon, rest = wanted.partition(":")
-    if colon and prefix in providers:
-        if rest.strip():
-            return prefix, rest.strip()
-        raise BadInput(f"model: {wanted!r} names a provider without a model; write {prefix}:ID")
-    if colon and prefix in KNOWN_URLS:
-        unused = settings.providers[prefix].unused_key if prefix in settings.providers else None
-        why = f" ({unused})" if unused else ""
-        raise BadInput(f"model: {wanted!r} needs a key for {prefix}, and there is none{why}.", needs_key=prefix)
-    if colon and prefix not in settings.providers and prefix in PROVIDERS and PROVIDERS[prefix].models:
-        machine = PROVIDERS[prefix].kind == "this_machine"
-        needs = "an empty table is enough" if machine else f"with base_url, such as {PROVIDERS[prefix].base_url}"
-        raise BadInput(f"model: {wanted!r} needs [providers.{prefix}] in config.toml: {needs}")
-    if colon and prefix in settings.providers:
-        raise BadInput(
-            f"model: {wanted!r} needs the address of {prefix}; add base_url to [providers.{prefix}] in config.toml"
-        )
+    if colon:
+        if prefix in providers:
+            if rest.strip():
+                return prefix, rest.strip()
+            raise BadInput(f"model: {wanted!r} names a provider without a model; write {prefix}:ID")
+        _check_is_set_up(wanted, prefix, settings)
     if not providers:
         raise BadInput(
             f"model: {wanted!r} cannot be used, because no model is configured. Ava needs a key, or AVA_MODEL_BASE_URL"
@@ -352,6 +350,27 @@ def _split_name(wanted: str, settings: ModelSettings, providers: Mapping[str, Pr
             needs_key="openrouter",
         )
     return _knowing(wanted, settings, providers), wanted
+
+
+def _check_is_set_up(wanted: str, prefix: str, settings: ModelSettings) -> None:
+    """Raise BadInput if a model's prefix is a provider that lacks something: it says what to add."""
+    own = settings.providers.get(prefix)
+    if prefix in KNOWN_URLS:
+        why = ""
+        if own is not None and own.unused_key:
+            why = f" ({own.unused_key})"
+        raise BadInput(f"model: {wanted!r} needs a key for {prefix}, and there is none{why}.", needs_key=prefix)
+    if own is not None:
+        raise BadInput(
+            f"model: {wanted!r} needs the address of {prefix}; add base_url to [providers.{prefix}] in config.toml"
+        )
+    known = PROVIDERS.get(prefix)
+    if known is None or not known.models:
+        return
+    needs = f"with base_url, such as {known.base_url}"
+    if known.kind == "this_machine":
+        needs = "an empty table is enough"
+    raise BadInput(f"model: {wanted!r} needs [providers.{prefix}] in config.toml: {needs}")
 
 
 def _knowing(wanted: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> str:
@@ -362,14 +381,21 @@ def _knowing(wanted: str, settings: ModelSettings, providers: Mapping[str, Provi
     if knowing:
         return knowing[0]
     open_ended = [name for name in providers if name not in KNOWN_URLS]
-    _, colon, rest = wanted.partition(":")
-    if len(providers) == 1 and open_ended and (not colon or _VERSION.search(rest)):
+    if len(providers) == 1 and open_ended and _may_be_id(wanted):
         return open_ended[0]
-    also = f"; if {open_ended[0]} has such a model, write {open_ended[0]}:{wanted}" if open_ended else ""
-    raise BadInput(
+    error = (
         f"model: no configured provider knows {wanted!r} (configured: {', '.join(providers)})"
-        f"{_similar(wanted, settings, providers)}; write provider:ID, or a tier: {', '.join(TIERS)}{also}"
+        f"{_similar(wanted, settings, providers)}; write provider:ID, or a tier: {', '.join(TIERS)}"
     )
+    if open_ended:
+        error += f"; if {open_ended[0]} has such a model, write {open_ended[0]}:{wanted}"
+    raise BadInput(error)
+
+
+def _may_be_id(wanted: str) -> bool:
+    """Tell whether a name can be an id without its provider: it has no colon, or one before a version."""
+    _, colon, rest = wanted.partition(":")
+    return not colon or _VERSION.search(rest) is not None
 
 
 _VERSION = re.compile("[0-9]|latest")
@@ -407,9 +433,14 @@ def _knows(name: str, provider: Provider, model_id: str, settings: ModelSettings
 def unknown_prices(settings: ModelSettings, named: Iterable[str]) -> dict[str, str]:
     """Return the user's prices of models that no table, setting, role or call names, with the most similar name."""
     providers = configured(settings)
-    own = f"{CUSTOM}:{settings.model}" if settings.base_url else settings.model or ""
+    own = settings.model or ""
+    if settings.base_url:
+        own = f"{CUSTOM}:{settings.model}"
     names = {own, *named, *settings.tiers.values()} - {*TIERS, ""}
-    addresses = {**KNOWN_URLS, **{name: one.base_url for name, one in providers.items() if one.base_url}}
+    addresses = dict(KNOWN_URLS)
+    for name, provider in providers.items():
+        if provider.base_url:
+            addresses[name] = provider.base_url
     known = set(names)
     for name in names:
         prefix, colon, model_id = name.partition(":")
@@ -434,33 +465,42 @@ def _is_in_table(model: str, addresses: Mapping[str, str]) -> bool:
 
 def check_address(name: str, base_url: str, api_key: str | None, *, has_key: bool = False) -> None:
     """Raise ConfigError for an address that cannot be used, or that would send a key unencrypted."""
-    try:
-        parts = urlsplit(base_url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-        parts = urlsplit("")
-    if not usable or parts.username or parts.fragment or not _is_allowed_query(parts.query):
+    if not _is_usable_address(base_url):
         raise ConfigError(
-            f"The base URL of {name} ({_shown(base_url)}) cannot be used; write it like https://host/v1, "
+            f"The base URL of {name} ({_without_login(base_url)}) cannot be used; write it like https://host/v1, "
             "without user, password or query."
         )
     if re.search("[^!-~]", api_key or ""):
         raise ConfigError(
             f"The key of {name} contains characters that keys never have; store it again: `ava key set {name}`"
         )
-    private = is_local(base_url) or "." not in (parts.hostname or "")  # a name in this network, such as a container's
-    if (api_key or has_key) and parts.scheme == "http" and not private:
-        raise ConfigError(f"The base URL of {name} would send its key unencrypted to {parts.hostname}; use https.")
+    sends_key = bool(api_key) or has_key
+    parts = urlsplit(base_url)
+    host = parts.hostname or ""
+    is_private = is_local(base_url) or "." not in host  # a name in this network, such as a container's
+    if sends_key and parts.scheme == "http" and not is_private:
+        raise ConfigError(f"The base URL of {name} would send its key unencrypted to {host}; use https.")
 
 
-def _is_allowed_query(query: str) -> bool:
-    return not query or all(name in ALLOWED_QUERY for name, _ in parse_qsl(query, keep_blank_values=True))
+def _is_usable_address(base_url: str) -> bool:
+    try:
+        parts = urlsplit(base_url)
+        port = parts.port
+    except ValueError:
+        return False
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return False
+    if parts.username or parts.fragment:
+        return False
+    return all(name in ALLOWED_QUERY for name, _ in parse_qsl(parts.query, keep_blank_values=True))
 
 
-def _shown(base_url: str) -> str:
+def _without_login(base_url: str) -> str:
+    """Return an address without user and password."""
     scheme, _, rest = base_url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else base_url.rpartition("@")[2]
+    if not rest:
+        return base_url.rpartition("@")[2]
+    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 # -- web search -------------------------------------------------------------------------------------------------------
@@ -513,7 +553,9 @@ def engine_at(base_url: str | None) -> str | None:
     """Return the engine whose provider answers at an address itself; None for any other address."""
     names = {host_of(KNOWN_URLS[name]): name for name in search_terms()}
     parts = urlsplit(base_url or "")
-    return names.get(parts.hostname or "") if parts.scheme == "https" else None
+    if parts.scheme != "https" or parts.hostname is None:
+        return None
+    return names.get(parts.hostname)
 
 
 def provider_search(name: str, provider: str, settings: ModelSettings) -> ProviderSearch | None:

@@ -103,7 +103,7 @@ class CallReader:
     def _next(self) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the calls of the form that begins here; none for an unknown form."""
         if self._skip(_HERMES):
-            call = _named(self._object("</tool_call>"))
+            call = _name_and_args(self._object("</tool_call>"))
             self._close("</tool_call>")
             return [call]
         if self._skip(_WRAPPED):
@@ -111,13 +111,15 @@ class CallReader:
             self._skip_white()
             self._close("</tool_call>")
             return [call]
-        if found := self._skip(_GLM):
+        found = self._skip(_GLM)
+        if found:
             args = self._parameters(found[1], _GLM_PARAMETER)
             self._close("</tool_call>", needed=True)
             return [(found[1], args)]
         if self._text.startswith("<function=", self._at):
             return [self._coder()]
-        if found := self._skip(_INVOKE):
+        found = self._skip(_INVOKE)
+        if found:
             args = self._parameters(found[2], _INVOKE_PARAMETER)
             self._close(f"</{found[1]}invoke>", needed=True)
             return [(found[2], args)]
@@ -126,7 +128,8 @@ class CallReader:
             while found := self._skip(_MISTRAL_NAME):
                 calls.append((found[1], self._object("[TOOL_CALLS]")))
             return calls
-        if found := self._skip(_KIMI):
+        found = self._skip(_KIMI)
+        if found:
             args = self._object("<|tool_call_end|>")
             self._close("<|tool_call_end|>")
             return [(found[1], args)]
@@ -148,7 +151,7 @@ class CallReader:
             key = found[1].strip()
             if key in args:
                 raise Unreadable(f"its argument {key!r} is there twice")
-            args[key] = _typed(found[2], fields_of(properties.get(key)))
+            args[key] = _typed_argument(found[2], fields_of(properties.get(key)))
         return args
 
     def _object(self, end: str) -> dict[str, Any]:
@@ -192,14 +195,15 @@ def whole_call(text: str, offered: Mapping[str, Any]) -> tuple[TextToolCall, ...
     value = json_text.decode_object(inner)
     if value is None or str(value.get("name")) not in offered or set(value) not in (_ARGUMENTS, _PARAMETERS):
         return ()
-    name, args = _named(value)
+    name, args = _name_and_args(value)
     return (TextToolCall(name, args, inner),)
 
 
-_ARGUMENTS, _PARAMETERS = {"name", "arguments"}, {"name", "parameters"}
+_ARGUMENTS = {"name", "arguments"}
+_PARAMETERS = {"name", "parameters"}
 
 
-def _named(value: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def _name_and_args(value: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Return name and arguments of a call that is one object. Raises Unreadable if one of them is missing."""
     name = value.get("name")
     given = [value[key] for key in ("arguments", "parameters") if key in value]
@@ -211,7 +215,7 @@ def _named(value: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return name, args
 
 
-def _typed(text: str, schema: Mapping[str, Any]) -> Any:
+def _typed_argument(text: str, schema: Mapping[str, Any]) -> Any:
     """Return an argument that was written without quotes in the type of its schema; text where that allows it."""
     text = text.removeprefix("\n").removesuffix("\n")
     wanted = _kinds(schema)
@@ -223,7 +227,9 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
         return text if "string" in wanted else value
     kind = json_text.json_type(value)
     loose = "string" not in wanted or kind in ("array", "object", "null")
-    return value if loose and (kind in wanted or (kind == "integer" and "number" in wanted)) else text
+    if loose and (kind in wanted or (kind == "integer" and "number" in wanted)):
+        return value
+    return text
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
@@ -272,10 +278,12 @@ def read_printed(text: str, tools: Sequence[ToolSchema], seen: Callable[[], Iter
         unknown = next((call.name for call in calls if call.name not in offered), None)
         if unknown is not None:
             raise Unreadable(f"there is no tool {unknown[:60]!r}; yours are {', '.join(offered)}", whole=True)
-        if _quoted(calls, seen()):
+        if _is_quoted(calls, seen()):
             raise Unreadable("it stands in what you have read, and what is quoted calls nothing", whole=True)
     except Unreadable as why:
-        return TextToolCalls(text, why=str(why)) if why.whole or _looks(text, start, offered) else None
+        if why.whole or _looks(text, start, offered):
+            return TextToolCalls(text, why=str(why))
+        return None
     return TextToolCalls(text[:start].rstrip(), calls)
 
 
@@ -289,13 +297,15 @@ def with_calls(completion: Completion, printed: TextToolCalls, turn: int, messag
         raw_args = json_text.encode(dict(call.args)).decode()
         identity = hashlib.sha256(f"{turn} {number} {call.name} {raw_args}".encode()).hexdigest()[:9]
         calls.append(ToolUse(identity, call.name, json_text.decode_object(raw_args), raw_args))
-    made, raw = dict(message(printed.words, calls)), completion.raw
+    made = dict(message(printed.words, calls))
+    raw = completion.raw
     for name, words in (("content", "text"), ("output", "message")):  # blocks, items: thoughts stay before the text
         if isinstance(made.get(name), list):
             thoughts = [block for block in as_list(raw.get(name)) if fields_of(block).get("type") != words]
             made[name] = [*thoughts, *made[name]]
     kept = {key: value for key, value in raw.items() if key not in made}  # other wires keep thoughts in fields
-    note = f"read {len(calls)} tool call{'' if len(calls) == 1 else 's'} from its text"
+    count = "1 tool call" if len(calls) == 1 else f"{len(calls)} tool calls"
+    note = f"read {count} from its text"
     return replace(
         completion, text=printed.words, calls=tuple(calls), raw={**made, **kept}, notes=(*completion.notes, note)
     )
@@ -310,7 +320,7 @@ def _looks(text: str, start: int, offered: Iterable[str]) -> bool:
     )
 
 
-def _quoted(calls: Sequence[TextToolCall], seen: Iterable[str]) -> bool:
+def _is_quoted(calls: Sequence[TextToolCall], seen: Iterable[str]) -> bool:
     """Tell whether a call appears in what was read: as it is, in another form, or in pieces."""
     wanted = [
         (
@@ -323,7 +333,8 @@ def _quoted(calls: Sequence[TextToolCall], seen: Iterable[str]) -> bool:
     ]
     for text in seen:
         plain = _unescaped(text)
-        letters, marked = _letters(plain), OPENING.search(plain) is not None
+        letters = _letters(plain)
+        marked = OPENING.search(plain) is not None
         for source, name, args, leaves in wanted:
             if source in letters or (leaves and args in letters):
                 return True

@@ -43,43 +43,70 @@ def read_usage(
     reported = _counts_in(usage)
     for name, value in reported.items():
         if not _is_count(value):
-            why = "is missing" if value is None else f"is {_shown(value)}, which cannot be"
+            why = "is missing" if value is None else f"is {_value_words(value)}, which cannot be"
             return None, cost, (*odd, f"usage not counted: {name} {why}")
     prompt, output, cached, written, thinking = map(int, reported.values())
     total = int(usage["total_tokens"]) if _is_count(usage.get("total_tokens")) else None
-    # Some providers count thinking beside the answer; the total tells.
     beside = _beside_prompt(prompt, output, (cached, written), thinking, total)
     if beside:
         odd = (*odd, "cached tokens reported beside the prompt, not in it")
         prompt += beside
     elif cached + written > prompt:
         odd = (*odd, "the same tokens reported as read from the cache and as written to it")
-        cached, written = max(cached - written, 0), min(written, prompt)
-    if total == prompt + output:
-        output = max(output, thinking)  # a part is never more than the whole
-    elif thinking > output or (thinking and total == prompt + output + thinking):
-        output += thinking
+        cached = max(cached - written, 0)
+        written = min(written, prompt)
+    output = _whole_output(prompt, output, thinking, total)
     only_total = (total or 0) - prompt - output
     if only_total > 0:
-        most = only_total if most_output is None else max(min(only_total, most_output - output), 0)
-        output += most
-        thinking += most
-        odd = (*odd, _total_note(only_total, most))
-    # Servers that do not count say 0, and some count only what their cache lacked: no bound may rest on that.
-    if prompt < max(sent_bytes // FLOOR_BYTES, 1):
-        shown = sent_bytes if seen is None else min(seen(), sent_bytes)
-        if prompt < max(shown // FLOOR_BYTES, 1):
-            return None, cost, (*odd, f"usage not counted: a prompt of {prompt} tokens for {shown:,} bytes of text")
+        more = _countable(only_total, output, most_output)
+        output += more
+        thinking += more
+        odd = (*odd, _total_note(only_total, more))
+    shown = _shown_to_model(prompt, sent_bytes, seen)
+    if prompt < _least_prompt(shown):
+        return None, cost, (*odd, f"usage not counted: a prompt of {prompt} tokens for {shown:,} bytes of text")
     if output == 0 and has_content:
         return None, cost, (*odd, "usage not counted: 0 tokens for an answer that is not empty")
-    counted = Usage(
+    counts = Usage(
         input_tokens=prompt - cached - written,
         output_tokens=output,
         cache_read_tokens=cached,
         cache_write_tokens=written,
         thinking_tokens=thinking,
     )
-    return counted, cost, odd
+    return counts, cost, odd
+
+
+def _whole_output(prompt: int, output: int, thinking: int, total: int | None) -> int:
+    """Return the tokens of an answer with its thinking, which some providers count beside it; the total tells."""
+    if total == prompt + output:
+        return max(output, thinking)  # a part is never more than the whole
+    is_beside = total == prompt + output + thinking
+    if thinking > output or is_beside:
+        return output + thinking
+    return output
+
+
+def _countable(only_total: int, output: int, most_output: int | None) -> int:
+    """Return how many of the tokens that only the total has can be output, under the answer's limit."""
+    if most_output is None:
+        return only_total
+    return max(min(only_total, most_output - output), 0)
+
+
+def _shown_to_model(prompt: int, sent_bytes: int, seen: Callable[[], int] | None) -> int:
+    """Return how many bytes of text the model was certainly shown; all that was sent where the prompt is not small."""
+    if seen is None or prompt >= _least_prompt(sent_bytes):
+        return sent_bytes
+    return min(seen(), sent_bytes)
+
+
+def _least_prompt(shown: int) -> int:
+    """Return the tokens that so many bytes of text have at least.
+
+    Servers that do not count say 0, and some count only what their cache lacked: no bound may rest on that.
+    """
+    return max(shown // FLOOR_BYTES, 1)
 
 
 def _beside_prompt(prompt: int, output: int, classes: tuple[int, int], thinking: int, total: int | None) -> int:
@@ -94,14 +121,16 @@ def _beside_prompt(prompt: int, output: int, classes: tuple[int, int], thinking:
         return cache
     if difference is not None and difference != thinking and difference in (cache, cache + thinking):
         return cache
-    return cache if cache > prompt and difference != 0 else 0
+    if cache > prompt and difference != 0:
+        return cache
+    return 0
 
 
 def _total_note(only_total: int, counted: int) -> str:
-    said = f"the reported total has {only_total:,} more tokens than its parts"
+    note = f"the reported total has {only_total:,} more tokens than its parts"
     if counted == only_total:
-        return f"{said}: counted as output"
-    return f"{said}: {counted:,} counted as output, which is all that the answer's limit allows"
+        return f"{note}: counted as output"
+    return f"{note}: {counted:,} counted as output, which is all that the answer's limit allows"
 
 
 def _counts_in(usage: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,7 +209,7 @@ def _cost_micros(usage: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]
     total = Decimal(0)
     for part in parts:
         if not _is_number(part) or not 0 <= part <= MOST_TOKENS:
-            return None, (f"reported cost not counted: {_shown(part)}",)
+            return None, (f"reported cost not counted: {_value_words(part)}",)
         total += Decimal(repr(part))
     return int((total * 1_000_000).to_integral_value(ROUND_CEILING)), ()
 
@@ -193,7 +222,7 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _shown(value: Any) -> str:
+def _value_words(value: Any) -> str:
     return join_surrogates(str(value)[:40])[0]
 
 
@@ -256,8 +285,10 @@ def _tool_bound(tool: str) -> int:
 def turn_bound(turn: Turn, wire: Callable[[Turn], Mapping[str, Any]]) -> int:
     """Return an upper bound of one turn's tokens, from its message as the request has it."""
     sent = wire(turn)
-    text = encode(sent).decode()
-    return text_bound(text) + MESSAGE_TOKENS + (_escapes(sent) if isinstance(turn, AssistantTurn) else 0)
+    tokens = text_bound(encode(sent).decode()) + MESSAGE_TOKENS
+    if isinstance(turn, AssistantTurn):
+        tokens += _escapes(sent)
+    return tokens
 
 
 class CountedMessages:
@@ -297,7 +328,8 @@ def bound(
             shown, shown_bytes = _count(segment.turns, turns, answers, wire)
             if number == 0:
                 known_prefix, prefix_bytes = prefix_bound(request.system, request.tools, request.own_bytes)
-                shown, shown_bytes = shown + known_prefix, shown_bytes + prefix_bytes
+                shown = shown + known_prefix
+                shown_bytes = shown_bytes + prefix_bytes
             if shown + shown_bytes < segment.tokens:
                 new_bytes += shown_bytes
                 partly += shown
@@ -309,7 +341,8 @@ def bound(
     new_bytes += fresh
     if not segments:
         known_prefix, prefix_bytes = prefix_bound(request.system, request.tools, request.own_bytes)
-        shown, new_bytes = shown + known_prefix, new_bytes + prefix_bytes
+        shown = shown + known_prefix
+        new_bytes = new_bytes + prefix_bytes
     if trusted:  # a report can be wrong
         in_reports = (counted or CountedMessages()).bytes([turns[place] for place in sorted(trusted)], wire)
         reported = max(reported, in_reports // FLOOR_BYTES)
@@ -356,6 +389,9 @@ def _longest(character: str) -> int:
 @lru_cache(maxsize=65536)
 def _longest_escaped(character: str) -> int:
     """Return the bytes of a character's longest form where templates may escape it."""
+    if character in _ESCAPED:
+        return 1 + _ESCAPE_GROWTH
     if character.isascii():
-        return 1 + (_ESCAPE_GROWTH if character in _ESCAPED else 0)
-    return max(_longest(character), 12 if ord(character) > 0xFFFF else 6)
+        return 1
+    escaped = 12 if ord(character) > 0xFFFF else 6
+    return max(_longest(character), escaped)

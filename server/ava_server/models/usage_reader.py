@@ -71,12 +71,15 @@ class UsageReader:
         """
         try:
             _, read = self.extractor.extract({self._root: reported})
-            prompt, output = _count(read.input_tokens), _count(read.output_tokens)
+            prompt = _count(read.input_tokens)
+            output = _count(read.output_tokens)
         except Exception:  # it checks less than we do, and may raise anything
             log.debug("genai-prices cannot read a usage", exc_info=True)
             return None
         more = MoreUsage(max(prompt - own.prompt_tokens, 0), max(output - own.output_tokens, 0))
-        return more if more.prompt_tokens or more.output_tokens else None
+        if more.prompt_tokens or more.output_tokens:
+            return more
+        return None
 
 
 def _count(value: object) -> int:

@@ -29,8 +29,8 @@ from ava_audit.store.backend import Activities
 from ava_audit.units import format_duration, format_usd, iso_utc, local_second, minutes
 from ava_audit.view import View, loads
 from ava_roles.wrap import clean, escape_result
+from ava_server.approval.plain_text import task_excerpt
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.summary import task_excerpt
 from ava_server.budget.held import held_words
 from ava_server.budget.money_line import awaited_money
 from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, caps_text, config_of, spent_text
@@ -487,7 +487,9 @@ def limits_of(shown: RunView) -> dict[str, float] | None:
     caps = list(zip((TIME, TURNS, TOOL_CALLS, TOKENS, COST), shown.caps, strict=False))  # a newer Ava's are not known
     if shown.plan is not None:
         caps = [(cap, each) for cap, each in caps if cap in (TIME, COST)]
-    return {cap.argument: cap.given(each.most) for cap, each in caps if cap is not COST or not shown.free} or None
+    if shown.free:
+        caps = [(cap, each) for cap, each in caps if cap is not COST]
+    return {cap.argument: cap.argument_value(each.most) for cap, each in caps} or None
 
 
 def short_number(number: float) -> str:

@@ -79,7 +79,9 @@ def commit_message(
     the run ended, where it was not verified.
     """
     request = _line(task)
-    subject = _line(summary) or (f"Unfinished: {request}" if request else f"Unfinished work of {run_id}")
+    subject = _line(summary)
+    if not subject:
+        subject = f"Unfinished: {request}" if request else f"Unfinished work of {run_id}"
     verify = f"`{_line(coding.verify)}`"
     if passed is not None:
         was = "" if before is None else f" (before the change it {describe_command(before)})"
@@ -87,9 +89,14 @@ def commit_message(
     else:
         ended = f": the run ended as {status} before" if status else ": the run ended before"
         verified = f"Not verified{ended} its work passed {verify}."
-    paragraphs = [f"Task: {cut(request, TASK_CHARS)}" if request else "", verified]
-    body = [textwrap.fill(part, BODY_COLUMNS, break_long_words=False, break_on_hyphens=False) for part in paragraphs]
-    return "\n\n".join([cut(subject, SUBJECT_CHARS), *(part for part in body if part), f"Ava-Run: {run_id}"]) + "\n"
+    body = [verified]
+    if request:
+        body.insert(0, f"Task: {cut(request, TASK_CHARS)}")
+    paragraphs = [cut(subject, SUBJECT_CHARS)]
+    for part in body:
+        paragraphs.append(textwrap.fill(part, BODY_COLUMNS, break_long_words=False, break_on_hyphens=False))
+    paragraphs.append(f"Ava-Run: {run_id}")
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def _line(text: str) -> str:
@@ -176,7 +183,9 @@ def _untrusted_part(
 
 
 def _outcome(run: CommandRun | None) -> dict[str, Any] | None:
-    return None if run is None else {"passed": run.passed, "code": run.code, "seconds": run.took_s, "ended": run.ended}
+    if run is None:
+        return None
+    return {"passed": run.passed, "code": run.code, "seconds": run.took_s, "ended": run.ended}
 
 
 def _file(each: ChangedFile) -> dict[str, Any]:

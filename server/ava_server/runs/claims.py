@@ -24,9 +24,9 @@ from ava_audit.events import (
 from ava_audit.rows import HELD_UNTIL_US, QUEUED, RUNNING, UNENDED, WAITING, RunRow
 from ava_audit.units import format_usd
 from ava_audit.view import Command, Outcome, View, loads
+from ava_server.approval.plain_text import normalize_typography
 from ava_server.approval.proposals import SpawnLimits, day_refusal, day_unspent, texts_of
 from ava_server.approval.shown import approval_line
-from ava_server.approval.summary import normalize_typography
 from ava_server.budget.caps import in_flight_purpose, settle_unknown
 from ava_server.budget.run_config import config_of
 from ava_server.budget.user_limits import Slots

@@ -67,7 +67,8 @@ class RunClock:
     @property
     def active_s(self) -> float:
         """Seconds for which the run has been active, over all its claims."""
-        return (self._stopped_at if self._waits else self._now()) - self._began
+        until = self._stopped_at if self._waits else self._now()
+        return until - self._began
 
     @property
     def stopped_s(self) -> float:

@@ -139,7 +139,7 @@ class CodingWork:
         self._redactor = redactor
         self._nonce = nonce
         self._ready = False
-        worktree.say = lambda doing: say(self._hidden(doing))
+        worktree.say = lambda doing: say(self._hide(doing))
 
     async def begin(self) -> RunResult | None:
         """Prepare the worktree, or open the one that is there; return an ending where that fails."""
@@ -160,7 +160,7 @@ class CodingWork:
             return self._failure("the worktree could not be made", error)
         setup = None if baseline.setup is None else await self._run_of(baseline.setup)
         verify = None if baseline.verify is None else await self._run_of(baseline.verify)
-        notice = self._hidden(self._ready_words(baseline.notes, setup, verify))
+        notice = self._hide(self._ready_words(baseline.notes, setup, verify))
         ready = WorktreeReady(base=baseline.base, told=notice, setup=setup, verify=verify)
         await self._log.record(ready, duration_ms=ms_since(began))
         return None
@@ -176,7 +176,7 @@ class CodingWork:
             return self._history.check
         before = self._history.last_check
         number = 1 if before is None else before.number + 1
-        await self._log.record(Activity(activity=status_sentence(f"Running {self._coding.verify}", self._hidden)))
+        await self._log.record(Activity(activity=status_sentence(f"Running {self._coding.verify}", self._hide)))
         began = time.monotonic()
         try:
             verdict = await self._worktree.check()
@@ -212,7 +212,7 @@ class CodingWork:
         message = commit_message(
             self._log.run.id,
             self._coding,
-            summary=self._hidden(ended.submitted.summary) if ended.submitted is not None else "",
+            summary=self._hide(ended.submitted.summary) if ended.submitted is not None else "",
             task=task.text if task is not None else "",
             before=self._history.worktree.verify,
             passed=check.verify if ended.status == "success" and check is not None else None,
@@ -226,7 +226,7 @@ class CodingWork:
             try:
                 kept = await anyio.to_thread.run_sync(self._commit_and_send, work, message, abandon_on_cancel=True)
             except (RolesError, AuditError) as error:
-                kept = KeptChanges(fault=self._hidden(str(error)))
+                kept = KeptChanges(fault=self._hide(str(error)))
         return kept
 
     def _commit_and_send(self, work: Callable[[str], Branch | None], message: str) -> KeptChanges:
@@ -254,7 +254,7 @@ class CodingWork:
 
     def _failure(self, what: str, error: Exception) -> RunResult:
         return RunResult(
-            "error", what, error_kind=WORKSHOP, error_message=self._hidden(str(error)),
+            "error", what, error_kind=WORKSHOP, error_message=self._hide(str(error)),
             what_to_do="Fix what the error says, then propose it again with retry_of.",
         )  # fmt: skip
 
@@ -299,7 +299,7 @@ class CodingWork:
         elif left == 1:
             words = texts["one_more"].format(count=left)
         notice = texts["failed"].format(verify=self._coding.verify, how=describe_command(verify), left=words)
-        return self._hidden(f"{notice}\n{self._wrap(verify.output, 'verify')}")
+        return self._hide(f"{notice}\n{self._wrap(verify.output, 'verify')}")
 
     def _wrap(self, output: str, tool: str) -> str:
         return wrap_tool_output(output or "(no output)", tool=tool, nonce=self._nonce)
@@ -310,7 +310,7 @@ class CodingWork:
 
     def _shorten_output(self, verdict: Verdict) -> CommandRun:
         most = PASSED_CHARS if verdict.passed else SHOWN_CHARS
-        hidden = self._hidden(verdict.output)  # before it is cut: half a secret is not recognized
+        hidden = self._hide(verdict.output)  # before it is cut: half a secret is not recognized
         output = replace(verdict, output=hidden).failing(most)
         if len(output) > most:
             output = output[: most // 4] + _CUT + output[len(output) - (most - most // 4 - len(_CUT)) :]
@@ -322,7 +322,7 @@ class CodingWork:
             output=output,
         )
 
-    def _hidden(self, text: str) -> str:
+    def _hide(self, text: str) -> str:
         return self._redactor.redact(clean(text)[0])[0]
 
 

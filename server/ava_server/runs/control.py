@@ -14,7 +14,7 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError
 from ava_audit.events import CancelledBy, Channel, Who
-from ava_audit.rows import QUEUED, RunRow
+from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.store.backend import Instances
 from ava_audit.store.store import Store
 from ava_audit.view import Command
@@ -38,6 +38,8 @@ ANSWER_S, LEAST_S = 4.7, 0.1
 """Seconds within which a cancel is through: it has to be answered within 5 s."""
 BEGIN_S = 1.0
 """Seconds that a thread has at least to begin its work, however late it is; the work then continues by itself."""
+GONE_EVERY_S = 0.5
+"""Seconds between two looks at which owners are gone, for runs that wait for what others hold."""
 KEEP_S = 8.0
 """Seconds that saving a run's changes on their branch may take where nobody waits for an answer."""
 
@@ -102,7 +104,8 @@ class RunControl:
 
     async def _files(self, run: RunRow, until: float) -> RunFiles:
         """Return what a run has handed over and changed; its changes are committed if that is done in time."""
-        artifacts, hide = await anyio.to_thread.run_sync(self._setup.artifacts, run.id), self._setup.hide
+        artifacts = await anyio.to_thread.run_sync(self._setup.folders.artifacts, run.id)
+        hide = self._setup.hide
         if config_of(run.config).coding is None:
             return RunFiles(artifacts, hide=hide)
         texts = await self._store.read(lambda view: texts_of(view, run))
@@ -114,7 +117,7 @@ class RunControl:
 
     async def _remove_folders(self, run: RunRow, until: float) -> None:
         with suppress(TimeoutError):
-            await _begin(until, self._setup.remove_folders, run)
+            await _begin(until, self._setup.folders.remove, run)
 
     async def end(
         self,
@@ -200,3 +203,20 @@ async def _begin(until: float, work: Callable[..., T], *args: object) -> T:
             return work(*args)
 
         return await anyio.to_thread.run_sync(begun, abandon_on_cancel=True)
+
+
+class GoneOwners:
+    """The owners of running runs that are no longer alive, looked up at most every `GONE_EVERY_S`."""
+
+    def __init__(self, store: Store, control: RunControl) -> None:
+        self._store = store
+        self._control = control
+        self._gone = frozenset[str]()
+        self._looked_s = float("-inf")
+
+    async def now(self) -> frozenset[str]:
+        if anyio.current_time() - self._looked_s >= GONE_EVERY_S:
+            self._looked_s = anyio.current_time()
+            rows = await self._store.look(lambda view: view.runs(states=(RUNNING,), limit=-1))
+            self._gone = await anyio.to_thread.run_sync(self._control.gone, rows)
+        return self._gone

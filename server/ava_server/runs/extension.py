@@ -285,7 +285,8 @@ def in_vain(request: Asked, status: str, *, declined: bool) -> str:
     """Return how a request for more ended, to append to the reason of an ending by the same cap; else empty text."""
     if status != CAP_OF_ARGUMENT[request.cap].ending:
         return ""
-    return f"; {'a person declined' if declined else 'nobody answered'} its request to {_raise_words(request)}"
+    answer = "a person declined" if declined else "nobody answered"
+    return f"; {answer} its request to {_raise_words(request)}"
 
 
 def cap_amount(cap: ExtendedCap, value: float, *, exact: bool = False) -> str:

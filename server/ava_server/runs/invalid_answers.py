@@ -111,12 +111,16 @@ def error_of(kinds: Sequence[InvalidKind]) -> tuple[str, str, str]:
     most = max(reversed(kinds), key=lambda kind: kinds.count(kind))
     texts = _texts()
     if len(set(kinds)) == 1:
-        reason = f"{len(kinds)} {texts[f'many_{most}']} in a row"
+        many = texts[f"many_{most}"]
+        reason = f"{len(kinds)} {many} in a row"
     else:
-        counts = Counter(kinds).items()
-        parts = [texts[f"one_{kind}"] if count == 1 else f"{count} {texts[f'many_{kind}']}" for kind, count in counts]
+        parts: list[str] = []
+        for kind, count in Counter(kinds).items():
+            many = texts[f"many_{kind}"]
+            parts.append(texts[f"one_{kind}"] if count == 1 else f"{count} {many}")
         reason = f"{len(kinds)} answers in a row of which nothing could be used: {', '.join(parts)}"
-    return reason, "refusal" if most == "refusal" else "bad_output", texts[f"to_do_{most}"]
+    error_kind = "refusal" if most == "refusal" else "bad_output"
+    return reason, error_kind, texts[f"to_do_{most}"]
 
 
 def cut_caveat(tokens: int) -> str:

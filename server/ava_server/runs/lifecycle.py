@@ -161,7 +161,9 @@ def situation(
     if run.ended:
         return "ended"
     if run.state == WAITING:
-        return "expired" if expires_us is not None and expires_us <= now_us else "proposed"
+        if expires_us is not None and expires_us <= now_us:
+            return "expired"
+        return "proposed"
     if run.state == QUEUED:
         waits = run.waits_until_us is not None and run.waits_until_us > now_us
         return "waiting" if waits else "queued"

@@ -183,7 +183,8 @@ class AgentRun:
         left = max(self._run.left_s, 0.0)
         cap = LastTurn(status="timeout", reason=f"timeout of {timeout:g} s")
         if seconds_left is not None and seconds_left < left:
-            left, cap = seconds_left, LastTurn(status="timeout", reason=PLAN_TIME_OVER)
+            left = seconds_left
+            cap = LastTurn(status="timeout", reason=PLAN_TIME_OVER)
         if seconds_left is not None:
             self._plan_ends = anyio.current_time() + seconds_left
         self._due, self._cap = time.monotonic() + left, cap
@@ -426,7 +427,8 @@ class AgentRun:
         return await self._check_result(completion, SubmitArgs(summary=first_line, output=text, caveats=caveats))
 
     def _end_after_invalid(self) -> RunResult | None:
-        fault, kinds = self._history.invalid_answer, self._history.invalid_kinds
+        fault = self._history.invalid_answer
+        kinds = self._history.invalid_kinds
         if fault is None or len(kinds) <= REPAIRS or self._reservations.last_turn() is not None:
             return None
         reason, kind, what_to_do = error_of(kinds)

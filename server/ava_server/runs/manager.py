@@ -10,9 +10,8 @@ import contextlib
 import logging
 import random
 import socket
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -38,11 +37,12 @@ from ava_server.core.threads import each_at_once
 from ava_server.delivery import Delivery, attempt_of, queue_of, queues_for
 from ava_server.delivery.log import LogDelivery, settle_s
 from ava_server.delivery.outbox import Message, Outbox
+from ava_server.runs import workers
 from ava_server.runs.activities import ActivityBoard
-from ava_server.runs.blockers import Blocker, blocked_note, blocker_in
+from ava_server.runs.blockers import Blocker
 from ava_server.runs.claims import claim, waits_for_resume
 from ava_server.runs.context import ConfigNotSupported
-from ava_server.runs.control import RunControl
+from ava_server.runs.control import GoneOwners, RunControl
 from ava_server.runs.endings import cancel_reason, overdue
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import agent_of, idle_since_us, is_held, pause_words, paused, situation
@@ -54,9 +54,13 @@ from ava_server.runs.plan import PlanInputs
 from ava_server.runs.plan_run import PlanRun
 from ava_server.runs.plan_time import plan_time
 from ava_server.runs.result import RunResult
+from ava_server.runs.run_notes import RunNotes
+from ava_server.runs.unended import Unended, read_unended, share_texts
+from ava_server.runs.workers import BackgroundWorkers, LiveWorkers
 
 if TYPE_CHECKING:
-    from ava_server.runs.setup import RunResources, RunSetup
+    from ava_server.runs.resources import RunResources
+    from ava_server.runs.setup import RunSetup
 
 log = logging.getLogger("ava.manager")
 T = TypeVar("T")
@@ -74,137 +78,12 @@ TAKEN_AT_ONCE = 16
 """Runs that are taken at once: their claims share commits."""
 LEAVE_EVERY_S = 0.1
 """How often it is checked whether all runs have been left."""
-TRY_AGAIN_FIRST_S = 1.0
-"""Seconds until a run that cannot be run here is tried again for the first time; each further wait is twice as long."""
-TRY_AGAIN_MOST_S = 60.0
-"""The longest of these waits, in seconds."""
 CLOSE_S = 3.0
 """Seconds that removing a run's folders may take; a copy of a workspace has many files."""
-GONE_EVERY_S = 0.5
-"""Seconds between two looks at which owners are gone, for runs that wait for what others hold."""
-NO_WORKER = "no worker is running: start one with `ava worker --stay`"
-NO_LABEL_S = 40.0
-"""Seconds without a worker that has a run's labels, after which its status says so."""
-WORKERS_EVERY_S = 5.0
-"""How often a process that leaves all runs to workers looks whether there are any."""
 INTERNAL = "a fault of Ava itself, written to the server's standard error"
-WORKER_TAKES_S = 20.0
-"""Seconds that a worker has to take a run; then this process does: it may be unable to start, or hang."""
 KEEPS_RUNS = "this process runs its subagents itself (`background = false`, or `--yes`)"
 FAULTS = 2
 """Internal errors after which this process gives up a run."""
-
-
-STATES = (QUEUED, RUNNING)
-MOST_NEW = 2_000
-"""New entries above which everything is read again."""
-
-
-@dataclass(frozen=True)
-class Unended:
-    """The runs that wait or are running, at one moment.
-
-    They are read whole once, and then only those that have new entries: with many waiting runs, reading all of them
-    after each entry would cost more than running them.
-
-    Attributes:
-        head: The newest `seq` at that moment.
-        runs: The runs by id, about in the order in which they were approved.
-    """
-
-    head: int
-    runs: Mapping[str, RunRow]
-    plans: Mapping[str, PlanCaps]
-
-
-def read_unended(view: View, head: int, known: Unended | None = None) -> Unended:
-    """Return the runs without an ending; of `known`, only those with new entries and their plans: no other can change.
-
-    `head`: the newest `seq` that this process knew before. Later entries may be read now, and are read again.
-    """
-    if known is None or not 0 <= head - known.head <= MOST_NEW:
-        rows = view.runs(states=STATES, limit=-1)
-        return Unended(head, {row.id: row for row in rows}, _caps_of_plans(view, rows))
-    changed = view.runs_with_entries_after(known.head)
-    if not changed and head == known.head:
-        return known
-    plan_ids = {row.plan_id for row in changed if row.plan_id is not None} - {row.id for row in changed}
-    for plan_id in plan_ids:
-        plan = view.run(plan_id)
-        if plan is not None:
-            changed.append(plan)
-    runs = dict(known.runs)
-    for row in sorted(changed, key=lambda row: row.queued_us or 0):  # what was approved last comes last
-        _share_texts(row, known.runs.get(row.id))
-        if row.state in STATES:
-            runs[row.id] = row
-        else:
-            runs.pop(row.id, None)
-    plans = {**known.plans, **_caps_of_plans(view, changed)}
-    unended_plans = {row.plan_id for row in runs.values()}
-    return Unended(head, runs, {plan_id: caps for plan_id, caps in plans.items() if plan_id in unended_plans})
-
-
-def _share_texts(row: RunRow, known: RunRow | None) -> None:
-    """Give a row the long texts of one that was read before, if they are the same: each takes up to some KiB."""
-    if known is not None and known.config == row.config:
-        row.config = known.config
-        row.terms = known.terms if known.terms == row.terms else row.terms
-
-
-def _caps_of_plans(view: View, rows: list[RunRow]) -> dict[str, PlanCaps]:
-    plans: dict[str, PlanCaps] = {}
-    for plan_id in {row.plan_id for row in rows}:
-        caps = view.plan_caps(plan_id)
-        if plan_id is not None and caps is not None:
-            plans[plan_id] = caps
-    return plans
-
-
-@dataclass
-class _RunNotes:
-    """What a manager has noted about a run.
-
-    Attributes:
-        first_seen: When it was first seen in the queue, on anyio's clock.
-        not_before: Until when it is not tried again.
-        wait_s: How long it was left alone the last time.
-        faults: How many internal errors it had here.
-        left_since: Since when it is left to the worker.
-        labels: The labels that its machine needs, once they were read.
-        no_label_since: Since when no live worker has these.
-        left_to: The name of the worker beside the first one to which it is left since then; empty for the first one.
-        with_host: Why this process runs it, and no worker, although what was approved continues without its host.
-    """
-
-    first_seen: float | None = None
-    not_before: float = 0.0
-    wait_s: float = TRY_AGAIN_FIRST_S / 2
-    faults: int = 0
-    left_since: float | None = None
-    left_to: str = ""
-    with_host: str = ""
-    cancelled: bool = False
-    cancel_reason: str | None = None
-    labels: frozenset[str] | None = None
-    no_label_since: float | None = None
-
-
-class GoneOwners:
-    """The owners of running runs that are no longer alive, looked up at most every `GONE_EVERY_S`."""
-
-    def __init__(self, store: Store, control: RunControl) -> None:
-        self._store = store
-        self._control = control
-        self._gone = frozenset[str]()
-        self._looked_s = float("-inf")
-
-    async def now(self) -> frozenset[str]:
-        if anyio.current_time() - self._looked_s >= GONE_EVERY_S:
-            self._looked_s = anyio.current_time()
-            rows = await self._store.look(lambda view: view.runs(states=(RUNNING,), limit=-1))
-            self._gone = await anyio.to_thread.run_sync(self._control.gone, rows)
-        return self._gone
 
 
 class Manager:
@@ -240,7 +119,8 @@ class Manager:
         self.mode = mode
         self.driver: Driver = driver_of(settings) if mode.leaves else "this process"
         self.instance = membership.name
-        self.waiting_for: dict[str, str] = {}
+        self._notes = _run_notes(store, mode, membership.name)
+        self.waiting_for = self._notes.waiting_for
         log_itself = LogDelivery(store)
         self.delivery: Delivery = delivery or log_itself
         self.outbox = Outbox(self.delivery, membership.tell)
@@ -248,9 +128,7 @@ class Manager:
         self._hands_out = self.delivery.carries and self.driver == "workers"
         self._is_given = self.delivery.carries and mode.shares_log
         self._hears: Delivery = self.delivery if self._is_given else log_itself
-        self._labels = settings.labels
-        self._most_here = settings.delivery.slots
-        self._lease_s = settings.lease_s
+        self._settings = settings
         on_cancel = self.outbox.put_cancel if self._hands_out else None
         self.control = RunControl(store, instances, membership.name, setup, on_cancel)
         self.idle_since: float | None = None
@@ -264,17 +142,12 @@ class Manager:
         self._setup = setup
         self._day_caps = resources.day_caps
         self._plan_inputs = PlanInputs(resources.render_result, resources.day_caps)
-        self._credentials = resources.credentials
-        self._workers_here = WorkerProcesses(settings.paths)
+        self._live_workers = LiveWorkers(instances)
+        self._background = BackgroundWorkers(store, instances, WorkerProcesses(settings.paths), resources.credentials)
         self._gone_owners = GoneOwners(store, self.control)
-        self._where = f"on {socket.gethostname()}: " if mode.shares_log else ""
-        self._instances = instances
         self._membership = membership
-        self._workers_seen_s = float("-inf")
-        self._workers: Sequence[frozenset[str]] | None = None
         self._owned: dict[str, AgentRun | PlanRun | None] = {}
         self._board = ActivityBoard(membership, lambda: {run.id: run.activity for run in self._driven()})
-        self._notes: defaultdict[str, _RunNotes] = defaultdict(_RunNotes)
         self._full: set[str] = set()
         self._short = frozenset[str]()
         self._woken = anyio.Event()
@@ -303,14 +176,16 @@ class Manager:
 
     def activity(self, run_id: str) -> str | None:
         run = self._owned.get(run_id)
-        return run.activity if run is not None else None
+        return None if run is None else run.activity
 
     def owns(self, run_id: str) -> bool:
         return run_id in self._owned
 
     def why_not_worker(self, run_id: str) -> str:
         """Return why no worker runs a run of this process, although what was approved continues; else empty."""
-        return self._notes[run_id].with_host if run_id in self._owned else ""
+        if run_id not in self._owned:
+            return ""
+        return self._notes[run_id].with_host
 
     def _driven(self) -> list[AgentRun | PlanRun]:
         """Return the runs that it owns, without those that are being made ready."""
@@ -333,8 +208,9 @@ class Manager:
 
     async def _hear(self) -> None:
         """Hear of runs: from the engine in a worker, else from the log."""
-        queues = queues_for(self._labels) if self._is_given else []
-        await self._hears.work(self.instance, queues, self._most_here or max(self.slots.total, 1), self.offers)
+        queues = queues_for(self._settings.labels) if self._is_given else []
+        most = self._settings.delivery.slots or max(self.slots.total, 1)
+        await self._hears.work(self.instance, queues, most, self.offers)
 
     async def _serve(self, tasks: anyio.abc.TaskGroup) -> None:
         while self._owned or not self.outdated:
@@ -368,48 +244,56 @@ class Manager:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     async def _look(self, tasks: anyio.abc.TaskGroup) -> None:
-        began, offered = anyio.current_time(), self.offers.open()
-        unended = partial(read_unended, head=self._store.head, known=self._unended)
-        found = self._unended = await self._store.read(unended, short=True)
-        rows = [*found.runs.values()]
-        whole = began >= self._whole_from_s
-        if not whole:
+        began_s = anyio.current_time()
+        offered = self.offers.open()
+        query = partial(read_unended, head=self._store.head, known=self._unended)
+        unended = self._unended = await self._store.read(query, short=True)
+        rows = list(unended.runs.values())
+        looks_at_all = began_s >= self._whole_from_s
+        if not looks_at_all:
             rows = self._front(rows, offered)
-        for row in rows:
-            await self._check_owned(row)
-        for run in self._driven():
-            if run.id not in found.runs:  # another process has ended it, or this one just now
-                run.lose()
+        await self._check_all_owned(rows, unended)
         others = [row for row in rows if row.id not in self._owned and self._serves(row)]
-        owned = others and any(row.instance not in (None, self.instance) for row in rows)
-        gone = await anyio.to_thread.run_sync(self.control.gone, rows) if owned else frozenset[str]()
-        if owned:  # else their leases were not read just now
-            self._look_in_s = max(LOOK_AFTER_S, min((LOOK_EVERY_S, *self.control.lasts_s(rows, gone))))
-        if whole:
-            self._tidy_notes(found.runs, gone)
-        free = await self._affordable(await self._free(others, found.plans, gone), gone)
-        self._settle_s = settle_s(began)
-        if whole and len(rows) > AHEAD:
-            self._whole_from_s = began + max(LOOK_EVERY_S, WHOLE_TIMES * (anyio.current_time() - began))
+        gone = await self._gone_among(rows) if others else frozenset[str]()
+        if looks_at_all:
+            self._tidy_notes(unended.runs, gone)
+        free = await self._affordable(await self._free(others, unended.plans, gone), gone)
+        self._settle_s = settle_s(began_s)
+        if looks_at_all and len(rows) > AHEAD:
+            self._whole_from_s = began_s + max(LOOK_EVERY_S, WHOLE_TIMES * (anyio.current_time() - began_s))
         if self._is_given:
             free = [row for row in free if row.id in offered or row.instance == self.instance]
         await self._fill_slots(free, rows, gone, tasks)
-        await self._answer_offers(offered, found.runs)
+        await self._answer_offers(offered, unended.runs)
         self._note_idle(busy=bool(self._owned) or self._has_due(others))
+
+    async def _check_all_owned(self, rows: Sequence[RunRow], unended: Unended) -> None:
+        for row in rows:
+            await self._check_owned(row)
+        for run in self._driven():
+            if run.id not in unended.runs:  # another process has ended it, or this one just now
+                run.lose()
+
+    async def _gone_among(self, rows: Sequence[RunRow]) -> frozenset[str]:
+        """Return which owners of these runs are gone; the next look is before the lease of another one ends."""
+        if all(row.instance in (None, self.instance) for row in rows):
+            return frozenset()
+        gone = await anyio.to_thread.run_sync(self.control.gone, rows)
+        lease_ends_s = min(self.control.lasts_s(rows, gone), default=LOOK_EVERY_S)
+        self._look_in_s = max(LOOK_AFTER_S, min(LOOK_EVERY_S, lease_ends_s))
+        return gone
 
     async def _free(self, rows: Sequence[RunRow], plans: Mapping[str, PlanCaps], gone: frozenset[str]) -> list[RunRow]:
         """Return the runs that may be taken, and end those whose time is over."""
         free: list[RunRow] = []
-        busy: dict[str, int] = {}  # when a run of each plan was last at work
+        busy_us = _last_work_us(rows)
         for row in rows:
-            if row.step is not None and row.plan_id is not None:
-                busy[row.plan_id] = max(busy.get(row.plan_id, 0), row.last_us or 0, row.queued_us or 0)
-        for row in rows:
-            # A run that this process has dropped has no owner either, though its instance is alive.
-            left = gone | {self.instance} if row.instance == self.instance else gone
-            busy_us = busy.get(row.id, 0)
-            if overdue(row, plans.get(row.plan_id or ""), left, now_us(), busy_us) is not None:
-                await self._end_overdue(row, left)
+            without_owner = gone
+            if row.instance == self.instance:  # this process has dropped it: it has no owner, though that is alive
+                without_owner = gone | {self.instance}
+            plan = plans.get(row.plan_id or "")
+            if overdue(row, plan, without_owner, now_us(), busy_us.get(row.id, 0)) is not None:
+                await self._end_overdue(row, without_owner)
             elif await self._may_take(row, gone):
                 free.append(row)
         return free
@@ -417,12 +301,11 @@ class Manager:
     async def _affordable(self, free: Sequence[RunRow], gone: frozenset[str]) -> list[RunRow]:
         """Leave out runs that have not begun and wait for money that others hold."""
         now = now_us()
+        new = [row for row in free if row.generation == 0]
 
         def query(view: View) -> dict[str, str]:
             waits: dict[str, str] = {}
-            for row in free:
-                if row.generation > 0:
-                    continue
+            for row in new:
                 try:
                     why = start_wait(view, row, self._day_caps(row.user_id), now, gone)
                 except ValueError:  # a newer Ava wrote its configuration; taking it says so
@@ -431,17 +314,21 @@ class Manager:
                     waits[row.id] = why
             return waits
 
-        begun = all(row.generation > 0 for row in free)
-        waits = {} if begun else await self._store.look(query)
+        waits = await self._store.look(query) if new else {}
         for run_id, why in waits.items():
-            self._waits_for_its_turn(run_id, why)
+            self._notes.wait_for_turn(run_id, why)
         self._short = frozenset(waits)
         return [row for row in free if row.id not in waits]
 
     def _has_due(self, rows: Sequence[RunRow]) -> bool:
         """Tell whether one of these runs goes on by itself: after a pause, or once a slot or money is free."""
         now = now_us()
-        return any((paused(row, now) and not is_held(row)) or row.id in self._full | self._short for row in rows)
+        waits_for_turn = self._full | self._short
+        for row in rows:
+            goes_on = paused(row, now) and not is_held(row)
+            if goes_on or row.id in waits_for_turn:
+                return True
+        return False
 
     async def _answer_offers(self, offered: frozenset[str], runs: Mapping[str, RunRow]) -> None:
         """Say of each offer that this process has not taken, or no longer drives, whether it may be forgotten."""
@@ -455,7 +342,7 @@ class Manager:
         front: list[RunRow] = []
         now = now_us()
         for row in rows:
-            if row.state == QUEUED and (row.waits_until_us is None or row.waits_until_us <= now):
+            if row.state == QUEUED and (row.waits_until_us or 0) <= now:
                 ahead[row.user_id] += 1
                 if ahead[row.user_id] > AHEAD and row.id not in offered:
                     continue
@@ -463,18 +350,10 @@ class Manager:
         return front
 
     def _tidy_notes(self, runs: Mapping[str, RunRow], gone: frozenset[str]) -> None:
-        """Forget the runs that have ended, and of those that an instance has, for what and since when they waited."""
-        for noted in (self.waiting_for, self._notes):
-            for run_id in noted.keys() - runs.keys():
-                del noted[run_id]
+        """Forget the runs that have ended."""
+        self._notes.tidy(runs, gone)
         self.outbox.keep_only(runs)
         self.adopted &= runs.keys()
-        for run_id, notes in self._notes.items():
-            row = runs[run_id]
-            if row.instance is not None and row.instance not in gone:
-                notes.left_since = None
-                if row.state == RUNNING:  # if it waits again, that is news
-                    self.waiting_for.pop(run_id, None)
 
     def _serves(self, row: RunRow) -> bool:
         match self.mode.claims:
@@ -496,29 +375,30 @@ class Manager:
 
     async def _end_overdue(self, row: RunRow, gone: frozenset[str]) -> None:
         """End a run whose time is over; an unreadable run waits for a program that can read it."""
-        if anyio.current_time() < self._notes[row.id].not_before:
+        if not self._notes[row.id].is_due:
             return
         try:
             await self.control.end_overdue(row.id, gone)
         except AuditError:
             raise
         except Exception as error:
-            short = shortage_in(error)
-            self._waits(row.id, short or INTERNAL)
-            self._retry_later(row.id)
-            if not short:
+            shortage = shortage_in(error)
+            self._retry_later(row.id, shortage or INTERNAL)
+            if not shortage:
                 log.exception("%s cannot be ended", row.id)
 
     async def _check_owned(self, row: RunRow) -> None:
         """Pass a cancel on to a run that this process owns, and end the run where it does not stop."""
-        if (owned := self._owned.get(row.id)) is None:
+        owned = self._owned.get(row.id)
+        if owned is None:
             return
         if row.state == RUNNING and row.instance != self.instance:
             owned.lose()
             return
         if row.cancel_seq is not None:
             owned.cancel(await self._store.look(lambda view: cancel_reason(view, row.id)))
-        if row.state == RUNNING and row.instance == self.instance and (ended := owned.overdue()) is not None:
+        ended = owned.overdue() if row.state == RUNNING else None
+        if ended is not None:
             log.error("%s does not stop and is ended by the manager (%s)", row.id, ended.status)
             await self.control.end(row.id, ended, "give up")
 
@@ -531,7 +411,8 @@ class Manager:
         if self.driver == "workers":
             await self._leave_to_workers(free, rows, gone)
             return
-        in_line, count = self._line_up(free), self._running(rows, gone)
+        in_line = self._line_up(free)
+        count = self._running(rows, gone)
         if self.mode.spread > 1:
             for line in in_line.values():
                 oldest = [line.popleft() for _ in range(min(self.mode.spread, len(line)))]
@@ -566,8 +447,10 @@ class Manager:
         while in_line and len(chosen) < TAKEN_AT_ONCE:
             user = min(in_line, key=lambda user: (count[user], in_line[user][0].queued_us or 0))
             row = in_line[user][0]
-            waits = anyio.current_time() < self._notes[row.id].not_before
-            full = None if waits or not _needs_slot(row, gone) else self.slots.full(count, user)
+            is_due = self._notes[row.id].is_due
+            full: str | None = None
+            if is_due and _needs_slot(row, gone):
+                full = self.slots.full(count, user)
             if full and chosen:  # there is a slot if one of those is not taken
                 break
             in_line[user].popleft()
@@ -575,8 +458,8 @@ class Manager:
                 del in_line[user]
             if full:
                 self._full.add(row.id)
-                self._waits_for_its_turn(row.id, full)
-            elif not waits:
+                self._notes.wait_for_turn(row.id, full)
+            elif is_due:
                 chosen.append(row)
                 count[user] += _needs_slot(row, gone)
         return chosen
@@ -600,10 +483,10 @@ class Manager:
         """
         if not free:
             return
-        await self._look_for_workers()
+        await self._live_workers.look()
         if not self._hands_out:
             for row in free:
-                self._say_who_works(row.id, NO_WORKER if not self._workers else None)
+                self._notes.wait_for_worker(row.id, self._live_workers.none_at_all())
             return
         queues: dict[str, list[RunRow]] = {}
         for row in free:
@@ -619,54 +502,26 @@ class Manager:
 
     def _queue(self, row: RunRow) -> str:
         """Return the engine's queue for a run."""
-        notes = self._notes[row.id]
-        if notes.labels is None:
-            try:
-                notes.labels = frozenset() if row.is_plan else frozenset(config_of(row.config).labels)
-            except ValueError:  # a newer Ava wrote it: any worker says so
-                notes.labels = frozenset()
-        return queue_of(notes.labels, plan=row.is_plan)
+        note = self._notes[row.id]
+        if note.labels is None:
+            note.labels = frozenset()
+            if not row.is_plan:
+                with contextlib.suppress(ValueError):  # a newer Ava wrote its configuration: any worker says so
+                    note.labels = frozenset(config_of(row.config).labels)
+        return queue_of(note.labels, plan=row.is_plan)
 
     def _hand_out(self, row: RunRow, queue: str) -> None:
         """Have the engine deliver a run, and say what it waits for while no worker has it."""
-        attempt = attempt_of(row.generation, idle_since_us(row), now_us(), self._lease_s)
+        attempt = attempt_of(row.generation, idle_since_us(row), now_us(), self._settings.lease_s)
         self.outbox.put(Message(row.id, queue, attempt))
-        self._say_who_works(row.id, self.outbox.fault_of(queue) or self._no_worker_for(self._notes[row.id]))
-
-    def _no_worker_for(self, notes: _RunNotes) -> str | None:
-        """Return that no live worker can take a run, once that has been so for a while."""
-        if not self._workers:
-            return NO_WORKER
-        labels = notes.labels or frozenset()
-        if any(labels <= worker for worker in self._workers):
-            notes.no_label_since = None
-            return None
-        now_s = anyio.current_time()
-        notes.no_label_since = now_s if notes.no_label_since is None else notes.no_label_since
-        if now_s - notes.no_label_since < NO_LABEL_S:
-            return None
-        words = " and ".join(sorted(labels))
-        return f"no worker with the label {words} for {NO_LABEL_S:.0f} s: start one with `ava worker --label`"
-
-    async def _look_for_workers(self) -> None:
-        if anyio.current_time() - self._workers_seen_s > WORKERS_EVERY_S:
-            live = await anyio.to_thread.run_sync(self._instances.live)
-            self._workers_seen_s = anyio.current_time()
-            workers = [each.announcement.offers for each in live if each.announcement.kind == "worker"]
-            self._workers = [frozenset(map(str, offers.get("labels", ()))) for offers in workers]
-
-    def _say_who_works(self, run_id: str, why: str | None) -> None:
-        """Show why no worker takes a run; without a reason, the workers say what it waits for."""
-        if why is not None:
-            self._waits(run_id, why)
-        else:
-            self.waiting_for.pop(run_id, None)
+        why = self.outbox.fault_of(queue) or self._live_workers.none_for(self._notes[row.id])
+        self._notes.wait_for_worker(row.id, why)
 
     async def _try_to_take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
         """Take a run, or start a worker that does; an error with one run affects no other."""
-        if (why := find_shortage()) is not None:
-            self._waits(row.id, why)
-            self._retry_later(row.id)
+        shortage = find_shortage()
+        if shortage is not None:
+            self._retry_later(row.id, shortage)
             return False
 
         async def take() -> bool:
@@ -683,72 +538,27 @@ class Manager:
         except AuditError:
             raise
         except (ConfigNotSupported, OSError) as error:  # it may pass: tried again, less and less often
-            self._waits(run_id, str(error), unable=True)
-            self._retry_later(run_id)
+            self._retry_later(run_id, str(error), unable=True)
         except Exception as error:
-            short = shortage_in(error)
-            self._waits(run_id, short or INTERNAL)
-            self._retry_later(run_id)
-            if not short:
+            shortage = shortage_in(error)
+            self._retry_later(run_id, shortage or INTERNAL)
+            if not shortage:
                 log.exception("%s cannot be taken", run_id)
                 await self._count_fault(run_id)
         return None
 
+    def _retry_later(self, run_id: str, why: str, *, unable: bool = False) -> None:
+        """Note why a run cannot be taken now, and leave it alone for a while."""
+        self._notes.wait(run_id, why, unable=unable)
+        self._notes[run_id].retry_later()
+
     async def _why_with_host(self, row: RunRow) -> str | None:
         """Return None where a run is left to a worker; else why it ends with this process, or "" if it may."""
         if self.driver == "the worker":
-            return await self._leave(row.id)
-        promised = config_of(row.config).background
-        return KEEPS_RUNS if promised and not self.mode.outlives_host else ""
-
-    async def _leave(self, run_id: str) -> str | None:
-        """Leave a run to a worker and start it if need be; where no worker takes it, return why.
-
-        Where the one that is running cannot run it or does not take it, one beside it has this process's environment.
-        """
-        notes, now_s = self._notes[run_id], anyio.current_time()
-        notes.left_since = now_s if notes.left_since is None else notes.left_since
-        late = now_s - notes.left_since >= WORKER_TAKES_S
-        noted = await self._store.look(lambda view: view.live(run_id))
-        found = blocker_in(noted[0] if noted is not None else "")
-        unable = bool(found.unable) and await anyio.to_thread.run_sync(self._instances.alive, found.unable)
-        hangs = late and not notes.left_to and await anyio.to_thread.run_sync(self._workers_here.is_running)
-        if unable or hangs:
-            beside = await anyio.to_thread.run_sync(self._credentials.session_digest)
-            if unable and found.beside == beside:
-                return self._told(run_id, f"the background process cannot run it: {found.why}")
-            if notes.left_to != beside:  # it has its own time
-                notes.left_to, notes.left_since, late = beside, now_s, False
-        if late:
-            return self._told(run_id, f"no background process has taken it within {WORKER_TAKES_S:.0f} s")
-        await self._workers_here(notes.left_to)
-        return None
-
-    def _told(self, run_id: str, why: str) -> str:
-        log.warning("%s runs in this process and is interrupted when that ends, because %s", run_id, why)
-        return why
-
-    def _retry_later(self, run_id: str) -> None:
-        notes = self._notes[run_id]
-        notes.wait_s = min(2 * notes.wait_s, TRY_AGAIN_MOST_S)
-        notes.not_before = anyio.current_time() + notes.wait_s
-
-    def _waits(self, run_id: str, why: str, *, unable: bool = False) -> None:
-        """Record what a run waits for, where every process can read it.
-
-        `unable`: this process cannot run it, which the others are told if its mode reports that.
-        """
-        why = f"{self._where}{why}"
-        if self.waiting_for.get(run_id) != why:
-            self.waiting_for[run_id] = why
-            reports = unable and self.mode.reports_unable
-            found = Blocker(why, self.instance, self.mode.beside) if reports else Blocker(why)
-            self._store.set_live(run_id, blocked_note(found))
-
-    def _waits_for_its_turn(self, run_id: str, why: str) -> None:
-        """Record what a run waits for that no worker may take yet: the time of a worker begins later."""
-        self._notes[run_id].left_since = None
-        self._waits(run_id, why)
+            return await self._background.leave(row.id, self._notes[row.id])
+        if config_of(row.config).background and not self.mode.outlives_host:
+            return KEEPS_RUNS
+        return ""
 
     async def _count_fault(self, run_id: str) -> None:
         """Count an internal error of a run, and end the run after too many, so that it never hangs."""
@@ -775,7 +585,7 @@ class Manager:
                 return not await self._store.look(lambda view: waits_for_resume(view, row, now))
             case "waiting":
                 if row.waits_for == "provider":  # of all else, the log has what it waits for
-                    self._waits(row.id, pause_words(row))
+                    self._notes.wait(row.id, pause_words(row))
                 return False
             case "queued":
                 pass
@@ -783,19 +593,17 @@ class Manager:
                 return False
         if row.session_id in self.sessions or row.id in self.adopted:
             return True
-        notes, now_s = self._notes[row.id], anyio.current_time()
-        notes.first_seen = now_s if notes.first_seen is None else notes.first_seen
-        return now_s - notes.first_seen >= self._grace_s(row)
+        return self._notes[row.id].waited_s() >= self._grace_s(row)
 
     def _grace_s(self, row: RunRow) -> float:
         """Return how long others have to claim a run; a worker has time to start, where the run outlives its host."""
         if self.mode.outlives_host or self.leaves_runs:
             return self.mode.grace_s
         try:
-            promised = config_of(row.config).background
+            in_background = config_of(row.config).background
         except ValueError:  # a newer Ava wrote it; taking it says so
-            promised = False
-        return WORKER_TAKES_S if promised else self.mode.grace_s
+            return self.mode.grace_s
+        return workers.WORKER_TAKES_S if in_background else self.mode.grace_s
 
     # -- owning -------------------------------------------------------------------------------------------------------
 
@@ -809,11 +617,13 @@ class Manager:
         if row.instance in gone and not await anyio.to_thread.run_sync(self.control.gone, [row]):
             return False  # it is alive again: this process may have been stopped since it looked
         who = Who(row.session_id, AGENT, row.user_id)
-        seen_us = await anyio.to_thread.run_sync(self.control.seen_us, row) if row.instance is not None else None
+        seen_us: int | None = None
+        if row.instance is not None:
+            seen_us = await anyio.to_thread.run_sync(self.control.seen_us, row)
         command = claim(row.id, self.instance, who, gone, self.slots, with_host=with_host, seen_us=seen_us)
         got = await self._store.do(command, row.id)
         if isinstance(got, str):
-            self._waits(row.id, got)
+            self._notes.wait(row.id, got)
             return False
         self.waiting_for.pop(row.id, None)
         self._notes[row.id].with_host = with_host
@@ -850,7 +660,7 @@ class Manager:
         if run is None or (run.state, run.instance, run.generation) != claimed:  # another instance has taken it
             return None
         if self._unended is not None:
-            _share_texts(run, self._unended.runs.get(run_id))
+            share_texts(run, self._unended.runs.get(run_id))
         if run.is_plan:
             plan = PlanRun(self._store, run, self._plan_inputs, self._board.change, self._cancel_step)
             return plan, run, _close_nothing
@@ -888,7 +698,7 @@ class Manager:
             shortage = shortage_in(error)
             if shortage:  # temporary, like a log that is out of reach
                 log.error("%s: %s", run.id, shortage)
-                self._retry_later(run.id)
+                self._notes[run.id].retry_later()
                 return
             log.exception("%s was dropped", run.id)
             with contextlib.suppress(AuditError):  # the next look counts it again
@@ -912,9 +722,26 @@ class Manager:
         """
         owned = self._owned.get(run_id)
         if owned is not None and (anyones or owned.user == who.user_id):  # act in memory first, the record follows
-            self._notes[run_id].cancelled, self._notes[run_id].cancel_reason = True, reason
+            note = self._notes[run_id]
+            note.cancelled = True
+            note.cancel_reason = reason
             owned.cancel(reason)
         return await self.control.cancel(run_id, who, reason, by, anyones=anyones)
+
+
+def _run_notes(store: Store, mode: Mode, instance: str) -> RunNotes:
+    place = f"on {socket.gethostname()}: " if mode.shares_log else ""
+    unable = Blocker(unable=instance, beside=mode.beside) if mode.reports_unable else None
+    return RunNotes(store, place, unable)
+
+
+def _last_work_us(rows: Sequence[RunRow]) -> dict[str, int]:
+    """Return when a run of each plan was last at work."""
+    last_us: dict[str, int] = {}
+    for row in rows:
+        if row.step is not None and row.plan_id is not None:
+            last_us[row.plan_id] = max(last_us.get(row.plan_id, 0), row.last_us or 0, row.queued_us or 0)
+    return last_us
 
 
 def _needs_slot(row: RunRow, gone: frozenset[str]) -> bool:

@@ -90,7 +90,8 @@ class StreamProgress:
     def _show(self) -> None:
         self._due = None
         tokens = max(self._chars // CHARS_PER_TOKEN, 1)
-        self._say(f"{self._doing} ({tokens} token{'s' if tokens > 1 else ''})")
+        count = "1 token" if tokens == 1 else f"{tokens} tokens"
+        self._say(f"{self._doing} ({count})")
 
     def __enter__(self) -> Self:
         return self
@@ -169,7 +170,7 @@ class ModelCalls:
             printed = self._log.history.printed_calls(completion.text)
             if printed is not None and printed.calls:
                 completion = with_calls(completion, printed, held.turn, self._model.assistant_message)
-        completion = replace(completion, text=self._hidden(completion.text))
+        completion = replace(completion, text=self._hide(completion.text))
         settlement = self._settlement(reserved, "billed", took_ms, completion)
         said = AssistantMessage(
             text=completion.text,
@@ -186,7 +187,7 @@ class ModelCalls:
         )
         events = [settlement, self._log.event(said, model=self._config.model)]
         if completion.thinking:
-            events.append(self._log.event(ExtendedThinking(thinking=self._hidden(completion.thinking), turn=held.turn)))
+            events.append(self._log.event(ExtendedThinking(thinking=self._hide(completion.thinking), turn=held.turn)))
         # A last turn and planning call no tools; and the last call of an answer that was cut may be incomplete.
         if held.last is None and held.phase is None and completion.stop_reason not in CUT:
             events += [self._log.event(fact) for fact in self._start_facts(completion.calls)]
@@ -207,7 +208,7 @@ class ModelCalls:
         settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
         held = reserved.fact
         thinking_dropped = self._log.history.thinking_dropped  # before this error is folded, which may set it
-        text = self._hidden(str(error))
+        text = self._hide(str(error))
         fact = ErrorOccurred(
             error=text,
             kind=error.kind,
@@ -218,7 +219,7 @@ class ModelCalls:
         )
         events = [self._settlement(reserved, settlement, took_ms, error), self._log.event(fact)]
         if error.kind == "rejected":  # it counts as an answer: the model gets a notice, as for an invalid call
-            written = self._hidden(clean(error.written)[0])
+            written = self._hide(clean(error.written)[0])
             refused = "\n".join(filter(None, (text, written)))
             answer = AssistantMessage(text="", turn=held.turn, attempt=held.attempt, rejected=refused)
             await self._log.append([*events, self._log.event(answer, model=self._config.model)])
@@ -267,7 +268,7 @@ class ModelCalls:
         await anyio.sleep(wait_s)
         return True
 
-    def _hidden(self, text: str) -> str:
+    def _hide(self, text: str) -> str:
         return self._run.context.redactor.redact(text)[0]
 
     def _settlement(
@@ -347,9 +348,11 @@ class PaidSearches:
             return (
                 f"no search was made: an earlier call cost more than it could by the provider's own limits; {WITHOUT}"
             )
-        need, left = format_usd(request.fact.micros, exact=True), format_usd(reached.left, exact=True)
+        need = format_usd(request.fact.micros, exact=True)
+        left = format_usd(reached.left, exact=True)
         if reached.cap == "max_tokens":
-            need, left = f"{request.tokens:,} tokens", f"{reached.left:,} tokens"
+            need = f"{request.tokens:,} tokens"
+            left = f"{reached.left:,} tokens"
         return (
             f"no search was made: it can take {need}, and {reached.cap} has {left} left, with a last turn reserved;"
             f" {WITHOUT}"

@@ -146,8 +146,10 @@ class PlanLog:
     @property
     def doing(self) -> str:
         """What the plan is doing, in a few words."""
-        counted = Counter("ended" if row.ended else row.state for rows in self.rows.values() for row in rows)
-        return f"{counted['running']} of its runs at work, {counted['queued']} queued, {counted['ended']} ended"
+        counts: Counter[str] = Counter()
+        for rows in self.rows.values():
+            counts.update("ended" if row.ended else row.state for row in rows)
+        return f"{counts['running']} of its runs at work, {counts['queued']} queued, {counts['ended']} ended"
 
     def _run(self, row: StepRunRow) -> StepRun:
         return StepRun(

@@ -97,7 +97,8 @@ class PromptPrefix:
         self._left_s = max(self._left_s - (self._prefixes.now() - began), 0.0)
         cached = self._prefixes.cached(self._key)
         if cached.first is None and not self._is_cached(cached):
-            cached.first, cached.since = self._run_id, self._prefixes.now()
+            cached.first = self._run_id
+            cached.since = self._prefixes.now()
 
     @property
     def must_wait(self) -> bool:

@@ -517,9 +517,11 @@ def cap_words(reached: CapReached, request: CapRequest, log: RunLog) -> str:
         "installation_daily_cents": "the installation's budget of the day",
     }
     if reached.cap == "max_tokens":
-        need, left = f"{request.needs(reached.cap):,} tokens", f"{reached.left:,} are"
+        need = f"{request.needs(reached.cap):,} tokens"
+        left = f"{reached.left:,} are"
     else:
-        need, left = format_usd(request.needs(reached.cap)), f"{format_usd(reached.left)} is"
+        need = format_usd(request.needs(reached.cap))
+        left = f"{format_usd(reached.left)} is"
     others = "; other runs hold the rest" if reached.gives_way else ""
     return f"{caps[reached.cap]} was reached: {left} left, and the next call with the last one may cost {need}{others}"
 

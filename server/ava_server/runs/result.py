@@ -68,25 +68,42 @@ def build_result(
     Everything that the subagent wrote is under `untrusted_result` and nowhere else, with its secrets hidden. Money in
     cents, durations in seconds.
     """
+    config = config_of(run.config)
     submitted = ended.submitted or _partial_result(history, hide)
     quotes = check_quotes(submitted.findings, history.outputs, near=near)
-    findings = [finding.model_dump(exclude_none=True) for finding in submitted.findings]
-    if near:
-        _note_places(findings, quotes, history)
-    config = config_of(run.config)
     untrusted = _untrusted_part(submitted, quotes)
-    untrusted["findings"] = findings
+    untrusted["findings"] = [finding.model_dump(exclude_none=True) for finding in submitted.findings]
+    if near:
+        _note_places(untrusted["findings"], quotes, history)
     untrusted["artifacts"] = artifacts
     untrusted["caveats"] += [f"As its proposal said, {note}" for note in config.foreign_notes]
     if ended.error_kind is not None:
         untrusted["error_text"] = hide(ended.error_message)
-    optional: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if config.coding is not None:
         verified = ended.status == "success"
-        optional["changes"], untrusted_changes = build_changes(
+        changes["changes"], untrusted_changes = build_changes(
             config.coding, history.worktree, history.last_check, kept, verified=verified
         )
         untrusted["changed"] = hide(untrusted_changes)
+    return {
+        **_outcome(run, ended),
+        "confidence": submitted.confidence,
+        "tokens_used": run.tokens,
+        "cost_cents": cents(run.cost_micros),
+        "duration_seconds": round(active_s, 1),
+        "iterations": run.turns,
+        "error": _error(ended),
+        "tool_receipts": _tool_receipts(history),
+        **_money(run, history, config),
+        "quotes_checked": quotes,
+        **changes,
+        "untrusted_result": untrusted,
+    }
+
+
+def _outcome(run: RunRow, ended: RunResult) -> dict[str, Any]:
+    """Return which run it was, and how it ended."""
     return {
         "status": ended.status,
         "stop_reason": ended.stop_reason,
@@ -97,17 +114,6 @@ def build_result(
         "role": run.role,
         "model": run.model,
         "handed_over": ended.submitted is not None,
-        "confidence": submitted.confidence,
-        "tokens_used": run.tokens,
-        "cost_cents": cents(run.cost_micros),
-        "duration_seconds": round(active_s, 1),
-        "iterations": run.turns,
-        "error": _error(ended),
-        "tool_receipts": _tool_receipts(history),
-        **_money(run, history, config),
-        "quotes_checked": quotes,
-        **optional,
-        "untrusted_result": untrusted,
     }
 
 

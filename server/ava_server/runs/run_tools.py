@@ -238,7 +238,8 @@ class ReadSkill:
             path = args.file.strip().removeprefix("./")
             if path not in skill.files:
                 raise ToolFailed(f"the skill {skill.name} has no file {shown(path)!r}; it has {_listed(skill)}")
-            text, name = skill.files[path].decode("utf-8", "replace"), f"{skill.name}/{path}"
+            text = skill.files[path].decode("utf-8", "replace")
+            name = f"{skill.name}/{path}"
         else:
             text, name = skill.text, f"{skill.name}/{SKILL_FILE}"
         text = await anyio.to_thread.run_sync(at.hide, text)

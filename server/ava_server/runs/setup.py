@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -21,38 +19,23 @@ from ava_audit.redaction import RunRedactor
 from ava_audit.rows import RunRow
 from ava_audit.units import now_us
 from ava_extras import has_extra, missing
-from ava_roles.errors import FolderReplaced, ToolFailed, WorkspaceRefused, WorktreeFailed
+from ava_roles.errors import FolderReplaced, ToolFailed
 from ava_roles.mcp_client.run_servers import RunMcpServers
-from ava_roles.memory import Memory
 from ava_roles.role import parse_role
 from ava_roles.sandbox.command_workspace import find_agent
-from ava_roles.sandbox.git_folders import Accept, NoGitFolder, only
-from ava_roles.sandbox.path_access import make_folders, remove_tree
-from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.toolchains import HostFolders
-from ava_roles.texts.kept import KeptTexts
 from ava_roles.tool import Tool, ToolContext
-from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_roles.tools.shell import RunBash
-from ava_roles.worktree.repository import UserRepository
-from ava_roles.worktree.session import WorktreeSession
 from ava_server.approval.proposals import project_of, texts_of
 from ava_server.approval.scope import (
     confinement_of,
-    git_folder_of,
-    git_folder_rule,
-    make_workbench,
     remove_workbenches,
-    runs_commands,
-    sandbox_here,
     strength,
 )
-from ava_server.budget import user_limits
 from ava_server.budget.caps import measured_ratio
 from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.config.agents import AgentSpec, agent_of
-from ava_server.config.credentials import Credentials
 from ava_server.config.root_key import root_key
 from ava_server.config.search_engines import ApprovedSearch
 from ava_server.core.data_root import home_folder
@@ -66,21 +49,17 @@ from ava_server.runs.coding import Worktrees
 from ava_server.runs.context import AgentParts, ConfigNotSupported, RunContext, SearchModel, SecretInjection
 from ava_server.runs.extension import extension_limits
 from ava_server.runs.first_call import started, with_figures
+from ava_server.runs.folders import Place, RunFolders
 from ava_server.runs.history import History
 from ava_server.runs.prompt_prefix import PromptPrefixes
 from ava_server.runs.questions import Ask
+from ava_server.runs.resources import RunResources
 from ava_server.runs.reuse import folder_state, run_mark
-from ava_server.runs.run_tools import RESULT_CHARS, McpServers, ReadSkill, ReadSubagentResult, foreign_tools, run_tools
+from ava_server.runs.run_tools import RESULT_CHARS, ReadSkill, ReadSubagentResult, foreign_tools, run_tools
 from ava_server.runs.travel import Travel
-from ava_server.runs.workspace import open_workspace
 
 if TYPE_CHECKING:
-    from ava_audit.store.store import Store
     from ava_roles.net.fetch import Fetcher
-    from ava_roles.sandbox.command_workspace import CopiedWorkspace
-    from ava_server.budget.user_limits import DayCaps
-    from ava_server.config.settings import Settings
-    from ava_server.models.clients import ClientPool
     from ava_server.models.http_model import HttpModel
 
 log = logging.getLogger("ava.setup")
@@ -89,85 +68,11 @@ WINDOW = 128_000
 """Tokens of a model's context where its price table does not say."""
 
 
-OPEN_S = 5.0
-"""Seconds that opening a folder may take."""
-OPEN_THREADS = 4
-"""Threads that do nothing but open folders."""
-BRING_S = 30.0
-"""Seconds that unpacking the copy of a folder may take."""
 WORKTREE_S = 900.0
 """Seconds for which a run waits for the machine that has its worktree; then it ends without its changes."""
 T = TypeVar("T")
 Marker = Callable[[Texts, Sequence[Mapping[str, str]], Sequence[str]], str | None]
 """Returns the mark of a run by its texts, inputs and earlier runs; None where its folder cannot be compared."""
-
-
-@dataclass
-class RunResources(ABC):
-    """The open parts of a process that runs use. The service's `Runtime` has the rest."""
-
-    settings: Settings
-    store: Store
-    user: str
-    clients: ClientPool
-    credentials: Credentials = field(init=False)
-    texts: KeptTexts = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Make the shared objects now: two threads that need one at the same time would make two."""
-        self.credentials = Credentials(self.settings)
-        self.texts = KeptTexts(self.settings.paths.texts, self.settings.files.keep_mb * 1_000_000)
-
-    @cached_property
-    def tools(self) -> Mapping[str, Tool]:
-        """The built-in tools; one set for all runs."""
-        return builtin_tools()
-
-    @cached_property
-    def fetcher(self) -> Fetcher:
-        """The guarded fetcher; one for all runs, because it spaces out the requests to a host."""
-        from ava_roles.net.fetch import Fetcher
-
-        return Fetcher(proxy=self.settings.fetch.proxy or None, hosts=self.settings.fetch.hosts)
-
-    @cached_property
-    def foreign(self) -> McpServers:
-        return McpServers(self.settings, lambda: self.credentials.secrets, self.sandbox)
-
-    @abstractmethod
-    def render_result(self, result: dict[str, Any]) -> str:
-        """Return a stored result as text, for a run that reads an earlier run's result."""
-
-    def sandbox(self) -> Sandbox | Unavailable:
-        """Return the sandbox for commands, or why there is none. The first call may take a second."""
-        return sandbox_here(self.settings)
-
-    def memory(self, user: str) -> Memory | None:
-        """Return the notes of a user; only the owner of the data root has any."""
-        return Memory(self.settings.paths.memory) if user == self.user else None
-
-    def day_caps(self, user: str) -> DayCaps:
-        return user_limits.day_caps(self.settings, user)
-
-
-@dataclass(frozen=True)
-class Place:
-    """The open folders of a run: what it reads, what it hands over, and where it changes files or runs commands."""
-
-    files: Root | None = None
-    artifacts: Root | None = None
-    worktree: WorktreeSession | None = None
-    bench: CopiedWorkspace | None = None
-
-    def close(self) -> None:
-        if self.worktree is not None:
-            self.worktree.close()
-        if self.bench is not None:
-            with contextlib.suppress(OSError):  # a command is still being ended; the folder is removed with the run
-                self.bench.close()
-        for root in (self.files, self.artifacts):
-            if root is not None:
-                root.close()
 
 
 class RunSetup:
@@ -181,7 +86,7 @@ class RunSetup:
         self.worktrees = Worktrees(resources.settings.paths.worktrees, Path.home(), self.travel)
         self._resources = resources
         self._prompt_prefixes = PromptPrefixes()
-        self._opening = anyio.CapacityLimiter(OPEN_THREADS)
+        self.folders = RunFolders(resources, self.travel, self.worktrees)
 
     def load(self) -> None:
         """Load what the first run would wait for: the modules of model calls and pages, the certificates. Blocks."""
@@ -227,7 +132,7 @@ class RunSetup:
         await self._check_worktree(run, config)
         if config.workspace or config.coding is not None:
             with contextlib.suppress(FolderReplaced):  # `prepare` finds it once the run is claimed, and ends the run
-                await self._open_in_time(lambda: self._check_folders(config, run.user_id))
+                await self.folders.in_time(lambda: self.folders.check(config, run.user_id))
 
     async def _check_worktree(self, run: RunRow, config: RunConfig) -> None:
         """Leave a run whose worktree is elsewhere to that machine for a while."""
@@ -251,18 +156,10 @@ class RunSetup:
             FolderReplaced: Its workspace or repository is not the one that was approved.
         """
         config = config_of(run.config)
-        texts, ratio = await self._resources.store.read(
-            lambda view: (texts_of(view, run), measured_ratio(view, config.model)), short=True
-        )
-        if texts is None:
-            raise ConfigNotSupported("its task was erased")
+        texts, ratio = await self._texts_and_ratio(run, config)
         scratch = self._resources.settings.paths.scratch / run.id
 
-        def begin() -> Choice:
-            remove_workbenches(scratch)
-            return self.choice(config)
-
-        choice = replace(await self._open_in_time(begin), price=config.price)  # the price that was approved
+        choice = await self.folders.in_time(lambda: self._begin(config, scratch))
         sandbox = await self.sandbox(config.confinement)
         servers = self.servers(run, config, scratch, sandbox)
         ask = self._ask(config, history)
@@ -270,23 +167,21 @@ class RunSetup:
         search_engine = await self.search_engine(config)
         search = await self._search_model(config)
         prefix = history.prefix or self.prefix(config, texts, tools, choice, sandbox)
-        if run.step is not None and prefix.mark is None and history.task is not None:
-            mark = await self._mark(config, prefix, texts, history.task.inputs or ())
-            prefix = prefix.model_copy(update={"mark": mark})
+        prefix = await self._marked(prefix, run, config, texts, history)
         model = model_of(prefix.model, prefix.parameters, choice.api_key, self._resources.clients, choice.key_command)
         # The last step that may fail: where the run cannot be run here, nothing stays open.
         place = await self.open_place(run, config, tools, scratch, sandbox)
-
+        tool_context = replace(
+            self._tool_context(place, sandbox),
+            fetch=self._fetcher(config, tools),
+            search=search_engine,
+            memory=self._resources.memory(run.user_id),
+        )
         return RunContext(
             model=model,
             started=prefix,
             tools=tools,
-            place=replace(
-                self._tool_context(place, sandbox),
-                fetch=self._fetcher(config, tools),
-                search=search_engine,
-                memory=self._resources.memory(run.user_id),
-            ),
+            place=tool_context,
             redactor=RunRedactor(self._resources.credentials.redactor),
             secret_injection=SecretInjection(config.role, config.secrets, self._resources.credentials),
             scratch=scratch,
@@ -301,10 +196,33 @@ class RunSetup:
             effects=parse_role(config.role_text, config.role_source, config.role).effects,
             ask=ask if config.runner == IN_PROCESS else None,
             agent=self._agent(config, model, str(prefix.parameters.get("wire")), sandbox, scratch),
-            artifacts=lambda: self.artifacts(run.id),
-            close=partial(self._close, run, place),
+            artifacts=lambda: self.folders.artifacts(run.id),
+            close=partial(self.folders.close, run, place),
             prompt_prefix=self._prompt_prefixes.of_run(run, prefix),
         )
+
+    async def _texts_and_ratio(self, run: RunRow, config: RunConfig) -> tuple[Texts, float | None]:
+        """Return the texts of a run, and the tokens per byte that earlier runs of its model had."""
+        texts, ratio = await self._resources.store.read(
+            lambda view: (texts_of(view, run), measured_ratio(view, config.model)), short=True
+        )
+        if texts is None:
+            raise ConfigNotSupported("its task was erased")
+        return texts, ratio
+
+    def _begin(self, config: RunConfig, scratch: Path) -> Choice:
+        """Remove what an earlier process left behind, and return the model, at the price that was approved. Blocks."""
+        remove_workbenches(scratch)
+        return replace(self.choice(config), price=config.price)
+
+    async def _marked(
+        self, prefix: RunStarted, run: RunRow, config: RunConfig, texts: Texts, history: History
+    ) -> RunStarted:
+        """Return what the run starts with; for a step of a plan, with the mark by which a later plan recognises it."""
+        if run.step is None or prefix.mark is not None or history.task is None:
+            return prefix
+        mark = await self._mark(config, prefix, texts, history.task.inputs or ())
+        return prefix.model_copy(update={"mark": mark})
 
     def _tool_context(self, place: Place, sandbox: Sandbox | None) -> ToolContext:
         """Return what tools have of a run's folders, and the sandbox of those that run commands there."""
@@ -322,7 +240,7 @@ class RunSetup:
     ) -> str | None:
         """Return the mark by which a later plan recognises the work of a run; None where it can have none."""
         try:
-            marker = await self._open_in_time(lambda: self._marker(config, prefix))
+            marker = await self.folders.in_time(lambda: self._marker(config, prefix))
         except (AvaError, ConfigNotSupported) as error:  # it runs without a mark, and is not recognised later
             log.warning("the work of a step is not marked: %s", error)
             return None
@@ -337,7 +255,9 @@ class RunSetup:
             words = texts.model_dump(include={"task", "context", "system_prompt"})
             if texts.project:
                 words["project"] = list(project_of(texts) or ())
-            return None if state is None else run_mark(key, config, prefix, words, inputs, earlier, state)
+            if state is None:
+                return None
+            return run_mark(key, config, prefix, words, inputs, earlier, state)
 
         return mark
 
@@ -391,7 +311,7 @@ class RunSetup:
         """
         if approved == NO_COMMANDS:
             return None
-        sandbox = await anyio.to_thread.run_sync(self._resources.sandbox, limiter=self._opening)
+        sandbox = await anyio.to_thread.run_sync(self._resources.sandbox, limiter=self.folders.threads)
         if isinstance(sandbox, Unavailable):
             raise ConfigNotSupported(f"its programs cannot be confined here: {sandbox.why}")
         if strength(sandbox.kind) < strength(approved):
@@ -444,18 +364,7 @@ class RunSetup:
         self, run: RunRow, config: RunConfig, tools: Mapping[str, Tool], scratch: Path, sandbox: Sandbox | None
     ) -> Place:
         """Open the folders of a run. Raises ConfigNotSupported, FolderReplaced: see `prepare`."""
-        if self.travel.is_elsewhere(config):
-            await self._receive_folder(run)
-        files, artifacts = await self._open_in_time(lambda: self._open_folders(config, run))
-        place = Place(files, artifacts)
-        if sandbox is None:
-            return place
-        if config.coding is not None:
-            return replace(place, worktree=self._worktree(run, config, sandbox))
-        if config.runner != IN_PROCESS or runs_commands(config.tools, tools):
-            bench = make_workbench(run, config, files, scratch, sandbox, self._resources.settings)
-            return replace(place, bench=bench)
-        return place
+        return await self.folders.open(run, config, tools, scratch, sandbox)
 
     # -- what stays on this machine -----------------------------------------------------------------------------------
 
@@ -494,11 +403,6 @@ class RunSetup:
         if spec is not None and config.agent != spec.digest:
             raise ConfigNotSupported(f"the configuration of the agent {spec.name} has changed since this was approved")
         return spec
-
-    def _close(self, run: RunRow, place: Place, ended: bool) -> None:
-        place.close()
-        if ended:
-            self.remove_folders(run)
 
     def _ask(self, config: RunConfig, history: History) -> Ask:
         resources = self._resources
@@ -544,141 +448,6 @@ class RunSetup:
             config.search, call, search_model(config.search, choice, call.results, self._resources.clients)
         )
 
-    async def _open_in_time(self, work: Callable[[], T]) -> T:
-        """Open something in one of a few threads kept for that. Raises ConfigNotSupported: its disk does not answer."""
-        try:
-            with anyio.fail_after(OPEN_S):
-                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._opening)
-        except TimeoutError:
-            raise ConfigNotSupported(f"its folders do not answer within {OPEN_S:g} s") from None
-
-    async def _receive_folder(self, run: RunRow) -> None:
-        """Unpack the copy of a run's folder."""
-        try:
-            with anyio.fail_after(BRING_S):
-                await anyio.to_thread.run_sync(self.travel.unpack_folder, run, abandon_on_cancel=True)
-        except TimeoutError:
-            raise ConfigNotSupported(f"the copy of its folder was not there within {BRING_S:g} s") from None
-
-    def _worktree(self, run: RunRow, config: RunConfig, sandbox: Sandbox) -> WorktreeSession:
-        """Return the worktree of a run that changes files; it is created when the run starts."""
-        settings = self._resources.settings
-        return WorktreeSession(
-            self.travel.spec(run.id, config),
-            self.worktrees.folder_of(run.id),
-            sandbox,
-            HostFolders(Path.home(), settings.sandbox.read_only, (settings.data_root,)),
-            network=config.network,
-        )
-
-    def _check_folders(self, config: RunConfig, user: str) -> None:
-        """Check that a run's workspace and repository are the ones that were approved."""
-        if self.travel.is_elsewhere(config):
-            return  # a copy is unpacked when the work begins
-        if config.workspace:
-            self._open_workspace(config, config.workspace, user).close()
-        if config.coding is not None:
-            with contextlib.suppress(WorktreeFailed):  # other errors are reported when the work begins
-                accept = only(config.git_folder)
-                UserRepository.at(Path(config.coding.repository), Path.home(), config.coding.identity, accept)
-
-    def _open_workspace(self, config: RunConfig, workspace: str, user: str) -> Root:
-        """Open the workspace of a run."""
-        settings, folder = self._resources.settings, Path(workspace)
-        owner = user == self._resources.user
-        try:
-            root = open_workspace(settings, folder, config.workspace_identity, user, owner=owner)
-        except OSError as error:
-            raise ConfigNotSupported(f"its workspace {workspace} cannot be opened: {error.strerror}") from error
-        except WorkspaceRefused as error:
-            raise FolderReplaced(str(error)) from error
-        try:
-            if config.coding is not None or runs_commands(config.tools, self._resources.tools):
-                roots = user_limits.workspace_roots(settings, user, owner=owner)
-                allow = user_limits.named_folders(settings, user)
-                data_root, home = settings.data_root, home_folder()
-                accept = git_folder_rule(roots, data_root=data_root, home=home, allow=allow, owner=owner)
-                self._check_git_folder(config, folder, accept)
-        except BaseException:
-            root.close()
-            raise
-        return root
-
-    @staticmethod
-    def _check_git_folder(config: RunConfig, folder: Path, accept: Accept) -> None:
-        """Check that git uses nothing outside a workspace's checkout except what the approval names."""
-        try:
-            found = git_folder_of(folder, home_folder(), accept)
-        except NoGitFolder as error:
-            raise FolderReplaced(str(error)) from error
-        except OSError as error:
-            raise ConfigNotSupported(f"the git folder of {folder} cannot be read: {error.strerror}") from error
-        if found != config.git_folder:
-            raise FolderReplaced(
-                f"{folder} has its git folder in {found or folder}, and {config.git_folder or folder} was approved"
-            )
-
-    def _open_folders(self, config: RunConfig, run: RunRow) -> tuple[Root | None, Root | None]:
-        """Open the folders that a run reads and hands over files in; a run that changes files reads its worktree."""
-        files = None
-        if config.coding is not None:
-            self._check_folders(config, run.user_id)
-        elif self.travel.is_elsewhere(config):
-            files = Root.open(self.travel.folder_of(run.id))
-        elif config.workspace:
-            files = self._open_workspace(config, config.workspace, run.user_id)
-        if not any(spec.artifacts for spec in specs_of(config.tools, self._resources.tools)):
-            return files, None
-        folder = self._resources.settings.paths.artifacts / run.id
-        try:
-            make_folders(folder, self._resources.settings.data_root)
-            return files, Root.open(folder)
-        except BaseException:
-            if files is not None:
-                files.close()
-            raise
-
-    def artifacts(self, run_id: str) -> list[dict[str, Any]]:
-        """Return name, size in bytes and sha256 of each file that a run has handed over. Blocks."""
-        folder = self._resources.settings.paths.artifacts / run_id
-        found = list_artifacts(folder)
-        self.travel.send_artifacts(run_id, folder, found)
-        return [{**file, "name": self._resources.credentials.redactor.redact(file["name"])[0]} for file in found]
-
     def hide(self, value: Any) -> Any:
         """Return a JSON-like value with the secrets in its texts replaced."""
         return self._resources.credentials.redactor.redact_json(value)
-
-    def remove_folders(self, run: RunRow) -> None:
-        """Remove an ended run's worktree, its scratch folder and its artifacts folder, if that is empty. Blocks."""
-        if config_of(run.config).coding is not None:
-            self.worktrees.remove(run)
-        self.remove_scratch(run.id)
-
-    def remove_scratch(self, run_id: str) -> None:
-        """Remove an ended run's scratch folder, and its artifacts folder, if that is empty. Blocks."""
-        try:
-            remove_tree(self._resources.settings.paths.scratch / run_id)
-        except OSError as error:  # the next start removes the rest
-            log.warning("the scratch folder of %s was not removed completely: %s", run_id, error)
-        with contextlib.suppress(OSError):  # not empty, or never created
-            (self._resources.settings.paths.artifacts / run_id).rmdir()
-
-
-def list_artifacts(folder: Path) -> list[dict[str, Any]]:
-    """Return name, size in bytes and sha256 of each file that a run handed over."""
-    try:
-        paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    except OSError as error:  # a run ends with its result even where its files cannot be listed
-        log.warning("the artifacts in %s cannot be listed: %s", folder.name, error)
-        return []
-    artifacts: list[dict[str, Any]] = []
-    for path in paths:
-        if path.is_file() and not path.is_symlink():
-            try:
-                data = path.read_bytes()
-            except OSError as error:
-                log.warning("%s cannot be listed: %s", path.name, error)
-                continue
-            artifacts.append({"name": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
-    return artifacts

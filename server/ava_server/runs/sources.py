@@ -67,7 +67,8 @@ class ReadText:
 
     def place_of(self, span: Span) -> str:
         """Return where a piece of the text stands in the source, e.g. `lines 3 to 5` or `sheet Plan, row 7`."""
-        first, last = self.line_of(span.start), self.line_of(max(span.end - 1, span.start))
+        first = self.line_of(span.start)
+        last = self.line_of(max(span.end - 1, span.start))
         if first is None:
             return self._place_without_lines(span)
         if span.start == span.end:

@@ -188,8 +188,9 @@ class ToolCalls:
         """Return the pause in which a person is asked to allow a call, or whether it was refused."""
         if not doubts:
             return False
-        question, ask = self._history.questions.get(call.call_id), self._context.ask
-        shown = [replace(each, argument=self._hidden(each.argument), value=self._hidden(each.value)) for each in doubts]
+        question = self._history.questions.get(call.call_id)
+        ask = self._context.ask
+        shown = [replace(each, argument=self._hide(each.argument), value=self._hide(each.value)) for each in doubts]
         refused = {value for _tool, _argument, value in self._history.decided_values(allowed=False)}
         is_denied = any(each.value in refused for each in shown)
         if question is None and ask is not None and not is_denied:
@@ -273,7 +274,7 @@ class ToolCalls:
             args = tool.spec.args.model_validate(dict(call.args))
         except ValidationError as error:
             return arguments_fault(error, call.name, tool.spec.args)
-        return _Ready(tool, args, status_sentence(tool.activity(args), self._hidden))
+        return _Ready(tool, args, status_sentence(tool.activity(args), self._hide))
 
     def _repeats(self, call: ToolUse) -> int:
         """Return how often this call was made with the same result, if it is refused for that; else 0."""
@@ -357,7 +358,7 @@ class ToolCalls:
         self, call: ToolUse, tool: Tool, args: object, injected: tuple[InjectedSecret, ...], hide: _Redaction
     ) -> ToolOutput:
         def say(doing: str) -> None:
-            self._run.say(status_sentence(doing, self._hidden))
+            self._run.say(status_sentence(doing, self._hide))
 
         searches = self._searches
         place = replace(
@@ -392,7 +393,7 @@ class ToolCalls:
             return output
         return await anyio.to_thread.run_sync(self._without_secrets, output, injected, hide)
 
-    def _hidden(self, text: str) -> str:
+    def _hide(self, text: str) -> str:
         return self._context.redactor.redact(clean(text)[0])[0]
 
     def _without_secrets(
@@ -408,8 +409,8 @@ class ToolCalls:
         text = without(hide(output.text))
         sources: list[Source] = []
         for source in output.sources:
-            location = without(self._hidden(source.location))
-            title = source.title and without(self._hidden(source.title))
+            location = without(self._hide(source.location))
+            title = source.title and without(self._hide(source.title))
             sources.append(Source(location, title))  # no hash: what was sent back may have had the secret in it
         return replace(output, text=text, sources=tuple(sources))
 
@@ -480,8 +481,8 @@ class ToolCalls:
         It has no hash of a file in which a secret was hidden: from that and the rest of the file, the secret could be
         guessed. Nor of one whose name is not as it was, because nobody can find that again.
         """
-        location = self._hidden(source.location)
-        title = source.title and self._hidden(source.title)[:TITLE_CHARS]
+        location = self._hide(source.location)
+        title = source.title and self._hide(source.title)[:TITLE_CHARS]
         fields = {"location": location, "title": title}
         if source.sha256 and hashed and location == source.location:
             fields["sha256"] = source.sha256
@@ -510,9 +511,9 @@ class ToolCalls:
 
     def _result(self, call: ToolUse, text: str, *, success: bool, unusable: bool = False) -> ToolResult:
         return ToolResult(
-            tool=self._hidden(call.name)[:100],
+            tool=self._hide(call.name)[:100],
             success=success,
-            output=self._hidden(text),
+            output=self._hide(text),
             call_id=call.call_id,
             turn=self._history.turn,
             unusable=unusable or None,

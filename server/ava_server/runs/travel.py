@@ -217,7 +217,8 @@ class Travel:
         config = config_of(run.config)
         if config.coding is None or not self.is_elsewhere(config):
             return
-        place, snapshot = self.spec(run.id, config).repository, config.coding.snapshot
+        place = self.spec(run.id, config).repository
+        snapshot = config.coding.snapshot
         if place.exists():
             return
         if self.blobs is None or snapshot is None:
@@ -244,7 +245,8 @@ class Travel:
             StoreUnavailable: The database cannot be read.
             OSError: It cannot be written.
         """
-        config, place = config_of(run.config), self.folder_of(run.id)
+        config = config_of(run.config)
+        place = self.folder_of(run.id)
         if config.coding is not None or not self.is_elsewhere(config) or place.exists():
             return
         if self.blobs is None or config.folder is None:

@@ -127,7 +127,9 @@ class Session:
 
     def scope_for(self, decision: Literal["approve", "reject"]) -> Scope:
         """Return what a decision on a proposal takes: on a page a token with the scope spawn may only reject."""
-        return "approve" if decision == "approve" and self.channel == "browser" else "spawn"
+        if decision == "approve" and self.channel == "browser":
+            return "approve"
+        return "spawn"
 
     @property
     def who(self) -> Who:

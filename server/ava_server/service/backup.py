@@ -124,7 +124,8 @@ def prepared(target: Path, what: str) -> Generator[Path]:
     """
     target = target.resolve()  # where the target is a link, the folder that it names
     there = target.is_dir()
-    partial = (target if there else target.parent) / f".{target.name}.{os.getpid()}.partial"
+    folder = target if there else target.parent
+    partial = folder / f".{target.name}.{os.getpid()}.partial"
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial.mkdir(mode=0o700)

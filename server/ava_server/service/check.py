@@ -17,7 +17,7 @@ from ava_roles.wrap import list_names
 from ava_server.approval.decide import approval_needs
 from ava_server.approval.outcomes import run_now
 from ava_server.approval.proposals import made_under
-from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
+from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, show_value
 from ava_server.budget.money_line import awaited_money
 from ava_server.core.errors import BadInput, Refused, with_advice
 from ava_server.core.ids import label, parse_id, parse_number
@@ -88,7 +88,7 @@ class RunChecks(Operations):
         args = parse(CheckArgs, arguments)
         offset = 0
         if args.cursor is not None:
-            wrong = f"cursor: {shown(args.cursor)} is not a cursor of a result; give the one of the last answer"
+            wrong = f"cursor: {show_value(args.cursor)} is not a cursor of a result; give the one of the last answer"
             offset = parse_number(args.cursor, wrong, CURSOR_DIGITS)
         if args.subagent_id is None and args.group_id is None:
             if args.wait_seconds:

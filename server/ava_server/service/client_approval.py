@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ava_audit.rows import ProposalRow
 from ava_audit.units import now_us
 from ava_audit.view import Outcome, View
 from ava_server.approval.decide import Shown
@@ -109,12 +110,14 @@ class ClientApprovals(Operations):
             return ProposalDecision(pending_id, row.run_id, "rejected", why)
 
         def query(view: View) -> ConfirmOutcome:
-            decisions = tuple(decision(view, pending_id) for pending_id in approval.pending_ids)
-            rows = [view.proposal(pending_id) for pending_id in approval.pending_ids]
-            approved = [row for row in rows if row is not None and row.state == "approved"]
+            approved: list[ProposalRow] = []
+            for pending_id in approval.pending_ids:
+                row = view.proposal(pending_id)
+                if row is not None and row.state == "approved":
+                    approved.append(row)
             plan_ids = {row.plan_id for row in approved}
             return ConfirmOutcome(
-                decisions,
+                tuple(decision(view, pending_id) for pending_id in approval.pending_ids),
                 plan_id=plan_ids.pop() if len(plan_ids) == 1 else None,
                 lowered=(*elsewhere.values(), *lowered_limits(view, approved)),
                 elsewhere=True,

@@ -14,10 +14,10 @@ from ava_audit.rows import RUNNING, RunRow
 from ava_audit.units import cap_micros, format_ts
 from ava_server.approval.decide import ONLY_PERSON, FoldedScreen
 from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, reject
+from ava_server.approval.plain_text import normalize_typography
 from ava_server.approval.proposals import MOST_WAITING
 from ava_server.approval.questions import NOT_AGREED, Person, Question, Reply
 from ava_server.approval.requests import Changes, ConfirmArgs, parse
-from ava_server.approval.summary import normalize_typography
 from ava_server.budget.run_config import stored_caps
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, new_pairs, parse_id

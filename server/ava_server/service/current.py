@@ -128,4 +128,5 @@ def others_words(count: int) -> str:
     """Return a sentence on unfinished runs that a view limited to one user leaves out; empty for none."""
     if not count:
         return ""
-    return f"{count} unfinished {'run belongs' if count == 1 else 'runs belong'} to other users."
+    runs = "run belongs" if count == 1 else "runs belong"
+    return f"{count} unfinished {runs} to other users."

@@ -29,8 +29,8 @@ from ava_audit.store.locks import hold_when_free
 from ava_audit.store.store import Store
 from ava_audit.units import cents, iso_utc, micros_from_cents, now_us
 from ava_audit.view import Query, View
+from ava_server.approval.plain_text import task_excerpt
 from ava_server.approval.proposals import made_under, texts_of
-from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import caps_text, config_of
 from ava_server.config.keys import key_variables
 from ava_server.core.own_program import checked_command, run_program
@@ -124,7 +124,9 @@ def _event(view: View, entry: Entry) -> dict[str, Any] | None:
             return None
         return {**_fields(view, run, state), "status": state, **_question_fields(question)}
     if entry.type != "RunEnded":
-        return _fields(view, run, "awaiting_approval") if proposal.state == WAITING else None
+        if proposal.state == WAITING:
+            return _fields(view, run, "awaiting_approval")
+        return None
     if run.step is not None:  # a plan's runs are news with the plan
         return None
     return _fields(view, run, "ended") if proposal.state == "approved" else None

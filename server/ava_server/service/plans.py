@@ -13,9 +13,9 @@ from ava_audit.rows import RunRow, StepRunRow
 from ava_audit.units import US_PER_S, now_us
 from ava_audit.view import View
 from ava_roles.tools.registry import specs_of
-from ava_server.approval.plan_summary import changes_outside, reads_outside
 from ava_server.approval.plans import KnownWork, ResolvedStep, earlier_of, resolve_plan
 from ava_server.approval.proposals import texts_of
+from ava_server.approval.reach import changes_outside, reads_outside
 from ava_server.approval.requests import PlanArgs, check_context_from
 from ava_server.approval.resolve import resolve_run_config
 from ava_server.approval.resolve_context import ResolveContext

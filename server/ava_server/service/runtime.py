@@ -57,7 +57,8 @@ from ava_server.render.run_view import ProcessesNow
 from ava_server.runs.activities import ActivityWatch
 from ava_server.runs.manager import Manager
 from ava_server.runs.mode import SERVER, Mode
-from ava_server.runs.setup import RunResources, RunSetup
+from ava_server.runs.resources import RunResources
+from ava_server.runs.setup import RunSetup
 from ava_server.service.engines import open_engine
 from ava_server.service.event_hook import desktop_program, run_event_hook
 
@@ -264,7 +265,7 @@ class Runtime(RunResources):
             for run in await self.store.read(lambda view: [view.run(run_id) for run_id in run_ids]):
                 # Read after the folders were listed, so a new run is not taken for an ended one.
                 if run is not None and run.ended:
-                    await anyio.to_thread.run_sync(self.run_setup.remove_folders, run)
+                    await anyio.to_thread.run_sync(self.run_setup.folders.remove, run)
         except (AuditError, OSError, ValueError, RuntimeError) as error:  # the next start tries again
             log.warning("the files of dead processes were not removed completely: %s", error)
 
@@ -311,7 +312,7 @@ class Runtime(RunResources):
         unended = {row.id for row in rows}
         for folder in scratch.glob("S-*"):
             if folder.name not in unended:
-                self.run_setup.remove_scratch(folder.name)
+                self.run_setup.folders.remove_scratch(folder.name)
 
 
 @dataclass(frozen=True)

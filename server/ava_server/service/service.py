@@ -6,38 +6,30 @@ any other; `client_approval.py` and `questions.py` have what a host's client ask
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ava_audit.entries import Entry
-from ava_audit.errors import AuditError, BadQuery, SchemaNewer, StoreUnavailable
+from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.rows import WAITING
-from ava_audit.search import LogQuery, search
-from ava_audit.units import now_us
 from ava_roles.errors import RolesError
-from ava_roles.wrap import escape_result
 from ava_server.approval.decide import Decided, FoldedScreen, PersonAnswer, Shown, tool_call
 from ava_server.approval.proposals import changed_since
 from ava_server.approval.questions import AnsweredLater
-from ava_server.approval.requests import LogArgs, parse, refuse_deep, shown
+from ava_server.approval.requests import refuse_deep, show_value
 from ava_server.approval.steps import with_plain_steps
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.core.ids import AGENT, read_span
 from ava_server.core.shortage import shortage_in
 from ava_server.core.untrusted import HIDE_WITHIN_S, count_chars, hide_apart, shorten
-from ava_server.render.entries import entry_line, names_of
 from ava_server.render.host_text import text_of
-from ava_server.render.responses import FAILED, Answer, LogAnswer
-from ava_server.render.run_view import json_chars
-from ava_server.service.access import NOBODY, Access, Asking, Operations, Progress, Session, ignore_progress
+from ava_server.render.responses import FAILED, Answer
+from ava_server.service.access import NOBODY, Access, Asking, Progress, Session, ignore_progress
 from ava_server.service.check import RunChecks, RunSteering
 from ava_server.service.confirm import Confirmations
+from ava_server.service.log_reader import LogReader
 from ava_server.service.pages import PageDecisions
 from ava_server.service.questions import PersonQuestions
 from ava_server.service.record import CallContext, CallRecord
@@ -51,114 +43,6 @@ if TYPE_CHECKING:
 
 MOST_CHARS = 1_000_000
 """Characters of a call's arguments: more than the schema of any tool allows."""
-LOG_CHARS = 9_000
-"""Characters of entries in one answer; with everything around them it stays under 10,000."""
-LINE_CHARS = 900
-SEQ_DIGITS = 18
-
-
-class LogReader(Operations):
-    """Reads entries back, newest last, a page at a time."""
-
-    async def read(self, arguments: dict[str, Any], _caller: CallContext) -> Answer:
-        """Answer `read_ava_logs`. Raises BadInput if an argument cannot be used."""
-        args = parse(LogArgs, arguments)
-        at_us = now_us()
-        agents: tuple[str, ...] = ()
-        if args.subagent_id is not None:
-            run = await self._access.run(args.subagent_id, "subagent_id", reading=True)
-            agents = (run.id,)
-        elif args.search is None and args.types is None:
-            agents = (AGENT,)
-        # All pages use the times of the first: "1h" would mean another hour on each.
-        digest = _query_digest(args)
-        place = _Place(None, None, *read_span(args.since, args.until, at_us))
-        if args.cursor is not None:
-            place = _parse_cursor(args.cursor, digest)
-        query = LogQuery(
-            agents=agents,
-            users=() if self._session.audits else (self._session.user,),
-            sessions=(args.session,) if args.session else (),
-            types=tuple(args.types or ()),
-            since_us=place.since_us,
-            until_us=place.until_us,
-            search=args.search,
-            limit=args.last_n,
-            before_seq=place.before,
-            upto_seq=place.upto,
-        )
-        try:
-            page = await search(self._store, query)
-        except BadQuery as error:
-            raise BadInput(f"types: {error}") from error
-        names = await self._store.read(lambda view: names_of(view, page.entries))
-        lines = self._fitting_lines(page.entries, names)
-        older = page.next if len(lines) == len(page.entries) else page.entries[len(lines) - 1].seq
-        cursor = None
-        if older is not None:
-            cursor = _format_cursor(replace(place, before=older, upto=place.upto or page.upto), digest)
-        return LogAnswer(status="entries", untrusted_entries=lines[::-1], cursor=cursor)
-
-    def _fitting_lines(self, entries: Sequence[Entry], names: Mapping[str, str]) -> list[str]:
-        """Return the lines of as many entries as fit into one answer, at least one."""
-        lines: list[str] = []
-        size = 0
-        for entry in entries:
-            line = entry_line(entry, names=names, utc=True, width=LINE_CHARS)
-            if entry.who.user_id != self._session.user:  # an auditor reads entries of other users
-                line = f"[{entry.who.user_id}] {line}"
-            size += max(json_chars(line) + 2, len(escape_result(line)) + 1)
-            if lines and size > LOG_CHARS:
-                break
-            lines.append(line)
-        return lines
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where the next page of a query begins, and the bounds that the first page set."""
-
-    before: int | None
-    upto: int | None
-    since_us: int | None
-    until_us: int | None
-
-
-def _query_digest(args: LogArgs) -> str:
-    """Return a digest of the query without its page size: a cursor continues the same query only."""
-    query = json.dumps(args.model_dump(exclude={"cursor", "last_n"}, exclude_none=True))
-    return hashlib.blake2s(query.encode(), digest_size=3).hexdigest()
-
-
-def _format_cursor(place: _Place, digest: str) -> str:
-    """Return `before.upto.since.until.digest`; a bound that is not set is empty."""
-    parts: list[str] = []
-    for number in (place.before, place.upto, place.since_us, place.until_us):
-        parts.append("" if number is None else str(number))
-    return ".".join([*parts, digest])
-
-
-def _parse_cursor(cursor: str, digest: str) -> _Place:
-    """Return the place of a cursor. Raises BadInput if it is not a cursor, or belongs to another query."""
-    *parts, cursor_digest = cursor.strip().split(".")
-    has_bounds = len(parts) == 4 and parts[0] != "" and parts[1] != ""
-    if not has_bounds or not all(map(_is_number_or_empty, parts)):
-        raise BadInput(f"cursor: {shown(cursor)} is not a cursor of the log; give the one that the last answer had")
-    if cursor_digest != digest:
-        raise BadInput(
-            "cursor: it belongs to another query; give the same subagent_id, search, since, until, types and session "
-            "as for the first page"
-        )
-    before, upto, since_us, until_us = (int(part) if part else None for part in parts)
-    return _Place(before, upto, since_us, until_us)
-
-
-def _is_number_or_empty(text: str) -> bool:
-    if not text:
-        return True
-    return text.isascii() and text.isdecimal() and len(text) <= SEQ_DIGITS
-
-
 log = logging.getLogger("ava.service")
 
 
@@ -174,7 +58,8 @@ class Service:
         self.store = runtime.store
         self.session = session
         self._access = access = Access(runtime, session)
-        self.questions, self.tasks = PersonQuestions(access), RunTasks(access)
+        self.questions = PersonQuestions(access)
+        self.tasks = RunTasks(access)
         checks = RunChecks(access)
         self._pages = PageDecisions(access)
         spawns = Spawns(access)
@@ -216,23 +101,15 @@ class Service:
             AnsweredLater: The client asks the person and calls again with the answer.
         """
         if tool not in TOOLS:
-            raise BadInput(f"there is no tool {shown(tool)}; there are {', '.join(TOOLS)}")
+            raise BadInput(f"there is no tool {show_value(tool)}; there are {', '.join(TOOLS)}")
         spec = TOOLS[tool]
-        handler = self._handlers[tool]
-        refuse_deep(arguments)
-        arguments = with_plain_steps(arguments)  # a key must not pass because its text is escaped
-        await self._runtime.credentials.refresh()
-        refusal, redacted = await self._check_arguments(spec, arguments)
-        record = CallRecord(self._access, tool, arguments, redacted)
+        checked = await self._check_arguments(spec, arguments)
+        record = CallRecord(self._access, tool, checked.arguments, checked.redacted)
         caller = CallContext(progress, record, asking, degraded, screens or {})
         mistake: Exception | None = None
         try:
             await record.start()
-            if refusal is not None:
-                raise refusal
-            if redacted != arguments:  # else nothing in them looks like a key
-                await hide_apart(partial(self._access.refuse_keys, arguments), count_chars(arguments))
-            answer = await handler(redacted, caller)
+            answer = await self._answer(tool, checked, caller)
             if record.answer is not None:
                 return answer
         except AnsweredLater as later:
@@ -243,10 +120,7 @@ class Service:
                 fault = error if _mistake_in(error) is None else None
                 log.warning("%s is done, but not what comes after it: %s", tool, error, exc_info=fault)
                 return record.answer
-            mistake = _mistake_in(error)
-            if mistake is None:
-                record.end("a fault of Ava itself", success=False)
-                raise
+            mistake = _callers_mistake(error, record)
             answer = self._failure(spec, mistake)
         answer, mistake = await self._put_on_record(spec, answer, mistake, caller)
         if mistake is None:
@@ -255,13 +129,23 @@ class Service:
             raise mistake
         return answer
 
-    async def _check_arguments(
-        self, spec: ServiceTool, arguments: dict[str, Any]
-    ) -> tuple[AvaError | None, dict[str, Any]]:
-        """Return why a call is refused before its handler sees it, or None, and its arguments without secrets.
+    async def _answer(self, tool: str, checked: _CheckedArguments, caller: CallContext) -> Answer:
+        """Have a tool's handler answer. Raises the refusal of the arguments, if there is one."""
+        if checked.refusal is not None:
+            raise checked.refusal
+        arguments = checked.arguments
+        if checked.redacted != arguments:  # else nothing in them looks like a key
+            await hide_apart(partial(self._access.refuse_keys, arguments), count_chars(arguments))
+        return await self._handlers[tool](checked.redacted, caller)
 
-        Of the arguments of a refused call, only a part is returned, for the log.
+    async def _check_arguments(self, spec: ServiceTool, arguments: dict[str, Any]) -> _CheckedArguments:
+        """Return the arguments of a call without secrets, and why it is refused before its handler sees it.
+
+        Raises BadInput if they are nested too deeply.
         """
+        refuse_deep(arguments)
+        arguments = with_plain_steps(arguments)  # a key must not pass because its text is escaped
+        await self._runtime.credentials.refresh()
         hide = self._runtime.credentials.redactor.redact_json
         refusal: AvaError
         try:
@@ -271,13 +155,13 @@ class Service:
                 raise BadInput(
                     f"the arguments have {chars:,} characters, at most {MOST_CHARS:,} are allowed; send less"
                 )
-            return None, await hide_apart(partial(hide, arguments), chars)
+            return _CheckedArguments(arguments, await hide_apart(partial(hide, arguments), chars))
         except TimeoutError:
             sentence = f"the arguments could not be searched for secrets within {HIDE_WITHIN_S:g} s; shorten them"
             refusal = Refused(f"{sentence}, or call again when this server does less")
         except AvaError as error:
             refusal = error
-        return refusal, hide(shorten(arguments))
+        return _CheckedArguments(arguments, hide(shorten(arguments)), refusal)
 
     async def _put_on_record(
         self, spec: ServiceTool, answer: Answer, mistake: Exception | None, caller: CallContext
@@ -298,6 +182,15 @@ class Service:
 
     def _failure(self, spec: ServiceTool, error: Exception) -> Answer:
         return spec.answer(status=FAILED, message=self._access.redact(self._access.explain(error)))
+
+
+def _callers_mistake(error: Exception, record: CallRecord) -> Exception:
+    """Return the mistake that a call's exception is. Raises the exception where it is a fault of Ava itself."""
+    mistake = _mistake_in(error)
+    if mistake is None:
+        record.end("a fault of Ava itself", success=False)
+        raise error
+    return mistake
 
 
 def _mistake_in(error: Exception) -> Exception | None:
@@ -343,3 +236,12 @@ async def refuse_changed(store: Readable, user: str, shown: Sequence[Shown]) -> 
     why = await store.read(lambda view: changed_since(view, user, digests))
     if why:
         raise Refused(why)
+
+
+@dataclass(frozen=True)
+class _CheckedArguments:
+    """The arguments of a call, and without secrets; `refusal` is why no handler sees them."""
+
+    arguments: dict[str, Any]
+    redacted: dict[str, Any]
+    refusal: AvaError | None = None

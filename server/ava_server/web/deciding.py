@@ -127,7 +127,7 @@ class Deciding(PagePart):
         group, limits = "group_" if len(pending) > 1 else "", dict[str, Any]()
         for name, cap in (("cost", COST), ("minutes", TIME)):
             if (value := _entered(form.one(name), fields.get(cap))) is not None:
-                limits[f"{group}{cap.argument}"] = cap.given(value)
+                limits[f"{group}{cap.argument}"] = cap.argument_value(value)
         if limits and not group:
             limits = {"changes": {pending[0].pending_id: {"caps": limits}}}
         return agreement(pending, limits)

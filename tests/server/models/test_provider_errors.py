@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ava_server.core.errors import ModelError
 from ava_server.models import json_text
-from ava_server.models.errors import MOST_S, Endpoint
+from ava_server.models.errors import Endpoint
+from ava_server.models.retry_after import MOST_S
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
 KEY = "sk-or-v1-0123456789abcdef0123"

@@ -48,7 +48,7 @@ def recorded(file: Path) -> Iterator[Recorded]:
     for each in yaml.safe_load(file.read_text("utf-8"))["interactions"]:
         asked, given = each["request"], each["response"]
         address = str(asked["uri"]).partition("?")[0]
-        fields = WIRE.asked(address)
+        fields = WIRE.request_at(address)
         if fields is None or given["status"]["code"] != 200:
             yield Recorded(address, "", {}, None)
         else:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_server.models.errors import MOST_S, again_after
+from ava_server.models.retry_after import MOST_S, again_after
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
 HOUR = 3600.0

@@ -10,7 +10,8 @@ from ava_audit.rows import RunRow
 from ava_roles.tool import Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
 from ava_server.runs.context import RunContext
 from ava_server.runs.history import History
-from ava_server.runs.setup import RunResources, RunSetup
+from ava_server.runs.resources import RunResources
+from ava_server.runs.setup import RunSetup
 from support.runtime import Lab
 
 

@@ -142,14 +142,16 @@ class WireAnswer(ABC):
         """Take the usage from an event or body that is otherwise an error; tell whether it says that any was used."""
         claims = False
         for holder in (event, *(event.get(name) for name in _USAGE_HOLDERS)):
-            if (fields := as_object(holder)) is not None:
+            fields = as_object(holder)
+            if fields is not None:
                 self._read_id_and_usage(fields)
                 claims = claims or claims_use(fields.get(self.usage_field))
         return claims
 
     def _read_id_and_usage(self, fields: Mapping[str, Any]) -> None:
         self.request_id = as_text(fields.get("id")) or self.request_id
-        if usage := as_object(fields.get(self.usage_field)):
+        usage = as_object(fields.get(self.usage_field))
+        if usage:
             self.usage = merge_usage(self.usage, usage)
 
     def _surplus(self, held: int, calls: Callable[[], Sequence[_Call]]) -> Sequence[_Call]:
@@ -187,13 +189,16 @@ class Wire(ABC):
         """
         base, question, query = base_url.partition("?")
         address = self.address(base.replace("{model}", quote(model, safe="")).rstrip("/"), model)
-        return f"{address}{'&' if '?' in address else question}{query}" if query else address
+        if not query:
+            return address
+        sign = "&" if "?" in address else question
+        return f"{address}{sign}{query}"
 
     def address(self, base: str, model: str) -> str:
         """Return the address under an API's, which has neither a query nor a slash at its end."""
         return base if base.endswith(self.path) else f"{base}{self.path}"
 
-    def asked(self, path: str) -> Mapping[str, Any] | None:
+    def request_at(self, path: str) -> Mapping[str, Any] | None:
         """Return the fields of a request that the path of another program's has, or None: it asks for no answer."""
         return {} if path.endswith(self.path) else None
 
@@ -240,7 +245,10 @@ class Wire(ABC):
         """Return the error in an event or in place of a whole answer, or None."""
         if event.get("object") == "error":  # vLLM
             return event.get("error") or event
-        return event.get("error") or (event if event.get("detail") and self.part not in event else None)
+        error = event.get("error")
+        if not error and event.get("detail") and self.part not in event:
+            return event
+        return error
 
     @abstractmethod
     def message(self, turn: Turn) -> Mapping[str, Any]:
@@ -315,4 +323,6 @@ def set_unique_ids(calls: Sequence[dict[str, Any]], key: str) -> None:
 
 
 def dropped_calls_note(found: int) -> tuple[str, ...]:
-    return (f"kept the first {MOST_CALLS} of {found:,} tool calls",) if found > MOST_CALLS else ()
+    if found > MOST_CALLS:
+        return (f"kept the first {MOST_CALLS} of {found:,} tool calls",)
+    return ()

@@ -97,15 +97,14 @@ class ChatWire(Wire):
 
     def _thinking(self, tokens: int) -> dict[str, Any]:
         """Return what tells the model to think for about so many tokens, or, with 0, not to think."""
-        in_table = self.thinking_field == "reasoning"
-        if in_table and tokens and self.thinking.on == "budget":
-            return {"reasoning": {"max_tokens": tokens}}
-        if in_table and not tokens and self.thinking.off == "disabled":
-            return {"reasoning": {"enabled": False}}
         effort = self.effort(tokens)
-        if effort is None:
-            return {}
-        return {"reasoning": {"effort": effort}} if in_table else {"reasoning_effort": effort}
+        if self.thinking_field == "reasoning_effort":
+            return {} if effort is None else {"reasoning_effort": effort}
+        if tokens and self.thinking.on == "budget":
+            return {"reasoning": {"max_tokens": tokens}}
+        if not tokens and self.thinking.off == "disabled":
+            return {"reasoning": {"enabled": False}}
+        return {} if effort is None else {"reasoning": {"effort": effort}}
 
     def answer(self) -> ChatAnswer:
         return ChatAnswer()
@@ -131,7 +130,9 @@ def message(turn: Turn) -> Mapping[str, Any]:
 
 def body(request: Request, message: Callable[[Turn], Mapping[str, Any]] = message) -> dict[str, Any]:
     """Return the parts of a request's body that every endpoint understands, in a fixed order."""
-    messages: list[Mapping[str, Any]] = [{"role": "system", "content": request.system}] if request.system else []
+    messages: list[Mapping[str, Any]] = []
+    if request.system:
+        messages.append({"role": "system", "content": request.system})
     messages += [message(turn) for turn in request.turns]
     parts: dict[str, Any] = {"model": request.model, "messages": messages}
     if request.tools:
@@ -168,8 +169,10 @@ class ChatAnswer(WireAnswer):
             self._read_id_and_usage({"usage": fields_of(chunk.get("x_groq")).get("usage")})
         delta = Delta()
         for place, choice in enumerate(objects_in(as_list(chunk.get("choices"))[:_MOST_CHOICES])):
+            number = place
             index = choice.get("index")
-            number = place if choice.get("message") is not None or not isinstance(index, int) else index
+            if isinstance(index, int) and choice.get("message") is None:
+                number = index
             if self._first is None:
                 self._first = number
             if number == self._first:
@@ -180,12 +183,14 @@ class ChatAnswer(WireAnswer):
 
     def _add_choice(self, choice: Mapping[str, Any]) -> Delta:
         self.stop_reason = as_text(choice.get("finish_reason")) or self.stop_reason
-        if (delta := as_object(choice.get("delta"))) is not None:
+        delta = as_object(choice.get("delta"))
+        if delta is not None:
             return self._grow(delta)
-        whole = fields_of(choice.get("message"))
-        # Each is a separate call, even without an id.
-        calls = [{**fields_of(call), "index": n} for n, call in enumerate(as_list(whole.get("tool_calls")))]
-        return self._grow({**whole, "tool_calls": calls})
+        message = fields_of(choice.get("message"))
+        calls: list[dict[str, Any]] = []
+        for number, call in enumerate(as_list(message.get("tool_calls"))):  # each is a separate call, even without id
+            calls.append({**fields_of(call), "index": number})
+        return self._grow({**message, "tool_calls": calls})
 
     def _add_other(self, choice: Mapping[str, Any]) -> None:
         """Keep the calls of another choice: some gateways give a text and its calls as two."""
@@ -200,16 +205,30 @@ class ChatAnswer(WireAnswer):
 
     def whole(self) -> WholeAnswer:
         raw: dict[str, Any] = {"role": "assistant", "content": _joined(self._content), **self._kept}
-        if found := self._calls_of_answer():
-            raw["tool_calls"] = found[:MOST_CALLS]
+        all_calls = self._calls_of_answer()
+        if all_calls:
+            raw["tool_calls"] = all_calls[:MOST_CALLS]
         raw, changed = json_text.storable(raw)
-        asked = raw.get("tool_calls", [])
-        set_unique_ids(asked, "id")
-        text = raw["content"] if isinstance(raw["content"], str) else _words(raw["content"])
-        calls = tuple(tool_use(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in asked)
-        several = ("the answer came as several choices",) if self._other is not None else ()
-        notes = (*several, *self._dropped, *dropped_calls_note(len(found) + self._let_go), *changed)
-        return WholeAnswer(raw, text, calls, _readable(raw), not (text or calls or self._kept), notes)
+        text = raw["content"]
+        if not isinstance(text, str):
+            text = _words(text)
+        raw_calls = raw.get("tool_calls", [])
+        set_unique_ids(raw_calls, "id")
+        calls: list[ToolUse] = []
+        for call in raw_calls:
+            function = call["function"]
+            calls.append(tool_use(call["id"], function["name"], function["arguments"]))
+        notes = [*self._dropped, *dropped_calls_note(len(all_calls) + self._let_go), *changed]
+        if self._other is not None:
+            notes.insert(0, "the answer came as several choices")
+        return WholeAnswer(
+            raw=raw,
+            text=text,
+            calls=tuple(calls),
+            thinking=_readable(raw),
+            is_empty=not any((text, calls, self._kept)),
+            notes=tuple(notes),
+        )
 
     def final_request_id(self, in_headers: str | None) -> str | None:
         """Return the id of the call; the answer's own counts first."""
@@ -225,10 +244,12 @@ class ChatAnswer(WireAnswer):
             self._content.extend(parts)
             text, thinking = _words(parts), _thoughts(parts)
         for key in _KEPT:
-            if value := piece.get(key):
+            value = piece.get(key)
+            if value:
                 thinking = self._keep(key, value) or thinking
         fragments = objects_in(piece.get("tool_calls"))
-        if (old_form := as_object(piece.get("function_call"))) is not None and not fragments:
+        old_form = as_object(piece.get("function_call"))
+        if old_form is not None and not fragments:
             fragments = [{"function": old_form}]
         arguments = "".join([self._add_fragment(fragment) for fragment in fragments])
         return Delta(json_text.join_surrogates(text)[0], json_text.join_surrogates(thinking)[0], arguments)
@@ -236,18 +257,17 @@ class ChatAnswer(WireAnswer):
     def _keep(self, key: str, value: Any) -> str:
         """Keep a part that a provider wants back, while its type stays the same; return what of it is thinking."""
         known = self._kept.get(key)
-        if key in _SIGNED and isinstance(value, str):
+        if key in _SIGNED and isinstance(value, str | dict):
+            if isinstance(value, dict):
+                value = {**fields_of(known), **value}
             self._kept[key] = value
-            return ""
-        if key in _SIGNED and isinstance(value, dict):
-            self._kept[key] = {**fields_of(known), **value}
-            return ""
-        if isinstance(value, str) and (known is None or isinstance(known, StringIO)):
+        elif isinstance(value, str) and isinstance(known, StringIO | None):
             self._kept[key] = grown(known, value)
-            return value if key in _THINKING else ""
-        if isinstance(value, list) and (known is None or isinstance(known, list)):
-            odd = _extend(self._kept.setdefault(key, []), as_list(value))
-            self._dropped.update({f"dropped a piece of {key}: its {name} was {what}": None for name, what in odd})
+            if key in _THINKING:
+                return value
+        elif isinstance(value, list) and isinstance(known, list | None):
+            for name, kind in _extend(self._kept.setdefault(key, []), as_list(value)):
+                self._dropped[f"dropped a piece of {key}: its {name} was {kind}"] = None
         else:
             self._dropped[f"dropped a piece of {key} that was {_kind(value)}"] = None
         return ""
@@ -259,30 +279,22 @@ class ChatAnswer(WireAnswer):
         self._known[""] = call  # of a fragment with neither index nor id
         if self._surplus(len(self._calls), lambda: self._calls):
             del self._calls[MOST_CALLS:-1]
-            held = {id(one) for one in self._calls}
-            self._known = {key: one for key, one in self._known.items() if id(one) in held}
+            held = set(map(id, self._calls))
+            self._known = {key: known for key, known in self._known.items() if id(known) in held}
         return call
 
     def _add_fragment(self, fragment: Mapping[str, Any]) -> str:
         """Add a fragment to its tool call, found by index, else by id, else the last one; return new arguments."""
-        identity, index = as_text(fragment.get("id")), fragment.get("index")
-        call = self._known.get(index if isinstance(index, int) else identity)
         function = fields_of(fragment.get("function"))
-        # Some servers number every call 0: another id is another call, and so is what follows a whole one. Others give
-        # each fragment an id of its own; without a name it begins no call.
-        if identity and call is not None and call["id"] and identity != call["id"]:
-            call = self._known.get(identity, None if function.get("name") else call)
-        if call is None or (not identity and self._begins_another(call["function"], function)):
-            call = self._begin()
-        if isinstance(index, int):
-            self._known[index] = call
-        call["id"] = call["id"] or identity
-        self._known.setdefault(call["id"], call)
-        call.update({key: value for key, value in fragment.items() if key not in _CALL_FIELDS and value is not None})
-        name, arguments = as_text(function.get("name")), function.get("arguments")
+        call = self._call_of(fragment, function)
+        for key, value in fragment.items():
+            if key not in _CALL_FIELDS and value is not None:
+                call[key] = value
+        name = as_text(function.get("name"))
         known = call["function"]["name"]
         if len(name) != known.tell() or name != known.getvalue():  # some servers repeat it
             known.write(name)
+        arguments = function.get("arguments")
         if isinstance(arguments, dict):  # some local servers send an object instead of its text
             arguments = json_text.encode(json_text.storable(arguments)[0]).decode()
         text = as_text(arguments)
@@ -293,6 +305,25 @@ class ChatAnswer(WireAnswer):
             text = text[before.tell() :]
         call["function"]["arguments"] = grown(before, text)
         return text
+
+    def _call_of(self, fragment: Mapping[str, Any], function: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the call of a fragment, known or begun by it."""
+        identity = as_text(fragment.get("id"))
+        index = fragment.get("index")
+        call = self._known.get(index if isinstance(index, int) else identity)
+        # Some servers number every call 0: another id is another call, and so is what follows a whole one. Others give
+        # each fragment an id of its own; without a name it begins no call.
+        if call is not None and identity and call["id"] not in ("", identity):
+            same = None if function.get("name") else call
+            call = self._known.get(identity, same)
+        if call is None or (not identity and self._begins_another(call["function"], function)):
+            call = self._begin()
+        if isinstance(index, int):
+            self._known[index] = call
+        if not call["id"]:
+            call["id"] = identity
+        self._known.setdefault(call["id"], call)
+        return call
 
     def _begins_another(self, known: Mapping[str, Any], function: Mapping[str, Any]) -> bool:
         """Tell whether a fragment without an id begins another call than the one so far."""
@@ -312,8 +343,11 @@ class ChatAnswer(WireAnswer):
 def _has_new_arguments(arguments: StringIO, function: Mapping[str, Any]) -> bool:
     """Tell whether a fragment that repeats a call's name has the arguments of another call."""
     piece = function.get("arguments")
-    new = isinstance(piece, dict) or (as_text(piece).strip() and not _repeats(arguments, as_text(piece)))
-    return bool(new) and is_whole_object(arguments.getvalue())
+    is_new = True
+    if not isinstance(piece, dict):
+        text = as_text(piece)
+        is_new = text.strip() != "" and not _repeats(arguments, text)
+    return is_new and is_whole_object(arguments.getvalue())
 
 
 def _repeats(known: StringIO, piece: str) -> bool:
@@ -329,13 +363,19 @@ def _own_thought(part: Any) -> Any:
     """Return a thinking part with a list of its own, to which more can be added."""
     fields = fields_of(part)
     known = fields.get("thinking")
-    return {**fields, "thinking": as_list(known)} if _is_thought(part) and isinstance(known, list) else part
+    if not _is_thought(part) or not isinstance(known, list):
+        return part
+    return {**fields, "thinking": as_list(known)}
 
 
 def _thoughts(parts: Any) -> str:
     """Return the text of Mistral's thinking parts, which are lists of text parts."""
-    found = (part.get("thinking") for part in objects_in(parts) if _is_thought(part))
-    return "".join(text if isinstance(text, str) else _words(text) for text in found)
+    texts: list[str] = []
+    for part in objects_in(parts):
+        if _is_thought(part):
+            thinking = part.get("thinking")
+            texts.append(thinking if isinstance(thinking, str) else _words(thinking))
+    return "".join(texts)
 
 
 def _words(parts: Any) -> str:
@@ -348,27 +388,40 @@ def _joined(pieces: Sequence[Any]) -> Any:
         return "".join(pieces) or None
     parts: list[Any] = []
     for is_text, group in groupby(pieces, lambda piece: isinstance(piece, str)):
-        if not is_text:
-            for part in group:
-                last = fields_of(parts[-1]) if parts else {}
-                before, more = last.get("thinking"), fields_of(part).get("thinking")
-                if _is_thought(part) and _is_thought(last) and isinstance(before, list) and isinstance(more, list):
-                    cast("list[Any]", before).extend(as_list(more))
-                else:
-                    parts.append(_own_thought(part))
-        elif text := "".join(group):
-            parts.append({"type": "text", "text": text})
+        if is_text:
+            text = "".join(group)
+            if text:
+                parts.append({"type": "text", "text": text})
+            continue
+        for part in group:
+            known = _open_thought(parts[-1]) if parts else None
+            more = _open_thought(part)
+            if known is None or more is None:
+                parts.append(_own_thought(part))
+            else:
+                known.extend(more)
     return parts
 
 
+def _open_thought(part: Any) -> list[Any] | None:
+    """Return the list of a thinking part, which the next such part goes on; None for any other part."""
+    thinking = fields_of(part).get("thinking")
+    if _is_thought(part) and isinstance(thinking, list):
+        return cast("list[Any]", thinking)
+    return None
+
+
 def _readable(raw: Mapping[str, Any]) -> str:
-    for key in ("reasoning_content", "reasoning"):
-        if text := as_text(raw.get(key)):
-            return text
-    if thoughts := _thoughts(raw.get("content")):
-        return thoughts
-    texts = (piece.get("text") or piece.get("summary") for piece in objects_in(raw.get("reasoning_details")))
-    return "\n".join(text for text in texts if isinstance(text, str))
+    thoughts = (as_text(raw.get("reasoning_content")), as_text(raw.get("reasoning")), _thoughts(raw.get("content")))
+    for thought in thoughts:
+        if thought:
+            return thought
+    texts: list[str] = []
+    for piece in objects_in(raw.get("reasoning_details")):
+        text = piece.get("text") or piece.get("summary")
+        if isinstance(text, str):
+            texts.append(text)
+    return "\n".join(texts)
 
 
 def _kind(value: Any) -> str:
@@ -383,7 +436,8 @@ def _extend(known: list[Any], pieces: Sequence[Any]) -> set[tuple[str, str]]:
     """Append pieces of reasoning, joining a block's; return what was dropped as its type changed: field, new type."""
     odd: set[tuple[str, str]] = set()
     for piece in pieces:
-        fields, last = as_object(piece), as_object(known[-1]) if known else None
+        fields = as_object(piece)
+        last = as_object(known[-1]) if known else None
         if fields is None:
             known.append(piece)
         elif last is None or not _same_block(fields, last):

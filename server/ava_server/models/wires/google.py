@@ -82,7 +82,7 @@ class GoogleWire(Wire):
         method = f"{STREAM}?alt=sse" if self.streaming else WHOLE
         return f"{versioned}/models/{quote(model.removeprefix('models/'), safe='')}:{method}"
 
-    def asked(self, path: str) -> Mapping[str, Any] | None:
+    def request_at(self, path: str) -> Mapping[str, Any] | None:
         model, _, method = path.rpartition("/models/")[2].rpartition(":")
         if method not in (WHOLE, STREAM) or "/models/" not in path:
             return None
@@ -111,7 +111,8 @@ class GoogleWire(Wire):
 
     def models_url(self, base_url: str) -> str:
         url = super().models_url(base_url)
-        return f"{url}{'&' if '?' in url else '?'}pageSize=1000"
+        sign = "&" if "?" in url else "?"
+        return f"{url}{sign}pageSize=1000"
 
     def listed_ids(self, answer: Any) -> list[Any]:
         return [
@@ -133,7 +134,9 @@ class GoogleWire(Wire):
             case AssistantTurn(raw, edited_before, without_thinking):
                 stale = without_thinking or (edited_before and self.thinking.bound)
                 parts = self._sent_back(raw, with_thinking=not stale)
-                return {"role": "model", "parts": parts if self.call_ids else list(map(_without_id, parts))}
+                if not self.call_ids:
+                    parts = list(map(_without_id, parts))
+                return {"role": "model", "parts": parts}
             case UserTurn(text):
                 return {"role": "user", "parts": [{"text": text}]}
             case ToolTurn(call_id, name, text):
@@ -181,9 +184,9 @@ class GoogleWire(Wire):
             if is_needed or has_words:
                 sent.append(kept)
         if self._checks_signatures:
-            first_call = next((part for part in sent if "functionCall" in part), None)
-            if first_call is not None:
-                first_call.setdefault("thoughtSignature", WITHOUT_SIGNATURE)
+            calls = [part for part in sent if "functionCall" in part]
+            if calls:
+                calls[0].setdefault("thoughtSignature", WITHOUT_SIGNATURE)
         return sent
 
     @property
@@ -196,13 +199,17 @@ class GoogleWire(Wire):
         if tokens and self.thinking.on == "budget":
             return {"thinkingConfig": {"thinkingBudget": tokens, "includeThoughts": True}}
         if self.thinking.on == "budget":
-            least = {"default": None, "disabled": 0}.get(self.thinking.off, LEAST_BUDGET)
-            return {} if least is None else {"thinkingConfig": {"thinkingBudget": least}}
+            if self.thinking.off == "default":
+                return {}
+            least = 0 if self.thinking.off == "disabled" else LEAST_BUDGET
+            return {"thinkingConfig": {"thinkingBudget": least}}
         level = self.effort(tokens)
-        if level is None or level == "none":
+        if level in (None, "none"):
             return {}
-        shown = {"includeThoughts": True} if tokens else {}
-        return {"thinkingConfig": {"thinkingLevel": level.upper(), **shown}}
+        thinking: dict[str, Any] = {"thinkingLevel": level.upper()}
+        if tokens:
+            thinking["includeThoughts"] = True
+        return {"thinkingConfig": thinking}
 
     def answer(self) -> GoogleAnswer:
         return GoogleAnswer()
@@ -223,10 +230,11 @@ class GoogleWire(Wire):
         return bool(objects_in(whole.get("candidates"))) or _block_reason(whole) != ""
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]:
-        parts: list[dict[str, Any]] = [{"text": text}] if text else []
-        parts += [
-            {"functionCall": {"id": call.call_id, "name": call.name, "args": dict(call.args or {})}} for call in calls
-        ]
+        parts: list[dict[str, Any]] = []
+        if text:
+            parts.append({"text": text})
+        for call in calls:
+            parts.append({"functionCall": {"id": call.call_id, "name": call.name, "args": dict(call.args or {})}})
         return {"role": "model", "parts": parts}
 
 
@@ -258,13 +266,15 @@ class GoogleAnswer(WireAnswer):
 
     def add(self, event: Mapping[str, Any]) -> Delta:
         self._read_id_and_usage(event)
-        if reason := _block_reason(event):
+        reason = _block_reason(event)
+        if reason:
             self.stop_reason, self._blocked = reason, True
             self._note(f"the prompt was refused: {reason}", event["promptFeedback"].get("blockReasonMessage"))
         candidates = objects_in(event.get("candidates"))
         if not candidates:
             return Delta()
-        if reason := as_text(candidates[0].get("finishReason")):
+        reason = as_text(candidates[0].get("finishReason"))
+        if reason:
             self.stop_reason = reason
             words = as_text(candidates[0].get("finishMessage"))
             if words and reason != "STOP":  # of an ordinary end it says what everybody sees: that there are calls
@@ -277,8 +287,9 @@ class GoogleAnswer(WireAnswer):
         kept = [part.whole() for part in self._parts if id(part) not in dropped]
         raw, changed = json_text.storable({"role": "model", "parts": kept})
         called = [part["functionCall"] for part in raw["parts"] if "functionCall" in part]
+        answer_id = one_line(self.request_id) or "call"
         for number, call in enumerate(called):  # older models give no id; that of the answer makes it unique
-            call["id"] = as_text(call.get("id")) or f"{one_line(self.request_id) or 'call'}_{number}"
+            call["id"] = as_text(call.get("id")) or f"{answer_id}_{number}"
         set_unique_ids(called, "id")
         calls = tuple(
             tool_use(call["id"], as_text(call.get("name")), _raw_args(part))
@@ -331,16 +342,19 @@ class GoogleAnswer(WireAnswer):
         """Keep a part; a text goes on the text before it, where neither has a signature."""
         if not part.keys() <= _TEXT:
             self._parts.append(_Part(part))
-            if surplus := {id(one) for one in self._surplus(len(self._parts), self._calls)}:
-                self._parts = [one for one in self._parts if id(one) not in surplus]
+            surplus = set(map(id, self._surplus(len(self._parts), self._calls)))
+            if surplus:
+                self._parts = [kept for kept in self._parts if id(kept) not in surplus]
             return
-        if not (text := as_text(part.get("text"))):
+        text = as_text(part.get("text"))
+        if not text:
             return
-        last = self._parts[-1] if self._parts else None
-        if last is not None and last.pieces is not None and last.fields.get("thought") == part.get("thought"):
-            last.pieces.append(text)
-        else:
-            self._parts.append(_Part(part, [text]))
+        if self._parts:
+            last = self._parts[-1]
+            if last.pieces is not None and last.fields.get("thought") == part.get("thought"):
+                last.pieces.append(text)
+                return
+        self._parts.append(_Part(part, [text]))
 
     def _calls(self) -> list[_Part]:
         return [part for part in self._parts if "functionCall" in part.fields]
@@ -353,7 +367,8 @@ def _without_id(part: dict[str, Any]) -> dict[str, Any]:
     """Return a part without the id of its call or result; the order of the results says whose they are."""
     kept = dict(part)
     for name in ("functionCall", "functionResponse"):
-        if (fields := as_object(part.get(name))) is not None:
+        fields = as_object(part.get(name))
+        if fields is not None:
             kept[name] = {key: value for key, value in fields.items() if key != "id"}
     return kept
 

@@ -82,14 +82,16 @@ class MessagesWire(Wire):
         with_thinking = bool(thinks) or self.thinking.on != "budget"  # these accept none back while they do not think
         messages: list[dict[str, Any]] = []
         for turn in request.turns:
-            one = self._message(turn, with_thinking=with_thinking)
-            if not one["content"]:
+            message = self._message(turn, with_thinking=with_thinking)
+            role, content = message["role"], message["content"]
+            if not content:
                 continue
-            if messages and messages[-1]["role"] == one["role"]:
-                messages[-1]["content"].extend(one["content"])
+            if messages and messages[-1]["role"] == role:
+                messages[-1]["content"].extend(content)
             else:
-                messages.append({"role": one["role"], "content": list(one["content"])})
-        for message in [one for one in messages if one["role"] == "user"][-2:]:
+                messages.append({"role": role, "content": list(content)})
+        from_user = [message for message in messages if message["role"] == "user"]
+        for message in from_user[-2:]:
             message["content"][-1] = {**message["content"][-1], "cache_control": _MARK}
         parts: dict[str, Any] = {"model": request.model, "max_tokens": request.max_output}
         if request.system:
@@ -105,11 +107,11 @@ class MessagesWire(Wire):
         return isinstance(whole.get("content"), list)
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]:
-        content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
-        content += [
-            {"type": "tool_use", "id": call.call_id, "name": call.name, "input": dict(call.args or {})}
-            for call in calls
-        ]
+        content: list[dict[str, Any]] = []
+        if text:
+            content.append({"type": "text", "text": text})
+        for call in calls:
+            content.append({"type": "tool_use", "id": call.call_id, "name": call.name, "input": dict(call.args or {})})
         return {"role": "assistant", "content": content}
 
     def may_think(self, turns: Sequence[Turn]) -> bool:
@@ -125,7 +127,9 @@ class MessagesWire(Wire):
         for turn in turns:
             match turn:
                 case AssistantTurn(raw):
-                    first, goes_on = raw if first is None or not goes_on else first, False
+                    if first is None or not goes_on:
+                        first = raw
+                    goes_on = False
                 case ToolTurn():
                     goes_on = True
                 case UserTurn():
@@ -182,28 +186,32 @@ class MessagesAnswer(WireAnswer):
 
     def whole(self) -> WholeAnswer:
         blocks = [self._whole_block(index) for index in self._blocks]
-        asked = [block for block in blocks if block.get("type") == "tool_use"]
-        raw_args = [block.pop("_raw") for block in asked]
-        dropped = {id(block) for block in asked[MOST_CALLS:]}
-        raw, changed = json_text.storable(
-            {"role": "assistant", "content": [block for block in blocks if id(block) not in dropped]}
-        )
+        all_calls = [block for block in blocks if block.get("type") == "tool_use"]
+        raw_args = [block.pop("_raw") for block in all_calls]
+        dropped = set(map(id, all_calls[MOST_CALLS:]))
+        content = [block for block in blocks if id(block) not in dropped]
+        raw, changed = json_text.storable({"role": "assistant", "content": content})
         kept = [block for block in raw["content"] if block.get("type") == "tool_use"]
         set_unique_ids(kept, "id")
-        calls = tuple(
-            tool_use(block["id"], as_text(block.get("name")), json_text.join_surrogates(text)[0])
-            for block, text in zip(kept, raw_args, strict=False)
+        calls: list[ToolUse] = []
+        for block, text in zip(kept, raw_args, strict=False):
+            calls.append(tool_use(block["id"], as_text(block.get("name")), json_text.join_surrogates(text)[0]))
+        return WholeAnswer(
+            raw=raw,
+            text=_words(raw, "text", ""),
+            calls=tuple(calls),
+            thinking=_words(raw, "thinking", "\n"),
+            is_empty=not raw["content"],
+            notes=(*self._notes, *dropped_calls_note(len(all_calls) + self._let_go), *changed, *self._cache_notes()),
         )
-        text, thinking = _words(raw, "text", ""), _words(raw, "thinking", "\n")
-        notes = (*self._notes, *dropped_calls_note(len(asked) + self._let_go), *changed, *self._cache_notes())
-        return WholeAnswer(raw, text, calls, thinking, not raw["content"], notes)
 
     def chat_usage(self) -> Mapping[str, Any] | None:
         """Return the usage with the names of chat completions, whose prompt includes the cached tokens."""
         usage = self.usage
         if usage is None:
             return None
-        read, written = (_whole_count(usage, f"cache_{name}_input_tokens") or 0 for name in ("read", "creation"))
+        read = _whole_count(usage, "cache_read_input_tokens") or 0
+        written = _whole_count(usage, "cache_creation_input_tokens") or 0
         counts: list[Any] = [_whole_count(usage, "input_tokens"), read, written]
         wrong = [count for count in counts if isinstance(count, bool) or not isinstance(count, int)]
         thought = fields_of(usage.get("output_tokens_details")).get("thinking_tokens")
@@ -218,7 +226,8 @@ class MessagesAnswer(WireAnswer):
     def _stop(self, delta: Mapping[str, Any]) -> None:
         self.stop_reason = as_text(delta.get("stop_reason")) or self.stop_reason
         details = fields_of(delta.get("stop_details"))
-        category, explanation = as_text(details.get("category")), as_text(details.get("explanation"))
+        category = as_text(details.get("category"))
+        explanation = as_text(details.get("explanation"))
         why = ": ".join(filter(None, (category, explanation)))
         if why:
             note = one_line(f"{details.get('type') or 'stopped'}: {why}") or ""
@@ -242,7 +251,8 @@ class MessagesAnswer(WireAnswer):
             self._notes["dropped a piece of a block that never began"] = None
             return Delta()
         pieces = self._pieces.setdefault(index, {})
-        if name := _GROWS.get(kind):
+        name = _GROWS.get(kind)
+        if name:
             pieces.setdefault(name, []).append(piece := as_text(delta.get(name)))
             return Delta(**{name: json_text.join_surrogates(piece)[0]})
         if kind == "input_json_delta":
@@ -260,7 +270,8 @@ class MessagesAnswer(WireAnswer):
 
     def _whole_block(self, index: int) -> dict[str, Any]:
         """Return a block with its pieces put in; a call's arguments are in it as text too, under `_raw`."""
-        block, pieces = dict(self._blocks[index]), self._pieces.get(index, {})
+        block = dict(self._blocks[index])
+        pieces = self._pieces.get(index, {})
         for name in _GROWS.values():
             if name in pieces:
                 block[name] = as_text(block.get(name)) + "".join(pieces[name])
@@ -269,13 +280,16 @@ class MessagesAnswer(WireAnswer):
             if not text:
                 begun = block.get("input")
                 text = json_text.encode(json_text.storable({} if begun is None else begun)[0]).decode()
-            block["_raw"], block["input"] = text, json_text.decode_object(text) or {}
+            block["_raw"] = text
+            block["input"] = json_text.decode_object(text) or {}
         return block
 
     def _cache_notes(self) -> tuple[str, ...]:
         written = fields_of((self.usage or {}).get("cache_creation"))
         hour = written.get("ephemeral_1h_input_tokens")
-        return (f"{hour} tokens were cached for an hour, which costs more than the price used here",) if hour else ()
+        if hour:
+            return (f"{hour} tokens were cached for an hour, which costs more than the price used here",)
+        return ()
 
 
 def _whole_count(usage: Mapping[str, Any], name: str) -> Any:

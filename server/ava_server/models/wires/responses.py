@@ -69,8 +69,11 @@ class ResponsesWire(Wire):
         elif request.system:
             parts["instructions"] = request.system
         for turn in request.turns:
-            one = self.message(turn)
-            items += one["output"] if isinstance(turn, AssistantTurn) else [one]
+            message = self.message(turn)
+            if isinstance(turn, AssistantTurn):
+                items += message["output"]
+            else:
+                items.append(message)
         parts["input"] = items
         if request.tools:  # strict schemas have no optional property
             parts["tools"] = [{"type": "function", **tool.as_dict(), "strict": False} for tool in request.tools]
@@ -175,13 +178,14 @@ class ResponsesAnswer(WireAnswer):
     def add(self, event: Mapping[str, Any]) -> Delta:
         kind = as_text(event.get("type")).removeprefix("response.")
         what, _, step = kind.rpartition(".")
-        if what in _GROWS and step in ("delta", "done"):
-            kind, _, _, text, index = _GROWS[what]
-            pieces = self._item_of(event, kind).pieces.setdefault((what, _number(event.get(index))), [])
-            shown = _take(pieces, event, step, text)
-            return Delta(thinking=shown) if kind == THOUGHT else Delta(text=shown)
-        if what == "function_call_arguments" and step in ("delta", "done"):
-            return Delta(arguments=_take(self._item_of(event, CALL).arguments, event, step, "arguments"))
+        if step in ("delta", "done"):
+            if what in _GROWS:
+                kind, _, _, text, index = _GROWS[what]
+                pieces = self._item_of(event, kind).pieces.setdefault((what, _number(event.get(index))), [])
+                new = _take(pieces, event, step, text)
+                return Delta(thinking=new) if kind == THOUGHT else Delta(text=new)
+            if what == "function_call_arguments":
+                return Delta(arguments=_take(self._item_of(event, CALL).arguments, event, step, "arguments"))
         if what == "output_item" and step in ("added", "done"):
             self._add_item(event, fields_of(event.get("item")), done=step == "done")
         elif kind in ("completed", "incomplete"):
@@ -269,7 +273,8 @@ class ResponsesAnswer(WireAnswer):
         details = fields_of(response.get("incomplete_details"))
         self.stop_reason = as_text(details.get("reason")) or as_text(response.get("status")) or event
         self._withheld = as_list(response.get("input_transformations"))
-        output, known = as_list(response.get("output")), self._held + self._let_go
+        output = as_list(response.get("output"))
+        known = self._held + self._let_go
         if len(output) > known or (len(output) == known and not all(item.done for item in self._in_order())):
             self._items, self._held, self._let_go = {}, 0, 0
             for place, item in enumerate(output):
@@ -282,9 +287,11 @@ class ResponsesAnswer(WireAnswer):
         return [item for item in self._in_order() if item.fields.get("type") == CALL]
 
     def _withheld_note(self) -> tuple[str, ...]:
-        reasons = {as_text(fields_of(one).get("reason")) or "no reason given" for one in self._withheld}
+        if not self._withheld:
+            return ()
+        reasons = {as_text(fields_of(piece).get("reason")) or "no reason given" for piece in self._withheld}
         why = one_line(", ".join(sorted(reasons)))
-        return (f"{len(self._withheld)} piece(s) of earlier thinking not shown to the model: {why}",) if reasons else ()
+        return (f"{len(self._withheld)} piece(s) of earlier thinking not shown to the model: {why}",)
 
 
 def _is_another(last: _Item, fields: Mapping[str, Any]) -> bool:
@@ -303,15 +310,19 @@ def _take(pieces: list[str], event: Mapping[str, Any], step: str, whole: str) ->
     if step == "delta":
         pieces.append(as_text(event.get("delta")))
         return json_text.join_surrogates(pieces[-1])[0]
-    if text := as_text(event.get(whole)):
+    text = as_text(event.get(whole))
+    if text:
         pieces[:] = [text]
     return ""
 
 
 def _readable(output: Sequence[Mapping[str, Any]]) -> str:
-    thoughts = [item for item in output if item.get("type") == THOUGHT]
-    parts = (part for item in thoughts for name in ("summary", "content") for part in objects_in(item.get(name)))
-    return "\n".join(text for part in parts if (text := as_text(part.get("text"))))
+    texts: list[str] = []
+    for item in output:
+        if item.get("type") == THOUGHT:
+            parts = (*objects_in(item.get("summary")), *objects_in(item.get("content")))
+            texts += [as_text(part.get("text")) for part in parts]
+    return "\n".join(filter(None, texts))
 
 
 def _number(value: Any) -> int:

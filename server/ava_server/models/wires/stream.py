@@ -111,9 +111,17 @@ def ends_inside_character(tail: bytes) -> bool:
     for back in range(1, min(4, len(tail)) + 1):
         byte = tail[-back]
         if byte & 0xC0 != 0x80:
-            size = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-            return back < size
+            return back < _character_bytes(byte)
     return False
+
+
+def _character_bytes(first: int) -> int:
+    """Return how many bytes a UTF-8 character has that begins with this one."""
+    if first >= 0xF0:
+        return 4
+    if first >= 0xE0:
+        return 3
+    return 2 if first >= 0xC0 else 1
 
 
 class AnswerStream:
@@ -192,7 +200,7 @@ class AnswerStream:
             async for delta in self._events():
                 yield delta
         else:
-            yield self._whole(b"".join([piece async for piece in self._pieces()]), content_type)
+            yield self._read_whole(b"".join([piece async for piece in self._pieces()]), content_type)
         self._completion = self._complete()
 
     def _complete(self) -> Completion:
@@ -215,10 +223,11 @@ class AnswerStream:
                     (b"{", b"[", b"<")
                 ):  # no line of an event does
                     rest = [later async for later in pieces]
-                    yield self._whole(b"".join([piece, *rest]), content_type="")
+                    yield self._read_whole(b"".join([piece, *rest]), content_type="")
                     return
                 for data in reader.feed(piece):
-                    if not (over := data.strip() == "[DONE]"):
+                    over = data.strip() == "[DONE]"
+                    if not over:
                         yield self._event(data, is_error=data in reader.errors)
                     if over or self._answer.over:
                         self._close()
@@ -252,7 +261,8 @@ class AnswerStream:
 
     async def _drain(self) -> None:
         """Read the little that is left, so that the next call can use the connection."""
-        end, self._end = self._end, min(self._end, anyio.current_time() + _AFTER_END_S)
+        end = self._end
+        self._end = min(self._end, anyio.current_time() + _AFTER_END_S)
         async for _ in self._pieces():
             pass
         self._end = end
@@ -288,7 +298,10 @@ class AnswerStream:
         if fields is None:
             return self._skip(self._endpoint.error("event not an object", what=type(chunk).__name__))
         self._any_usable = True
-        if error := self._wire.fault(fields) or (fields if is_error else None):
+        error = self._wire.fault(fields)
+        if not error and is_error:
+            error = fields
+        if error:
             raise self._error_in(fields, error)
         return self._answer.add(fields)
 
@@ -303,7 +316,7 @@ class AnswerStream:
         self._skipped += 1
         return Delta()
 
-    def _whole(self, content: bytes, content_type: str) -> Delta:
+    def _read_whole(self, content: bytes, content_type: str) -> Delta:
         head = content[:64].lstrip().lower()
         if head.startswith(b"<") or (content_type.startswith("text/html") and not head.startswith(b"{")):
             raise self._endpoint.error("web page", begins=self._endpoint.begins(content))
@@ -322,7 +335,8 @@ class AnswerStream:
         if isinstance(answer, list):
             return self._listed_events(answer)
         fields = json_text.fields_of(answer)
-        if error := self._wire.fault(fields):
+        error = self._wire.fault(fields)
+        if error:
             raise self._error_in(fields, error)
         if not self._wire.is_answer(fields):
             raise self._endpoint.no_answer(answer, self._wire.part)
@@ -335,7 +349,8 @@ class AnswerStream:
             raise self._endpoint.no_answer(answer, self._wire.part)
         deltas: list[Delta] = []
         for event in events:
-            if error := self._wire.fault(event):
+            error = self._wire.fault(event)
+            if error:
                 raise self._error_in(event, error)
             deltas.append(self._answer.add(event))
         if not self._answer.ended:

@@ -94,7 +94,9 @@ def run_checks(checks: Iterable[tuple[str, Check]], setup: Setup, *, in_full: bo
         try:
             yield from check(setup)
         except Exception as error:
-            text = f"this check failed: {type(error).__name__}" + (f": {error}" if in_full else "")
+            text = f"this check failed: {type(error).__name__}"
+            if in_full:
+                text += f": {error}"
             yield CheckFinding(name, "fault", text, REPORT)
 
 
@@ -118,4 +120,6 @@ def from_error(name: str, message: str, step: str, state: State = "fault") -> Ch
 
 def nearest_folder(path: Path) -> Path:
     """Return the path if it exists, else the nearest folder above it that does."""
-    return path if path.exists() else next(parent for parent in path.parents if parent.exists())
+    if path.exists():
+        return path
+    return next(parent for parent in path.parents if parent.exists())

@@ -26,6 +26,7 @@ from ava_server.service.checks import CheckFinding, Setup, from_error, nearest_f
 
 if TYPE_CHECKING:
     from ava_audit.view import View
+    from ava_server.config.settings import Settings
     from ava_server.service.current import Budget
 
 LITTLE_BYTES = 200_000_000
@@ -176,27 +177,8 @@ def approval(setup: Setup) -> Iterator[CheckFinding]:
         text = f"nothing is approved, because the approval PIN cannot be read: {error}"
         yield from_error(name, text, "Correct or remove that file.")
         return
-    ask = (
-        "where the host can show Ava's own question, a person answers it and the model cannot; elsewhere the host's"
-        " question at confirm_spawn is the approval, and if that tool is always allowed there, only the caps protect"
-        " you"
-    )
-    advice = (
-        "Let a host without that question ask before each confirm_spawn. After `ava pin set` nothing starts without"
-        " you."
-    )
-    run_cents = settings.auto_approve_cents
-    day_cents = settings.auto_approve_daily_cents
-    file = PinFile(settings.paths.approval_file)
-    if policy == "human" and not (exists and file.is_set):
-        text = f"{why}, and there is no approval PIN yet: the next approval asks you to choose one"
-        yield CheckFinding(name, "warning", text, "Choose one now, before a model could: ava pin set")
-    elif policy == "human":
-        text = (
-            f"human, by the approval PIN in {file.place}: no host and no model starts anything, only `ava approve` with"
-            " the PIN. A program that runs as this user and may write the data root can remove the PIN"
-        )
-        yield CheckFinding(name, "ok", text)
+    if policy == "human":
+        yield _pin_finding(settings, why, exists=exists)
     elif why == 'approval = "by_host"':
         text = (
             f"{why}: you approve in hosts that show you what starts, and in all others with a PIN on a page or in a"
@@ -204,18 +186,47 @@ def approval(setup: Setup) -> Iterator[CheckFinding]:
         )
         yield CheckFinding(name, "note", text, "Choose the PIN now, before a model could: ava pin set")
     elif policy == "ask":
-        yield CheckFinding(name, "note", f"{why}: {ask}", advice)
-    elif not run_cents or not day_cents:
-        text = f"{why}, and one of its ceilings is 0, so nothing starts by itself"
-        yield CheckFinding(name, "warning", text, "Set auto_approve_cents and auto_approve_daily_cents, or ask.")
+        yield CheckFinding(name, "note", f"{why}: {_ASKS}", _ASK_ADVICE)
     else:
-        run_usd = format_usd(run_cents * MICROS_PER_CENT)
-        day_usd = format_usd(day_cents * MICROS_PER_CENT)
-        text = (
-            f"{why}: runs that cost at most {run_usd}, and only read, start without a question, up to"
-            f" {day_usd} per user and day; for all others, {ask}"
-        )
-        yield CheckFinding(name, "note", text, advice)
+        yield _by_price_finding(settings, why)
+
+
+_ASKS = (
+    "where the host can show Ava's own question, a person answers it and the model cannot; elsewhere the host's"
+    " question at confirm_spawn is the approval, and if that tool is always allowed there, only the caps protect you"
+)
+_ASK_ADVICE = (
+    "Let a host without that question ask before each confirm_spawn. After `ava pin set` nothing starts without you."
+)
+
+
+def _pin_finding(settings: Settings, why: str, *, exists: bool) -> CheckFinding:
+    """Report the PIN of the policy `human`; `exists`: there is a data root."""
+    file = PinFile(settings.paths.approval_file)
+    if not exists or not file.is_set:
+        text = f"{why}, and there is no approval PIN yet: the next approval asks you to choose one"
+        return CheckFinding("approval", "warning", text, "Choose one now, before a model could: ava pin set")
+    text = (
+        f"human, by the approval PIN in {file.place}: no host and no model starts anything, only `ava approve` with"
+        " the PIN. A program that runs as this user and may write the data root can remove the PIN"
+    )
+    return CheckFinding("approval", "ok", text)
+
+
+def _by_price_finding(settings: Settings, why: str) -> CheckFinding:
+    """Report the ceilings under which cheap runs start by themselves."""
+    run_cents = settings.auto_approve_cents
+    day_cents = settings.auto_approve_daily_cents
+    if not run_cents or not day_cents:
+        text = f"{why}, and one of its ceilings is 0, so nothing starts by itself"
+        return CheckFinding("approval", "warning", text, "Set auto_approve_cents and auto_approve_daily_cents, or ask.")
+    run_usd = format_usd(run_cents * MICROS_PER_CENT)
+    day_usd = format_usd(day_cents * MICROS_PER_CENT)
+    text = (
+        f"{why}: runs that cost at most {run_usd}, and only read, start without a question, up to"
+        f" {day_usd} per user and day; for all others, {_ASKS}"
+    )
+    return CheckFinding("approval", "note", text, _ASK_ADVICE)
 
 
 def processes(setup: Setup) -> Iterator[CheckFinding]:

@@ -30,7 +30,8 @@ def delivery(setup: Setup) -> Iterator[CheckFinding]:
     root = setup.usable_root
     if settings is None or root is None:
         return
-    if (fault := engine_fault(settings)) is not None:
+    fault = engine_fault(settings)
+    if fault is not None:
         yield CheckFinding("delivery", "fault", fault, setup.correct_settings)
         return
     if not settings.shares_log or settings.runs_on != "workers":
@@ -77,8 +78,8 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
     if not workers:
         yield CheckFinding("workers", "warning", "no worker is running: approved runs wait", _START, short="no worker")
         return
-    shown = "; ".join(map(_shown, sorted(workers, key=lambda one: (one.host, one.labels))))
-    count = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
+    shown = "; ".join(map(_worker_words, sorted(workers, key=lambda one: (one.host, one.labels))))
+    count = _counted(len(workers), "worker")
     yield CheckFinding("workers", "ok", f"{count}: {shown}", short=count)
     here = version("ava-subagents")
     others = sorted({one.version for one in workers if one.version and one.version != here})
@@ -87,13 +88,17 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
         yield CheckFinding("workers", "warning", text, "Install the same version everywhere.", short="versions differ")
 
 
-def _shown(worker: WorkerFacts) -> str:
-    words = [f"on {worker.host}", f"{worker.slots} slot{'s' if worker.slots != 1 else ''}"]
+def _worker_words(worker: WorkerFacts) -> str:
+    words = [f"on {worker.host}", _counted(worker.slots, "slot")]
     if worker.labels:
         words.append(f"labels {', '.join(worker.labels)}")
     if worker.version:
         words.append(f"version {worker.version}")
     words.append(f"last beat {worker.silent_s:.0f} s ago")
     if worker.refused:
-        words.append(f"{worker.refused} second claim{'s' if worker.refused != 1 else ''} refused")
+        words.append(f"{_counted(worker.refused, 'second claim')} refused")
     return ", ".join(words)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,88 @@
+"""Foreign text as one line of a proposal: nothing in it can look like another line, or close its own quotation."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+TASK_CHARS = 120
+"""Characters of a task in an approval line, a list and a table."""
+COMMAND_CHARS = 2_000
+"""A command line is shown completely: this is the longest that role files and calls may give."""
+_PLAIN_PATH = re.compile(r"[\w./@+=-]{1,120}", re.ASCII)
+_QUOTES = dict.fromkeys(map(ord, '"“”„‟«»＂″‴‶〝〞〟❝❞ʺ˝״⹂🙶🙷🙸'), "'")
+"""Characters that a reader may take for the end of a quotation."""
+_BRACKETS = dict.fromkeys(map(ord, "()（）﹙﹚⁽⁾₍₎❨❩⸨⸩"), "'")
+"""Characters that a reader may take for the end of a name."""
+_TYPOGRAPHY = {
+    ord(char): plain
+    for plain, chars in {"'": "‘’‚‛ʼ′", '"': "“”„‟", "-": "‐‑‒–—―−", "...": "…"}.items()
+    for char in chars
+}
+"""Typographic characters that a model may replace by plain ones when it repeats a line, or the other way round."""
+_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
+"""Characters that are invisible, though Unicode counts them among letters, marks and symbols."""
+
+
+def task_excerpt(task: str) -> str:
+    """Return the first 120 characters of a task as one line, cut with `…`."""
+    return one_line(task, TASK_CHARS)
+
+
+def one_line(text: str, most: int) -> str:
+    """Return the first `most` characters of a text as one line without invisible characters, cut with `…`."""
+    plain = plain_line(text[: most * 20])  # white space and invisible characters shrink; the bound keeps it fast
+    if len(plain) <= most:
+        return plain
+    return plain[:most].rstrip() + "…"
+
+
+def plain_line(text: str) -> str:
+    """Return a text as one line: a name, folder or model must not look like another line of the proposal."""
+    if not (text.isascii() and text.isprintable()):
+        text = "".join([" " if _is_invisible(char) else char for char in text])
+    return " ".join(text.split())
+
+
+@lru_cache(maxsize=4_096)
+def _is_invisible(char: str) -> bool:
+    if char.isascii():
+        return not char.isprintable()
+    variation = "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
+    return variation or char in _INVISIBLE or unicodedata.category(char) in ("Cf", "Cc", "Cn", "Co", "Cs")
+
+
+def quoted(text: str, most: int) -> str:
+    """Return foreign text as one quoted line that nothing in it can close, with the number of characters left out."""
+    line = plain_line(text)
+    shown = one_line(text, most)
+    quotation = f'"{inner_quotes(shown)}"'
+    if shown == line:
+        return quotation
+    left_out = len(line) - len(shown.removesuffix("…"))
+    if not left_out:
+        return quotation
+    return f"{quotation} and {left_out:,} more characters"
+
+
+def inner_quotes(text: str) -> str:
+    """Return a text in which nothing closes the quotation around it."""
+    return text.translate(_QUOTES)
+
+
+def inner_brackets(name: str) -> str:
+    """Return a name in which nothing closes the brackets around it, or a quotation."""
+    return name.translate(_QUOTES | _BRACKETS)
+
+
+def named_path(path: str, most: int = COMMAND_CHARS) -> str:
+    """Return a path as the proposal shows it: in quotes unless it is plain, and complete up to `most` characters."""
+    if _PLAIN_PATH.fullmatch(path):
+        return path
+    return quoted(path, most)
+
+
+def normalize_typography(line: str) -> str:
+    """Return a line with plain quotes, dashes and dots, only for comparison: never show it."""
+    return line.translate(_TYPOGRAPHY)
