@@ -161,7 +161,9 @@ def _refuse_misspelt(name: str, rest: str, model: type[BaseModel]) -> None:
     near = difflib.get_close_matches(first, known, n=1, cutoff=0.75)
     if not near and "__" not in rest:  # it may belong to another program
         return
-    hint = f"; did you mean {PREFIX}{near[0]}{rest.removeprefix(first)}?" if near else "."
+    hint = "."
+    if near:
+        hint = f"; did you mean {PREFIX}{near[0]}{rest.removeprefix(first)}?"
     raise ConfigError(f"The environment variable {name} is not a setting of Ava{hint} Correct or unset it.")
 
 
@@ -224,7 +226,9 @@ def leaves(data: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[t
     An empty list is a value, and so is each item of any other list.
     """
     for key, value in data.items():
-        items = cast("list[object]", value) if isinstance(value, list) and value else [value]
+        items: list[object] = [value]
+        if isinstance(value, list) and value:
+            items = cast("list[object]", value)
         for item in items:
             if isinstance(item, Mapping):
                 yield from leaves(cast("Mapping[str, object]", item), (*path, key))
@@ -256,7 +260,9 @@ def refuse_looser(
                 " may name those from which pages are read without a question. Set it there, or unset the variable."
             )
         if _looser(path, old, new, otherwise=path[0] in FOR_EVERYBODY):
-            what = name if path in variables else f"{name}: {setting_name(path)}"
+            what = name
+            if path not in variables:
+                what += f": {setting_name(path)}"
             raise ConfigError(
                 f"{what} is {shown(new)}, looser than the {shown(old)} that applies to everybody. "
                 f"The environment may only tighten it; to loosen it, set {setting_name(path)} in {config}."
@@ -265,7 +271,9 @@ def refuse_looser(
 
 def _refuse_for_key_command(path: Place, name: str, before: BaseModel, config: str) -> None:
     """Refuse a variable that names a program, or that moves a provider whose key a command of the file prints."""
-    setting = path[2] if len(path) > 2 else ""
+    setting = ""
+    if len(path) > 2:
+        setting = path[2]
     if setting in _FILE_ONLY_OF_PROVIDERS:
         raise ConfigError(
             f"{name} is set in the environment, but {setting} {_FILE_ONLY_OF_PROVIDERS[setting]}: only {config} may"
@@ -351,11 +359,7 @@ def settings_error(
     if not path:
         text = f"{origin or 'The environment'} does not fit; needed is {_allowed(dict(first))}."
     elif first["type"] == "extra_forbidden":
-        fields = sorted(fields_at(model, path[:-1]))
-        known = {name: name if origin else variable((*path[:-1], name)) for name in fields}
-        near = difflib.get_close_matches(path[-1], fields, n=1, cutoff=0.5)
-        hint = f"did you mean {known[near[0]]}?" if near else f"known there: {', '.join(known.values())}."
-        text = f"{place} is not a setting; {hint}"
+        text = f"{place} is not a setting; {_known_there(model, path, as_variables=not origin)}"
     elif first["type"] == "missing":
         text = f"{place} is missing; add it."
     else:
@@ -368,6 +372,19 @@ def settings_error(
     return ConfigError(text)
 
 
+def _known_there(model: type[BaseModel], path: Place, *, as_variables: bool) -> str:
+    """Return a sentence on what an unknown setting may mean: a similar name, or all that its table has."""
+    *table, name = path
+    fields = sorted(fields_at(model, tuple(table)))
+    known = {field: field for field in fields}
+    if as_variables:
+        known = {field: variable((*table, field)) for field in fields}
+    near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {known[near[0]]}?"
+    return f"known there: {', '.join(known.values())}."
+
+
 def fields_at(model: type[BaseModel], path: Place) -> list[str]:
     """Return the fields of the table at a place; none where the place has a value."""
     current: Any = model
@@ -377,7 +394,9 @@ def fields_at(model: type[BaseModel], path: Place) -> list[str]:
         else:  # of a union without None, or of a dict's values
             types = [arg for arg in get_args(current) if arg is not type(None)]
             current = types[-1] if types else None
-    return list(current.model_fields) if _is_model(current) else []
+    if not _is_model(current):
+        return []
+    return list(current.model_fields)
 
 
 def _is_model(kind: object) -> bool:
@@ -422,4 +441,6 @@ def shown(value: object) -> str:
     if isinstance(value, tuple | list | set):
         value = [str(item) for item in cast("list[object]", value)]
     text, _ = key_shapes().redact(json.dumps(value, ensure_ascii=False, default=str))
-    return text if len(text) <= 80 else text[:80] + "…"
+    if len(text) > 80:
+        text = text[:80] + "…"
+    return text

@@ -125,7 +125,7 @@ class BrowserSessions:
 
     def passkey_code(self, code: str, user: str) -> BrowserSession | None:
         """Return what a code for adding a passkey stands for; None if it is not valid for this user."""
-        stored = self._stored(hash_of(code)) if _has_form(code) else None
+        stored = self._stored_for(code)
         if stored is None or not _is_passkey_code(stored, user):
             return None
         return stored
@@ -146,7 +146,9 @@ class BrowserSessions:
     def take_challenge(self, challenge: str) -> str | None:
         """Use up a challenge, and return what it was for; None if it is not valid."""
         stored = self._take(challenge, "challenge")
-        return None if stored is None else stored.name
+        if stored is None:
+            return None
+        return stored.name
 
     def open(self, user: str, *, token: str | None = None, terminal: bool = False, only: str | None = None) -> str:
         """Return the value of the new session's cookie."""
@@ -160,7 +162,7 @@ class BrowserSessions:
         return self.open(stored.user, terminal=stored.terminal, only=stored.name)
 
     def find(self, cookie: str) -> BrowserSession | None:
-        return _valid_session(self._stored(hash_of(cookie)) if _has_form(cookie) else None)
+        return _valid_session(self._stored_for(cookie))
 
     def current(self, hashed: str) -> BrowserSession | None:
         """Return None if it has ended. Raises ConfigError if the file cannot be read."""
@@ -179,18 +181,19 @@ class BrowserSessions:
 
     def _take(self, text: str, kind: str) -> BrowserSession | None:
         """Remove a code or challenge, and return what it stands for; None if there is none, or it has expired."""
-        hashed = hash_of(text) if _has_form(text) else ""
+        found = self._stored_for(text)
+        if found is None:
+            return None
         removed: BrowserSession | None = None
 
         def edit(document: MutableMapping[str, Any]) -> None:
             nonlocal removed
-            stored = self._read().get(hashed)
+            stored = self._read().get(found.hash)
             if stored is not None and stored.kind == kind:
-                del document[hashed]
+                del document[found.hash]
                 removed = stored
 
-        if self._stored(hashed) is not None:
-            self._change(edit)
+        self._change(edit)
         return _if_valid(removed)
 
     def _make(
@@ -231,8 +234,11 @@ class BrowserSessions:
         alike = [stored for stored in alike if stored not in surplus]
         return {stored.hash for stored in (*others, *alike[-(MOST_STORED - 1) :])}
 
-    def _stored(self, hashed: str) -> BrowserSession | None:
-        """Return what has this hash, even if another server has just stored it."""
+    def _stored_for(self, text: str) -> BrowserSession | None:
+        """Return what a code or a cookie stands for, even if another server has just stored it."""
+        if not _has_form(text):
+            return None
+        hashed = hash_of(text)
         stored = self._watched.current().get(hashed)
         if stored is None and self._watched.look_again():
             return self._watched.current().get(hashed)
