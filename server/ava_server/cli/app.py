@@ -291,18 +291,18 @@ def refuse_in_subagent(command: str) -> None:
         raise BadInput(f"{command}: {refuse_recursion()}.")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(flag: bool) -> None:
+    if flag:
         from importlib.metadata import version
 
         typer.echo(f"ava {version('ava-subagents')}")
         raise typer.Exit
 
 
-def _be_verbose(wanted: bool) -> None:
+def _be_verbose(flag: bool) -> None:
     from ava_server.cli.terminal import VERBOSE
 
-    if wanted:
+    if flag:
         VERBOSE.set(True)
 
 
@@ -370,7 +370,7 @@ def _report(error: BaseException) -> int:
         return CONFIGURATION
     codes = [_code_of(leaf) for leaf in leaves]
     if codes[0] is not None and None not in codes:
-        tell(f"ava: {advice(_explained(leaves[0]))}")
+        tell(f"ava: {advice(_error_text(leaves[0]))}")
         return codes[0]
     from ava_server.core.shutdown import harmless
 
@@ -396,7 +396,7 @@ def _code_of(error: BaseException) -> int | None:
     return None
 
 
-def _explained(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     provider = error.needs_key if isinstance(error, AvaError) else None
     if provider is None:
         return str(error)

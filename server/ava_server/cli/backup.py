@@ -89,7 +89,7 @@ def _owners_parts(root: DataRoot) -> Iterator[tuple[str, str]]:
 def _secrets(root: DataRoot) -> Iterator[str]:
     # Read as files: with the backup's settings, they would be looked up in the database that these name.
     for name, token in _tables(root.tokens_file).items():
-        yield f"token {name} ({token.get('user')}: {checks.shown(token.get('scopes'))})"
+        yield f"token {name} ({token.get('user')}: {checks.value_text(token.get('scopes'))})"
     for path, what in ((root.passkeys, "passkeys, which approve"), (root.secrets_file, "secrets for tools")):
         names = _tables(path)
         if names:
@@ -151,7 +151,7 @@ def _setting(path: tuple[str, ...], values: Mapping[str, Any]) -> str:
         if not isinstance(value, Mapping):  # a list of tables
             break
         value = cast("Mapping[str, Any]", value)[name]
-    return f"{checks.setting_name(path)} = {checks.shown(value)}"
+    return f"{checks.setting_name(path)} = {checks.value_text(value)}"
 
 
 def _first_names(names: Iterable[str], between: str = ", ") -> str:

@@ -121,9 +121,9 @@ def connect_command(port: Annotated[int, typer.Option(min=1, max=65_535, help="T
     refuse_in_subagent("ava connect")
     require("team")
     root = checked_root(show=False)
-    text, made = host_token(root)
-    if made is not None:
-        run_async(record_setting, root, f"tokens.{made.name}", None, made.on_record())
+    text, token = host_token(root)
+    if token is not None:  # it is new
+        run_async(record_setting, root, f"tokens.{token.name}", None, token.on_record())
     start_http(root, port)
     write(json.dumps({"Authorization": f"Bearer {text}"}))
 
@@ -170,11 +170,11 @@ def worker_command(
     raise typer.Exit(run_server(_work, settings, beside, listens))
 
 
-def _label(given: str) -> str:
+def _label(text: str) -> str:
     try:
-        return as_label(given)
+        return as_label(text)
     except ValueError as error:
-        raise BadInput(f"--label {error}; given: {given[:40]!r}") from None
+        raise BadInput(f"--label {error}; given: {text[:40]!r}") from None
 
 
 async def _stay(settings: Settings, drain_s: float) -> int:

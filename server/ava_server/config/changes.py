@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from ava_server.config import checks
 from ava_server.config.checks import Place, parse_setting_name, setting_name
-from ava_server.config.settings import Configured, UserSettings, merged, read_config
+from ava_server.config.settings import Configured, UserSettings, merge, read_config
 from ava_server.core.documents import shared_document
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.files import WatchedFile, reason, replace_file, writing_alone
@@ -210,7 +210,7 @@ def read_users(root: DataRoot) -> dict[str, UserSettings]:
         shared = {} if document is None else tomllib.loads(document.text)
         if not shared:
             return own
-        both = merged({"users": values.get("users", {})}, shared)
+        both = merge({"users": values.get("users", {})}, shared)
         return Configured.model_validate(both).users
     except tomllib.TOMLDecodeError as wrong:
         raise ConfigError(f"the limits of users in the database are not valid TOML: {wrong}") from None
@@ -250,7 +250,7 @@ def change_users(root: DataRoot, changes: Mapping[Place, Any]) -> list[Any]:
     for place, value in zip(removals, change_settings(root.config, removals), strict=True):
         at = index[place]
         if isinstance(value, dict):
-            before[at] = merged(cast("dict[str, Any]", value), before[at] or {})
+            before[at] = merge(cast("dict[str, Any]", value), before[at] or {})
         else:
             before[at] = value
     return before

@@ -150,8 +150,8 @@ def _refuse_unfilled(folder: str) -> None:
     placeholder = placeholder_in(folder)
     if placeholder:
         raise ConfigError(
-            f"AVA_WORKSPACE is {shown(folder.strip())}; allowed is an absolute folder, e.g. /srv/code. This host did"
-            f" not fill in {shown(placeholder)}: write the folder there, or leave the variable out."
+            f"AVA_WORKSPACE is {value_text(folder.strip())}; allowed is an absolute folder, e.g. /srv/code. This host"
+            f" did not fill in {value_text(placeholder)}: write the folder there, or leave the variable out."
         )
 
 
@@ -173,7 +173,7 @@ def _read(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise ConfigError(f'{name} is {shown(text)}; give a list or table as JSON, e.g. ["/srv/code"].') from None
+        raise ConfigError(f'{name} is {value_text(text)}; give a list or table as JSON, e.g. ["/srv/code"].') from None
 
 
 def cents(name: str, dollars: str) -> int:
@@ -181,7 +181,7 @@ def cents(name: str, dollars: str) -> int:
     match = _DOLLARS.fullmatch(dollars)
     if match is None:
         raise ConfigError(
-            f"{name} is {shown(dollars)}; allowed is an amount in dollars from 0 up with at most two decimals, "
+            f"{name} is {value_text(dollars)}; allowed is an amount in dollars from 0 up with at most two decimals, "
             "such as 5 or 2.50, without a sign."
         )
     return int(match[1]) * 100 + int((match[2] or "").ljust(2, "0"))
@@ -264,7 +264,7 @@ def refuse_looser(
             if path not in variables:
                 what += f": {setting_name(path)}"
             raise ConfigError(
-                f"{what} is {shown(new)}, looser than the {shown(old)} that applies to everybody. "
+                f"{what} is {value_text(new)}, looser than the {value_text(old)} that applies to everybody. "
                 f"The environment may only tighten it; to loosen it, set {setting_name(path)} in {config}."
             )
 
@@ -357,7 +357,7 @@ def settings_error(
         origin = variable_of(path, variables)
     place = f"{origin}: {setting_name(path)}" if origin else variable(path)
     if not path:
-        text = f"{origin or 'The environment'} does not fit; needed is {_allowed(dict(first))}."
+        text = f"{origin or 'The environment'} does not fit; needed is {_what_is_allowed(dict(first))}."
     elif first["type"] == "extra_forbidden":
         text = f"{place} is not a setting; {_known_there(model, path, as_variables=not origin)}"
     elif first["type"] == "missing":
@@ -366,7 +366,7 @@ def settings_error(
         value = first["input"]
         if path == PROXY and isinstance(value, str):
             value = masked(value)
-        text = f"{place} is {shown(value)}; allowed is {_allowed(dict(first))}."
+        text = f"{place} is {value_text(value)}; allowed is {_what_is_allowed(dict(first))}."
     if len(faults) > 1:
         text += f" ({len(faults) - 1} more after this one.)"
     return ConfigError(text)
@@ -403,7 +403,7 @@ def _is_model(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-def _allowed(error: dict[str, Any]) -> str:
+def _what_is_allowed(error: dict[str, Any]) -> str:
     context: dict[str, Any] = error.get("ctx", {})
     kind = str(error["type"])
     if kind == "literal_error":
@@ -434,7 +434,7 @@ _KINDS = {
 }
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """Short, and without what looks like a key."""
     if isinstance(value, Mapping):
         return "a table"

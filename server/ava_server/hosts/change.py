@@ -21,7 +21,7 @@ from typing import Any, cast
 from ava_server.config.keys import KEY_VARIABLES, address_variables
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import FileChanged, create_file, reason, replace_file
-from ava_server.hosts.formats import NOTHING, Configuration, Format, Steps, named, put_in
+from ava_server.hosts.formats import NOTHING, Configuration, Format, Steps, dotted_name, put_in
 from ava_server.hosts.known import TOKEN, TOKEN_INPUT, Host, Launch, Rule, ToolRules, UserPlace
 from ava_server.models.json_text import as_list, as_object, fields_of
 
@@ -82,7 +82,7 @@ def change_to_add(host: Host, name: str, launch: Launch, path: Path) -> Change:
     if asks is not None and not _is_set(file, *asks):
         place, value = asks
         notes.append(
-            f'{host.title} may skip asking before confirm_spawn: {named(place)} is not "{value}". It was left so.'
+            f'{host.title} may skip asking before confirm_spawn: {dotted_name(place)} is not "{value}". It was left so.'
         )
     return Change(path, file.target, before, file.text, tuple(lines), tuple(notes))
 
@@ -108,19 +108,19 @@ def change_to_remove(host: Host, name: str, path: Path) -> Change:
     elif not is_ours(old):
         raise ConfigError(f"The server called {name} in {path} is not Ava; it was left alone.")
     file.remove(where)
-    lines = [f"- {named(where)}"]
+    lines = [f"- {dotted_name(where)}"]
     asking = host.asking(name)
     if asking is not None:
         asking_place, asking_value = asking
         if file.get(asking_place) == asking_value:
             file.remove(asking_place)
-            lines.append(f"- {named(asking_place)}")
+            lines.append(f"- {dotted_name(asking_place)}")
     element = _element(file, host)
     value = host.element_value
     # It stays where another server refers to it too.
     if element is not None and file.get(element) == value and f"${{input:{value['id']}}}" not in file.body:
         file.remove(element)
-        lines.append(f"- {named(element[:-1])}: {value['id']}")
+        lines.append(f"- {dotted_name(element[:-1])}: {value['id']}")
     return Change(path, file.target, before, _as_before(host, name, old, file, before), tuple(lines))
 
 
@@ -290,7 +290,7 @@ def _renew_entry(file: Configuration, host: Host, where: Steps, launch: Launch) 
     values: dict[Steps, Any] = {(*where, host.env, name): value for name, value in launch.env.items()}
     program = PureWindowsPath(words[0]).stem
     if program not in _OURS and "ava_server" not in words:
-        note = f"{named(where)} starts Ava with {program}: that was left as it is."
+        note = f"{dotted_name(where)} starts Ava with {program}: that was left as it is."
         return _put_changes(file, values), [note]
     keys = list(_START)
     if ("headersHelper" in old) != ("headersHelper" in entry):  # the host starts it another way now
@@ -301,7 +301,7 @@ def _renew_entry(file: Configuration, host: Host, where: Steps, launch: Launch) 
     for key in _START:
         if key in old and key not in entry:
             file.remove((*where, key))
-            lines.append(f"- {named((*where, key))}")
+            lines.append(f"- {dotted_name((*where, key))}")
     return lines + _put_changes(file, values), []
 
 
@@ -310,7 +310,7 @@ def _put_changes(file: Configuration, values: Mapping[Steps, Any]) -> list[str]:
     for place, value in values.items():
         if file.get(place) != value:
             file.put(place, value)
-            lines.append(f"{named(place)} = {json.dumps(value, ensure_ascii=False)}")
+            lines.append(f"{dotted_name(place)} = {json.dumps(value, ensure_ascii=False)}")
     return lines
 
 
@@ -361,7 +361,7 @@ def _element(file: Configuration, host: Host) -> Steps | None:
 
 
 def _lines(host: Host, path: Steps, value: Any) -> list[str]:
-    return [f"+ {line}" for line in host.format.shown(path, value)]
+    return [f"+ {line}" for line in host.format.lines_of(path, value)]
 
 
 def _back_up(target: Path, data: bytes, mode: int) -> Path:
@@ -455,7 +455,7 @@ def _add(file: Configuration, rules: ToolRules, name: str) -> list[str]:
         where: Steps = rule.place
         value = file.get(where)
         if rule.listed and value is not NOTHING and not isinstance(value, list):
-            raise ConfigError(f"{named(where)} in {file.path} is not a list; the file was left alone.")
+            raise ConfigError(f"{dotted_name(where)} in {file.path} is not a list; the file was left alone.")
         if _stands(file, rule) or _has_other_value(file, rule):
             continue
         if rule.listed:
@@ -474,9 +474,9 @@ def _describe_rules(rules: ToolRules, some: Sequence[Rule]) -> list[str]:
     for place, rules_there in by_place.items():
         last = rules_there[-1]
         if not last.listed:
-            lines += rules.format.shown(place, last.value)
+            lines += rules.format.lines_of(place, last.value)
         elif isinstance(last.value, str):
-            lines += rules.format.shown(place, [rule.value for rule in rules_there])
+            lines += rules.format.lines_of(place, [rule.value for rule in rules_there])
         else:  # an item of a list that is a table
-            lines += rules.format.shown((*place, 0), last.value)
+            lines += rules.format.lines_of((*place, 0), last.value)
     return lines

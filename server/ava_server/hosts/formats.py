@@ -40,7 +40,9 @@ class Format(Protocol):
         """Tell whether an empty table or list can be removed without losing a comment."""
         ...
 
-    def shown(self, path: KeyPath, value: Any) -> list[str]: ...
+    def lines_of(self, path: KeyPath, value: Any) -> list[str]:
+        """Return the lines of a file with nothing but this value."""
+        ...
 
 
 class Toml:
@@ -78,7 +80,7 @@ class Toml:
         del text, path
         return False
 
-    def shown(self, path: KeyPath, value: Any) -> list[str]:
+    def lines_of(self, path: KeyPath, value: Any) -> list[str]:
         return self.put("", path, value).splitlines()
 
 
@@ -147,7 +149,7 @@ class Yaml:
                 return not value.value and "#" not in line
         return False
 
-    def shown(self, path: KeyPath, value: Any) -> list[str]:
+    def lines_of(self, path: KeyPath, value: Any) -> list[str]:
         in_new_lists = [0 if isinstance(step, int) else step for step in path]
         return self.put("", in_new_lists, value).splitlines()
 
@@ -358,7 +360,7 @@ class Configuration:
     def put(self, path: Steps, value: Any) -> None:
         """Raises ConfigError if this is impossible without touching anything else; nothing was changed."""
         if not self.takes(path):
-            raise ConfigError(f"{named(path[:-1])} in {self.path} is not a table; the file was left alone.")
+            raise ConfigError(f"{dotted_name(path[:-1])} in {self.path} is not a table; the file was left alone.")
         self._apply(lambda: self._format.put(self.body, path, value), lambda data: put_in(data, path, value))
 
     def remove(self, path: Steps) -> None:
@@ -389,7 +391,7 @@ class Configuration:
         self.text = body
 
 
-def named(path: Steps) -> str:
+def dotted_name(path: Steps) -> str:
     return ".".join(map(str, path))
 
 

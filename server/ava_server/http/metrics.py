@@ -113,10 +113,11 @@ class LogState:
     mirrored: int
 
 
-def bounded(seen: Iterable[tuple[int, str]], most: int) -> Callable[[str], str]:
-    """Return a function from value to label: the first `most` that were seen keep their own, later ones are `other`."""
-    kept = frozenset(list(dict.fromkeys(value for _when, value in sorted(seen)))[:most])
-    return lambda value: value if value in kept else OTHER
+def labels_of_first(values: Iterable[tuple[int, str]], most: int) -> Callable[[str], str]:
+    """Return a function from value to label: the first `most` by their time keep their own, later ones are `other`."""
+    in_order = dict.fromkeys(value for _when, value in sorted(values))
+    first = frozenset(list(in_order)[:most])
+    return lambda value: value if value in first else OTHER
 
 
 class Families:
@@ -139,9 +140,9 @@ class Families:
         self._now_us = now_us
         self._open_sessions = open_sessions
         runs = log.runs
-        self._role = bounded(((group.first_us, group.role) for group in runs), MOST_ROLES)
-        self._model = bounded(((group.first_us, group.model) for group in runs), MOST_MODELS)
-        provider = bounded(((group.first_us, provider_of(group.model)) for group in runs), MOST_PROVIDERS)
+        self._role = labels_of_first(((group.first_us, group.role) for group in runs), MOST_ROLES)
+        self._model = labels_of_first(((group.first_us, group.model) for group in runs), MOST_MODELS)
+        provider = labels_of_first(((group.first_us, provider_of(group.model)) for group in runs), MOST_PROVIDERS)
         self._provider: Callable[[str | None], str] = lambda model: provider(provider_of(model or ""))
 
     def collect(self) -> Iterator[Metric]:
@@ -269,7 +270,7 @@ class Families:
         return family
 
     def _by_user(self) -> Iterator[Metric]:
-        name_of = bounded(((sums.first_us, sums.user) for sums in self._log.users), MOST_USERS)
+        name_of = labels_of_first(((sums.first_us, sums.user) for sums in self._log.users), MOST_USERS)
         runs = Counter[LabelNames]()
         costs, days = defaultdict[LabelNames, float](float), defaultdict[LabelNames, float](float)
         for sums in self._log.users:
