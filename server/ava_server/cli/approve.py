@@ -64,8 +64,7 @@ async def approve_command(
     refuse_in_subagent("ava approve")
     async with _open_client(server, "ava approve", asked=True, on_terminal=bool(ids)) as client:
         extensions, waiting = await _read_waiting(client, ids or [])
-        shown = [one.shown for one in waiting]
-        shown += [one.shown for one in extensions]
+        shown = shown_of([*waiting, *extensions])
         if shown and someone_there():  # an error comes before any question
             await client.check_can_approve(shown)
         if ids:
@@ -149,7 +148,7 @@ async def _decide_all(client: Approvals, waiting: list[Pending], extensions: lis
     if fits_table(waiting) and someone_there():
         proposals = ShownProposals(waiting)
         proposals.show()
-        shown = [one.shown for one in waiting]
+        shown = shown_of(waiting)
         question = "Start them? [y = all, r = reject all, o = one by one, Enter = later]"
         answer = await _ask_while_open(client, shown, question, proposals)
         folds = proposals.folded
@@ -229,7 +228,7 @@ async def _attempt(decision: Awaitable[object]) -> bool:
 async def _start_each(client: Approvals, waiting: list[Pending], screens: Mapping[str, FoldedScreen]) -> list[bool]:
     from ava_server.approval.proposals import agreement  # not needed to read the command line
 
-    await client.unlock([one.shown for one in waiting], "Nothing was started; they still wait.")
+    await client.unlock(shown_of(waiting), "Nothing was started; they still wait.")
 
     async def approve(one: Pending) -> None:
         decision = await client.decide([one.shown], agreement([one], {}, screens))
@@ -292,7 +291,7 @@ async def _approve_together(client: Approvals, waiting: list[Pending], limits: d
     async def choice() -> ChosenProposals:
         return await choose(waiting, limits)
 
-    shown = [one.shown for one in waiting]
+    shown = shown_of(waiting)
     answer = await unless_decided(client, shown, choice)
     elsewhere = await client.decided_elsewhere(shown)
     if elsewhere:
@@ -317,10 +316,15 @@ async def _say_elsewhere(
         how = advice(f"ava approve {' '.join(rest)}")
         say(f"Nothing was approved here. Still waiting: {', '.join(rest)}; to decide, {how}")
         return NOT_APPROVED
-    approved = await client.approved([one.shown for one in waiting])
+    approved = await client.approved(shown_of(waiting))
     if len(approved) < len(waiting):
         return NOT_APPROVED
     return 0
+
+
+def shown_of(waiting: Sequence[Pending | PendingExtension]) -> list[Shown]:
+    """Return what a person was shown of each."""
+    return [one.shown for one in waiting]
 
 
 def _close(waiting: Sequence[Pending | PendingExtension], ids: list[str], how: str) -> None:
@@ -422,7 +426,7 @@ async def approve_proposals(
     """Raises Refused if they may not start; says why."""
     from ava_server.approval.proposals import agreement  # not needed to read the command line
 
-    decision = await client.decide([one.shown for one in waiting], agreement(waiting, limits, screens))
+    decision = await client.decide(shown_of(waiting), agreement(waiting, limits, screens))
     decision.expect("approved", "Not approved")
     if len(waiting) == 1:
         return "Approved."

@@ -122,11 +122,8 @@ def logs_command(
     of_one_run = subagent is not None or of_last
     of_errors = level is not None or "error" in map(str.lower, query.types)
     shows_bookkeeping = everything or as_json or kind or session
-    query = replace(
-        query,
-        limit=last or _default_limit(query, follow),
-        without=() if shows_bookkeeping else BOOKKEEPING,
-    )
+    without = () if shows_bookkeeping else BOOKKEEPING
+    query = replace(query, limit=last or _default_limit(query, follow), without=without)
     printer = _Printer(as_json, utc, whole_errors=of_one_run or of_errors)
     _run(server, follow, partial(_logs, query, subagent, of_last, printer, follow))
 
@@ -191,10 +188,10 @@ class _Printer:
             self.was_cut |= fitting != line
             line = fitting
         parts = terminal.wrapped_lines(line, columns())
-        terminal.write("\n".join(_coloured(part, entry) for part in parts))
+        terminal.write("\n".join(_in_colour(part, entry) for part in parts))
 
 
-def _coloured(line: str, entry: Entry) -> str:
+def _in_colour(line: str, entry: Entry) -> str:
     """Errors are red, warnings yellow, a time dim."""
     colour = None
     if entry.fact is not None:
@@ -240,8 +237,8 @@ async def _logs(
         if not page.entries and not follow:
             printer.remark("No entry matches.")
         if printer.was_cut:
-            whole = advice("`ava show S-…` shows a run with its whole result")
-            say(f"Lines were cut to fit; --json shows them whole, and {whole}.")
+            how = advice("`ava show S-…` shows a run with its whole result")
+            say(f"Lines were cut to fit; --json shows them whole, and {how}.")
         if follow:
             progress = terminal.Progress()
             records.wait_for_server(progress.wait_for)

@@ -29,7 +29,7 @@ from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import config_of
 from ava_server.cli import options
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
-from ava_server.cli.approve import ChosenProposals, check_group_cap, choose
+from ava_server.cli.approve import ChosenProposals, check_group_cap, choose, shown_of
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import ended_runs, roles, runs_with_result, tiers
 from ava_server.cli.results import check_folder
@@ -485,7 +485,7 @@ async def _propose_and_start(service: Service, client: Approvals, request: RunRe
         return [answers[0].run_id]
     proposals = await client.waiting([answer.pending_id or "" for answer in answers])
     chosen, limits, screens = await _choose(client, proposals, request)
-    elsewhere = await client.decided_elsewhere([one.shown for one in proposals])
+    elsewhere = await client.decided_elsewhere(shown_of(proposals))
     if elsewhere:  # what was decided there holds, and the others are not started in part
         chosen = []
     others = [one.shown for one in proposals if one not in chosen]
@@ -495,7 +495,7 @@ async def _propose_and_start(service: Service, client: Approvals, request: RunRe
         return await _approved_elsewhere(client, proposals, elsewhere)
     from ava_server.approval.proposals import agreement
 
-    decision = await client.decide([one.shown for one in chosen], agreement(chosen, limits, screens))
+    decision = await client.decide(shown_of(chosen), agreement(chosen, limits, screens))
     if decision.status != "approved":
         run_ids = await _approved_elsewhere(client, chosen, None)
         if run_ids:
@@ -516,7 +516,7 @@ async def _approved_elsewhere(
     `elsewhere`: what was decided elsewhere before the answer here, which has rejected the others. None: an approval
     here was refused, whose own reason is left to say unless something was approved elsewhere.
     """
-    run_ids = await client.approved([one.shown for one in proposals])
+    run_ids = await client.approved(shown_of(proposals))
     if not run_ids and elsewhere is None:
         return []
     reasons = dict(elsewhere or {})
@@ -549,7 +549,7 @@ async def _choose(client: Approvals, proposals: list[Pending], request: RunReque
             return ChosenProposals(proposals, limits, {})
         return await _ask(client, proposals, limits)
     except AvaError:
-        await client.decide([one.shown for one in proposals], PersonAnswer(False))
+        await client.decide(shown_of(proposals), PersonAnswer(False))
         raise
 
 
@@ -559,11 +559,11 @@ async def _ask(client: Approvals, proposals: list[Pending], limits: dict[str, An
     async def choice() -> ChosenProposals:
         chosen = await choose(proposals, limits, err=True)
         if chosen.proposals:
-            await client.unlock([one.shown for one in chosen.proposals], "Nothing was started.")
+            await client.unlock(shown_of(chosen.proposals), "Nothing was started.")
         return chosen
 
     async def choice_here() -> ChosenProposals | None:
-        return await unless_decided(client, [one.shown for one in proposals], choice)
+        return await unless_decided(client, shown_of(proposals), choice)
 
     chosen = await unless_interrupted(choice_here, None)
     if chosen is None:

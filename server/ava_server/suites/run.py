@@ -132,7 +132,9 @@ async def _run(settings: Settings, suite: Suite, request: SuiteRequest) -> int:
     endings_without_verdict = {verdict.ending for verdict in result.verdicts if verdict.passed is None}
     if not endings_without_verdict:
         return 0
-    return ENDING_CODES["cost_exceeded"] if "cost_exceeded" in endings_without_verdict else MODEL
+    if "cost_exceeded" in endings_without_verdict:
+        return ENDING_CODES["cost_exceeded"]
+    return MODEL
 
 
 async def _make_runs(
@@ -160,11 +162,11 @@ async def _make_runs(
         running += approved
     if not running:
         return None
-    stopped = await FollowedRuns(runtime, service, running).until_over()
-    if stopped is not None:
-        which = "The same command, without --again," if request.again else "The same command"
-        tell(f"{which} goes on with this round; what the log has is not paid again.")
-    return stopped
+    exit_code = await FollowedRuns(runtime, service, running).until_over()
+    if exit_code is not None:
+        command = "The same command, without --again," if request.again else "The same command"
+        tell(f"{command} goes on with this round; what the log has is not paid again.")
+    return exit_code
 
 
 async def _check_hourly_limit(runtime: Runtime, service: Service, left: Sequence[Cell]) -> None:
@@ -213,9 +215,10 @@ def _spawns(
     held = current.held_micros
     rest = max_micros - current.spent_micros - held
     if rest < MICROS_PER_CENT:
-        spent = f"round {current.number} of {suite.name} has cost {format_usd(current.spent_micros)}"
-        may = f", and what is under way may cost {format_usd(held)}" if held else ""
-        raise BadInput(f"--max-cost: {spent}{may}; give more than that, it is for the whole round")
+        costs = f"round {current.number} of {suite.name} has cost {format_usd(current.spent_micros)}"
+        if held:
+            costs += f", and what is under way may cost {format_usd(held)}"
+        raise BadInput(f"--max-cost: {costs}; give more than that, it is for the whole round")
     if len(spawns) == 1 and rest // MICROS_PER_CENT < left[0].cap_cents:
         spawns[0][CAP] = rest // MICROS_PER_CENT
     return tuple(spawns), rest
