@@ -40,6 +40,78 @@ LONGEST = 200
 _LINE = "\n    "
 
 
+_Folder = Annotated[str, typer.Argument(metavar="DIR", help="The backup's folder.")]
+
+
+def backup_command(folder: _Folder, as_json: Json = False) -> None:
+    """Copy the data root to a new folder: the log, settings, keys, secrets, roles, notes and artifacts.
+
+    Servers and subagents can keep running. Ava verifies the copy. Keep it safe: it contains your keys and all content.
+    """
+    root = checked_root("ava backup", show=not as_json)
+    target = _clean_path(folder)
+    if log_file(root.path) is None:
+        raise BadInput(
+            "The log of this data root is in Postgres: back it up there, e.g. with pg_dump, or write all entries to a"
+            " file with `ava export`; copy the other files of the data root at the same time. Nothing was written."
+        )
+    if not root.db.exists():
+        raise BadInput(f"The data root {root.path} has no log yet, so there is nothing to back up.")
+    backup.refuse_overlap(root.path, target)
+    if not backup.is_free(target):
+        raise BadInput(f"{target} exists and is not empty; give a new folder. Nothing was written.")
+    with progress_on_terminal() as show, backup.prepared(target, "backup") as partial:
+        manifest = backup.back_up(root, partial, show)
+    if as_json:
+        return say_json({"folder": str(target), "files": len(manifest.files), **_summary(manifest)})
+    backed_up = f"Backed up {manifest.entries:,} entries and {len(manifest.files):,} files to {target}"
+    if manifest.verified:
+        say(f"{backed_up}, and verified them.")
+    else:
+        say(
+            f"{backed_up}. An older version wrote the log: it was copied as it is, and is verified when it is restored."
+        )
+    say(f"Head: {manifest.head}")
+    return say(f"It contains your keys and secrets. To restore it: ava restore {shlex.quote(str(target))}")
+
+
+def restore_command(
+    folder: _Folder,
+    yes: Annotated[
+        bool, typer.Option("-y", "--yes", help="It is my own: use everything in it without asking.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Restore a backup to the data root, which must be missing or empty, and verify it.
+
+    Unfinished subagents are held: each continues, and spends, only after a person resumes it. If the backup's
+    settings loosen a limit, or it has keys, tokens or roles, Ava lists them and asks whether to use them.
+    """
+    root = checked_root("ava restore", show=False)
+    source = _clean_path(folder)
+    backup.refuse_overlap(root.path, source)
+    backup.refuse_used(root)
+    manifest = backup.read_manifest(source)
+    with backup.prepared(root.path, "restored data root") as partial:
+        with progress_on_terminal() as show:
+            restored = backup.restore(manifest, source, partial, show)
+        aside = keep_aside(partial, yes=yes)
+        back = backup.erased_since(root.path, partial, manifest)
+        restored = replace(restored, aside=aside, back=back)
+    if not as_json:
+        heading(root)
+        return say("\n".join(_restored_lines(restored)))
+    erased_before = None
+    if restored.back is not None:
+        erased_before = [run.id for run in restored.back]
+    facts = {
+        "held": [run.id for run in restored.held],
+        "erased_before": erased_before,
+        "kept_aside": restored.aside,
+    }
+    return say_json({"data_root": str(root.path), **facts, **_summary(manifest)})
+
+
 def keep_aside(root: Path, *, yes: bool) -> list[str]:
     """Ask whether to use the settings, keys, tokens and roles of a backup, before it becomes the data root.
 
@@ -163,81 +235,9 @@ def _first_names(names: Iterable[str], between: str = ", ") -> str:
     return between.join(parts)
 
 
-_Folder = Annotated[str, typer.Argument(metavar="DIR", help="The backup's folder.")]
-
-
 def _clean_path(folder: str) -> Path:
     """Return the folder as an absolute path without `..`: it is shown, to be pasted later."""
     return Path(os.path.abspath(absolute_path("DIR", folder)))  # noqa: PTH100 - `resolve` would follow links
-
-
-def backup_command(folder: _Folder, as_json: Json = False) -> None:
-    """Copy the data root to a new folder: the log, settings, keys, secrets, roles, notes and artifacts.
-
-    Servers and subagents can keep running. Ava verifies the copy. Keep it safe: it contains your keys and all content.
-    """
-    root = checked_root("ava backup", show=not as_json)
-    target = _clean_path(folder)
-    if log_file(root.path) is None:
-        raise BadInput(
-            "The log of this data root is in Postgres: back it up there, e.g. with pg_dump, or write all entries to a"
-            " file with `ava export`; copy the other files of the data root at the same time. Nothing was written."
-        )
-    if not root.db.exists():
-        raise BadInput(f"The data root {root.path} has no log yet, so there is nothing to back up.")
-    backup.refuse_overlap(root.path, target)
-    if not backup.is_free(target):
-        raise BadInput(f"{target} exists and is not empty; give a new folder. Nothing was written.")
-    with progress_on_terminal() as show, backup.prepared(target, "backup") as partial:
-        manifest = backup.back_up(root, partial, show)
-    if as_json:
-        return say_json({"folder": str(target), "files": len(manifest.files), **_summary(manifest)})
-    backed_up = f"Backed up {manifest.entries:,} entries and {len(manifest.files):,} files to {target}"
-    if manifest.verified:
-        say(f"{backed_up}, and verified them.")
-    else:
-        say(
-            f"{backed_up}. An older version wrote the log: it was copied as it is, and is verified when it is restored."
-        )
-    say(f"Head: {manifest.head}")
-    return say(f"It contains your keys and secrets. To restore it: ava restore {shlex.quote(str(target))}")
-
-
-def restore_command(
-    folder: _Folder,
-    yes: Annotated[
-        bool, typer.Option("-y", "--yes", help="It is my own: use everything in it without asking.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Restore a backup to the data root, which must be missing or empty, and verify it.
-
-    Unfinished subagents are held: each continues, and spends, only after a person resumes it. If the backup's
-    settings loosen a limit, or it has keys, tokens or roles, Ava lists them and asks whether to use them.
-    """
-    root = checked_root("ava restore", show=False)
-    source = _clean_path(folder)
-    backup.refuse_overlap(root.path, source)
-    backup.refuse_used(root)
-    manifest = backup.read_manifest(source)
-    with backup.prepared(root.path, "restored data root") as partial:
-        with progress_on_terminal() as show:
-            restored = backup.restore(manifest, source, partial, show)
-        aside = keep_aside(partial, yes=yes)
-        back = backup.erased_since(root.path, partial, manifest)
-        restored = replace(restored, aside=aside, back=back)
-    if not as_json:
-        heading(root)
-        return say("\n".join(_restored_lines(restored)))
-    erased_before = None
-    if restored.back is not None:
-        erased_before = [run.id for run in restored.back]
-    facts = {
-        "held": [run.id for run in restored.held],
-        "erased_before": erased_before,
-        "kept_aside": restored.aside,
-    }
-    return say_json({"data_root": str(root.path), **facts, **_summary(manifest)})
 
 
 def _summary(manifest: backup.Manifest) -> dict[str, object]:

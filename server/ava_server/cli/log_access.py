@@ -105,31 +105,6 @@ async def find_runs(store: Readable | None, ids: Sequence[str]) -> list[RunRow]:
     return list(runs.values())
 
 
-async def _suggestion(store: Readable | None, text: str) -> str:
-    """Return a sentence that suggests a similar id; empty without one."""
-    from ava_server.core.ids import nearest
-
-    if store is None or len(text) > _LONGEST_ID:
-        return ""
-    rows = list(reversed(await store.read(lambda view: view.runs())))
-    ids = [row.id for row in rows] + [row.pending_id for row in rows]
-    similar = _first_that_begins(ids, text.strip().casefold()) or nearest(text, ids, cutoff=0.8)
-    if similar is None:
-        return ""
-    return f" Did you mean {similar}?"
-
-
-def _first_that_begins(ids: Sequence[str], text: str) -> str | None:
-    """Return the first id that begins with a text, with or without its letter; None if the text is too short."""
-    digits = text.partition("-")[2] or text
-    if len(digits) < _ENOUGH_DIGITS:
-        return None
-    for one in ids:
-        if one.casefold().startswith(text) or one[2:].startswith(text):
-            return one
-    return None
-
-
 async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -> None:
     """So that no notification announces the result again; nothing for another user's run."""
     from ava_audit.store.store import Outcome
@@ -160,3 +135,28 @@ async def record_setting(
             await store.do(append(Event(terminal_session().who, fact)))
     except AuditError as error:
         tell(f"This change is not in the log: {error}")
+
+
+async def _suggestion(store: Readable | None, text: str) -> str:
+    """Return a sentence that suggests a similar id; empty without one."""
+    from ava_server.core.ids import nearest
+
+    if store is None or len(text) > _LONGEST_ID:
+        return ""
+    rows = list(reversed(await store.read(lambda view: view.runs())))
+    ids = [row.id for row in rows] + [row.pending_id for row in rows]
+    similar = _first_that_begins(ids, text.strip().casefold()) or nearest(text, ids, cutoff=0.8)
+    if similar is None:
+        return ""
+    return f" Did you mean {similar}?"
+
+
+def _first_that_begins(ids: Sequence[str], text: str) -> str | None:
+    """Return the first id that begins with a text, with or without its letter; None if the text is too short."""
+    digits = text.partition("-")[2] or text
+    if len(digits) < _ENOUGH_DIGITS:
+        return None
+    for one in ids:
+        if one.casefold().startswith(text) or one[2:].startswith(text):
+            return one
+    return None

@@ -28,6 +28,43 @@ _MARGIN = 10
 _HEAD = ("in", "out", "read", "write", "window")
 
 
+def models_command(
+    provider: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROVIDER",
+            help="Show all models of this provider; without it, those in use.",
+            autocompletion=providers,
+        ),
+    ] = None,
+    search: Annotated[
+        str | None, typer.Option("--search", metavar="WORD", help="Only models with this in their id.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the model of each tier and what it costs, and the models of the configured providers.
+
+    Prices are in USD per million tokens. Only an endpoint whose models are in no table is asked over the network, and
+    only with PROVIDER or --search. Without them, Ollama, LM Studio and llama.cpp are looked for at their usual ports on
+    this machine, and offered.
+    """
+    from ava_server.config.credentials import model_settings
+
+    root = checked_root(show=False)
+    settings = read_settings()
+    models = model_settings(settings)
+    tiers = resolve_models(models, settings.where)
+    shown = run_async(read_providers, models, tiers, provider, search)
+    whole = provider is not None or search is not None
+    servers: dict[str, list[str]] = {}
+    if not whole:
+        servers = run_async(read_servers_here, models)
+    answer = {**models_json(tiers, shown), "on_this_machine": servers}
+    lines = models_screen(tiers, shown, search, whole=whole)
+    lines += servers_lines(servers)
+    present(root, as_json, answer, lines)
+
+
 @dataclass(frozen=True)
 class ProviderModels:
     """The models of a provider that the screen shows.
@@ -313,40 +350,3 @@ def _short(tokens: int) -> str:
     if tokens < 1_000_000:
         return f"{tokens / 1_000:.0f}k"
     return f"{tokens / 1_000_000:.2g}M"
-
-
-def models_command(
-    provider: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PROVIDER",
-            help="Show all models of this provider; without it, those in use.",
-            autocompletion=providers,
-        ),
-    ] = None,
-    search: Annotated[
-        str | None, typer.Option("--search", metavar="WORD", help="Only models with this in their id.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Show the model of each tier and what it costs, and the models of the configured providers.
-
-    Prices are in USD per million tokens. Only an endpoint whose models are in no table is asked over the network, and
-    only with PROVIDER or --search. Without them, Ollama, LM Studio and llama.cpp are looked for at their usual ports on
-    this machine, and offered.
-    """
-    from ava_server.config.credentials import model_settings
-
-    root = checked_root(show=False)
-    settings = read_settings()
-    models = model_settings(settings)
-    tiers = resolve_models(models, settings.where)
-    shown = run_async(read_providers, models, tiers, provider, search)
-    whole = provider is not None or search is not None
-    servers: dict[str, list[str]] = {}
-    if not whole:
-        servers = run_async(read_servers_here, models)
-    answer = {**models_json(tiers, shown), "on_this_machine": servers}
-    lines = models_screen(tiers, shown, search, whole=whole)
-    lines += servers_lines(servers)
-    present(root, as_json, answer, lines)

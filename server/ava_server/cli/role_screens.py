@@ -155,6 +155,14 @@ def skill_lines(skill: Skill) -> list[str]:
     return lines
 
 
+def tools_here(settings: Settings) -> Specs:
+    """Return the tools that are available: web search with an engine, commands with a sandbox. Raises AvaError."""
+    stored = read_keys(settings.paths.keys)
+    search = any_search(settings.search, stored, model_settings(settings, stored))
+    tools = tools_on_this_machine(settings.sandbox.mode, search)
+    return {spec.name: spec for spec in (*(tool.spec for tool in tools.values()), *RUN_SPECS)}
+
+
 def _unable(role: Role, model: ResolvedModel | None) -> list[str]:
     """Return that a role cannot run without a language model, if there is none."""
     if model is None or not lacks_model(role, model.choice):
@@ -166,14 +174,6 @@ def _reach(role: Role) -> str:
     """Return what a role's tools can do if all of them are available; its MCP servers are not asked."""
     unasked = [ToolSpec(name, "", ToolArgs, foreign={}) for name in role.tools if server_of(name) is not None]
     return reach([*specs_of(role.tools, {}), *unasked])
-
-
-def tools_here(settings: Settings) -> Specs:
-    """Return the tools that are available: web search with an engine, commands with a sandbox. Raises AvaError."""
-    stored = read_keys(settings.paths.keys)
-    search = any_search(settings.search, stored, model_settings(settings, stored))
-    tools = tools_on_this_machine(settings.sandbox.mode, search)
-    return {spec.name: spec for spec in (*(tool.spec for tool in tools.values()), *RUN_SPECS)}
 
 
 def _role_as_json(role: Role, model: ResolvedModel | None, known: Specs) -> dict[str, Any]:

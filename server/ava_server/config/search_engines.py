@@ -64,19 +64,6 @@ def engine_of(settings: SearchSettings, stored: Mapping[str, Key], name: str | N
     return None
 
 
-def _engine(name: str, settings: SearchSettings, stored: Mapping[str, Key]) -> Engine | None:
-    if name == "searxng":
-        if not settings.searxng:
-            return None
-        return Searxng(settings.searxng)
-    key = key_among(stored, name)
-    if key is None:
-        return None
-    if name == "kagi":
-        return Kagi(settings.kagi_url, key.value)
-    return Brave(settings.brave_url, key.value)
-
-
 def provider_engine(
     settings: SearchSettings, models: ModelSettings, choice: Callable[[], Choice]
 ) -> ProviderSearch | None:
@@ -199,3 +186,16 @@ async def _exchange(client: httpx2.AsyncClient, ask: SearchRequest, title: str) 
     if body.truncated:
         raise ToolFailed(f"{title} answered with more than {MOST_BYTES:,} bytes; ask for fewer results")
     return SearchReply(status, headers, bytes(body.data))
+
+
+def _engine(name: str, settings: SearchSettings, stored: Mapping[str, Key]) -> Engine | None:
+    if name == "searxng":
+        if not settings.searxng:
+            return None
+        return Searxng(settings.searxng)
+    key = key_among(stored, name)
+    if key is None:
+        return None
+    if name == "kagi":
+        return Kagi(settings.kagi_url, key.value)
+    return Brave(settings.brave_url, key.value)

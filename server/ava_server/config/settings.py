@@ -84,7 +84,8 @@ def http_url(url: str) -> str:
     except ValueError:
         fits = False
     else:
-        if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        has_user = parts.username is not None or parts.password is not None
+        if has_user or parts.query or parts.fragment:
             raise ValueError("an address without a user, a password or a query in it")
     if not fits:
         raise ValueError("an address such as https://host/v1 or http://127.0.0.1:11434/v1")

@@ -226,13 +226,21 @@ class BrowserSessions:
 
         Challenges come and go, and a model can make any number of links: neither may take a session's place.
         """
-        valid = [stored for stored in self._read().values() if stored.is_valid]
-        valid.sort(key=lambda stored: stored.created_us)
-        others = [stored for stored in valid if stored.sort != new.sort]
-        alike = [stored for stored in valid if stored.sort == new.sort]
-        surplus = [stored for stored in alike if stored.user == new.user][: -(MOST_OF_USER - 1)]
-        alike = [stored for stored in alike if stored not in surplus]
-        return {stored.hash for stored in (*others, *alike[-(MOST_STORED - 1) :])}
+        hashes: set[str] = set()
+        of_user: list[str] = []
+        of_all: list[str] = []
+        for stored in sorted(self._read().values(), key=lambda stored: stored.created_us):
+            if not stored.is_valid:
+                continue
+            if stored.sort != new.sort:
+                hashes.add(stored.hash)
+                continue
+            of_all.append(stored.hash)
+            if stored.user == new.user:
+                of_user.append(stored.hash)
+        surplus = of_user[: -(MOST_OF_USER - 1)]
+        of_sort = [each for each in of_all if each not in surplus]
+        return hashes.union(of_sort[-(MOST_STORED - 1) :])
 
     def _stored_for(self, text: str) -> BrowserSession | None:
         """Return what a code or a cookie stands for, even if another server has just stored it."""

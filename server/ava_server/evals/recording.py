@@ -362,9 +362,11 @@ def propose_checks(recording: Recording) -> tuple[Check, ...]:
 
 def _quoted_findings(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the findings whose quotes were found in what the run read."""
-    checks: Sequence[Mapping[str, Any]] = result.get("quotes_checked") or ()
+    numbers: set[int] = set()
+    for check in result.get("quotes_checked") or ():
+        if check["verdict"] == "found":
+            numbers.add(check["finding"])
     findings: Sequence[Mapping[str, Any]] = result["untrusted_result"].get("findings") or ()
-    numbers = {check["finding"] for check in checks if check["verdict"] == "found"}
     return [finding for number, finding in enumerate(findings, 1) if number in numbers]
 
 
