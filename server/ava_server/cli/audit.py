@@ -91,12 +91,12 @@ def _verify_log(root: DataRoot, head: str | None, since: str | None, as_json: bo
     from ava_audit.mirror import mirror_faults
     from ava_audit.verify import hash_of, verify
 
-    noted: list[bytes] = []
+    hashes: list[bytes] = []
     for option, text in (("--head", head), ("--since-head", since)):
         if text is None:
             continue
         try:
-            noted.append(hash_of(text))
+            hashes.append(hash_of(text))
         except BadQuery as error:
             raise BadInput(f"{option}: {error}") from None
     if not as_json:
@@ -105,7 +105,7 @@ def _verify_log(root: DataRoot, head: str | None, since: str | None, as_json: bo
         with progress_on_terminal() as show:
             on_progress = _progress(show, "entries")
             return verify(root.path, head=head, since=since, mirror=root.logs, on_progress=on_progress)
-    faults = [missing_hash(digest, 0) for digest in noted if digest != GENESIS]
+    faults = [missing_hash(digest, 0) for digest in hashes if digest != GENESIS]
     faults += mirror_faults(None, root.logs)
     return VerifyReport(0, 0, GENESIS.hex(), tuple(faults), not faults)
 
@@ -345,13 +345,13 @@ async def _erase_all(store: Store, run: RunRow, with_content: int) -> int:
 
     total = 0
     while with_content:  # repeated, for an answer that was written meanwhile
-        done = 0
+        count = 0
         for one in await store.read(lambda view: _with_steps(view, run)):
             also = await store.read(lambda view, of=one: quoting_entries(view, of))  # type: ignore[misc]
-            done += await erase_run(store, one.id, also, terminal_session().who, "erased by a person (ava erase)")
-        total += done
+            count += await erase_run(store, one.id, also, terminal_session().who, "erased by a person (ava erase)")
+        total += count
         await _wait_for_files(store)
-        if not done:
+        if not count:
             break
     await _wait_for_files(store)
     return total

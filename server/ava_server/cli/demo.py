@@ -279,8 +279,8 @@ class _DemoHost:
             if run.untrusted_result is not None:
                 progress.end(keep=True)
                 # A tool's answer is a page of the result; the resource is all of it.
-                whole = await self._client.read_resource(f"ava://runs/{run_id}")
-                return RunAnswer.model_validate_json(str(getattr(whole.contents[0], "text", "")))
+                resource = await self._client.read_resource(f"ava://runs/{run_id}")
+                return RunAnswer.model_validate_json(str(getattr(resource.contents[0], "text", "")))
             if time.monotonic() - began > WITHIN_S:
                 raise AvaError(f"{run_id} has not ended within {WITHIN_S:.0f} s; it is {run.state}")
             await anyio.sleep(POLL_S)

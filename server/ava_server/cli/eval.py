@@ -174,7 +174,7 @@ async def replay_command(
 
 Fault = tuple[str, str]
 """The name of a recording that cannot be run again, and why."""
-Recorded = tuple[list[tuple[str, "Recording"]], list[Fault]]
+Recordings = tuple[list[tuple[str, "Recording"]], list[Fault]]
 
 
 async def _replay_all(
@@ -183,7 +183,7 @@ async def _replay_all(
     """Return what came of each recording, with remarks, in their order; and those that could not be run."""
     from ava_server.evals.replay import Replayer
 
-    done: dict[int, tuple[str, Replayed, list[str]]] = {}
+    replays: dict[int, tuple[str, Replayed, list[str]]] = {}
     faults: list[Fault] = []
     with steps_on_terminal(len(recordings)) as begin:
         async with Replayer.open() as replayer, anyio.create_task_group() as tasks:
@@ -194,17 +194,17 @@ async def _replay_all(
                     begin(f"Replaying {name}")
                     try:
                         change, remarks = await anyio.to_thread.run_sync(changes, recording)
-                        done[number] = name, await replayer.replay(recording, change), remarks
+                        replays[number] = name, await replayer.replay(recording, change), remarks
                     except Exception as error:  # a file of somebody else may say anything; the others are run as well
                         why = f"it cannot be run again ({next(leaves_of(error))!r}); record it again from its log"
                         faults.append((name, why))
 
             for number, (name, recording) in enumerate(recordings):
                 tasks.start_soon(one, number, name, recording)
-    return [done[number] for number in sorted(done)], faults
+    return [replays[number] for number in sorted(replays)], faults
 
 
-async def _read_recordings(root: DataRoot, target: str) -> Recorded:
+async def _read_recordings(root: DataRoot, target: str) -> Recordings:
     in_folder = await anyio.to_thread.run_sync(_read_folder, Path(target))
     if in_folder is not None:
         return in_folder
@@ -213,7 +213,7 @@ async def _read_recordings(root: DataRoot, target: str) -> Recorded:
     return [(recording.run_id, recording)], []
 
 
-def _read_folder(folder: Path) -> Recorded | None:
+def _read_folder(folder: Path) -> Recordings | None:
     """Return the recordings in a folder; None where it is none. Blocking."""
     from ava_server.evals.recording import read_recording
 

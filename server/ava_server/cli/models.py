@@ -54,13 +54,13 @@ def models_command(
     settings = read_settings()
     models = model_settings(settings)
     tiers = resolve_models(models, settings.where)
-    shown = run_async(read_providers, models, tiers, provider, search)
-    whole = provider is not None or search is not None
+    provider_models = run_async(read_providers, models, tiers, provider, search)
+    all_models = provider is not None or search is not None
     servers: dict[str, list[str]] = {}
-    if not whole:
+    if not all_models:
         servers = run_async(read_servers_here, models)
-    answer = {**models_json(tiers, shown), "on_this_machine": servers}
-    lines = models_screen(tiers, shown, search, whole=whole)
+    answer = {**models_json(tiers, provider_models), "on_this_machine": servers}
+    lines = models_screen(tiers, provider_models, search, all_models=all_models)
     lines += servers_lines(servers)
     present(root, as_json, answer, lines)
 
@@ -176,10 +176,10 @@ def _advice(error: AvaError | None) -> str:
     return key_advice(error.needs_key, None)
 
 
-def models_json(tiers: Sequence[ResolvedModel], shown: Sequence[ProviderModels]) -> dict[str, Any]:
+def models_json(tiers: Sequence[ResolvedModel], provider_models: Sequence[ProviderModels]) -> dict[str, Any]:
     return {
-        "tiers": [{"tier": meant.wanted, **listing.model_json(meant, _advice(meant.error))} for meant in tiers],
-        "providers": [_provider_json(one) for one in shown],
+        "tiers": [{"tier": tier.wanted, **listing.model_json(tier, _advice(tier.error))} for tier in tiers],
+        "providers": [_provider_json(one) for one in provider_models],
     }
 
 
@@ -212,30 +212,30 @@ def _offer_json(provider: str, offer: Offer) -> dict[str, Any]:
 
 
 def models_screen(
-    tiers: Sequence[ResolvedModel], shown: Sequence[ProviderModels], search: str | None, *, whole: bool
+    tiers: Sequence[ResolvedModel], provider_models: Sequence[ProviderModels], search: str | None, *, all_models: bool
 ) -> list[str]:
     lines = ["", "Tiers, as roles ask for them (USD per million tokens):"]
     same: dict[str, tuple[list[str], ResolvedModel]] = {}
-    for meant in tiers:
-        model = meant.error if meant.choice is None else meant.choice.name
-        names, _first = same.setdefault(f"{model} {meant.said_by}", ([], meant))
-        names.append(meant.wanted)
-    for names, meant in same.values():
-        lines += _tier_lines(", ".join(names), meant)
-    if any(meant.said_by == listing.NOBODY for meant in tiers):
+    for tier in tiers:
+        model = tier.error if tier.choice is None else tier.choice.name
+        names, _first = same.setdefault(f"{model} {tier.said_by}", ([], tier))
+        names.append(tier.wanted)
+    for names, tier in same.values():
+        lines += _tier_lines(", ".join(names), tier)
+    if any(tier.said_by == listing.NOBODY for tier in tiers):
         lines.append("")
         lines += wrapped_lines(SET_A_MODEL, WIDTH)
         lines += wrapped_lines("Prices: `ava models openrouter`.", WIDTH)
-    for one in shown:
+    for one in provider_models:
         lines.append("")
-        lines += _provider_lines(one, search, whole=whole)
+        lines += _provider_lines(one, search, all_models=all_models)
     return lines
 
 
-def _tier_lines(names: str, meant: ResolvedModel) -> list[str]:
+def _tier_lines(names: str, tier: ResolvedModel) -> list[str]:
     """Return lines that say what a tier means: its names in the margin, or above it where they are too long."""
     lines: list[str] = []
-    for text in _tier_texts(meant):
+    for text in _tier_texts(tier):
         lines += wrapped_lines(text, WIDTH - _MARGIN)
     in_margin = len(names) < _MARGIN
     if in_margin:
@@ -245,23 +245,23 @@ def _tier_lines(names: str, meant: ResolvedModel) -> list[str]:
     return [head, *(" " * _MARGIN + line for line in lines)]
 
 
-def _tier_texts(meant: ResolvedModel) -> list[str]:
-    if meant.choice is None:
-        return with_advice(f"cannot be used: {meant.error}", _advice(meant.error)).split("\n")
-    price = meant.choice.price
+def _tier_texts(tier: ResolvedModel) -> list[str]:
+    if tier.choice is None:
+        return with_advice(f"cannot be used: {tier.error}", _advice(tier.error)).split("\n")
+    price = tier.choice.price
     details: list[str] = []
     if price.window:
         details.append(f"window {price.window:,} tokens")
     if not price.free:
         details.append(f"price: {price.source}")
-    texts = [meant.choice.name, *price_lines(price)]
+    texts = [tier.choice.name, *price_lines(price)]
     if details:
         texts.append("; ".join(details))
-    texts.append(f"chosen by {meant.said_by}")
+    texts.append(f"chosen by {tier.said_by}")
     return texts
 
 
-def _provider_lines(one: ProviderModels, search: str | None, *, whole: bool) -> list[str]:
+def _provider_lines(one: ProviderModels, search: str | None, *, all_models: bool) -> list[str]:
     seller = one.seller
     lines = wrapped_lines(f"{seller.name}: {seller.base_url}, {_key_state(seller)}", WIDTH)
     if not seller.configured:
@@ -269,7 +269,7 @@ def _provider_lines(one: ProviderModels, search: str | None, *, whole: bool) -> 
     if one.offers:
         lines += _offer_table(one.offers)
     else:
-        lines += wrapped_lines(f"  {_why_none(search, whole)}", WIDTH)
+        lines += wrapped_lines(f"  {_why_none(search, all_models)}", WIDTH)
     if one.problem:
         lines += wrapped_lines(f"  {one.problem}", WIDTH)
     unpriced = [offer.unpriced for offer in one.offers if offer.price is None]
@@ -279,7 +279,7 @@ def _provider_lines(one: ProviderModels, search: str | None, *, whole: bool) -> 
             text = f"{len(unpriced)} models have no price. The first: {text}"
         for part in text.split("\n"):
             lines += wrapped_lines(f"  {part}", WIDTH)
-    if not whole:
+    if not all_models:
         lines += wrapped_lines(f"  All its models: `ava models {seller.name}`.", WIDTH)
     return lines
 
@@ -292,10 +292,10 @@ def _key_state(seller: ModelCatalog) -> str:
     return "no key yet"
 
 
-def _why_none(search: str | None, whole: bool) -> str:
+def _why_none(search: str | None, all_models: bool) -> str:
     if search is not None:
         return f"No known model contains {search.strip()!r}."
-    if whole:
+    if all_models:
         return "No models are known."
     return "No tier uses its models."
 

@@ -207,14 +207,14 @@ class Records:
 
     async def follow(self, query: LogQuery) -> AsyncIterator[Entry]:
         """Yield matching entries as they are written, oldest first, without end."""
-        seen = query.after_seq or 0
+        newest = query.after_seq or 0
         while True:
             self.lines.clear()
-            page = await self.search(replace(query, after_seq=seen, limit=1_000_000))
+            page = await self.search(replace(query, after_seq=newest, limit=1_000_000))
             for entry in reversed(page.entries):
                 yield entry
-            seen = max(seen, page.upto)
-            await self._transport.wait_for_entry(seen)
+            newest = max(newest, page.upto)
+            await self._transport.wait_for_entry(newest)
 
     async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
         """See that the log says which results a command has shown."""

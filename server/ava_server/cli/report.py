@@ -148,7 +148,7 @@ def _screen(report: Report) -> None:
     for what in report.by:
         parts = part_table(report, what)
         _table(f"By {what}", parts.head, parts.rows)
-    return say("\n".join(_failed(report)))
+    return say("\n".join(_failure_lines(report)))
 
 
 def _head(report: Report) -> Iterator[str]:
@@ -190,7 +190,7 @@ def _whose(user: str | None) -> str:
     return user
 
 
-def _failed(report: Report) -> Iterator[str]:
+def _failure_lines(report: Report) -> Iterator[str]:
     yield ""
     if report.reasons:
         yield f"What failed: {report.total.failed:,} of {report.total.ended:,} runs that ended"
@@ -542,7 +542,7 @@ async def _estimates(since_us: int, until_us: int, everybody: bool, as_json: boo
     return _table("Role", head, rows)
 
 
-def _share_text(kept: Kept) -> str:
-    if not kept.of:
+def _share_text(share: Kept) -> str:
+    if not share.of:
         return ""
-    return f"{kept.within:,} of {kept.of:,} ({100 * kept.within / kept.of:.0f} %)"
+    return f"{share.within:,} of {share.of:,} ({100 * share.within / share.of:.0f} %)"

@@ -267,7 +267,7 @@ def drawn_result(run: RunAnswer, width: int, *, brief: bool = False, saved: Save
     width = min(width, WIDEST)
     blocks: list[str] = []
     if not brief:
-        blocks.append(styled(_fitted(run.status_line, width), bold=True))
+        blocks.append(styled(_fit(run.status_line, width), bold=True))
     for part in parts_of(run, brief=brief, saved=saved):
         blocks.append("\n".join(_drawn(part, width)))
     return "\n\n".join(blocks)
@@ -277,7 +277,7 @@ def _drawn(part: ResultPart, width: int) -> Iterable[str]:
     if part.title:
         yield styled(part.title, fg="cyan", bold=True)
     yield from (f"{BAR}{line}".rstrip() for line in _drawn_theirs(part, width - len(BAR)))
-    yield from (_fitted(line, width) for line in part.lines)
+    yield from (_fit(line, width) for line in part.lines)
 
 
 def _drawn_theirs(part: ResultPart, width: int) -> Iterable[str]:
@@ -289,26 +289,26 @@ def _drawn_theirs(part: ResultPart, width: int) -> Iterable[str]:
     for one in part.findings:
         yield from _drawn_finding(one, width)
     for words in part.words:
-        yield from _fitted(words.text, width).splitlines()
+        yield from _fit(words.text, width).splitlines()
 
 
 def _drawn_finding(one: FindingView, width: int) -> Iterable[str]:
     number = f"{one.number}. "
     under = " " * len(number)
-    yield from _fitted(f"{number}{one.claim.text}", width).splitlines()
+    yield from _fit(f"{number}{one.claim.text}", width).splitlines()
     if one.quote:
         quote = "\n".join(under + line for line in f'"{one.quote.text}"'.splitlines())
-        for line in _fitted(quote, width).splitlines():
+        for line in _fit(quote, width).splitlines():
             yield styled(line, italic=True)
         colour = _VERDICT_COLOURS.get(one.verdict, "yellow")
-        yield styled(_fitted(f"{under}{one.checked}", width), fg=colour)
+        yield styled(_fit(f"{under}{one.checked}", width), fg=colour)
     if one.source:
-        yield from _fitted(f"{under}source: {one.source.text}", width).splitlines()
+        yield from _fit(f"{under}source: {one.source.text}", width).splitlines()
     if one.found_in:
-        yield from _fitted(f"{under}quote found in: {one.found_in.text}", width).splitlines()
+        yield from _fit(f"{under}quote found in: {one.found_in.text}", width).splitlines()
 
 
-def _fitted(text: str, width: int) -> str:
+def _fit(text: str, width: int) -> str:
     return wrapped(clean(text)[0], width)
 
 

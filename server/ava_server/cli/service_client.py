@@ -195,8 +195,8 @@ class SessionTransport:
         if self._session.pin_given:
             return None
         if words is not None and shown[0].kind == "answer":
-            [asked, *_others] = shown
-            allows = await self._runtime.store.read(lambda view: is_approval(view, asked.id, asked.digest, words))
+            [question, *_others] = shown
+            allows = await self._runtime.store.read(lambda view: is_approval(view, question.id, question.digest, words))
             if not allows:
                 return None
         policy = await self._runtime.policy_on([one.id for one in shown])

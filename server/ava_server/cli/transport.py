@@ -177,8 +177,11 @@ def _refuse_unshowable(line: bytes) -> None:
     """Raises ValueError if it is not a line of a log, or could steer a terminal."""
     entry = entry_of_line(line)
     who = entry.who
-    named = (entry.type, entry.run_id or "", who.session_id, who.agent_id, who.user_id)
-    if b"\n" in line or any(clean(text)[0] != text for text in named):
+    for text in (entry.type, entry.run_id or "", who.session_id, who.agent_id, who.user_id):
+        harmless, _count = clean(text)
+        if harmless != text:
+            raise ValueError("it is not a line of a log")
+    if b"\n" in line:
         raise ValueError("it is not a line of a log")
     _ = entry.fact  # raises if it is not one of its type
 

@@ -157,9 +157,9 @@ async def list_users_command(
     present(users.place, as_json, {"users": [user.model_dump() for user in facts]}, lines)
 
 
-def _refuse_there(given: Mapping[str, object]) -> None:
+def _refuse_there(values: Mapping[str, object]) -> None:
     """Refuse what only a person on the server may set."""
-    for option, value in given.items():
+    for option, value in values.items():
         if value:
             raise BadInput(f"{option}: this can be set only in a terminal on the server")
 

@@ -67,10 +67,10 @@ _VARIABLE_PART = re.compile(rf"({_QUOTED}|(?:(?!__)[^\"'])+)(?:__|\Z)")
 
 def setting_name(path: Place) -> str:
     """`prices."local:qwen3".input`."""
-    return ".".join(part if _BARE.fullmatch(part) else _quoted(part) for part in path)
+    return ".".join(part if _BARE.fullmatch(part) else _quote(part) for part in path)
 
 
-def _quoted(part: str) -> str:
+def _quote(part: str) -> str:
     return json.dumps(part, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML allows no DEL character
 
 
@@ -334,7 +334,7 @@ def variable(path: Place) -> str:
     parts: list[str] = []
     for part in path:
         is_plain = _BARE.fullmatch(part) and part == part.lower() and "__" not in part
-        parts.append(part.upper() if is_plain else _quoted(part))
+        parts.append(part.upper() if is_plain else _quote(part))
     return PREFIX + "__".join(parts)
 
 

@@ -174,23 +174,23 @@ class BrowserSessions:
 
     def end_all(self) -> int:
         """Make all codes useless too, and return how many sessions there were."""
-        ended = sum(_valid_session(stored) is not None for stored in self._read().values())
+        count = sum(_valid_session(stored) is not None for stored in self._read().values())
         if self._read():
             self._change(lambda document: document.clear())
-        return ended
+        return count
 
     def _take(self, text: str, kind: str) -> BrowserSession | None:
         """Remove a code or challenge, and return what it stands for; None if there is none, or it has expired."""
-        found = self._stored_for(text)
-        if found is None:
+        if self._stored_for(text) is None:
             return None
+        hashed = hash_of(text)
         removed: BrowserSession | None = None
 
         def edit(document: MutableMapping[str, Any]) -> None:
             nonlocal removed
-            stored = self._read().get(found.hash)
+            stored = self._read().get(hashed)
             if stored is not None and stored.kind == kind:
-                del document[found.hash]
+                del document[hashed]
                 removed = stored
 
         self._change(edit)

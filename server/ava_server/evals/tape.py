@@ -276,13 +276,13 @@ class Tape:
         self.requests[key] = request
         if attempt is None:
             self.changed.append(key)
-            await self._unanswered(key[0], attempt)
+            await self._end_unanswered(key[0], attempt)
         unchanged = self._is_same(key, attempt, model, request)
         if not unchanged:
             self.changed.append(key)
         message = attempt.said
         if message is None:
-            await self._unanswered(key[0], attempt)
+            await self._end_unanswered(key[0], attempt)
         calls = tuple(tool_use(call["call_id"], call["name"], call["raw_args"]) for call in message.calls)
         raw: Mapping[str, Any] | None = message.raw
         if not self.same_model:
@@ -301,7 +301,7 @@ class Tape:
             notes=message.notes,
         )
 
-    async def _unanswered(self, turn: int, attempt: TapeAttempt | None) -> NoReturn:
+    async def _end_unanswered(self, turn: int, attempt: TapeAttempt | None) -> NoReturn:
         """Do what the recorded run did where no answer came; see `answer`."""
         if attempt is not None and attempt.error is not None:
             error = self._error(attempt, attempt.error)
@@ -484,7 +484,7 @@ class Tape:
                 case CancelRequested() as fact:
                     assert self.run is not None
                     self.run.cancel(fact.reason)
-                    await _cancelled()
+                    await _wait_for_cancel()
                 case CostReserved(tool_call=None):
                     break
                 case _:
@@ -498,7 +498,7 @@ class Tape:
             self.run.cancel(self.recording.result["cancel_reason"])
         else:
             self.run.end_time()
-        await _cancelled()
+        await _wait_for_cancel()
 
     @property
     def ran_out(self) -> bool:
@@ -514,7 +514,7 @@ class Tape:
     async def leave(self) -> NoReturn:
         """End what this claim does, as if its process were gone."""
         self.scope.cancel()
-        await _cancelled()
+        await _wait_for_cancel()
 
     async def stop(self, why: str) -> NoReturn:
         """End the replay, because the recording does not go on."""
@@ -522,7 +522,7 @@ class Tape:
         await self.leave()
 
 
-async def _cancelled() -> NoReturn:
+async def _wait_for_cancel() -> NoReturn:
     """Wait for a cancellation that is on its way."""
     await anyio.sleep_forever()
     raise AssertionError("nobody has cancelled it")
@@ -653,7 +653,7 @@ class TapeHistory(History):
                     printed = attempt.said.printed
                 super().add(-seq, fact.model_copy(update={"printed": printed}), usage, fenced=fenced)
             case ToolResult() if fenced and fact.call_id is not None:
-                super().add(*self._placed(seq, fact), usage, fenced=fenced)
+                super().add(*self._with_place(seq, fact), usage, fenced=fenced)
             case UserMessage():
                 super().add(seq, fact, usage, fenced=fenced)
             case _:  # its place is not that of a result
@@ -662,7 +662,7 @@ class TapeHistory(History):
     def set_seq(self, seq: int, result: ToolResult) -> None:
         """Do nothing: a result has its place before it is written."""
 
-    def _placed(self, seq: int, fact: ToolResult) -> tuple[int, ToolResult]:
+    def _with_place(self, seq: int, fact: ToolResult) -> tuple[int, ToolResult]:
         recorded = self._tape.results.get((fact.turn or 0, fact.call_id or ""))
         if recorded is None:
             return _UNKNOWN_SEQ + len(self.outputs), fact

@@ -60,14 +60,13 @@ def unauthorized(*, has_header: bool, has_token: bool = True) -> Response:
     return error_response(401, sentence, {"WWW-Authenticate": challenge}, error="invalid_token")
 
 
-def forbidden(token: Token, wanted: str) -> Response:
+def forbidden(token: Token, token_scope: str) -> Response:
+    first_scope, *_ = token_scope.split()
     sentence = (
-        f"The token lacks the scope {wanted} (it has {', '.join(token.scopes)}). The person who runs the server can"
-        f" create one that has it: ava token create NAME --user {token.user} --scope {wanted.split()[0]}"
+        f"The token lacks the scope {token_scope} (it has {', '.join(token.scopes)}). The person who runs the server"
+        f" can create one that has it: ava token create NAME --user {token.user} --scope {first_scope}"
     )
-    challenge = (
-        f'Bearer realm="ava", error="insufficient_scope", scope="{wanted.split()[0]}", error_description="{sentence}"'
-    )
+    challenge = f'Bearer realm="ava", error="insufficient_scope", scope="{first_scope}", error_description="{sentence}"'
     return error_response(403, sentence, {"WWW-Authenticate": challenge}, error="insufficient_scope")
 
 
@@ -94,15 +93,19 @@ def refusal(error: AvaError | AuditError) -> Response:
 
 
 async def respond(
-    scope: Scope, receive: Receive, send: Send, wanted: str, answer: Callable[[Token, Request], Awaitable[Response]]
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    token_scope: str,
+    answer: Callable[[Token, Request], Awaitable[Response]],
 ) -> None:
     """Answer a request whose token has a scope; an error of Ava becomes a refusal."""
     token: Token = scope[OF_REQUEST]
     try:
-        if wanted in token.scopes:
+        if token_scope in token.scopes:
             response = await answer(token, Request(scope, receive))
         else:
-            response = forbidden(token, wanted)
+            response = forbidden(token, token_scope)
     except (AvaError, AuditError) as error:
         response = refusal(error)
     await response(scope, receive, send)
@@ -363,9 +366,8 @@ class RequestInProgress:
 
 
 def connection_of(scope: Scope) -> ConnectionInfo | None:
-    found: Any = scope.get("state", {}).get(CONNECTION)
-    line: ConnectionInfo | None = found
-    return line
+    connection: ConnectionInfo | None = scope.get("state", {}).get(CONNECTION)
+    return connection
 
 
 access_log = logging.getLogger("ava.access")
@@ -535,8 +537,8 @@ class Authentication:
         if token is not None:
             who = f"{token.user} {token.name}"
         took_ms = round((time.monotonic() - began) * 1000)
-        shown = ascii(f"{client[:64]} {scope['method'][:16]} {scope['path'][:80]}")[1:-1]
-        access_log.info("%s %d %d ms %s", shown, status, took_ms, who)
+        request = ascii(f"{client[:64]} {scope['method'][:16]} {scope['path'][:80]}")[1:-1]
+        access_log.info("%s %d %d ms %s", request, status, took_ms, who)
 
 
 def _peer(scope: Scope) -> str:

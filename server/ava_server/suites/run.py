@@ -225,14 +225,14 @@ def _spawns(
 
 
 async def _score_round(runtime: Runtime, suite: Suite, cells: Sequence[Cell], current: Round) -> SuiteResult:
-    ended: list[tuple[Cell, RunRow]] = []
+    runs: list[tuple[Cell, RunRow]] = []
     for cell in cells:
         run = current.newest(cell)
         if run is not None and run.ended and has_verdict(cell, run):
-            ended.append((cell, run))
-    stored = await runtime.store.read(lambda view: [(cell, stored_result(view, run)) for cell, run in ended])
-    scores = await score(suite.name, stored)
-    by_cell = {cell.id: each for (cell, _run), each in zip(ended, scores, strict=True)}
+            runs.append((cell, run))
+    results = await runtime.store.read(lambda view: [(cell, stored_result(view, run)) for cell, run in runs])
+    scores = await score(suite.name, results)
+    by_cell = {cell.id: each for (cell, _run), each in zip(runs, scores, strict=True)}
     return result_of(suite.name, suite.about, current, cells, by_cell)
 
 
