@@ -136,7 +136,7 @@ async def test_the_demo_tells_and_follows_what_was_decided_elsewhere(
         assert await demo._DemoHost(at.client, shown)._approve(made) is goes_on
         seen = capsys.readouterr().out
         assert ("nothing was started" in seen) is False and "already" in seen
-        assert bool(shown.started) is goes_on
+        assert bool(shown.run_id) is goes_on
 
 
 @pytest.mark.parametrize("channel", WAYS)

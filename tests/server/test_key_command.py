@@ -708,15 +708,15 @@ def test_setting_a_command_says_that_it_loosens_and_doctor_shows_it(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_backup_with_a_command_is_shown_before_it_is_used(tmp_path: Path, minter: Minter) -> None:
-    from ava_server.cli.backup import _loosened
+    from ava_server.cli.backup import _looser_settings
 
     file = tmp_path / "config.toml"
     file.write_text(f"[providers.openai]\nkey_command = {json.dumps(minter.argv)}\n")
-    assert any("providers.openai.key_command" in text for text in _loosened(file))
+    assert any("providers.openai.key_command" in text for text in _looser_settings(file))
     others = "".join(f'[providers.a{n}]\nbase_url = "https://a{n}.example/v1"\n' for n in range(20))
     argv = json.dumps([*minter.argv, "w" * 300, "end"])
     file.write_text(f'{others}[providers.z]\nbase_url = "https://z.example/v1"\nkey_command = {argv}\n')
-    assert "end" in next(_loosened(file)), "a program is first, on a line of its own, and uncut"
+    assert "end" in next(_looser_settings(file)), "a program is first, on a line of its own, and uncut"
 
 
 async def test_listing_models_asks_the_command(tmp_path: Path, minter: Minter) -> None:

@@ -22,7 +22,7 @@ from support.model_server import Fail, Gate, Say, Script
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 
 from ava_audit.events import Activity, Event, SessionStart
-from ava_server.http.metrics import CONTENT_TYPE, MOST_MODELS, bounded, render, tool_label
+from ava_server.http.metrics import CONTENT_TYPE, MOST_MODELS, labels_of_first, render, tool_label
 from ava_server.service.runtime import Runtime
 from ava_server.telemetry import provider_of
 
@@ -227,8 +227,8 @@ async def test_a_scrape_stays_short_after_thousands_of_new_entries(tmp_path: Pat
 
 def test_labels_are_bounded_and_stable() -> None:
     seen = [(when, f"custom:{when}") for when in range(MOST_MODELS + 10)]
-    before = bounded(seen[: MOST_MODELS - 5], MOST_MODELS)
-    after = bounded(reversed(seen), MOST_MODELS)
+    before = labels_of_first(seen[: MOST_MODELS - 5], MOST_MODELS)
+    after = labels_of_first(reversed(seen), MOST_MODELS)
     labels = {after(value) for _when, value in seen}
     assert len(labels) == MOST_MODELS + 1 and "other" in labels
     assert all(after(value) == before(value) == value for _when, value in seen[: MOST_MODELS - 5])

@@ -18,7 +18,8 @@ from typing import NoReturn
 def run(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit with its code; without `args`, the arguments are those of this process."""
     _open_streams()
-    args = sys.argv[1:] if args is None else args
+    if args is None:
+        args = sys.argv[1:]
     if os.name == "posix" and not os.environ.get("HOME", "/").startswith("/"):
         del os.environ["HOME"]  # the system knows the right one; with an empty or relative one files would go astray
     if "_AVA_COMPLETE" in os.environ:
@@ -27,9 +28,9 @@ def run(args: Sequence[str] | None = None) -> NoReturn:
         complete()
     from ava_server.config.host_placeholders import unset_unfilled
 
-    taken = unset_unfilled(os.environ)
-    if taken and args[:1] == ["serve"]:
-        sys.stderr.write(f"ava: the host left these unfilled, so they count as unset: {', '.join(taken)}\n")
+    variables = unset_unfilled(os.environ)
+    if variables and args[:1] == ["serve"]:
+        sys.stderr.write(f"ava: the host left these unfilled, so they count as unset: {', '.join(variables)}\n")
     from ava_server.cli.app import main
 
     sys.exit(main(args))

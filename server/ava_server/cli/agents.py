@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,23 +45,37 @@ def agents_command(
         raise BadInput(f"ava agents {action}: give list or check.{suggestion(action, (_LIST, _CHECK))}")
     if name is not None and name not in known:
         raise BadInput(f"There is no agent {name!r}.{suggestion(name, known)} Known: {', '.join(known)}.")
-    checked = action == _CHECK
+    checks = action == _CHECK
     settings.paths.create()  # the sandbox is tried out there
     sandbox = sandbox_here(settings)
-    if checked and not has_extra("agents"):
+    if checks and not has_extra("agents"):
         raise Refused(missing("agents"))
-    chosen = [spec for spec in known.values() if name in (None, spec.name)]
-    rows = _checked(chosen, settings, sandbox) if checked else [_facts(spec, sandbox) for spec in chosen]
-    table = [(row["agent"], row["version"] or "-", ", ".join(row["wires"]) or "-", _state(row)) for row in rows]
-    present(settings.paths, as_json, {"agents": rows}, aligned([("agent", "version", "formats", "usable"), *table]))
-    if checked and not all(row.get("works", row["usable"] is False and name is None) for row in rows):
+    specs = list(known.values())
+    if name is not None:
+        specs = [known[name]]
+    if checks:
+        rows = _check_all(specs, settings, sandbox)
+    else:
+        rows = [_facts(spec, sandbox) for spec in specs]
+    table = [("agent", "version", "formats", "usable")]
+    for row in rows:
+        table.append((row["agent"], row["version"] or "-", ", ".join(row["wires"]) or "-", _state(row)))
+    present(settings.paths, as_json, {"agents": rows}, aligned(table))
+    if checks and not all(_is_fine(row, required=name is not None) for row in rows):
         raise typer.Exit(1)
 
 
-def _checked(chosen: Sequence[AgentSpec], settings: Settings, sandbox: Sandbox | Unavailable) -> list[dict[str, Any]]:
+def _is_fine(row: Mapping[str, Any], *, required: bool) -> bool:
+    """Tell whether an agent works, or is not usable here and not `required`."""
+    if "works" in row:
+        return bool(row["works"])
+    return not row["usable"] and not required
+
+
+def _check_all(specs: Sequence[AgentSpec], settings: Settings, sandbox: Sandbox | Unavailable) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    with steps_on_terminal(len(chosen)) as begin:
-        for spec in chosen:
+    with steps_on_terminal(len(specs)) as begin:
+        for spec in specs:
             begin(f"{spec.title} takes a turn")
             rows.append(_check(spec, settings, sandbox))
     return rows
@@ -79,29 +93,41 @@ def _check(spec: AgentSpec, settings: Settings, sandbox: Sandbox | Unavailable) 
 
 
 def _facts(spec: AgentSpec, sandbox: Sandbox | Unavailable) -> dict[str, Any]:
-    why, place = "", None
+    program = version = None
+    problem = ""
     try:
-        place = find_agent(spec.command[0], None)
+        path = find_agent(spec.command[0], None)
     except RolesError as error:
-        why = f"{error}{f' (npm install -g {spec.npm})' if spec.npm else ''}"
+        problem = str(error)
+        if spec.npm:
+            problem += f" (npm install -g {spec.npm})"
+    else:
+        program, version = str(path), _version(path)
     if not spec.wires:
-        why = "it asks its model in a format that Ava does not speak yet"
-    elif not why and not has_extra("agents"):
-        why = f"without the extra agents; add it with: {install_command('agents')}"
-    elif not why and isinstance(sandbox, Unavailable):
-        why = f"{sandbox.why}; {sandbox.what_to_do}"
-    elif not why and not isinstance(sandbox, Unavailable) and sandbox.kind != "bubblewrap":
-        why = f"commands are confined by {sandbox.kind} here, and agents need bubblewrap: {INSTALL_BUBBLEWRAP}"
+        problem = "it asks its model in a format that Ava does not speak yet"
+    elif not problem:
+        problem = _problem_here(sandbox)
     return {
         "agent": spec.name,
         "title": spec.title,
-        "program": str(place) if place is not None else None,
-        "version": _version(place) if place is not None else None,
+        "program": program,
+        "version": version,
         "wires": list(spec.wires),
         "first_bytes": spec.first_bytes,
-        "usable": not why,
-        "why_not": why,
+        "usable": not problem,
+        "why_not": problem,
     }
+
+
+def _problem_here(sandbox: Sandbox | Unavailable) -> str:
+    """Return why no agent can do a run on this machine; empty where one can."""
+    if not has_extra("agents"):
+        return f"without the extra agents; add it with: {install_command('agents')}"
+    if isinstance(sandbox, Unavailable):
+        return f"{sandbox.why}; {sandbox.what_to_do}"
+    if sandbox.kind != "bubblewrap":
+        return f"commands are confined by {sandbox.kind} here, and agents need bubblewrap: {INSTALL_BUBBLEWRAP}"
+    return ""
 
 
 def _version(program: Path) -> str | None:
@@ -112,9 +138,12 @@ def _version(program: Path) -> str | None:
         except (OSError, ValueError):
             continue
         if "version" in package:
+            text = str(package["version"])
             needs = as_object(package.get("dependencies")) or {}
-            brings = "".join(f", runs its own {name} {needs[name]}" for name in _BUNDLED if name in needs)
-            return f"{package['version']}{brings}"
+            for name in _BUNDLED:
+                if name in needs:
+                    text += f", runs its own {name} {needs[name]}"
+            return text
     return None
 
 
@@ -127,8 +156,7 @@ def _state(row: dict[str, Any]) -> str:
         return f"no: {row['why_not']}"
     if "works" not in row:
         return "yes"
-    if row["works"]:
-        return (
-            f"yes: a turn in {row['seconds']} s, first request {row['first_bytes']:,} bytes, {len(row['tools'])} tools"
-        )
-    return f"no: it ended its turn with {row['stop']} after {row['requests']} requests"
+    if not row["works"]:
+        return f"no: it ended its turn with {row['stop']} after {row['requests']} requests"
+    size, tools = row["first_bytes"], len(row["tools"])
+    return f"yes: a turn in {row['seconds']} s, first request {size:,} bytes, {tools} tools"

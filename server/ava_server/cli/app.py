@@ -135,7 +135,7 @@ class GroupedCommands(TyperGroup):
     """The commands of `ava`, whose help lists them by what they are for; each takes -v too, as `ava` itself does."""
 
     def get_params(self, ctx: Any) -> Any:
-        return [_checked_if_given(each) for each in super().get_params(ctx)]
+        return [_check_if_given(each) for each in super().get_params(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Each takes -v too, without showing it in its help."""
@@ -146,28 +146,35 @@ class GroupedCommands(TyperGroup):
             for each in (command, *getattr(command, "commands", {}).values()):
                 each.params.append(flag)
                 for option in each.get_params(ctx):
-                    _checked_if_given(option)
+                    _check_if_given(option)
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # their types are private to typer
         widest = max(map(len, self.commands))
         for heading, names in GROUPS.items():
-            shown = [(name, self.commands[name]) for name in names if name in self.commands]
+            width = formatter.width - 6 - widest
+            lines: list[tuple[str, str]] = []
+            for name in names:
+                if name in self.commands:
+                    lines.append((name.ljust(widest), self.commands[name].get_short_help_str(width)))
             with formatter.section(heading):
-                room = formatter.width - 6 - widest
-                formatter.write_dl([(name.ljust(widest), each.get_short_help_str(room)) for name, each in shown])
+                formatter.write_dl(lines)
 
 
-def _checked_if_given(option: Any) -> Any:
+def _check_if_given(option: Any) -> Any:
     """Return an option that is checked only if it is given: typer makes a pydantic model of each check."""
     if "process_value" in vars(option):  # it is one already
         return option
-    check, nothing = option.process_value, () if option.nargs == -1 or getattr(option, "multiple", False) else None
+    check = option.process_value
+    takes_several = option.nargs == -1 or getattr(option, "multiple", False)
+    nothing = () if takes_several else None
 
     def process(ctx: Any, value: Any) -> Any:
         if value is not None or option.required:
             return check(ctx, value)
-        return nothing if option.callback is None else option.callback(ctx, option, nothing)
+        if option.callback is not None:
+            return option.callback(ctx, option, nothing)
+        return nothing
 
     option.process_value = process
     return option
@@ -184,11 +191,13 @@ def main(args: Sequence[str]) -> int:
             typer.echo(SHORT_HELP)
             return 0
         _refuse_elsewhere(args)
-        build(args)(args=_joined(args), prog_name="ava")
+        build(args)(args=_join_two_words(args), prog_name="ava")
     except SystemExit as ended:
         if isinstance(ended.__context__, BrokenPipeError):  # typer ends so when help has no reader
             return _report(ended.__context__)
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, int):
+            return ended.code
+        return int(ended.code is not None)
     except KeyboardInterrupt:
         return INTERRUPTED
     except (Exception, BaseExceptionGroup) as error:
@@ -199,12 +208,17 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def _joined(args: Sequence[str]) -> list[str]:
+def _join_two_words(args: Sequence[str]) -> list[str]:
     """Return the arguments with a command of two words as one."""
+    args = list(args)
     first = first_word(args)
-    begin = list(args).index(first) if first else 0
+    if not first:
+        return args
+    begin = args.index(first)
     two = " ".join(args[begin : begin + 2])
-    return [*args[:begin], two, *args[begin + 2 :]] if two in TWO_WORDS else list(args)
+    if two not in TWO_WORDS:
+        return args
+    return [*args[:begin], two, *args[begin + 2 :]]
 
 
 def build(args: Sequence[str] | None = None) -> typer.Typer:
@@ -277,18 +291,18 @@ def refuse_in_subagent(command: str) -> None:
         raise BadInput(f"{command}: {refuse_recursion()}.")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(flag: bool) -> None:
+    if flag:
         from importlib.metadata import version
 
         typer.echo(f"ava {version('ava-subagents')}")
         raise typer.Exit
 
 
-def _be_verbose(wanted: bool) -> None:
+def _be_verbose(flag: bool) -> None:
     from ava_server.cli.terminal import VERBOSE
 
-    if wanted:
+    if flag:
         VERBOSE.set(True)
 
 
@@ -316,14 +330,19 @@ def _options(
 
 def _refuse_elsewhere(args: Sequence[str]) -> None:
     """Raises BadInput for a command that works only on a data root of this machine, while a server is named."""
-    words = _joined(args[: args.index("--")] if "--" in args else args)
+    if "--" in args:
+        args = args[: args.index("--")]
+    words = _join_two_words(args)
     command = first_word(words)
-    if command not in (*COMMANDS, *TWO_WORDS) or command in REMOTE_COMMANDS or {"--help", "-h"} & set(words):
+    is_known = command in COMMANDS or command in TWO_WORDS
+    if not is_known or command in REMOTE_COMMANDS or "--help" in words or "-h" in words:
         return
     there = f"`ava {command}` works only on the data root of its own machine; run it there, on the server."
-    if command not in TAKE_URL and any(word.partition("=")[0] == "--url" for word in words):
+    has_url = any(word.partition("=")[0] == "--url" for word in words)
+    if has_url and command not in TAKE_URL:
         raise BadInput(f"--url: {there}")
-    if command not in _ANYWHERE and os.environ.get(URL_VARIABLE, "").strip():
+    names_server = bool(os.environ.get(URL_VARIABLE, "").strip())
+    if names_server and command not in _ANYWHERE:
         raise BadInput(f"{URL_VARIABLE} names another server. {there} For this machine's data root, unset it.")
 
 
@@ -337,24 +356,21 @@ def _report(error: BaseException) -> int:
     if any(isinstance(leaf, ReaderGone | BrokenPipeError) for leaf in leaves):
         _drop(sys.stdout, sys.stderr)
         return READER_GONE
-    # An error of writing that names no file is one of writing our output.
-    unwritten = [
-        leaf for leaf in leaves if isinstance(leaf, OSError) and leaf.errno in _UNWRITABLE and not leaf.filename
-    ]
-    if unwritten:
-        _drop(sys.stdout)
-        typer.echo(
-            f"ava: the output could not be written: {unwritten[0].strerror}; the command's work is done", err=True
-        )
-        return CONFIGURATION
+    for leaf in leaves:
+        # An error of writing that names no file is one of writing our output.
+        if isinstance(leaf, OSError) and leaf.errno in _UNWRITABLE and not leaf.filename:
+            _drop(sys.stdout)
+            typer.echo(f"ava: the output could not be written: {leaf.strerror}; the command's work is done", err=True)
+            return CONFIGURATION
     from ava_server.core.shortage import shortage_in
 
-    if short := shortage_in(error):
-        tell(f"ava: {short}")
+    shortage = shortage_in(error)
+    if shortage:
+        tell(f"ava: {shortage}")
         return CONFIGURATION
     codes = [_code_of(leaf) for leaf in leaves]
     if codes[0] is not None and None not in codes:
-        tell(f"ava: {advice(_explained(leaves[0]))}")
+        tell(f"ava: {advice(_error_text(leaves[0]))}")
         return codes[0]
     from ava_server.core.shutdown import harmless
 
@@ -374,10 +390,13 @@ def _drop(*streams: TextIO) -> None:
 
 def _code_of(error: BaseException) -> int | None:
     """Return the exit code of an expected error; None for a fault of Ava's."""
-    return next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
+    for kind in type(error).__mro__:
+        if kind in _CODES:
+            return _CODES[kind]
+    return None
 
 
-def _explained(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     provider = error.needs_key if isinstance(error, AvaError) else None
     if provider is None:
         return str(error)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ava_server.runs.pending_questions import PendingExtension
 
 REJECT = ("r", "reject")
+DECISIONS = (*YES, *REJECT)
 _NO_GROUP = "--group-max and --group-timeout are for two or more proposals; give their ids"
 _Ids = Annotated[
     list[str] | None, typer.Argument(metavar="P-ID…", help="Proposals, or subagents (S-…).", autocompletion=proposals)
@@ -62,14 +63,17 @@ async def approve_command(
     server = chosen_server(context, url, token_file)
     refuse_in_subagent("ava approve")
     async with _open_client(server, "ava approve", asked=True, on_terminal=bool(ids)) as client:
-        asking, waiting = await _waiting(client, ids or [])
-        if (waiting or asking) and someone_there():  # an error comes before any question
-            await client.check_can_approve([*(one.shown for one in waiting), *(one.shown for one in asking)])
+        extensions, waiting = await _read_waiting(client, ids or [])
+        shown = shown_of([*waiting, *extensions])
+        if shown and someone_there():  # an error comes before any question
+            await client.check_can_approve(shown)
         if ids:
-            codes = [await _extend(client, one) for one in asking]
-            code = max([*codes, await _approve_together(client, waiting, limits) if waiting else 0])
+            codes = [await _extend(client, one) for one in extensions]
+            if waiting:
+                codes.append(await _approve_together(client, waiting, limits))
+            code = max(codes, default=0)
         else:
-            code = await _all_waiting(client, waiting, asking)
+            code = await _decide_all(client, waiting, extensions)
     raise typer.Exit(code)
 
 
@@ -84,20 +88,23 @@ async def reject_command(
     server = chosen_server(context, url, token_file)
     refuse_in_subagent("ava reject")
     async with _open_client(server, "ava reject", asked=someone_there()) as client:
-        asking, waiting = await _waiting(client, ids or [])
+        extensions, waiting = await _read_waiting(client, ids or [])
 
         async def reject(one: Pending | PendingExtension, title: str, question: str) -> None:
             if not ids:
                 _show(one, title)
-                if not someone_there() or await _ask_while_open(client, [one.shown], f"{question} [y/N]") not in YES:
+                if not someone_there():
+                    return
+                answer = await _ask_while_open(client, [one.shown], f"{question} [y/N]")
+                if answer not in YES:
                     return
             await _decide(client, one, False)
 
-        for more in asking:
-            await reject(more, _asks_for_more(more), "Decline it?")
-        for number, one in enumerate(waiting, 1):
-            await reject(one, f"{number} of {len(waiting)}, {one.pending_id}:", "Reject it?")
-        _close([*waiting, *asking], ids or [], "Reject one with: ava reject P-ID")
+        for extension in extensions:
+            await reject(extension, _asks_for_more(extension), "Decline it?")
+        for number, proposal in enumerate(waiting, 1):
+            await reject(proposal, _title(proposal, number, len(waiting)), "Reject it?")
+        _close([*waiting, *extensions], ids or [], "Reject one with: ava reject P-ID")
 
 
 @asynccontextmanager
@@ -124,47 +131,65 @@ async def _open_client(
             yield Approvals(SessionTransport(runtime, service.session))
 
 
-async def _waiting(client: Approvals, ids: list[str]) -> tuple[list[PendingExtension], list[Pending]]:
-    asking = await client.extensions(ids)
-    others = [given for given in ids if not any(names_run(given, one) for one in asking)]
-    return asking, await client.waiting(others) if others or not ids else []
+async def _read_waiting(client: Approvals, ids: list[str]) -> tuple[list[PendingExtension], list[Pending]]:
+    """Return the requests for more and the proposals that wait: those with these ids, or without ids all."""
+    extensions = await client.extensions(ids)
+    others = [each for each in ids if not any(names_run(each, one) for one in extensions)]
+    if ids and not others:
+        return extensions, []
+    return extensions, await client.waiting(others)
 
 
-async def _all_waiting(client: Approvals, waiting: list[Pending], asking: list[PendingExtension]) -> int:
-    done: list[bool] = []
-
+async def _decide_all(client: Approvals, waiting: list[Pending], extensions: list[PendingExtension]) -> int:
+    """Ask about all proposals at once, or one by one, and then about each request for more; return the exit code."""
+    succeeded: list[bool] = []
     answer: str | None = "o"
     folds = True
     if fits_table(waiting) and someone_there():
         proposals = ShownProposals(waiting)
         proposals.show()
-        shown = [one.shown for one in waiting]
+        shown = shown_of(waiting)
         question = "Start them? [y = all, r = reject all, o = one by one, Enter = later]"
         answer = await _ask_while_open(client, shown, question, proposals)
         folds = proposals.folded
         if answer is None:
             gone = await client.decided_elsewhere(shown)
             rest = [one for one in waiting if one.pending_id not in gone]
-            return await _all_waiting(client, rest, asking) if rest or asking else 0
+            if not rest and not extensions:
+                return 0
+            return await _decide_all(client, rest, extensions)
         if answer in YES:
-            done += await _start_each(client, waiting, proposals.screens)
+            succeeded += await _start_each(client, waiting, proposals.screens)
         elif answer in REJECT:
-            done += [await _attempt(_decide(client, one, False)) for one in waiting]
-    for number, one in enumerate(waiting if answer == "o" else (), 1):
-        question = f"{_start_it(number, len(waiting))} [y = yes, r = reject it, Enter = leave it waiting]"
-        proposal = ShownProposals([one], f"{number} of {len(waiting)}, {one.pending_id}:", folds=folds)
-        proposal.show()
-        if someone_there():
-            given = await _ask_while_open(client, [one.shown], question, proposal)
-            if given in (*YES, *REJECT):
-                done.append(await _attempt(_decide(client, one, given in YES, proposal.screens)))
-    for more in asking:
+            succeeded += [await _attempt(_decide(client, one, False)) for one in waiting]
+    if answer == "o":
+        succeeded += await _decide_each(client, waiting, folds)
+    for extension in extensions:
         question = "Raise the cap? [y = yes; r = no, hand in the result so far; Enter = decide later]"
-        _show(more, _asks_for_more(more))
-        if someone_there() and (given := await _ask_while_open(client, [more.shown], question)) in (*YES, *REJECT):
-            done.append(await _attempt(_decide(client, more, given in YES)))
-    _close([*waiting, *asking], [], "Approve in a terminal: ava approve P-ID")
-    return 0 if all(done) else NOT_APPROVED
+        _show(extension, _asks_for_more(extension))
+        if someone_there():
+            answer = await _ask_while_open(client, [extension.shown], question)
+            if answer in DECISIONS:
+                succeeded.append(await _attempt(_decide(client, extension, answer in YES)))
+    _close([*waiting, *extensions], [], "Approve in a terminal: ava approve P-ID")
+    if not all(succeeded):
+        return NOT_APPROVED
+    return 0
+
+
+async def _decide_each(client: Approvals, waiting: list[Pending], folds: bool) -> list[bool]:
+    """Ask about one proposal after the other; return of each decision whether it was carried out."""
+    succeeded: list[bool] = []
+    for number, one in enumerate(waiting, 1):
+        question = f"{_start_it(number, len(waiting))} [y = yes, r = reject it, Enter = leave it waiting]"
+        proposal = ShownProposals([one], _title(one, number, len(waiting)), folds=folds)
+        proposal.show()
+        if not someone_there():
+            continue
+        answer = await _ask_while_open(client, [one.shown], question, proposal)
+        if answer in DECISIONS:
+            succeeded.append(await _attempt(_decide(client, one, answer in YES, proposal.screens)))
+    return succeeded
 
 
 async def _ask_while_open(
@@ -175,9 +200,11 @@ async def _ask_while_open(
     A clear answer that comes too late is returned: carrying it out says why that is refused. `proposals` are unfolded
     first where that is asked for.
     """
-    asks = partial(ask, question) if proposals is None else partial(ask_unfolding, question, proposals)
-    answer = await unless_decided(client, shown, asks)
-    if answer in (*YES, *REJECT):
+    ask_person = partial(ask, question)
+    if proposals is not None:
+        ask_person = partial(ask_unfolding, question, proposals)
+    answer = await unless_decided(client, shown, ask_person)
+    if answer in DECISIONS:
         return answer or ""
     elsewhere = await client.decided_elsewhere(shown)
     if not elsewhere:
@@ -201,17 +228,22 @@ async def _attempt(decision: Awaitable[object]) -> bool:
 async def _start_each(client: Approvals, waiting: list[Pending], screens: Mapping[str, FoldedScreen]) -> list[bool]:
     from ava_server.approval.proposals import agreement  # not needed to read the command line
 
-    await client.unlock([one.shown for one in waiting], "Nothing was started; they still wait.")
+    await client.unlock(shown_of(waiting), "Nothing was started; they still wait.")
 
     async def approve(one: Pending) -> None:
-        decided = await client.decide([one.shown], agreement([one], {}, screens))
-        decided.expect("approved", f"{one.pending_id} is not approved")
+        decision = await client.decide([one.shown], agreement([one], {}, screens))
+        decision.expect("approved", f"{one.pending_id} is not approved")
 
-    done = [await _attempt(approve(one)) for one in waiting]
-    if started := [one for one, approved in zip(waiting, done, strict=True) if approved]:
-        say(f"Approved: {', '.join(one.pending_id for one in started)}.")
-        say(await client.describe_start(started))
-    return done
+    succeeded: list[bool] = []
+    approved: list[Pending] = []
+    for one in waiting:
+        succeeded.append(await _attempt(approve(one)))
+        if succeeded[-1]:
+            approved.append(one)
+    if approved:
+        say(f"Approved: {', '.join(one.pending_id for one in approved)}.")
+        say(await client.describe_start(approved))
+    return succeeded
 
 
 async def _decide(
@@ -223,7 +255,8 @@ async def _decide(
     from ava_server.runs.pending_questions import PendingExtension  # not needed to read the command line
 
     if isinstance(one, PendingExtension):
-        say((await client.decide([one.shown], PersonAnswer(approve))).text)
+        decision = await client.decide([one.shown], PersonAnswer(approve))
+        say(decision.text)
     elif approve:
         await _start(client, [one], {}, screens or {})
     else:
@@ -232,7 +265,8 @@ async def _decide(
 
 async def reject_proposal(client: Approvals, one: Pending) -> str:
     """Raises Refused: it no longer waits; says why."""
-    (await client.decide([one.shown], PersonAnswer(False))).expect("rejected", "Not rejected")
+    decision = await client.decide([one.shown], PersonAnswer(False))
+    decision.expect("rejected", "Not rejected")
     return f"{one.pending_id} is rejected."
 
 
@@ -257,13 +291,14 @@ async def _approve_together(client: Approvals, waiting: list[Pending], limits: d
     async def choice() -> ChosenProposals:
         return await choose(waiting, limits)
 
-    shown = [one.shown for one in waiting]
+    shown = shown_of(waiting)
     answer = await unless_decided(client, shown, choice)
     elsewhere = await client.decided_elsewhere(shown)
     if elsewhere:
         return await _say_elsewhere(client, waiting, elsewhere, withdrawn=answer is None)
     if answer is None or not answer.proposals:
-        say("Nothing was approved; it still waits." if len(waiting) == 1 else "Nothing was approved; they still wait.")
+        still = "it still waits" if len(waiting) == 1 else "they still wait"
+        say(f"Nothing was approved; {still}.")
         return NOT_APPROVED
     await _start(client, answer.proposals, answer.limits, answer.screens)
     return 0
@@ -276,12 +311,20 @@ async def _say_elsewhere(
     if withdrawn:
         tell()  # the question stands on the line
     say("\n".join(elsewhere.values()))
-    if rest := [one.pending_id for one in waiting if one.pending_id not in elsewhere]:
+    rest = [one.pending_id for one in waiting if one.pending_id not in elsewhere]
+    if rest:
         how = advice(f"ava approve {' '.join(rest)}")
         say(f"Nothing was approved here. Still waiting: {', '.join(rest)}; to decide, {how}")
         return NOT_APPROVED
-    approved = await client.approved([one.shown for one in waiting])
-    return 0 if len(approved) == len(waiting) else NOT_APPROVED
+    approved = await client.approved(shown_of(waiting))
+    if len(approved) < len(waiting):
+        return NOT_APPROVED
+    return 0
+
+
+def shown_of(waiting: Sequence[Pending | PendingExtension]) -> list[Shown]:
+    """Return what a person was shown of each."""
+    return [one.shown for one in waiting]
 
 
 def _close(waiting: Sequence[Pending | PendingExtension], ids: list[str], how: str) -> None:
@@ -292,7 +335,13 @@ def _close(waiting: Sequence[Pending | PendingExtension], ids: list[str], how: s
 
 
 def _start_it(number: int, count: int) -> str:
-    return "Start it?" if count == 1 else f"{number} of {count}: start it?"
+    if count == 1:
+        return "Start it?"
+    return f"{number} of {count}: start it?"
+
+
+def _title(one: Pending, number: int, count: int) -> str:
+    return f"{number} of {count}, {one.pending_id}:"
 
 
 def _asks_for_more(one: PendingExtension) -> str:
@@ -317,11 +366,13 @@ class ChosenProposals(NamedTuple):
 
 
 async def ask_unfolding(question: str, proposals: ShownProposals) -> str:
-    """Return the answer to a question about proposals; what is folded of them is shown first, if that is the answer."""
-    while (answer := await ask(f"{question}{proposals.hint}")) in MORE:
+    """Return the answer to a question about proposals; the answer `m` shows what is folded, and is asked again."""
+    while True:
+        answer = await ask(f"{question}{proposals.hint}")
+        if answer not in MORE:
+            return answer
         if proposals.folded:
             proposals.unfold()  # a second m says no more, and is no answer
-    return answer
 
 
 async def choose(waiting: list[Pending], limits: dict[str, Any], *, err: bool = False) -> ChosenProposals:
@@ -329,21 +380,20 @@ async def choose(waiting: list[Pending], limits: dict[str, Any], *, err: bool = 
 
     Raises BadInput: limits for several would be lost, because only one was chosen.
     """
-    [first, *others] = waiting
-    title = "" if others else f"{first.pending_id}:"
-    shown = ShownProposals(waiting, title, limits, err=err)
-    shown.show()
-    if not others:
-        agrees = await ask_unfolding("Start it? [y/N]", shown) in YES
-        return ChosenProposals(waiting if agrees else [], limits, shown.screens)
-    answer = await ask_unfolding("Start them? [y = all, n = none, o = one by one]", shown)
-    if answer != "o":
-        return ChosenProposals(waiting if answer in YES else [], limits, shown.screens)
+    several = len(waiting) > 1
+    title = "" if several else f"{waiting[0].pending_id}:"
+    question = "Start them? [y = all, n = none, o = one by one]" if several else "Start it? [y/N]"
+    proposals = ShownProposals(waiting, title, limits, err=err)
+    proposals.show()
+    answer = await ask_unfolding(question, proposals)
+    if answer in YES:
+        return ChosenProposals(waiting, limits, proposals.screens)
+    if answer != "o" or not several:
+        return ChosenProposals([], limits, proposals.screens)
     chosen: list[Pending] = []
     screens: dict[str, FoldedScreen] = {}
     for number, one in enumerate(waiting, 1):
-        title = f"{number} of {len(waiting)}, {one.pending_id}:"
-        alone = ShownProposals([one], title, err=err, folds=shown.folded)
+        alone = ShownProposals([one], _title(one, number, len(waiting)), err=err, folds=proposals.folded)
         alone.show()
         if await ask_unfolding(f"{_start_it(number, len(waiting))} [y/N]", alone) in YES:
             chosen.append(one)
@@ -357,7 +407,8 @@ async def choose(waiting: list[Pending], limits: dict[str, Any], *, err: bool = 
             " Nothing was started."
         )
     if len(chosen) > 1:
-        (tell if err else say)(f"\nThese: {together(chosen, limits)}")
+        write_line = tell if err else say
+        write_line(f"\nThese: {together(chosen, limits)}")
     return ChosenProposals(chosen, limits, screens)
 
 
@@ -375,9 +426,11 @@ async def approve_proposals(
     """Raises Refused if they may not start; says why."""
     from ava_server.approval.proposals import agreement  # not needed to read the command line
 
-    decided = await client.decide([one.shown for one in waiting], agreement(waiting, limits, screens))
-    decided.expect("approved", "Not approved")
-    return "Approved." if len(waiting) == 1 else f"Approved, as the plan {decided.fields.get('group_id')}."
+    decision = await client.decide(shown_of(waiting), agreement(waiting, limits, screens))
+    decision.expect("approved", "Not approved")
+    if len(waiting) == 1:
+        return "Approved."
+    return f"Approved, as the plan {decision.fields.get('group_id')}."
 
 
 async def _start(

@@ -64,17 +64,26 @@ def verify_command(
     """
     if jsonl is not None and (head is not None or since_head is not None):
         raise BadInput("--jsonl: a file is checked by itself; leave --head and --since-head out.")
-    begun = time.monotonic()
-    report = _verify_log(find_data_root(), head, since_head, as_json) if jsonl is None else _verify_file(jsonl, as_json)
-    seconds = time.monotonic() - begun
+    began = time.monotonic()
+    if jsonl is None:
+        root = find_data_root()
+        report = _verify_log(root, head, since_head, as_json)
+        place = place_json(root)
+    else:
+        report = _verify_file(jsonl, as_json)
+        place = {"file": jsonl}
+    seconds = time.monotonic() - began
     if as_json:
         fields = {"ok": report.ok, **asdict(report), "duration_ms": round(seconds * 1_000)}
         if jsonl is None:
             del fields["gaps"]
-        say_json({**(place_json(find_data_root()) if jsonl is None else {"file": jsonl}), **fields})
+        say_json({**place, **fields})
+    elif jsonl is None:
+        say("\n".join(_log_lines(report, seconds, since_head)))
     else:
-        say("\n".join(_log_lines(report, seconds, since_head) if jsonl is None else _file_lines(report, seconds)))
-    raise typer.Exit(0 if report.ok else FAULT)
+        say("\n".join(_file_lines(report, seconds)))
+    if not report.ok:
+        raise typer.Exit(FAULT)
 
 
 def _verify_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) -> VerifyReport:
@@ -82,32 +91,37 @@ def _verify_log(root: DataRoot, head: str | None, since: str | None, as_json: bo
     from ava_audit.mirror import mirror_faults
     from ava_audit.verify import hash_of, verify
 
-    noted: list[bytes] = []
-    for option, given in (("--head", head), ("--since-head", since)):
+    hashes: list[bytes] = []
+    for option, text in (("--head", head), ("--since-head", since)):
+        if text is None:
+            continue
         try:
-            noted += [] if given is None else [hash_of(given)]
+            hashes.append(hash_of(text))
         except BadQuery as error:
             raise BadInput(f"{option}: {error}") from None
     if not as_json:
         heading(root)
     if has_log(root):
         with progress_on_terminal() as show:
-            told = _progress(show, "entries")
-            return verify(root.path, head=head, since=since, mirror=root.logs, on_progress=told)
-    missing = [missing_hash(digest, 0) for digest in noted if digest != GENESIS] + mirror_faults(None, root.logs)
-    return VerifyReport(0, 0, GENESIS.hex(), tuple(missing), not missing)
+            on_progress = _progress(show, "entries")
+            return verify(root.path, head=head, since=since, mirror=root.logs, on_progress=on_progress)
+    faults = [missing_hash(digest, 0) for digest in hashes if digest != GENESIS]
+    faults += mirror_faults(None, root.logs)
+    return VerifyReport(0, 0, GENESIS.hex(), tuple(faults), not faults)
 
 
 def _verify_file(name: str, as_json: bool) -> VerifyReport:
     from ava_audit.verify import verify_lines
 
+    from_stdin = name == STDIN
     if not as_json:
-        say("File: " + ("(standard input)" if name == STDIN else name))
+        say("File: (standard input)" if from_stdin else f"File: {name}")
+    source = sys.stdin.buffer if from_stdin else Path(name)
     try:
         with progress_on_terminal() as show:
-            return verify_lines(sys.stdin.buffer if name == STDIN else Path(name), _progress(show, "bytes"))
-    except OSError as failed:
-        raise BadInput(f"--jsonl: {name} cannot be read: {failed.strerror}; give a file of JSON lines") from None
+            return verify_lines(source, _progress(show, "bytes"))
+    except OSError as error:
+        raise BadInput(f"--jsonl: {name} cannot be read: {error.strerror}; give a file of JSON lines") from None
 
 
 def _file_lines(report: VerifyReport, seconds: float) -> list[str]:
@@ -118,7 +132,7 @@ def _file_lines(report: VerifyReport, seconds: float) -> list[str]:
     if report.ok:
         lines.append(f"{count} checked in {format_duration(seconds)}: each is unchanged, and they are in order.")
     else:
-        lines.append(f"{count} before it {'is' if report.entries == 1 else 'are'} unchanged.")
+        lines.append(f"{count} before it {_are(report.entries)} unchanged.")
     if report.ok and report.gaps:
         lines.append(
             f"At {counted(report.gaps, 'place')} entries of the log are not in this"
@@ -136,12 +150,14 @@ def _log_lines(report: VerifyReport, seconds: float, since: str | None) -> list[
     lines = [f"FAULT: {fault.text}" for fault in report.faults]
     kinds = {fault.kind for fault in report.faults}
     count = counted(report.entries, "entry", "entries")
-    after = "" if since is None else " after the given head"
-    took = f"in {format_duration(seconds)}"
+    if since is not None:
+        count += " after the given head"
+    time_text = f"in {format_duration(seconds)}"
     if kinds.intersection(_IN_CHAIN):
-        return [*lines, f"{count}{after} before that {'is' if report.entries == 1 else 'are'} unchanged ({took})."]
+        lines.append(f"{count} before that {_are(report.entries)} unchanged ({time_text}).")
+        return lines
     if report.entries or not report.faults:
-        lines.append(f"{count}{after} checked {took}: none was changed, removed, added or moved, up to {report.seq:,}.")
+        lines.append(f"{count} checked {time_text}: none was changed, removed, added or moved, up to {report.seq:,}.")
     if report.projections and "projection" not in kinds:
         lines.append(f"Runs, proposals, plans and budgets match the log at entry {report.seq:,}.")
     elif not report.projections and report.ok:
@@ -153,8 +169,16 @@ def _log_lines(report: VerifyReport, seconds: float, since: str | None) -> list[
     return lines
 
 
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
 def _progress(show: Callable[[str], None], what: str) -> ProgressCallback:
-    return lambda done, of: show(f"{done:,} of {of:,} {what} checked" if of else f"{done:,} {what} checked")
+    def on_progress(done: int, of: int) -> None:
+        count = f"{done:,} of {of:,}" if of else f"{done:,}"
+        show(f"{count} {what} checked")
+
+    return on_progress
 
 
 # -- ava erase ---------------------------------------------------------------------------------------------------------
@@ -196,25 +220,15 @@ async def erase_command(
         raise BadInput("Give either a subagent (S-…) whose content to erase, or --cache.")
     texts = KeptTexts(root.texts, settings.files.keep_mb * 1_000_000)
     if subagent is None:
-        if not yes:
-            await confirm("Erase all texts that are kept of files? Runs make them anew from the files.", "erased")
-        say(f"Erased: {counted(await _erased_texts(texts.erase_all), 'text')} of files.")
+        await _erase_cache(texts, yes)
         return
     async with open_log(root) as store:
         run = await find_run(store, subagent)
         assert store is not None
-        before = await store.read(lambda view: _content(view, run))
-        if before is None:
-            if run.ended:
-                raise BadInput(
-                    f"{label(run)} is of the plan {run.plan_id}, which has not ended and still needs its result. Wait"
-                    f" for its end, or end it with `ava cancel {run.plan_id}`, then erase it."
-                )
-            raise BadInput(
-                f"{label(run)} has not ended ({state_words(run.state)}), and still needs its content."
-                f" Wait for its end, or end it with `ava cancel {run.id}`, then erase it."
-            )
-        erased_us, with_content = before
+        content = await store.read(lambda view: _content(view, run))
+        if content is None:
+            raise BadInput(_why_needed(run))
+        erased_us, with_content = content
         if with_content:
             tell("\n".join(_summary(run, erased_us, with_content)))
             if not yes:
@@ -224,20 +238,40 @@ async def erase_command(
             tasks.start_soon(maintain_data_root, store, settings)  # in case no server does it
             entries = await _erase_all(store, run, with_content)
             tasks.cancel_scope.cancel()
-        of_files = await _erased_texts(lambda: texts.erase_run(run.id))
-        also = f"{counted(of_files, 'text')} of files that only it read" if of_files else ""
+        text_count = await _erase_texts(lambda: texts.erase_run(run.id))
+        texts_text = f"{counted(text_count, 'text')} of files that only it read"
         if with_content:
-            also = f", and {also}" if also else ""
+            also = f", and {texts_text}" if text_count else ""
             say(f"Erased: the content of {entries:,} entries of {label(run)}, and its files{also}.")
         else:
-            tell(_without_content(run, erased_us, nothing=not of_files))
-            if of_files:  # it was erased on another machine, which has texts of its own
-                say(f"Erased: {also}.")
+            tell(_without_content(run, erased_us, nothing=not text_count))
+            if text_count:  # it was erased on another machine, which has texts of its own
+                say(f"Erased: {texts_text}.")
         for copy in root.log_copies:
             say(f"{copy} is the log from before a migration and may still have it: remove that file too.")
 
 
-async def _erased_texts(erase: Callable[[], int]) -> int:
+async def _erase_cache(texts: KeptTexts, yes: bool) -> None:
+    if not yes:
+        await confirm("Erase all texts that are kept of files? Runs make them anew from the files.", "erased")
+    count = await _erase_texts(texts.erase_all)
+    say(f"Erased: {counted(count, 'text')} of files.")
+
+
+def _why_needed(run: RunRow) -> str:
+    """Return why a run's content cannot be erased yet, and what to do."""
+    if run.ended:
+        return (
+            f"{label(run)} is of the plan {run.plan_id}, which has not ended and still needs its result. Wait"
+            f" for its end, or end it with `ava cancel {run.plan_id}`, then erase it."
+        )
+    return (
+        f"{label(run)} has not ended ({state_words(run.state)}), and still needs its content."
+        f" Wait for its end, or end it with `ava cancel {run.id}`, then erase it."
+    )
+
+
+async def _erase_texts(erase: Callable[[], int]) -> int:
     """Return how many texts of files were erased. Raises Refused if they are still there."""
     try:
         return await anyio.to_thread.run_sync(erase)
@@ -253,24 +287,37 @@ def _content(view: View, run: RunRow) -> tuple[int | None, int] | None:
 
     if not is_over(view, run, time.time_ns() // 1000):
         return None
+    erased_us = None
     last = view.last_entry(run.id, "LogErased")
-    own = 0
+    if last is not None:
+        erased_us = last.ts_us
+    count = 0
     for one in _with_steps(view, run):
-        own += sum(entry.content is not None for entry in view.entries(one.id, types=sorted(TRANSCRIPT_TYPES)))
-        own += len(quoting_entries(view, one))
-    return (last.ts_us if last is not None else None), own
+        transcript = view.entries(one.id, types=sorted(TRANSCRIPT_TYPES))
+        count += sum(entry.content is not None for entry in transcript)
+        count += len(quoting_entries(view, one))
+    return erased_us, count
 
 
 def _with_steps(view: View, run: RunRow) -> list[RunRow]:
     """Return a run; of a plan, also the runs of its steps, which have all that it was about."""
-    steps = [view.run(row.id) for row in view.step_runs(run.id)] if run.is_plan else []
-    return [run, *(step for step in steps if step is not None)]
+    runs = [run]
+    if run.is_plan:
+        for row in view.step_runs(run.id):
+            step = view.run(row.id)
+            if step is not None:
+                runs.append(step)
+    return runs
 
 
 def _without_content(run: RunRow, erased_us: int | None, *, nothing: bool) -> str:
     if erased_us is None:
-        return f"{label(run)} has no content{': there is nothing to erase' if nothing else ''}."
-    return f"{_already_erased(run, erased_us)}{'; nothing is left to erase' if nothing else ''}."
+        text, addition = f"{label(run)} has no content", ": there is nothing to erase"
+    else:
+        text, addition = _already_erased(run, erased_us), "; nothing is left to erase"
+    if nothing:
+        text += addition
+    return f"{text}."
 
 
 def _already_erased(run: RunRow, erased_us: int) -> str:
@@ -285,9 +332,10 @@ def _summary(run: RunRow, erased_us: int | None, with_content: int) -> list[str]
     if erased_us is not None:
         again = f"{_already_erased(run, erased_us)}; {with_content:,} entries about it have content again."
         return [again, _ERASED, _KEPT, _OUT_OF_REACH]
-    ended = f", ended {format_ts(run.ended_us)}" if run.ended_us is not None else ""
-    state = f"{label(run)}: {state_words(run.state)}{ended}; {with_content:,} entries have content."
-    return [state, _ERASED, _KEPT, _OUT_OF_REACH]
+    state = f"{label(run)}: {state_words(run.state)}"
+    if run.ended_us is not None:
+        state += f", ended {format_ts(run.ended_us)}"
+    return [f"{state}; {with_content:,} entries have content.", _ERASED, _KEPT, _OUT_OF_REACH]
 
 
 async def _erase_all(store: Store, run: RunRow, with_content: int) -> int:
@@ -297,13 +345,13 @@ async def _erase_all(store: Store, run: RunRow, with_content: int) -> int:
 
     total = 0
     while with_content:  # repeated, for an answer that was written meanwhile
-        done = 0
+        count = 0
         for one in await store.read(lambda view: _with_steps(view, run)):
             also = await store.read(lambda view, of=one: quoting_entries(view, of))  # type: ignore[misc]
-            done += await erase_run(store, one.id, also, terminal_session().who, "erased by a person (ava erase)")
-        total += done
+            count += await erase_run(store, one.id, also, terminal_session().who, "erased by a person (ava erase)")
+        total += count
         await _wait_for_files(store)
-        if not done:
+        if not count:
             break
     await _wait_for_files(store)
     return total

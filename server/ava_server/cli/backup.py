@@ -40,120 +40,7 @@ LONGEST = 200
 _LINE = "\n    "
 
 
-def keep_aside(root: Path, *, yes: bool) -> list[str]:
-    """Ask whether to use the settings, keys, tokens and roles of a backup, before it becomes the data root.
-
-    Returns what was kept aside. `yes` uses everything without asking. Raises BadInput if nobody can be asked.
-    """
-    found = dict(_brought(DataRoot(root)))
-    if yes or not found:
-        return []
-    listed = "\n".join(f"  {place}:{what}" for place, what in found.items())
-    if not someone_there():
-        raise BadInput(
-            f"The backup contains what can loosen limits, run programs or let others in:\n{listed}\nThere is no"
-            " terminal to ask on, so nothing was restored. Run it in a terminal, or add --yes if the backup is yours."
-        )
-    tell(f"The backup contains what can loosen limits, run programs or let others in:\n{listed}")
-    question = f"Use all of it? Say yes only if the backup is your own. Otherwise, it is kept unused in {ASIDE}/."
-    if run_async(agrees, question):
-        return []
-    (root / ASIDE).mkdir(mode=0o700)
-    for place in found:
-        (root / place).rename(root / ASIDE / place)
-    return [*found]
-
-
-def _brought(root: DataRoot) -> Iterator[tuple[str, str]]:
-    """Yield each file or folder of a restored folder that only its owner should use, and what is in it."""
-    if root.config.exists() and (settings := list(_loosened(root.config))):
-        yield root.config.name, _LINE.join(["", *settings])
-    if root.keys.exists():
-        yield root.keys.name, " keys of model providers, which then read what subagents read"
-    if root.secrets.is_dir() and any(root.secrets.iterdir()):
-        yield root.secrets.name, _LINE + _some(_secrets(root), _LINE)
-    if root.roles.is_dir() and (names := sorted(path.name for path in root.roles.rglob("*") if path.is_file())):
-        yield root.roles.name, f" role files: {_some(names)}"
-    if root.skills.is_dir() and (names := sorted(path.name for path in root.skills.iterdir())):
-        yield root.skills.name, f" skills, which instruct subagents: {_some(names)}"
-
-
-def _secrets(root: DataRoot) -> Iterator[str]:
-    # Read as files: with the backup's settings, they would be looked up in the database that these name.
-    for name, token in _tables(root.tokens_file).items():
-        yield f"token {name} ({token.get('user')}: {checks.shown(token.get('scopes'))})"
-    for path, what in ((root.passkeys, "passkeys, which approve"), (root.secrets_file, "secrets for tools")):
-        if names := _tables(path):
-            yield f"{what}: {_some(names)}"
-    yield f"files: {_some(sorted(path.name for path in root.secrets.iterdir()))}"
-
-
-def _tables(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        found = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {name: cast("dict[str, Any]", table) for name, table in found.items() if isinstance(table, dict)}
-
-
-_HARMLESS = frozenset(
-    {"background", "enabled", "labels", "lease_s", "metrics", "mirror", "models", "proposal_ttl_s", "retention_days"}
-)
-"""Settings that let nobody do more than the built-in ones, or that every proposal shows."""
-
-
-def _loosened(config: Path) -> Iterator[str]:
-    """Yield each setting that is looser than the built-in one, or names a program, an address or a folder."""
-    try:
-        values = tomllib.loads(config.read_text("utf-8-sig"))
-        given, usual = Configured.model_validate(values), Configured()
-    except (OSError, ValueError, ValidationError):
-        yield "settings that cannot be read"
-        return
-    programs = list[str]()
-    found: dict[str, list[str]] = {}
-    for path in dict.fromkeys(path for path, _value in checks.leaves(values)):
-        if path[0] not in _HARMLESS and checks.may_loosen(path, usual, given):
-            if path[0] in checks.PROGRAMS or path[-1] in checks.PROGRAMS:
-                programs.append(_program(path, values))
-            else:
-                found.setdefault(path[0], []).append(_setting(path, values))
-    yield from programs
-    for settings in found.values():
-        yield _some(settings)
-
-
-def _program(path: tuple[str, ...], values: Mapping[str, Any]) -> str:
-    """Return a program of the settings, uncut: what is left out would run as well."""
-    value: Any = values
-    for name in path:
-        value = cast("Mapping[str, Any]", value)[name]
-    text, _ = key_shapes().redact(json.dumps(value, ensure_ascii=False, default=str))
-    return terminal.one_line(f"{checks.setting_name(path)} = {text}")
-
-
-def _setting(path: tuple[str, ...], values: Mapping[str, Any]) -> str:
-    value: Any = values
-    for name in path:
-        if not isinstance(value, Mapping):  # a list of tables
-            break
-        value = cast("Mapping[str, Any]", value)[name]
-    return f"{checks.setting_name(path)} = {checks.shown(value)}"
-
-
-def _some(names: Iterable[str], between: str = ", ") -> str:
-    """Return the first names; whoever made the backup chose them, so each is one line, and not a long one."""
-    names = list(names)
-    more = f"{between}and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return between.join(terminal.cut(terminal.one_line(name), LONGEST) for name in names[:SHOWN]) + more
-
-
 _Folder = Annotated[str, typer.Argument(metavar="DIR", help="The backup's folder.")]
-
-
-def _folded(folder: str) -> Path:
-    """Return the folder as an absolute path without `..`: it is shown, to be pasted later."""
-    return Path(os.path.abspath(absolute_path("DIR", folder)))  # noqa: PTH100 - `resolve` would follow links
 
 
 def backup_command(folder: _Folder, as_json: Json = False) -> None:
@@ -162,7 +49,7 @@ def backup_command(folder: _Folder, as_json: Json = False) -> None:
     Servers and subagents can keep running. Ava verifies the copy. Keep it safe: it contains your keys and all content.
     """
     root = checked_root("ava backup", show=not as_json)
-    target = _folded(folder)
+    target = _clean_path(folder)
     if log_file(root.path) is None:
         raise BadInput(
             "The log of this data root is in Postgres: back it up there, e.g. with pg_dump, or write all entries to a"
@@ -201,22 +88,156 @@ def restore_command(
     settings loosen a limit, or it has keys, tokens or roles, Ava lists them and asks whether to use them.
     """
     root = checked_root("ava restore", show=False)
-    source = _folded(folder)
+    source = _clean_path(folder)
     backup.refuse_overlap(root.path, source)
     backup.refuse_used(root)
     manifest = backup.read_manifest(source)
     with backup.prepared(root.path, "restored data root") as partial:
         with progress_on_terminal() as show:
             restored = backup.restore(manifest, source, partial, show)
-        restored = replace(
-            restored, aside=keep_aside(partial, yes=yes), back=backup.erased_since(root.path, partial, manifest)
+        aside = keep_aside(partial, yes=yes)
+        back = backup.erased_since(root.path, partial, manifest)
+        restored = replace(restored, aside=aside, back=back)
+    if not as_json:
+        heading(root)
+        return say("\n".join(_restored_lines(restored)))
+    erased_before = None
+    if restored.back is not None:
+        erased_before = [run.id for run in restored.back]
+    facts = {
+        "held": [run.id for run in restored.held],
+        "erased_before": erased_before,
+        "kept_aside": restored.aside,
+    }
+    return say_json({"data_root": str(root.path), **facts, **_summary(manifest)})
+
+
+def keep_aside(root: Path, *, yes: bool) -> list[str]:
+    """Ask whether to use the settings, keys, tokens and roles of a backup, before it becomes the data root.
+
+    Returns what was kept aside. `yes` uses everything without asking. Raises BadInput if nobody can be asked.
+    """
+    contents = dict(_owners_parts(DataRoot(root)))
+    if yes or not contents:
+        return []
+    warning = "The backup contains what can loosen limits, run programs or let others in:"
+    for place, what in contents.items():
+        warning += f"\n  {place}:{what}"
+    if not someone_there():
+        raise BadInput(
+            f"{warning}\nThere is no terminal to ask on, so nothing was restored. Run it in a terminal, or add --yes"
+            " if the backup is yours."
         )
-    if as_json:
-        held, back = ([run.id for run in runs] if runs is not None else None for runs in (restored.held, restored.back))
-        facts = {"held": held, "erased_before": back, "kept_aside": restored.aside}
-        return say_json({"data_root": str(root.path), **facts, **_summary(manifest)})
-    heading(root)
-    return say("\n".join(_restored_lines(restored)))
+    tell(warning)
+    question = f"Use all of it? Say yes only if the backup is your own. Otherwise, it is kept unused in {ASIDE}/."
+    if run_async(agrees, question):
+        return []
+    (root / ASIDE).mkdir(mode=0o700)
+    for place in contents:
+        (root / place).rename(root / ASIDE / place)
+    return list(contents)
+
+
+def _owners_parts(root: DataRoot) -> Iterator[tuple[str, str]]:
+    """Yield each file or folder of a restored folder that only its owner should use, and what is in it."""
+    if root.config.exists():
+        settings = list(_looser_settings(root.config))
+        if settings:
+            yield root.config.name, _LINE.join(["", *settings])
+    if root.keys.exists():
+        yield root.keys.name, " keys of model providers, which then read what subagents read"
+    if root.secrets.is_dir() and any(root.secrets.iterdir()):
+        yield root.secrets.name, _LINE + _first_names(_secrets(root), _LINE)
+    if root.roles.is_dir():
+        files = sorted(path.name for path in root.roles.rglob("*") if path.is_file())
+        if files:
+            yield root.roles.name, f" role files: {_first_names(files)}"
+    if root.skills.is_dir():
+        skills = sorted(path.name for path in root.skills.iterdir())
+        if skills:
+            yield root.skills.name, f" skills, which instruct subagents: {_first_names(skills)}"
+
+
+def _secrets(root: DataRoot) -> Iterator[str]:
+    # Read as files: with the backup's settings, they would be looked up in the database that these name.
+    for name, token in _tables(root.tokens_file).items():
+        yield f"token {name} ({token.get('user')}: {checks.value_text(token.get('scopes'))})"
+    for path, what in ((root.passkeys, "passkeys, which approve"), (root.secrets_file, "secrets for tools")):
+        names = _tables(path)
+        if names:
+            yield f"{what}: {_first_names(names)}"
+    yield f"files: {_first_names(sorted(path.name for path in root.secrets.iterdir()))}"
+
+
+def _tables(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the tables of a TOML file; none if it cannot be read."""
+    try:
+        fields = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {name: cast("dict[str, Any]", value) for name, value in fields.items() if isinstance(value, dict)}
+
+
+_HARMLESS = frozenset(
+    {"background", "enabled", "labels", "lease_s", "metrics", "mirror", "models", "proposal_ttl_s", "retention_days"}
+)
+"""Settings that let nobody do more than the built-in ones, or that every proposal shows."""
+
+
+def _looser_settings(config: Path) -> Iterator[str]:
+    """Yield each setting that is looser than the built-in one, or names a program, an address or a folder."""
+    try:
+        values = tomllib.loads(config.read_text("utf-8-sig"))
+        configured = Configured.model_validate(values)
+    except (OSError, ValueError, ValidationError):
+        yield "settings that cannot be read"
+        return
+    built_in = Configured()
+    programs: list[str] = []
+    others: dict[str, list[str]] = {}
+    for path in dict.fromkeys(path for path, _value in checks.leaves(values)):
+        table = path[0]
+        if table in _HARMLESS or not checks.may_loosen(path, built_in, configured):
+            continue
+        if table in checks.PROGRAMS or path[-1] in checks.PROGRAMS:
+            programs.append(_program(path, values))
+        else:
+            others.setdefault(table, []).append(_setting(path, values))
+    yield from programs
+    for settings in others.values():
+        yield _first_names(settings)
+
+
+def _program(path: tuple[str, ...], values: Mapping[str, Any]) -> str:
+    """Return a program of the settings, uncut: what is left out would run as well."""
+    value: Any = values
+    for name in path:
+        value = cast("Mapping[str, Any]", value)[name]
+    text, _ = key_shapes().redact(json.dumps(value, ensure_ascii=False, default=str))
+    return terminal.one_line(f"{checks.setting_name(path)} = {text}")
+
+
+def _setting(path: tuple[str, ...], values: Mapping[str, Any]) -> str:
+    value: Any = values
+    for name in path:
+        if not isinstance(value, Mapping):  # a list of tables
+            break
+        value = cast("Mapping[str, Any]", value)[name]
+    return f"{checks.setting_name(path)} = {checks.value_text(value)}"
+
+
+def _first_names(names: Iterable[str], between: str = ", ") -> str:
+    """Return the first names; whoever made the backup chose them, so each is one line, and not a long one."""
+    names = list(names)
+    parts = [terminal.cut(terminal.one_line(name), LONGEST) for name in names[:SHOWN]]
+    if len(names) > SHOWN:
+        parts.append(f"and {len(names) - SHOWN} more")
+    return between.join(parts)
+
+
+def _clean_path(folder: str) -> Path:
+    """Return the folder as an absolute path without `..`: it is shown, to be pasted later."""
+    return Path(os.path.abspath(absolute_path("DIR", folder)))  # noqa: PTH100 - `resolve` would follow links
 
 
 def _summary(manifest: backup.Manifest) -> dict[str, object]:

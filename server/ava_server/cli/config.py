@@ -37,12 +37,12 @@ def list_command(as_json: Json = False) -> None:
 
     root, settings = find_data_root(), read_settings()
     rows: list[tuple[str, str, str]] = []
-    shown: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for place, value in known_settings(_configured(settings)).items():
         name, origin = setting_name(place), _origin(settings, place)
         rows.append((name, json.dumps(value, ensure_ascii=False), origin))
-        shown.append({"name": name, "value": value, "from": origin})
-    present(root, as_json, {"settings": shown}, aligned(rows))
+        entries.append({"name": name, "value": value, "from": origin})
+    present(root, as_json, {"settings": entries}, aligned(rows))
 
 
 @config_command.command("get", short_help="The value of one setting.")
@@ -98,15 +98,23 @@ def _change(name: str, value: Any) -> None:
         raise no_setting(name)
     [before] = change_settings(root.config, {place: value})
     heading(root)
-    now = ("its default" if known else "not set") if value is None else json.dumps(value, ensure_ascii=False)
-    was = "not set" if before is None else json.dumps(before, ensure_ascii=False)
-    say(f"{name} is now {now} in {root.config}; before, it was {was}.")
+    now_text = _value_text(value)
+    if value is None and known:
+        now_text = "its default"
+    say(f"{name} is now {now_text} in {root.config}; before, it was {_value_text(before)}.")
     if value and place[-1] in PROGRAMS:
         say("Ava now runs this program outside the sandbox, with all your rights.")
-    if (origin := _origin(read_settings(), place)).startswith("AVA_"):
+    origin = _origin(read_settings(), place)
+    if origin.startswith("AVA_"):
         say(f"In this shell {origin} overrides it.")
     if LockedInstances(root.instances).live():
         say("Ava processes are running with the old value: restart the hosts, or `ava serve`.")
+
+
+def _value_text(value: Any) -> str:
+    if value is None:
+        return "not set"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _configured(settings: Settings) -> Configured:
@@ -118,7 +126,9 @@ def _configured(settings: Settings) -> Configured:
 def _origin(settings: Settings, path: Place) -> str:
     if path in settings.from_environment:
         return settings.from_environment[path]
-    return "config.toml" if _in_file(settings.paths, path) else "default"
+    if _in_file(settings.paths, path):
+        return "config.toml"
+    return "default"
 
 
 def _in_file(root: DataRoot, path: Place) -> bool:

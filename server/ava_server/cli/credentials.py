@@ -68,12 +68,7 @@ def set_key_command(provider: _Provider) -> None:
     if name not in TAKES_KEYS | DELIVERS and name not in _configured_providers(root):
         if keys.may_be_key(provider):
             raise BadInput(f"This is not a provider that Ava knows, and may be a key. {_ProviderOnlyCommand.advice}")
-        near = nearest(name, TAKES_KEYS)
-        hint = f"Did you mean {near}? If not, give" if near else "Give"
-        raise BadInput(
-            f"Ava does not know the provider {name}. {hint} its address first: base_url under [providers.{name}]"
-            f" in {root.config}"
-        )
+        raise BadInput(_unknown_provider(name, root))
     heading(root)
     value = read_secret(f"Key for {name}", "key", f"ava key set {name}")
     root.create()
@@ -86,20 +81,38 @@ def set_key_command(provider: _Provider) -> None:
         say(_search_in_use(root))
 
 
+def _unknown_provider(name: str, root: DataRoot) -> str:
+    near = nearest(name, TAKES_KEYS)
+    give = f"Did you mean {near}? If not, give" if near else "Give"
+    return (
+        f"Ava does not know the provider {name}. {give} its address first: base_url under [providers.{name}]"
+        f" in {root.config}"
+    )
+
+
 @key_command.command("list", short_help="List which keys are stored, never the keys.")
 def list_keys_command(as_json: Json = False) -> None:
     """List which providers have a key and where it comes from, never the keys."""
     root = checked_root(show=False)
     addresses = _addresses(root)
     known = keys.list_keys(root.keys, addresses=addresses)
-    own = {key.provider for key in known} - {*WELL_KNOWN}
-    unused = own - _configured_providers(root) if own else own
-    entries = [{"provider": key.provider, "from": key.where, "used": key.provider not in unused} for key in known]
-    passed_over = {name: why for name in WELL_KNOWN if (why := why_unused(name, os.environ, addresses.get(name)))}
-    entries += [{"provider": name, "from": set_variables(name, os.environ)[0], "used": False} for name in passed_over]
-    rows = [(key.provider, key.where + (_unused_note(key.provider) if key.provider in unused else "")) for key in known]
-    lines = aligned([*rows, *passed_over.items()])
-    present(root, as_json, {"keys": entries}, lines or ["No keys. Store one with `ava key set openrouter`."])
+    unused = {key.provider for key in known} - {*WELL_KNOWN}
+    if unused:
+        unused -= _configured_providers(root)
+    entries: list[dict[str, object]] = []
+    rows: list[tuple[str, str]] = []
+    for key in known:
+        used = key.provider not in unused
+        entries.append({"provider": key.provider, "from": key.where, "used": used})
+        note = "" if used else _unused_note(key.provider)
+        rows.append((key.provider, key.where + note))
+    for name in WELL_KNOWN:
+        why = why_unused(name, os.environ, addresses.get(name))
+        if why:
+            entries.append({"provider": name, "from": set_variables(name, os.environ)[0], "used": False})
+            rows.append((name, why))
+    lines = aligned(rows) or ["No keys. Store one with `ava key set openrouter`."]
+    present(root, as_json, {"keys": entries}, lines)
 
 
 def _unused_note(name: str) -> str:
@@ -114,10 +127,14 @@ def remove_key_command(provider: _StoredProvider) -> None:
     name = provider_name(provider)
     root = find_data_root()
     if not keys.remove_key(name, root.keys):
+        hint = "`ava key list` shows the stored ones."
         key = keys.find_key(name, root.keys, os.environ)
-        where = f" It comes from {key.where}: unset it there." if key else " `ava key list` shows the stored ones."
-        whose = "a provider of this name" if keys.may_be_key(provider) else name
-        raise BadInput(f"There is no key for {whose} in {root.keys}.{where}")
+        if key is not None:
+            hint = f"It comes from {key.where}: unset it there."
+        shown_name = name
+        if keys.may_be_key(provider):
+            shown_name = "a provider of this name"
+        raise BadInput(f"There is no key for {shown_name} in {root.keys}. {hint}")
     heading(root)
     say(f"Removed the key for {name} from {root.keys}.")
 
@@ -164,7 +181,9 @@ def set_secret_command(
     keeps its hosts.
     """
     name = secret_name(name)
-    bound = hosts_of(hosts) if hosts else None  # an error comes before the question
+    bound = None
+    if hosts:
+        bound = hosts_of(hosts)  # an error comes before the question
     root = checked_root(show=False)
     read_secrets(root.secrets_file)
     heading(root)
@@ -186,15 +205,17 @@ def list_secrets_command(as_json: Json = False) -> None:
     root = checked_root(show=False)
     secrets = read_secrets(root.secrets_file)
     roles = _roles_with_secrets(root)
-    names = sorted({*secrets, *roles})
     entries: list[dict[str, object]] = []
-    for name in names:
-        stored = {"set": secrets[name].set_at, "for": list(secrets[name].hosts)} if name in secrets else {}
-        entries.append({"name": name, "stored": name in secrets, **stored, "roles": roles.get(name, [])})
-    lines = aligned((name, _describe_secret(secrets.get(name), roles.get(name, []))) for name in names)
-    present(
-        root, as_json, {"secrets": entries}, lines or ["No secrets. Store one with `ava secret set NAME --for HOST`."]
-    )
+    rows: list[tuple[str, str]] = []
+    for name in sorted({*secrets, *roles}):
+        secret, its_roles = secrets.get(name), roles.get(name, [])
+        stored: dict[str, object] = {}
+        if secret is not None:
+            stored = {"set": secret.set_at, "for": list(secret.hosts)}
+        entries.append({"name": name, "stored": secret is not None, **stored, "roles": its_roles})
+        rows.append((name, _describe_secret(secret, its_roles)))
+    lines = aligned(rows) or ["No secrets. Store one with `ava secret set NAME --for HOST`."]
+    present(root, as_json, {"secrets": entries}, lines)
 
 
 @secret_command.command("remove", cls=NameOnlyCommand)
@@ -222,11 +243,11 @@ def _roles_with_secrets(root: DataRoot) -> dict[str, list[str]]:
 
 
 def _describe_secret(secret: Secret | None, roles: list[str]) -> str:
-    used = f"roles: {', '.join(roles)}" if roles else "no role lists it"
+    used_by = f"roles: {', '.join(roles)}" if roles else "no role lists it"
     if secret is None:
-        return f"not stored; {used}"
-    hosts = f"for {', '.join(secret.hosts)}" if secret.hosts else "for no host"
-    return f"set {secret.set_at or 'some time'}; {hosts}; {used}"
+        return f"not stored; {used_by}"
+    hosts = ", ".join(secret.hosts) or "no host"
+    return f"set {secret.set_at or 'some time'}; for {hosts}; {used_by}"
 
 
 # -- ava pin ----------------------------------------------------------------------------------------------------------
@@ -267,8 +288,9 @@ async def remove_pin_command() -> None:
     file.remove(await ask_hidden("Approval PIN"))
     await record_setting(root, "approval_pin", "set", None)
     policy, why = policy_in_force(settings, os_user())
-    after = ", so the next approval asks you to choose a new PIN" if policy == "human" else ""
-    say(f"The PIN is removed. config.toml decides again who approves: {why}{after}.")
+    if policy == "human":
+        why += ", so the next approval asks you to choose a new PIN"
+    say(f"The PIN is removed. config.toml decides again who approves: {why}.")
 
 
 def _existing_pin() -> tuple[DataRoot, PinFile]:

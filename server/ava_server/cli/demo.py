@@ -101,7 +101,7 @@ class Demo:
     task: str
     scripted: bool
     keep: bool
-    started: str = ""
+    run_id: str = ""
 
 
 def demo_command(
@@ -113,7 +113,9 @@ def demo_command(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the demo's data root, with its log.")] = False,
 ) -> None:
     """Show proposal, approval, progress, result and log in a few seconds, without a key and without cost."""
-    named = checked_folder(folder) if folder is not None else None
+    named_folder = None
+    if folder is not None:
+        named_folder = check_folder(folder)
     if task is not None and not task.strip():
         raise BadInput("--task: the text is empty; say what to look for, or leave it out")
     demo: Demo | None = None
@@ -123,17 +125,22 @@ def demo_command(
             root.create()
             root.config.write_text('approval = "ask"\n')  # the demo is a host that asks, at this terminal
             # A copy: an installed package often lies in a hidden folder of a home, where no subagent may read.
-            where = named or Path(shutil.copytree(shipped_docs(), place / "docs", ignore=_TABLES))
-            question = question_about(where) if named or task else DOCS_QUESTION
+            where = named_folder or Path(shutil.copytree(shipped_docs(), place / "docs", ignore=_TABLES))
+            question = DOCS_QUESTION
+            if named_folder or task:
+                question = question_about(where)
             demo = Demo(root, where, task or question, scripted, keep)
             code = run_async(_run, demo, place)
     except KeyboardInterrupt:
-        what = f"{demo.started} had been started, and ended with it" if demo and demo.started else "nothing was started"
+        what = "nothing was started"
+        if demo is not None and demo.run_id:
+            what = f"{demo.run_id} had been started, and ended with it"
         say(f"\nStopped; {what}.")
         code = INTERRUPTED
-    if demo is not None:
-        kept = f"Kept: AVA_DATA_ROOT={demo.root.path} ava logs"
-        say(kept if keep else "The demo's data root is removed; --keep keeps it.")
+    if demo is not None and keep:
+        say(f"Kept: AVA_DATA_ROOT={demo.root.path} ava logs")
+    elif demo is not None:
+        say("The demo's data root is removed; --keep keeps it.")
     if code in (0, ENDING_CODES["no_answer"]):
         _show_next_steps()
     raise typer.Exit(code)
@@ -142,10 +149,10 @@ def demo_command(
 def _show_next_steps() -> None:
     from ava_server.hosts.launching import launch
 
-    started = launch()
+    ava = launch()
     say("-- Next --")
-    say(f"Add Ava to your assistant: {started.typed('init', 'claude-code')}")
-    say(f"Let a language model do the work: {started.typed('key', 'set', 'openrouter')}")
+    say(f"Add Ava to your assistant: {ava.typed('init', 'claude-code')}")
+    say(f"Let a language model do the work: {ava.typed('key', 'set', 'openrouter')}")
 
 
 @contextmanager
@@ -159,7 +166,6 @@ def _temporary_folder(keep: bool) -> Generator[Path]:
 
 
 async def _run(demo: Demo, place: Path) -> int:
-
     from mcp import Client, StdioServerParameters
     from mcp_types import Implementation
 
@@ -171,10 +177,10 @@ async def _run(demo: Demo, place: Path) -> int:
         from ava_server.models.selection import SCRIPTED
 
         environment["AVA_MODEL"] = SCRIPTED
+        say("Starting. The model is a script that comes with Ava, not a language model.")
+    else:
+        say("Starting. The demo always uses the offline reader, even if you have keys.")
     server = StdioServerParameters(command=sys.executable, args=[*MODULE_ARGS, "serve"], env=environment, cwd=place)
-    offline = "The demo always uses the offline reader, even if you have keys."
-    by_script = "The model is a script that comes with Ava, not a language model."
-    say(f"Starting. {by_script if demo.scripted else offline}")
     info = Implementation(name="ava demo", version=version("ava-subagents"))
     async with Client(server, client_info=info, read_timeout_seconds=WITHIN_S) as client:
         return await _DemoHost(client, demo).run()
@@ -207,20 +213,21 @@ class _DemoHost:
         return ENDING_CODES.get(run.state, 1)
 
     async def _approve(self, proposal: dict[str, Any]) -> bool:
-        agreed = await self._ask(str(proposal["subagent_id"]))
-        given = {"approving": [proposal["approval_line"]]} if agreed else {"decision": "reject"}
+        answer: dict[str, Any] = {"decision": "reject"}
+        if await self._ask(str(proposal["subagent_id"])):
+            answer = {"approving": [proposal["approval_line"]]}
         began = time.monotonic()
-        decided = Decided(await self._call("confirm_spawn", pending_ids=[proposal["pending_id"]], **given))
-        answered_s = time.monotonic() - began
-        if decided.status == "rejected":
+        decision = Decided(await self._call("confirm_spawn", pending_ids=[proposal["pending_id"]], **answer))
+        answer_s = time.monotonic() - began
+        if decision.status == "rejected":
             say("Rejected; nothing was started.")
             return False
-        if decided.reasons:  # it was decided elsewhere, or has expired
-            say(f"{'. '.join(decided.reasons)}.")
-        if decided.status == "refused" and not await self._was_approved(proposal):
+        if decision.reasons:  # it was decided elsewhere, or has expired
+            say(f"{'. '.join(decision.reasons)}.")
+        if decision.status == "refused" and not await self._was_approved(proposal):
             return False
-        self._demo.started = str(proposal["subagent_id"])
-        say(f"-- Running in the background: the host had its answer after {answered_s:.1f} s --")
+        self._demo.run_id = str(proposal["subagent_id"])
+        say(f"-- Running in the background: the host had its answer after {answer_s:.1f} s --")
         return True
 
     async def _ask(self, run_id: str) -> bool:
@@ -229,14 +236,14 @@ class _DemoHost:
         from ava_server.cli.start_question import ShownProposals
 
         say("-- Proposed (spawn_subagent); nothing has started. `ava approve` asks: --")
-        question = ShownProposals([await self._waiting(run_id)], asks=someone_there())
+        question = ShownProposals([await self._read_proposal(run_id)], asks=someone_there())
         question.show()
         if someone_there():
             return await ask_unfolding("Start it? [y/N]", question) in YES
         say("There is no terminal to ask on, so the demo approves it by itself.")
         return True
 
-    async def _waiting(self, run_id: str) -> Pending:
+    async def _read_proposal(self, run_id: str) -> Pending:
         """Read a proposal from the demo's own log, as `ava approve` does. Raises AvaError: it no longer waits."""
         from ava_audit.store.store import Store
         from ava_audit.units import now_us
@@ -248,10 +255,10 @@ class _DemoHost:
         async with Store.open(self._demo.root.path, "") as store:  # a variable may name a database of the person's
             run = await find_run(store, run_id)
             limits = spawn_limits(settings, run.user_id)
-            found = await store.read(lambda view: pending_proposal(view, run, limits, now_us()))
-        if isinstance(found, str):
-            raise AvaError(found)
-        return found
+            proposal = await store.read(lambda view: pending_proposal(view, run, limits, now_us()))
+        if isinstance(proposal, str):
+            raise AvaError(proposal)
+        return proposal
 
     async def _was_approved(self, proposal: dict[str, Any]) -> bool:
         """Tell whether somebody has approved it elsewhere, so that it runs or has run."""
@@ -265,13 +272,15 @@ class _DemoHost:
         while True:
             answer = await self._call("check_subagent", subagent_id=run_id)
             run = RunAnswer.model_validate(answer["runs"][0])
-            activity = f" · {run.untrusted_activity}" if run.untrusted_activity else ""
-            progress.show(f"{run.status_line}{activity}")
+            line = run.status_line
+            if run.untrusted_activity:
+                line += f" · {run.untrusted_activity}"
+            progress.show(line)
             if run.untrusted_result is not None:
                 progress.end(keep=True)
                 # A tool's answer is a page of the result; the resource is all of it.
-                whole = await self._client.read_resource(f"ava://runs/{run_id}")
-                return RunAnswer.model_validate_json(str(getattr(whole.contents[0], "text", "")))
+                resource = await self._client.read_resource(f"ava://runs/{run_id}")
+                return RunAnswer.model_validate_json(str(getattr(resource.contents[0], "text", "")))
             if time.monotonic() - began > WITHIN_S:
                 raise AvaError(f"{run_id} has not ended within {WITHIN_S:.0f} s; it is {run.state}")
             await anyio.sleep(POLL_S)
@@ -283,8 +292,11 @@ class _DemoHost:
         say(add_bars("\n".join(result_lines(run, self._demo.task))))
         entries = await self._call("read_ava_logs", subagent_id=run.subagent_id, last_n=LOG_LINES)
         say("-- In the log (read_ava_logs), its end --")
+        width = 160
+        if sys.stdout.isatty():
+            width = columns()
         for line in entries["untrusted_entries"]:
-            say(cut(line, columns() if sys.stdout.isatty() else 160))
+            say(cut(line, width))
         if self._demo.keep:
             logs = self._demo.root.logs
             say(f"\nThe log: {self._demo.root.db}")
@@ -309,16 +321,24 @@ def result_lines(run: RunAnswer, task: str) -> Iterator[str]:
     result = run.untrusted_result
     if result is None:
         return
-    query, passages, least = Query(task), list[str](), 0.0
+    query = Query(task)
+    passages: list[str] = []
+    least_words = 0.0
     for one in findings_of(run, result.findings):
-        sentences = [each for each in whole_sentences(one.quote.text) if not each.startswith("#")] or [one.quote.text]
+        sentences = [each for each in whole_sentences(one.quote.text) if not each.startswith("#")]
+        if not sentences:
+            sentences = [one.quote.text]
         words = [len(query.found_in(sentence)) for sentence in sentences]
-        least = least or max(words, default=0) * ANSWERS
-        if len(passages) < PASSAGES_MOST and max(words, default=0) >= least:
-            text = excerpt(sentences, words.index(max(words)))
+        most_words = max(words)
+        if not least_words:
+            least_words = most_words * ANSWERS
+        if len(passages) < PASSAGES_MOST and most_words >= least_words:
+            text = excerpt(sentences, words.index(most_words))
             passages.append(f'{len(passages) + 1}. {one.source.text} ({one.checked}): "{text}"')
-    summary = result.summary.partition(f" {THE_BEST} ")[0]  # it is the first passage below
-    yield summary if len(passages) == len(result.findings) else with_advice(summary, "The best:")
+    summary, _, _ = result.summary.partition(f" {THE_BEST} ")  # the best is the first passage below
+    if len(passages) < len(result.findings):
+        summary = with_advice(summary, "The best:")
+    yield summary
     yield from passages
 
 
@@ -343,8 +363,8 @@ def shipped_docs() -> Path:
     raise AvaError("This installation has no documentation to read; name a folder: ava demo FOLDER")
 
 
-def checked_folder(folder: Path) -> Path:
-    """Raises BadInput if it is missing, not a folder, unreadable, or never read by subagents."""
+def check_folder(folder: Path) -> Path:
+    """Return the whole path. Raises BadInput if it is missing, unreadable, or never read by subagents."""
     folder = absolute_path("FOLDER", folder)
     place = folder.resolve()
     if place.parent == place:
@@ -368,13 +388,17 @@ def question_about(folder: Path) -> str:
     It is about a heading, one whose question the offline reader answers with prose; else about telling words.
     """
     texts = list(_texts(folder))
-    if question := _question_about_heading(texts):
+    question = _question_about_heading(texts)
+    if question:
         return question
     words = telling_words(text for _, text in texts)
     if not words:
         raise BadInput(f"FOLDER: there is no text to read in {folder}; name a folder with text files in it")
-    listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    return f"What do these files say about {listed}?"
+    *others, last = words
+    topics = last
+    if others:
+        topics = f"{', '.join(others)} and {last}"
+    return f"What do these files say about {topics}?"
 
 
 def _question_about_heading(texts: Sequence[tuple[str, str]]) -> str:
@@ -383,27 +407,27 @@ def _question_about_heading(texts: Sequence[tuple[str, str]]) -> str:
     from ava_server.models.offline_passages import Passage, best_passages, spread_in
 
     prose = [(name, text) for name, text in texts if PurePosixPath(name).suffix.lower() in _PROSE]
-    asked: dict[str, float] = {}
+    worth: dict[str, float] = {}
     for _, text in prose:
-        for found in _SECTION.finditer(text):
-            topic = " ".join((found["heading"] or found["title"]).split())
+        for section in _SECTION.finditer(text):
+            topic = " ".join((section["heading"] or section["title"]).split())
             if Query(topic).telling and not _NO_TOPIC.match(topic):
-                asked.setdefault(_question(topic), worth_reading(found["below"]))
-    likely = sorted(asked, key=lambda question: -asked[question])[:QUESTIONS_MOST]
-    share = SIMULATED_CHARS // max(len(prose), 1)
-    passages = [
-        Passage(name, each.where, each.text)
-        for name, text in prose[:FILES_MOST]
-        for each in split_passages(text[: max(share, QUOTED_CHARS)])
-    ]
-    best, most = "", 0.0
+                worth.setdefault(_question(topic), worth_reading(section["below"]))
+    likely = sorted(worth, key=lambda question: -worth[question])[:QUESTIONS_MOST]
+    chars = max(SIMULATED_CHARS // max(len(prose), 1), QUOTED_CHARS)
+    passages: list[Passage] = []
+    for name, text in prose[:FILES_MOST]:
+        passages += [Passage(name, each.where, each.text) for each in split_passages(text[:chars])]
+    best_question, best_value = "", 0.0
     for question in likely:
         query = Query(question)
         answer = best_passages(passages, query, spread_in(query, passages), most=2)
+        if not answer.fits or not worth_reading(answer.pieces[0].text):
+            continue
         value = sum(worth_reading(piece.text) / place for place, piece in enumerate(answer.pieces, 1))
-        if answer.fits and worth_reading(answer.pieces[0].text) and value > most:
-            best, most = question, value
-    return best
+        if value > best_value:
+            best_question, best_value = question, value
+    return best_question
 
 
 def _question(topic: str) -> str:
@@ -424,7 +448,14 @@ def worth_reading(text: str) -> float:
     if len(text) < 60 or letters < 0.8 * len(text) or _NO_PROSE.search(text):
         return 0.0
     sentences = len(_SENTENCE_END.findall(text))
-    return bool(sentences) * (len(text) / QUOTED_CHARS + 0.3 * (sentences > 1) + 0.3 * bool(re.search(r"\d", text)))
+    if not sentences:
+        return 0.0
+    worth = len(text) / QUOTED_CHARS
+    if sentences > 1:
+        worth += 0.3
+    if re.search(r"\d", text):
+        worth += 0.3
+    return worth
 
 
 def telling_words(texts: Iterable[str]) -> list[str]:
@@ -435,21 +466,22 @@ def telling_words(texts: Iterable[str]) -> list[str]:
     spread: Counter[str] = Counter()
     count = 0
     for text in texts:
-        found = Counter(word.lower() for word in _WORD.findall(text))
+        words = Counter(word.lower() for word in _WORD.findall(text))
         for title in _HEADING.findall(text):
             for word in _WORD.findall(title):
-                found[word.lower()] += 9
-        count += bool(found)
-        for word, times in found.items():
+                words[word.lower()] += 9
+        count += bool(words)
+        for word, times in words.items():
             weights[word] += 1 + math.log(times)
             spread[word] += 1
-    scored = {word: weight * math.log((count + 1) / spread[word]) for word, weight in weights.items()}
-    ignored = filler_words() | _CODE
-    chosen: list[str] = []
-    for word in sorted(scored.keys() - ignored, key=lambda word: (-scored[word], word)):
-        if len(chosen) < WORDS and all(word[:5] != other[:5] for other in chosen):  # no second form of a word
-            chosen.append(word)
-    return chosen
+    scores = {word: weight * math.log((count + 1) / spread[word]) for word, weight in weights.items()}
+    candidates = scores.keys() - filler_words() - _CODE
+    best: dict[str, str] = {}
+    for word in sorted(candidates, key=lambda word: (-scores[word], word)):
+        best.setdefault(word[:5], word)  # no second form of a word
+        if len(best) == WORDS:
+            break
+    return list(best.values())
 
 
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:
@@ -474,13 +506,14 @@ def _texts(folder: Path) -> Iterator[tuple[str, str]]:
             read_documents += kind is not None
             try:
                 if kind is None:
-                    data, cut_off = root.read(entry.name, CHARS_MOST)
-                    decoded = decode(data, cut=cut_off)
+                    data, has_more = root.read(entry.name, CHARS_MOST)
+                    decoded = decode(data, cut=has_more)
                     yield entry.name, decoded.text if decoded is not None else ""
                 elif read_documents <= DOCUMENTS_MOST:
                     data, _ = root.read(entry.name, 10_000_000)
-                    found = parser_process.read_document(format_of(entry.name, data) or kind, data, Wanted(count=10))
-                    yield entry.name, found.text()
+                    kind = format_of(entry.name, data) or kind
+                    document = parser_process.read_document(kind, data, Wanted(count=10))
+                    yield entry.name, document.text()
             except ToolFailed:
                 continue
     finally:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import anyio.to_thread
@@ -39,8 +39,17 @@ DIFFERS = 1
 
 
 @eval_command.callback()
-def _described() -> None:
+def _help() -> None:
     """Cases, recorded runs that are run again without a model call, and suites that compare models."""
+
+
+_Name = Annotated[str | None, typer.Option("--id", metavar="NAME", help="The case's name; default: the run's id.")]
+_Contains = Annotated[
+    list[str] | None,
+    typer.Option("--contains", metavar="TEXT", help="What the answer has to contain, in place of proposed checks."),
+]
+_Whole = Annotated[bool, typer.Option("--whole", help="Keep all files of the workspace, not only those it read.")]
+_NoWorkspace = Annotated[bool, typer.Option("--no-workspace", help="Keep no files, only the recording.")]
 
 
 @eval_command.command("add", short_help="Make a case of a run.")
@@ -48,17 +57,10 @@ def _described() -> None:
 async def add_command(
     subagent: EndedRunId,
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="The folder of the suite.")],
-    name: Annotated[
-        str | None, typer.Option("--id", metavar="NAME", help="The case's name; default: the run's id.")
-    ] = None,
-    contains: Annotated[
-        list[str] | None,
-        typer.Option("--contains", metavar="TEXT", help="What the answer has to contain, in place of proposed checks."),
-    ] = None,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Keep all files of the workspace, not only those it read.")
-    ] = False,
-    no_workspace: Annotated[bool, typer.Option("--no-workspace", help="Keep no files, only the recording.")] = False,
+    name: _Name = None,
+    contains: _Contains = None,
+    whole: _Whole = False,
+    no_workspace: _NoWorkspace = False,
     as_json: Json = False,
 ) -> None:
     """Make a case of an ended run: its task, its recording, the files that it read, and checks from its result.
@@ -71,43 +73,51 @@ async def add_command(
     root = checked_root("ava eval add", show=False)
     credentials = Credentials(read_settings())
     async with open_log(root) as store:
-        recording = await _recorded(store, subagent)
+        recording = await _read_run(store, subagent)
     folder = absolute_path("--to", to)
 
     def work() -> Frozen:
         _ = credentials.secrets, credentials.models  # from now on, their values are hidden
         return freeze(
-            recording, folder, name or recording.run_id, credentials.redactor,
-            workspace=not no_workspace, whole=whole, contains=contains or (),
-        )  # fmt: skip
+            recording,
+            folder,
+            name or recording.run_id,
+            credentials.redactor,
+            workspace=not no_workspace,
+            whole=whole,
+            contains=contains or (),
+        )
 
-    made = await anyio.to_thread.run_sync(work)
-    checks = [check.model_dump(mode="json", by_alias=True) for check in made.case.checks]
-    lines = [
-        f"Case {made.case.id}: {made.path}",
-        f"Kept: the recording, {_kept(made)}.",
-        *(f"Left out: {what}." for what in made.left_out),
-        *(
-            f"Check: {check['kind']} {', '.join(map(str, next(iter([*check.values()][1:]), ())))}".rstrip()
-            for check in checks
-        ),
-    ]
+    frozen = await anyio.to_thread.run_sync(work)
+    checks = [check.model_dump(mode="json", by_alias=True) for check in frozen.case.checks]
+    lines = [f"Case {frozen.case.id}: {frozen.path}", f"Kept: the recording, {_files_text(frozen)}."]
+    lines += [f"Left out: {what}." for what in frozen.left_out]
+    lines += [_check_text(check) for check in checks]
     fields = {
-        "case": str(made.path),
-        "files": made.files,
-        "bytes": made.bytes,
-        "left_out": made.left_out,
+        "case": str(frozen.path),
+        "files": frozen.files,
+        "bytes": frozen.bytes,
+        "left_out": frozen.left_out,
         "checks": checks,
     }
     present(root, as_json, fields, lines)
 
 
-def _kept(made: Frozen) -> str:
+def _files_text(frozen: Frozen) -> str:
     """Return what of the run's files is with a case, and that it is source code where it is."""
-    files = f"{counted(made.files, 'file')} ({made.bytes:,} bytes)"
-    if made.base is None:
+    files = f"{counted(frozen.files, 'file')} ({frozen.bytes:,} bytes)"
+    if frozen.base is None:
         return f"{files} of the workspace"
-    return f"{files} that commit {made.base[:12]} tracks. The case holds this source code: read it before you share it"
+    commit = frozen.base[:12]
+    return f"{files} that commit {commit} tracks. The case holds this source code: read it before you share it"
+
+
+def _check_text(check: Mapping[str, Any]) -> str:
+    """Return the kind of a check, and its first field."""
+    kind, *fields = check.values()
+    if not fields:
+        return f"Check: {kind}"
+    return f"Check: {kind} {', '.join(map(str, fields[0]))}".rstrip()
 
 
 @eval_command.command("replay", short_help="Run recorded runs again: no call, no cost.")
@@ -129,33 +139,42 @@ async def replay_command(
     """
     from ava_server.evals.replay import report_lines
 
-    root, settings = checked_root("ava eval replay", show=False), read_settings()
-    recordings, faults = await _recordings(root, target)
+    root = checked_root("ava eval replay", show=False)
+    settings = read_settings()
+    recordings, faults = await _read_recordings(root, target)
     changes = await anyio.to_thread.run_sync(partial(_changes, root, settings, role, model))
-    runs, not_run = await _replay_all(recordings, changes)
-    faults = sorted([*faults, *not_run])
+    runs, replay_faults = await _replay_all(recordings, changes)
+    faults = sorted([*faults, *replay_faults])
+    several = len(recordings) > 1
+    different = [name for name, replayed, _remarks in runs if not replayed.same]
     lines: list[str] = []
     for name, replayed, remarks in runs:
-        if not replayed.same or len(recordings) == 1:
-            lines += [*([f"{name}:"] if len(recordings) > 1 else []), *report_lines(replayed), *remarks]
-    differ = sum(not replayed.same for _name, replayed, _remarks in runs)
+        if several and replayed.same:
+            continue
+        if several:
+            lines.append(f"{name}:")
+        lines += report_lines(replayed)
+        lines += remarks
     lines += [f"{name}: {why}" for name, why in faults]
     if len(recordings) + len(faults) > 1:
+        same = len(runs) - len(different)
         lines.append(
-            f"{counted(len(runs), 'recorded run')}: {len(runs) - differ} the same, {differ} differ. No call was made."
+            f"{counted(len(runs), 'recorded run')}: {same} the same, {len(different)} differ. No call was made."
         )
     fields = {
         "runs": [{"name": name, "same": replayed.same, **asdict(replayed)} for name, replayed, _remarks in runs],
         "faults": [{"name": name, "fault": why} for name, why in faults],
     }
     present(root, as_json, fields, lines)
-    if faults or differ:
-        raise typer.Exit(USAGE if faults else DIFFERS)
+    if faults:
+        raise typer.Exit(USAGE)
+    if different:
+        raise typer.Exit(DIFFERS)
 
 
 Fault = tuple[str, str]
 """The name of a recording that cannot be run again, and why."""
-Recorded = tuple[list[tuple[str, "Recording"]], list[Fault]]
+Recordings = tuple[list[tuple[str, "Recording"]], list[Fault]]
 
 
 async def _replay_all(
@@ -164,7 +183,7 @@ async def _replay_all(
     """Return what came of each recording, with remarks, in their order; and those that could not be run."""
     from ava_server.evals.replay import Replayer
 
-    done: dict[int, tuple[str, Replayed, list[str]]] = {}
+    replays: dict[int, tuple[str, Replayed, list[str]]] = {}
     faults: list[Fault] = []
     with steps_on_terminal(len(recordings)) as begin:
         async with Replayer.open() as replayer, anyio.create_task_group() as tasks:
@@ -175,42 +194,43 @@ async def _replay_all(
                     begin(f"Replaying {name}")
                     try:
                         change, remarks = await anyio.to_thread.run_sync(changes, recording)
-                        done[number] = name, await replayer.replay(recording, change), remarks
+                        replays[number] = name, await replayer.replay(recording, change), remarks
                     except Exception as error:  # a file of somebody else may say anything; the others are run as well
                         why = f"it cannot be run again ({next(leaves_of(error))!r}); record it again from its log"
                         faults.append((name, why))
 
             for number, (name, recording) in enumerate(recordings):
                 tasks.start_soon(one, number, name, recording)
-    return [done[number] for number in sorted(done)], faults
+    return [replays[number] for number in sorted(replays)], faults
 
 
-async def _recordings(root: DataRoot, target: str) -> Recorded:
-    if (found := await anyio.to_thread.run_sync(_in_folder, Path(target))) is not None:
-        return found
+async def _read_recordings(root: DataRoot, target: str) -> Recordings:
+    in_folder = await anyio.to_thread.run_sync(_read_folder, Path(target))
+    if in_folder is not None:
+        return in_folder
     async with open_log(root) as store:
-        recording = await _recorded(store, target)
+        recording = await _read_run(store, target)
     return [(recording.run_id, recording)], []
 
 
-def _in_folder(folder: Path) -> Recorded | None:
+def _read_folder(folder: Path) -> Recordings | None:
     """Return the recordings in a folder; None where it is none. Blocking."""
     from ava_server.evals.recording import read_recording
 
     if not folder.is_dir():
         return None
-    found: list[tuple[str, Recording]] = []
-    faults: list[tuple[str, str]] = []
+    recordings: list[tuple[str, Recording]] = []
+    faults: list[Fault] = []
     for path in sorted(folder.glob("*.jsonl")):
         try:
-            found.append((path.stem, read_recording(path)))
+            recordings.append((path.stem, read_recording(path)))
         except AvaError as error:
             faults.append((path.stem, str(error)))
-    if not found and not faults:
+    if not recordings and not faults:
         raise BadInput(
             f"{folder}: there is no recorded run in it; `ava eval add S-… --to {shlex.quote(str(folder))}` adds one"
         )
-    return found, faults
+    return recordings, faults
 
 
 def _changes(
@@ -224,32 +244,38 @@ def _changes(
     from ava_server.evals.replay import ReplayChange
     from ava_server.models.selection import choose
 
-    own = None
+    chosen_role = None
     if file is not None:
-        own = parse_role(text_of(read_chosen_file(file, str(file)), str(file)), str(file), file.stem)
+        text = text_of(read_chosen_file(file, str(file)), str(file))
+        chosen_role = parse_role(text, str(file), file.stem)
     catalog = {role.name: role for role in places_here(root, settings).load().roles}
     models = model_settings(settings)
-    unlocked = replace(  # nothing is called: a price needs no key
-        models,
-        providers={name: replace(each, api_key=each.api_key or "none") for name, each in models.providers.items()},
-    )
-    choice = choose(model, "balanced", unlocked) if model is not None else None
+    choice = None
+    if model is not None:
+        choice = choose(model, "balanced", _without_keys(models))
 
     def change(recording: Recording) -> tuple[ReplayChange, list[str]]:
-        name, remarks = recording.config.role, list[str]()
-        role = own or catalog.get(name)
+        name = recording.config.role
+        role = chosen_role or catalog.get(name)
+        remarks: list[str] = []
         if role is None:
             remarks.append(f"There is no role {name} here: it was replayed as it was recorded.")
         elif role.model != recording.role.model and choice is None and role.text != recording.config.role_text:
             remarks.append(f"The role now names the model {role.model}; --model replays with it.")
-        if choice is None and _costs_otherwise(recording, models):
+        if choice is None and _has_another_price(recording, models):
             remarks.append(f"{recording.config.model} has another price by now; --model replays with it.")
         return ReplayChange(role, choice), remarks
 
     return change
 
 
-def _costs_otherwise(recording: Recording, models: ModelSettings) -> bool:
+def _without_keys(models: ModelSettings) -> ModelSettings:
+    """Return the settings as if every provider had a key: nothing is called, and a price needs none."""
+    providers = {name: replace(each, api_key=each.api_key or "none") for name, each in models.providers.items()}
+    return replace(models, providers=providers)
+
+
+def _has_another_price(recording: Recording, models: ModelSettings) -> bool:
     """Blocking."""
     from ava_audit.events import RunStarted
     from ava_server.models.prices import Unpriced
@@ -266,10 +292,10 @@ def _costs_otherwise(recording: Recording, models: ModelSettings) -> bool:
     return replace(price, source=config.price.source, window=config.price.window) != config.price
 
 
-async def _recorded(store: Store | None, given: str) -> Recording:
+async def _read_run(store: Store | None, run_id: str) -> Recording:
     from ava_server.evals.recording import recording_of
 
-    run = await find_run(store, given)
+    run = await find_run(store, run_id)
     assert store is not None
     return recording_of(run.id, await store.read(lambda view: view.entries(run.id)))
 
@@ -304,11 +330,14 @@ def run_command(
     prepare_to_run()
     refuse_in_subagent("ava eval run")
     suites = load("eval")
-    most = parse_cents("--max-cost", max_cost)
+    max_cents = parse_cents("--max-cost", max_cost)
+    max_micros = None
+    if max_cents is not None:
+        max_micros = micros_from_cents(max_cents)
+    models, role_names = tuple(model or ()), tuple(role or ())
     request = suites.SuiteRequest(
-        suite, tuple(model or ()), tuple(role or ()), tries, None if most is None else micros_from_cents(most),
-        again=again, yes=yes, as_json=as_json, html=html,
-    )  # fmt: skip
+        suite, models, role_names, tries, max_micros, again=again, yes=yes, as_json=as_json, html=html
+    )
     raise typer.Exit(suites.run_suite(request))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -32,14 +33,23 @@ def hosts_command(
     """
     settings = read_settings()
     known = {client.id: client for client in known_clients() if client.id}
-    wanted = (name or "").lower()
-    chosen = [client for client in known.values() if name is None or wanted in (client.id, client.title.lower())]
-    if not chosen:
-        hint = suggestion(wanted, known)
-        raise BadInput(f"There is no host {name!r} in the table.{hint} Known: {', '.join(known)}.")
-    rows = [_facts(settings, client) for client in chosen]
-    lines = _details(rows[0]) if name is not None else _table(rows)
+    if name is None:
+        rows = [_facts(settings, client) for client in known.values()]
+        lines = _table(rows)
+    else:
+        rows = [_facts(settings, client) for client in _find(name, known)]
+        lines = _details(rows[0])
     present(settings.paths, as_json, {"hosts": rows}, lines)
+
+
+def _find(name: str, known: Mapping[str, McpClient]) -> list[McpClient]:
+    """Return the hosts with this id or title, in any case. Raises BadInput if there is none."""
+    lower_name = name.lower()
+    clients = [client for client in known.values() if lower_name in (client.id, client.title.lower())]
+    if not clients:
+        hint = suggestion(lower_name, known)
+        raise BadInput(f"There is no host {name!r} in the table.{hint} Known: {', '.join(known)}.")
+    return clients
 
 
 def _facts(settings: Settings, client: McpClient) -> dict[str, Any]:

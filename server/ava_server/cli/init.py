@@ -153,7 +153,7 @@ def _add(host: Host, name: str, started: Launch, path: Path, only_print: bool, a
         change = change_to_add(host, name, started, path)
     except ConfigError:
         tell("This belongs there:")
-        tell("\n".join(host.format.shown((host.servers, name), host.entry(started))))
+        tell("\n".join(host.format.lines_of((host.servers, name), host.entry(started))))
         raise
     written = _carry_out(change, host, name, only_print)
     _offer_tool_rules(host, name, path, allow_tools, only_print)

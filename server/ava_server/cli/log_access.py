@@ -67,50 +67,42 @@ async def open_log(root: DataRoot, *, make: bool = False) -> AsyncGenerator[Stor
         yield store
 
 
-async def find_run(store: Readable | None, given: str) -> RunRow:
+async def find_run(store: Readable | None, text: str) -> RunRow:
     """Return the run with this id, or of the proposal with it. Raises BadInput: it is not an id, or nothing has it."""
     try:
-        field, wanted = parse_any_id(given)
+        field, run_id = parse_any_id(text)
     except BadInput as error:
-        raise BadInput(f"{error}{await _suggestion(store, given)}") from None
+        raise BadInput(f"{error}{await _suggestion(store, text)}") from None
 
     def query(view: View) -> RunRow | None:
-        proposal = view.proposal(wanted) if field == "pending_id" else None
-        return view.run(proposal.run_id if proposal is not None else wanted)
+        if field == "pending_id":
+            proposal = view.proposal(run_id)
+            if proposal is not None:
+                return view.run(proposal.run_id)
+        return view.run(run_id)
 
-    run = await store.read(query) if store is not None else None
+    run = None
+    if store is not None:
+        run = await store.read(query)
     if run is None:
         what = "plan" if field == "group_id" else "subagent"
         raise BadInput(
-            f"There is no {what} {wanted} in this data root.{await _suggestion(store, wanted)}"
+            f"There is no {what} {run_id} in this data root.{await _suggestion(store, run_id)}"
             " `ava logs --type spawn` lists all that were proposed."
         )
     return run
 
 
-async def find_runs(store: Readable | None, given: Sequence[str]) -> list[RunRow]:
+async def find_runs(store: Readable | None, ids: Sequence[str]) -> list[RunRow]:
     """Return the runs with these ids of subagents, plans and proposals, each once.
 
     Raises BadInput if one is not an id, or nothing has it.
     """
-    found = [await find_run(store, one) for one in given]
-    return list({run.id: run for run in found}.values())
-
-
-async def _suggestion(store: Readable | None, given: str) -> str:
-    """Return a sentence that suggests a similar id; empty without one."""
-    from ava_server.core.ids import nearest
-
-    if store is None or len(given) > _LONGEST_ID:
-        return ""
-    rows = list(reversed(await store.read(lambda view: view.runs())))
-    ids = [row.id for row in rows] + [row.pending_id for row in rows]
-    typed = given.strip().casefold()
-    near = None
-    if len(typed.partition("-")[2] or typed) >= _ENOUGH_DIGITS:
-        near = next((one for one in ids if one.casefold().startswith(typed) or one[2:].startswith(typed)), None)
-    near = near or nearest(given, ids, cutoff=0.8)
-    return f" Did you mean {near}?" if near is not None else ""
+    runs: dict[str, RunRow] = {}
+    for one in ids:
+        run = await find_run(store, one)
+        runs.setdefault(run.id, run)
+    return list(runs.values())
 
 
 async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -> None:
@@ -143,3 +135,28 @@ async def record_setting(
             await store.do(append(Event(terminal_session().who, fact)))
     except AuditError as error:
         tell(f"This change is not in the log: {error}")
+
+
+async def _suggestion(store: Readable | None, text: str) -> str:
+    """Return a sentence that suggests a similar id; empty without one."""
+    from ava_server.core.ids import nearest
+
+    if store is None or len(text) > _LONGEST_ID:
+        return ""
+    rows = list(reversed(await store.read(lambda view: view.runs())))
+    ids = [row.id for row in rows] + [row.pending_id for row in rows]
+    similar = _first_that_begins(ids, text.strip().casefold()) or nearest(text, ids, cutoff=0.8)
+    if similar is None:
+        return ""
+    return f" Did you mean {similar}?"
+
+
+def _first_that_begins(ids: Sequence[str], text: str) -> str | None:
+    """Return the first id that begins with a text, with or without its letter; None if the text is too short."""
+    digits = text.partition("-")[2] or text
+    if len(digits) < _ENOUGH_DIGITS:
+        return None
+    for one in ids:
+        if one.casefold().startswith(text) or one[2:].startswith(text):
+            return one
+    return None

@@ -42,10 +42,10 @@ class LogLook:
         from ava_audit.view import View
 
         del within_s, short  # a store has them; here they mean nothing
-        found = self.look(lambda log: (query(View(log.db)),))  # in a tuple, since a query may return None itself
-        if found is None:
+        answer = self.look(lambda log: (query(View(log.db)),))  # in a tuple, since a query may return None itself
+        if answer is None:
             raise NoLog(f"there is no log in {self.root.path} yet")
-        return found[0]
+        return answer[0]
 
     def look(self, use: Callable[[OpenedLog], T]) -> T | None:
         """Return what `use` finds in the log; None where there is none yet. Raises as the class says."""

@@ -26,7 +26,7 @@ from ava_audit.errors import BadQuery
 from ava_audit.rows import RunRow
 from ava_server.cli import terminal
 from ava_server.cli.app import in_event_loop
-from ava_server.cli.log_access import checked_root, find_run, open_log
+from ava_server.cli.log_access import checked_root, find_runs, open_log
 from ava_server.cli.log_look import NoLog, run_at_once
 from ava_server.cli.options import (
     TokenFile,
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ava_audit.entries import Entry
     from ava_audit.search import LogQuery
     from ava_audit.store.store import Store
+    from ava_audit.view import View
     from ava_server.cli.records import Records
 
 LAST = 50
@@ -116,19 +117,23 @@ def logs_command(
 
     server = chosen_server(context, url, token_file)
     query = _query(kind, since, until, agent, user, session, search=search, level=level)
-    filtered = (last, query) != (None, LogQuery())
-    of_last = subagent is None and not (everything or follow or as_json or filtered)
-    errors = subagent is not None or of_last or level is not None or "error" in map(str.lower, query.types)
-    without = () if everything or as_json or kind or session else BOOKKEEPING
+    has_filter = last is not None or query != LogQuery()
+    of_last = subagent is None and not (everything or follow or as_json or has_filter)
+    of_one_run = subagent is not None or of_last
+    of_errors = level is not None or "error" in map(str.lower, query.types)
+    shows_bookkeeping = everything or as_json or kind or session
+    without = () if shows_bookkeeping else BOOKKEEPING
     query = replace(query, limit=last or _default_limit(query, follow), without=without)
-    printer = _Printer(as_json, utc, whole_errors=errors)
+    printer = _Printer(as_json, utc, whole_errors=of_one_run or of_errors)
     _run(server, follow, partial(_logs, query, subagent, of_last, printer, follow))
 
 
 def _default_limit(query: LogQuery, follow: bool) -> int:
     if follow:
         return LAST_FOLLOWED
-    return LAST if query.since_us is None and query.until_us is None else MOST
+    if query.since_us is not None or query.until_us is not None:
+        return MOST
+    return LAST
 
 
 def _run(
@@ -139,10 +144,10 @@ def _run(
     """Show a log of this machine without an event loop, where it is only to be looked at: that starts faster."""
     from ava_server.cli.records import look_at_records, open_records
 
-    root = find_data_root() if server is None and not follow else None
-    records = None if root is None else look_at_records(root)
-    if records is not None:
-        return run_at_once(show(nullcontext(records)))
+    if server is None and not follow:
+        records = look_at_records(find_data_root())
+        if records is not None:
+            return run_at_once(show(nullcontext(records)))
     return run_async(show, open_records(server, find_data_root, make=follow))
 
 
@@ -161,32 +166,43 @@ class _Printer:
             say(text)
 
     def entries(self, records: Records, entries: list[Entry]) -> None:
-        from ava_server.render.entries import entry_line, is_trouble
-
-        if not self.as_json:
-            names = records.names
-            for entry in entries:
-                line = entry_line(entry, names=names, utc=self._utc, width=PIPED_WIDTH)
-                shown = line
-                if self._terminal and not (self._whole_errors and is_trouble(entry)):
-                    shown = terminal.cut(line, columns())
-                    self.was_cut |= shown != line
-                if self._terminal:
-                    parts = terminal.wrapped_lines(shown, columns())
-                    terminal.write("\n".join(_coloured(part, entry) for part in parts))
-                else:
-                    say(shown)
+        if self.as_json:
+            for start in range(0, len(entries), _ROWS_AT_ONCE):
+                lines = [records.lines[entry.seq] for entry in entries[start : start + _ROWS_AT_ONCE]]
+                write_lines(b"".join(lines))
             return
-        for start in range(0, len(entries), _ROWS_AT_ONCE):
-            write_lines(b"".join(records.lines[entry.seq] for entry in entries[start : start + _ROWS_AT_ONCE]))
+        from ava_server.render.entries import entry_line
+
+        for entry in entries:
+            line = entry_line(entry, names=records.names, utc=self._utc, width=PIPED_WIDTH)
+            if self._terminal:
+                self._draw(line, entry)
+            else:
+                say(line)
+
+    def _draw(self, line: str, entry: Entry) -> None:
+        from ava_server.render.entries import is_trouble
+
+        if not self._whole_errors or not is_trouble(entry):
+            fitting = terminal.cut(line, columns())
+            self.was_cut |= fitting != line
+            line = fitting
+        parts = terminal.wrapped_lines(line, columns())
+        terminal.write("\n".join(_in_colour(part, entry) for part in parts))
 
 
-def _coloured(line: str, entry: Entry) -> str:
+def _in_colour(line: str, entry: Entry) -> str:
     """Errors are red, warnings yellow, a time dim."""
-    colour = {"error": "red", "warning": "yellow"}.get(entry.fact.severity if entry.fact is not None else "")
+    colour = None
+    if entry.fact is not None:
+        colour = {"error": "red", "warning": "yellow"}.get(entry.fact.severity)
+    time, text = "", line
     when = _WHEN.match(line)
-    begin = when.end() if when is not None else 0
-    return styled(line[:begin], dim=True) + (styled(line[begin:], fg=colour) if colour else line[begin:])
+    if when is not None:
+        time, text = line[: when.end()], line[when.end() :]
+    if colour is not None:
+        text = styled(text, fg=colour)
+    return styled(time, dim=True) + text
 
 
 async def _logs(
@@ -200,9 +216,12 @@ async def _logs(
     async with opened as records:
         if not printer.as_json:
             heading(records.place)
-        if of_last and (own := await records.find_last()) is not None:
-            subagent = own.id
-            say(f"Your last run: {label(own)}. The log of all agents: {advice(f'ava logs --last {LAST}')}")
+        last = None
+        if of_last:
+            last = await records.find_last()
+        if last is not None:
+            subagent = last.id
+            say(f"Your last run: {label(last)}. The log of all agents: {advice(f'ava logs --last {LAST}')}")
         if subagent is not None:
             run = await records.find_one(subagent)
             query = replace(query, agents=(*query.agents, run.id))
@@ -212,19 +231,20 @@ async def _logs(
             return printer.remark("Nothing is in the log yet.")
         if page.next is not None and not follow:
             count = len(page.entries)
-            printer.remark(f"The newest {'entry' if count == 1 else f'{count:,} entries'}; --last shows more.")
-        printer.entries(records, list(page.entries[::-1]))
+            newest = "entry" if count == 1 else f"{count:,} entries"
+            printer.remark(f"The newest {newest}; --last shows more.")
+        printer.entries(records, list(reversed(page.entries)))
         if not page.entries and not follow:
             printer.remark("No entry matches.")
         if printer.was_cut:
-            whole = advice("`ava show S-…` shows a run with its whole result")
-            say(f"Lines were cut to fit; --json shows them whole, and {whole}.")
+            how = advice("`ava show S-…` shows a run with its whole result")
+            say(f"Lines were cut to fit; --json shows them whole, and {how}.")
         if follow:
-            gone = terminal.Progress()
-            records.wait_for_server(gone.wait_for)
+            progress = terminal.Progress()
+            records.wait_for_server(progress.wait_for)
             async with terminal.reader_gone(sys.stdout):
                 async for entry in records.follow(replace(query, after_seq=page.upto)):
-                    gone.end()
+                    progress.end()
                     printer.entries(records, [entry])
 
 
@@ -262,13 +282,13 @@ def _query(
     )
 
 
-def _agent(given: str) -> str:
-    if given.strip().lower() == AGENT:
+def _agent(text: str) -> str:
+    if text.strip().lower() == AGENT:
         return AGENT
     try:
-        return parse_id("subagent_id", given)
+        return parse_id("subagent_id", text)
     except BadInput:
-        raise BadInput(f"--agent: {given[:40]!r} is not an agent; give ava, or a subagent's id like S-7f3a2b") from None
+        raise BadInput(f"--agent: {text[:40]!r} is not an agent; give ava, or a subagent's id like S-7f3a2b") from None
 
 
 # -- export ------------------------------------------------------------------------------------------------------------
@@ -298,7 +318,8 @@ async def logs_export_command(
     root = find_data_root()
     query = _query(kind, since, until, agent, user, session, search=search, level=level)
     async with open_log(root) as store:
-        query = replace(query, runs=tuple([(await find_run(store, given)).id for given in run or ()]))
+        runs = await find_runs(store, run or ())
+        query = replace(query, runs=tuple(each.id for each in runs))
         if store is None:
             raise BadInput(_NO_LOG.format(root.path))
         if out == STDOUT:
@@ -308,7 +329,7 @@ async def logs_export_command(
         with replacement_of(path, "-o", force=force) as file:
             entries = await _copy(store, query, file)
     heading(root)
-    say(_written(entries, path))
+    say(_file_text(entries, path))
     say(f"Check it, here or elsewhere, with: ava verify --jsonl {shlex.quote(str(path))}")
 
 
@@ -329,12 +350,12 @@ async def _copy(store: Store, query: LogQuery, file: IO[bytes]) -> int:
 
 
 @contextmanager
-def replacement_of(path: Path, given: str, *, force: bool) -> Generator[IO[bytes]]:
+def replacement_of(path: Path, option: str, *, force: bool) -> Generator[IO[bytes]]:
     """Open a new file, readable only by its owner; it replaces `path` if the block succeeds, else it is removed.
 
-    Raises BadInput: a file is there without `force`, or none can be written there. `given` is the name of what gave it.
+    Raises BadInput if a file exists and `force` is not set, or none can be written there; names the option.
     """
-    _refuse_existing(path, given, force=force)
+    _refuse_existing(path, option, force=force)
     beside = path.parent / f".{path.name[:100]}.{secrets.token_hex(4)}.part"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
@@ -342,29 +363,31 @@ def replacement_of(path: Path, given: str, *, force: bool) -> Generator[IO[bytes
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _refuse_existing(path, given, force=force)  # it may have appeared meanwhile
+        _refuse_existing(path, option, force=force)  # it may have appeared meanwhile
         beside.replace(path)
-    except OSError as failed:
+    except OSError as error:
         raise BadInput(
-            f"{given}: {path} cannot be written: {failed.strerror}. Give a file in a folder that you may write to."
-        ) from failed
+            f"{option}: {path} cannot be written: {error.strerror}. Give a file in a folder that you may write to."
+        ) from error
     finally:
         beside.unlink(missing_ok=True)
 
 
-def _refuse_existing(path: Path, given: str, *, force: bool) -> None:
+def _refuse_existing(path: Path, option: str, *, force: bool) -> None:
     try:
         mode = path.lstat().st_mode
     except OSError:  # nothing is there; what else is wrong shows when it is made
         return
     if not stat.S_ISREG(mode):
-        other = "give another name, or - for stdout" if given == "-o" else "give another name"
-        raise BadInput(f"{given}: {path} exists and is not a plain file; {other}.")
+        instead = "give another name"
+        if option == "-o":
+            instead += ", or - for stdout"
+        raise BadInput(f"{option}: {path} exists and is not a plain file; {instead}.")
     if not force:
-        raise BadInput(f"{given}: {path} exists already; give another name, or --force to replace it.")
+        raise BadInput(f"{option}: {path} exists already; give another name, or --force to replace it.")
 
 
-def _written(entries: int, path: Path) -> str:
+def _file_text(entries: int, path: Path) -> str:
     return f"{counted(entries, 'entry', 'entries')} in {path}, readable only by you."
 
 
@@ -381,13 +404,14 @@ async def export_command(file: _File, force: Force = False) -> None:
 
     if file == STDOUT:
         raise BadInput(f"FILE: the whole log goes to a file that only you can read, not to stdout; ./{file} is one.")
-    root, path = checked_root("ava export"), Path(file)
+    root = checked_root("ava export")
+    path = Path(file)
     async with open_log(root) as store:
         if store is None:
             raise BadInput(_NO_LOG.format(root.path))
         with replacement_of(path, "FILE", force=force) as lines, progress_on_terminal() as show:
             entries, head = await export_log(store, lines, lambda done, of: show(f"{done:,} of {of:,} entries written"))
-    say(_written(entries, path))
+    say(_file_text(entries, path))
     say(f"Head: {head}")
     say(f"To fill another log with it: ava import {shlex.quote(str(path))}")
 
@@ -406,7 +430,7 @@ def import_command(
     """
     from ava_audit.store.sqlite import backend_of
     from ava_audit.transfer import import_log
-    from ava_audit.view import Command, Outcome
+    from ava_audit.view import Outcome
     from ava_server.cli.backup import held_lines
     from ava_server.runs.claims import hold_all
 
@@ -420,8 +444,12 @@ def import_command(
         raise BadInput(f"{path} cannot be read: {failed.strerror}; nothing was imported.") from None
     root.create()
     backend = backend_of(root.path)
+
+    def hold_none(_view: View, _now_us: int) -> Outcome[list[RunRow]]:
+        return Outcome([])
+
+    then = hold_none if go_on else hold_all
     with lines, progress_on_terminal() as show:
-        then: Command[list[RunRow]] = (lambda _view, _now_us: Outcome([])) if go_on else hold_all
         imported = import_log(backend, lines, lambda done, of: show(f"{done:,} of {of:,}"), then)
     if not imported.report.ok:
         raise Refused(f"The imported log has a fault: {imported.report.faults[0].text}. `ava verify` tells more.")

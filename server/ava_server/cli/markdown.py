@@ -40,10 +40,13 @@ def drawn(text: str, width: int, *, colour: bool = True) -> str:
         highlight=False,
         theme=_THEME,
     )
-    with console.capture() as made:
+    with console.capture() as capture:
         console.print(_Harmless(_Plain(clean(text)[0])))
-    lines = (line if _STYLES.sub("", line).strip() else "" for line in made.get().splitlines())
-    return _BLANK.sub("\n\n", "\n".join(line.rstrip() for line in lines)).strip("\n")
+    lines: list[str] = []
+    for line in capture.get().splitlines():
+        is_blank = not _STYLES.sub("", line).strip()
+        lines.append("" if is_blank else line.rstrip())
+    return _BLANK.sub("\n\n", "\n".join(lines)).strip("\n")
 
 
 class _Heading(Heading):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -56,18 +57,24 @@ def _list_by_default(ctx: typer.Context) -> None:
 def list_command(as_json: Json = False) -> None:
     """List the notes: name, date of the last change, size and first line."""
     root = checked_root(show=False)
-    found = Notebook(Memory(root.memory)).all()
+    notes = Notebook(Memory(root.memory)).all()
     fields = {
-        "notes": [_fields(note) | {"first_line": note.first_line} for note in found.notes],
-        "passed_over": [{"file": each.file, "why": each.why} for each in found.passed_over],
+        "notes": [_fields(note) | {"first_line": note.first_line} for note in notes.notes],
+        "passed_over": [{"file": each.file, "why": each.why} for each in notes.passed_over],
     }
-    lines = aligned(((note.name, _day(note), f"{note.size:,} bytes") for note in found.notes), right=[2])
-    room = columns(sys.stdout) - len(lines[0]) - 2 if lines and sys.stdout.isatty() else _FIRST_LINE_CHARS
-    lines = [f"{line}  {cut(note.first_line, max(room, 20))}" for line, note in zip(lines, found.notes, strict=True)]
     none = "No notes. Write one with `ava memory add NAME`; every subagent may then read it."
-    present(root, as_json, fields, lines or [none])
+    present(root, as_json, fields, _table(notes.notes) or [none])
     if not as_json:
-        _tell_skipped(found)
+        _tell_skipped(notes)
+
+
+def _table(notes: Sequence[Note]) -> list[str]:
+    """Return a line for each note: name, day, size, and as much of its first line as the screen has room for."""
+    heads = aligned(((note.name, _day(note), f"{note.size:,} bytes") for note in notes), right=[2])
+    width = _FIRST_LINE_CHARS
+    if heads and sys.stdout.isatty():
+        width = max(columns(sys.stdout) - len(heads[0]) - 2, 20)
+    return [f"{head}  {cut(note.first_line, width)}" for head, note in zip(heads, notes, strict=True)]
 
 
 @memory_command.command("add", cls=_TextCommand, short_help="Write a note, or add to one.")
@@ -87,8 +94,11 @@ def add_command(
     root, book = _open_for_writing()
     heading(root)
     before = book.find(name)
-    note = book.add(name, _read_pipe(name, book) if text in (None, "-") else str(text), append=append)
-    say(f"{'Wrote' if before is None else 'Added to'} {note.name}: {note.size:,} bytes in {book.memory.path(name)}.")
+    if text is None or text == "-":
+        text = _read_pipe(name, book)
+    note = book.add(name, text, append=append)
+    what = "Wrote" if before is None else "Added to"
+    say(f"{what} {note.name}: {note.size:,} bytes in {book.memory.path(name)}.")
 
 
 @memory_command.command("show", short_help="Show a note.")
@@ -122,23 +132,20 @@ def search_command(
 ) -> None:
     """Show the passages that match best, as a subagent finds them."""
     root = checked_root(show=False)
-    found = Notebook(Memory(root.memory)).all()
+    notes = Notebook(Memory(root.memory)).all()
     query = " ".join(words)[:1_000]
-    files = best_notes(found.notes, query, BEST, lambda text: text)
-    notes = [
-        {"name": file.path, "passages": [{"where": each.where, "text": each.text} for each in file.passages]}
-        for file in files
-    ]
-    lines = [
-        line
-        for file in files
-        for passage in file.passages
-        for line in (f"\n{file.path}, {passage.where}:", *(f"  {text}" for text in passage.text.splitlines()))
-    ]
-    none = f"None of {len(found.notes)} notes has a matching passage."
-    present(root, as_json, {"query": query, "notes": notes}, lines or [none])
+    entries: list[dict[str, object]] = []
+    lines: list[str] = []
+    for file in best_notes(notes.notes, query, BEST, lambda text: text):
+        passages = [{"where": each.where, "text": each.text} for each in file.passages]
+        entries.append({"name": file.path, "passages": passages})
+        for passage in file.passages:
+            lines.append(f"\n{file.path}, {passage.where}:")
+            lines += [f"  {line}" for line in passage.text.splitlines()]
+    none = f"None of {len(notes.notes)} notes has a matching passage."
+    present(root, as_json, {"query": query, "notes": entries}, lines or [none])
     if not as_json:
-        _tell_skipped(found)
+        _tell_skipped(notes)
 
 
 def _open_for_writing() -> tuple[DataRoot, Notebook]:
@@ -176,8 +183,9 @@ def _day(note: Note) -> str:
     return f"{datetime.fromtimestamp(note.changed_s, UTC):%Y-%m-%d}"
 
 
-def _tell_skipped(found: Notes) -> None:
-    for each in found.passed_over[:_MOST_SKIPPED]:
+def _tell_skipped(notes: Notes) -> None:
+    for each in notes.passed_over[:_MOST_SKIPPED]:
         tell(f"Skipped: {shown(each.file)}: {each.why}.")
-    if len(found.passed_over) > _MOST_SKIPPED:
-        tell(f"Skipped: {len(found.passed_over) - _MOST_SKIPPED:,} more; `ava memory list --json` has all.")
+    others = len(notes.passed_over) - _MOST_SKIPPED
+    if others > 0:
+        tell(f"Skipped: {others:,} more; `ava memory list --json` has all.")

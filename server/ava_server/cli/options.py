@@ -109,19 +109,21 @@ def _typed_words() -> list[str]:
 def _callback(source: Callable[[], Iterable[Offer]]) -> Callable[[typer.Context, str], list[Offer]]:
     """Return a callback for Typer; after a comma it completes the last of several values."""
 
-    def offers(ctx: typer.Context, incomplete: str) -> list[Offer]:
-        head, comma, _typed = incomplete.rpartition(",")
-        several = [cast("Iterable[str]", each) for each in ctx.params.values() if isinstance(each, list | tuple)]
-        taken = {*head.split(","), *(word for words in several for word in words)}
+    def complete(ctx: typer.Context, incomplete: str) -> list[Offer]:
+        head, comma, _last = incomplete.rpartition(",")
+        typed = set(head.split(","))
+        for value in ctx.params.values():
+            if isinstance(value, list | tuple):
+                typed.update(cast("Iterable[str]", value))
+        offers: list[Offer] = []
         with contextlib.suppress(Exception):
-            return [
-                (f"{head}{comma}{word}", about)
-                for word, about in source()
-                if _SAFE_WORD.fullmatch(word) and word not in taken
-            ]
+            for word, about in source():
+                if _SAFE_WORD.fullmatch(word) and word not in typed:
+                    offers.append((f"{head}{comma}{word}", about))
+            return offers
         return []
 
-    return offers
+    return complete
 
 
 def _query_log(*statements: str) -> Iterator[Offer]:
@@ -134,8 +136,8 @@ def _query_log(*statements: str) -> Iterator[Offer]:
     if not db.is_file():
         return
     in_use = all(db.with_name(db.name + end).is_file() for end in ("-wal", "-shm"))
-    uri = uri_of(db, f"mode=ro{'' if in_use else '&immutable=1'}")
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S)) as connection:
+    mode = "mode=ro" if in_use else "mode=ro&immutable=1"
+    with contextlib.closing(sqlite3.connect(uri_of(db, mode), uri=True, timeout=_BUSY_S)) as connection:
         for sql in statements:
             yield from connection.execute(sql, (os_user(), MOST))
 
@@ -147,16 +149,25 @@ def _log_callback(*statements: str) -> Callable[[typer.Context, str], list[Offer
 def _roles() -> Iterator[Offer]:
     from importlib import resources
 
-    here = Path.cwd()
-    project = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
-    for folder in (resources.files("ava_roles"), find_data_root().roles, project / ".ava" / "roles"):
-        for file in list(folder.iterdir())[:MOST] if folder.is_dir() else ():
+    for folder in (resources.files("ava_roles"), find_data_root().roles, _project() / ".ava" / "roles"):
+        if not folder.is_dir():
+            continue
+        for file in list(folder.iterdir())[:MOST]:
             if file.name.endswith(".md") and file.is_file():
                 with contextlib.suppress(OSError, UnicodeDecodeError), file.open("r", encoding="utf-8") as text:
                     head = text.read(_HEAD_CHARS)
-                    found = _ROLE_NAME.search(head) if head.startswith("---") else None
-                    if found is not None:
-                        yield found[1], ""
+                    name = _ROLE_NAME.search(head)
+                    if head.startswith("---") and name is not None:
+                        yield name[1], ""
+
+
+def _project() -> Path:
+    """Return the folder of the repository that this folder is in; this folder where it is in none."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / ".git").exists():
+            return folder
+    return here
 
 
 def _settings() -> Iterator[Offer]:
@@ -196,7 +207,11 @@ open_runs = _log_callback(_SQL_RUNS.format(_OPEN))
 proposals = _log_callback(_SQL_PROPOSALS)
 plans = _log_callback(_SQL_RUNS.format("id GLOB 'G-*'"))
 agents = _callback(lambda: [("ava", "the orchestrator"), *_query_log(_SQL_RUNS.format("1"))])
-roles, hosts, providers, notes, setting_names = map(_callback, (_roles, _hosts, _providers, _notes, _settings))
+roles = _callback(_roles)
+hosts = _callback(_hosts)
+providers = _callback(_providers)
+notes = _callback(_notes)
+setting_names = _callback(_settings)
 tiers = _callback(lambda: [(tier, "") for tier in TIERS])
 event_types = _callback(lambda: [(name, "") for name in EVENT_TYPES])
 
@@ -251,32 +266,36 @@ _CENTS = re.compile(r"\bmax_cost_cents [\d,]+ or more \(\$([\d.]+)\)")
 _SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600}
 
 
-def parse_cents(option: str, given: str | None, *, zero: bool = False) -> float | None:
+def parse_cents(option: str, text: str | None, *, zero: bool = False) -> float | None:
     """Return dollars, such as `0.50` or `$0.50`, as cents, rounded down. Raises BadInput: not above 0 (or `zero`)."""
     from ava_audit.units import cents, entered_micros
 
-    if given is None:
+    if text is None:
         return None
     try:
-        dollars = float(given.strip().removeprefix("$"))
+        dollars = float(text.strip().removeprefix("$"))
     except ValueError:
         dollars = math.nan
     if zero and dollars == 0:
         return 0
-    micros = entered_micros(dollars) if 0 < dollars <= _MOST_DOLLARS else 0
+    micros = 0
+    if 0 < dollars <= _MOST_DOLLARS:
+        micros = entered_micros(dollars)
     if micros <= 0:
-        raise BadInput(f"{option}: {given[:40]!r} is not an amount of dollars above 0; write it like 0.50")
+        raise BadInput(f"{option}: {text[:40]!r} is not an amount of dollars above 0; write it like 0.50")
     return cents(micros)
 
 
-def parse_seconds(option: str, given: str | None) -> float | None:
+def parse_seconds(option: str, text: str | None) -> float | None:
     """Return a duration, such as `90`, `90s`, `10m` or `1h`, in seconds. Raises BadInput: not one above 0."""
-    if given is None:
+    if text is None:
         return None
-    match = _DURATION.fullmatch(given.strip().lower())
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    seconds = 0.0
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is not None:
+        seconds = float(match[1]) * _SECONDS[match[2]]
     if seconds <= 0 or not math.isfinite(seconds):
-        raise BadInput(f"{option}: {given[:40]!r} is not a duration above 0; write it like 90, 90s, 10m or 1h")
+        raise BadInput(f"{option}: {text[:40]!r} is not a duration above 0; write it like 90, 90s, 10m or 1h")
     return seconds
 
 
@@ -289,23 +308,28 @@ def parse_group_limits(max_cost: str | None, timeout: str | None) -> dict[str, A
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def absolute_path(option: str, given: str | Path) -> Path:
+def absolute_path(option: str, path: str | Path) -> Path:
     """Resolve `~` too. Raises BadInput if there is no home folder for `~`, or no working folder."""
     try:
-        return Path(given).expanduser().absolute()
+        return Path(path).expanduser().absolute()
     except RuntimeError:
         raise BadInput(
-            f"{option}: {given} needs a home folder for `~`, and there is none; give the whole path"
+            f"{option}: {path} needs a home folder for `~`, and there is none; give the whole path"
         ) from None
     except OSError:
-        raise BadInput(f"{option}: {given} is in a working folder that was removed; give the whole path") from None
+        raise BadInput(f"{option}: {path} is in a working folder that was removed; give the whole path") from None
 
 
-def split_names(given: list[str] | None) -> list[str] | None:
+def split_names(values: list[str] | None) -> list[str] | None:
     """Return names that were given one by one, separated by commas, or both."""
-    if given is None:
+    if values is None:
         return None
-    return [name.strip() for part in given for name in part.split(",") if name.strip()]
+    names: list[str] = []
+    for value in values:
+        for name in value.split(","):
+            if name.strip():
+                names.append(name.strip())
+    return names
 
 
 def read_schema(option: str, file: Path | None) -> dict[str, Any] | None:
@@ -314,10 +338,10 @@ def read_schema(option: str, file: Path | None) -> dict[str, Any] | None:
         return None
     try:
         schema: object = json.loads(file.read_text("utf-8"))
-    except OSError as failed:
-        raise BadInput(f"{option}: {file} cannot be read: {failed.strerror}; give a file with a JSON schema") from None
-    except (ValueError, RecursionError) as wrong:
-        raise BadInput(f"{option}: {file} is not JSON: {wrong}; give a file with a JSON schema") from None
+    except OSError as error:
+        raise BadInput(f"{option}: {file} cannot be read: {error.strerror}; give a file with a JSON schema") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{option}: {file} is not JSON: {error}; give a file with a JSON schema") from None
     if not isinstance(schema, dict):
         raise BadInput(f'{option}: {file} is not a JSON object; a schema begins like {{"type": "object", …}}')
     return cast("dict[str, Any]", schema)
@@ -339,4 +363,10 @@ def name_options(sentence: str) -> str:
         if colon and name in arguments:
             lines[number] = f"{spawn_option(name)}{dot}{below}:{rest}"
     sentence = _CENTS.sub(r"--max-cost \1 or more", "\n".join(lines))
-    return _QUOTED.sub(lambda found: f"`{spawn_option(found[1])}`" if found[1] in arguments else found[0], sentence)
+
+    def option_of(quoted: re.Match[str]) -> str:
+        if quoted[1] not in arguments:
+            return quoted[0]
+        return f"`{spawn_option(quoted[1])}`"
+
+    return _QUOTED.sub(option_of, sentence)

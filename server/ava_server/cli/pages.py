@@ -48,17 +48,24 @@ def add_passkey_command(name: _Device, user: _Owner = None, browser: Browser = T
 
     require("web")
     root = checked_root("ava passkey add")
-    name, user = passkey_name(name), None if user is None else tokens.user_name(user)
+    name, owner = passkey_name(name), _owner(user)
     run_async(require_person, root, "ava passkey add")
-    Passkeys(root.passkeys).check_new(user or os_user(), name)
+    Passkeys(root.passkeys).check_new(owner, name)
     root.create()
-    code = BrowserSessions(root.browser_sessions).issue_passkey_code(user or os_user(), name)
+    code = BrowserSessions(root.browser_sessions).issue_passkey_code(owner, name)
     if user is None:
         open_pages(root, browser=browser, terminal=True, page=f"/passkeys/new?code={code}")
         return
-    say(f"{user} signs in at the server's address, chooses Passkeys, and enters this code. It works once, within")
-    say(f"10 minutes, and anyone with it and a token of {user} can approve from then on:")
+    say(f"{owner} signs in at the server's address, chooses Passkeys, and enters this code. It works once, within")
+    say(f"10 minutes, and anyone with it and a token of {owner} can approve from then on:")
     say(code)
+
+
+def _owner(user: str | None) -> str:
+    """Return whose passkey a command is about. Raises BadInput if it is no user's name."""
+    if user is None:
+        return os_user()
+    return tokens.user_name(user)
 
 
 @passkey_command.command("list", short_help="List names, users, sites and last use.")
@@ -69,9 +76,12 @@ def list_passkeys_command(as_json: Json = False) -> None:
     entries: list[dict[str, Any]] = []
     rows: list[tuple[str, str]] = []
     for one in known:
-        used = None if one.used_us is None else iso_second(one.used_us)
+        used, last_use = None, "never used"
+        if one.used_us is not None:
+            used = iso_second(one.used_us)
+            last_use = f"last used {used}"
         entries.append({"name": one.name, **one.on_record(), "created": iso_second(one.created_us), "used": used})
-        rows.append((one.name, f"{one.user}; for {one.host}; {f'last used {used}' if used else 'never used'}"))
+        rows.append((one.name, f"{one.user}; for {one.host}; {last_use}"))
     none = ["No passkeys. Add one with `ava passkey add NAME`."]
     present(root, as_json, {"passkeys": entries}, aligned(rows) or none)
 
@@ -81,13 +91,13 @@ def list_passkeys_command(as_json: Json = False) -> None:
 async def remove_passkey_command(name: _Device, user: _Owner = None) -> None:
     """Remove a passkey: it approves nothing more. If an approval PIN is set, it is asked for."""
     root = checked_root("ava passkey remove")
-    name, user = passkey_name(name), os_user() if user is None else tokens.user_name(user)
+    name, owner = passkey_name(name), _owner(user)
     await require_person(root, "ava passkey remove")
-    removed = Passkeys(root.passkeys).remove(user, name)
-    if removed is None:
-        raise BadInput(f"{user} has no passkey {name}. `ava passkey list` shows all.")
-    await record_setting(root, f"passkeys.{name}", removed.on_record(), None)
-    say(f"The passkey {name} of {user} is removed. Delete it on the device as well, where it is of no use any more.")
+    passkey = Passkeys(root.passkeys).remove(owner, name)
+    if passkey is None:
+        raise BadInput(f"{owner} has no passkey {name}. `ava passkey list` shows all.")
+    await record_setting(root, f"passkeys.{name}", passkey.on_record(), None)
+    say(f"The passkey {name} of {owner} is removed. Delete it on the device as well, where it is of no use any more.")
 
 
 # -- ava ui -----------------------------------------------------------------------------------------------------------
@@ -112,16 +122,17 @@ def ui_command(
     where you sign in with a token.
     """
     refuse_in_subagent("ava ui")
-    if (server := given_server(context, url)) is not None:
+    server = given_server(context, url)
+    if server is not None:
         if sign_out:
             raise BadInput(
                 "--sign-out is for this machine's data root. On another server, sign out on its page; a token that is"
                 " revoked ends its sessions."
             )
         heading(server.address)
-        opened = browser and _opens(server.address)
-        done = "Opened it in your browser" if opened else f"Open {server.address} in a browser"
-        return say(f"{done}, and sign in with your token.")
+        if browser and _open_browser(server.address):
+            return say("Opened it in your browser, and sign in with your token.")
+        return say(f"Open {server.address} in a browser, and sign in with your token.")
     root = checked_root()
     if not sign_out:
         return open_pages(root, browser=browser, terminal=someone_there())
@@ -144,17 +155,20 @@ def open_pages(root: DataRoot, *, browser: bool, terminal: bool, page: str | Non
     read_settings()  # what is wrong in them is said here, not in the server's output
     address = start_pages(root)
     code = BrowserSessions(root.browser_sessions).issue_code(os_user(), terminal=terminal)
-    opening = f"{address}/enter?code={code}" + ("" if page is None else f"&to={quote(page, safe='')}")
-    if browser and _opens(opening):
-        say(f"Opened {address} in your browser. If no page appears, open this address, which works once: {opening}")
+    entrance = f"{address}/enter?code={code}"
+    if page is not None:
+        entrance += f"&to={quote(page, safe='')}"
+    if browser and _open_browser(entrance):
+        say(f"Opened {address} in your browser. If no page appears, open this address, which works once: {entrance}")
         return
-    say(f"Open this address in a browser on this machine. It works once, within 10 minutes: {opening}")
-    if forward := _forward(urlsplit(address).port or 0):
+    say(f"Open this address in a browser on this machine. It works once, within 10 minutes: {entrance}")
+    forward = _forward(urlsplit(address).port or 0)
+    if forward:
         say(f"To open it on the machine that you sit at, run this there first, and leave it open: {forward}")
 
 
-def _opens(address: str) -> bool:
-    """Tell whether a browser with a window was opened.
+def _open_browser(address: str) -> bool:
+    """Open a browser with a window, and tell whether that worked.
 
     In a session over SSH it would open on the wrong machine, and a text browser would take the terminal.
     """

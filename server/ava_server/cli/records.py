@@ -115,14 +115,15 @@ class Records:
         """
         return list((await self.get(requests.FOUND, id=ids)).rows)
 
-    async def find_one(self, given: str | None, *, unended: bool = False) -> RunRow:
+    async def find_one(self, run_id: str | None, *, unended: bool = False) -> RunRow:
         """Return the run with this id, or of the proposal with it; without one, what `find_last` returns.
 
         Raises BadInput if it is not an id, or there is no such run.
         """
-        if given is not None:
-            return (await self.find([given]))[0]
-        if (run := await self.find_last(unended=unended)) is not None:
+        if run_id is not None:
+            return (await self.find([run_id]))[0]
+        run = await self.find_last(unended=unended)
+        if run is not None:
             return run
         at = f" at {self.place}" if isinstance(self.place, str) else ""
         if unended:
@@ -131,8 +132,11 @@ class Records:
 
     async def find_last(self, *, unended: bool = False) -> RunRow | None:
         """Return this user's last run, or that of the token's user; with `unended`, of those that have not ended."""
-        found = await self.get(requests.FOUND, last="unended" if unended else "any")
-        return found.rows[0] if found.rows else None
+        which = "unended" if unended else "any"
+        rows = (await self.get(requests.FOUND, last=which)).rows
+        if not rows:
+            return None
+        return rows[0]
 
     async def views(self, run_ids: Sequence[str]) -> list[RunView]:
         return (await self.get(requests.LISTED, id=list(run_ids))).runs
@@ -149,57 +153,68 @@ class Records:
     ) -> Decisions:
         """Return the newest decisions of a time, or with `whole` all of them."""
         span = {"since": since_us, "until": until_us}
-        found = await self.get(requests.DECISIONS, **span, user=user, all=everybody)
-        rows, at = [*found.rows], found.next
-        while whole and at is not None:
-            before = {"before_us": at[0], "before_seq": at[1]}
-            more = await self.get(requests.DECISIONS, **span, **before, user=user, all=everybody)
-            if more.next is not None and more.next >= at:
+        newest = await self.get(requests.DECISIONS, **span, user=user, all=everybody)
+        rows = list(newest.rows)
+        next_at = newest.next
+        while whole and next_at is not None:
+            before_us, before_seq = next_at
+            before = {"before_us": before_us, "before_seq": before_seq}
+            older = await self.get(requests.DECISIONS, **span, **before, user=user, all=everybody)
+            if older.next is not None and older.next >= next_at:
                 raise ConfigError("The server's pages have no end. Does it run another version of Ava?")
-            rows += more.rows
-            at = more.next
-        return replace(found, rows=tuple(rows), next=at)
+            rows += older.rows
+            next_at = older.next
+        return replace(newest, rows=tuple(rows), next=next_at)
 
     async def search(self, query: LogQuery) -> EntryPage:
         """Return the newest entries that match, from as many answers as it takes. Raises BadQuery: an unknown type."""
         entries: list[Entry] = []
+        limit = query.limit
         while True:
-            found = await self.get(requests.LOG, query=replace(query, limit=query.limit - len(entries)))
-            entries += self.keep(found)
-            if found.next is not None and found.next >= (query.before_seq or found.next + 1):
+            page = await self.get(requests.LOG, query=replace(query, limit=limit - len(entries)))
+            entries += self.keep(page)
+            if page.next is None:
+                break
+            if query.before_seq and page.next >= query.before_seq:
                 raise ValueError("the pages do not come to an end")
-            if found.next is None or not found.lines or len(entries) >= query.limit:
-                return EntryPage(tuple(entries), found.next, found.upto if query.upto_seq is None else query.upto_seq)
-            query = replace(query, before_seq=found.next, upto_seq=query.upto_seq or found.upto)
+            if not page.lines or len(entries) >= limit:
+                break
+            query = replace(query, before_seq=page.next, upto_seq=query.upto_seq or page.upto)
+        upto = query.upto_seq
+        if upto is None:
+            upto = page.upto
+        return EntryPage(tuple(entries), page.next, upto)
 
-    def keep(self, found: requests.LogLines) -> list[Entry]:
+    def keep(self, page: requests.LogLines) -> list[Entry]:
         """Return the entries of lines, and keep the lines and the names in them."""
-        self.names |= found.names
+        self.names |= page.names
         entries: list[Entry] = []
-        for line in found.lines:
+        for line in page.lines:
             data = line.encode().rstrip(b"\n") + b"\n"
             entries.append(entry_of_line(data))
             self.lines[entries[-1].seq] = data
         return entries
 
     async def entries(self, run_id: str) -> list[Entry]:
-        return list((await self.search(LogQuery(runs=(run_id,), limit=1_000_000))).entries[::-1])
+        page = await self.search(LogQuery(runs=(run_id,), limit=1_000_000))
+        return list(reversed(page.entries))
 
     async def steps(self, run_id: str, after: int) -> list[Entry]:
         """Return the last things that a run has done since an entry, oldest first."""
         query = LogQuery(agents=(run_id,), types=("Activity",), after_seq=after or None, limit=20)
-        return list((await self.search(query)).entries[::-1])
+        page = await self.search(query)
+        return list(reversed(page.entries))
 
     async def follow(self, query: LogQuery) -> AsyncIterator[Entry]:
         """Yield matching entries as they are written, oldest first, without end."""
-        seen = query.after_seq or 0
+        newest = query.after_seq or 0
         while True:
             self.lines.clear()
-            page = await self.search(replace(query, after_seq=seen, limit=1_000_000))
-            for entry in page.entries[::-1]:
+            page = await self.search(replace(query, after_seq=newest, limit=1_000_000))
+            for entry in reversed(page.entries):
                 yield entry
-            seen = max(seen, page.upto)
-            await self._transport.wait_for_entry(seen)
+            newest = max(newest, page.upto)
+            await self._transport.wait_for_entry(newest)
 
     async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
         """See that the log says which results a command has shown."""
@@ -355,22 +370,28 @@ async def open_records(
 def look_at_records(root: DataRoot, instances: Instances | None = None) -> Records | None:
     """Return the records of a log that is only looked at; None where only a `Store` shows all of it."""
     log = LogLook(root)
-    return None if log.needs_recovery() else Records(MemoryTransport(root, log, instances))
+    if log.needs_recovery():
+        return None
+    return Records(MemoryTransport(root, log, instances))
 
 
 @asynccontextmanager
 async def open_to_show(server: Connection | None, root: Callable[[], DataRoot]) -> AsyncGenerator[Records]:
     """Open what a command only shows: the server, or without one the data root, if possible without opening it."""
-    place = None if server is not None else root()
-    if place is not None and has_log(place):
+    if server is not None:
+        async with open_server_records(server) as records:
+            yield records
+        return
+    place = root()
+    if has_log(place):
         from ava_audit.store.sqlite import backend_of
 
         with contextlib.closing(backend_of(place.path).instances(place.instances)) as instances:
-            looked = look_at_records(place, instances)
-            if looked is not None:
-                yield looked
+            looked_at = look_at_records(place, instances)
+            if looked_at is not None:
+                yield looked_at
                 return
-    async with open_records(server, root) as records:
+    async with open_records(None, root) as records:
         yield records
 
 

@@ -84,21 +84,26 @@ class Connection:
         if self.source != "--url":
             return "ava"
         words = ["ava", "--url", self.address]
-        return shlex.join([*words, "--token-file", str(self.token_file)] if self.token_file is not None else words)
+        if self.token_file is not None:
+            words += ["--token-file", str(self.token_file)]
+        return shlex.join(words)
 
     def token(self, env: Mapping[str, str] | None = None) -> str:
         """Raises BadInput if there is none, or its file cannot be read or is open to others."""
-        text = (os.environ if env is None else env).get("AVA_TOKEN", "").strip()
+        if env is None:
+            env = os.environ
         if self.token_file is not None:
-            text = _read_token_file(self.token_file)
-        if not text:
+            token = _read_token_file(self.token_file)
+        else:
+            token = env.get("AVA_TOKEN", "").strip()
+        if not token:
             raise BadInput(
                 "Give the server's token in AVA_TOKEN, or a file that holds it with --token-file; never as an"
                 " argument, which others can see."
             )
-        if not text.isascii() or not text.isprintable() or " " in text:
+        if not token.isascii() or not token.isprintable() or " " in token:
             raise BadInput("This is not a token: a token is one line, as `ava token create` showed it.")
-        return text
+        return token
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[None]:
@@ -141,29 +146,36 @@ class Connection:
             raise _connection_error(self.address, error) from error
         except httpx2.InvalidURL as error:
             raise BadInput(f"--url: {self.address} is not an address: {error}") from None
+        status = response.status_code
         try:
             answer: Any = from_json(content)  # also refuses deep nesting and lone surrogates
         except ValueError:
             answer = None
-        if response.status_code in _AWAY and not isinstance(answer, dict):  # a proxy whose server is away
-            raise Unreachable(f"{self.address} does not answer now (status {response.status_code}). Try again.")
         if not isinstance(answer, dict):
+            if status in _AWAY:  # a proxy whose server is away
+                raise Unreachable(f"{self.address} does not answer now (status {status}). Try again.")
             raise self.not_ava()
         fields = cast("dict[str, Any]", answer)
-        if response.status_code == 200 or (response.status_code == 409 and "decisions" in fields):
+        is_decision = status == 409 and "decisions" in fields
+        if status == 200 or is_decision:
             return fields
-        raise self._refusal(response.status_code, path, fields)
+        raise self._refusal(status, path, fields)
 
     def _refusal(self, status: int, path: str, fields: Mapping[str, Any]) -> AvaError:
-        why = " ".join(str(fields.get("error_description") or f"status {status}").split())
-        why = why if len(why) <= LONGEST_REASON else why[: LONGEST_REASON - 1] + "…"
-        if status == 400 or (status == 404 and fields.get("error") == UNKNOWN_ID):
+        description = fields.get("error_description") or f"status {status}"
+        why = " ".join(str(description).split())
+        if len(why) > LONGEST_REASON:
+            why = why[: LONGEST_REASON - 1] + "…"
+        unknown_id = fields.get("error") == UNKNOWN_ID
+        if status == 400 or (status == 404 and unknown_id):
             return BadInput(why)
         if status == 404:
             return OlderServer(f"{self.address} runs an older Ava, which does not answer {path}. Update it there.")
-        return (Unreachable if status in _AWAY else Refused)(f"{self.address}: {why}")
+        if status in _AWAY:
+            return Unreachable(f"{self.address}: {why}")
+        return Refused(f"{self.address}: {why}")
 
-    async def call_tool(self, tool: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    async def call_tool(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the structured answer. Raises AvaError if the server cannot be reached, or refuses the call."""
         import logging
         from importlib.metadata import version
@@ -180,9 +192,10 @@ class Connection:
         try:
             with anyio.fail_after(WHOLE_ANSWER_S):
                 async with Client(transport, client_info=info, cache=None) as client:
-                    answer = await client.call_tool(tool, dict(given))
+                    answer = await client.call_tool(tool, dict(arguments))
         except Exception as error:  # the SDK raises many kinds, some of them in groups
-            why = " ".join(str(next(leaves_of(error)) or type(error).__name__).split())[:LONGEST_REASON]
+            first = next(leaves_of(error))
+            why = " ".join(str(first).split())[:LONGEST_REASON]
             raise Unreachable(
                 f"{self.address} did not answer the call of {tool} ({why}). It may still have been carried out."
             ) from error
@@ -217,18 +230,21 @@ def given_server(
     Raises BadInput if there is a token's file but no server.
     """
     url_before, file_before = context.obj or (None, None)
-    url, token_file = (url_before if url is None else url), token_file or file_before
-    server = None
-    if url is not None:
-        server = Connection(url, token_file)
-    elif variable and (named := os.environ.get(URL_VARIABLE, "").strip()):
-        server = Connection(named, token_file, URL_VARIABLE)
-    if server is not None:
-        name_server(server.command)  # an error comes before anything else
-        return server
-    if token_file is not None:
-        raise BadInput("--token-file: it needs --url, the server that the token is for.")
-    return None
+    if url is None:
+        url = url_before
+    if token_file is None:
+        token_file = file_before
+    source = "--url"
+    if url is None and variable:
+        url = os.environ.get(URL_VARIABLE, "").strip() or None
+        source = URL_VARIABLE
+    if url is None:
+        if token_file is not None:
+            raise BadInput("--token-file: it needs --url, the server that the token is for.")
+        return None
+    server = Connection(url, token_file, source)
+    name_server(server.command)  # an error comes before anything else
+    return server
 
 
 def chosen_server(context: typer.Context, url: str | None, token_file: Path | None) -> Connection | None:
@@ -248,9 +264,10 @@ def _read_token_file(path: Path) -> str:
             raise BadInput(f"--token-file: others may read {path}. Fix it with: chmod 600 {shlex.quote(str(path))}")
         with path.open(encoding="utf-8") as file:
             return file.read(LONGEST_FILE).strip()
-    except (OSError, UnicodeDecodeError) as failed:
-        why = failed.strerror if isinstance(failed, OSError) else "it is not text"
-        raise BadInput(f"--token-file: {path} cannot be read: {why}.") from None
+    except OSError as error:
+        raise BadInput(f"--token-file: {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"--token-file: {path} cannot be read: it is not text.") from None
 
 
 def _connection_error(address: str, error: BaseException) -> ConfigError:

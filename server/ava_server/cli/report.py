@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from ava_audit.totals import PlanSum
     from ava_server.approval.estimates import Kept
     from ava_server.cli.records import Records
-    from ava_server.render.approvals import Decisions
+    from ava_server.render.approvals import Decisions, MadeDecision
 
     Screen = Callable[[Records], Coroutine[Any, Any, None]]
 DAYS = 30
 Since = Annotated[str | None, typer.Option(metavar="TIME", help=f"Only from this time on; {DAYS} days ago by default.")]
 TOP = 8
 """Reasons on a screen at most; JSON has all."""
+NO_REASON = "no reason is known"
 BAR, LEAST_BAR = 48, 6
 
 
@@ -61,16 +62,17 @@ def report_command(
 ) -> None:
     """Show what was spent and what failed; whole days, in UTC as those of the budgets."""
     server = chosen_server(context, url, token_file)
-    if group is not None:
-        if since is not None or until is not None:
-            raise BadInput("--group: a plan is shown whole; leave --since and --until out")
-        screen = partial(_plan, parse_id("group_id", group, "--group"), everybody, as_json)
-        return _show(server, screen, owners=True)
-    return _show(server, partial(_spending, *days_of(since, until, now_us()), everybody, as_json))
+    if group is None:
+        first, last = days_of(since, until, now_us())
+        return _show(server, partial(_spending, first, last, everybody, as_json))
+    if since is not None or until is not None:
+        raise BadInput("--group: a plan is shown whole; leave --since and --until out")
+    plan_id = parse_id("group_id", group, "--group")
+    return _show(server, partial(_plan, plan_id, everybody, as_json), owners=True)
 
 
 def _show(server: Connection | None, screen: Screen, *, owners: bool = False) -> None:
-    """`owners`: the screen asks whether the owners of runs live."""
+    """Open the records and show a screen of them. `owners`: the screen asks whether the owners of runs live."""
     from ava_server.cli.records import MemoryTransport, Records, open_server_records
 
     if server is not None:
@@ -98,10 +100,10 @@ async def _spending(first: int, last: int, everybody: bool, as_json: bool, recor
     from ava_server.service.record_requests import SPENDING
 
     try:
-        found = await records.get(SPENDING, first=first, last=last, all=everybody)
-        spent, user = found.spending, found.user
+        answer = await records.get(SPENDING, first=first, last=last, all=everybody)
+        spent, user = answer.spending, answer.user
     except NoLog:
-        spent, user = None, None if everybody else os_user()
+        spent, user = None, _user_without_log(everybody)
     report = report_of(spent, first, last, user)
     if as_json:
         return say_json({**place_json(records.place), **report_json(report)})
@@ -111,11 +113,23 @@ async def _spending(first: int, last: int, everybody: bool, as_json: bool, recor
     return _screen(report)
 
 
+def _user_without_log(everybody: bool) -> str | None:
+    """Return whose runs a report without a log is about; None for those of all users."""
+    if everybody:
+        return None
+    return os_user()
+
+
 def days_of(since: str | None, until: str | None, at_us: int) -> tuple[int, int]:
     """Return the first and the last day that are meant, in days since 1970, UTC. Raises BadInput."""
     since_us, until_us = read_span(since, until, at_us, UTC, dashes="--")
-    last = (at_us if until_us is None else until_us - 1) // DAY_US
-    first = last - DAYS + 1 if since_us is None else since_us // DAY_US
+    last_us = at_us
+    if until_us is not None:
+        last_us = until_us - 1
+    last = last_us // DAY_US
+    first = last - DAYS + 1
+    if since_us is not None:
+        first = since_us // DAY_US
     if first > last:
         raise BadInput("no day lies in that time: --since is not before --until, or is later than today")
     return max(0, first), last
@@ -134,14 +148,12 @@ def _screen(report: Report) -> None:
     for what in report.by:
         parts = part_table(report, what)
         _table(f"By {what}", parts.head, parts.rows)
-    return say("\n".join(_failed(report)))
+    return say("\n".join(_failure_lines(report)))
 
 
 def _head(report: Report) -> Iterator[str]:
     total = report.total
-    days, last = report.last - report.first + 1, day_of(report.last * DAY_US)
-    span = f"{last} (one day, UTC)" if days == 1 else f"{day_of(report.first * DAY_US)} to {last} ({days} days, UTC)"
-    yield f"{span}, of {report.user if report.user is not None else 'all users'}"
+    yield f"{_days_text(report)}, of {_whose(report.user)}"
     yield (
         f"Spent {format_usd(total.cost)} in {counted(total.calls, 'model call')} by "
         f"{counted(len(total.spenders), 'run')}; {total.ended_words}."
@@ -151,8 +163,9 @@ def _head(report: Report) -> Iterator[str]:
         "planning": total.plan,
         "unknown, the most that it can be, because the provider did not say,": total.uncosted,
     }
-    if any(parts.values()):
-        yield f"Of it: {'; '.join(f'{name} {format_usd(part)}' for name, part in parts.items() if part)}."
+    costs = [f"{name} {format_usd(cost)}" for name, cost in parts.items() if cost]
+    if costs:
+        yield f"Of it: {'; '.join(costs)}."
     if total.overruns:
         yield (
             f"{counted(total.overruns, 'call')} cost more than the provider's own limits allow, by"
@@ -163,7 +176,21 @@ def _head(report: Report) -> Iterator[str]:
         yield f"Not counted: {counted(report.others, 'run')} of other users; {how}."
 
 
-def _failed(report: Report) -> Iterator[str]:
+def _days_text(report: Report) -> str:
+    first, last = day_of(report.first * DAY_US), day_of(report.last * DAY_US)
+    days = report.last - report.first + 1
+    if days == 1:
+        return f"{last} (one day, UTC)"
+    return f"{first} to {last} ({days} days, UTC)"
+
+
+def _whose(user: str | None) -> str:
+    if user is None:
+        return "all users"
+    return user
+
+
+def _failure_lines(report: Report) -> Iterator[str]:
     yield ""
     if report.reasons:
         yield f"What failed: {report.total.failed:,} of {report.total.ended:,} runs that ended"
@@ -171,32 +198,41 @@ def _failed(report: Report) -> Iterator[str]:
         yield "Nothing failed."
     for reason in report.reasons[:TOP]:
         run = reason.newest
-        yield f"  {reason.runs:,} x {state_words(reason.ending)}: {one_line(reason.reason) or 'no reason is known'}"
-        latest = "" if reason.runs == 1 else "the latest: "
-        yield f"      {latest}{one_line(run.role)}, {day_of(run.ended_us or 0)}: {advice(f'ava show {run.id}')}"
+        why = one_line(reason.reason) or NO_REASON
+        yield f"  {reason.runs:,} x {state_words(reason.ending)}: {why}"
+        example = f"{one_line(run.role)}, {day_of(run.ended_us or 0)}: {advice(f'ava show {run.id}')}"
+        if reason.runs > 1:
+            example = f"the latest: {example}"
+        yield f"      {example}"
     if len(report.reasons) > TOP:
         yield f"  and {len(report.reasons) - TOP} more reasons; --json has all"
     if report.errors:
-        yield from ("", "Errors on the way, by kind:")
+        yield ""
+        yield "Errors on the way, by kind:"
     for error in report.errors[:TOP]:
-        kind = one_line(error.kind) if error.kind is not None else "(erased)"
+        kind = "(erased)"
+        if error.kind is not None:
+            kind = one_line(error.kind)
         yield f"  {error.entries:,} x {kind}: {advice(f'ava logs {error.last_run} --type error')}"
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[TableRow]) -> None:
-    drawn = sys.stdout.isatty()
-    width = terminal.columns(sys.stdout) if drawn else 80
-    name_width = max(width - 50, 12) if drawn else 200
-    table = [(title, *(name.lower() for name in head))]
+    """Print a table; on a terminal with enough room, with a bar for each row."""
+    on_terminal = sys.stdout.isatty()
+    width, name_width = 80, 200
+    if on_terminal:
+        width = terminal.columns(sys.stdout)
+        name_width = max(width - 50, 12)
+    table = [(title, *map(str.lower, head))]
     for row in rows:
-        figures = (figure or "-" for figure in row.figures)
+        figures = [figure or "-" for figure in row.figures]
         table.append((terminal.cut(one_line(row.name), name_width), *figures))
     lines = terminal.aligned(table, right=range(1, len(head) + 1))
-    room = min(width - max(map(terminal.cells, lines)) - 3, BAR)
-    most = max((row.bar for row in rows), default=0)
+    bar_width = min(width - max(map(terminal.cells, lines)) - 3, BAR)
+    longest = max((row.bar for row in rows), default=0)
     say()
-    if drawn and most > 0 and room >= LEAST_BAR:
-        _with_bars(lines, [row.bar / most for row in rows], room)
+    if on_terminal and longest > 0 and bar_width >= LEAST_BAR:
+        _with_bars(lines, [row.bar / longest for row in rows], bar_width)
     else:
         write("\n".join(lines))
 
@@ -214,8 +250,10 @@ def _with_bars(lines: Sequence[str], bars: Sequence[float], width: int) -> None:
     grid.add_column(no_wrap=True, width=width)
     grid.add_row(Text(lines[0], style="bold"), "")
     for line, share in zip(lines[1:], bars, strict=True):
-        drawn = Bar(1, 0, share, width=width, color="cyan") if share else ""
-        grid.add_row(Text(line), drawn if blocks else "#" * round(width * share))
+        bar: Bar | str = "#" * round(width * share)
+        if blocks and share:
+            bar = Bar(1, 0, share, width=width, color="cyan")
+        grid.add_row(Text(line), bar)
     console.print(grid)
 
 
@@ -226,99 +264,124 @@ async def _plan(plan_id: str, everybody: bool, as_json: bool, records: Records) 
     from ava_server.service.record_requests import PLAN, UnknownId
 
     try:
-        found = await records.get(PLAN, group=plan_id, all=everybody)
+        plan = await records.get(PLAN, group=plan_id, all=everybody)
     except (NoLog, UnknownId):
         others = "" if everybody else " of yours; --all looks at those of all users"
         raise BadInput(f"--group: there is no plan {plan_id}{others} in this data root.") from None
     at_us = now_us()
     if as_json:
-        return say_json({**place_json(records.place), **_plan_json(found, at_us)})
+        return say_json({**place_json(records.place), **_plan_json(plan, at_us)})
     heading(records.place)
-    return _plan_screen(found, at_us)
+    return _plan_screen(plan, at_us)
 
 
-def _plan_screen(found: PlanSum, at_us: int) -> None:
-    from ava_server.budget.held import held_words
-    from ava_server.budget.run_config import spent_text
-    from ava_server.render.run_view import elapsed_in
-
-    plan, bucket = found.caps, found.bucket
-    cap = f"{format_usd(bucket.spent_micros)} of {format_usd(plan.cap_micros, exact=True)} spent"
-    share = f" ({100 * bucket.spent_micros / plan.cap_micros:.0f} %)" if plan.cap_micros else ""
-    held = f", {held_words(bucket.held_micros)}" if bucket.held_micros else ""
-    limit = f" of {format_duration(plan.timeout_s)}" if plan.timeout_s is not None else ", without a limit of its own"
-    took_us = _took_us(found, at_us)
-    took = "not started" if took_us is None else format_duration(took_us / US_PER_S)
-    states = Counter(_state_of(found, run) for run in found.runs)
-    endings = ", ".join(f"{count} {state_words(state)}" for state, count in states.most_common())
-    say(f"{plan.id} of {plan.user_id}, approved {format_ts(plan.created_us, utc=True)}")
-    say(f"Cap: {cap}{share}{held}")
-    say(f"Time: {took}{limit}{'' if took_us is None else ', from the start of its first run'}")
-    say(f"Runs: {len(found.runs)} ({endings})")
-
-    def row(run: RunRow) -> TableRow:
-        state = _state_of(found, run)
-        active = format_duration(elapsed_in(run, state, at_us))
-        figures = (state_words(state), spent_text(run), f"{run.turns:,}", active)
-        return TableRow(f"{run.id} {run.name or run.role}", figures, run.cost_micros)
-
-    _table("Run", ("state", "cost", "turns", "active"), [row(run) for run in found.runs])
-    failed = [run for run in found.runs if run.ended and run.state not in NOT_FAILED]
+def _plan_screen(plan: PlanSum, at_us: int) -> None:
+    caps = plan.caps
+    states = Counter(_state_of(plan, run) for run in plan.runs)
+    endings = [f"{count} {state_words(state)}" for state, count in states.most_common()]
+    say(f"{caps.id} of {caps.user_id}, approved {format_ts(caps.created_us, utc=True)}")
+    say(f"Cap: {_plan_cost(plan)}")
+    say(f"Time: {_plan_time(plan, at_us)}")
+    say(f"Runs: {len(plan.runs)} ({', '.join(endings)})")
+    _table("Run", ("state", "cost", "turns", "active"), [_run_row(plan, run, at_us) for run in plan.runs])
+    failed = [run for run in plan.runs if run.ended and run.state not in NOT_FAILED]
     if failed:
         say("\nWhat failed:")
     for run in failed:
-        why = one_line(run.stop_reason) or "no reason is known"
+        why = one_line(run.stop_reason) or NO_REASON
         say(f"  {run.id} {state_words(run.state)}: {why}")
         say(f"      {advice(f'ava show {run.id}')}")
 
 
-def _plan_json(found: PlanSum, at_us: int) -> dict[str, Any]:
+def _plan_cost(plan: PlanSum) -> str:
+    from ava_server.budget.held import held_words
+
+    cap, spent, held = plan.caps.cap_micros, plan.bucket.spent_micros, plan.bucket.held_micros
+    text = f"{format_usd(spent)} of {format_usd(cap, exact=True)} spent"
+    if cap:
+        text += f" ({100 * spent / cap:.0f} %)"
+    if held:
+        text += f", {held_words(held)}"
+    return text
+
+
+def _plan_time(plan: PlanSum, at_us: int) -> str:
+    limit = ", without a limit of its own"
+    if plan.caps.timeout_s is not None:
+        limit = f" of {format_duration(plan.caps.timeout_s)}"
+    elapsed_us = _elapsed_us(plan, at_us)
+    if elapsed_us is None:
+        return f"not started{limit}"
+    return f"{format_duration(elapsed_us / US_PER_S)}{limit}, from the start of its first run"
+
+
+def _run_row(plan: PlanSum, run: RunRow, at_us: int) -> TableRow:
+    from ava_server.budget.run_config import spent_text
     from ava_server.render.run_view import elapsed_in
 
-    plan, bucket = found.caps, found.bucket
-    took_us = _took_us(found, at_us)
+    state = _state_of(plan, run)
+    active = format_duration(elapsed_in(run, state, at_us))
+    figures = (state_words(state), spent_text(run), f"{run.turns:,}", active)
+    return TableRow(f"{run.id} {run.name or run.role}", figures, run.cost_micros)
+
+
+def _plan_json(plan: PlanSum, at_us: int) -> dict[str, Any]:
+    caps, bucket = plan.caps, plan.bucket
+    started_at = None
+    if caps.started_us is not None:
+        started_at = iso_utc(caps.started_us)
+    elapsed_us = _elapsed_us(plan, at_us)
+    elapsed_s = None
+    if elapsed_us is not None:
+        elapsed_s = elapsed_us / US_PER_S
     return {
-        "group_id": plan.id,
-        "user": plan.user_id,
-        "approved_at": iso_utc(plan.created_us),
-        "started_at": iso_utc(plan.started_us) if plan.started_us is not None else None,
+        "group_id": caps.id,
+        "user": caps.user_id,
+        "approved_at": iso_utc(caps.created_us),
+        "started_at": started_at,
         "spent_cents": cents(bucket.spent_micros),
         "held_cents": cents(bucket.held_micros),
-        "cap_cents": cents(plan.cap_micros),
-        "elapsed_seconds": None if took_us is None else took_us / US_PER_S,
-        "timeout_seconds": plan.timeout_s,
-        "endings": dict(Counter(run.state for run in found.runs if run.ended)),
-        "runs": [
-            {
-                "subagent_id": run.id,
-                "role": run.role,
-                "name": run.name,
-                "model": run.model,
-                "state": _state_of(found, run),
-                "stop_reason": run.stop_reason,
-                "error_kind": run.error_kind,
-                "cost_cents": cents(run.cost_micros),
-                "uncosted_cents": cents(run.uncosted_micros),
-                "overrun": bool(run.overrun),
-                "turns": run.turns,
-                "tool_calls": run.tool_calls,
-                "active_seconds": elapsed_in(run, _state_of(found, run), at_us),
-            }
-            for run in found.runs
-        ],
+        "cap_cents": cents(caps.cap_micros),
+        "elapsed_seconds": elapsed_s,
+        "timeout_seconds": caps.timeout_s,
+        "endings": dict(Counter(run.state for run in plan.runs if run.ended)),
+        "runs": [_run_json(plan, run, at_us) for run in plan.runs],
     }
 
 
-def _state_of(found: PlanSum, run: RunRow) -> str:
-    return INTERRUPTED if run.id in found.interrupted else run.state
+def _run_json(plan: PlanSum, run: RunRow, at_us: int) -> dict[str, Any]:
+    from ava_server.render.run_view import elapsed_in
+
+    state = _state_of(plan, run)
+    return {
+        "subagent_id": run.id,
+        "role": run.role,
+        "name": run.name,
+        "model": run.model,
+        "state": state,
+        "stop_reason": run.stop_reason,
+        "error_kind": run.error_kind,
+        "cost_cents": cents(run.cost_micros),
+        "uncosted_cents": cents(run.uncosted_micros),
+        "overrun": bool(run.overrun),
+        "turns": run.turns,
+        "tool_calls": run.tool_calls,
+        "active_seconds": elapsed_in(run, state, at_us),
+    }
 
 
-def _took_us(found: PlanSum, at_us: int) -> int | None:
+def _state_of(plan: PlanSum, run: RunRow) -> str:
+    if run.id in plan.interrupted:
+        return INTERRUPTED
+    return run.state
+
+
+def _elapsed_us(plan: PlanSum, at_us: int) -> int | None:
     """Return how long a plan has taken since its first run began; None where none did."""
-    if found.caps.started_us is None:
+    if plan.caps.started_us is None:
         return None
-    ends = [run.ended_us if run.ended_us is not None else at_us for run in found.runs]
-    return max(0, max(ends, default=at_us) - found.caps.started_us)
+    ends = [at_us if run.ended_us is None else run.ended_us for run in plan.runs]
+    return max(0, max(ends, default=at_us) - plan.caps.started_us)
 
 
 # -- approvals --------------------------------------------------------------------------------------------------------
@@ -352,8 +415,10 @@ def _span(since: str | None, until: str | None) -> tuple[int, int]:
     """Return a time, end exclusive; the last `DAYS` by default. Raises BadInput if there is none between."""
     at_us = now_us()
     since_us, until_us = read_span(since, until, at_us, dashes="--")
-    until_us = at_us + 1 if until_us is None else until_us
-    since_us = max(0, until_us - DAYS * DAY_US) if since_us is None else since_us
+    if until_us is None:
+        until_us = at_us + 1
+    if since_us is None:
+        since_us = max(0, until_us - DAYS * DAY_US)
     if since_us >= until_us:
         raise BadInput("no time lies between: --since is not before --until, or is later than now")
     return since_us, until_us
@@ -365,45 +430,65 @@ async def _decisions(
     from ava_server.render.approvals import NOTHING, decisions_json
 
     try:
-        found = await records.decisions(since_us, until_us, user, everybody=everybody, whole=as_json or as_csv)
+        decisions = await records.decisions(since_us, until_us, user, everybody=everybody, whole=as_json or as_csv)
     except NoLog:
-        found = NOTHING
+        decisions = NOTHING
     if as_csv:
-        return _write_csv(found)
+        return _write_csv(decisions)
     if as_json:
-        return say_json({**place_json(records.place), **decisions_json(found, since_us, until_us)})
+        return say_json({**place_json(records.place), **decisions_json(decisions, since_us, until_us)})
     heading(records.place)
-    return _decisions_screen(found, since_us, until_us)
+    return _decisions_screen(decisions, since_us, until_us)
 
 
-def _decisions_screen(found: Decisions, since_us: int, until_us: int) -> None:
+def _decisions_screen(decisions: Decisions, since_us: int, until_us: int) -> None:
     from ava_server.render.approvals import ERASED, totals_line
 
-    whose = "all users" if found.user is None else found.user
-    say(f"{format_ts(since_us)} to {format_ts(until_us)}, of {one_line(whose)}: {totals_line(found.sums)}")
-    for one in found.rows:
-        cost = "" if one.cost_micros is None else f"; cost {format_usd(one.cost_micros)}"
-        cap = f", {one.cap}" if one.cap else ""
-        state = ("ended: " if one.ended else "") + state_words(one.state)
-        first = f"{one.run_id} {one.name or one.role}: {one.decision}{cap}{cost}; {state}"
-        whose = f", for {one.user}" if one.by != one.user else ""
-        through = (("client", one.client), ("token", one.token))
-        how = one.how + "".join(f"; {what} {value}" for what, value in through if value)
-        say(f"\n{format_ts(one.at_us)}  {one_line(first)}")
-        say(f"  {one_line(f'{one.by}{whose}: {how}; digest {one.digest[:12]}')}")
-        say(f"  {ERASED if one.task is None else one_line(one.task)}")
-    if found.next is not None:
-        say(f"\nOlder ones: --until {shlex.quote(iso_utc(found.rows[-1].at_us))}, or all of them with --json or --csv.")
+    whose = one_line(_whose(decisions.user))
+    say(f"{format_ts(since_us)} to {format_ts(until_us)}, of {whose}: {totals_line(decisions.sums)}")
+    for one in decisions.rows:
+        task = ERASED if one.task is None else one_line(one.task)
+        say(f"\n{format_ts(one.at_us)}  {one_line(_decision_text(one))}")
+        say(f"  {one_line(_decider_text(one))}")
+        say(f"  {task}")
+    if decisions.next is not None:
+        oldest = shlex.quote(iso_utc(decisions.rows[-1].at_us))
+        say(f"\nOlder ones: --until {oldest}, or all of them with --json or --csv.")
 
 
-def _write_csv(found: Decisions) -> None:
+def _decision_text(one: MadeDecision) -> str:
+    text = f"{one.run_id} {one.name or one.role}: {one.decision}"
+    if one.cap:
+        text += f", {one.cap}"
+    if one.cost_micros is not None:
+        text += f"; cost {format_usd(one.cost_micros)}"
+    state = state_words(one.state)
+    if one.ended:
+        state = f"ended: {state}"
+    return f"{text}; {state}"
+
+
+def _decider_text(one: MadeDecision) -> str:
+    """Return who decided, for whom and how."""
+    text = one.by
+    if one.by != one.user:
+        text += f", for {one.user}"
+    text += f": {one.how}"
+    if one.client:
+        text += f"; client {one.client}"
+    if one.token:
+        text += f"; token {one.token}"
+    return f"{text}; digest {one.digest[:12]}"
+
+
+def _write_csv(decisions: Decisions) -> None:
     import csv
     import io
 
     from ava_server.render.approvals import COLUMNS, csv_cells
 
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows([COLUMNS, *map(csv_cells, found.rows)])
+    csv.writer(file, lineterminator="\n").writerows([COLUMNS, *map(csv_cells, decisions.rows)])
     write(file.getvalue().rstrip("\n"))
 
 
@@ -423,24 +508,25 @@ def report_estimates_command(
 
     Only runs count that came to their own end or to a cap.
     """
-    server, span = chosen_server(context, url, token_file), _span(since, until)
-    return _show(server, partial(_estimates, *span, everybody, as_json))
+    server = chosen_server(context, url, token_file)
+    since_us, until_us = _span(since, until)
+    return _show(server, partial(_estimates, since_us, until_us, everybody, as_json))
 
 
 async def _estimates(since_us: int, until_us: int, everybody: bool, as_json: bool, records: Records) -> None:
     from ava_server.service.record_requests import ESTIMATES
 
     try:
-        found = await records.get(ESTIMATES, since=since_us, until=until_us, all=everybody)
+        estimates = await records.get(ESTIMATES, since=since_us, until=until_us, all=everybody)
     except NoLog:
         from ava_server.approval.estimates import PastEstimates, RoleEstimates
 
-        found = PastEstimates(None if everybody else os_user(), RoleEstimates(""), ())
+        estimates = PastEstimates(_user_without_log(everybody), RoleEstimates(""), ())
     if as_json:
         span = {"since": iso_utc(since_us), "until": iso_utc(until_us)}
-        return say_json({**place_json(records.place), **span, **asdict(found)})
+        return say_json({**place_json(records.place), **span, **asdict(estimates)})
     heading(records.place)
-    total, whose = found.total, "all users" if found.user is None else one_line(found.user)
+    total, whose = estimates.total, one_line(_whose(estimates.user))
     say(
         f"{format_ts(since_us)} to {format_ts(until_us)}, of {whose}: {counted(total.runs, 'run')} with an estimate,"
         f" {total.without:,} without, because fewer than five similar ones had ended before."
@@ -449,9 +535,14 @@ async def _estimates(since_us: int, until_us: int, everybody: bool, as_json: boo
         return None
     say("The estimates were right if half of the runs stayed within the likely one, and 90 % within nine in ten.")
     head = ("runs", "likely cost", "nine in ten", "likely time", "nine in ten")
-    rows = [one for one in found.roles if one.runs] + [replace(total, role="all")] * (len(found.roles) > 1)
-    return _table("Role", head, [TableRow(one.role, (f"{one.runs:,}", *map(_kept, one.kinds))) for one in rows])
+    roles = [one for one in estimates.roles if one.runs]
+    if len(estimates.roles) > 1:
+        roles.append(replace(total, role="all"))
+    rows = [TableRow(one.role, (f"{one.runs:,}", *map(_share_text, one.kinds))) for one in roles]
+    return _table("Role", head, rows)
 
 
-def _kept(kept: Kept) -> str:
-    return f"{kept.within:,} of {kept.of:,} ({100 * kept.within / kept.of:.0f} %)" if kept.of else ""
+def _share_text(share: Kept) -> str:
+    if not share.of:
+        return ""
+    return f"{share.within:,} of {share.of:,} ({100 * share.within / share.of:.0f} %)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,21 +84,32 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
 
     `brief` leaves out an output that the findings repeat; the offline reader's always do. `saved`: copies of its files.
     """
-    if run.state != "error" and run.state not in ENDING_CODES:
-        lines = [f"Waits for: {run.waits_for}"] if run.waits_for else []
-        if run.ends_with_host:
-            lines.append(f"Not as approved: {run.ends_with_host}")
-        parts = [
-            ResultPart("", tuple(lines)),
-            ResultPart("Question", theirs=UntrustedText(run.untrusted_question or "")),
-        ]
+    if run.state == "error" or run.state in ENDING_CODES:
+        parts = _parts_of_ended(run, brief, saved)
     else:
-        result = result_of(run)
-        failed = result is not None and result.error
-        error = (UntrustedText(f"Error: {one_line(failed.text)}"),) if failed else ()
-        parts = [ResultPart("", tuple(_ending(run, result)), words=error)]
-        parts += _parts_of_result(run, result, brief, saved) if result is not None else []
+        parts = _parts_of_unended(run)
     return [replace(part, lines=tuple(map(advice, part.lines))) for part in parts if not part.empty]
+
+
+def _parts_of_unended(run: RunAnswer) -> list[ResultPart]:
+    lines: list[str] = []
+    if run.waits_for:
+        lines.append(f"Waits for: {run.waits_for}")
+    if run.ends_with_host:
+        lines.append(f"Not as approved: {run.ends_with_host}")
+    question = UntrustedText(run.untrusted_question or "")
+    return [ResultPart("", tuple(lines)), ResultPart("Question", theirs=question)]
+
+
+def _parts_of_ended(run: RunAnswer, brief: bool, saved: SavedFiles | None) -> list[ResultPart]:
+    result = result_of(run)
+    lines = tuple(_ending(run, result))
+    if result is None:
+        return [ResultPart("", lines)]
+    error: tuple[UntrustedText, ...] = ()
+    if result.error:
+        error = (UntrustedText(f"Error: {one_line(result.error.text)}"),)
+    return [ResultPart("", lines, words=error), *_parts_of_result(run, result, brief, saved)]
 
 
 def _ending(run: RunAnswer, result: Result | None) -> Iterable[str]:
@@ -113,25 +124,33 @@ def _ending(run: RunAnswer, result: Result | None) -> Iterable[str]:
 
 
 def _parts_of_result(run: RunAnswer, result: Result, brief: bool, saved: SavedFiles | None) -> list[ResultPart]:
-    is_offline = (run.model or "").startswith("offline/")
-    repeats = bool(result.findings or result.sources) and (brief or is_offline)
-    caveats = "\n".join(f"- {one_line(caveat.text)}" for caveat in result.caveats)
+    output = result.output
+    if (result.findings or result.sources) and (brief or _is_offline(run)):
+        output = _NOTHING
+    quotes = _quote_lines(run, result, brief)
     parts = [
         ResultPart("Summary", theirs=result.summary),
-        ResultPart("Output", theirs=_NOTHING if repeats else result.output),
-        ResultPart("Findings, each with its source", _quote_lines(run, result, brief), findings=(*result.findings,)),
+        ResultPart("Output", theirs=output),
+        ResultPart("Findings, each with its source", quotes, findings=tuple(result.findings)),
     ]
-    for title, found in result.sources:
-        sources = "\n".join(f"- {one.source.text}" for one in found)
+    for title, views in result.sources:
+        sources = "\n".join(f"- {one.source.text}" for one in views)
         parts.append(ResultPart(title, words=(UntrustedText(sources),)))
+    caveats = "\n".join(f"- {one_line(caveat.text)}" for caveat in result.caveats)
     parts.append(ResultPart("Caveats", theirs=UntrustedText(caveats)))
-    parts.append(ResultPart("Changes", (*result.changes,), words=(*result.changed,)))
+    parts.append(ResultPart("Changes", tuple(result.changes), words=tuple(result.changed)))
     parts.append(ResultPart("Figures", _figure_lines(run, result, saved)))
     return parts
 
 
+def _is_offline(run: RunAnswer) -> bool:
+    return run.model is not None and run.model.startswith("offline/")
+
+
 def _quote_lines(run: RunAnswer, result: Result, brief: bool) -> tuple[str, ...]:
-    lines = [result.quotes] if result.quotes else []
+    lines: list[str] = []
+    if result.quotes:
+        lines.append(result.quotes)
     if result.findings and result.first_source and not brief:
         lines.append(f"What it read of a source: `ava show {run.subagent_id} --source {result.first_source}`")
     return tuple(lines)
@@ -154,17 +173,30 @@ def result_text(run: RunAnswer, *, saved: SavedFiles | None = None) -> str:
     for part in parts_of(run, saved=saved):
         if part.title:
             blocks.append(f"## {part.title}")
-        theirs = [part.theirs.text.strip("\n")] if part.theirs else []
+        theirs: list[str] = []
+        if part.theirs:
+            theirs.append(part.theirs.text.strip("\n"))
         theirs += map(_finding_text, part.findings)
         theirs += [words.text for words in part.words]
         if theirs:
             blocks.append(add_bars("\n\n".join(theirs), _MARKDOWN_BAR))
-        lines: Iterable[str] = part.lines
+        lines: Sequence[str] = part.lines
         if part.title:
-            lines = [line if line.startswith(" ") else f"- {line}" for line in part.lines if line.strip()]
+            lines = _as_list(lines)
         if lines:
             blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
+
+
+def _as_list(lines: Iterable[str]) -> list[str]:
+    """Return lines as a list in Markdown; an indented line belongs to the one before."""
+    items: list[str] = []
+    for line in lines:
+        if line.startswith(" ") and line.strip():
+            items.append(line)
+        elif line.strip():
+            items.append(f"- {line}")
+    return items
 
 
 _SET_KEY = re.compile(r"([Ss])tore a valid key with `ava key set`")
@@ -175,7 +207,8 @@ def _next_step(run: RunAnswer, error: Mapping[str, Any]) -> str:
     from ava_server.cli.options import name_options
     from ava_server.models.selection import CUSTOM
 
-    step, provider = str(error["what_to_do"]), (run.model or "").partition(":")[0]
+    step = str(error["what_to_do"])
+    provider, _colon, _model = (run.model or "").partition(":")
     if provider == CUSTOM and _SET_KEY.search(step):
         step = _SET_KEY.sub(r"\1et a valid AVA_MODEL_API_KEY", step)
         step += " A worker with the old one ends a minute after its last run."
@@ -191,8 +224,10 @@ def cost_text(run: RunAnswer) -> str:
     from ava_audit.units import format_usd, micros_from_cents
 
     text = format_usd(micros_from_cents(run.cost_cents))
-    known = {name: value for name, value in (run.cost_by or {}).items() if value and name != "uncosted"}
-    parts = [f"{name} {format_usd(micros_from_cents(value))}" for name, value in known.items()]
+    parts: list[str] = []
+    for name, cost_cents in (run.cost_by or {}).items():
+        if cost_cents and name != "uncosted":
+            parts.append(f"{name} {format_usd(micros_from_cents(cost_cents))}")
     if parts:
         text += f" ({', '.join(parts)})"
     return text + cost_notes(run)
@@ -214,12 +249,13 @@ def _finding_text(one: FindingView) -> str:
 
 def show_results(runs: Iterable[RunAnswer], *, saved: dict[str, SavedFiles] | None = None) -> None:
     """Write results to stdout: drawn on a terminal, as Markdown anywhere else."""
-    copied = saved or {}
-    if sys.stdout.isatty():
-        shown = [drawn_result(run, columns(), saved=copied.get(run.subagent_id)) for run in runs]
-        write(f"\n\n{'─' * min(columns(), WIDEST)}\n\n".join(shown))
-    else:
-        say(results_text(runs, copied))
+    copies = saved or {}
+    if not sys.stdout.isatty():
+        say(results_text(runs, copies))
+        return
+    results = [drawn_result(run, columns(), saved=copies.get(run.subagent_id)) for run in runs]
+    line = "─" * min(columns(), WIDEST)
+    write(f"\n\n{line}\n\n".join(results))
 
 
 def results_text(runs: Iterable[RunAnswer], saved: Mapping[str, SavedFiles]) -> str:
@@ -227,10 +263,13 @@ def results_text(runs: Iterable[RunAnswer], saved: Mapping[str, SavedFiles]) -> 
 
 
 def drawn_result(run: RunAnswer, width: int, *, brief: bool = False, saved: SavedFiles | None = None) -> str:
-    """Return a result as it stands on a terminal of so many columns; nothing in it steers that."""
+    """Return a result as a terminal of this width shows it; nothing in it steers the terminal."""
     width = min(width, WIDEST)
-    blocks = [] if brief else [styled(_fitted(run.status_line, width), bold=True)]
-    blocks += ["\n".join(_drawn(part, width)) for part in parts_of(run, brief=brief, saved=saved)]
+    blocks: list[str] = []
+    if not brief:
+        blocks.append(styled(_fit(run.status_line, width), bold=True))
+    for part in parts_of(run, brief=brief, saved=saved):
+        blocks.append("\n".join(_drawn(part, width)))
     return "\n\n".join(blocks)
 
 
@@ -238,7 +277,7 @@ def _drawn(part: ResultPart, width: int) -> Iterable[str]:
     if part.title:
         yield styled(part.title, fg="cyan", bold=True)
     yield from (f"{BAR}{line}".rstrip() for line in _drawn_theirs(part, width - len(BAR)))
-    yield from (_fitted(line, width) for line in part.lines)
+    yield from (_fit(line, width) for line in part.lines)
 
 
 def _drawn_theirs(part: ResultPart, width: int) -> Iterable[str]:
@@ -248,23 +287,28 @@ def _drawn_theirs(part: ResultPart, width: int) -> Iterable[str]:
 
         yield from drawn(part.theirs.text, width, colour=colours()).splitlines()
     for one in part.findings:
-        yield from _fitted(f"{one.number}. {one.claim.text}", width).splitlines()
-        under = " " * len(f"{one.number}. ")
-        if one.quote:
-            quote = "\n".join(under + line for line in f'"{one.quote.text}"'.splitlines())
-            for line in _fitted(quote, width).splitlines():
-                yield styled(line, italic=True)
-            colour = _VERDICT_COLOURS.get(one.verdict, "yellow")
-            yield styled(_fitted(f"{under}{one.checked}", width), fg=colour)
-        if one.source:
-            yield from _fitted(f"{under}source: {one.source.text}", width).splitlines()
-        if one.found_in:
-            yield from _fitted(f"{under}quote found in: {one.found_in.text}", width).splitlines()
+        yield from _drawn_finding(one, width)
     for words in part.words:
-        yield from _fitted(words.text, width).splitlines()
+        yield from _fit(words.text, width).splitlines()
 
 
-def _fitted(text: str, width: int) -> str:
+def _drawn_finding(one: FindingView, width: int) -> Iterable[str]:
+    number = f"{one.number}. "
+    under = " " * len(number)
+    yield from _fit(f"{number}{one.claim.text}", width).splitlines()
+    if one.quote:
+        quote = "\n".join(under + line for line in f'"{one.quote.text}"'.splitlines())
+        for line in _fit(quote, width).splitlines():
+            yield styled(line, italic=True)
+        colour = _VERDICT_COLOURS.get(one.verdict, "yellow")
+        yield styled(_fit(f"{under}{one.checked}", width), fg=colour)
+    if one.source:
+        yield from _fit(f"{under}source: {one.source.text}", width).splitlines()
+    if one.found_in:
+        yield from _fit(f"{under}quote found in: {one.found_in.text}", width).splitlines()
+
+
+def _fit(text: str, width: int) -> str:
     return wrapped(clean(text)[0], width)
 
 
@@ -295,55 +339,63 @@ class SavedFiles:
 
 def check_folder(folder: Path) -> None:
     """Raises BadInput, before the run: files cannot be copied into the folder."""
-    there = folder.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        raise BadInput(f"--artifacts: {there} is not a folder; name an existing one, or one that can be created")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise BadInput(f"--artifacts: {there} is not writable; name another folder")
+    existing = folder.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise BadInput(f"--artifacts: {existing} is not a folder; name an existing one, or one that can be created")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise BadInput(f"--artifacts: {existing} is not writable; name another folder")
 
 
 def save_artifacts(answer: RunAnswer, source: DeliveredFiles, folder: Path) -> SavedFiles:
     """Copy a run's files and overwrite nothing. Blocking."""
-    artifacts = answer.untrusted_result.artifacts if answer.untrusted_result is not None else []
-    if not artifacts:
+    result = answer.untrusted_result
+    if result is None or not result.artifacts:
         return SavedFiles(notes=("It delivered no files.",))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = f"{folder} cannot be created: {error.strerror}. They are in {source.folder}."
         return SavedFiles(faults=(f"No file was copied: {why}",))
-    copies = [_copy(source, file, folder, answer.subagent_id) for file in artifacts]
-    return SavedFiles(
-        tuple((name, path) for name, path, _sentence in copies if path is not None),
-        tuple(sentence for _name, path, sentence in copies if path is not None),
-        tuple(sentence for _name, path, sentence in copies if path is None),
-    )
+    copies: list[tuple[str, Path]] = []
+    notes: list[str] = []
+    faults: list[str] = []
+    for file in result.artifacts:
+        name = str(file.get("name"))
+        path, sentence = _copy(source, file, folder, answer.subagent_id)
+        if path is None:
+            faults.append(sentence)
+        else:
+            copies.append((name, path))
+            notes.append(sentence)
+    return SavedFiles(tuple(copies), tuple(notes), tuple(faults))
 
 
-def _copy(source: DeliveredFiles, file: dict[str, Any], folder: Path, run_id: str) -> tuple[str, Path | None, str]:
-    """Copy one file, under a name with the run's id if its own is taken; return name, path and a sentence."""
+def _copy(source: DeliveredFiles, file: dict[str, Any], folder: Path, run_id: str) -> tuple[Path | None, str]:
+    """Copy one file, under a name with the run's id if its own is in use; return its path and a sentence."""
     name = str(file.get("name"))
     try:
         data = source.read(file)
     except Refused as error:
-        return name, None, f"Not copied: {error}."
-    stem, dot, ending = name.rpartition(".")
-    other = f"{stem}-{run_id}.{ending}" if dot and stem else f"{name}-{run_id}"
-    for each in (name, other):
-        path = folder / each
+        return None, f"Not copied: {error}."
+    other_name = f"{name}-{run_id}"
+    stem, _dot, ending = name.rpartition(".")
+    if stem:
+        other_name = f"{stem}-{run_id}.{ending}"
+    path, other_path = folder / name, folder / other_name
+    notes = {path: "", other_path: f" (another file is called {name} there, and is kept)"}
+    for each, note in notes.items():
         try:
-            _write_new(path, data)
+            _write_new(each, data)
         except FileExistsError:
-            if _contains(path, data):
-                return name, path, f"The same file already exists: {path}"
+            if _contains(each, data):
+                return each, f"The same file already exists: {each}"
         except OSError as error:
-            return name, None, f"Not copied: {path} cannot be written: {error.strerror}."
+            return None, f"Not copied: {each} cannot be written: {error.strerror}."
         else:
-            why = "" if each == name else f" (another file is called {name} there, and is kept)"
-            return name, path, f"Copied to {path}{why}"
-    return name, None, f"Not copied: {folder / name} and {folder / other} already exist, and are kept."
+            return each, f"Copied to {each}{note}"
+    return None, f"Not copied: {path} and {other_path} already exist, and are kept."
 
 
 def _write_new(path: Path, data: bytes) -> None:

@@ -53,9 +53,10 @@ def list_command(as_json: Json = False) -> None:
 
     root, settings, places = _open()
     catalog = places.load()
-    means = _models_of(catalog.roles, settings)
-    shown = (places, catalog, means, tools_here(settings))
-    present(root, as_json, roles_as_json(*shown), list_screen(*shown))
+    models = _models_of(catalog.roles, settings)
+    tools = tools_here(settings)
+    fields = roles_as_json(places, catalog, models, tools)
+    present(root, as_json, fields, list_screen(places, catalog, models, tools))
 
 
 @roles_command.command("show", short_help="One role: its file, and what it means here.")
@@ -70,16 +71,28 @@ def show_command(
 
     root, settings, places = _open()
     catalog = places.load()
+    why_unused = ""
     try:
-        role, why = catalog.get(name), ""
+        role = catalog.get(name)
     except UnknownRole:
-        untrusted = [each for each in catalog.untrusted if name in (each.name, Path(each.file.name).stem)]
-        if not untrusted or untrusted[0].role is None:
+        untrusted = _find_untrusted(catalog, name)
+        if untrusted is None or untrusted.role is None:
             raise
-        role, why = untrusted[0].role, f"It is not in use: {untrusted[0].why}. {untrusted[0].step}"
+        role = untrusted.role
+        why_unused = f"It is not in use: {untrusted.why}. {untrusted.step}"
     heading(root)
-    meant = next(iter(_models_of((role,), settings)), None)
-    say("\n".join(role_screen(role, meant, settings, why, tools_here(settings))))
+    model = None
+    models = _models_of((role,), settings)
+    if models:
+        model = models[0]
+    say("\n".join(role_screen(role, model, settings, why_unused, tools_here(settings))))
+
+
+def _find_untrusted(catalog: Catalog, name: str) -> UntrustedFile | None:
+    for each in catalog.untrusted:
+        if name in (each.name, Path(each.file.name).stem):
+            return each
+    return None
 
 
 @roles_command.command("check", short_help="Check role files, by file and line.")
@@ -95,7 +108,10 @@ def check_command(
     """
     root = find_data_root()
     heading(root)
-    remarks, count = _check_files(files) if files else _check_all()
+    if files:
+        remarks, count = _check_files(files)
+    else:
+        remarks, count = _check_all()
     for remark in remarks:
         say(str(remark))
     faults = {remark.source for remark in remarks if remark.fault}
@@ -125,10 +141,14 @@ def new_command(
     heading(root)
     catalog = places.load()
     if name in catalog.by_name:
-        taken = catalog.by_name[name].source
-        raise BadInput(f"There is already a role {name} ({taken}), which a file cannot replace. Choose another name.")
+        source = catalog.by_name[name].source
+        raise BadInput(f"There is already a role {name} ({source}), which a file cannot replace. Choose another name.")
+    if from_role is None:
+        text = starting_text()
+    else:
+        text = catalog.get(from_role).text
     try:
-        text = rename_role(starting_text() if from_role is None else catalog.get(from_role).text, name)
+        text = rename_role(text, name)
     except RoleFileError as error:
         raise BadInput(f"--from {from_role}: {error.reason}") from None
     path = root.roles / f"{name}.md"
@@ -167,44 +187,65 @@ def _models_of(roles: tuple[Role, ...], settings: Settings) -> list[ResolvedMode
 def _check_all() -> tuple[list[Remark], int]:
     from ava_roles.catalog import Remark, check, faults_of
 
-    catalog = _open()[2].load(by_path=True)
+    _root, _settings, places = _open()
+    catalog = places.load(by_path=True)
     own = [role for role in catalog.roles if role.source != BUILT_IN_SOURCE]
-    remarks = [remark for role in own for remark in check(role.text, role.source, role.name)[1]]
+    remarks: list[Remark] = []
+    for role in own:
+        _role, role_remarks = check(role.text, role.source, role.name)
+        remarks += role_remarks
     for each in catalog.untrusted:
-        if each.role is not None:
-            remarks += check(each.role.text, each.file.source, each.name)[1]
-            if each.name in catalog.by_name:
-                taken = f"the name {each.name} is taken ({catalog.by_name[each.name].source}); rename this role"
-                remarks.append(Remark(each.file.source, taken))
+        if each.role is None:
+            continue
+        _role, role_remarks = check(each.role.text, each.file.source, each.name)
+        remarks += role_remarks
+        if each.name in catalog.by_name:
+            source = catalog.by_name[each.name].source
+            remarks.append(Remark(each.file.source, f"the name {each.name} is taken ({source}); rename this role"))
     remarks += catalog.problems
     for each in catalog.untrusted:
-        remarks += faults_of(each.file) if each.role is None else []
-    return remarks, len(own) + len(catalog.untrusted) + len({problem.source for problem in catalog.problems})
+        if each.role is None:
+            remarks += faults_of(each.file)
+    problem_files = {problem.source for problem in catalog.problems}
+    return remarks, len(own) + len(catalog.untrusted) + len(problem_files)
 
 
 def _check_files(files: list[str]) -> tuple[list[Remark], int]:
-    from ava_roles.catalog import BUILT_IN, Folder, Remark, check, read_chosen_file, read_folder, text_of
+    from ava_roles.catalog import Folder, Remark, read_chosen_file, read_folder
 
     remarks: list[Remark] = []
     count = 0
-    for given in files:
-        path = Path(given)
-        for found in read_folder(Folder(path, given.rstrip("/"), deep=True)) if path.is_dir() else (None,):
-            count += 1
-            try:
-                if isinstance(found, RoleFileError):
-                    raise found
-                if found is None:
-                    data, source, stem = read_chosen_file(path, given), given, path.stem
+    for name in files:
+        path = Path(name)
+        if path.is_dir():
+            for file in read_folder(Folder(path, name.rstrip("/"), deep=True)):
+                count += 1
+                if isinstance(file, RoleFileError):
+                    remarks.append(Remark.of(file))
                 else:
-                    data, source, stem = found.data, found.source, Path(found.name).stem
-                role, wrong = check(text_of(data, source), source, stem)
-                remarks.extend(wrong)
-                if role is not None and role.name in BUILT_IN:
-                    raise RoleFileError(source, f"the name {role.name} is taken (built in); rename this role")
-            except RoleFileError as error:
-                remarks.append(Remark.of(error))
+                    remarks += _check_file(file.data, file.source, Path(file.name).stem)
+            continue
+        count += 1
+        try:
+            data = read_chosen_file(path, name)
+        except RoleFileError as error:
+            remarks.append(Remark.of(error))
+        else:
+            remarks += _check_file(data, name, path.stem)
     return remarks, count
+
+
+def _check_file(data: bytes, source: str, stem: str) -> list[Remark]:
+    from ava_roles.catalog import BUILT_IN, Remark, check, text_of
+
+    try:
+        role, remarks = check(text_of(data, source), source, stem)
+    except RoleFileError as error:
+        return [Remark.of(error)]
+    if role is None or role.name not in BUILT_IN:
+        return remarks
+    clash = RoleFileError(source, f"the name {role.name} is taken (built in); rename this role")
+    return [*remarks, Remark.of(clash)]
 
 
 # -- ava roles add ----------------------------------------------------------------------------------------------------
@@ -223,15 +264,15 @@ def add_command(
     """
     root = checked_root("ava roles add")
     settings = read_settings(root)
-    given = Path(path).absolute()
-    if given.name == "SKILL.md" and given.is_file():
-        given = given.parent
-    if given.is_dir():
+    place = Path(path).absolute()
+    if place.name == "SKILL.md" and place.is_file():
+        place = place.parent
+    if place.is_dir():
         if name is not None:
             raise BadInput("--name: a skill has the name that its SKILL.md says; leave --name out")
-        run_async(_add_skill, root, given, settings)
+        run_async(_add_skill, root, place, settings)
     else:
-        run_async(_add_role, root, given, name or "", settings)
+        run_async(_add_role, root, place, name or "", settings)
 
 
 async def _add_role(root: DataRoot, file: Path, name: str, settings: Settings) -> None:
@@ -243,17 +284,23 @@ async def _add_role(root: DataRoot, file: Path, name: str, settings: Settings) -
     if name and not _NAME.fullmatch(name):
         raise BadInput(f"{name[:80]!r} is not a role name: lower case letters, digits, - and _, a letter first.")
     try:
-        added = role_of_agent(text_of(read_chosen_file(file, str(file)), str(file)), str(file), name)
+        text = text_of(read_chosen_file(file, str(file)), str(file))
+        agent = role_of_agent(text, str(file), name)
     except RoleFileError as error:
         raise BadInput(str(error)) from None
-    role, catalog = added.role, places_here(root, settings).load()
-    shown = RoleFile(Folder(file.parent, str(file.parent)), file.name, str(file), role.text.encode())
-    say("\n".join(trust_lines(UntrustedFile(role.name, shown, False, role), None, tools_here(settings))))
-    if added.left_out:
-        say(f"  left out: {', '.join(added.left_out)}")
+    role, catalog = agent.role, places_here(root, settings).load()
+    role_file = RoleFile(Folder(file.parent, str(file.parent)), file.name, str(file), role.text.encode())
+    untrusted = UntrustedFile(role.name, role_file, False, role)
+    say("\n".join(trust_lines(untrusted, None, tools_here(settings))))
+    if agent.left_out:
+        say(f"  left out: {', '.join(agent.left_out)}")
     place = root.roles / f"{role.name}.md"
-    if role.name in catalog.by_name or place.exists():
-        source = catalog.by_name[role.name].source if role.name in catalog.by_name else str(place)
+    source = None
+    if role.name in catalog.by_name:
+        source = catalog.by_name[role.name].source
+    elif place.exists():
+        source = str(place)
+    if source is not None:
         raise BadInput(f"There is already a role {role.name} ({source}). Give this one another name: --name NAME")
     _need_person()
     new = place.with_name(f".{role.name}.new")
@@ -304,7 +351,8 @@ async def _add_skill(root: DataRoot, folder: Path, settings: Settings) -> None:
             new.mkdir(mode=0o700)
             write_skill(skill, new)
         say(f"\nIts whole text is in {new / 'SKILL.md'}. It instructs subagents whose role names it.")
-        await _agree(root, settings, f"{'Replace' if replaces else 'Add'} the skill {skill.name}?")
+        what = "Replace" if replaces else "Add"
+        await _agree(root, settings, f"{what} the skill {skill.name}?")
         with _writing(place):
             remove_tree(place)
             new.rename(place)
@@ -330,14 +378,16 @@ def _writing(place: Path) -> Generator[None]:
         raise ConfigError(f"{place} cannot be written: {failed.strerror or type(failed).__name__}.") from failed
 
 
-async def _agree(root: DataRoot, settings: Settings, question: str) -> None:
+async def _agree(root: DataRoot, settings: Settings, question: str, refusal: str = "Nothing was added.") -> None:
     """Ask a person at the terminal, with the PIN where one is needed. Raises Refused: they say no."""
     from ava_server.budget.user_limits import policy_in_force
     from ava_server.cli.secret_input import ask_pin, needed_pin
 
     if not await agrees(question):
-        raise Refused("Nothing was added.")
-    if (pin := needed_pin(root, policy_in_force(settings, os_user())[0])) is not None:
+        raise Refused(refusal)
+    policy, _why = policy_in_force(settings, os_user())
+    pin = needed_pin(root, policy)
+    if pin is not None:
         await ask_pin(pin, choosing=True)
 
 
@@ -375,20 +425,18 @@ def trust_command(
 
 
 async def _trust(root: DataRoot, project: Path, places: RolePlaces, settings: Settings) -> None:
-    from ava_server.budget.user_limits import policy_in_force
     from ava_server.cli.role_screens import tools_here, trust_lines
-    from ava_server.cli.secret_input import ask_pin, needed_pin
 
     catalog = places.load()
     for problem in catalog.problems:
         say(f"Cannot be used: {problem.text}")
     usable = [each for each in catalog.untrusted if each.role is not None]
-    taken = {name: role.source for name, role in catalog.by_name.items()}
+    sources = {name: role.source for name, role in catalog.by_name.items()}
     known = tools_here(settings)
     for each in catalog.untrusted:
         say()
-        say("\n".join(trust_lines(each, taken.get(each.name), known)))
-        taken.setdefault(each.name, each.file.source)
+        say("\n".join(trust_lines(each, sources.get(each.name), known)))
+        sources.setdefault(each.name, each.file.source)
     if not usable:
         say(_why_nothing(catalog))
         return
@@ -396,10 +444,7 @@ async def _trust(root: DataRoot, project: Path, places: RolePlaces, settings: Se
     if not someone_there():
         raise Refused("Nothing is trusted: a person has to agree at a terminal, and there is none here.")
     files = "this role file as it is" if len(usable) == 1 else f"these {len(usable)} role files as they are"
-    if not await agrees(f"Trust {files} now?"):
-        raise Refused("Nothing was trusted.")
-    if (pin := needed_pin(root, policy_in_force(settings, os_user())[0])) is not None:
-        await ask_pin(pin, choosing=True)
+    await _agree(root, settings, f"Trust {files} now?", "Nothing was trusted.")
     before, after = _store(root, usable)
     await record_setting(root, "trusted_roles", before or None, after)
     say(f"Trusted: {', '.join(each.name for each in usable)}. They count from the next proposal on, in every host.")
@@ -410,10 +455,12 @@ async def _withdraw(root: DataRoot, project: Path) -> None:
 
     path = root.trusted_roles
     folders = [str(project / label) for label in (OURS, CLAUDE)]  # whatever the settings read at present
-    if not any(folder in read_trusted(path) for folder in folders):
+    trusted = read_trusted(path)
+    if not any(folder in trusted for folder in folders):
         say("No role file of this project is trusted.")
         return
-    await record_setting(root, "trusted_roles", change_trusted(path, {folder: {} for folder in folders}) or None, None)
+    before = change_trusted(path, {folder: {} for folder in folders})
+    await record_setting(root, "trusted_roles", before or None, None)
     say("The trust is withdrawn: no role file of this project counts from the next proposal on.")
 
 
@@ -429,7 +476,9 @@ def _store(root: DataRoot, usable: list[UntrustedFile]) -> tuple[dict[str, Any],
     after: dict[str, dict[str, str]] = {}
     for each in usable:
         folder = str(each.file.folder.path)
-        after.setdefault(folder, {**stored.get(folder, {})})[each.file.name] = each.file.sha256
+        if folder not in after:
+            after[folder] = dict(stored.get(folder, {}))
+        after[folder][each.file.name] = each.file.sha256
     return change_trusted(root.trusted_roles, after), after
 
 
@@ -441,5 +490,7 @@ def _why_nothing(catalog: Catalog) -> str:
     trusted = [role.name for role in catalog.roles if role.source.startswith((OURS, f"{CLAUDE}/"))]
     if trusted:
         return f"Already trusted as they are: {', '.join(trusted)}."
-    unread = f" {catalog.unread}." if catalog.unread else ""
-    return f"There is no role file in {OURS} to trust.{unread}"
+    why = f"There is no role file in {OURS} to trust."
+    if catalog.unread:
+        why += f" {catalog.unread}."
+    return why

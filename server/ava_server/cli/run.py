@@ -29,7 +29,7 @@ from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import config_of
 from ava_server.cli import options
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
-from ava_server.cli.approve import ChosenProposals, check_group_cap, choose
+from ava_server.cli.approve import ChosenProposals, check_group_cap, choose, shown_of
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import ended_runs, roles, runs_with_result, tiers
 from ava_server.cli.results import check_folder
@@ -100,26 +100,28 @@ class _Option(NamedTuple):
     read: Callable[[str, Any], Any] | None = None
 
 
-def _folder(option: str, given: str) -> str | None:
-    """Raises BadInput if it is not there, which only a person on this machine may be told of any folder."""
-    if not given:
+def _read_folder(option: str, text: str) -> str | None:
+    """Raises BadInput if it does not exist, which only a person on this machine may learn of any folder."""
+    if not text:
         return None
-    folder = options.absolute_path(option, given)
+    folder = options.absolute_path(option, text)
     with suppress(OSError):  # what else is wrong with it shows when it is opened
         if not os.path.lexists(folder):
             raise BadInput(f"{option}: {folder} does not exist")
     return str(folder)
 
 
-def _split(_option: str, given: list[str]) -> list[str] | None:
-    return options.split_names(given)
+def _read_names(_option: str, values: list[str]) -> list[str] | None:
+    return options.split_names(values)
 
 
 _OPTIONS: Mapping[str, _Option] = {
     "retry_of": _Option("Repeat an ended run; options given here replace its own.", "S-ID", complete=ended_runs),
     "context": _Option("Background that it needs."),
-    "context_from": _Option("Ended runs whose results it may read.", "S-…,…", complete=runs_with_result, read=_split),
-    "workspace": _Option("Folder that it may read.", "FOLDER", "-w", read=_folder),
+    "context_from": _Option(
+        "Ended runs whose results it may read.", "S-…,…", complete=runs_with_result, read=_read_names
+    ),
+    "workspace": _Option("Folder that it may read.", "FOLDER", "-w", read=_read_folder),
     "namespace": _Option("Path that a coder may change; repeat it for more.", "PATH"),
     "verify": _Option("Command that a coder's work must pass, e.g. 'pytest -q'.", "COMMAND"),
     "timeout": _Option("The longest time: 90, 90s, 10m, 1h.", "TIME", kind=str, read=options.parse_seconds),
@@ -132,8 +134,8 @@ _OPTIONS: Mapping[str, _Option] = {
     "model": _Option("fast, balanced, deep, a model id, or provider:id.", short="-m", complete=tiers),
     "runner": _Option("Who does the work: in-process, or acp:NAME; see ava agents.", "NAME"),
     "system_prompt": _Option("What kind of subagent it is; required for the role custom.", "TEXT"),
-    "tools": _Option("Use only these of the role's tools.", "TOOL,…", read=_split),
-    "blocked_tools": _Option("Do not use these of the role's tools.", "TOOL,…", read=_split),
+    "tools": _Option("Use only these of the role's tools.", "TOOL,…", read=_read_names),
+    "blocked_tools": _Option("Do not use these of the role's tools.", "TOOL,…", read=_read_names),
     "plan": _Option("Plan before the work; default: as the role says."),
     "extended_thinking": _Option("Let the model think before it answers; default: as the role says."),
     "project_instructions": _Option("AGENTS.md and CLAUDE.md of the folder; only --no leaves them out."),
@@ -149,59 +151,70 @@ _OPTIONS: Mapping[str, _Option] = {
 def _with_spawn_options(command: Callable[..., None]) -> Callable[..., None]:
     """Put an option for each argument of `spawn_subagent` in the place of `spawn`; its type is the argument's."""
     kinds = get_type_hints(SpawnArgs)
-
-    def parameter(argument: str, option: _Option) -> Parameter:
-        name = options.spawn_option(argument)
-        kind = kinds[argument] if option.kind is None else option.kind | None
-        declared = f"{name}/--no-{name[2:]}" if kind == bool | None and option.kind is None else name
-        names = [declared] if option.short is None else [option.short, declared]
-        made = typer.Option(*names, metavar=option.metavar, help=option.help, autocompletion=option.complete)
-        return Parameter(argument, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, made])
-
-    own = list(signature(command, eval_str=True).parameters.values())
-    first = next(number for number, each in enumerate(own) if each.kind is Parameter.KEYWORD_ONLY)
-    spawn = [parameter(argument, option) for argument, option in _OPTIONS.items()]
-    every = [*own[:first], *spawn, *own[first:-1]]
-    command.__signature__ = Signature(every)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in every}
+    own = signature(command, eval_str=True).parameters.values()
+    parameters = [each for each in own if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    for argument, option in _OPTIONS.items():
+        parameters.append(_spawn_parameter(argument, option, kinds.get(argument)))
+    parameters += [each for each in own if each.kind is Parameter.KEYWORD_ONLY]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command
+
+
+def _spawn_parameter(argument: str, option: _Option, kind: Any) -> Parameter:
+    name = options.spawn_option(argument)
+    if option.kind is not None:
+        kind = option.kind | None
+    elif kind == (bool | None):
+        name = f"{name}/--no-{name[2:]}"
+    names = [name]
+    if option.short is not None:
+        names = [option.short, name]
+    declared = typer.Option(*names, metavar=option.metavar, help=option.help, autocompletion=option.complete)
+    return Parameter(argument, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, declared])
+
+
+_Role = Annotated[
+    str | None, typer.Argument(metavar="ROLE", help="Kind of subagent, e.g. researcher.", autocompletion=roles)
+]
+_Tasks = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TASK…",
+        help="The goal, when it is reached, the form of the answer; - is stdin; several with --parallel.",
+    ),
+]
+_Parallel = Annotated[bool, typer.Option("--parallel", help="Run several tasks together, approved as one plan.")]
+_Files = Annotated[
+    list[Path] | None, typer.Option("-f", "--file", metavar="FILE", help="A file with a task; repeatable.")
+]
+_Also = Annotated[
+    list[str] | None, typer.Option(metavar="'ROLE: TASK'", help="A further task of another role, in the plan.")
+]
+_Steps = Annotated[
+    Path | None, typer.Option("--steps", metavar="FILE", help="A plan of several steps, in TOML or JSON.")
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="The result as one JSON object.")]
+_Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the result to a file.")]
+_Artifacts = Annotated[Path | None, typer.Option(metavar="DIR", help="Copy the files that it delivers to a folder.")]
+_Yes = Annotated[bool, typer.Option("-y", "--yes", help="Start without asking; if not free, with --max-cost.")]
 
 
 @_with_spawn_options
 def run_command(
-    role: Annotated[
-        str | None, typer.Argument(metavar="ROLE", help="Kind of subagent, e.g. researcher.", autocompletion=roles)
-    ] = None,
-    task: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TASK…",
-            help="The goal, when it is reached, the form of the answer; - is stdin; several with --parallel.",
-        ),
-    ] = None,
-    parallel: Annotated[
-        bool, typer.Option("--parallel", help="Run several tasks together, approved as one plan.")
-    ] = False,
-    file: Annotated[
-        list[Path] | None, typer.Option("-f", "--file", metavar="FILE", help="A file with a task; repeatable.")
-    ] = None,
-    also: Annotated[
-        list[str] | None, typer.Option(metavar="'ROLE: TASK'", help="A further task of another role, in the plan.")
-    ] = None,
+    role: _Role = None,
+    task: _Tasks = None,
+    parallel: _Parallel = False,
+    file: _Files = None,
+    also: _Also = None,
     group_max_cost: options.GroupMaxCost = None,
     group_timeout: options.GroupTimeout = None,
-    steps: Annotated[
-        Path | None, typer.Option("--steps", metavar="FILE", help="A plan of several steps, in TOML or JSON.")
-    ] = None,
+    steps: _Steps = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the result to a file.")] = None,
-    artifacts: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Copy the files that it delivers to a folder.")
-    ] = None,
-    yes: Annotated[
-        bool, typer.Option("-y", "--yes", help="Start without asking; if not free, with --max-cost.")
-    ] = False,
+    as_json: _AsJson = False,
+    out: _Out = None,
+    artifacts: _Artifacts = None,
+    yes: _Yes = False,
     **spawn: Any,
 ) -> None:
     """Propose a subagent, ask whether to start it, and wait for its result.
@@ -213,25 +226,25 @@ def run_command(
     prepare_to_run()
     refuse_in_subagent("ava run")
     degraded = bool(spawn.pop("degraded"))
-    for argument, value in spawn.items():
-        if value is not None and (read := _OPTIONS[argument].read) is not None:
-            spawn[argument] = read(options.spawn_option(argument), value)
+    common = _read_options(spawn)
     if steps is not None:
         if role is not None or file or also or parallel:
             raise BadInput(
                 "--steps: the file has the roles and tasks; leave ROLE, TASK, --file, --also and --parallel out"
             )
-        spawns: tuple[dict[str, Any], ...] = (plan_request(steps, spawn),)
-        spawn["max_cost_cents"] = spawns[0].get("max_cost_cents")
+        plan = plan_request(steps, common)
+        spawns: tuple[dict[str, Any], ...] = (plan,)
+        max_cost = plan.get("max_cost_cents")
     else:
-        tasks = [*_tasks(task or ()), *map(_task_in, file or ())]
-        spawns = spawn_requests(role, tasks, also or (), parallel=parallel, common=spawn)
+        tasks = [*_read_stdin(task or ()), *map(_read_task, file or ())]
+        spawns = spawn_requests(role, tasks, also or (), parallel=parallel, common=common)
+        max_cost = common["max_cost_cents"]
     request = RunRequest(
         spawns,
         options.parse_group_limits(group_max_cost, group_timeout),
         degraded=degraded,
         yes=yes,
-        capped=spawn["max_cost_cents"] is not None,
+        capped=max_cost is not None,
         as_json=as_json,
         out=out,
         artifacts=artifacts,
@@ -239,11 +252,24 @@ def run_command(
     raise typer.Exit(run_async(_run, checked_settings(request), request))
 
 
-def _tasks(given: Sequence[str]) -> Sequence[str]:
-    """`-` is read from stdin; questions then use the terminal. Raises BadInput: stdin is empty, or meant twice."""
-    if STDIN not in given:
-        return given
-    if given.count(STDIN) > 1:
+def _read_options(spawn: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as arguments of `spawn_subagent`; None stays for each that was left out."""
+    arguments = dict(spawn)
+    for argument, value in spawn.items():
+        read = _OPTIONS[argument].read
+        if value is not None and read is not None:
+            arguments[argument] = read(options.spawn_option(argument), value)
+    return arguments
+
+
+def _read_stdin(tasks: Sequence[str]) -> Sequence[str]:
+    """Replace `-` by what stdin holds; questions then use the terminal.
+
+    Raises BadInput if stdin is empty, or meant twice.
+    """
+    if STDIN not in tasks:
+        return tasks
+    if tasks.count(STDIN) > 1:
         raise BadInput("TASK: - is given twice, and stdin can be read once")
     try:
         text = sys.stdin.buffer.read().decode("utf-8").strip()
@@ -255,20 +281,27 @@ def _tasks(given: Sequence[str]) -> Sequence[str]:
         terminal = os.open("/dev/tty", os.O_RDWR)
         os.dup2(terminal, sys.stdin.fileno())
         os.close(terminal)
-    return [text if task == STDIN else task for task in given]
+    read = list(tasks)
+    read[read.index(STDIN)] = text
+    return read
 
 
-def _task_in(file: Path) -> str:
+def _read_task(file: Path) -> str:
     """Raises BadInput if the file cannot be read, or holds no text."""
-    try:
-        text = file.read_text("utf-8").strip()
-    except UnicodeDecodeError:
-        raise BadInput(f"--file: {file} is not UTF-8 text") from None
-    except OSError as failed:
-        raise BadInput(f"--file: {file} cannot be read: {failed.strerror}") from None
+    text = _read_text("--file", file).strip()
     if not text:
         raise BadInput(f"--file: {file} is empty")
     return text
+
+
+def _read_text(option: str, file: Path) -> str:
+    """Raises BadInput if the file cannot be read, or is not text."""
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise BadInput(f"{option}: {file} is not UTF-8 text") from None
+    except OSError as error:
+        raise BadInput(f"{option}: {file} cannot be read: {error.strerror}") from None
 
 
 def checked_settings(request: RunRequest) -> Settings:
@@ -300,19 +333,30 @@ def spawn_requests(
 
     `common` has the arguments of all. Raises BadInput if the command line is ambiguous or incomplete.
     """
-    given = {key: value for key, value in common.items() if value is not None}
-    if (role is None) != (not tasks) or (role is None and (also or "retry_of" not in given)):
+    common = _without_none(common)
+    repeats_only = role is None and not tasks and not also and "retry_of" in common
+    if not repeats_only and (role is None or not tasks):
         raise BadInput('Give ROLE and TASK, such as researcher "What does it cost?"; or --retry S-ID alone.')
-    if len(tasks) > 1 and not (parallel or also):
+    if len(tasks) > 1 and not parallel and not also:
         raise BadInput(
             f"TASK: {len(tasks)} were given. Put one task in quotes; to run several together, add --parallel."
         )
-    pairs = [*((role, task) for task in tasks), *map(_role_and_task, also)]
-    if len(pairs) > 1:
-        _check_several(len(pairs), given)
+    count = len(tasks) + len(also)
+    spawns = [{"role": role, "task": task, **common} for task in tasks]
+    for text in also:
+        also_role, task = _role_and_task(text)
+        spawns.append({"role": also_role, "task": task, **common})
+    if count > 1:
+        _check_several(count, common)
     elif parallel:
         raise BadInput('--parallel: one task was given; give each of them in quotes: researcher "task 1" "task 2"')
-    return tuple({"role": one, "task": task, **given} for one, task in pairs) or (given,)
+    if repeats_only:
+        return (common,)
+    return tuple(spawns)
+
+
+def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def plan_request(file: Path, common: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,62 +365,74 @@ def plan_request(file: Path, common: Mapping[str, Any]) -> dict[str, Any]:
     The file is TOML (`[[steps]]`) or JSON: an object with `steps`, or only their list. Raises BadInput if it cannot be
     read, or is neither.
     """
-    try:
-        text = file.read_text("utf-8")
-    except UnicodeDecodeError:
-        raise BadInput(f"--steps: {file} is not UTF-8 text") from None
-    except OSError as failed:
-        raise BadInput(f"--steps: {file} cannot be read: {failed.strerror}") from None
-    is_toml = file.suffix.lower() == ".toml" or text.lstrip().startswith("[[")
-    try:
-        read: object = tomllib.loads(text) if is_toml else json.loads(text)
-    except (ValueError, RecursionError) as wrong:
-        kind = "TOML" if is_toml else "JSON"
-        raise BadInput(
-            f"--steps: {file} is not {kind}: {wrong}; begin each step with [[steps]], or give JSON"
-        ) from None
-    given = cast("dict[str, Any]", {"steps": read} if isinstance(read, list) else read)
-    if not isinstance(given.get("steps"), list):
+    read = _parse_plan(file, _read_text("--steps", file))
+    if isinstance(read, list):
+        read = {"steps": read}
+    plan = cast("dict[str, Any]", read)
+    if not isinstance(plan.get("steps"), list):
         raise BadInput(
             f"--steps: {file} has no steps; begin each of them with [[steps]], or give a JSON list of objects"
         )
-    return {**given, **{name: value for name, value in common.items() if value is not None}}
+    return {**plan, **_without_none(common)}
 
 
-def _check_several(count: int, given: Mapping[str, Any]) -> None:
+def _parse_plan(file: Path, text: str) -> object:
+    """Raises BadInput if it is neither TOML nor JSON."""
+    if file.suffix.lower() == ".toml" or text.lstrip().startswith("[["):
+        kind, parse = "TOML", tomllib.loads
+    else:
+        kind, parse = "JSON", json.loads
+    try:
+        return parse(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(
+            f"--steps: {file} is not {kind}: {error}; begin each step with [[steps]], or give JSON"
+        ) from None
+
+
+def _check_several(count: int, arguments: Mapping[str, Any]) -> None:
     """Raises BadInput: too many together, or an argument that only one can have."""
     if count > MOST_TOGETHER:
         raise BadInput(f"TASK: {count} were given, and at most {MOST_TOGETHER} are approved together")
     for argument in _FOR_ONE:
-        if argument in given:
+        if argument in arguments:
             option = options.spawn_option(argument)
             raise BadInput(f"{option}: it is for one subagent, and {count} were given; leave it out")
 
 
-def _role_and_task(given: str) -> tuple[str, str]:
+def _role_and_task(text: str) -> tuple[str, str]:
     """Raises BadInput if it is not `ROLE: task`."""
-    role, colon, task = given.partition(":")
-    if not colon or not role.strip() or " " in role.strip() or not task.strip():
-        raise BadInput(f'--also: {given[:60]!r} names no role; write it like "code_reviewer: Is the parser safe?"')
-    return role.strip(), task.strip()
+    before, _colon, after = text.partition(":")
+    role, task = before.strip(), after.strip()
+    if not role or " " in role or not task:
+        raise BadInput(f'--also: {text[:60]!r} names no role; write it like "code_reviewer: Is the parser safe?"')
+    return role, task
 
 
 async def _run(settings: Settings, request: RunRequest) -> int:
     if not request.as_json:
         heading(settings.paths)
     # The folder that a person names is for this session what a root is for a host's.
-    folder = request.spawns[0].get("workspace") or await _folder_of(settings, request.spawns[0].get("retry_of"))
-    roots = (str(folder),) if folder is not None else ()
+    first = request.spawns[0]
+    folder = first.get("workspace") or await _folder_of(settings, first.get("retry_of"))
+    roots: tuple[str, ...] = ()
+    if folder is not None:
+        roots = (str(folder),)
     async with open_service(settings, "ava run", asked=not request.yes, runs=True, roots=roots) as (runtime, service):
         run_ids = await approve(runtime, service, request)
         if not run_ids:
             return NOT_APPROVED
-        followed = FollowedRuns(runtime, service, run_ids)
-        if (left := await followed.until_over(piped=request.out is None)) is not None:
-            return left
-        out, artifacts = request.out, request.artifacts
+        exit_code = await FollowedRuns(runtime, service, run_ids).until_over(piped=request.out is None)
+        if exit_code is not None:
+            return exit_code
         return await deliver(
-            runtime, service.session, run_ids, "ava run", as_json=request.as_json, out=out, artifacts=artifacts
+            runtime,
+            service.session,
+            run_ids,
+            "ava run",
+            as_json=request.as_json,
+            out=request.out,
+            artifacts=request.artifacts,
         )
 
 
@@ -386,17 +442,20 @@ async def _folder_of(settings: Settings, retried: str | None) -> str | None:
         return None
     async with open_log(settings.paths) as log:
         config = config_of((await find_run(log, retried)).config)
-    folders = (each.workspace for each in [config, *(step.config for step in config.steps)])
-    return next((folder for folder in folders if folder is not None), None)
+    if config.workspace is not None:
+        return config.workspace
+    for step in config.steps:
+        if step.config.workspace is not None:
+            return step.config.workspace
+    return None
 
 
 async def approve(runtime: Runtime, service: Service, request: RunRequest) -> list[str]:
     """Return the ids of the runs, none if they were not approved."""
     client = Approvals(SessionTransport(runtime, service.session))
     await client.check_can_approve(())  # an error comes before any question
-    made: list[SpawnAnswer] = []
     try:
-        return await _proposed(service, client, request, made)
+        return await _propose_and_start(service, client, request)
     except BaseException:  # Ctrl-C as well
         if request.withdraws:
             with anyio.CancelScope(shield=True), anyio.move_on_after(WITHDRAW_S):
@@ -413,38 +472,43 @@ async def _withdraw(runtime: Runtime, service: Service, client: Approvals) -> No
         return [Shown("start", run.pending_id) for run in runs if run.session_id == session.id]
 
     for _ in range(2):  # one that was on its way is in the log once the first rejection is
-        if shown := await runtime.store.read(waiting):
+        shown = await runtime.store.read(waiting)
+        if shown:
             await client.decide(shown, PersonAnswer(False))
 
 
-async def _proposed(service: Service, client: Approvals, request: RunRequest, made: list[SpawnAnswer]) -> list[str]:
-    """Propose the runs, ask, and return the ids of those that start; `made` gets each proposal as it is made."""
-    await _propose_all(service, client, request, made)
-    if len(made) == 1 and made[0].status != WAITING:  # the same task_id again: as if it had been started here
-        tell(made[0].message or "")
-        return [made[0].run_id]
-    proposals = await client.waiting([proposal.pending_id or "" for proposal in made])
-    chosen, limits, screens = await _chosen(client, proposals, request)
-    elsewhere = await client.decided_elsewhere([one.shown for one in proposals])
+async def _propose_and_start(service: Service, client: Approvals, request: RunRequest) -> list[str]:
+    """Propose the runs, ask, and return the ids of those that start."""
+    answers = await _propose_all(service, client, request)
+    if len(answers) == 1 and answers[0].status != WAITING:  # the same task_id again: as if it had been started here
+        tell(answers[0].message or "")
+        return [answers[0].run_id]
+    proposals = await client.waiting([answer.pending_id or "" for answer in answers])
+    chosen, limits, screens = await _choose(client, proposals, request)
+    elsewhere = await client.decided_elsewhere(shown_of(proposals))
     if elsewhere:  # what was decided there holds, and the others are not started in part
         chosen = []
-    if left := [one.shown for one in proposals if one not in chosen]:
-        await client.decide(left, PersonAnswer(False))
+    others = [one.shown for one in proposals if one not in chosen]
+    if others:
+        await client.decide(others, PersonAnswer(False))
     if not chosen:
-        return await _decided_meanwhile(client, proposals, elsewhere)
+        return await _approved_elsewhere(client, proposals, elsewhere)
     from ava_server.approval.proposals import agreement
 
-    decided = await client.decide([one.shown for one in chosen], agreement(chosen, limits, screens))
-    if decided.status != "approved" and (going := await _decided_meanwhile(client, chosen, None)):
-        return going
-    decided.expect("approved", "Not started")
-    if (group_id := decided.fields.get("group_id")) is not None:
+    decision = await client.decide(shown_of(chosen), agreement(chosen, limits, screens))
+    if decision.status != "approved":
+        run_ids = await _approved_elsewhere(client, chosen, None)
+        if run_ids:
+            return run_ids
+    decision.expect("approved", "Not started")
+    group_id = decision.fields.get("group_id")
+    if group_id is not None:
         with suppress(ReaderGone):  # who follows the runs finds out, and cancels them
             tell(f"Approved, as the plan {group_id}.")
     return [proposal.subagent_id for proposal in chosen]
 
 
-async def _decided_meanwhile(
+async def _approved_elsewhere(
     client: Approvals, proposals: Sequence[Pending], elsewhere: Mapping[str, str] | None
 ) -> list[str]:
     """Say what became of proposals that were not started here, and return the runs that were approved elsewhere.
@@ -452,22 +516,24 @@ async def _decided_meanwhile(
     `elsewhere`: what was decided elsewhere before the answer here, which has rejected the others. None: an approval
     here was refused, whose own reason is left to say unless something was approved elsewhere.
     """
-    going = await client.approved([one.shown for one in proposals])
-    if not going and elsewhere is None:
+    run_ids = await client.approved(shown_of(proposals))
+    if not run_ids and elsewhere is None:
         return []
-    started = await client.decided_elsewhere([one.shown for one in proposals if one.subagent_id in going])
-    if reasons := {**(elsewhere or {}), **started}:
+    reasons = dict(elsewhere or {})
+    reasons |= await client.decided_elsewhere([one.shown for one in proposals if one.subagent_id in run_ids])
+    if reasons:
         tell("\n".join(reasons.values()))
-    if not going:
+    if not run_ids:
         tell("Not approved; nothing was started.")
         return []
-    if others := [one.pending_id for one in proposals if one.pending_id not in reasons]:
+    others = [one.pending_id for one in proposals if one.pending_id not in reasons]
+    if others:
         tell(f"Not started: {', '.join(others)}.")
     tell("Waiting for what was approved; Ctrl-C asks whether to cancel.")
-    return going
+    return run_ids
 
 
-async def _chosen(client: Approvals, proposals: list[Pending], request: RunRequest) -> ChosenProposals:
+async def _choose(client: Approvals, proposals: list[Pending], request: RunRequest) -> ChosenProposals:
     """Return what is started; an error rejects all of them.
 
     Raises Refused if the PIN was not given; BadInput if the cap of all is above the sum of their own, or would be lost.
@@ -481,23 +547,23 @@ async def _chosen(client: Approvals, proposals: list[Pending], request: RunReque
         if request.yes:
             ShownProposals(proposals, limits=limits, err=True, asks=False).show()
             return ChosenProposals(proposals, limits, {})
-        return await _asked(client, proposals, limits)
+        return await _ask(client, proposals, limits)
     except AvaError:
-        await client.decide([one.shown for one in proposals], PersonAnswer(False))
+        await client.decide(shown_of(proposals), PersonAnswer(False))
         raise
 
 
-async def _asked(client: Approvals, proposals: list[Pending], limits: dict[str, Any]) -> ChosenProposals:
+async def _ask(client: Approvals, proposals: list[Pending], limits: dict[str, Any]) -> ChosenProposals:
     """Return what the person starts; Ctrl-C means nothing."""
 
     async def choice() -> ChosenProposals:
         chosen = await choose(proposals, limits, err=True)
         if chosen.proposals:
-            await client.unlock([one.shown for one in chosen.proposals], "Nothing was started.")
+            await client.unlock(shown_of(chosen.proposals), "Nothing was started.")
         return chosen
 
     async def choice_here() -> ChosenProposals | None:
-        return await unless_decided(client, [one.shown for one in proposals], choice)
+        return await unless_decided(client, shown_of(proposals), choice)
 
     chosen = await unless_interrupted(choice_here, None)
     if chosen is None:
@@ -506,26 +572,35 @@ async def _asked(client: Approvals, proposals: list[Pending], limits: dict[str, 
     return chosen
 
 
-async def _propose_all(service: Service, client: Approvals, request: RunRequest, made: list[SpawnAnswer]) -> None:
+async def _propose_all(service: Service, client: Approvals, request: RunRequest) -> list[SpawnAnswer]:
     """If one is refused, the others are rejected. Raises AvaError: says which, with the options' names."""
+    answers: list[SpawnAnswer] = []
     for spawn in request.spawns:
         try:
-            made.append(await propose(service, spawn, degraded=request.degraded))
+            answers.append(await propose(service, spawn, degraded=request.degraded))
         except (AvaError, RolesError, AuditError) as error:
-            if made:
-                await client.decide([Shown("start", one.pending_id or "") for one in made], PersonAnswer(False))
+            if answers:
+                await client.decide([Shown("start", one.pending_id or "") for one in answers], PersonAnswer(False))
             which = ""
             if len(request.spawns) > 1:
-                task = str(spawn.get("task", ""))
-                short = task if len(task) <= SHOWN_CHARS else task[: SHOWN_CHARS - 1] + "…"
-                which = f" (of {spawn.get('role')}: {short}; nothing was started)"
+                which = f" (of {spawn.get('role')}: {_short_task(spawn)}; nothing was started)"
+            text = options.name_options(str(error))
             if isinstance(error, BadInput):
-                raise BadInput(options.name_options(str(error)) + which, needs_key=error.needs_key) from error
+                raise BadInput(text + which, needs_key=error.needs_key) from error
             if isinstance(error, Refused):
-                hint = "To run without it: --degraded." if isinstance(error, ToolMissing) else ""
-                said = with_advice(options.name_options(str(error)), hint)
-                raise Refused(said + which, needs_key=error.needs_key) from error
+                hint = ""
+                if isinstance(error, ToolMissing):
+                    hint = "To run without it: --degraded."
+                raise Refused(with_advice(text, hint) + which, needs_key=error.needs_key) from error
             raise
+    return answers
+
+
+def _short_task(spawn: Mapping[str, Any]) -> str:
+    task = str(spawn.get("task", ""))
+    if len(task) > SHOWN_CHARS:
+        task = task[: SHOWN_CHARS - 1] + "…"
+    return task
 
 
 def _limits_of(request: RunRequest, together_micros: int) -> dict[str, Any]:

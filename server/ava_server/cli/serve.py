@@ -34,36 +34,47 @@ GONE_S = 5.0
 """Seconds without its data root after which the background process ends."""
 
 
+_Http = Annotated[bool, typer.Option("--http", help="Serve many users over HTTP, each with a token.")]
+_Host = Annotated[str | None, typer.Option(help="The address to listen on; default: this machine only.")]
+_Port = Annotated[int | None, typer.Option(min=0, max=65_535, help="The port; default: 8642; 0: any.")]
+_PublicUrl = Annotated[
+    str | None, typer.Option(metavar="URL", help="The address that clients use, e.g. https://ava.example.org.")
+]
+_TrustedProxies = Annotated[
+    list[str] | None, typer.Option(metavar="ADDRESS", help="A proxy whose X-Forwarded-* headers are trusted.")
+]
+_InnerUrl = Annotated[
+    str | None, typer.Option(metavar="URL", help="Where other servers of the same log reach this one.")
+]
+_Drain = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Time for calls in progress at shutdown; default: 5s.")
+]
+_ShutdownDelay = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Time for load balancers to notice a shutdown; default: none.")
+]
+_Idle = Annotated[str | None, typer.Option(metavar="TIME", help="End after so long without a request; default: never.")]
+_AccessLog = Annotated[bool, typer.Option("--access-log", help="Write a line for each request to stderr.")]
+
+
 def serve_command(
-    http: Annotated[bool, typer.Option("--http", help="Serve many users over HTTP, each with a token.")] = False,
-    host: Annotated[str | None, typer.Option(help="The address to listen on; default: this machine only.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65_535, help="The port; default: 8642; 0: any.")] = None,
-    public_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="The address that clients use, e.g. https://ava.example.org.")
-    ] = None,
-    trusted_proxy: Annotated[
-        list[str] | None, typer.Option(metavar="ADDRESS", help="A proxy whose X-Forwarded-* headers are trusted.")
-    ] = None,
-    inner_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where other servers of the same log reach this one.")
-    ] = None,
-    drain: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time for calls in progress at shutdown; default: 5s.")
-    ] = None,
-    shutdown_delay: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time for load balancers to notice a shutdown; default: none.")
-    ] = None,
-    idle: Annotated[
-        str | None, typer.Option(metavar="TIME", help="End after so long without a request; default: never.")
-    ] = None,
-    access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for each request to stderr.")] = False,
+    http: _Http = False,
+    host: _Host = None,
+    port: _Port = None,
+    public_url: _PublicUrl = None,
+    trusted_proxy: _TrustedProxies = None,
+    inner_url: _InnerUrl = None,
+    drain: _Drain = None,
+    shutdown_delay: _ShutdownDelay = None,
+    idle: _Idle = None,
+    access_log: _AccessLog = False,
 ) -> None:
     """Serve one MCP host over stdin and stdout; hosts start this by themselves.
 
     With --http it serves many users at once: each request carries a token of `ava token create`.
     """
-    given = (host, port, public_url, trusted_proxy, inner_url, drain, shutdown_delay, idle)
-    if not http and (access_log or any(each is not None for each in given)):
+    values = (host, port, public_url, trusted_proxy, inner_url, drain, shutdown_delay, idle)
+    is_for_http = access_log or any(each is not None for each in values)
+    if is_for_http and not http:
         raise BadInput("ava serve: --host, --port and the others are for a server over HTTP; add --http.")
     refuse_in_subagent("ava serve")
     from ava_server.config.settings import load_settings
@@ -71,30 +82,30 @@ def serve_command(
     from ava_server.mcp_server.stdio import serve
 
     prepare_to_run()
-    if http:
-        from ava_server.cli.options import parse_seconds
-        from ava_server.core.addresses import HTTP_PORT, proxies_of
-        from ava_server.core.addresses import public_url as url_of
+    if not http:
+        if sys.stdin.isatty():
+            tell("ava: waiting for an MCP host on stdin; a person wants `ava run` or `ava demo`. Ctrl-C ends it.")
+        raise typer.Exit(serve(load_settings))
 
-        server = load("team")
-        settings = load_settings()
-        reach = server.Reach(
-            host=(host or "127.0.0.1").strip().removeprefix("[").removesuffix("]"),
-            port=HTTP_PORT if port is None else port,
-            public_url=url_of(public_url),
-            proxies=proxies_of(trusted_proxy or []),
-            inner_url=url_of(inner_url, "--inner-url"),
-            drain_s=parse_seconds("--drain", drain) or 5.0,
-            shutdown_delay_s=parse_seconds("--shutdown-delay", shutdown_delay) or 0.0,
-            access_log=access_log,
-            idle_s=parse_seconds("--idle", idle),
-        )
-        heading(settings.paths)
-        raise typer.Exit(server.serve(lambda: settings, reach, say))
+    from ava_server.cli.options import parse_seconds
+    from ava_server.core.addresses import HTTP_PORT, proxies_of
+    from ava_server.core.addresses import public_url as url_of
 
-    if sys.stdin.isatty():
-        tell("ava: waiting for an MCP host on stdin; a person wants `ava run` or `ava demo`. Ctrl-C ends it.")
-    raise typer.Exit(serve(load_settings))
+    server = load("team")
+    settings = load_settings()
+    reach = server.Reach(
+        host=(host or "127.0.0.1").strip().removeprefix("[").removesuffix("]"),
+        port=HTTP_PORT if port is None else port,
+        public_url=url_of(public_url),
+        proxies=proxies_of(trusted_proxy or []),
+        inner_url=url_of(inner_url, "--inner-url"),
+        drain_s=parse_seconds("--drain", drain) or 5.0,
+        shutdown_delay_s=parse_seconds("--shutdown-delay", shutdown_delay) or 0.0,
+        access_log=access_log,
+        idle_s=parse_seconds("--idle", idle),
+    )
+    heading(settings.paths)
+    raise typer.Exit(server.serve(lambda: settings, reach, say))
 
 
 def connect_command(port: Annotated[int, typer.Option(min=1, max=65_535, help="The server's port.")] = 8642) -> None:
@@ -110,9 +121,9 @@ def connect_command(port: Annotated[int, typer.Option(min=1, max=65_535, help="T
     refuse_in_subagent("ava connect")
     require("team")
     root = checked_root(show=False)
-    text, made = host_token(root)
-    if made is not None:
-        run_async(record_setting, root, f"tokens.{made.name}", None, made.on_record())
+    text, token = host_token(root)
+    if token is not None:  # it is new
+        run_async(record_setting, root, f"tokens.{token.name}", None, token.on_record())
     start_http(root, port)
     write(json.dumps({"Authorization": f"Bearer {text}"}))
 
@@ -159,11 +170,11 @@ def worker_command(
     raise typer.Exit(run_server(_work, settings, beside, listens))
 
 
-def _label(given: str) -> str:
+def _label(text: str) -> str:
     try:
-        return as_label(given)
+        return as_label(text)
     except ValueError as error:
-        raise BadInput(f"--label {error}; given: {given[:40]!r}") from None
+        raise BadInput(f"--label {error}; given: {text[:40]!r}") from None
 
 
 async def _stay(settings: Settings, drain_s: float) -> int:

@@ -98,7 +98,9 @@ async def open_service(
     from ava_server.service.runtime import open_runtime
     from ava_server.service.service import Service
 
-    mode = LOOKING if not runs else SERVER if asked else OWN_RUNS
+    mode = LOOKING
+    if runs:
+        mode = SERVER if asked else OWN_RUNS
     async with (
         open_runtime(settings, mode) as runtime,
         open_session(runtime, command, asked=asked, roots=roots) as session,
@@ -193,8 +195,8 @@ class SessionTransport:
         if self._session.pin_given:
             return None
         if words is not None and shown[0].kind == "answer":
-            [asked, *_others] = shown
-            allows = await self._runtime.store.read(lambda view: is_approval(view, asked.id, asked.digest, words))
+            [question, *_others] = shown
+            allows = await self._runtime.store.read(lambda view: is_approval(view, question.id, question.digest, words))
             if not allows:
                 return None
         policy = await self._runtime.policy_on([one.id for one in shown])
@@ -284,8 +286,10 @@ class Approvals:
         """Return what runs with these ids ask for, or all of this user's that ask, the oldest first."""
         from ava_server.service.decision_requests import WAITING
 
-        found = (await self._transport.send(WAITING)).extensions
-        return [one for one in found if not ids or any(names_run(given, one) for given in ids)]
+        extensions = (await self._transport.send(WAITING)).extensions
+        if not ids:
+            return list(extensions)
+        return [one for one in extensions if any(names_run(each, one) for each in ids)]
 
     async def decide(self, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
         [one, *_others] = shown
@@ -295,7 +299,8 @@ class Approvals:
 
     async def check_can_approve(self, shown: Sequence[Shown]) -> None:
         """Check before any question that the PIN can be given, where an approval takes it."""
-        if (pin := await self._transport.needed_pin(shown)) is not None:
+        pin = await self._transport.needed_pin(shown)
+        if pin is not None:
             await anyio.to_thread.run_sync(pin.refuse_locked)
 
     async def unlock(self, shown: Sequence[Shown], outcome: str) -> None:
@@ -303,7 +308,8 @@ class Approvals:
         await self._unlock(shown, outcome, None)
 
     async def _unlock(self, shown: Sequence[Shown], outcome: str, words: str | None) -> None:
-        if (pin := await self._transport.needed_pin(shown, words)) is None:
+        pin = await self._transport.needed_pin(shown, words)
+        if pin is None:
             return
         try:
             await ask_pin(pin, self._read_pin, choosing=True)
@@ -322,8 +328,11 @@ class Approvals:
 
     async def until_decided(self, shown: Sequence[Shown]) -> None:
         """Return when one of these proposals no longer waits."""
-        while not (found := await self.outcomes(shown)).sentences:
-            await self._transport.wait_for_entry(found.upto)
+        while True:
+            outcomes = await self.outcomes(shown)
+            if outcomes.sentences:
+                return
+            await self._transport.wait_for_entry(outcomes.upto)
 
     async def approved(self, shown: Sequence[Shown]) -> list[str]:
         """Return the runs of those proposals that were approved, wherever that was."""
@@ -333,20 +342,23 @@ class Approvals:
         self, waiting: Sequence[Pending], *, then: str = "; `ava status` shows the progress"
     ) -> str:
         """Return a sentence on whether the approved runs start, after watching for a moment."""
-        started = await self._transport.watch_start([one.subagent_id for one in waiting])
-        if started is None:
-            what = "it" if len(waiting) == 1 else "them"
+        starts = await self._transport.watch_start([one.subagent_id for one in waiting])
+        several = len(waiting) > 1
+        if starts is None:
+            what = "them" if several else "it"
             return f"The server at {self._transport.place} starts {what} as soon as there is room."
-        if started:
-            return f"{'It has' if len(waiting) == 1 else 'They have'} started{then}."
+        if starts:
+            who = "They have" if several else "It has"
+            return f"{who} started{then}."
         return (
             "It starts as soon as a server of this data root is running and has room: a host with Ava in it, or"
             " `ava worker`."
         )
 
 
-def names_run(given: str, one: PendingExtension) -> bool:
+def names_run(text: str, one: PendingExtension) -> bool:
     try:
-        return parse_any_id(given)[1] in (one.subagent_id, one.pending_id)
+        _field, run_id = parse_any_id(text)
+        return run_id in (one.subagent_id, one.pending_id)
     except BadInput:  # looking for a proposal with this id says what is wrong
         return False

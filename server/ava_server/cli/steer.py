@@ -57,35 +57,38 @@ async def cancel_command(
     server = chosen_server(context, url, token_file)
 
     async def find(records: Records) -> list[RunRow]:
-        return await records.find(ids) if ids else [await _last_run(records)]
+        if not ids:
+            return [await _last_run(records)]
+        return await records.find(ids)
 
-    failed: list[AvaError | AuditError] = []
-    async with _open_steering(server, "ava cancel", find, show=not as_json) as (before, records, approvals):
+    errors: list[AvaError | AuditError] = []
+    async with _open_steering(server, "ava cancel", find, show=not as_json) as (runs, records, approvals):
 
         async def cancel(run: RunRow) -> None:
             try:
-                decided = await approvals.decide([Shown("cancel", run.id)], PersonAnswer(True, reason))
-                if decided.text:  # it ended by itself since it was looked at
-                    tell(decided.text)
+                decision = await approvals.decide([Shown("cancel", run.id)], PersonAnswer(True, reason))
+                if decision.text:  # it ended by itself since it was looked at
+                    tell(decision.text)
             except (AvaError, AuditError) as error:  # the others are still cancelled
-                failed.append(error)
+                errors.append(error)
 
         async with anyio.create_task_group() as tasks:
-            for run in before:
+            for run in runs:
                 if run.ended:
                     tell(f"{label(run)} had ended before: {state_words(run.state)}.")
                 else:
                     tasks.start_soon(cancel, run)
-        answers = [(await records.record(run.id)).answer for run in before]
-    ended_before = [run.id for run in before if run.ended]
+        answers = [(await records.record(run.id)).answer for run in runs]
+    ended_before = [run.id for run in runs if run.ended]
+    results = [answer for answer in answers if answer.subagent_id not in ended_before]
     if as_json:
         say_json({**place_json(records.place), "runs": answers_json(answers), "ended_before": ended_before})
-    elif results := [answer for answer in answers if answer.subagent_id not in ended_before]:
+    elif results:
         show_results(results)
     else:
         say("Nothing was done.")
-    if failed:  # after the runs that did end
-        raise failed[0]
+    if errors:  # after the runs that did end
+        raise errors[0]
 
 
 @in_event_loop
@@ -102,21 +105,24 @@ async def send_command(
 ) -> None:
     """Send a message to an unfinished run; it reads the message before its next turn."""
     refuse_in_subagent("ava send")
-    question_id = parse_id("question_id", question, "--question") if question is not None else ""
+    question_id = ""
+    if question is not None:
+        question_id = parse_id("question_id", question, "--question")
     server = chosen_server(context, url, token_file)
     if server is not None and question_id:
         raise BadInput("--question: only on the server, in a terminal there")
 
     # A host's model can call this too: only at a terminal is the message a person's.
-    asked, show = someone_there(), not as_json
-    opening = _open_steering(server, "ava send", lambda there: there.find_one(subagent), show=show, asked=asked)
+    opening = _open_steering(
+        server, "ava send", lambda records: records.find_one(subagent), show=not as_json, asked=someone_there()
+    )
     async with opening as (run, records, approvals):
         shown = Shown("answer" if question_id else "send", run.id, question_id)
-        decided = await approvals.decide([shown], PersonAnswer(True, message))
+        decision = await approvals.decide([shown], PersonAnswer(True, message))
     if as_json:
-        say_json({**place_json(records.place), **decided.fields})
+        say_json({**place_json(records.place), **decision.fields})
     else:
-        say(decided.text or decided.status)
+        say(decision.text or decision.status)
 
 
 @asynccontextmanager
@@ -128,31 +134,31 @@ async def _open_steering(
     show: bool = False,
     asked: bool = True,
 ) -> AsyncGenerator[tuple[T, Records, Approvals]]:
-    """Open what a command steers runs with: what `find` has found, the records, and what decides.
+    """Open what a command steers runs with: what `find` returns, the records, and what decides.
 
     An error of `find` comes before a service is opened. `asked`: a person decides; otherwise the log claims no person's
     message.
     """
 
     async def look(records: Records) -> T:
-        found = await find(records)
+        runs = await find(records)
         if show:
             heading(records.place)
-        return found
+        return runs
 
     if server is not None:
         from ava_server.cli.transport import reached
 
-        async with reached(server) as there:
-            records = Records(there)
-            yield await look(records), records, Approvals(there)
+        async with reached(server) as transport:
+            records = Records(transport)
+            yield await look(records), records, Approvals(transport)
         return
     async with open_records(None, lambda: read_settings().paths) as looked_at:
-        found = await look(looked_at)
+        runs = await look(looked_at)
     settings = read_settings()
     async with open_service(settings, command, asked=asked) as (runtime, service):
         records = Records(MemoryTransport(settings.paths, runtime.store, runtime.instances))
-        yield found, records, Approvals(SessionTransport(runtime, service.session))
+        yield runs, records, Approvals(SessionTransport(runtime, service.session))
 
 
 async def _last_run(records: Records) -> RunRow:
@@ -184,7 +190,8 @@ def resume_command(
     """
     prepare_to_run()
     refuse_in_subagent("ava resume")
-    if (server := chosen_server(context, url, token_file)) is not None:
+    server = chosen_server(context, url, token_file)
+    if server is not None:
         if force:
             raise BadInput("--force: only on the server, in a terminal there")
         raise typer.Exit(run_async(_resume_there, server, subagent, as_json))
@@ -193,26 +200,27 @@ def resume_command(
     raise typer.Exit(run_async(_resume, settings, subagent, force, as_json))
 
 
-async def _resume_there(server: Connection, given: str, as_json: bool) -> int:
+async def _resume_there(server: Connection, run_id: str, as_json: bool) -> int:
     """A run of another server that is held or interrupted has a line."""
-    opening = _open_steering(server, "ava resume", lambda records: records.find_one(given))
+    opening = _open_steering(server, "ava resume", lambda records: records.find_one(run_id))
     async with opening as (run, _records, approvals):
         if run.state == WAITING:  # its line would approve it
             raise Refused(f"Not resumed: {label(run)} waits for approval.")
-        decided = await approvals.decide([Shown("resume", run.id)], PersonAnswer(True))
-        if line := "\n".join(map(str, decided.fields.get("approval_lines") or ())):
+        decision = await approvals.decide([Shown("resume", run.id)], PersonAnswer(True))
+        line = "\n".join(map(str, decision.fields.get("approval_lines") or ()))
+        if line:
             tell(line)
-            decided = await approvals.decide([Shown("resume", run.id, line=line)], PersonAnswer(True))
-        decided.expect("resumed", "Not resumed")
+            decision = await approvals.decide([Shown("resume", run.id, line=line)], PersonAnswer(True))
+        decision.expect("resumed", "Not resumed")
     return await wait_for(server, [run.id], None, as_json)
 
 
-async def _resume(settings: Settings, given: str, force: bool, as_json: bool) -> int:
+async def _resume(settings: Settings, run_id: str, force: bool, as_json: bool) -> int:
     from ava_server.approval.proposals import made_under
     from ava_server.budget.user_limits import policy_in_force
 
     async with open_log(settings.paths) as log:  # a wrong id is an error before anything is opened
-        run = await find_run(log, given)
+        run = await find_run(log, run_id)
         assert log is not None  # the run was found in it
         proposed_under = await log.read(lambda view: made_under(view, [run.id]))
     policy, why = await anyio.to_thread.run_sync(
@@ -228,8 +236,9 @@ async def _resume(settings: Settings, given: str, force: bool, as_json: bool) ->
         await ask_pin(pin, choosing=True)
     async with open_service(settings, "ava resume", asked=someone_there(), runs=True) as (runtime, service):
         await _take_over(runtime, service.session, run, force)
-        if (left := await FollowedRuns(runtime, service, [run.id]).until_over()) is not None:
-            return left
+        exit_code = await FollowedRuns(runtime, service, [run.id]).until_over()
+        if exit_code is not None:
+            return exit_code
         return await deliver(runtime, service.session, [run.id], "ava resume", as_json=as_json)
 
 
@@ -240,7 +249,7 @@ async def _take_over(runtime: Runtime, session: Session, run: RunRow, force: boo
     manager = runtime.manager
     line = await runtime.store.read(lambda view: resume_line(view, run) if not run.ended else None)
     manager.adopted.add(run.id)
-    found = await manager.control.resume(
+    answer = await manager.control.resume(
         run.id,
         session.who,
         session.channel,
@@ -249,16 +258,23 @@ async def _take_over(runtime: Runtime, session: Session, run: RunRow, force: boo
         anyones=session.administers,
     )
     manager.wake()
-    if not isinstance(found, NotResumed):
+    if not isinstance(answer, NotResumed):
         tell(line or f"{label(run)} continues.")
         return
+    why = f"Not resumed: {answer.why}."
     now = await runtime.store.read(lambda view: view.run(run.id))
-    if now is not None and now.ended and not run.ended:  # another process, or this one, has taken it over
-        tell(f"{label(run)} has gone on by itself, and has ended.")
+    if now is None:
+        raise Refused(why)
+    if now.ended:
+        if run.ended:
+            raise Refused(why)
+        tell(f"{label(run)} has gone on by itself, and has ended.")  # another process, or this one, has taken it over
         return
-    if now is not None and not now.ended and (now.state == QUEUED or now.instance == manager.instance):
+    if now.state == QUEUED or now.instance == manager.instance:
         tell(f"{label(run)} goes on by itself.")  # it is queued, or this process has already taken it over
         return
-    owner = now.instance if now is not None and not now.ended and not force else None
-    lives = owner is not None and await anyio.to_thread.run_sync(runtime.instances.alive, owner)
-    raise Refused(f"Not resumed: {found.why}." + (f" {FORCE.format(run_id=run.id)}" if lives else ""))
+    if now.instance is not None and not force:
+        owner_lives = await anyio.to_thread.run_sync(runtime.instances.alive, now.instance)
+        if owner_lives:
+            why += f" {FORCE.format(run_id=run.id)}"
+    raise Refused(why)

@@ -7,6 +7,7 @@ All output is cleaned: text from models and web pages must not steer a terminal.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -66,18 +67,24 @@ def heading(place: Place) -> None:
     """Write the first line of a screen: a server, or the data root unless it is the default one; with -v always."""
     if isinstance(place, str):
         write(f"Server: {clean(place)[0]}")
-    elif root := named_root(place):
-        write(f"Data root: {root}")
+        return
+    path = named_root(place)
+    if path:
+        write(f"Data root: {path}")
 
 
 def named_root(root: DataRoot) -> str:
     """Return empty text for the default one, without -v."""
-    return str(root.path) if VERBOSE.get() or root != default_data_root() else ""
+    if not VERBOSE.get() and root == default_data_root():
+        return ""
+    return str(root.path)
 
 
 def place_json(place: Place) -> dict[str, str]:
     """Return what `heading` says as the first field of a JSON object."""
-    return {"server": place} if isinstance(place, str) else {"data_root": str(place.path)}
+    if isinstance(place, str):
+        return {"server": place}
+    return {"data_root": str(place.path)}
 
 
 def present(place: Place, as_json: bool, fields: Mapping[str, Any], lines: Iterable[str]) -> None:
@@ -86,7 +93,8 @@ def present(place: Place, as_json: bool, fields: Mapping[str, Any], lines: Itera
         say_json({**place_json(place), **fields})
         return
     heading(place)
-    if lines := list(lines):
+    lines = list(lines)
+    if lines:
         say("\n".join(lines))
 
 
@@ -94,12 +102,14 @@ def aligned(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> li
     """Return rows of cells, equally many, as lines with columns; those numbered in `right` are aligned to the right."""
     rows = list(rows)
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
-
-    def padded(number: int, cell: str) -> str:
-        blanks = " " * (widths[number] - cells(cell))
-        return blanks + cell if number in right else cell + blanks
-
-    return ["  ".join(padded(number, cell) for number, cell in enumerate(row)).rstrip() for row in rows]
+    lines: list[str] = []
+    for row in rows:
+        padded: list[str] = []
+        for number, cell in enumerate(row):
+            blanks = " " * (widths[number] - cells(cell))
+            padded.append(blanks + cell if number in right else cell + blanks)
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 def write(text: str) -> None:
@@ -154,7 +164,9 @@ def tell(text: str = "") -> None:
 
 
 def _wrapped_for(text: str, stream: TextIO) -> str:
-    return wrapped(text, columns(stream)) if stream.isatty() else text
+    if not stream.isatty():
+        return text
+    return wrapped(text, columns(stream))
 
 
 def wrapped(text: str, width: int) -> str:
@@ -169,85 +181,105 @@ def wrapped(text: str, width: int) -> str:
 
 
 def wrapped_lines(text: str, width: int, *, breaks: bool = False) -> list[str]:
-    return [part for line in text.split("\n") for part in _wrapped_line(line, width, breaks)]
+    lines: list[str] = []
+    for line in text.split("\n"):
+        lines += _wrapped_line(line, width, breaks)
+    return lines
 
 
 def _wrapped_line(line: str, width: int, breaks: bool) -> list[str]:
     if not line.startswith(BAR):
         return _parts(line, width, breaks=breaks)
-    room = width - len(BAR)
+    width_after_bar = width - len(BAR)
     text = line.removeprefix(BAR).expandtabs(4)  # a terminal's own tab stops reach its last column
     indent = len(text) - len(text.lstrip())
-    return [BAR + part for part in _parts(text[max(0, indent - room // 2) :], room, breaks=True)]
+    too_deep = max(0, indent - width_after_bar // 2)
+    return [BAR + part for part in _parts(text[too_deep:], width_after_bar, breaks=True)]
 
 
-def _words(line: str, room: int) -> list[str]:
+def _words(line: str, width: int) -> list[str]:
     """Return the words of a line, each with the blanks before it; a command in backticks that fits is one word."""
     words: list[str] = []
-    for found in _WORDS.findall(line):
-        words += [found] if cells(found.lstrip()) <= room else re.findall(r"\s*\S+", found)
+    for word in _WORDS.findall(line):
+        if cells(word.lstrip()) <= width:
+            words.append(word)
+        else:
+            words += _plain_words(word)
     return words
+
+
+def _plain_words(text: str) -> list[str]:
+    return re.findall(r"\s*\S+", text)
 
 
 def _parts(line: str, width: int, *, breaks: bool = False) -> list[str]:
     if cells(line) <= width:
         return [line]
-    begins = _ITEM.match(line)
-    assert begins is not None
-    hanging = " " * min(len(begins[0]), width // 2) or _HANGING
-    lines: list[str] = []
-    current, used = "", 0
-    room = width - len(hanging)
-    words = _words(line, room)
+    begin = _ITEM.match(line)
+    assert begin is not None
+    hanging = " " * min(len(begin[0]), width // 2) or _HANGING
+    hanging_width = width - len(hanging)
     if breaks:
-        words = [piece for word in re.findall(r"\s*\S+", line) for piece in _pieces(word, max(2, room))]
+        words: list[str] = []
+        for word in _plain_words(line):
+            words += _pieces(word, max(2, hanging_width))
+    else:
+        words = _words(line, hanging_width)
+    lines: list[str] = []
+    current, current_width = "", 0
     for word in words:
-        takes = cells(word)
-        if current.strip() and used + takes > width:
+        if current.strip() and current_width + cells(word) > width:
             lines.append(current)
             word = hanging + word.lstrip()
-            current, used = "", 0
-            takes = cells(word)
+            current, current_width = "", 0
         current += word
-        used += takes
+        current_width += cells(word)
     return [*lines, current]
 
 
 def _pieces(word: str, width: int) -> list[str]:
     """Return a word in pieces of at most `width` columns; blanks before it do not count."""
-    pieces, used = [word[: len(word) - len(word.lstrip())]], 0
-    for char in word.lstrip():
-        if used + cells(char) > width:
+    text = word.lstrip()
+    blanks = word[: len(word) - len(text)]
+    pieces, piece_width = [blanks], 0
+    for char in text:
+        if piece_width + cells(char) > width:
             pieces.append("")
-            used = 0
+            piece_width = 0
         pieces[-1] += char
-        used += cells(char)
+        piece_width += cells(char)
     return pieces
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    """Return a number with its noun: `1 run`, `2,000 runs`."""
+    if count == 1:
+        return f"1 {one}"
+    return f"{count:,} {many or one + 's'}"
 
 
 def cells(text: str) -> int:
     """Return the width in columns: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
-    )
+    width = 0
+    for char in text:
+        if unicodedata.combining(char):
+            continue
+        width += 2 if unicodedata.east_asian_width(char) in "WF" else 1
+    return width
 
 
 def cut(line: str, width: int) -> str:
-    """A shortened line ends with `…`."""
+    """Return at most `width` columns of a line; if it was shortened, it ends with `…`."""
     if cells(line) <= width:
         return line
-    kept, used = 0, 0
-    for kept, char in enumerate(line):  # noqa: B007 - the place where it is full is what is wanted
+    used = 0
+    for place, char in enumerate(line):
         used += cells(char)
         if used > width - 1:
-            break
-    return line[:kept] + "…"
+            return line[:place] + "…"
+    return line
 
 
 def say_json(value: Any) -> None:
@@ -269,7 +301,9 @@ def colours() -> bool:
 
 
 def styled(text: str, **style: Any) -> str:
-    return typer.style(text, **style) if text and colours() else text
+    if not text or not colours():
+        return text
+    return typer.style(text, **style)
 
 
 def can_write(chars: str) -> bool:
@@ -364,68 +398,84 @@ class Progress:
         self._every_s = every_s
         self._stream = sys.stderr if err else sys.stdout
         self._in_place = self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._given: tuple[str, ...] = ()
+        self._written: list[str] = []
+        self._written_s: float | None = None
         self._shown: list[str] = []
         self._width = self.width
-        self._told_s: float | None = None
 
     @property
     def width(self) -> int | None:
         """Return None if a line may have any length."""
-        return columns(self._stream) - 1 if self._in_place else None
+        if not self._in_place:
+            return None
+        return columns(self._stream) - 1
 
     @property
     def spinner(self) -> str:
-        variables = (os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
-        ascii_only = next(filter(None, variables), "") in ("C", "POSIX") or "utf" not in self._stream.encoding.lower()
+        locale = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG")
+        ascii_only = locale in ("C", "POSIX") or "utf" not in self._stream.encoding.lower()
         frames = SPINNERS[ascii_only]
         return frames[int(time.monotonic() / FRAME_S) % len(frames)]
 
     def show(self, *lines: str) -> None:
-        given = tuple(_UNSEEN.sub(" ", clean(line)[0].replace("\n", " ")).rstrip() for line in lines)
+        plain = [_UNSEEN.sub(" ", clean(line)[0].replace("\n", " ")).rstrip() for line in lines]
         if self._in_place:
-            fitting = self._fitting(given)
-            if fitting != self._shown:
-                # Each line replaces the one that stood there, because clearing them all first would flicker. After a
-                # resize they are cleared: a terminal remembers which of them it has broken, and would join new ones.
-                resized, self._width = self._width != self.width, self.width
-                below = _TO_SCREEN_END if len(self._shown) > 1 else ""
-                self._stream.write(self._back() + (_TO_SCREEN_END if resized else ""))
-                self._stream.write(f"{_TO_LINE_END}\n".join(fitting) + below)
-                self._stream.flush()
-                self._shown = fitting
-            return
-        if given == self._given:
-            return
-        if self._told_s is None or time.monotonic() - self._told_s >= self._every_s:
-            self._told_s = time.monotonic()
-            _echo("\n".join(given), self._stream)
-            self._given = given
+            self._show_in_place(plain)
+        elif plain != self._written:
+            self._write_sometimes(plain)
 
     def wait_for(self, line: str) -> None:
         """Show what is awaited; plain output repeats it now and then."""
-        self._given = ()
+        self._written = []
         self.show(line)
 
     def end(self, *, keep: bool = False) -> None:
         """Stop: what follows replaces the lines, or with `keep` comes below them."""
-        if self._shown:
+        if self._shown and keep:
+            self._stream.write("\n")
+        elif self._shown:
             back = self._back()
-            cleared = back if back.endswith(_TO_LINE_END) else back + _TO_SCREEN_END
-            self._stream.write("\n" if keep else cleared)
+            if not back.endswith(_TO_LINE_END):
+                back += _TO_SCREEN_END
+            self._stream.write(back)
+        if self._shown:
             self._stream.flush()
-        self._shown, self._given = [], ()
+        self._shown, self._written = [], []
 
-    def _fitting(self, lines: Sequence[str]) -> list[str]:
-        """Others than those on the screen could not be rewritten."""
+    def _show_in_place(self, plain: Sequence[str]) -> None:
+        lines = self._lines_that_fit(plain)
+        if lines == self._shown:
+            return
+        # Each line replaces the one that stood there, because clearing them all first would flicker. After a resize
+        # they are cleared: a terminal remembers which of them it has broken, and would join new ones.
+        was_resized = self._width != self.width
+        self._width = self.width
+        self._stream.write(self._back())
+        if was_resized:
+            self._stream.write(_TO_SCREEN_END)
+        self._stream.write(f"{_TO_LINE_END}\n".join(lines))
+        if len(self._shown) > 1:
+            self._stream.write(_TO_SCREEN_END)
+        self._stream.flush()
+        self._shown = lines
+
+    def _write_sometimes(self, plain: list[str]) -> None:
+        now_s = time.monotonic()
+        if self._written_s is None or now_s - self._written_s >= self._every_s:
+            self._written_s = now_s
+            _echo("\n".join(plain), self._stream)
+            self._written = plain
+
+    def _lines_that_fit(self, lines: Sequence[str]) -> list[str]:
+        """Return as many lines as the screen has, cut to its width: others could not be rewritten."""
         try:
             most = max(1, os.get_terminal_size(self._stream.fileno()).lines - 1)
         except (OSError, ValueError):
             most = len(lines)
-        room = columns(self._stream) - 1
+        width = columns(self._stream) - 1
         if 0 < most < len(lines):
             lines = [*lines[: most - 1], f"… and {len(lines) - most + 1} more"]
-        return [cut(line, room) for line in lines]
+        return [cut(line, width) for line in lines]
 
     def _back(self) -> str:
         """Return the control characters that go back to the first line; a single row is also cleared.
@@ -433,8 +483,10 @@ class Progress:
         A terminal that was made narrower has broken the lines into more rows.
         """
         width = columns(self._stream)
-        rows = sum(max(1, -(-cells(line) // width)) for line in self._shown)
-        return f"\x1b[{rows - 1}A\r" if rows > 1 else f"\r{_TO_LINE_END}"
+        rows = sum(max(1, math.ceil(cells(line) / width)) for line in self._shown)
+        if rows > 1:
+            return f"\x1b[{rows - 1}A\r"
+        return f"\r{_TO_LINE_END}"
 
 
 @contextmanager
@@ -478,14 +530,14 @@ def steps_on_terminal(total: int) -> Generator[Callable[[str], None]]:
         yield tell
         return
     words_column = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1))
-    shown = (SpinnerColumn("line"), words_column, MofNCompleteColumn(), TimeElapsedColumn())
-    with RichProgress(*shown, console=console, transient=True, expand=True) as progress:
+    parts = (SpinnerColumn("line"), words_column, MofNCompleteColumn(), TimeElapsedColumn())
+    with RichProgress(*parts, console=console, transient=True, expand=True) as progress:
         task = progress.add_task("", total=total)
-        begun = 0
+        steps = 0
 
         def begin(words: str) -> None:
-            nonlocal begun
-            progress.update(task, completed=begun, description=clean(words)[0])
-            begun += 1
+            nonlocal steps
+            progress.update(task, completed=steps, description=clean(words)[0])
+            steps += 1
 
         yield begin

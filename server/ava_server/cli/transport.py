@@ -80,16 +80,16 @@ class HttpTransport:
         assert not args, "the parameters of a request have names"
         kind: type[T] = resolve_name(request.kind)
         path = request.path.format(**kwargs)
-        given = {
-            name: value
-            for name, value in kwargs.items()
-            if f"{{{name}}}" not in request.path and value is not None and value is not False
-        }
+        arguments: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            in_path = f"{{{name}}}" in request.path
+            if not in_path and value is not None and value is not False:
+                arguments[name] = value
         if request.method == "GET":
-            params = {name: _parameter(value) for name, value in given.items()}
+            params = {name: _parameter(value) for name, value in arguments.items()}
             answer = await self.connection.request("GET", path, params=params)
         else:
-            answer = await self.connection.request(request.method, path, body=given or None, doubt=request.lost)
+            answer = await self.connection.request(request.method, path, body=arguments or None, doubt=request.lost)
         return self._to_show(validated(kind, answer))
 
     async def wait_for_entry(self, after: int) -> None:
@@ -103,15 +103,16 @@ class HttpTransport:
             decision = "approve" if answer.agrees else "reject"
             body: dict[str, Any] = {"decision": decision, "subagent_id": one.id, "digest": one.digest}
             return Decided(await self.connection.request("POST", WAITING.path, body=body, doubt=_MAY_BE_DECIDED))
-        tool, given = tool_call(shown, answer)
+        tool, arguments = tool_call(shown, answer)
         if one.kind != "start":
-            return Decided(await self.connection.call_tool(tool, given))
+            return Decided(await self.connection.call_tool(tool, arguments))
         if answer.agrees:
-            given["digests"] = {each.id: each.digest for each in shown}
-            screens = {one_id: asdict(screen.cut()) for one_id, screen in answer.screens.items()}
-            given |= {"screens": screens} if screens else {}
-        made = await self.connection.request("POST", WAITING.path, body=given, doubt=_MAY_BE_DECIDED)
-        return Decided(validated(ConfirmAnswer, made).structured())
+            arguments["digests"] = {each.id: each.digest for each in shown}
+            screens = {pending_id: asdict(screen.cut()) for pending_id, screen in answer.screens.items()}
+            if screens:
+                arguments["screens"] = screens
+        fields = await self.connection.request("POST", WAITING.path, body=arguments, doubt=_MAY_BE_DECIDED)
+        return Decided(validated(ConfirmAnswer, fields).structured())
 
     async def needed_pin(self, shown: Sequence[Shown], words: str | None = None) -> PinFile | None:
         """The token replaces the PIN, and the server says what is missing."""
@@ -127,29 +128,35 @@ class HttpTransport:
 
     def _to_show(self, answer: T) -> T:
         """Return an answer whose commands name the server. Raises ValueError if it cannot be shown."""
-        found: Any = answer
-        match found:
+        shown: Any = answer
+        match shown:
             case ListedRuns():
-                found = ListedRuns(self._named(found.runs))
+                shown = ListedRuns(self._name_server(shown.runs))
             case CurrentRuns():
-                now = cast("CurrentViews", found)
-                found = replace(now, runs=tuple(self._named(now.runs)))
+                now = cast("CurrentViews", shown)
+                shown = replace(now, runs=tuple(self._name_server(now.runs)))
             case RunDetail():
-                found = replace(found, run=self._named([found.run])[0])
+                [run] = self._name_server([shown.run])
+                shown = replace(shown, run=run)
             case RunRecord():
-                config_of(found.row.config)  # of a newer Ava, it could not be shown
-                if found.answer.waits_for is not None:
-                    found.answer.waits_for = advice_there(found.answer.waits_for, self.connection.command)
+                config_of(shown.row.config)  # of a newer Ava, it could not be shown
+                if shown.answer.waits_for is not None:
+                    shown.answer.waits_for = advice_there(shown.answer.waits_for, self.connection.command)
             case LogLines():
-                for line in found.lines:
+                for line in shown.lines:
                     _refuse_unshowable(line.encode().rstrip(b"\n"))
             case _:
                 pass
-        return cast("T", found)
+        return cast("T", shown)
 
-    def _named(self, runs: Iterable[RunView]) -> list[RunView]:
-        command = self.connection.command
-        return [replace(run, wait=replace(run.wait, command=command)) if run.wait is not None else run for run in runs]
+    def _name_server(self, runs: Iterable[RunView]) -> list[RunView]:
+        """Return runs whose commands name the server."""
+        named: list[RunView] = []
+        for run in runs:
+            if run.wait is not None:
+                run = replace(run, wait=replace(run.wait, command=self.connection.command))
+            named.append(run)
+        return named
 
 
 def _parameter(value: Any) -> Any:
@@ -170,24 +177,31 @@ def _refuse_unshowable(line: bytes) -> None:
     """Raises ValueError if it is not a line of a log, or could steer a terminal."""
     entry = entry_of_line(line)
     who = entry.who
-    named = (entry.type, entry.run_id or "", who.session_id, who.agent_id, who.user_id)
-    if b"\n" in line or any(clean(text)[0] != text for text in named):
+    for text in (entry.type, entry.run_id or "", who.session_id, who.agent_id, who.user_id):
+        harmless, _count = clean(text)
+        if harmless != text:
+            raise ValueError("it is not a line of a log")
+    if b"\n" in line:
         raise ValueError("it is not a line of a log")
     _ = entry.fact  # raises if it is not one of its type
 
 
 def validated(kind: type[T], answer: Any) -> T:
     """Texts are cleaned. Raises ValueError if it has another form."""
-    return TypeAdapter(kind).validate_python(_cleaned(answer))
+    return TypeAdapter(kind).validate_python(_clean_texts(answer))
 
 
-def _cleaned(value: Any) -> Any:
+def _clean_texts(value: Any) -> Any:
     """The lines of a log are checked one by one, and stay as they are."""
     if isinstance(value, str):
         return clean(value)[0]
     if isinstance(value, list):
-        return [_cleaned(one) for one in cast("list[Any]", value)]
-    if isinstance(value, dict):
-        fields = cast("dict[str, Any]", value)
-        return {clean(name)[0]: one if name == "lines" else _cleaned(one) for name, one in fields.items()}
-    return value
+        return [_clean_texts(one) for one in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    fields: dict[str, Any] = {}
+    for name, one in cast("dict[str, Any]", value).items():
+        if name != "lines":
+            one = _clean_texts(one)
+        fields[clean(name)[0]] = one
+    return fields

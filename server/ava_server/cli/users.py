@@ -19,7 +19,7 @@ from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, record_setting
 from ava_server.cli.options import Json, TokenFile, Url, absolute_path, parse_cents
 from ava_server.cli.remote import chosen_server
-from ava_server.cli.terminal import aligned, counted, present, say, write
+from ava_server.cli.terminal import Place, aligned, counted, present, say, write
 from ava_server.config import tokens
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
@@ -94,20 +94,22 @@ def list_tokens_command(as_json: Json = False) -> None:
     root = checked_root(show=False)
     known = sorted(tokens.read_tokens(root.tokens_file).values(), key=lambda token: token.name)
     now = now_us()
-    entries = [
-        {"name": one.name, **one.on_record(), "created": iso_second(one.created_us), "expired": one.expired(now)}
-        for one in known
-    ]
-    lines = aligned((one.name, f"{one.user}; {', '.join(one.scopes)}; {_lifetime(one, now)}") for one in known)
+    entries: list[dict[str, Any]] = []
+    rows: list[tuple[str, str]] = []
+    for one in known:
+        created, expired = iso_second(one.created_us), one.expired(now)
+        entries.append({"name": one.name, **one.on_record(), "created": created, "expired": expired})
+        rows.append((one.name, f"{one.user}; {', '.join(one.scopes)}; {_lifetime(one, now)}"))
     none = f"No tokens. Create one with `ava token create NAME --user USER --scope {','.join(tokens.SCOPES[:2])}`."
-    present(root, as_json, {"tokens": entries}, lines or [none])
+    present(root, as_json, {"tokens": entries}, aligned(rows) or [none])
 
 
 @token_command.command("revoke", short_help="Revoke a token, from its next request on.")
 @in_event_loop
 async def revoke_command(name: _Name) -> None:
     """Revoke a token: its next request is refused, also by a running server."""
-    root, name = checked_root("ava token revoke"), tokens.token_name(name)
+    root = checked_root("ava token revoke")
+    name = tokens.token_name(name)
     token = tokens.revoke_token(root.tokens_file, name)
     if token is None:
         raise BadInput(f"There is no token {name} in {root.tokens_file}. `ava token list` shows the stored ones.")
@@ -129,7 +131,9 @@ def _lifetime(token: tokens.Token, now: int) -> str:
 
 
 def _until(expires_us: int | None) -> str:
-    return "until it is revoked" if expires_us is None else f"until {iso_second(expires_us)}"
+    if expires_us is None:
+        return "until it is revoked"
+    return f"until {iso_second(expires_us)}"
 
 
 # -- ava user ---------------------------------------------------------------------------------------------------------
@@ -148,14 +152,14 @@ async def list_users_command(
     from ava_server.service.user_requests import USERS
 
     async with open_users(chosen_server(context, url, token_file), find_data_root) as users:
-        found = (await users.send(USERS)).users
-    lines = aligned((user.name, _describe_user(user)) for user in found)
-    present(users.place, as_json, {"users": [one.model_dump() for one in found]}, lines)
+        facts = (await users.send(USERS)).users
+    lines = aligned((user.name, _describe_user(user)) for user in facts)
+    present(users.place, as_json, {"users": [user.model_dump() for user in facts]}, lines)
 
 
-def _refuse_there(given: Mapping[str, object]) -> None:
+def _refuse_there(values: Mapping[str, object]) -> None:
     """Refuse what only a person on the server may set."""
-    for option, value in given.items():
+    for option, value in values.items():
         if value:
             raise BadInput(f"{option}: this can be set only in a terminal on the server")
 
@@ -184,15 +188,19 @@ async def add_command(
     from ava_server.cli.user_client import open_users
     from ava_server.service.user_requests import ADD, OVER_HTTP
 
-    name, limits = tokens.user_name(user), _limits(daily, running, spawns, approval, workspace, role)
+    name = tokens.user_name(user)
+    fields = _limits(daily, running, spawns, approval, workspace, role)
     scopes, ends_us = tokens.scopes_in(scope), tokens.expiry(expires, now_us())
-    others = None if set(scopes) == set(OVER_HTTP) else scopes
-    if (server := chosen_server(context, url, token_file)) is not None:
-        _refuse_there({"--workspace": workspace, "--role": role, "--scope": others})
-    more: dict[str, Any] = {**limits, **({"scopes": others} if others is not None else {})}
+    other_scopes = None
+    if set(scopes) != set(OVER_HTTP):
+        other_scopes = scopes
+        fields["scopes"] = scopes
+    server = chosen_server(context, url, token_file)
+    if server is not None:
+        _refuse_there({"--workspace": workspace, "--role": role, "--scope": other_scopes})
     async with open_users(server, partial(checked_root, "ava user add", show=not quiet)) as users:
-        made = await users.send(ADD, name=name, expires=expires, **more)
-    _show_token(made.name, name, made.scopes, ends_us, made.token, quiet=quiet)
+        token = await users.send(ADD, name=name, expires=expires, **fields)
+    _show_token(token.name, name, token.scopes, ends_us, token.token, quiet=quiet)
 
 
 @user_command.command("limit", short_help="Set what a user may do over HTTP, and spend.")
@@ -221,18 +229,19 @@ async def limit_command(
     from ava_server.service.user_requests import LIMIT
 
     name = tokens.user_name(user)
-    if (server := chosen_server(context, url, token_file)) is not None:
+    server = chosen_server(context, url, token_file)
+    if server is not None:
         _refuse_there({"--workspace": workspace, "--role": role})
     async with open_users(server, partial(checked_root, "ava user limit")) as users:
-        shown = (await users.send(LIMIT, name=name, **changes)).user
-    say(f"{name}: {_describe_user(shown)}")
+        answer = await users.send(LIMIT, name=name, **changes)
+    say(f"{name}: {_describe_user(answer.user)}")
 
 
-def _whole_cents(option: str, given: str) -> int:
-    found = parse_cents(option, given, zero=True) or 0
-    if found != int(found):
-        raise BadInput(f"{option}: {given[:40]!r} is not an amount in whole cents; write it like 0.50")
-    return int(found)
+def _whole_cents(option: str, text: str) -> int:
+    cents = parse_cents(option, text, zero=True) or 0
+    if cents != int(cents):
+        raise BadInput(f"{option}: {text[:40]!r} is not an amount in whole cents; write it like 0.50")
+    return int(cents)
 
 
 def _limits(
@@ -243,15 +252,20 @@ def _limits(
     workspace: list[str] | None,
     role: list[str] | None,
 ) -> dict[str, Any]:
-    given = {
-        "daily_cents": None if daily is None else _whole_cents("--daily", daily),
-        "running": running,
-        "spawns_per_hour": spawns,
-        "approval": approval,
-        "workspaces": [str(absolute_path("--workspace", each)) for each in workspace or ()] or None,
-        "roles": role or None,
-    }
-    return {name: value for name, value in given.items() if value is not None}
+    limits: dict[str, Any] = {}
+    if daily is not None:
+        limits["daily_cents"] = _whole_cents("--daily", daily)
+    if running is not None:
+        limits["running"] = running
+    if spawns is not None:
+        limits["spawns_per_hour"] = spawns
+    if approval is not None:
+        limits["approval"] = approval
+    if workspace:
+        limits["workspaces"] = [str(absolute_path("--workspace", each)) for each in workspace]
+    if role:
+        limits["roles"] = role
+    return limits
 
 
 @user_command.command("remove", short_help="Revoke a user's tokens, and remove passkeys and limits.")
@@ -270,40 +284,49 @@ async def remove_user_command(
     from ava_server.cli.user_client import open_users
     from ava_server.service.user_requests import REMOVE
 
-    name, server = tokens.user_name(user), chosen_server(context, url, token_file)
+    name = tokens.user_name(user)
+    server = chosen_server(context, url, token_file)
     async with open_users(server, partial(checked_root, "ava user remove")) as users:
-        done = await users.send(REMOVE, name=name)
-    for token in done.revoked:
+        removal = await users.send(REMOVE, name=name)
+    for token in removal.revoked:
         say(f"Token {token} of {name} is revoked: its next request is refused.")
-    for passkey in done.passkeys:
+    for passkey in removal.passkeys:
         say(f"Passkey {passkey} of {name} is removed.")
-    if done.limited:
-        stay = f"stay, and apply if {name} gets a token again. On the server, `ava user remove {name}` removes them."
-        say(f"The limits of {name} {stay if done.limits_stay else 'are removed.'}")
-    if done.unended:
-        _say_unended(name, done.unended, f"--url {shlex.quote(users.place)} " if isinstance(users.place, str) else "")
+    if removal.limited and removal.limits_stay:
+        say(
+            f"The limits of {name} stay, and apply if {name} gets a token again. On the server, `ava user remove"
+            f" {name}` removes them."
+        )
+    elif removal.limited:
+        say(f"The limits of {name} are removed.")
+    if removal.unended:
+        _say_unended(name, removal.unended, users.place)
 
 
-def _say_unended(name: str, unended: Sequence[UnendedRun], there: str) -> None:
+def _say_unended(name: str, unended: Sequence[UnendedRun], place: Place) -> None:
     """List a removed user's unfinished runs, what they may still spend, and the command that cancels them."""
     say(f"These subagents of {name} continue, and may spend what was approved:")
     for run in unended:
-        spent, most = format_usd(micros_from_cents(run.cost_cents)), run.max_cost_cents
-        cap = "free" if most is None else f"{spent} of at most {format_usd(micros_from_cents(most), exact=True)}"
+        cap = "free"
+        if run.max_cost_cents is not None:
+            spent, most = micros_from_cents(run.cost_cents), micros_from_cents(run.max_cost_cents)
+            cap = f"{format_usd(spent)} of at most {format_usd(most, exact=True)}"
         say(f"  {run.subagent_id} {state_words(run.state)}, {cap}")
-    say(f"To cancel them: `ava {there}cancel {' '.join(run.subagent_id for run in unended)}`")
+    command = "ava"
+    if isinstance(place, str):
+        command += f" --url {shlex.quote(place)}"
+    say(f"To cancel them: `{command} cancel {' '.join(run.subagent_id for run in unended)}`")
 
 
 def _describe_user(user: UserFacts) -> str:
     spent, held, day = map(micros_from_cents, (user.spent_cents, user.held_cents, user.daily_cents))
-    besides = f" ({held_words(held)})" if held else ""
-    waiting = f", {user.waiting} waiting" if user.waiting else ""
-    parts = [
-        f"{format_usd(spent)} of {format_usd(day)} today{besides}",
-        f"{user.running} of {user.running_limit} running{waiting}",
-        f"approval {user.approval}",
-        counted(user.tokens, "token"),
-    ]
+    today = f"{format_usd(spent)} of {format_usd(day)} today"
+    if held:
+        today += f" ({held_words(held)})"
+    running = f"{user.running} of {user.running_limit} running"
+    if user.waiting:
+        running += f", {user.waiting} waiting"
+    parts = [today, running, f"approval {user.approval}", counted(user.tokens, "token")]
     if user.roles is not None:
         parts.append(f"over HTTP roles {', '.join(user.roles) or 'none'}")
     if user.workspaces:

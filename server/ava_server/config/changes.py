@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from ava_server.config import checks
 from ava_server.config.checks import Place, parse_setting_name, setting_name
-from ava_server.config.settings import Configured, UserSettings, merged, read_config
+from ava_server.config.settings import Configured, UserSettings, merge, read_config
 from ava_server.core.documents import shared_document
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.files import WatchedFile, reason, replace_file, writing_alone
@@ -59,8 +59,11 @@ def parse_name(name: str) -> Place:
     place = parse_setting_name(name)
     if place is not None:
         return place
-    quoted = "" if '"' in name or "'" in name else _with_quotes(name)
-    example = f": {shlex.quote(quoted)}" if quoted else ""
+    example = ""
+    if '"' not in name and "'" not in name:
+        quoted = _with_quotes(name)
+        if quoted:
+            example = f": {shlex.quote(quoted)}"
     raise BadInput(
         f"{name[:200]!r} is not a setting's name: as in TOML, put quotes around a part that has"
         f" characters other than letters, digits, _ and -{example}"
@@ -80,7 +83,9 @@ def _with_quotes(name: str) -> str:
 
 def no_setting(name: str) -> BadInput:
     known = [setting_name(place) for place in known_settings(Configured())]
-    quoted = "" if '"' in name else _with_quotes(name)
+    quoted = ""
+    if '"' not in name:
+        quoted = _with_quotes(name)
     if quoted in ("", name):
         hint = did_you_mean(name, known)
     else:
@@ -98,9 +103,10 @@ def change_settings(path: Path, changes: Mapping[Place, Any]) -> list[Any]:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = path.resolve()  # a link to it stays a link
         with writing_alone(path.with_name(path.name + ".lock"), "ava config", path):
-            exists = path.exists()
-            text, before = change_document(path.read_text("utf-8") if exists else "", changes, path)
-            mode = stat.S_IMODE(path.stat().st_mode) if exists else 0o600
+            text, mode = "", 0o600
+            if path.exists():
+                text, mode = path.read_text("utf-8"), stat.S_IMODE(path.stat().st_mode)
+            text, before = change_document(text, changes, path)
             replace_file(path, text.encode(), mode)
             return before
     except UnicodeDecodeError as wrong:
@@ -204,7 +210,7 @@ def read_users(root: DataRoot) -> dict[str, UserSettings]:
         shared = {} if document is None else tomllib.loads(document.text)
         if not shared:
             return own
-        both = merged({"users": values.get("users", {})}, shared)
+        both = merge({"users": values.get("users", {})}, shared)
         return Configured.model_validate(both).users
     except tomllib.TOMLDecodeError as wrong:
         raise ConfigError(f"the limits of users in the database are not valid TOML: {wrong}") from None
@@ -244,7 +250,7 @@ def change_users(root: DataRoot, changes: Mapping[Place, Any]) -> list[Any]:
     for place, value in zip(removals, change_settings(root.config, removals), strict=True):
         at = index[place]
         if isinstance(value, dict):
-            before[at] = merged(cast("dict[str, Any]", value), before[at] or {})
+            before[at] = merge(cast("dict[str, Any]", value), before[at] or {})
         else:
             before[at] = value
     return before

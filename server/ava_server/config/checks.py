@@ -67,10 +67,10 @@ _VARIABLE_PART = re.compile(rf"({_QUOTED}|(?:(?!__)[^\"'])+)(?:__|\Z)")
 
 def setting_name(path: Place) -> str:
     """`prices."local:qwen3".input`."""
-    return ".".join(part if _BARE.fullmatch(part) else _quoted(part) for part in path)
+    return ".".join(part if _BARE.fullmatch(part) else _quote(part) for part in path)
 
 
-def _quoted(part: str) -> str:
+def _quote(part: str) -> str:
     return json.dumps(part, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML allows no DEL character
 
 
@@ -150,8 +150,8 @@ def _refuse_unfilled(folder: str) -> None:
     placeholder = placeholder_in(folder)
     if placeholder:
         raise ConfigError(
-            f"AVA_WORKSPACE is {shown(folder.strip())}; allowed is an absolute folder, e.g. /srv/code. This host did"
-            f" not fill in {shown(placeholder)}: write the folder there, or leave the variable out."
+            f"AVA_WORKSPACE is {value_text(folder.strip())}; allowed is an absolute folder, e.g. /srv/code. This host"
+            f" did not fill in {value_text(placeholder)}: write the folder there, or leave the variable out."
         )
 
 
@@ -161,7 +161,9 @@ def _refuse_misspelt(name: str, rest: str, model: type[BaseModel]) -> None:
     near = difflib.get_close_matches(first, known, n=1, cutoff=0.75)
     if not near and "__" not in rest:  # it may belong to another program
         return
-    hint = f"; did you mean {PREFIX}{near[0]}{rest.removeprefix(first)}?" if near else "."
+    hint = "."
+    if near:
+        hint = f"; did you mean {PREFIX}{near[0]}{rest.removeprefix(first)}?"
     raise ConfigError(f"The environment variable {name} is not a setting of Ava{hint} Correct or unset it.")
 
 
@@ -171,7 +173,7 @@ def _read(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise ConfigError(f'{name} is {shown(text)}; give a list or table as JSON, e.g. ["/srv/code"].') from None
+        raise ConfigError(f'{name} is {value_text(text)}; give a list or table as JSON, e.g. ["/srv/code"].') from None
 
 
 def cents(name: str, dollars: str) -> int:
@@ -179,7 +181,7 @@ def cents(name: str, dollars: str) -> int:
     match = _DOLLARS.fullmatch(dollars)
     if match is None:
         raise ConfigError(
-            f"{name} is {shown(dollars)}; allowed is an amount in dollars from 0 up with at most two decimals, "
+            f"{name} is {value_text(dollars)}; allowed is an amount in dollars from 0 up with at most two decimals, "
             "such as 5 or 2.50, without a sign."
         )
     return int(match[1]) * 100 + int((match[2] or "").ljust(2, "0"))
@@ -224,7 +226,9 @@ def leaves(data: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[t
     An empty list is a value, and so is each item of any other list.
     """
     for key, value in data.items():
-        items = cast("list[object]", value) if isinstance(value, list) and value else [value]
+        items: list[object] = [value]
+        if isinstance(value, list) and value:
+            items = cast("list[object]", value)
         for item in items:
             if isinstance(item, Mapping):
                 yield from leaves(cast("Mapping[str, object]", item), (*path, key))
@@ -256,16 +260,20 @@ def refuse_looser(
                 " may name those from which pages are read without a question. Set it there, or unset the variable."
             )
         if _looser(path, old, new, otherwise=path[0] in FOR_EVERYBODY):
-            what = name if path in variables else f"{name}: {setting_name(path)}"
+            what = name
+            if path not in variables:
+                what += f": {setting_name(path)}"
             raise ConfigError(
-                f"{what} is {shown(new)}, looser than the {shown(old)} that applies to everybody. "
+                f"{what} is {value_text(new)}, looser than the {value_text(old)} that applies to everybody. "
                 f"The environment may only tighten it; to loosen it, set {setting_name(path)} in {config}."
             )
 
 
 def _refuse_for_key_command(path: Place, name: str, before: BaseModel, config: str) -> None:
     """Refuse a variable that names a program, or that moves a provider whose key a command of the file prints."""
-    setting = path[2] if len(path) > 2 else ""
+    setting = ""
+    if len(path) > 2:
+        setting = path[2]
     if setting in _FILE_ONLY_OF_PROVIDERS:
         raise ConfigError(
             f"{name} is set in the environment, but {setting} {_FILE_ONLY_OF_PROVIDERS[setting]}: only {config} may"
@@ -326,7 +334,7 @@ def variable(path: Place) -> str:
     parts: list[str] = []
     for part in path:
         is_plain = _BARE.fullmatch(part) and part == part.lower() and "__" not in part
-        parts.append(part.upper() if is_plain else _quoted(part))
+        parts.append(part.upper() if is_plain else _quote(part))
     return PREFIX + "__".join(parts)
 
 
@@ -349,23 +357,32 @@ def settings_error(
         origin = variable_of(path, variables)
     place = f"{origin}: {setting_name(path)}" if origin else variable(path)
     if not path:
-        text = f"{origin or 'The environment'} does not fit; needed is {_allowed(dict(first))}."
+        text = f"{origin or 'The environment'} does not fit; needed is {_what_is_allowed(dict(first))}."
     elif first["type"] == "extra_forbidden":
-        fields = sorted(fields_at(model, path[:-1]))
-        known = {name: name if origin else variable((*path[:-1], name)) for name in fields}
-        near = difflib.get_close_matches(path[-1], fields, n=1, cutoff=0.5)
-        hint = f"did you mean {known[near[0]]}?" if near else f"known there: {', '.join(known.values())}."
-        text = f"{place} is not a setting; {hint}"
+        text = f"{place} is not a setting; {_known_there(model, path, as_variables=not origin)}"
     elif first["type"] == "missing":
         text = f"{place} is missing; add it."
     else:
         value = first["input"]
         if path == PROXY and isinstance(value, str):
             value = masked(value)
-        text = f"{place} is {shown(value)}; allowed is {_allowed(dict(first))}."
+        text = f"{place} is {value_text(value)}; allowed is {_what_is_allowed(dict(first))}."
     if len(faults) > 1:
         text += f" ({len(faults) - 1} more after this one.)"
     return ConfigError(text)
+
+
+def _known_there(model: type[BaseModel], path: Place, *, as_variables: bool) -> str:
+    """Return a sentence on what an unknown setting may mean: a similar name, or all that its table has."""
+    *table, name = path
+    fields = sorted(fields_at(model, tuple(table)))
+    known = {field: field for field in fields}
+    if as_variables:
+        known = {field: variable((*table, field)) for field in fields}
+    near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {known[near[0]]}?"
+    return f"known there: {', '.join(known.values())}."
 
 
 def fields_at(model: type[BaseModel], path: Place) -> list[str]:
@@ -377,14 +394,16 @@ def fields_at(model: type[BaseModel], path: Place) -> list[str]:
         else:  # of a union without None, or of a dict's values
             types = [arg for arg in get_args(current) if arg is not type(None)]
             current = types[-1] if types else None
-    return list(current.model_fields) if _is_model(current) else []
+    if not _is_model(current):
+        return []
+    return list(current.model_fields)
 
 
 def _is_model(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-def _allowed(error: dict[str, Any]) -> str:
+def _what_is_allowed(error: dict[str, Any]) -> str:
     context: dict[str, Any] = error.get("ctx", {})
     kind = str(error["type"])
     if kind == "literal_error":
@@ -415,11 +434,13 @@ _KINDS = {
 }
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """Short, and without what looks like a key."""
     if isinstance(value, Mapping):
         return "a table"
     if isinstance(value, tuple | list | set):
         value = [str(item) for item in cast("list[object]", value)]
     text, _ = key_shapes().redact(json.dumps(value, ensure_ascii=False, default=str))
-    return text if len(text) <= 80 else text[:80] + "…"
+    if len(text) > 80:
+        text = text[:80] + "…"
+    return text

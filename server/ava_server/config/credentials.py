@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -139,26 +140,36 @@ def model_settings(
 
     `stored` None: read the keys; `commands` None: those of the settings, whose keys nothing learns to redact.
     """
-    stored = read_keys(settings.paths.keys) if stored is None else stored
-    commands = key_commands(settings) if commands is None else commands
+    if stored is None:
+        stored = read_keys(settings.paths.keys)
+    if commands is None:
+        commands = key_commands(settings)
     addresses = provider_addresses(settings)
     providers: dict[str, Provider] = {}
     for name in sorted({*KNOWN_URLS, *settings.providers}):
         own = settings.providers.get(name)
         key = _key_of(name, settings, stored, addresses)
         unused_key = why_unused(name, os.environ, addresses.get(name))
-        providers[name] = Provider(
-            base_url=_address(name, own) if own else None,
+        provider = Provider(
             api_key=key.value if key else None,
             unused_key=unused_key or _why_not_stored(name, settings, stored, addresses),
-            wire=own.wire if own else None,
-            streaming=own.stream if own else True,
             key_command=commands.get(name),
-            price_as=own.price_as if own else {},
         )
+        if own is not None:
+            provider = replace(
+                provider,
+                base_url=_address(name, own),
+                wire=own.wire,
+                streaming=own.stream,
+                price_as=own.price_as,
+            )
+        providers[name] = provider
+    endpoint_key = None
+    if settings.model_api_key:
+        endpoint_key = settings.model_api_key.get_secret_value()
     return ModelSettings(
         base_url=settings.model_base_url,
-        api_key=settings.model_api_key.get_secret_value() if settings.model_api_key else None,
+        api_key=endpoint_key,
         model=settings.model,
         tiers={name: model for name, model in settings.models.model_dump().items() if model},
         providers=providers,
@@ -169,8 +180,10 @@ def model_settings(
 def _key_of(name: str, settings: Settings, stored: Mapping[str, Key], addresses: Mapping[str, str]) -> Key | None:
     """Return a provider's key: its own, else that of the provider whose second table it is."""
     address = addresses.get(name)
-    sends_stored = _why_not_stored(name, settings, stored, addresses) is None
-    own = key_among(stored if sends_stored else {}, name, address)
+    sent: Mapping[str, Key] = {}
+    if _why_not_stored(name, settings, stored, addresses) is None:
+        sent = stored
+    own = key_among(sent, name, address)
     if own is not None or address is None:
         return own
     if ("providers", name, "base_url") in settings.from_environment:

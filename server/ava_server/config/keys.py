@@ -78,8 +78,10 @@ def find_key(
     Case does not matter in the name, and `-` is `_`. A provider that is not in `addresses` is called at its own. Raises
     BadInput: the name is invalid; ConfigError: the key is, or the file cannot be used.
     """
+    if env is None:
+        env = os.environ
     name = provider_name(provider)
-    key = _from_environment(name, os.environ if env is None else env, addresses.get(name))
+    key = _from_environment(name, env, addresses.get(name))
     return key or read_keys(keys_file).get(name)
 
 
@@ -103,7 +105,8 @@ def list_keys(
     keys_file: Path, env: Mapping[str, str] | None = None, addresses: Mapping[str, str] = DEFAULT_ADDRESSES
 ) -> list[Key]:
     """Return the key in force for each provider, sorted. Raises ConfigError: a key is invalid, or the file unusable."""
-    env = os.environ if env is None else env
+    if env is None:
+        env = os.environ
     keys = read_keys(keys_file)
     for provider in set(key_variables(env).values()):
         if not _PROVIDER.fullmatch(provider):
@@ -188,10 +191,14 @@ def _why_unused(provider: str, variable: str, env: Mapping[str, str], address: s
             continue
         server = server_of_url(other)
         if server != server_of_url(address or PROVIDERS[provider].base_url):
-            host = server[1] if server is not None else "another address"
+            host = "another address"
+            if server is not None:
+                _scheme, host, *_ = server
             return f"{variable} is not used: {name} is set, so that key is for {host}"
     value = env[variable].strip()
-    fault = "it is a placeholder" if is_placeholder(value) else _fault(value)
+    fault = _fault(value)
+    if is_placeholder(value):
+        fault = "it is a placeholder"
     if fault is None:
         return None
     return f"{variable} is not used, because its value is not a key: {fault}"

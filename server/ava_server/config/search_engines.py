@@ -48,7 +48,9 @@ def engine_title(name: str) -> str:
         if engine.name == name:
             return engine.title
     terms = search_terms().get(name)
-    return name if terms is None else terms.title
+    if terms is None:
+        return name
+    return terms.title
 
 
 def engine_of(settings: SearchSettings, stored: Mapping[str, Key], name: str | None = None) -> Engine | None:
@@ -60,17 +62,6 @@ def engine_of(settings: SearchSettings, stored: Mapping[str, Key], name: str | N
         if engine is not None:
             return engine
     return None
-
-
-def _engine(name: str, settings: SearchSettings, stored: Mapping[str, Key]) -> Engine | None:
-    if name == "searxng":
-        return Searxng(settings.searxng) if settings.searxng else None
-    key = key_among(stored, name)
-    if key is None:
-        return None
-    if name == "kagi":
-        return Kagi(settings.kagi_url, key.value)
-    return Brave(settings.brave_url, key.value)
 
 
 def provider_engine(
@@ -85,9 +76,11 @@ def provider_engine(
             return provider_search(settings.engine, settings.engine, models)
         if settings.engine != "auto":
             return None
-        chosen = choice()
-        name = engine_at(chosen.base_url)
-        return provider_search(name, chosen.provider, models) if name is not None else None
+        model = choice()
+        name = engine_at(model.base_url)
+        if name is None:
+            return None
+        return provider_search(name, model.provider, models)
     except AvaError:  # about the run's model: its own use reports that; about the search's: it has no price
         return None
 
@@ -108,7 +101,8 @@ def searches_by_default(settings: SearchSettings, stored: Mapping[str, Key], mod
         return settings.engine in providers
     if settings.engine != "auto":
         return False
-    provider = meant_by(UNNAMED, models, providers)[0].partition(":")[0]
+    model, *_ = meant_by(UNNAMED, models, providers)
+    provider, _, _ = model.partition(":")
     if provider not in providers:
         return False
     address = providers[provider].base_url or KNOWN_URLS.get(provider)
@@ -192,3 +186,16 @@ async def _exchange(client: httpx2.AsyncClient, ask: SearchRequest, title: str) 
     if body.truncated:
         raise ToolFailed(f"{title} answered with more than {MOST_BYTES:,} bytes; ask for fewer results")
     return SearchReply(status, headers, bytes(body.data))
+
+
+def _engine(name: str, settings: SearchSettings, stored: Mapping[str, Key]) -> Engine | None:
+    if name == "searxng":
+        if not settings.searxng:
+            return None
+        return Searxng(settings.searxng)
+    key = key_among(stored, name)
+    if key is None:
+        return None
+    if name == "kagi":
+        return Kagi(settings.kagi_url, key.value)
+    return Brave(settings.brave_url, key.value)

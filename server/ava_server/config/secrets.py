@@ -71,8 +71,8 @@ def hosts_of(arguments: Sequence[str]) -> tuple[str, ...]:
             hosts.append(bound_host(text))
         except ValueError as wrong:
             host = clean(text.strip())[0][:80]
-            shown = "" if may_be_secret(host) else repr(host)
-            raise BadInput(f"--for {shown}: {wrong}") from None
+            host_text = "" if may_be_secret(host) else repr(host)
+            raise BadInput(f"--for {host_text}: {wrong}") from None
     return tuple(dict.fromkeys(hosts))
 
 
@@ -92,11 +92,13 @@ def set_secret(name: str, value: str, hosts: Sequence[str] | None, path: Path) -
     fault = _fault(value)
     if fault is not None:
         raise BadInput(f"That cannot be the value of {name}: {fault}. Nothing was stored.")
-    bound = None if hosts is None else hosts_of(hosts)
+    bound: tuple[str, ...] = ()
+    if hosts is not None:
+        bound = hosts_of(hosts)
     _file(path).make_folder()
     before = read_secrets(path).get(name)
-    if bound is None:
-        bound = before.hosts if before is not None else ()
+    if hosts is None and before is not None:
+        bound = before.hosts
     secret = Secret(name, value, bound, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def edit(document: TOMLDocument) -> None:

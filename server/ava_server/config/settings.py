@@ -84,7 +84,8 @@ def http_url(url: str) -> str:
     except ValueError:
         fits = False
     else:
-        if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        has_user = parts.username is not None or parts.password is not None
+        if has_user or parts.query or parts.fragment:
             raise ValueError("an address without a user, a password or a query in it")
     if not fits:
         raise ValueError("an address such as https://host/v1 or http://127.0.0.1:11434/v1")
@@ -94,8 +95,9 @@ def http_url(url: str) -> str:
 def _provider_url(url: str) -> str:
     """An address that may end with the version of its API, as Azure's deployments do."""
     address, _, query = url.partition("?")
-    version = _API_VERSION.fullmatch(query)
-    return http_url(address) + f"?{query}" if version else http_url(url)
+    if not _API_VERSION.fullmatch(query):
+        return http_url(url)
+    return f"{http_url(address)}?{query}"
 
 
 _API_VERSION = re.compile(r"api-version=[\w.-]{1,40}")
@@ -375,8 +377,10 @@ def _without_address(provider: str) -> str:
     needed = f"a table with base_url for the provider {provider}, whose address is not known"
     if provider in PROVIDERS and PROVIDERS[provider].models:
         return f"{needed}, such as {PROVIDERS[provider].base_url}"
-    meant = nearest(provider, PROVIDERS)
-    return f"{needed}, or the provider {meant}, if that is meant" if meant is not None else needed
+    similar = nearest(provider, PROVIDERS)
+    if similar is None:
+        return needed
+    return f"{needed}, or the provider {similar}, if that is meant"
 
 
 class Settings(Configured):
@@ -447,7 +451,9 @@ class Settings(Configured):
         if self.daily_cents is None or self.user_limit_cents is None or self.daily_cents > self.user_limit_cents:
             return limit
         own = f"AVA_DAILY_USD {_IN_ENVIRONMENT}"
-        return own if self.daily_cents < self.user_limit_cents else f"{limit}, and {own}"
+        if self.daily_cents < self.user_limit_cents:
+            return own
+        return f"{limit}, and {own}"
 
     @property
     def installation_day_setting(self) -> str:
@@ -463,14 +469,14 @@ class Settings(Configured):
 
 def limits_of(configured: Configured) -> dict[str, Any]:
     """Return the limits for all users as JSON values, by the setting's name in `config.toml`."""
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     include: dict[str, Any] = {**dict.fromkeys(checks.FOR_EVERYBODY, True), "workspace": {"allow"}}
     for name, value in configured.model_dump(mode="json", include=include).items():
         if isinstance(value, dict):
-            found |= {f"{name}.{key}": item for key, item in cast("dict[str, Any]", value).items()}
+            limits |= {f"{name}.{key}": item for key, item in cast("dict[str, Any]", value).items()}
         else:
-            found[name] = value
-    return found
+            limits[name] = value
+    return limits
 
 
 def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
@@ -491,15 +497,19 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
         "default_workspace": env.get("AVA_WORKSPACE", "").strip() or None,
         "from_environment": {path: checks.variable_of(path, variables) for path, _value in checks.leaves(in_env)},
     }
-    daily = env.get("AVA_DAILY_USD", "").strip() or (BUNDLE_DAILY_USD if env.get("AVA_HOST") == BUNDLE else "")
-    daily_cents = checks.cents("AVA_DAILY_USD", daily) if daily else None
+    daily = env.get("AVA_DAILY_USD", "").strip()
+    if not daily and env.get("AVA_HOST") == BUNDLE:
+        daily = BUNDLE_DAILY_USD
+    daily_cents = None
+    if daily:
+        daily_cents = checks.cents("AVA_DAILY_USD", daily)
     try:
         base = Configured.model_validate(in_file)
     except ValidationError as wrong:
         raise checks.settings_error(wrong, Configured, str(root.config)) from None
     try:
         own |= {"data_root": root.path, "for_everybody": limits_of(base), "roots_in_file": base.workspace.roots}
-        settings = Settings.model_validate({**merged(in_file, in_env), **own})
+        settings = Settings.model_validate({**merge(in_file, in_env), **own})
     except ValidationError as wrong:
         raise checks.settings_error(wrong, Configured, None, variables) from None
     checks.refuse_looser(in_env, variables, base, settings, str(root.config))
@@ -527,15 +537,15 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{why}. {to_do(failed, 'Make it readable for this user, or remove it.')}") from failed
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` wins."""
-    found = dict(below)
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested tables as one; `above` wins."""
+    both = dict(below)
     for key, value in above.items():
-        under = found.get(key)
+        under = both.get(key)
         if isinstance(under, dict) and isinstance(value, dict):
-            value = merged(cast("dict[str, Any]", under), cast("dict[str, Any]", value))
-        found[key] = value
-    return found
+            value = merge(cast("dict[str, Any]", under), cast("dict[str, Any]", value))
+        both[key] = value
+    return both
 
 
 log = logging.getLogger("ava.settings")

@@ -125,7 +125,7 @@ class BrowserSessions:
 
     def passkey_code(self, code: str, user: str) -> BrowserSession | None:
         """Return what a code for adding a passkey stands for; None if it is not valid for this user."""
-        stored = self._stored(hash_of(code)) if _has_form(code) else None
+        stored = self._stored_for(code)
         if stored is None or not _is_passkey_code(stored, user):
             return None
         return stored
@@ -146,7 +146,9 @@ class BrowserSessions:
     def take_challenge(self, challenge: str) -> str | None:
         """Use up a challenge, and return what it was for; None if it is not valid."""
         stored = self._take(challenge, "challenge")
-        return None if stored is None else stored.name
+        if stored is None:
+            return None
+        return stored.name
 
     def open(self, user: str, *, token: str | None = None, terminal: bool = False, only: str | None = None) -> str:
         """Return the value of the new session's cookie."""
@@ -160,7 +162,7 @@ class BrowserSessions:
         return self.open(stored.user, terminal=stored.terminal, only=stored.name)
 
     def find(self, cookie: str) -> BrowserSession | None:
-        return _valid_session(self._stored(hash_of(cookie)) if _has_form(cookie) else None)
+        return _valid_session(self._stored_for(cookie))
 
     def current(self, hashed: str) -> BrowserSession | None:
         """Return None if it has ended. Raises ConfigError if the file cannot be read."""
@@ -172,14 +174,16 @@ class BrowserSessions:
 
     def end_all(self) -> int:
         """Make all codes useless too, and return how many sessions there were."""
-        ended = sum(_valid_session(stored) is not None for stored in self._read().values())
+        count = sum(_valid_session(stored) is not None for stored in self._read().values())
         if self._read():
             self._change(lambda document: document.clear())
-        return ended
+        return count
 
     def _take(self, text: str, kind: str) -> BrowserSession | None:
         """Remove a code or challenge, and return what it stands for; None if there is none, or it has expired."""
-        hashed = hash_of(text) if _has_form(text) else ""
+        if self._stored_for(text) is None:
+            return None
+        hashed = hash_of(text)
         removed: BrowserSession | None = None
 
         def edit(document: MutableMapping[str, Any]) -> None:
@@ -189,8 +193,7 @@ class BrowserSessions:
                 del document[hashed]
                 removed = stored
 
-        if self._stored(hashed) is not None:
-            self._change(edit)
+        self._change(edit)
         return _if_valid(removed)
 
     def _make(
@@ -223,16 +226,27 @@ class BrowserSessions:
 
         Challenges come and go, and a model can make any number of links: neither may take a session's place.
         """
-        valid = [stored for stored in self._read().values() if stored.is_valid]
-        valid.sort(key=lambda stored: stored.created_us)
-        others = [stored for stored in valid if stored.sort != new.sort]
-        alike = [stored for stored in valid if stored.sort == new.sort]
-        surplus = [stored for stored in alike if stored.user == new.user][: -(MOST_OF_USER - 1)]
-        alike = [stored for stored in alike if stored not in surplus]
-        return {stored.hash for stored in (*others, *alike[-(MOST_STORED - 1) :])}
+        hashes: set[str] = set()
+        of_user: list[str] = []
+        of_all: list[str] = []
+        for stored in sorted(self._read().values(), key=lambda stored: stored.created_us):
+            if not stored.is_valid:
+                continue
+            if stored.sort != new.sort:
+                hashes.add(stored.hash)
+                continue
+            of_all.append(stored.hash)
+            if stored.user == new.user:
+                of_user.append(stored.hash)
+        surplus = of_user[: -(MOST_OF_USER - 1)]
+        of_sort = [each for each in of_all if each not in surplus]
+        return hashes.union(of_sort[-(MOST_STORED - 1) :])
 
-    def _stored(self, hashed: str) -> BrowserSession | None:
-        """Return what has this hash, even if another server has just stored it."""
+    def _stored_for(self, text: str) -> BrowserSession | None:
+        """Return what a code or a cookie stands for, even if another server has just stored it."""
+        if not _has_form(text):
+            return None
+        hashed = hash_of(text)
         stored = self._watched.current().get(hashed)
         if stored is None and self._watched.look_again():
             return self._watched.current().get(hashed)

@@ -71,7 +71,9 @@ class Contains(_Check):
     def failure(self, result: Mapping[str, Any]) -> str | None:
         output = _plain(output_text(result))
         missing = [text for text in self.texts if _plain(text) not in output]
-        return f"the output lacks {_list_texts(missing)}" if missing else None
+        if not missing:
+            return None
+        return f"the output lacks {_list_texts(missing)}"
 
     def fault(self) -> str | None:
         if self.texts and all(map(_plain, self.texts)):
@@ -88,12 +90,16 @@ class Absent(_Check):
     def failure(self, result: Mapping[str, Any]) -> str | None:
         output = _plain(output_text(result))
         present = [text for text in self.texts if _plain(text) in output]
-        return f"the output has {_list_texts(present)}" if present else None
+        if not present:
+            return None
+        return f"the output has {_list_texts(present)}"
 
     def fault(self) -> str | None:
         if not self.texts:
             return "it can never fail: it names no text"
-        return None if all(map(_plain, self.texts)) else "an empty text stands in every output"
+        if not all(map(_plain, self.texts)):
+            return "an empty text stands in every output"
+        return None
 
 
 class Schema(_Check):
@@ -104,7 +110,9 @@ class Schema(_Check):
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
         mismatch = find_mismatch(_untrusted(result).get("output"), self.schema_)
-        return None if mismatch is None else f"the output does not hold the schema: {mismatch}"
+        if mismatch is None:
+            return None
+        return f"the output does not hold the schema: {mismatch}"
 
     def fault(self) -> str | None:
         fault = check_schema(self.schema_)
@@ -124,7 +132,9 @@ class Equals(_Check):
     def failure(self, result: Mapping[str, Any]) -> str | None:
         output = _untrusted(result).get("output")
         mismatch = find_mismatch(output, {"const": self.value})  # unlike ==, where true is 1
-        return None if mismatch is None else f"the output is {_short(output)}, not {_short(self.value)}"
+        if mismatch is None:
+            return None
+        return f"the output is {_short(output)}, not {_short(self.value)}"
 
     def fault(self) -> str | None:
         return check_schema({"const": self.value})
@@ -139,10 +149,14 @@ class Sources(_Check):
     def failure(self, result: Mapping[str, Any]) -> str | None:
         sources = _quoted_sources(result)
         missing = [path for path in self.paths if not any(_is_place_in(path, source) for source in sources)]
-        return f"no finding quotes {_list_texts(missing)}" if missing else None
+        if not missing:
+            return None
+        return f"no finding quotes {_list_texts(missing)}"
 
     def fault(self) -> str | None:
-        return None if self.paths else "it can never fail: it names no source"
+        if not self.paths:
+            return "it can never fail: it names no source"
+        return None
 
 
 class Verify(_Check):
@@ -152,7 +166,9 @@ class Verify(_Check):
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
         changes: Mapping[str, Any] = result.get("changes") or {}
-        return None if changes.get("verified") else "the verify command did not pass"
+        if changes.get("verified"):
+            return None
+        return "the verify command did not pass"
 
 
 class Endings(_Check):
@@ -163,10 +179,14 @@ class Endings(_Check):
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
         status = result.get("status")
-        return None if status in self.any else f"it ended with {status} ({result.get('stop_reason')})"
+        if status in self.any:
+            return None
+        return f"it ended with {status} ({result.get('stop_reason')})"
 
     def fault(self) -> str | None:
-        return None if self.any else "it can never pass: it names no ending"
+        if not self.any:
+            return "it can never pass: it names no ending"
+        return None
 
 
 Check = Annotated[Contains | Absent | Schema | Equals | Sources | Verify | Endings, Field(discriminator="kind")]
@@ -201,8 +221,9 @@ class Case(TomlFile):
 
     def failures(self, result: Mapping[str, Any]) -> list[str]:
         """Return why a stored result (`SubagentComplete.result`) does not pass, a sentence for each check."""
-        names_ending = any(isinstance(check, Endings) for check in self.checks)
-        checks = self.checks if names_ending else (Endings(any=("success",)), *self.checks)
+        checks = list(self.checks)
+        if not any(isinstance(check, Endings) for check in checks):
+            checks.insert(0, Endings(any=("success",)))
         failures = [check.failure(result) for check in checks]
         failures.append(self._lack_of_work(result))
         return list(filter(None, failures))
@@ -224,7 +245,9 @@ class Case(TomlFile):
         """Return what is wrong with it: where, and a sentence. A check that can never fail is wrong, too."""
         faults: list[tuple[tuple[str | int, ...], str]] = []
         for key, path, is_folder in (("workspace", self.workspace, True), ("recording", self.recording, False)):
-            fault = self._fault_of_path(path, is_folder) if path is not None else None
+            if path is None:
+                continue
+            fault = self._fault_of_path(path, is_folder)
             if fault is not None:
                 faults.append(((key,), fault))
         faults += argument_faults(self.arguments, self.role, self.task)
@@ -254,8 +277,11 @@ class Case(TomlFile):
     def _fault_of_path(self, relative: str, is_folder: bool) -> str | None:
         """Return why a file or folder of the case cannot be used; None if it can."""
         path = self.path(relative)
-        if not _stays_beneath(relative) or (path.exists() and not path.resolve().is_relative_to(self.folder.resolve())):
-            return f"{relative!r} has to lie in the folder of the case, also behind a link; give a path relative to it"
+        outside = f"{relative!r} has to lie in the folder of the case, also behind a link; give a path relative to it"
+        if not _stays_beneath(relative):
+            return outside
+        if path.exists() and not path.resolve().is_relative_to(self.folder.resolve()):
+            return outside
         if is_folder and not path.is_dir():
             return f"there is no folder {relative!r} beside the case"
         if not is_folder and not path.is_file():
@@ -310,20 +336,22 @@ def read_toml(path: Path, kind: type[T], **fields: Any) -> T | list[str]:
     try:
         text = read_bytes(path, MOST_BYTES).decode()
         document = tomllib.loads(text)
-        faults: list[tuple[tuple[str | int, ...], str]] = [
-            ((key,), _NO_JSON) for key, each in document.items() if not _is_json(each)
-        ]
+        faults: list[tuple[tuple[str | int, ...], str]] = []
+        for key, value in document.items():
+            if not _is_json(value):
+                faults.append(((key,), _NO_JSON))
         if not faults:
-            value = kind.model_validate({**document, **fields})
-            faults = value.faults()
+            model = kind.model_validate({**document, **fields})
+            faults = model.faults()
             if not faults:
-                return value
+                return model
     except ValidationError as error:
         faults = [(_place(fault["loc"]), fault["msg"]) for fault in error.errors()]
     except tomllib.TOMLDecodeError as error:
         match = _LINE.search(str(error))
-        line = match[1] if match else 1
-        return [f"{path}:{line}: {error}"]
+        if match is None:
+            return [f"{path}:1: {error}"]
+        return [f"{path}:{match[1]}: {error}"]
     except UnicodeDecodeError:
         return [f"{path}:1: it is not UTF-8 text"]
     except OSError as error:
@@ -384,7 +412,9 @@ def output_text(result: Mapping[str, Any]) -> str:
     output = _untrusted(result).get("output")
     if output is None:
         return ""
-    return output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+    if isinstance(output, str):
+        return output
+    return json.dumps(output, ensure_ascii=False)
 
 
 def _untrusted(result: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -419,7 +449,9 @@ def _is_place_in(path: str, source: str) -> bool:
 
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else f"{text[:79]}…"
+    if len(text) > 80:
+        text = f"{text[:79]}…"
+    return text
 
 
 def _without_nulls(value: Any) -> Any:
@@ -433,14 +465,19 @@ def _without_nulls(value: Any) -> Any:
 
 def _place(loc: Sequence[str | int]) -> tuple[str | int, ...]:
     """Return where a fault is, without the name of the kind that pydantic puts after the number of a check."""
-    return (*loc[:2], *loc[3:]) if loc[:1] == ("checks",) else tuple(loc)
+    if loc[:1] != ("checks",):
+        return tuple(loc)
+    return (*loc[:2], *loc[3:])
 
 
 def _key_path(place: Sequence[str | int]) -> str:
     """Return a place as a person writes it, e.g. `checks[1].texts`."""
     text = ""
     for part in place:
-        text += f"[{part + 1}]" if isinstance(part, int) else f".{part}"
+        if isinstance(part, int):
+            text += f"[{part + 1}]"
+        else:
+            text += f".{part}"
     return text.lstrip(".")
 
 
@@ -449,11 +486,12 @@ def _line_of(text: str, place: Sequence[str | int]) -> int:
     lines = text.splitlines()
     begin = 0
     keys = list(place)
-    index = keys[1] if len(keys) > 1 else None
-    if isinstance(index, int):  # of a table such as [[checks]]
+    if len(keys) > 1 and isinstance(keys[1], int):  # of a table such as [[checks]]
+        index = keys[1]
         head = re.compile(rf"\s*\[\[\s*{keys[0]}\s*\]\]")
         heads = [number for number, line in enumerate(lines) if head.match(line)]
-        begin = heads[index] if index < len(heads) else 0
+        if index < len(heads):
+            begin = heads[index]
         keys = keys[2:]
     if keys:
         assignment = re.compile(rf"\s*\[*{re.escape(str(keys[0]))}\s*[=.\]]")

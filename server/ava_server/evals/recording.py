@@ -227,39 +227,73 @@ def freeze(
             could fail follows from its result.
         SuiteFaults: The check that was given can never fail.
     """
-    if not re.fullmatch(r"[\w.-]{1,80}", case_id) or case_id.startswith(".") or f"{case_id}.toml".lower() == SUITE:
-        raise BadInput(f"--id: {case_id!r} cannot name a case; use letters, digits, `-` and `_`, but not `suite`")
-    config, texts, redact = recording.config, recording.texts, redactor.redact_json
-    checks = (Contains(texts=tuple(contains)),) if contains else propose_checks(recording)
+    _check_case_id(case_id)
+    checks: Sequence[Check] = (Contains(texts=tuple(contains)),)
+    if not contains:
+        checks = propose_checks(recording)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as path:
         new = Path(path)
-        files = 0
-        left_out: list[str] = []
-        if config.coding is not None and workspace:
-            files, left_out = _copy_base(recording.run_id, config.coding, new, redactor)
-        elif config.coding is not None:
-            left_out.append(f"its repository {config.coding.repository} (commit {config.coding.base[:12]})")
-        elif config.workspace is not None and workspace:
-            files, left_out = _copy(recording, Path(config.workspace), new, redactor, whole=whole)
-        if config.context_from:
-            left_out.append(f"the results of {', '.join(run.id for run in config.context_from)}, which it could read")
-        case = Case(
-            id=case_id,
-            folder=folder,
-            task=redact(texts.task),
-            role=config.role,
-            context=redact(texts.context),
-            system_prompt=redact(texts.system_prompt),
-            workspace=case_id if files else None,
-            recording=f"{case_id}.jsonl",
-            arguments={name: redact(value) for name, value in config.asked.items() if name not in _KEPT},
-            checks=tuple(_redact_check(check, redactor) for check in checks),
-        )
-        size = sum(each.lstat().st_size for each in new.rglob("*") if each.is_file() or each.is_symlink())
-        base = config.coding.base if config.coding is not None and files else None
+        files, left_out = _copy_files(recording, new, redactor, workspace=workspace, whole=whole)
+        case = _case_of(recording, folder, case_id, checks, redactor, with_files=files > 0)
+        coding = recording.config.coding
+        base = None
+        if coding is not None and files:
+            base = coding.base
+        size = _size(new)
         file = _write(case, recording.lines(redactor), new)
         return Frozen(case, file, files, tuple(left_out), size, base)
+
+
+def _check_case_id(case_id: str) -> None:
+    is_name = re.fullmatch(r"[\w.-]{1,80}", case_id) is not None
+    if not is_name or case_id.startswith(".") or f"{case_id}.toml".lower() == SUITE:
+        raise BadInput(f"--id: {case_id!r} cannot name a case; use letters, digits, `-` and `_`, but not `suite`")
+
+
+def _copy_files(
+    recording: Recording, target: Path, redactor: Redactor, *, workspace: bool, whole: bool
+) -> tuple[int, list[str]]:
+    """Copy the files that a case keeps; return how many, and what was left out."""
+    config = recording.config
+    files = 0
+    left_out: list[str] = []
+    if config.coding is not None and workspace:
+        files, left_out = _copy_base(recording.run_id, config.coding, target, redactor)
+    elif config.coding is not None:
+        left_out.append(f"its repository {config.coding.repository} (commit {config.coding.base[:12]})")
+    elif config.workspace is not None and workspace:
+        files, left_out = _copy_workspace(recording, Path(config.workspace), target, redactor, whole=whole)
+    if config.context_from:
+        run_ids = ", ".join(run.id for run in config.context_from)
+        left_out.append(f"the results of {run_ids}, which it could read")
+    return files, left_out
+
+
+def _case_of(
+    recording: Recording, folder: Path, case_id: str, checks: Sequence[Check], redactor: Redactor, *, with_files: bool
+) -> Case:
+    config, texts, redact = recording.config, recording.texts, redactor.redact_json
+    return Case(
+        id=case_id,
+        folder=folder,
+        task=redact(texts.task),
+        role=config.role,
+        context=redact(texts.context),
+        system_prompt=redact(texts.system_prompt),
+        workspace=case_id if with_files else None,
+        recording=f"{case_id}.jsonl",
+        arguments={name: redact(value) for name, value in config.asked.items() if name not in _KEPT},
+        checks=tuple(_redact_check(check, redactor) for check in checks),
+    )
+
+
+def _size(folder: Path) -> int:
+    size = 0
+    for path in folder.rglob("*"):
+        if path.is_file() or path.is_symlink():
+            size += path.lstat().st_size
+    return size
 
 
 def _redact_check(check: Check, redactor: Redactor) -> Check:
@@ -328,7 +362,10 @@ def propose_checks(recording: Recording) -> tuple[Check, ...]:
 
 def _quoted_findings(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the findings whose quotes were found in what the run read."""
-    numbers = {each["finding"] for each in result.get("quotes_checked") or () if each["verdict"] == "found"}
+    numbers: set[int] = set()
+    for check in result.get("quotes_checked") or ():
+        if check["verdict"] == "found":
+            numbers.add(check["finding"])
     findings: Sequence[Mapping[str, Any]] = result["untrusted_result"].get("findings") or ()
     return [finding for number, finding in enumerate(findings, 1) if number in numbers]
 
@@ -343,7 +380,7 @@ def _figures(findings: Sequence[Mapping[str, Any]], output: str, task: str) -> t
     return tuple(figures)[:MOST_FIGURES]
 
 
-def _copy(
+def _copy_workspace(
     recording: Recording, workspace: Path, target: Path, redactor: Redactor, *, whole: bool
 ) -> tuple[int, list[str]]:
     """Copy what a run read of its workspace, or all of it; return how many files, and what was left out."""
@@ -351,7 +388,10 @@ def _copy(
     left_out: list[str] = []
     unread: list[str] = []
     with closing(_open(recording, workspace)) as root:
-        names = [entry.name for entry in root.walk()] if whole else _names_read(recording)
+        if whole:
+            names = [entry.name for entry in root.walk()]
+        else:
+            names = _names_read(recording)
         if len(names) > MOST_FILES:
             left_out.append(f"{len(names) - MOST_FILES:,} files beyond the first {MOST_FILES:,}")
         for name in names[:MOST_FILES]:
@@ -400,12 +440,13 @@ def _copy_base(run_id: str, coding: Coding, target: Path, redactor: Redactor) ->
             outside.append(shown(file.name))
             continue
         data, is_text = _redact_bytes(file.data, redactor)
-        if data != file.data and (not is_text or file.kind == "link"):
-            raise Refused(
-                f"{run_id}: {shown(file.name)} has a key in it and is no text, so it cannot be replaced there; take it"
-                " out of the repository and run the coder again, or --no-workspace makes a case of the recording alone"
-            )
         if data != file.data:
+            if not is_text or file.kind == "link":
+                raise Refused(
+                    f"{run_id}: {shown(file.name)} has a key in it and is no text, so it cannot be replaced there; take"
+                    " it out of the repository and run the coder again, or --no-workspace makes a case of the recording"
+                    " alone"
+                )
             replaced.append(shown(file.name))
         path.parent.mkdir(parents=True, exist_ok=True)
         if file.kind == "link":
@@ -452,11 +493,12 @@ def _names_read(recording: Recording) -> list[str]:
 
 def _redact_bytes(data: bytes, redactor: Redactor) -> tuple[bytes, bool]:
     """Return a file's bytes without secrets, and whether it is text; latin-1 decodes everything."""
-    marked = [name for mark, name in _MARKS if data.startswith(mark)][:1]
-    has_many_zeros = data.count(0) * 4 > len(data)
-    guessed = ["utf-16-le", "utf-16-be"] if has_many_zeros and not marked else []
+    by_mark = [name for mark, name in _MARKS if data.startswith(mark)][:1]
+    guessed: list[str] = []
+    if not by_mark and data.count(0) * 4 > len(data):
+        guessed = ["utf-16-le", "utf-16-be"]
     is_text = False
-    for encoding in (*marked, *guessed, "utf-8", "latin-1"):
+    for encoding in (*by_mark, *guessed, "utf-8", "latin-1"):
         try:
             text = data.decode(encoding)
         except UnicodeDecodeError:

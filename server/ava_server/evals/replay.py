@@ -284,7 +284,9 @@ class _TapeRun(AgentRun):
             self._coding = TapeCoding(tape, coding, self._log, self.say)
         reasons = [fact.last.reason for fact in tape.recording.facts(CostReserved) if fact.last is not None]
         reasons.append(tape.recording.result["stop_reason"])
-        self.seconds_left = self._run.left_s - 0.001 if PLAN_TIME_OVER in reasons else None
+        self.seconds_left: float | None = None
+        if PLAN_TIME_OVER in reasons:
+            self.seconds_left = self._run.left_s - 0.001
 
 
 class _TapeReservations(Reservations):
@@ -296,7 +298,9 @@ class _TapeReservations(Reservations):
 
     async def next(self) -> Any:
         """Reserve the next call, at the time and with the messages that it had."""
-        attempt = 1 if self._history.answered else self._history.attempt + 1
+        attempt = 1
+        if not self._history.answered:
+            attempt = self._history.attempt + 1
         recorded = self._tape.attempts.get((self._next_turn(), attempt))
         if recorded is None:
             return await self._beyond() or await super().next()
@@ -305,9 +309,8 @@ class _TapeReservations(Reservations):
         self._tape.at(recorded, self._config.timeout_s)
         await self._outside.write_until(min(recorded.entry.seq, self._tape.pause_seq))
         last = recorded.reserved.last
-        if self.cap is None and last is not None:
-            comes_from_elsewhere = last.status == "timeout" or last.reason.startswith(SHARED_CAPS)
-            self.cap = last if comes_from_elsewhere else None
+        if self.cap is None and last is not None and _comes_from_elsewhere(last):
+            self.cap = last
         step = await super().next()
         if not isinstance(step, Paused):
             self._tape.go_on(recorded.entry.generation or 0)
@@ -321,7 +324,14 @@ class _TapeReservations(Reservations):
             return await self._tape.leave()
         if ending.stop_reason.startswith(SHARED_CAPS):
             return RunResult(ending.status, ending.stop_reason)
-        return await self._tape.run_out() if self._tape.ran_out else None
+        if self._tape.ran_out:
+            await self._tape.run_out()
+        return None
+
+
+def _comes_from_elsewhere(last: LastTurn) -> bool:
+    """Tell whether what makes a turn the last is none of the run's own caps."""
+    return last.status == "timeout" or last.reason.startswith(SHARED_CAPS)
 
 
 def _who(run_id: str) -> Who:
@@ -410,10 +420,14 @@ def _first_difference(tape: Tape) -> Difference | None:
     if not tape.changed:
         return None
     key = min(tape.changed)
-    now, before = tape.requests[key], tape.recorded(key)
+    turn, _attempt = key
+    before = tape.recorded(key)
     if before is None:
-        return Difference(key[0], (RequestPart("a call that the recorded run did not make"),))
-    return Difference(key[0], tuple(_parts(tape, before, now)) or (RequestPart("the format of the request"),))
+        return Difference(turn, (RequestPart("a call that the recorded run did not make"),))
+    parts = tuple(_parts(tape, before, tape.requests[key]))
+    if not parts:
+        parts = (RequestPart("the format of the request"),)
+    return Difference(turn, parts)
 
 
 def _parts(tape: Tape, before: Request, now: Request) -> Iterator[RequestPart]:
@@ -476,7 +490,9 @@ def _diff(before: str, now: str) -> tuple[str, ...]:
     for sign in "-+":
         side = [line for line in lines if line[0] == sign]
         for line in side[:DIFF_LINES]:
-            shown.append(line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]}…")
+            if len(line) > LINE_CHARS:
+                line = f"{line[:LINE_CHARS]}…"
+            shown.append(line)
         if len(side) > DIFF_LINES:
             shown.append(f"{sign}… {len(side) - DIFF_LINES} more lines")
     return tuple(shown)
@@ -525,8 +541,11 @@ def _compare_endings(recorded: Sequence[Entry], entries: Sequence[Entry]) -> lis
     if before is None and now is None:
         return []
     if before is None or now is None or before.status != now.status:
-        ending_now = "nothing yet" if now is None else f"{now.status} ({now.stop_reason})"
-        ending_before = "an end from outside" if before is None else before.status
+        ending_before, ending_now = "an end from outside", "nothing yet"
+        if before is not None:
+            ending_before = before.status
+        if now is not None:
+            ending_now = f"{now.status} ({now.stop_reason})"
         return [f"it would end with {ending_now}, not with {ending_before}"]
     notes: list[str] = []
     for name, action, tool in _trips(recorded) - _trips(entries):
@@ -551,7 +570,9 @@ def _compare_results(before: Mapping[str, str], now: Mapping[str, str]) -> Itera
 
 def _comparable(complete: SubagentComplete | None) -> dict[str, str]:
     """Return what a replay can make again of a result: no branch, no file and no text of an error."""
-    result: Mapping[str, Any] = complete.result if complete is not None else {}
+    result: Mapping[str, Any] = {}
+    if complete is not None:
+        result = complete.result
     untrusted = fields_of(result.get("untrusted_result"))
     changes = fields_of(result.get("changes"))
     quotes: Sequence[Mapping[str, Any]] = result.get("quotes_checked") or ()

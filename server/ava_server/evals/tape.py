@@ -105,6 +105,19 @@ class TapeAttempt:
             return None
         return self.paid.usage.model_copy(update={"thinking_tokens": self.settled.thinking_tokens})
 
+    @property
+    def cost_micros(self) -> int | None:
+        """What was paid; None where it is not settled."""
+        if self.paid is None:
+            return None
+        return self.paid.cost_micros
+
+    @property
+    def settlement(self) -> str | None:
+        if self.settled is None:
+            return None
+        return self.settled.settlement
+
 
 @dataclass(frozen=True)
 class TapeResult:
@@ -170,7 +183,9 @@ class Tape:
                     pass
 
     def _attempt_of(self, entry: Entry, turn: int | None, attempt: int | None) -> TapeAttempt | None:
-        return self.attempts.get((turn or 0, attempt or 0)) if entry.generation is not None else None
+        if entry.generation is None:
+            return None
+        return self.attempts.get((turn or 0, attempt or 0))
 
     # -- claims and the clock -----------------------------------------------------------------------------------------
 
@@ -259,27 +274,34 @@ class Tape:
         key = self.history.turn, self.history.attempt
         attempt = self.attempts.get(key)
         self.requests[key] = request
-        unchanged = attempt is not None and self._is_same(key, attempt, model, request)
+        if attempt is None:
+            self.changed.append(key)
+            await self._end_unanswered(key[0], attempt)
+        unchanged = self._is_same(key, attempt, model, request)
         if not unchanged:
             self.changed.append(key)
-        said = attempt.said if attempt is not None else None
-        if attempt is None or said is None:
-            await self._unanswered(key[0], attempt)
-        calls = tuple(tool_use(call["call_id"], call["name"], call["raw_args"]) for call in said.calls)
-        raw = said.raw if self.same_model else model.assistant_message(said.text or None, calls)
-        usage = attempt.usage if unchanged else self._scale_usage(key, attempt.usage, request)
+        message = attempt.said
+        if message is None:
+            await self._end_unanswered(key[0], attempt)
+        calls = tuple(tool_use(call["call_id"], call["name"], call["raw_args"]) for call in message.calls)
+        raw: Mapping[str, Any] | None = message.raw
+        if not self.same_model:
+            raw = model.assistant_message(message.text or None, calls)
+        usage = attempt.usage
+        if not unchanged:
+            usage = self._scale_usage(key, usage, request)
         return Completion(
-            text=said.text,
+            text=message.text,
             calls=calls,
             raw=raw or {},
             usage=usage,
             cost_micros=self._reported_cost(attempt, usage),
-            stop_reason=said.stop_reason,
-            request_id=said.request_id,
-            notes=said.notes,
+            stop_reason=message.stop_reason,
+            request_id=message.request_id,
+            notes=message.notes,
         )
 
-    async def _unanswered(self, turn: int, attempt: TapeAttempt | None) -> NoReturn:
+    async def _end_unanswered(self, turn: int, attempt: TapeAttempt | None) -> NoReturn:
         """Do what the recorded run did where no answer came; see `answer`."""
         if attempt is not None and attempt.error is not None:
             error = self._error(attempt, attempt.error)
@@ -339,7 +361,7 @@ class Tape:
 
     def _reported_cost(self, attempt: TapeAttempt, usage: Usage | None) -> int | None:
         """Return what the provider would report as the cost, in micro-USD; None where it reports none."""
-        paid = attempt.paid.cost_micros if attempt.paid is not None else None
+        paid = attempt.cost_micros
         if attempt.settled is None or attempt.settled.price_source != "provider" or not paid:
             return None
         if not self.same_model or self._price != self.recording.config.price:
@@ -357,14 +379,16 @@ class Tape:
         turn, number = attempt.reserved.turn, attempt.reserved.attempt
         has_next_attempt = (turn, number + 1) in self.attempts
         pauses = self._pauses_after(attempt.entry)
-        unknown = attempt.settled is not None and attempt.settled.settlement == "unknown"
+        again_after_s = 0.0
+        if pauses:
+            again_after_s = PAUSE_FROM_S + 1
         return ModelError(
             error.error,
             kind=cast("ModelErrorKind", error.kind),
             sent=True,
-            answered=unknown,
+            answered=attempt.settlement == "unknown",
             retryable=has_next_attempt or pauses or self.ran_out,
-            again_after_s=PAUSE_FROM_S + 1 if pauses else 0.0,
+            again_after_s=again_after_s,
             request_id=error.request_id,
             what_to_do=error.what_to_do,
         )
@@ -382,10 +406,9 @@ class Tape:
         """Return the recorded output of a tool's call. Raises ToolFailed if its paid search does not fit a cap."""
         turn = self.history.turn
         search = self.searches.get((turn, at.call_id))
-        settled = search.settled if search is not None else None
-        is_paid = settled is not None and settled.settlement != "not_billed"
-        if is_paid and at.search is not None:
-            await at.search(" ".join(str(getattr(args, "query", "")).split()), 1)
+        if search is not None and search.settlement not in (None, "not_billed") and at.search is not None:
+            query = str(getattr(args, "query", ""))
+            await at.search(" ".join(query.split()), 1)
         recorded = self.results.get((turn, at.call_id))
         if recorded is None or recorded.entry.generation != self.generation:
             call = self._recorded_call(turn, at.call_id)
@@ -414,7 +437,9 @@ class Tape:
 
     def _output(self, fact: ToolResult, spec: ToolSpec) -> ToolOutput:
         """Return what a tool returned, as far as the log has it, so that the loop makes the recorded result of it."""
-        text = fact.output if fact.success else fact.output.removeprefix("Failed.\n")
+        text = fact.output
+        if not fact.success:
+            text = text.removeprefix("Failed.\n")
         text = _WARNINGS.sub("", text)
         footer = _CUT.search(text)
         if footer is not None:
@@ -425,13 +450,13 @@ class Tape:
         if wrapped is not None:
             attributes, text = wrapped.groups()
             attribute = _REMOVED.search(attributes)
-            removed = int(attribute[1]) if attribute else 0
+            if attribute is not None:
+                removed = int(attribute[1])
         if footer is not None:
             text = self._fill_cut(fact, spec, text, int(footer[1]))
+        text += removed * _INVISIBLE
         own = wrapped is None and spec.foreign is None
-        return ToolOutput(
-            text + removed * _INVISIBLE, fact.success, fact.count, sources_of(fact), own=own, unread=fact.unread or ""
-        )
+        return ToolOutput(text, fact.success, fact.count, sources_of(fact), own=own, unread=fact.unread or "")
 
     def _fill_cut(self, fact: ToolResult, spec: ToolSpec, text: str, most: int) -> str:
         """Return an output that was cut, with a filling for what the log does not have of it."""
@@ -459,7 +484,7 @@ class Tape:
                 case CancelRequested() as fact:
                     assert self.run is not None
                     self.run.cancel(fact.reason)
-                    await _cancelled()
+                    await _wait_for_cancel()
                 case CostReserved(tool_call=None):
                     break
                 case _:
@@ -473,7 +498,7 @@ class Tape:
             self.run.cancel(self.recording.result["cancel_reason"])
         else:
             self.run.end_time()
-        await _cancelled()
+        await _wait_for_cancel()
 
     @property
     def ran_out(self) -> bool:
@@ -489,7 +514,7 @@ class Tape:
     async def leave(self) -> NoReturn:
         """End what this claim does, as if its process were gone."""
         self.scope.cancel()
-        await _cancelled()
+        await _wait_for_cancel()
 
     async def stop(self, why: str) -> NoReturn:
         """End the replay, because the recording does not go on."""
@@ -497,14 +522,16 @@ class Tape:
         await self.leave()
 
 
-async def _cancelled() -> NoReturn:
+async def _wait_for_cancel() -> NoReturn:
     """Wait for a cancellation that is on its way."""
     await anyio.sleep_forever()
     raise AssertionError("nobody has cancelled it")
 
 
 def _generation(claim: Entry) -> int:
-    return claim.fact.generation if isinstance(claim.fact, RunClaimed) else 0
+    if not isinstance(claim.fact, RunClaimed):
+        return 0
+    return claim.fact.generation
 
 
 def _filling(fact: ToolResult, chars: int) -> str:
@@ -560,8 +587,9 @@ class TapeSearch(TapeModel):
         attempt = None
         if reserved is not None:
             attempt = self.tape.searches.get((reserved.turn, reserved.tool_call or ""))
-        usage = attempt.usage if attempt is not None else None
-        cost = attempt.paid.cost_micros if attempt is not None and attempt.paid is not None else None
+        usage, cost = None, None
+        if attempt is not None:
+            usage, cost = attempt.usage, attempt.cost_micros
         raw: dict[str, Any] = {"rows": [], "fault": "", "searches": 1}
         await check()
         yield LocalStream(Completion("", (), raw, usage, cost))
@@ -619,11 +647,13 @@ class TapeHistory(History):
     def add(self, seq: int, fact: Fact, usage: Usage | None = None, *, fenced: bool = True) -> None:
         match fact:
             case AssistantMessage() if fenced and fact.turn is not None:
-                played = self._tape.attempts.get((fact.turn, fact.attempt or 1))
-                printed = played.said.printed if played is not None and played.said is not None else None
+                printed = None
+                attempt = self._tape.attempts.get((fact.turn, fact.attempt or 1))
+                if attempt is not None and attempt.said is not None:
+                    printed = attempt.said.printed
                 super().add(-seq, fact.model_copy(update={"printed": printed}), usage, fenced=fenced)
             case ToolResult() if fenced and fact.call_id is not None:
-                super().add(*self._placed(seq, fact), usage, fenced=fenced)
+                super().add(*self._with_place(seq, fact), usage, fenced=fenced)
             case UserMessage():
                 super().add(seq, fact, usage, fenced=fenced)
             case _:  # its place is not that of a result
@@ -632,7 +662,7 @@ class TapeHistory(History):
     def set_seq(self, seq: int, result: ToolResult) -> None:
         """Do nothing: a result has its place before it is written."""
 
-    def _placed(self, seq: int, fact: ToolResult) -> tuple[int, ToolResult]:
+    def _with_place(self, seq: int, fact: ToolResult) -> tuple[int, ToolResult]:
         recorded = self._tape.results.get((fact.turn or 0, fact.call_id or ""))
         if recorded is None:
             return _UNKNOWN_SEQ + len(self.outputs), fact
@@ -673,15 +703,19 @@ class TapeCoding(CodingWork):
     async def check(self, call_id: str | None) -> WorkChecked | RunResult:
         if self._history.check is not None:
             return self._history.check
-        number = 1 if self._history.last_check is None else self._history.last_check.number + 1
+        number = 1
+        if self._history.last_check is not None:
+            number = self._history.last_check.number + 1
         checks = [each for each in self._tape.recording.facts(WorkChecked) if each.number == number]
         if not checks:
             await self._tape.stop(f"the recording has no check {number} of the work")
         recorded = checks[0]
-        told = "" if recorded.verify.passed else self._failed_words(recorded.verify, number)
-        checked = recorded.model_copy(update={"call_id": call_id, "turn": self._history.turn, "told": told})
-        await self._log.record(checked)
-        return checked
+        told = ""
+        if not recorded.verify.passed:
+            told = self._failed_words(recorded.verify, number)
+        check = recorded.model_copy(update={"call_id": call_id, "turn": self._history.turn, "told": told})
+        await self._log.record(check)
+        return check
 
     async def keep(self, ended: RunResult) -> KeptChanges:
         """Keep nothing."""

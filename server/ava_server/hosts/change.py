@@ -21,7 +21,7 @@ from typing import Any, cast
 from ava_server.config.keys import KEY_VARIABLES, address_variables
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import FileChanged, create_file, reason, replace_file
-from ava_server.hosts.formats import NOTHING, Configuration, Format, Steps, named, put_in
+from ava_server.hosts.formats import NOTHING, Configuration, Format, Steps, dotted_name, put_in
 from ava_server.hosts.known import TOKEN, TOKEN_INPUT, Host, Launch, Rule, ToolRules, UserPlace
 from ava_server.models.json_text import as_list, as_object, fields_of
 
@@ -56,35 +56,40 @@ def change_to_add(host: Host, name: str, launch: Launch, path: Path) -> Change:
     file = Configuration.read(path, host.format)
     before = file.text
     where = place_of(file, host, name)
-    old = file.get(where)
+    old, new = file.get(where), host.entry(launch)
+    notes: list[str] = []
     if old is NOTHING:
-        lines = _add_entry(file, host, name, host.entry(launch))
-        notes: list[str] = []
-    elif is_remote(old) != is_remote(host.entry(launch)) and (is_remote(old) or is_ours(old)):
+        lines = _add_entry(file, host, name, new)
+    elif not is_remote(old) and not is_ours(old):
+        raise ConfigError(
+            f"{path} already has a server called {name}, and it is not Ava: it was left alone. Give Ava another name"
+            " there with --name, or remove that server yourself."
+        )
+    elif is_remote(old) != is_remote(new):
         there = "on another machine" if is_remote(old) else "on this machine"
         raise ConfigError(
             f"{path} already has a server called {name}, an Ava {there}: it was left alone. Give the other one its own"
             f" name with --name, or remove this one first: ava init {host.name} --remove"
         )
     elif is_remote(old):
-        address = {(*where, key): value for key, value in host.entry(launch).items() if key in _ADDRESSES}
-        lines, notes = _put_changes(file, address), []  # everything else in it stays
-        lines += _set_to_ask(file, host, name)
-    elif is_ours(old):
-        lines, notes = _renew_entry(file, host, where, launch)
+        address = {(*where, key): new[key] for key in _ADDRESSES if key in new}
+        lines = _put_changes(file, address)  # everything else in it stays
         lines += _set_to_ask(file, host, name)
     else:
-        raise ConfigError(
-            f"{path} already has a server called {name}, and it is not Ava: it was left alone. Give Ava another name"
-            " there with --name, or remove that server yourself."
-        )
+        lines, notes = _renew_entry(file, host, where, launch)
+        lines += _set_to_ask(file, host, name)
     asks = host.asking(name)
-    # It may be told at this place, or for a whole table above it.
-    if asks is not None and all(file.get(asks[0][:depth]) != asks[1] for depth in range(1, len(asks[0]) + 1)):
+    if asks is not None and not _is_set(file, *asks):
+        place, value = asks
         notes.append(
-            f'{host.title} may skip asking before confirm_spawn: {named(asks[0])} is not "{asks[1]}". It was left so.'
+            f'{host.title} may skip asking before confirm_spawn: {dotted_name(place)} is not "{value}". It was left so.'
         )
     return Change(path, file.target, before, file.text, tuple(lines), tuple(notes))
+
+
+def _is_set(file: Configuration, place: Steps, value: str) -> bool:
+    """Tell whether a configuration says this at a place, or for a whole table above it."""
+    return any(file.get(place[:depth]) == value for depth in range(1, len(place) + 1))
 
 
 def change_to_remove(host: Host, name: str, path: Path) -> Change:
@@ -103,19 +108,19 @@ def change_to_remove(host: Host, name: str, path: Path) -> Change:
     elif not is_ours(old):
         raise ConfigError(f"The server called {name} in {path} is not Ava; it was left alone.")
     file.remove(where)
-    lines = [f"- {named(where)}"]
+    lines = [f"- {dotted_name(where)}"]
     asking = host.asking(name)
     if asking is not None:
         asking_place, asking_value = asking
         if file.get(asking_place) == asking_value:
             file.remove(asking_place)
-            lines.append(f"- {named(asking_place)}")
+            lines.append(f"- {dotted_name(asking_place)}")
     element = _element(file, host)
     value = host.element_value
     # It stays where another server refers to it too.
     if element is not None and file.get(element) == value and f"${{input:{value['id']}}}" not in file.body:
         file.remove(element)
-        lines.append(f"- {named(element[:-1])}: {value['id']}")
+        lines.append(f"- {dotted_name(element[:-1])}: {value['id']}")
     return Change(path, file.target, before, _as_before(host, name, old, file, before), tuple(lines))
 
 
@@ -210,18 +215,21 @@ def _keys_without_address(host: Host, entry: Mapping[str, object]) -> dict[str, 
     Without those, Ava cannot tell a gateway's key from the provider's. A key that is written into the entry is Ava's.
     """
     table = fields_of(entry.get(host.env))
-    passed: set[str] = set()
+    names: set[str] = set()
     for variable in as_list(entry.get("env_vars")):
         fields = as_object(variable)
-        passed.add(str(variable if fields is None else fields.get("name")))
+        if fields is not None:
+            variable = fields.get("name")
+        names.add(str(variable))
     for name, value in table.items():
         if name in str(value):  # such as `"KEY": "${KEY}"`
-            passed.add(name)
+            names.add(name)
+    known = names.union(table)
     keys: dict[str, tuple[str, ...]] = {}
     for key, provider in KEY_VARIABLES.items():
-        if key not in passed:
+        if key not in names:
             continue
-        missing = [name for name in address_variables(provider) if name not in passed and name not in table]
+        missing = [name for name in address_variables(provider) if name not in known]
         if missing:
             keys[key] = tuple(missing)
     return keys
@@ -249,9 +257,12 @@ def _add_entry(file: Configuration, host: Host, name: str, entry: dict[str, Any]
     """Add the server, the element it refers to, and what makes the host ask; returns the lines of the change."""
     where = place_of(file, host, name)
     asks = host.asking(name)
-    entry = {"name": name, **entry} if host.in_list else entry
-    if asks is not None and asks[0][:2] == where:
-        put_in(entry, asks[0][2:], asks[1])
+    if host.in_list:
+        entry = {"name": name, **entry}
+    if asks is not None:
+        place, value = asks
+        if place[:2] == where:
+            put_in(entry, place[2:], value)
     file.put(where, entry)
     lines = _lines(host, where, entry)
     element = _element(file, host)
@@ -274,30 +285,32 @@ def _renew_entry(file: Configuration, host: Host, where: Steps, launch: Launch) 
     """Make an entry of Ava start this installation; everything else in it belongs to the person, and stays."""
     old = cast("Mapping[str, Any]", file.get(where))
     entry = host.entry(launch)
-    first = _words(old)[0]
+    words = _words(old)
     lines: list[str] = []
-    wanted: dict[Steps, Any] = {(*where, host.env, name): value for name, value in launch.env.items()}
-    started_by = PureWindowsPath(first).stem
-    notes: list[str] = []
-    if started_by in _OURS or "ava_server" in _words(old):
-        other_way = ("headersHelper" in old) != ("headersHelper" in entry)
-        keys = (*_START, "type") if other_way else _START
-        wanted |= {(*where, key): entry[key] for key in keys if key in entry}
-        for key in _START:
-            if key in old and key not in entry:
-                file.remove((*where, key))
-                lines.append(f"- {named((*where, key))}")
-    else:
-        notes.append(f"{named(where)} starts Ava with {started_by}: that was left as it is.")
-    return lines + _put_changes(file, wanted), notes
+    values: dict[Steps, Any] = {(*where, host.env, name): value for name, value in launch.env.items()}
+    program = PureWindowsPath(words[0]).stem
+    if program not in _OURS and "ava_server" not in words:
+        note = f"{dotted_name(where)} starts Ava with {program}: that was left as it is."
+        return _put_changes(file, values), [note]
+    keys = list(_START)
+    if ("headersHelper" in old) != ("headersHelper" in entry):  # the host starts it another way now
+        keys.append("type")
+    for key in keys:
+        if key in entry:
+            values[*where, key] = entry[key]
+    for key in _START:
+        if key in old and key not in entry:
+            file.remove((*where, key))
+            lines.append(f"- {dotted_name((*where, key))}")
+    return lines + _put_changes(file, values), []
 
 
-def _put_changes(file: Configuration, wanted: Mapping[Steps, Any]) -> list[str]:
+def _put_changes(file: Configuration, values: Mapping[Steps, Any]) -> list[str]:
     lines: list[str] = []
-    for place, value in wanted.items():
+    for place, value in values.items():
         if file.get(place) != value:
             file.put(place, value)
-            lines.append(f"{named(place)} = {json.dumps(value, ensure_ascii=False)}")
+            lines.append(f"{dotted_name(place)} = {json.dumps(value, ensure_ascii=False)}")
     return lines
 
 
@@ -341,13 +354,14 @@ def _element(file: Configuration, host: Host) -> Steps | None:
     if host.element is None:
         return None
     elements = as_list(file.get(host.element.path))
-    ids = [fields_of(one).get("id") for one in elements]
-    own = host.element.value["id"]
-    return (*host.element.path, ids.index(own) if own in ids else len(elements))
+    for number, element in enumerate(elements):
+        if fields_of(element).get("id") == host.element.value["id"]:
+            return (*host.element.path, number)
+    return (*host.element.path, len(elements))
 
 
 def _lines(host: Host, path: Steps, value: Any) -> list[str]:
-    return [f"+ {line}" for line in host.format.shown(path, value)]
+    return [f"+ {line}" for line in host.format.lines_of(path, value)]
 
 
 def _back_up(target: Path, data: bytes, mode: int) -> Path:
@@ -394,14 +408,16 @@ def change_to_forget(host: Host, name: str, config: Path, place: UserPlace) -> C
     rules = host.tool_rules
     file = _read(host.tool_rules, config, place)
     before = file.text
-    wanted = rules.of(name, QUIET_TOOLS)
-    if not all(_stands(file, rule) or (not rule.listed and file.get(rule.place) is not NOTHING) for rule in wanted):
+    our_rules = rules.of(name, QUIET_TOOLS)
+    if not all(_stands(file, rule) or _has_other_value(file, rule) for rule in our_rules):
         return Change(file.path, file.target, before, before)  # what is there was not added with the others
-    removed = [rule for rule in wanted if _stands(file, rule)]
+    removed = [rule for rule in our_rules if _stands(file, rule)]
     for rule in removed:
-        items = file.get(rule.place)
-        part = rule.listed and len(items) > 1
-        file.remove((*rule.place, items.index(rule.value)) if part else rule.place)
+        where: Steps = rule.place
+        items = file.get(where)
+        if rule.listed and len(items) > 1:
+            where = (*where, items.index(rule.value))
+        file.remove(where)
     if before == file.text:
         return Change(file.path, file.target, before, before)
 
@@ -409,7 +425,8 @@ def change_to_forget(host: Host, name: str, config: Path, place: UserPlace) -> C
         return bool(_add(earlier, rules, name))
 
     after = text_before(file, rules.format, before, add)
-    return Change(file.path, file.target, before, after, tuple(f"- {line}" for line in _describe_rules(rules, removed)))
+    lines = [f"- {line}" for line in _describe_rules(rules, removed)]
+    return Change(file.path, file.target, before, after, tuple(lines))
 
 
 def _stands(file: Configuration, rule: Rule) -> bool:
@@ -417,6 +434,11 @@ def _stands(file: Configuration, rule: Rule) -> bool:
     if rule.listed:
         return isinstance(value, list) and rule.value in value
     return bool(value == rule.value)
+
+
+def _has_other_value(file: Configuration, rule: Rule) -> bool:
+    """Tell whether the place of a rule that is no item of a list has a value."""
+    return not rule.listed and file.get(rule.place) is not NOTHING
 
 
 def _read(rules: ToolRules, config: Path, place: UserPlace) -> Configuration:
@@ -430,13 +452,15 @@ def _add(file: Configuration, rules: ToolRules, name: str) -> list[str]:
     """
     added: list[Rule] = []
     for rule in rules.of(name, QUIET_TOOLS):
-        found = file.get(rule.place)
-        if rule.listed and found is not NOTHING and not isinstance(found, list):
-            raise ConfigError(f"{named(rule.place)} in {file.path} is not a list; the file was left alone.")
-        if _stands(file, rule) or (not rule.listed and found is not NOTHING):
+        where: Steps = rule.place
+        value = file.get(where)
+        if rule.listed and value is not NOTHING and not isinstance(value, list):
+            raise ConfigError(f"{dotted_name(where)} in {file.path} is not a list; the file was left alone.")
+        if _stands(file, rule) or _has_other_value(file, rule):
             continue
-        count = len(as_list(found))
-        file.put((*rule.place, count) if rule.listed else rule.place, rule.value)
+        if rule.listed:
+            where = (*where, len(as_list(value)))
+        file.put(where, rule.value)
         added.append(rule)
     return _describe_rules(rules, added)
 
@@ -450,9 +474,9 @@ def _describe_rules(rules: ToolRules, some: Sequence[Rule]) -> list[str]:
     for place, rules_there in by_place.items():
         last = rules_there[-1]
         if not last.listed:
-            lines += rules.format.shown(place, last.value)
+            lines += rules.format.lines_of(place, last.value)
         elif isinstance(last.value, str):
-            lines += rules.format.shown(place, [rule.value for rule in rules_there])
+            lines += rules.format.lines_of(place, [rule.value for rule in rules_there])
         else:  # an item of a list that is a table
-            lines += rules.format.shown((*place, 0), last.value)
+            lines += rules.format.lines_of((*place, 0), last.value)
     return lines

@@ -40,7 +40,9 @@ class Format(Protocol):
         """Tell whether an empty table or list can be removed without losing a comment."""
         ...
 
-    def shown(self, path: KeyPath, value: Any) -> list[str]: ...
+    def lines_of(self, path: KeyPath, value: Any) -> list[str]:
+        """Return the lines of a file with nothing but this value."""
+        ...
 
 
 class Toml:
@@ -66,22 +68,9 @@ class Toml:
         import tomlkit
 
         lines = _LINE.findall(text)
-        heads = [(number, head) for number, line in enumerate(lines) if (head := _head(line)) is not None]
-        gone: set[int] = set()
-        for (start, head), (end, following) in pairwise([*heads, (len(lines), ())]):
-            if head[: len(path)] != tuple(path):
-                continue
-            if following[: len(path)] != tuple(path):  # comments before the next table belong to it
-                while not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#"):
-                    end -= 1
-            gone |= set(range(start, end))
-        if gone:
-            first = min(gone)
-            behind = "".join(lines[max(gone) + 1 : max(gone) + 2])
-            while not behind.strip() and first > 0 and not lines[first - 1].strip():
-                first -= 1  # leave one blank line
-                gone.add(first)
-            return "".join(line for number, line in enumerate(lines) if number not in gone)
+        table = _lines_of_table(lines, tuple(path))
+        if table:
+            return "".join(line for number, line in enumerate(lines) if number not in table)
         document = tomlkit.parse(text)
         take_out(document, path)
         return _with_every_comment(text, tomlkit.dumps(document))
@@ -91,7 +80,7 @@ class Toml:
         del text, path
         return False
 
-    def shown(self, path: KeyPath, value: Any) -> list[str]:
+    def lines_of(self, path: KeyPath, value: Any) -> list[str]:
         return self.put("", path, value).splitlines()
 
 
@@ -118,17 +107,16 @@ class Yaml:
         if lines and not lines[-1].endswith("\n"):
             lines[-1] += "\n"
         parent, depth = self._deepest(text, path)
-        for step in reversed(path[depth + 1 :]):
+        for step in reversed(path[depth:]):
             value = [value] if isinstance(step, int) else {step: value}
-        added = [value] if isinstance(path[depth], int) else {path[depth]: value}
-        indent = 0
+        indent = ""
         line = len(lines)
         if parent is not None:
             if parent.flow_style:
                 raise ValueError("a table in one line")
-            indent = parent.start_mark.column
+            indent = " " * parent.start_mark.column
             line = _last_line(parent) + 1
-        lines[line:line] = [" " * indent + one for one in _block(added).splitlines(keepends=True)]
+        lines[line:line] = [indent + one for one in _block(value).splitlines(keepends=True)]
         return _with_every_comment(text, "".join(lines))
 
     def remove(self, text: str, path: KeyPath) -> str:
@@ -136,13 +124,17 @@ class Yaml:
         if parent is None or depth != len(path) - 1 or parent.flow_style:
             raise ValueError("it is not there")
         if len(parent.value) == 1 and depth > 0:  # without its last line, it would be null
-            return self.put(text, path[:-1], [] if isinstance(path[-1], int) else {})
+            empty: Any = [] if isinstance(path[-1], int) else {}
+            return self.put(text, path[:-1], empty)
         lines = _LINE.findall(text)
         for number, item in enumerate(cast("list[Any]", parent.value)):
-            pair = cast("tuple[Any, Any]", item) if isinstance(item, tuple) else (item, item)
-            key, value = pair
-            if path[-1] == (key.value if isinstance(item, tuple) else number):
-                del lines[key.start_mark.line : _last_line(value) + 1]
+            if isinstance(item, tuple):
+                first, last = cast("tuple[Any, Any]", item)
+                step = first.value
+            else:
+                first, last, step = item, item, number
+            if step == path[-1]:
+                del lines[first.start_mark.line : _last_line(last) + 1]
                 break
         return "".join(lines)
 
@@ -157,8 +149,9 @@ class Yaml:
                 return not value.value and "#" not in line
         return False
 
-    def shown(self, path: KeyPath, value: Any) -> list[str]:
-        return self.put("", [0 if isinstance(step, int) else step for step in path], value).splitlines()
+    def lines_of(self, path: KeyPath, value: Any) -> list[str]:
+        in_new_lists = [0 if isinstance(step, int) else step for step in path]
+        return self.put("", in_new_lists, value).splitlines()
 
     def _deepest(self, text: str, path: KeyPath) -> tuple[Any, int]:
         """Return the deepest table or list on the way to a place, and how many steps lead to it."""
@@ -185,9 +178,13 @@ def _last_line(node: Any) -> int:
     value = node.value
     if isinstance(value, list) and value:
         last = cast("list[Any]", value)[-1]
-        return _last_line(last[1] if isinstance(last, tuple) else last)
-    end = node.end_mark
-    return int(end.line - 1 if end.column == 0 and end.line > node.start_mark.line else end.line)
+        if isinstance(last, tuple):
+            _key, last = cast("tuple[Any, Any]", last)
+        return _last_line(last)
+    line = int(node.end_mark.line)
+    if node.end_mark.column == 0 and line > node.start_mark.line:
+        line -= 1
+    return line
 
 
 def _block(value: Any) -> str:
@@ -198,6 +195,33 @@ def _block(value: Any) -> str:
 
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
+
+
+def _lines_of_table(lines: Sequence[str], path: tuple[Step, ...]) -> set[int]:
+    """Return the numbers of the lines of a TOML table that has a head, and of its subtables; none without a head.
+
+    Of the blank lines around them, one stays.
+    """
+    heads: list[tuple[int, tuple[str, ...]]] = []
+    for number, line in enumerate(lines):
+        head = _head(line)
+        if head is not None:
+            heads.append((number, head))
+    table: set[int] = set()
+    for (start, head), (end, next_head) in pairwise([*heads, (len(lines), ())]):
+        if head[: len(path)] != path:
+            continue
+        if next_head[: len(path)] != path:  # comments before the next table belong to it
+            while not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#"):
+                end -= 1
+        table.update(range(start, end))
+    if table:
+        first = min(table)
+        behind = "".join(lines[max(table) + 1 : max(table) + 2])
+        while not behind.strip() and first > 0 and not lines[first - 1].strip():
+            first -= 1
+            table.add(first)
+    return table
 
 
 def _head(line: str) -> tuple[str, ...] | None:
@@ -227,10 +251,11 @@ def put_in(data: Any, path: KeyPath, value: Any) -> None:
         if isinstance(step, str) and step not in data:
             data[step] = [] if isinstance(below, int) else {}
         data = data[step]
-    if isinstance(path[-1], int) and path[-1] == len(data):
+    last = path[-1]
+    if isinstance(last, int) and last == len(data):
         data.append(value)
     else:
-        data[path[-1]] = value
+        data[last] = value
 
 
 def take_out(data: Any, path: KeyPath) -> None:
@@ -284,7 +309,9 @@ class Configuration:
     def read(cls, path: Path, form: Format, *, to_change: bool = True) -> Configuration:
         """A missing file is empty. `to_change`: this user must own it and be able to write it. Raises ConfigError."""
         try:
-            target = path.resolve(strict=False) if path.is_symlink() else path
+            target = path
+            if path.is_symlink():
+                target = path.resolve(strict=False)
             if target.is_symlink():
                 raise ConfigError(f"{path} is a link that leads in a circle; it was left alone.")
             if not target.exists():
@@ -326,12 +353,14 @@ class Configuration:
             if step not in data:
                 return True
             data = cast("dict[Step, object]", data)[step]
-        return isinstance(data, list if isinstance(path[-1], int) else dict)
+        if isinstance(path[-1], int):
+            return isinstance(data, list)
+        return isinstance(data, dict)
 
     def put(self, path: Steps, value: Any) -> None:
         """Raises ConfigError if this is impossible without touching anything else; nothing was changed."""
         if not self.takes(path):
-            raise ConfigError(f"{named(path[:-1])} in {self.path} is not a table; the file was left alone.")
+            raise ConfigError(f"{dotted_name(path[:-1])} in {self.path} is not a table; the file was left alone.")
         self._apply(lambda: self._format.put(self.body, path, value), lambda data: put_in(data, path, value))
 
     def remove(self, path: Steps) -> None:
@@ -344,10 +373,10 @@ class Configuration:
     def _apply(self, edit: Callable[[], str], change: Callable[[Any], None]) -> None:
         """Accept the text that an edit makes, if its data is exactly what the change makes."""
         try:
-            wanted = copy.deepcopy(self.data)
-            change(wanted)
+            changed = copy.deepcopy(self.data)
+            change(changed)
             body = edit()
-            correct = _plain(self._format.parse(body)) == _plain(wanted)
+            correct = _plain(self._format.parse(body)) == _plain(changed)
         except Exception:  # whatever goes wrong, the file stays as it is
             correct = False
             body = ""
@@ -356,11 +385,13 @@ class Configuration:
                 f"{self.path} cannot be changed without touching parts that are not Ava's; it was left alone."
                 " Edit it by hand."
             )
-        mark = _BOM if (self.text or "").startswith(_BOM) else ""
-        self.text, self.data = mark + body, self._format.parse(body)
+        self.data = self._format.parse(body)
+        if self.text is not None and self.text.startswith(_BOM):
+            body = _BOM + body
+        self.text = body
 
 
-def named(path: Steps) -> str:
+def dotted_name(path: Steps) -> str:
     return ".".join(map(str, path))
 
 

@@ -18,8 +18,9 @@ FOLDERS: Mapping[str, tuple[str, str]] = {
 def skill_path(host: str, home: str, env: Mapping[str, str]) -> str:
     """Return where the skill belongs for a host of `FOLDERS`; a relative folder in the variable is ignored."""
     variable, usual = FOLDERS[host]
-    given = env.get(variable, "").strip()
-    folder = given if os.path.isabs(given) else os.path.join(home, usual)
+    folder = env.get(variable, "").strip()
+    if not os.path.isabs(folder):
+        folder = os.path.join(home, usual)
     return os.path.join(folder, "skills", NAME, "SKILL.md")
 
 

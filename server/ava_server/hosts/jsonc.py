@@ -47,17 +47,19 @@ class Json:
 
     def put(self, text: str, path: Sequence[Step], value: Any) -> str:
         """Set a member or an element, made on the way or added as the last."""
-        source = _Source(text if _Source(text).plain.strip(_BLANK) else f"{text}{{}}\n")
+        source = _Source(text)
+        if not source.plain.strip(_BLANK):
+            source = _Source(f"{text}{{}}\n")
         box = source.root
         for depth, step in enumerate(path):
-            found = box.find(step)
-            if found is None:
+            item = box.find(step)
+            if item is None:
                 for missing in reversed(path[depth + 1 :]):
                     value = {missing: value} if isinstance(missing, str) else [value]
-                return source.added(box, step, value)
+                return source.with_item(box, step, value)
             if depth == len(path) - 1:
-                return source.replaced(box, found, value)
-            box = source.box(found.value)
+                return source.with_value(box, item, value)
+            box = source.box(item.value)
         raise ValueError("the path is empty")
 
     def remove(self, text: str, path: Sequence[Step]) -> str:
@@ -71,7 +73,7 @@ class Json:
         box = _Source(text).below(path)
         return not text[box.start + 1 : box.end - 1].strip(_BLANK)
 
-    def shown(self, path: Sequence[Step], value: Any) -> list[str]:
+    def lines_of(self, path: Sequence[Step], value: Any) -> list[str]:
         """Between the outermost braces."""
         return self.put("", path, value).splitlines()[1:-1]
 
@@ -92,15 +94,17 @@ class _Box:
 
     def find(self, step: Step) -> _Item | None:
         """Of members with the same key return the last one, as JSON parsers do."""
-        if isinstance(step, int):
-            return self.items[step] if step < len(self.items) else None
-        return next((item for item in reversed(self.items) if item.key == step), None)
+        if isinstance(step, str):
+            return next((item for item in reversed(self.items) if item.key == step), None)
+        if step < len(self.items):
+            return self.items[step]
+        return None
 
     def __getitem__(self, step: Step) -> _Item:
-        found = self.find(step)
-        if found is None:
+        item = self.find(step)
+        if item is None:
             raise KeyError(step)
-        return found
+        return item
 
 
 class _Source:
@@ -115,7 +119,9 @@ class _Source:
 
         def blank(match: re.Match[str]) -> str:
             piece = match[0]
-            return piece if piece.startswith('"') else re.sub(r"[^\r\n]", " ", piece)
+            if piece.startswith('"'):
+                return piece
+            return re.sub(r"[^\r\n]", " ", piece)
 
         return _TEXT_OR_COMMENT.sub(blank, self.text)
 
@@ -125,7 +131,9 @@ class _Source:
 
         def blank(match: re.Match[str]) -> str:
             piece = match[0]
-            return piece if piece.startswith('"') else f"{piece[:-1]} "
+            if piece.startswith('"'):
+                return piece
+            return f"{piece[:-1]} "
 
         return _TEXT_OR_TRAILING_COMMA.sub(blank, self.bare)
 
@@ -156,69 +164,79 @@ class _Source:
                 at = _skip_blanks(plain, at + 1)
         return _Box(start, at + 1, tuple(items))
 
-    def replaced(self, box: _Box, item: _Item, value: Any) -> str:
-        written = self._written(value, self._indent(item.start), self._spread(box))
-        return self.text[: item.value] + written + self.text[item.end :]
+    def with_value(self, box: _Box, item: _Item, value: Any) -> str:
+        """Return the text with another value of an item."""
+        body = self._format(value, self._indent(item.start), self._is_spread(box))
+        return self.text[: item.value] + body + self.text[item.end :]
 
-    def added(self, box: _Box, step: Step, value: Any) -> str:
-        """Add an item at the end of a box, formatted like its neighbours."""
+    def with_item(self, box: _Box, step: Step, value: Any) -> str:
+        """Return the text with an item at the end of a box, formatted like its neighbours."""
         text = self.text
-        spread = self._spread(box)
+        is_spread = self._is_spread(box)
         outer = self._indent(box.start)
-        inner = self._indent(box.items[0].start) if box.items and spread else outer + self._unit
-        body = self._written(value, inner, spread)
+        inner = outer + self._unit
+        if box.items and is_spread:
+            inner = self._indent(box.items[0].start)
+        body = self._format(value, inner, is_spread)
         if isinstance(step, str):
             body = f"{json.dumps(step, ensure_ascii=False)}: {body}"
         close = box.end - 1
         tail = len(text[:close].rstrip(_BLANK))  # after the last item, its comma and its comments
-        body = f"{self._newline}{inner}{body}" if spread or _in_line_comment(text[:tail]) else f" {body}"
+        if is_spread or _in_line_comment(text[:tail]):
+            body = f"{self._newline}{inner}{body}"
+        else:
+            body = f" {body}"
         if not box.items:
             return f"{text[:tail]}{body}{self._newline}{outer}{text[close:]}"
         end = box.items[-1].end
-        comma = "," if "," in self.bare[end:close] else ""  # a file with trailing commas keeps them
-        return f"{text[:end]}{'' if comma else ','}{text[end:tail]}{body}{comma}{text[tail:]}"
+        if "," in self.bare[end:close]:  # a file with trailing commas keeps them
+            return f"{text[:end]}{text[end:tail]}{body},{text[tail:]}"
+        return f"{text[:end]},{text[end:tail]}{body}{text[tail:]}"
 
     def without(self, box: _Box, item: _Item) -> str:
         text = self.text
         close = box.end - 1
-        around = text[box.start + 1 : item.start] + text[item.end : close]
-        if box.items == (item,) and not around.strip(f"{_BLANK},"):
+        others = text[box.start + 1 : item.start] + text[item.end : close]
+        if box.items == (item,) and not others.strip(f"{_BLANK},"):
             return text[: box.start + 1] + text[close:]
         start = len(text[: item.start].rstrip(_BLANK))
         end = item.end
         follows = _skip_blanks(self.bare, end)
         if self.bare[follows] == ",":
-            return self._joined(text[:start], text[end:follows].rstrip(_BLANK), text[follows + 1 :])
+            return self._join(text[:start], text[end:follows].rstrip(_BLANK), text[follows + 1 :])
         if box.items[0] is item:
-            return self._joined(text[:start], text[end:])
+            return self._join(text[:start], text[end:])
         comma = self.bare.index(",", box.items[-2].end)  # it separates nothing any more
-        return self._joined(text[:comma], text[comma + 1 : start], text[end:])
+        return self._join(text[:comma], text[comma + 1 : start], text[end:])
 
-    def _joined(self, *parts: str) -> str:
+    def _join(self, *parts: str) -> str:
         """So that no part ends up in the comment before it."""
-        joined = ""
+        text = ""
         for part in filter(None, parts):
-            if _in_line_comment(joined) and part.lstrip(" \t")[:1] not in ("\r", "\n"):
-                joined += self._newline
-            joined += part
-        return joined
+            if _in_line_comment(text) and part.lstrip(" \t")[:1] not in ("\r", "\n"):
+                text += self._newline
+            text += part
+        return text
 
-    def _spread(self, box: _Box) -> bool:
+    def _is_spread(self, box: _Box) -> bool:
+        """Tell whether a box has its items on lines of their own."""
         return not box.items or "\n" in self.text[box.start : box.items[0].start]
 
-    def _written(self, value: Any, indent: str, spread: bool) -> str:
-        if not spread:
+    def _format(self, value: Any, indent: str, is_spread: bool) -> str:
+        if not is_spread:
             return json.dumps(value, ensure_ascii=False)
         return json.dumps(value, ensure_ascii=False, indent=self._unit).replace("\n", self._newline + indent)
 
     def _indent(self, at: int) -> str:
-        found = re.match(r"[ \t]*", self.text[self.text.rfind("\n", 0, at) + 1 : at])
-        return found[0] if found else ""
+        before = self.text[self.text.rfind("\n", 0, at) + 1 : at]
+        return before[: len(before) - len(before.lstrip(" \t"))]
 
     @property
     def _unit(self) -> str:
-        found = re.search(r"\n([ \t]+)\S", self.text)
-        return found[1] if found else "  "
+        indent = re.search(r"\n([ \t]+)\S", self.text)
+        if indent is None:
+            return "  "
+        return indent[1]
 
     @property
     def _newline(self) -> str:
@@ -226,8 +244,10 @@ class _Source:
 
 
 def _skip_blanks(plain: str, at: int) -> int:
-    found = _SPACE.match(plain, at)
-    return found.end() if found else at
+    blanks = _SPACE.match(plain, at)
+    if blanks is None:
+        return at
+    return blanks.end()
 
 
 def _in_line_comment(text: str) -> bool:

@@ -44,8 +44,10 @@ class UserPlace:
 
     def folder(self, variable: str, default: Path) -> Path:
         """Relative folders in the variable are ignored."""
-        given = self.env.get(variable, "").strip()
-        return Path(given) if PurePath(given).is_absolute() else default
+        path = self.env.get(variable, "").strip()
+        if not PurePath(path).is_absolute():
+            return default
+        return Path(path)
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class Launch:
     def typed(self, *words: str) -> str:
         """Return what a person types in this terminal: without the path of a program that is found by its name."""
         program = Path(self.command)
-        found = shutil.which(program.stem)
-        if len(self.args) > 1 or found is None or Path(found).resolve() != program.resolve():
+        path = shutil.which(program.stem)
+        if len(self.args) > 1 or path is None or Path(path).resolve() != program.resolve():
             return self.shell(*words)
         return shlex.join((program.stem, *words))
 
@@ -152,12 +154,12 @@ class Host:
                 f"--url: {self.title} takes no server on another machine from its configuration file. Connect another"
                 " host to it, or use this machine's own Ava there: ava init " + self.name
             )
-        made = self.remote.entry
+        remote = self.remote
 
         def entry(_launch: Launch) -> dict[str, Any]:
-            return made(url)
+            return remote.entry(url)
 
-        return replace(self, entry=entry, element=self.remote.element)
+        return replace(self, entry=entry, element=remote.element)
 
     @property
     def element_value(self) -> dict[str, Any]:

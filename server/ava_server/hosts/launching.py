@@ -71,25 +71,25 @@ def terminal_command(data_root: Path, *words: str) -> str:
     return f"AVA_DATA_ROOT={shlex.quote(str(data_root))} {line}"
 
 
-def over_http(host: Host, started: Launch, port: int) -> Host:
+def over_http(host: Host, launch: Launch, port: int) -> Host:
     """Return a host that starts and uses this machine's HTTP server. Raises BadInput if it cannot, or needs stdio."""
     if host.http_entry is None:
         raise BadInput(
             f"--http: {host.title} runs no command before it connects, so nothing would start the server. docs/hosts.md"
             " shows how to connect it to a server that you start yourself."
         )
-    if "AVA_WORKSPACE" in started.env:
+    if "AVA_WORKSPACE" in launch.env:
         raise BadInput("--workspace: over HTTP, config.toml names the folders: [users.NAME] workspaces")
-    if started.env and sys.platform == "win32":
-        raise BadInput(f"--http: on Windows, the command cannot be given {', '.join(started.env)}; unset it")
-    variables = [f"{name}={shlex.quote(value)}" for name, value in started.env.items()]
-    command = " ".join([*variables, started.shell("connect", "--port", str(port))])
-    entry = host.http_entry(f"http://127.0.0.1:{port}/mcp", command)
+    if launch.env and sys.platform == "win32":
+        raise BadInput(f"--http: on Windows, the command cannot be given {', '.join(launch.env)}; unset it")
+    variables = [f"{name}={shlex.quote(value)}" for name, value in launch.env.items()]
+    command = " ".join([*variables, launch.shell("connect", "--port", str(port))])
+    http_entry = host.http_entry(f"http://127.0.0.1:{port}/mcp", command)
 
-    def connects(_started: Launch) -> dict[str, Any]:
-        return dict(entry)
+    def entry(_launch: Launch) -> dict[str, Any]:
+        return dict(http_entry)
 
-    return replace(host, entry=connects)
+    return replace(host, entry=entry)
 
 
 def _folder(text: str) -> Path:
@@ -130,12 +130,14 @@ def key_advice(provider: str, client: str | None, env: Mapping[str, str] | None 
     if env.get("AVA_HOST", "").strip() == BUNDLE and provider in _IN_DIALOG:
         return _IN_BUNDLE
     command = launch(env=env).shell("key", "set", provider)
+    where = "In a terminal"
     root = env.get("AVA_DATA_ROOT", "").strip()
-    where = f" (with AVA_DATA_ROOT set to {root})" if root else ""
-    stored = f"In a terminal{where}, run `{command}`; it takes effect with the next call."
+    if root:
+        where += f" (with AVA_DATA_ROOT set to {root})"
+    to_store = f"{where}, run `{command}`; it takes effect with the next call."
     host = HOSTS.get(client_of(client).id)
     if host is None:
-        return stored
+        return to_store
     name = provider_name(provider)
     variable = WELL_KNOWN.get(name, OWN_PREFIX + name.upper())
-    return f"{stored} {host.key.format(variable=variable)}"
+    return f"{to_store} {host.key.format(variable=variable)}"

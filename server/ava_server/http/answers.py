@@ -272,7 +272,9 @@ _ONLY_THERE = "this can be changed only in a terminal on the server"
 def _refuse_looser(root: DataRoot, user: str, approval: Policy | None) -> None:
     """Refuse a weaker policy than the user has. Blocking. Raises BadInput if it is weaker."""
     own = read_users(root).get(user, UserSettings()).approval
-    if own is not None and approval is not None and STRICTEST_FIRST.index(approval) > STRICTEST_FIRST.index(own):
+    if own is None or approval is None:
+        return
+    if STRICTEST_FIRST.index(approval) > STRICTEST_FIRST.index(own):
         raise BadInput(f"approval: {user} has {own}, which is stricter than {approval}; {_ONLY_THERE}")
 
 

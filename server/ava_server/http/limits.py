@@ -60,14 +60,13 @@ def unauthorized(*, has_header: bool, has_token: bool = True) -> Response:
     return error_response(401, sentence, {"WWW-Authenticate": challenge}, error="invalid_token")
 
 
-def forbidden(token: Token, wanted: str) -> Response:
+def forbidden(token: Token, token_scope: str) -> Response:
+    first_scope, *_ = token_scope.split()
     sentence = (
-        f"The token lacks the scope {wanted} (it has {', '.join(token.scopes)}). The person who runs the server can"
-        f" create one that has it: ava token create NAME --user {token.user} --scope {wanted.split()[0]}"
+        f"The token lacks the scope {token_scope} (it has {', '.join(token.scopes)}). The person who runs the server"
+        f" can create one that has it: ava token create NAME --user {token.user} --scope {first_scope}"
     )
-    challenge = (
-        f'Bearer realm="ava", error="insufficient_scope", scope="{wanted.split()[0]}", error_description="{sentence}"'
-    )
+    challenge = f'Bearer realm="ava", error="insufficient_scope", scope="{first_scope}", error_description="{sentence}"'
     return error_response(403, sentence, {"WWW-Authenticate": challenge}, error="insufficient_scope")
 
 
@@ -94,15 +93,19 @@ def refusal(error: AvaError | AuditError) -> Response:
 
 
 async def respond(
-    scope: Scope, receive: Receive, send: Send, wanted: str, answer: Callable[[Token, Request], Awaitable[Response]]
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    token_scope: str,
+    answer: Callable[[Token, Request], Awaitable[Response]],
 ) -> None:
     """Answer a request whose token has a scope; an error of Ava becomes a refusal."""
     token: Token = scope[OF_REQUEST]
     try:
-        if wanted in token.scopes:
+        if token_scope in token.scopes:
             response = await answer(token, Request(scope, receive))
         else:
-            response = forbidden(token, wanted)
+            response = forbidden(token, token_scope)
     except (AvaError, AuditError) as error:
         response = refusal(error)
     await response(scope, receive, send)
@@ -175,7 +178,9 @@ class RequestLimits:
         return f"{most} {what} for {whose}, which is the limit. Try again when one has ended."
 
     def idle_s(self) -> float:
-        return 0.0 if self._open else anyio.current_time() - self._last
+        if self._open:
+            return 0.0
+        return anyio.current_time() - self._last
 
     def take(self, request: RequestInProgress) -> None:
         self._open.add(request)
@@ -250,15 +255,16 @@ class RequestInProgress:
                 await app(self._scope, self.receive, self.send)
         finally:
             self._limits.give_back(self)
-        if self._rejected and not self.status:
+        if self.status:
+            if not self._ended:  # a stream that was told to end
+                await self._hand_on({"type": "http.response.body", "body": b"", "more_body": False})
+        elif self._rejected:
             await unauthorized(has_header=True)(self._scope, self._receive, self._hand_on)
-        elif self._too_slow and not self.status:
+        elif self._too_slow:
             late = error_response(
                 408, f"The request body did not arrive within {BODY_WITHIN_S:.0f} s.", {"Connection": "close"}
             )
             await late(self._scope, self._receive, self._hand_on)
-        elif self.status and not self._ended:  # a stream that was told to end
-            await self._hand_on({"type": "http.response.body", "body": b"", "more_body": False})
 
     def check_token(self) -> None:
         """End it if its token is no longer valid, unless a whole answer is on its way."""
@@ -360,9 +366,8 @@ class RequestInProgress:
 
 
 def connection_of(scope: Scope) -> ConnectionInfo | None:
-    found: Any = scope.get("state", {}).get(CONNECTION)
-    line: ConnectionInfo | None = found
-    return line
+    connection: ConnectionInfo | None = scope.get("state", {}).get(CONNECTION)
+    return connection
 
 
 access_log = logging.getLogger("ava.access")
@@ -451,7 +456,9 @@ class Authentication:
         with contextlib.suppress(ConfigError):  # the sign-in page meets the same error, and reports it
             visitor = await pages.visitor(headers)
         scope[VISITOR] = visitor
-        user = "" if visitor is None else visitor.user
+        user = ""
+        if visitor is not None:
+            user = visitor.user
         sentence = self._limits.too_many(user, listens=request.listens)
         if sentence is not None:
             await too_many(sentence, _AGAIN_S)(scope, request.receive, request.send)
@@ -475,7 +482,7 @@ class Authentication:
         proxied = self._reach.trusts(_peer(scope))
         if proxied:
             forwarded_host = _last(headers, "x-forwarded-host")
-            if forwarded_host is not None:
+            if forwarded_host:
                 hosts = [forwarded_host]
         if len(hosts) != 1 or not self._reach.allows_host(hosts[0]):
             return error_response(
@@ -488,20 +495,22 @@ class Authentication:
                 " one in the Host header, which a proxy has to pass on.",
             )
         secure = self._reach.base_url.startswith("https://")
-        if proxied and secure and (_last(headers, "x-forwarded-proto") or "").lower() == "http":
+        if proxied and secure and _last(headers, "x-forwarded-proto").lower() == "http":
             return error_response(403, "Use https: over http the token can be read on the way.")
         return None
 
     async def _authenticate(self, headers: Headers) -> tuple[Token | None, Response | None]:
         """Return the token of a request, or else its refusal."""
         values = headers.getlist("authorization")
-        kind, _, text = values[0].partition(" ") if len(values) == 1 else ("", "", "")
-        if kind.lower() != "bearer" or not text.strip():
+        text = ""
+        if len(values) == 1:
+            text = _bearer_token(values[0])
+        if not text:
             return None, unauthorized(has_header=bool(values), has_token=False)
         try:
-            token = self._tokens.known(text.strip())
+            token = self._tokens.known(text)
             if token is None and self._tokens.is_shared:  # another server may have made it in this second
-                token = await anyio.to_thread.run_sync(self._tokens.find, text.strip())
+                token = await anyio.to_thread.run_sync(self._tokens.find, text)
         except ConfigError as error:
             log.error("no request can be authenticated: %s", error)
             return None, error_response(503, "The tokens cannot be read. `ava token list` on the server says why.")
@@ -512,27 +521,42 @@ class Authentication:
     def _health(self, scope: Scope) -> Response:
         if scope["method"] not in ("GET", "HEAD"):
             return Response(status_code=405, headers={"Allow": "GET, HEAD"})
-        why = self._readiness.why_not_ready() if scope["path"] == HEALTH else None
-        body = {"status": "ok"} if why is None else {"status": "not ready", "why": why}
-        return json_response(body, 200 if why is None else 503)
+        why = None
+        if scope["path"] == HEALTH:
+            why = self._readiness.why_not_ready()
+        if why is None:
+            return json_response({"status": "ok"})
+        return json_response({"status": "not ready", "why": why}, 503)
 
     def _note(self, scope: Scope, status: int, began: float, token: Token | None) -> None:
         headers = Headers(scope=scope)
         client = _peer(scope)
         if self._reach.trusts(client):
             client = _last(headers, "x-forwarded-for") or client
-        who = f"{token.user} {token.name}" if token is not None else "-"
+        who = "-"
+        if token is not None:
+            who = f"{token.user} {token.name}"
         took_ms = round((time.monotonic() - began) * 1000)
-        shown = ascii(f"{client[:64]} {scope['method'][:16]} {scope['path'][:80]}")[1:-1]
-        access_log.info("%s %d %d ms %s", shown, status, took_ms, who)
+        request = ascii(f"{client[:64]} {scope['method'][:16]} {scope['path'][:80]}")[1:-1]
+        access_log.info("%s %d %d ms %s", request, status, took_ms, who)
 
 
 def _peer(scope: Scope) -> str:
     client: Any = scope.get("client")
-    return str(client[0]) if client else ""
+    if not client:
+        return ""
+    return str(client[0])
 
 
-def _last(headers: Headers, name: str) -> str | None:
-    """Return the value that the nearest proxy added, which is the last one."""
+def _last(headers: Headers, name: str) -> str:
+    """Return the value that the nearest proxy added, which is the last one; empty without one."""
     values = ",".join(headers.getlist(name)).split(",")
-    return values[-1].strip() or None
+    return values[-1].strip()
+
+
+def _bearer_token(header: str) -> str:
+    """Return the token of an Authorization header; empty if it has none."""
+    kind, _, text = header.partition(" ")
+    if kind.lower() != "bearer":
+        return ""
+    return text.strip()

@@ -113,10 +113,11 @@ class LogState:
     mirrored: int
 
 
-def bounded(seen: Iterable[tuple[int, str]], most: int) -> Callable[[str], str]:
-    """Return a function from value to label: the first `most` that were seen keep their own, later ones are `other`."""
-    kept = frozenset(list(dict.fromkeys(value for _when, value in sorted(seen)))[:most])
-    return lambda value: value if value in kept else OTHER
+def labels_of_first(values: Iterable[tuple[int, str]], most: int) -> Callable[[str], str]:
+    """Return a function from value to label: the first `most` by their time keep their own, later ones are `other`."""
+    in_order = dict.fromkeys(value for _when, value in sorted(values))
+    first = frozenset(list(in_order)[:most])
+    return lambda value: value if value in first else OTHER
 
 
 class Families:
@@ -139,9 +140,9 @@ class Families:
         self._now_us = now_us
         self._open_sessions = open_sessions
         runs = log.runs
-        self._role = bounded(((group.first_us, group.role) for group in runs), MOST_ROLES)
-        self._model = bounded(((group.first_us, group.model) for group in runs), MOST_MODELS)
-        provider = bounded(((group.first_us, provider_of(group.model)) for group in runs), MOST_PROVIDERS)
+        self._role = labels_of_first(((group.first_us, group.role) for group in runs), MOST_ROLES)
+        self._model = labels_of_first(((group.first_us, group.model) for group in runs), MOST_MODELS)
+        provider = labels_of_first(((group.first_us, provider_of(group.model)) for group in runs), MOST_PROVIDERS)
         self._provider: Callable[[str | None], str] = lambda model: provider(provider_of(model or ""))
 
     def collect(self) -> Iterator[Metric]:
@@ -235,7 +236,9 @@ class Families:
             yield _gauge("ava_deliveries_again", text, (), engine.again)
 
     def _age(self, line: WaitingRuns) -> float:
-        return 0.0 if line.since_us is None else max(self._now_us - line.since_us, 0) / 1e6
+        if line.since_us is None:
+            return 0.0
+        return max(self._now_us - line.since_us, 0) / 1e6
 
     def _run_totals(self) -> Iterator[Metric]:
         endings, tokens = Counter[LabelNames](), Counter[LabelNames]()
@@ -267,7 +270,7 @@ class Families:
         return family
 
     def _by_user(self) -> Iterator[Metric]:
-        name_of = bounded(((sums.first_us, sums.user) for sums in self._log.users), MOST_USERS)
+        name_of = labels_of_first(((sums.first_us, sums.user) for sums in self._log.users), MOST_USERS)
         runs = Counter[LabelNames]()
         costs, days = defaultdict[LabelNames, float](float), defaultdict[LabelNames, float](float)
         for sums in self._log.users:
@@ -292,7 +295,8 @@ class Families:
         for (model, settlement, attempt), counted in self._entry_counts.of("CostUpdate").items():
             provider = self._provider(model)
             calls[provider, self._model(model or ""), str(settlement)] += counted.entries
-            retries[provider,] += counted.entries if (attempt or 1) > 1 else 0
+            is_retry = (attempt or 1) > 1
+            retries[provider,] += counted.entries if is_retry else 0
             took[provider,] = took.get((provider,), NO_COUNT).plus(*counted)
         text = "Attempts of model calls, by settlement; unknown ones may have been billed."
         yield _counter("ava_model_calls", text, ("provider", "model", "settlement"), calls)
@@ -307,7 +311,14 @@ class Families:
         took = {}
         for (_model, tool, success, unusable), counted in self._entry_counts.of("ToolResult").items():
             name = tool or OTHER
-            outcome = "erased" if tool is None else "success" if success else "unusable" if unusable else "failed"
+            if tool is None:
+                outcome = "erased"
+            elif success:
+                outcome = "success"
+            elif unusable:
+                outcome = "unusable"
+            else:
+                outcome = "failed"
             outcomes[name, outcome] += counted.entries
             took[name,] = took.get((name,), NO_COUNT).plus(*counted)
         text = f"Tool calls of runs; an unusable one could not be made as requested.{_SINCE}"
@@ -315,10 +326,11 @@ class Families:
         yield _summary("ava_tool_call_seconds", f"How long tool calls of runs took.{_SINCE}", ("tool",), took)
 
     def _count(self, type_name: str) -> Counter[LabelNames]:
-        found = Counter[LabelNames]()
+        counts = Counter[LabelNames]()
         for (_model, *labels), counted in self._entry_counts.of(type_name).items():
-            found[tuple("none" if label is None else str(label) for label in labels)] += counted.entries
-        return found
+            names = tuple("none" if label is None else str(label) for label in labels)
+            counts[names] += counted.entries
+        return counts
 
 
 def tool_label(tool: str, known: frozenset[str], servers: frozenset[str]) -> str:
@@ -326,12 +338,16 @@ def tool_label(tool: str, known: frozenset[str], servers: frozenset[str]) -> str
     if tool in known:
         return tool
     server = server_of(tool)
-    return f"mcp__{server}" if server in servers else OTHER
+    if server not in servers:
+        return OTHER
+    return f"mcp__{server}"
 
 
 def _gauge(name: str, text: str, labels: LabelNames, values: Mapping[Any, float] | float) -> Metric:
     family = GaugeMetricFamily(name, text, labels=labels)
-    for each, value in (values if isinstance(values, Mapping) else {(): values}).items():
+    if not isinstance(values, Mapping):
+        values = {(): values}
+    for each, value in values.items():
         family.add_metric(each, value)
     return family
 
@@ -361,22 +377,26 @@ async def render(runtime: Runtime, *, open_sessions: int | None = None) -> bytes
         runtime.entry_counts.add(_with_tool_labels(log.news, runtime))
         live = await anyio.to_thread.run_sync(runtime.instances.live)
         delivery = runtime.manager.delivery
-        engine = await engine_state(delivery) if delivery.carries else None
-        return await anyio.to_thread.run_sync(
-            generate_latest, Families(log, runtime, live, engine, at_us, open_sessions)
-        )
+        engine = None
+        if delivery.carries:
+            engine = await engine_state(delivery)
+        families = Families(log, runtime, live, engine, at_us, open_sessions)
+        return await anyio.to_thread.run_sync(generate_latest, families)
 
 
 def _read_log(view: View, now_us: int, entry_counts: EntryCounts, *, by_user: bool) -> LogState:
-    users = user_sums(view) if by_user else []
+    users: list[UserSums] = []
+    if by_user:
+        users = user_sums(view)
     day = day_of(now_us)
+    days = {user: view.bucket(user_scope(user, day)).spent_micros for user in {sums.user for sums in users}}
     return LogState(
         head=view.head(),
         sizes=view.sizes(),
         runs=run_sums(view),
         starts=start_waits(view, START_BOUNDS_US),
         users=users,
-        days={user: view.bucket(user_scope(user, day)).spent_micros for user in {sums.user for sums in users}},
+        days=days,
         now=current_runs(view, now_us),
         news=count_new_entries(view, entry_counts),
         day=view.bucket(installation_scope(day)),

@@ -178,7 +178,7 @@ class _Listener:
                 serving.start_soon(_end_when_idle, limits, reach.idle_s, self._server.root.path, ending)
             # One process has one address for the other servers of the log: that for hosts.
             announcing = nullcontext() if self._server.is_pages else forwarder.announced(inner_url(reach))
-            async with announcing, self._announced() as first:  # it ends before another user can have the port
+            async with announcing, self._announce() as first:  # it ends before another user can have the port
                 if first or not self._is_guest:  # of two that start at once, one serves
                     say(_serving(reach))
                     await ending.wait()
@@ -206,7 +206,7 @@ class _Listener:
             await limits.empty()
 
     @asynccontextmanager
-    async def _announced(self) -> AsyncGenerator[bool]:
+    async def _announce(self) -> AsyncGenerator[bool]:
         """Let others on this machine find a server that listens only there; yield whether it is the first one."""
         with ExitStack() as held:
             first = True

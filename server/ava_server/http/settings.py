@@ -51,13 +51,21 @@ class Reach:
     @cached_property
     def names(self) -> frozenset[str]:
         """Allowed host names; others are refused, which stops DNS rebinding."""
-        public = urlsplit(self.public_url).hostname if self.public_url else None
-        return self._own_names | {public} if public else self._own_names
+        names = self._own_names
+        if self.public_url:
+            public = urlsplit(self.public_url).hostname
+            if public:
+                names |= {public}
+        return names
 
     @cached_property
     def _own_names(self) -> frozenset[str]:
-        names = LOOPBACK_NAMES if self.loopback else frozenset[str]()
-        return names if _is_any(self.host) else names | {self.host.lower()}
+        names: frozenset[str] = frozenset()
+        if self.loopback:
+            names |= LOOPBACK_NAMES
+        if not _is_any(self.host):
+            names |= {self.host.lower()}
+        return names
 
     def allows_host(self, header: str) -> bool:
         """Tell whether a Host header names this server; the port is not compared."""
@@ -153,8 +161,8 @@ def listen(reach: Reach) -> socket.socket:
         except BaseException:
             listening.close()
             raise
-    except (OSError, OverflowError) as failed:
-        why = failed.strerror if isinstance(failed, OSError) else str(failed)
+    except (OSError, OverflowError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(
             f"cannot listen on {reach.host} port {reach.port}: {why}. Choose another with --host and --port."
         ) from None

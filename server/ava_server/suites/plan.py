@@ -127,7 +127,9 @@ def find_suite(folder_or_name: str) -> Suite:
         folder = shipped[folder_or_name]
     folder = folder.resolve()
     faults: list[str] = []
-    file = read_toml(folder / SUITE, _SuiteFile) if (folder / SUITE).exists() else _SuiteFile()
+    file: _SuiteFile | list[str] = _SuiteFile()
+    if (folder / SUITE).exists():
+        file = read_toml(folder / SUITE, _SuiteFile)
     if isinstance(file, list):
         faults += file
     cases: Sequence[Case] = ()
@@ -154,7 +156,9 @@ def copy_workspaces(suite: Suite) -> dict[str, tuple[Path, str]]:
     """Return a copy of each case's workspace, and the hash of its files. Blocking. Raises ConfigError if one failed."""
     copies: dict[str, tuple[Path, str]] = {}
     for case in suite.cases:
-        folder = case.path(case.workspace) if case.workspace is not None else None
+        folder = None
+        if case.workspace is not None:
+            folder = case.path(case.workspace)
         copies[case.id] = frozen_copy(folder, repository="namespace" in _arguments(suite, case))
     return copies
 
@@ -196,7 +200,9 @@ def plan_cells(
             basis = [case.id, {**request, "model": choice.name}, sha, catalog.get(role.name).text]
             key = hashlib.sha256(json.dumps(basis, sort_keys=True).encode()).hexdigest()[:16]
             cap = float(arguments.get(CAP, role.max_cost_cents))
-            refusal = _refusal(role, arguments) if choice.name == OFFLINE else ""
+            refusal = ""
+            if choice.name == OFFLINE:
+                refusal = _refusal(role, arguments)
             for number in range(1, tries + 1):
                 cell_id = f"{key}:{number}"
                 cells[label, cell_id] = Cell(case, label, number, spawn, cell_id, cap, refusal, choice.price.free)
@@ -245,7 +251,9 @@ class Round:
     def newest(self, cell: Cell) -> RunRow | None:
         """Return the run that counts for a cell."""
         runs = self.runs.get(cell.id)
-        return runs[-1] if runs else None
+        if not runs:
+            return None
+        return runs[-1]
 
     def left(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells that have to be proposed: without a run, or whose run says nothing about the model."""
@@ -300,11 +308,12 @@ def find_round(
             approved = rounds.setdefault(int(number), [])
             if row.state != WAITING:
                 approved.append((cell_id, row))
-    if which:
-        number_of_round = which
-    else:
+    number_of_round = which
+    if not number_of_round:
         newest = max(rounds, default=0)
-        number_of_round = max(1, newest + 1 if again else newest)
+        if again:
+            newest += 1
+        number_of_round = max(1, newest)
     runs: dict[str, list[RunRow]] = {cell.id: [] for cell in cells}
     every: list[RunRow] = []
     for cell_id, row in rounds.get(number_of_round, []):
@@ -332,12 +341,15 @@ def frozen_copy(folder: Path | None, *, repository: bool) -> tuple[Path, str]:
     Raises:
         ConfigError: It cannot be made, or somebody else could change it.
     """
-    name = folder.name if folder is not None else "empty"
+    name = "empty"
+    if folder is not None:
+        name = folder.name
     try:
         sha = tree_hash(folder)
         key = hashlib.sha256(f"{sha} {name}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        place = _private_place() / (f"{key}-git" if repository else key)
-        copy = place / name
+        if repository:
+            key += "-git"
+        copy = _private_place() / key / name
         if not _is_copy(copy, sha):
             _copy(folder, copy, sha, repository=repository)
     except (OSError, subprocess.SubprocessError) as error:

@@ -37,8 +37,11 @@ def money_text(ratio: Ratio) -> str:
 def _ratio_text(ratio: Ratio, show: Callable[[float], str]) -> str:
     if ratio.value is None:
         return "nothing solved"
-    low = DASH if ratio.low is None else show(ratio.low)
-    high = "?" if ratio.high is None else show(ratio.high)
+    low, high = DASH, "?"
+    if ratio.low is not None:
+        low = show(ratio.low)
+    if ratio.high is not None:
+        high = show(ratio.high)
     return f"{show(ratio.value)} ({low}{DASH}{high})"
 
 
@@ -61,8 +64,10 @@ def figures(column: ColumnScore, tries: int) -> list[tuple[str, str]]:
     pairs.append(("cost per solved", money_text(column.cost_per_solved)))
     pairs.append(("seconds per solved", _ratio_text(column.seconds_per_solved, lambda seconds: f"{seconds:.1f} s")))
     pairs.append(("spent", format_usd(column.cost_micros)))
-    without = f" and {column.without} without verdict" if column.without else ""
-    pairs.append(("tries", f"{column.tries}{without}"))
+    tries_text = f"{column.tries}"
+    if column.without:
+        tries_text += f" and {column.without} without verdict"
+    pairs.append(("tries", tries_text))
     return pairs
 
 
@@ -81,9 +86,10 @@ def comparison_lines(comparison: Comparison) -> list[str]:
 
 def table(result: SuiteResult) -> list[str]:
     cases = list(dict.fromkeys(verdict.case for verdict in result.verdicts))
-    tries = "" if result.tries == 1 else f", {result.tries} tries each"
-    title = f"{result.suite}, round {result.round}: {counted(len(cases), 'case')}{tries}."
-    lines = [f"{title} {format_usd(result.cost_micros)} spent.", ""]
+    title = f"{result.suite}, round {result.round}: {counted(len(cases), 'case')}"
+    if result.tries > 1:
+        title += f", {result.tries} tries each"
+    lines = [f"{title}. {format_usd(result.cost_micros)} spent.", ""]
     lines += aligned(_figure_rows(result))
     lines += ["In brackets: the interval that holds the value in 95 of 100 cases (docs/evals.md).", ""]
     lines += aligned(_case_rows(result, cases))
@@ -163,23 +169,27 @@ def write_page(path: Path, result: SuiteResult) -> None:
 
 def page(result: SuiteResult) -> str:
     title = _text(f"{result.suite}, round {result.round}")
-    return "\n".join(
-        (
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-            f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>",
-            f"<p>{_text(result.about)}</p>" if result.about else "",
-            f"<p>{_text(format_usd(result.cost_micros))} spent. Intervals are of 95 %.</p>",
-            *_picture(result),
-            *_figures(result),
-            *_cases(result),
-            *(f"<p>{'<br>'.join(map(_text, comparison_lines(one)))}</p>" for one in result.comparisons),
-            *(f"<p>{_text(note)}</p>" for note in result.notes),
-            *_failures(result),
-            "</body>\n</html>\n",
-        )
-    )
+    about = ""
+    if result.about:
+        about = f"<p>{_text(result.about)}</p>"
+    parts = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>",
+        about,
+        f"<p>{_text(format_usd(result.cost_micros))} spent. Intervals are of 95 %.</p>",
+    ]
+    parts += _picture(result)
+    parts += _figures(result)
+    parts += _cases(result)
+    for comparison in result.comparisons:
+        lines = map(_text, comparison_lines(comparison))
+        parts.append(f"<p>{'<br>'.join(lines)}</p>")
+    parts += [f"<p>{_text(note)}</p>" for note in result.notes]
+    parts += _failures(result)
+    parts.append("</body>\n</html>\n")
+    return "\n".join(parts)
 
 
 def _text(text: str) -> str:
@@ -188,13 +198,16 @@ def _text(text: str) -> str:
 
 def _picture(result: SuiteResult) -> Iterator[str]:
     """Yield cost per try against the share of solved tries, with its interval."""
-    known = [(number, column, _per_try(result, column)) for number, column in enumerate(result.columns) if column.tries]
+    known: list[tuple[str, ColumnScore, float]] = []
+    points: list[str] = []
+    for number, column in enumerate(result.columns):
+        if column.tries:
+            cost = _per_try(result, column)
+            known.append((_COLOURS[number % len(_COLOURS)], column, cost))
+            points.append(f"{column.name} {format_usd(round(cost))}, {100 * column.pass_1.value:.0f} %")
     if not known:
         return
-    most = max(cost for _number, _column, cost in known)
-    points: list[str] = []
-    for _number, column, cost in known:
-        points.append(f"{column.name} {format_usd(round(cost))}, {100 * column.pass_1.value:.0f} %")
+    most = max(cost for _colour, _column, cost in known)
     label = _text(f"Cost per try against solved tries: {'; '.join(points)}")
     yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="{label}">'
     yield '<g font-size="12" fill="currentColor" stroke="none">'
@@ -203,20 +216,26 @@ def _picture(result: SuiteResult) -> Iterator[str]:
         yield f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#8a94a0" stroke-opacity=".4"/>'
         yield f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{100 * share:.0f} %</text>'
     yield f'<text x="{_LEFT}" y="{_TOP - 14}">solved tries</text>'
-    for part in (0.0, 0.5, 1.0) if most else (0.0,):
-        x, y = _x(part), _HEIGHT - _BOTTOM + 18
-        yield f'<text x="{x:.1f}" y="{y}" text-anchor="middle">{_text(format_usd(round(part * most)))}</text>'
+    marks = (0.0, 0.5, 1.0) if most else (0.0,)
+    for mark in marks:
+        x, y = _x(mark), _HEIGHT - _BOTTOM + 18
+        yield f'<text x="{x:.1f}" y="{y}" text-anchor="middle">{_text(format_usd(round(mark * most)))}</text>'
     yield f'<text x="{_x(0.5):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">cost per try</text></g>'
-    for number, column, cost in known:
-        x = _x(cost / (most or 1.0))
-        colour = _COLOURS[number % len(_COLOURS)]
-        quality = column.pass_1
-        yield f'<g stroke="{colour}" fill="{colour}"><path d="M{x:.1f} {_y(quality.low):.1f}V{_y(quality.high):.1f}"/>'
-        yield f'<circle cx="{x:.1f}" cy="{_y(quality.value):.1f}" r="5"/>'
-        side, anchor = (-10, "end") if x > _WIDTH * 0.6 else (10, "start")
-        place = f'x="{x + side:.1f}" y="{_y(quality.value) - 8:.1f}" text-anchor="{anchor}"'
-        yield f'<text {place} font-size="13" stroke="none">{_text(column.name)}</text></g>'
+    for colour, column, cost in known:
+        yield from _point(column, _x(cost / (most or 1.0)), colour)
     yield "</svg>"
+
+
+def _point(column: ColumnScore, x: float, colour: str) -> Iterator[str]:
+    """Yield a column's point with its interval and its name."""
+    quality = column.pass_1
+    yield f'<g stroke="{colour}" fill="{colour}"><path d="M{x:.1f} {_y(quality.low):.1f}V{_y(quality.high):.1f}"/>'
+    yield f'<circle cx="{x:.1f}" cy="{_y(quality.value):.1f}" r="5"/>'
+    name_x, anchor = x + 10, "start"
+    if x > _WIDTH * 0.6:
+        name_x, anchor = x - 10, "end"
+    place = f'x="{name_x:.1f}" y="{_y(quality.value) - 8:.1f}" text-anchor="{anchor}"'
+    yield f'<text {place} font-size="13" stroke="none">{_text(column.name)}</text></g>'
 
 
 def _per_try(result: SuiteResult, column: ColumnScore) -> float:

@@ -121,13 +121,21 @@ def per_solved(cases: Sequence[tuple[float, float]]) -> Ratio:
     ratios = sorted(_ratio(random.choices(cases, k=len(cases))) for _number in range(RESAMPLES))
     low = ratios[int(TAIL * RESAMPLES)]
     high = ratios[math.ceil((1 - TAIL) * RESAMPLES) - 1]
-    return Ratio(ratio, low if low < math.inf else None, high if high < math.inf else None)
+    return Ratio(ratio, _finite(low), _finite(high))
+
+
+def _finite(value: float) -> float | None:
+    if value == math.inf:
+        return None
+    return value
 
 
 def _ratio(cases: Sequence[tuple[float, float]]) -> float:
     """Return the sum per solved try; infinite where nothing is solved."""
     solved = sum(each for each, _sum in cases)
-    return sum(each for _solved, each in cases) / solved if solved else math.inf
+    if not solved:
+        return math.inf
+    return sum(each for _solved, each in cases) / solved
 
 
 def sign_test(better: int, worse: int) -> float:
@@ -180,9 +188,11 @@ async def score(suite: str, results: Sequence[tuple[Cell, Mapping[str, Any] | No
             raise ResultErased("its result was erased")
         return result
 
-    names = [f"{cell.case.id} {cell.column} {cell.id}" for cell, _result in results]
+    names: list[str] = []
     cases: list[EvalsCase[Cell, Mapping[str, Any], None]] = []
-    for name, (cell, _result) in zip(names, results, strict=True):
+    for cell, _result in results:
+        name = f"{cell.case.id} {cell.column} {cell.id}"
+        names.append(name)
         cases.append(EvalsCase(name=name, inputs=cell))
     dataset = Dataset[Cell, Mapping[str, Any], None](name=suite, cases=cases, evaluators=[CaseChecks()])
     report = await dataset.evaluate(ava, progress=False)
@@ -377,7 +387,9 @@ def _column(name: str, verdicts: Sequence[TryVerdict], tries: int, runs: Sequenc
 
 
 def _price_text(price: Price) -> str:
-    return "free" if price.free else f"${price.input / 1000:g} in, ${price.output / 1000:g} out per million tokens"
+    if price.free:
+        return "free"
+    return f"${price.input / 1000:g} in, ${price.output / 1000:g} out per million tokens"
 
 
 def _notes(verdicts: Sequence[TryVerdict], columns: Sequence[ColumnScore]) -> Iterator[str]:
@@ -434,7 +446,9 @@ def _column_of(result: SuiteResult, name: str) -> ColumnScore:
 
 
 def _last(prices: Sequence[str]) -> str:
-    return prices[-1] if prices else "an unknown one"
+    if not prices:
+        return "an unknown one"
+    return prices[-1]
 
 
 def known_tries(verdicts: Sequence[TryVerdict], column: str) -> dict[str, list[TryVerdict]]:

@@ -132,7 +132,9 @@ async def _run(settings: Settings, suite: Suite, request: SuiteRequest) -> int:
     endings_without_verdict = {verdict.ending for verdict in result.verdicts if verdict.passed is None}
     if not endings_without_verdict:
         return 0
-    return ENDING_CODES["cost_exceeded"] if "cost_exceeded" in endings_without_verdict else MODEL
+    if "cost_exceeded" in endings_without_verdict:
+        return ENDING_CODES["cost_exceeded"]
+    return MODEL
 
 
 async def _make_runs(
@@ -160,11 +162,11 @@ async def _make_runs(
         running += approved
     if not running:
         return None
-    stopped = await FollowedRuns(runtime, service, running).until_over()
-    if stopped is not None:
-        which = "The same command, without --again," if request.again else "The same command"
-        tell(f"{which} goes on with this round; what the log has is not paid again.")
-    return stopped
+    exit_code = await FollowedRuns(runtime, service, running).until_over()
+    if exit_code is not None:
+        command = "The same command, without --again," if request.again else "The same command"
+        tell(f"{command} goes on with this round; what the log has is not paid again.")
+    return exit_code
 
 
 async def _check_hourly_limit(runtime: Runtime, service: Service, left: Sequence[Cell]) -> None:
@@ -213,23 +215,24 @@ def _spawns(
     held = current.held_micros
     rest = max_micros - current.spent_micros - held
     if rest < MICROS_PER_CENT:
-        spent = f"round {current.number} of {suite.name} has cost {format_usd(current.spent_micros)}"
-        may = f", and what is under way may cost {format_usd(held)}" if held else ""
-        raise BadInput(f"--max-cost: {spent}{may}; give more than that, it is for the whole round")
+        costs = f"round {current.number} of {suite.name} has cost {format_usd(current.spent_micros)}"
+        if held:
+            costs += f", and what is under way may cost {format_usd(held)}"
+        raise BadInput(f"--max-cost: {costs}; give more than that, it is for the whole round")
     if len(spawns) == 1 and rest // MICROS_PER_CENT < left[0].cap_cents:
         spawns[0][CAP] = rest // MICROS_PER_CENT
     return tuple(spawns), rest
 
 
 async def _score_round(runtime: Runtime, suite: Suite, cells: Sequence[Cell], current: Round) -> SuiteResult:
-    ended: list[tuple[Cell, RunRow]] = []
+    runs: list[tuple[Cell, RunRow]] = []
     for cell in cells:
         run = current.newest(cell)
         if run is not None and run.ended and has_verdict(cell, run):
-            ended.append((cell, run))
-    stored = await runtime.store.read(lambda view: [(cell, stored_result(view, run)) for cell, run in ended])
-    scores = await score(suite.name, stored)
-    by_cell = {cell.id: each for (cell, _run), each in zip(ended, scores, strict=True)}
+            runs.append((cell, run))
+    results = await runtime.store.read(lambda view: [(cell, stored_result(view, run)) for cell, run in runs])
+    scores = await score(suite.name, results)
+    by_cell = {cell.id: each for (cell, _run), each in zip(runs, scores, strict=True)}
     return result_of(suite.name, suite.about, current, cells, by_cell)
 
 
