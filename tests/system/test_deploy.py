@@ -104,6 +104,15 @@ def test_the_image_gets_all_that_the_wheel_is_made_of() -> None:
         assert above & copied and above & let_in, path
 
 
+def test_secrets_beside_the_containers_get_into_no_image() -> None:
+    lines = (FOLDER / "Dockerfile.dockerignore").read_text().splitlines()
+    kept_out = lines[lines.index("!docs") + 1 :]  # the last line that fits decides
+    assert {"docs/deploy/compose/secrets", "**/.env"} <= set(kept_out)
+    for name, service in compose()["services"].items():
+        assert service.get("env_file", "secrets/").startswith("secrets/"), name
+    assert all(secret["file"].startswith("secrets/") for secret in compose()["secrets"].values())
+
+
 def test_containers_and_pods_are_killed_only_after_a_whole_shutdown() -> None:
     services = compose()["services"]
     pod = pods()["ava-server"]
