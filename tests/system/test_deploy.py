@@ -113,6 +113,14 @@ def test_secrets_beside_the_containers_get_into_no_image() -> None:
     assert all(secret["file"].startswith("secrets/") for secret in compose()["secrets"].values())
 
 
+def test_compose_can_wait_until_all_containers_run() -> None:
+    """`up --wait` fails at a container whose image has a health check and whose service takes it away."""
+    assert "HEALTHCHECK" not in (FOLDER / "Dockerfile").read_text()
+    services = compose()["services"]
+    assert all("disable" not in service.get("healthcheck", {}) for service in services.values())
+    assert {name for name, service in services.items() if "healthcheck" not in service} == {"worker-1", "worker-2"}
+
+
 def test_containers_and_pods_are_killed_only_after_a_whole_shutdown() -> None:
     services = compose()["services"]
     pod = pods()["ava-server"]
