@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -119,6 +120,18 @@ def test_compose_can_wait_until_all_containers_run() -> None:
     services = compose()["services"]
     assert all("disable" not in service.get("healthcheck", {}) for service in services.values())
     assert {name for name, service in services.items() if "healthcheck" not in service} == {"worker-1", "worker-2"}
+
+
+def test_caddy_reaches_the_servers_only_from_the_address_that_they_trust() -> None:
+    services, networks = compose()["services"], compose()["networks"]
+    caddy = services["caddy"]["networks"]
+    address = ipaddress.ip_address(caddy["inside"]["ipv4_address"])
+    for name in AVA_SERVICES[:2]:
+        assert set(services[name]["networks"]) & set(caddy) == {"inside"}
+        assert f"--trusted-proxy={address}" in services[name]["command"]
+    addresses = networks["inside"]["ipam"]["config"][0]
+    assert address in ipaddress.ip_network(addresses["subnet"])
+    assert address not in ipaddress.ip_network(addresses["ip_range"]), "another container could get it"
 
 
 def test_containers_and_pods_are_killed_only_after_a_whole_shutdown() -> None:
