@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -104,17 +105,43 @@ def test_the_image_gets_all_that_the_wheel_is_made_of() -> None:
         assert above & copied and above & let_in, path
 
 
+def test_secrets_beside_the_containers_get_into_no_image() -> None:
+    lines = (FOLDER / "Dockerfile.dockerignore").read_text().splitlines()
+    kept_out = lines[lines.index("!docs") + 1 :]  # the last line that fits decides
+    assert {"docs/deploy/compose/secrets", "**/.env"} <= set(kept_out)
+    for name, service in compose()["services"].items():
+        assert service.get("env_file", "secrets/").startswith("secrets/"), name
+    assert all(secret["file"].startswith("secrets/") for secret in compose()["secrets"].values())
+
+
+def test_compose_can_wait_until_all_containers_run() -> None:
+    """`up --wait` fails at a container whose image has a health check and whose service takes it away."""
+    assert "HEALTHCHECK" not in (FOLDER / "Dockerfile").read_text()
+    services = compose()["services"]
+    assert all("disable" not in service.get("healthcheck", {}) for service in services.values())
+    assert {name for name, service in services.items() if "healthcheck" not in service} == {"worker-1", "worker-2"}
+
+
+def test_caddy_reaches_the_servers_only_from_the_address_that_they_trust() -> None:
+    services, networks = compose()["services"], compose()["networks"]
+    caddy = services["caddy"]["networks"]
+    address = ipaddress.ip_address(caddy["inside"]["ipv4_address"])
+    for name in AVA_SERVICES[:2]:
+        assert set(services[name]["networks"]) & set(caddy) == {"inside"}
+        assert f"--trusted-proxy={address}" in services[name]["command"]
+    addresses = networks["inside"]["ipam"]["config"][0]
+    assert address in ipaddress.ip_network(addresses["subnet"])
+    assert address not in ipaddress.ip_network(addresses["ip_range"]), "another container could get it"
+
+
 def test_containers_and_pods_are_killed_only_after_a_whole_shutdown() -> None:
     services = compose()["services"]
-    pod = pods()["ava-server"]
-    args = pod["containers"][0]["args"]
-    grace_s: int = pod["terminationGracePeriodSeconds"]
-    for given, killed_s in (
-        (args, grace_s),
-        *((services[name]["command"], seconds(services[name]["stop_grace_period"])) for name in AVA_SERVICES[:2]),
-    ):
-        options = dict(word.split("=", 1) for word in given if "=" in word)
-        assert seconds(options["--shutdown-delay"]) + seconds(options["--drain"]) + EXIT_WITHIN_S + 5 < killed_s
+    given = [(services[name]["command"], seconds(services[name]["stop_grace_period"])) for name in AVA_SERVICES]
+    given += [(pod["containers"][0]["args"], pod["terminationGracePeriodSeconds"]) for pod in pods().values()]
+    for words, killed_s in given:
+        options = dict(word.split("=", 1) for word in words if "=" in word)
+        takes_s = seconds(options.get("--shutdown-delay", "0s")) + seconds(options["--drain"]) + EXIT_WITHIN_S
+        assert takes_s + 5 < killed_s, words
     assert seconds(services["caddy"]["stop_grace_period"]) > 30, "grace_period in the Caddyfile"
 
 

@@ -56,7 +56,8 @@ async def balanced(
         text = text.replace(BALANCED, f"127.0.0.1:{one.port} 127.0.0.1:{other.port}")
         inside = free_port()
         (tmp / "inside").write_text(str(inside))
-        text = text.replace(":9642", f"127.0.0.1:{inside}").replace("{$PUBLIC_HOST}\n", "127.0.0.1\n")
+        text = text.replace("http://:9642 {", f"http://:{inside} {{\n\tbind 127.0.0.1")
+        text = text.replace("{$PUBLIC_HOST}\n", "127.0.0.1\n")
         text = text.replace("\tgrace_period 30s\n", "\tgrace_period 1s\n\tadmin off\n\tauto_https off\n")
         (tmp / "Caddyfile").write_text(text)
         command = (program, "run", "--config", str(tmp / "Caddyfile"), "--adapter", "caddyfile")
@@ -68,14 +69,15 @@ async def balanced(
 async def test_both_servers_answer_in_turn_and_keep_their_metrics_inside(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana", "spawn", "read", "audit")
-    async with balanced(tmp_path, root, "--access-log") as (base, one, other):
+    async with balanced(tmp_path, root, "--access-log", "--trusted-proxy", "127.0.0.1") as (base, one, other):
         async with httpx2.AsyncClient(headers={**bearer(text), **STATELESS}, timeout=20) as http:
             for _ in range(10):
                 answer = await http.post(f"{base}/mcp", json=LIST)
                 assert answer.status_code == 200 and "spawn_subagent" in answer.text
             assert (await http.get(f"{base}/metrics")).status_code == 404
             inside = f"http://127.0.0.1:{(tmp_path / 'inside').read_text()}"
-            metrics = [await http.get(f"{inside}/metrics") for _ in range(2)]
+            collector = {"Host": "caddy:9642"}  # the name and port inside the containers' network
+            metrics = [await http.get(f"{inside}/metrics", headers=collector) for _ in range(2)]
             assert all("ava_log_head" in each.text for each in metrics), [each.text[:300] for each in metrics]
             assert (await http.get(f"{inside}/token")).status_code == 404
         assert [server.stderr.count("POST /mcp 200") for server in (one, other)] == [5, 5]
