@@ -196,7 +196,7 @@ def test_everything_works_without_scripts(chromium: Browser, here: There) -> Non
         page.click("button:has-text('Approve')")
         page.wait_for_url("**/subagents/*?done=approved")
         seen.open(f"/proposals/{other['pending_id']}")
-        page.click("button:has-text('Reject')")
+        page.click("button:has-text('Decline')")
         page.wait_for_url("**/subagents/*?done=rejected")
         page.click("button:has-text('Sign out')")
         assert "signed out" in page.inner_text("main")

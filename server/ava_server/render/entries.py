@@ -62,6 +62,13 @@ EVENT_NAMES: Mapping[str, str] = {
     "LogErased": "Content erased",
 }
 """What people call each event."""
+MESSAGE_NAMES: Mapping[str, str] = {
+    "task": "Task",
+    "message": "Message to the subagent",
+    "answer": "Answer to its question",
+    "decision": "What was decided",
+}
+"""What people call a message, by its kind."""
 SETTLED_WORDS: Mapping[str, str] = {
     "billed": "",
     "not_billed": ", not billed",

@@ -15,6 +15,7 @@ from typing import Any
 from ava_audit.events import WHOLE
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.wrap import one_line
+from ava_server.render.reasons import reason_words
 from ava_server.render.responses import RunAnswer
 
 
@@ -137,7 +138,7 @@ def result_of(run: RunAnswer) -> Result | None:
     own = result.output is not None and result.output != result.summary
     coded: dict[str, Any] = run.changes or {}
     return Result(
-        ended="" if run.state == "success" else run.stop_reason or "no reason is known",
+        ended=_why_it_ended(run),
         whole=run.state in WHOLE,
         error=UntrustedText(result.error_text or ""),
         advice=run.advice or "",
@@ -153,6 +154,12 @@ def result_of(run: RunAnswer) -> Result | None:
         branch=bool(coded.get("branch")),
         figures=list(_figures(run)),
     )
+
+
+def _why_it_ended(run: RunAnswer) -> str:
+    if run.state == "success":
+        return ""
+    return reason_words(run.stop_reason or "no reason is known")
 
 
 def _apart(every: Iterable[FindingView]) -> tuple[list[FindingView], list[tuple[str, list[FindingView]]]]:
@@ -220,8 +227,12 @@ def finding_of(number: int, finding: dict[str, Any], verdict: str) -> FindingVie
 
 
 def quotes_line(findings: Iterable[FindingView]) -> str:
-    """Return empty text without a quote."""
+    """Return how many of the quotes were found: `1 of 2 found ✓, 1 NOT found ✗`; empty without a quote."""
     verdicts = Counter(one.verdict for one in findings if one.quote)
-    words = {"found": "found ✓", "near": "nearly found ≈", "not_found": "NOT found ✗", "": "not looked for ?"}
-    counts = ", ".join(f"{verdicts[verdict]} {each}" for verdict, each in words.items() if verdicts[verdict])
-    return f"Quotes, looked up in what the tools returned: {counts}" if counts else ""
+    if not verdicts:
+        return ""
+    counts = [f"{verdicts['found']} of {verdicts.total()} found ✓"]
+    for verdict, words in (("near", "nearly found ≈"), ("not_found", "NOT found ✗"), ("", "not looked for ?")):
+        if verdicts[verdict]:
+            counts.append(f"{verdicts[verdict]} {words}")
+    return f"Quotes, looked up in what the tools returned: {', '.join(counts)}"

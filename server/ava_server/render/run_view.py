@@ -36,7 +36,7 @@ from ava_server.budget.money_line import awaited_money
 from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, caps_text, config_of, spent_text
 from ava_server.core.commands import advice_there
 from ava_server.core.ids import AGENT, label, state_words
-from ava_server.render.plan_view import PlanView, view_plan
+from ava_server.render.plan_view import PlanView, plan_title, view_plan
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
 from ava_server.runs.blockers import blocker_in
 from ava_server.runs.claims import resume_line, waits_for_resume
@@ -282,7 +282,7 @@ class RunView:
         result: Its result as the log has it; None before its end, and where it was erased.
         erased: It had a result, and that was erased.
         ends_with_host: A sentence, where it is interrupted when its host closes, although it was approved to continue.
-        task: The beginning of its task, where it was asked for.
+        task: The beginning of its task, or what a plan is, where it was asked for.
         plan: Its steps, where it is a plan.
         asked_by_runs: What the runs of a plan ask a person, identical ones once.
     """
@@ -423,7 +423,6 @@ def view_run(
     state = state_now(run, proposal, processes.alive, now_us)
     at_us = _clock_us(run, state, now_us)
     handed_in, erased = _result(view, run) if result else (None, False)
-    texts = texts_of(view, run) if task else None
     caps, free = _caps(view, run, at_us, plan)
     money = awaited_money(view, run, processes.alive) if state == RUNNING else None
     money_wait = Wait("money", run, blocker=money) if money is not None else None
@@ -442,10 +441,28 @@ def view_run(
         result=handed_in,
         erased=erased,
         ends_with_host=_ends_with_host(view, run) if state == RUNNING else "",
-        task=task_excerpt(texts.task) if texts is not None else "(erased)" if task else "",
+        task=_task(view, run) if task else "",
         plan=plan,
         asked_by_runs=tuple(questions.once(view.asking_runs(run.id))) if run.is_plan else (),
     )
+
+
+def _task(view: View, run: RunRow) -> str:
+    """Return what a run is to do, on one line; a plan is called by its name and its steps."""
+    texts = texts_of(view, run)
+    if texts is None:
+        return "(erased)"
+    if run.is_plan and texts.steps and not _is_of_several(run):
+        return plan_title(run.name or "", [part.step or "" for part in texts.steps])
+    return task_excerpt(texts.task)
+
+
+def _is_of_several(run: RunRow) -> bool:
+    """Tell whether a plan is of runs that were proposed by themselves and approved together."""
+    try:
+        return any(step.run for step in config_of(run.config).steps)
+    except ValueError:  # a newer Ava wrote it
+        return False
 
 
 def _plan(view: View, run: RunRow) -> PlanView | None:
@@ -482,12 +499,23 @@ def cost_of(shown: RunView) -> str:
     return f"{shown.spent} of {format_usd(int(shown.caps[-1].most), exact=True)}" if known else shown.spent
 
 
+_LIMITS = (TIME, TURNS, TOOL_CALLS, TOKENS, COST)
+"""The caps of `RunView.caps`, in their order."""
+
+
 def limits_of(shown: RunView) -> dict[str, float] | None:
     """Return limits by the names of arguments; a free run has no cost cap."""
-    caps = list(zip((TIME, TURNS, TOOL_CALLS, TOKENS, COST), shown.caps, strict=False))  # a newer Ava's are not known
-    if shown.plan is not None:
-        caps = [(cap, each) for cap, each in caps if cap in (TIME, COST)]
-    return {cap.argument: cap.given(each.most) for cap, each in caps if cap is not COST or not shown.free} or None
+    if not shown.caps:  # a newer Ava's are not known
+        return None
+    is_plan = shown.plan is not None
+    limits: dict[str, float] = {}
+    for cap, used in zip(_LIMITS, shown.caps, strict=True):
+        if is_plan and cap not in (TIME, COST):
+            continue
+        if cap is COST and shown.free:
+            continue
+        limits[cap.argument] = cap.given(used.most)
+    return limits
 
 
 def short_number(number: float) -> str:

@@ -27,7 +27,8 @@ from ava_server.approval.decide import Needs, approval_needs
 from ava_server.config.pin import PinFile
 from ava_server.config.sign_in import SESSION_US
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.core.ids import state_words
+from ava_server.core.ids import model_words, state_words
+from ava_server.render.reasons import reason_words
 from ava_server.render.result import UntrustedText
 from ava_server.render.state_look import look_of
 from ava_server.service.access import Access
@@ -306,7 +307,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(ago=ago, when=when, usd=format_usd, usd4=usd4, duration=format_duration, state=state_words)
+    made.filters.update(ago=ago, when=when, usd=format_usd, usd4=usd4, duration=format_duration)
+    made.filters.update(state=state_words, model=model_words, reason=reason_words)
     made.filters["day"] = lambda days: day_of(days * DAY_US)
     made.filters["look"] = cast("Any", look_of)
     made.filters["markdown"] = html

@@ -22,7 +22,7 @@ from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.approval.proposals import Pending, agreement, together_line, together_note, waiting_proposal
 from ava_server.approval.questions import LimitField, limit_fields
 from ava_server.approval.summary import ATTENTION
-from ava_server.budget.run_config import COST, TIME, config_of
+from ava_server.budget.run_config import COST, TIME, caps_text, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id, parse_run_id
 from ava_server.runs.pending_questions import is_approval
@@ -34,7 +34,7 @@ from ava_server.web.webauthn import Subject
 
 DONE: Mapping[str, str] = {
     "approved": "Approved. It starts as soon as there is room.",
-    "rejected": "Rejected. It cannot start any more.",
+    "rejected": "Declined. It cannot start any more.",
     "raised": "The cap is raised, and the run continues.",
     "declined": "Declined. The run hands in what it has.",
     "resumed": "It goes on where it was.",
@@ -106,7 +106,10 @@ class Deciding(PagePart):
             return await self._proposals(request, list(given))
         row = await self._context.store.read(lambda view: view.proposal(shown[0].id))
         done = "approved" if approve else "rejected"
-        to = "/" if len(shown) > 1 or row is None else f"/subagents/{row.run_id}?done={done}"
+        if len(shown) > 1 or row is None:
+            to = "/"
+        else:
+            to = _where_after(row.run_id, done, form)
         if not visitor.session.only:
             return go_to(to)
         # Who came by a link has just proven who they are: from now on they see all of their pages.
@@ -153,6 +156,7 @@ class Deciding(PagePart):
         values = {
             "waiting": waiting,
             "attention": ATTENTION,
+            "topics": {one.pending_id: topics_of(one) for one in waiting},
             "closed": [(row, one) for row, one in found if isinstance(one, str)],
             "fields": _fields([row for row, one in found if isinstance(one, Pending)]),
             "together": together_line(waiting, None, None) if len(waiting) > 1 else "",
@@ -172,7 +176,7 @@ class Deciding(PagePart):
             await self._prove(request.scope["path"], visitor, form, ids=[_run_id(request)])
         shown = Shown("extend", _run_id(request), form.one("digest"))
         await decide(self._service(visitor, agreed=approve), [shown], PersonAnswer(approve))
-        return _done(shown, "raised" if approve else "declined")
+        return _done(shown, "raised" if approve else "declined", form)
 
     async def resume(self, request: Request) -> Response:
         """Exactly as it was shown; it takes what an approval does."""
@@ -182,7 +186,7 @@ class Deciding(PagePart):
         shown = Shown("resume", run.id, line=form.one("line"))
         decided = await decide(self._service(visitor, agreed=True), [shown], PersonAnswer(True))
         decided.expect("resumed", "Not resumed")
-        return _done(shown, "resumed")
+        return _done(shown, "resumed", form)
 
     async def cancel(self, request: Request) -> Response:
         visitor, form = await _sent(request)
@@ -190,7 +194,7 @@ class Deciding(PagePart):
         decided = await decide(self._service(visitor), [shown], PersonAnswer(True, form.one("reason") or None))
         if decided.text:  # it had ended
             raise Refused(decided.text)
-        return _done(shown, "cancelled")
+        return _done(shown, "cancelled", form)
 
     async def send(self, request: Request) -> Response:
         """Send a message to a run, or the answer to its question."""
@@ -202,7 +206,7 @@ class Deciding(PagePart):
             await self._prove(request.scope["path"], visitor, form, ids=[run_id])
         shown = Shown("answer" if question else "send", run_id, question)
         await decide(self._service(visitor, agreed=allows), [shown], PersonAnswer(True, text))
-        return _done(shown, "sent")
+        return _done(shown, "sent", form)
 
     async def _prove(
         self, path: str, visitor: Visitor, form: Form, of: str | None = None, ids: Sequence[str] = ()
@@ -222,6 +226,20 @@ class Deciding(PagePart):
         return Service(self._context.runtime, session)
 
 
+def topics_of(one: Pending) -> dict[str, list[str]]:
+    """Return the sentences of a proposal by topic, without the price: it stands above them, and large."""
+    cost = "costs nothing" if one.free else f"costs {caps_text(one.max_cost_micros)}"
+    topics = one.topics
+    without_price: list[str] = []
+    for text in topics.get("How much", ()):
+        for clause in (f", and {cost}.", f" and {cost}."):
+            text = text.replace(clause, ".", 1)
+        without_price.append(text)
+    if without_price:
+        topics["How much"] = without_price
+    return topics
+
+
 def _refuse_others(visitor: Visitor, ids: Sequence[str]) -> None:
     """Refuse what the link of other proposals does not show."""
     only = visitor.session.only
@@ -238,8 +256,15 @@ def _run_id(request: Request) -> str:
     return parse_run_id(request.path_params["run_id"])
 
 
-def _done(shown: Shown, word: str) -> Response:
-    return go_to(f"/subagents/{shown.id}?done={word}")
+def _done(shown: Shown, word: str, form: Form) -> Response:
+    return go_to(_where_after(shown.id, word, form))
+
+
+def _where_after(run_id: str, word: str, form: Form) -> str:
+    """Return where a decision leads: to its run, or back to the overview if its form was there."""
+    if form.one("back") == "overview":
+        return f"/?done={word}"
+    return f"/subagents/{run_id}?done={word}"
 
 
 def _fields(rows: Sequence[RunRow]) -> tuple[LimitField, ...]:

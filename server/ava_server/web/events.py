@@ -31,6 +31,7 @@ from ava_audit.events import (
     SubagentComplete,
     ToolCall,
     ToolResult,
+    UserMessage,
 )
 from ava_audit.search import SHORT_TYPES, EntryPage, LogQuery, search
 from ava_audit.units import US_PER_S, format_duration, format_usd, now_us
@@ -42,6 +43,7 @@ from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import (
     BOOKKEEPING,
     EVENT_NAMES,
+    MESSAGE_NAMES,
     SETTLED_WORDS,
     compact,
     is_trouble,
@@ -49,6 +51,7 @@ from ava_server.render.entries import (
     names_of,
     what_happened,
 )
+from ava_server.render.reasons import reason_words
 from ava_server.render.run_view import is_carried
 from ava_server.runs.question_kinds import KINDS
 from ava_server.web.context import NotFound, PagePart, page, reader_of
@@ -66,12 +69,14 @@ _TYPED = {name: name for name in _FILTERS if name != "q"} | {"role": "agent"}
 """The names of filters that a person can type among the words, with their fields."""
 _TYPED_WORD = re.compile(r'(\w+):("[^"]*"|[^\s"]+)|"[^"]*"?|[^\s"]+')
 
-Family = Literal["model", "tool", "answer", "person", "begin", "end", "trouble", "other"]
+Family = Literal["model", "tool", "answer", "message", "question", "person", "begin", "end", "trouble", "other"]
 SIGNS: Mapping[Family, str] = {
     "model": "◆",
     "tool": "→",
     "answer": "←",
-    "person": "?",
+    "message": "»",
+    "question": "?",
+    "person": "●",
     "begin": "▶",
     "end": "■",
     "trouble": "!",
@@ -82,7 +87,9 @@ _FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("CostUpdate", "AssistantMessage", "ExtendedThinking", "PlanReady", "AgentRequest"), "model"),
     "ToolCall": "tool",
     **dict.fromkeys(("ToolResult", "WorkChecked"), "answer"),
-    **dict.fromkeys(("UserMessage", "SpawnDecided", "Asked", "Answered", "RunResumed", "CancelRequested"), "person"),
+    "UserMessage": "message",
+    "Asked": "question",
+    **dict.fromkeys(("SpawnDecided", "Answered", "RunResumed", "CancelRequested"), "person"),
     **dict.fromkeys(("SpawnProposed", "SubagentSpawn", "RunClaimed", "RunStarted", "StepRunQueued"), "begin"),
     **dict.fromkeys(("SubagentComplete", "RunEnded"), "end"),
     **dict.fromkeys(("ErrorOccurred", "GuardrailTripped"), "trouble"),
@@ -193,7 +200,7 @@ class Events(PagePart):
         entry = await self._context.store.read(lambda view: visible_entry(view, seq, visitor))
         if entry is None:
             raise missing
-        name = EVENT_NAMES.get(entry.type, entry.type)
+        name = name_of(entry)
         return self._context.show(request, "entry.html", {"entry": entry, "name": name, "fields": fields_of(entry)})
 
     async def _search(self, query: LogQuery) -> EntryPage:
@@ -327,12 +334,21 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
         case ToolResult() as result if is_carried(entry):
             run_id = entry.run_id or ""
             return f"{result.tool} has given the host the result of {named(run_id, names.get(run_id))}"
+        case UserMessage() as said:
+            return said.text
         case RunEnded(status="superseded"):
             return "replaced by a newer proposal"
         case RunEnded() as ended:
-            return f"{state_words(ended.status)}: {ended.stop_reason or ''}"
+            return f"{state_words(ended.status)}: {reason_words(ended.stop_reason or '')}"
         case _:
             return what_happened(entry, names)
+
+
+def name_of(entry: Entry) -> str:
+    """Return what people call an entry; a message by its kind."""
+    if isinstance(entry.fact, UserMessage):
+        return MESSAGE_NAMES[entry.fact.kind]
+    return EVENT_NAMES.get(entry.type, entry.type)
 
 
 def _row(entry: Entry, names: Mapping[str, str]) -> EventRow:
@@ -346,7 +362,7 @@ def _row(entry: Entry, names: Mapping[str, str]) -> EventRow:
     return EventRow(
         entry,
         trouble,
-        EVENT_NAMES.get(entry.type, entry.type),
+        name_of(entry),
         compact(text, TEXT_CHARS),
         names.get(run, run),
         took,

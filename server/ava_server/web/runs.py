@@ -23,12 +23,14 @@ from ava_audit.search import LogQuery, search
 from ava_audit.units import format_duration, now_us
 from ava_audit.view import NOT_FAILED, ORDERS, RunOrder, RunPhase, View
 from ava_server.approval.proposals import Pending, pending_proposals
-from ava_server.core.ids import parse_number, state_words
+from ava_server.core.ids import model_words, parse_number, state_words
+from ava_server.render.plan_view import plan_title
 from ava_server.render.result import Text, UntrustedText, result_of
 from ava_server.render.run_view import RunView, cost_of, run_answer, view_run
 from ava_server.service.current import Budget
 from ava_server.service.records import current_runs
 from ava_server.web.context import PagePart, found_or_404, reader_of
+from ava_server.web.deciding import DONE
 from ava_server.web.run_page import RunPage
 from ava_server.web.site import Visitor
 
@@ -45,7 +47,7 @@ COLUMNS: tuple[tuple[str, RunOrder], ...] = (
     ("Task", "newest"),
     ("Who", "role"),
     ("Cost", "cost"),
-    ("Time", "time"),
+    ("Active time", "time"),
     ("When", "newest"),
 )
 """The heads of the list, and the order that each leads to."""
@@ -128,7 +130,16 @@ class Runs(PagePart):
         visitor = reader_of(request)
         everybody = visitor.reads_all and "mine" not in request.query_params
         now = await self._context.store.read(lambda view: self._now(view, visitor, everybody))
-        values = {"now": now, "everybody": everybody, "owners": _owners(now.runs, visitor), "stream": "/stream"}
+        values = {
+            "now": now,
+            "titles": {one.pending_id: card_title(one) for one in now.proposals},
+            "everybody": everybody,
+            "owners": _owners(now.runs, visitor),
+            "approves": visitor.may("approve"),
+            "steers": visitor.service_session(self._context.site.url).may("spawn"),
+            "done": DONE.get(request.query_params.get("done", ""), ""),
+            "stream": "/stream",
+        }
         return self._context.show(request, "overview.html", values)
 
     def _now(self, view: View, visitor: Visitor, everybody: bool) -> Now:
@@ -238,15 +249,25 @@ class Runs(PagePart):
         facts: dict[str, Text] = {
             "State": state_words(run.state),
             "Role": row.role,
-            "Model": UntrustedText(row.model),
+            "Model": UntrustedText(model_words(row.model)),
             "Cost": cost_of(run),
-            "Time": format_duration(run.caps[0].used if run.caps else row.active_us / 1e6),
+            "Active time": format_duration(run.caps[0].used if run.caps else row.active_us / 1e6),
             "Turns": f"{row.turns:,}",
             "Tool calls": f"{row.tool_calls:,}",
             "Tokens": f"{row.tokens:,}",
             **({fact.label: fact.value for fact in result.figures} if result is not None else {}),
         }
         return {"row": row, "run": run, "facts": facts, "result": result}
+
+
+def card_title(one: Pending) -> str:
+    """Return what would start, on one line: the beginning of its task, or what a plan is."""
+    summary = one.summary
+    if summary is None:  # from a server of an older version
+        return one.approval_line
+    if summary.steps:
+        return plan_title(summary.name, [step.id for step in summary.steps])
+    return summary.task
 
 
 def _place(after: str, order: RunOrder) -> tuple[tuple[int, str], int | str]:

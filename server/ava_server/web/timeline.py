@@ -27,6 +27,7 @@ from ava_server.core.ids import AGENT, parse_number, state_words
 from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import (
     EVENT_NAMES,
+    MESSAGE_NAMES,
     SETTLED_WORDS,
     arguments_text,
     compact,
@@ -34,6 +35,7 @@ from ava_server.render.entries import (
     refused_words,
     unmarked,
 )
+from ava_server.render.reasons import reason_words
 from ava_server.render.run_view import is_carried
 from ava_server.render.turns import Part, Span, took_us
 from ava_server.runs.changes import describe_command
@@ -460,12 +462,6 @@ FOLDED = (
     events.SpawnProposed, events.StepRunQueued,
 )  # fmt: skip
 """Bookkeeping: its row is folded."""
-_MESSAGES: Mapping[str, str] = {
-    "task": "Task",
-    "message": "Message to the subagent",
-    "answer": "Answer to its question",
-    "decision": "What was decided",
-}
 _GUARDRAILS = {"told": "warned the model", "refused": "refused a call", "ended": "ended the run"}
 
 
@@ -569,7 +565,7 @@ def _event(fact: events.Fact) -> Detail:
     match fact:
         case events.UserMessage():
             screen = f"\n\nOn the screen was:\n{fact.screen}" if fact.screen else ""
-            return Detail("person", _MESSAGES[fact.kind], f"{fact.text}{screen}")
+            return Detail("person", MESSAGE_NAMES[fact.kind], f"{fact.text}{screen}")
         case events.SpawnDecided():
             how = CHANNELS.get(fact.channel or fact.decision, "")
             folded = f"Not on the screen: {fact.folded}" if fact.folded else ""
@@ -597,7 +593,7 @@ def _event(fact: events.Fact) -> Detail:
 def _ending(fact: events.Fact) -> Detail:
     match fact:
         case events.StepChanged():
-            why = f": {fact.why}" if fact.why else ""
+            why = f": {reason_words(fact.why)}" if fact.why else ""
             return Detail("note", f"Step {fact.step} {fact.state}{why}", failed=fact.state == "failed")
         case events.RunPaused():
             return Detail("ask", f"Paused: {fact.why}")
@@ -611,7 +607,7 @@ def _ending(fact: events.Fact) -> Detail:
         case events.RunEnded(status="superseded"):
             return Detail("end", "Replaced by a newer proposal")
         case events.RunEnded():
-            why = f": {fact.stop_reason}" if fact.stop_reason else ""
+            why = f": {reason_words(fact.stop_reason)}" if fact.stop_reason else ""
             return Detail("end", f"Ended as {state_words(fact.status)}{why}", failed=fact.severity != "info")
         case events.Unknown():
             return Detail("note", f"{fact.name}, which a newer Ava wrote", json.dumps(fact.content, ensure_ascii=False))
