@@ -290,22 +290,47 @@ def _view_step(
         items=progress.items if begun else step.at_most,
         left_out=progress.left_out,
         runs=Counter(_shown(row) for row in rows),
-        cost_micros=sum(row.cost_micros for row in rows if row.id not in {run.id for run in step.reused}),
+        cost_micros=_cost(step, rows),
         why=progress.why,
         blocker=_blocker(view, rows),
         run_ids=tuple((row.id, row.state) for row in told),
         more_runs=len(rows) - len(told),
         asking=tuple(row.id for row in told if _shown(row) == "waiting for a person"),
-        begins_us=min((row.started_us for row in rows if row.started_us is not None), default=None),
-        ends_us=max((moment for row in rows if (moment := row.ended_us or row.last_us) is not None), default=None),
+        begins_us=_began_us(rows),
+        ends_us=_ended_us(rows),
     )
+
+
+def _cost(step: StepConfig, rows: Sequence[StepRunRow]) -> int:
+    """Return what the runs of a step have cost in this plan: those of an earlier one cost nothing again."""
+    reused = {run.id for run in step.reused}
+    return sum(row.cost_micros for row in rows if row.id not in reused)
+
+
+def _began_us(rows: Sequence[StepRunRow]) -> int | None:
+    started = [row.started_us for row in rows if row.started_us is not None]
+    return min(started, default=None)
+
+
+def _ended_us(rows: Sequence[StepRunRow]) -> int | None:
+    """Return when the last of these runs ended, or wrote its last entry."""
+    ended: list[int] = []
+    for row in rows:
+        moment = row.ended_us or row.last_us
+        if moment is not None:
+            ended.append(moment)
+    return max(ended, default=None)
 
 
 def _blocker(view: View, rows: Sequence[StepRunRow]) -> str:
     """Return why the first of the queued runs could not be taken, as the server noted that tried."""
     queued = next((row for row in rows if _shown(row) == "queued"), None)
-    noted = view.live(queued.id) if queued is not None else None
-    return clean(blocker_in(noted[0]).why or "")[0] if noted is not None else ""
+    if queued is None:
+        return ""
+    noted = view.live(queued.id)
+    if noted is None:
+        return ""
+    return clean(blocker_in(noted[0]).why or "")[0]
 
 
 def _shown(row: StepRunRow) -> RunShown:
@@ -313,4 +338,6 @@ def _shown(row: StepRunRow) -> RunShown:
         return "waiting for a person" if row.waits_for in AWAITED else "queued"
     if row.state == RUNNING:
         return "running"
-    return "done" if row.state in WHOLE else "not done"
+    if row.state in WHOLE:
+        return "done"
+    return "not done"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -157,8 +157,11 @@ def report_of(found: Spending | None, first: int, last: int, user: str | None) -
 
     found = found or Spending(None, (), {}, ())
     runs = found.runs
-    ended = [run for run in runs.values() if run.ended_us is not None and first <= run.ended_us // DAY_US <= last]
-    begins = found.first_us // DAY_US if found.first_us is not None else last
+    ended: list[RunFacts] = []
+    for run in runs.values():
+        if run.ended_us is not None and first <= run.ended_us // DAY_US <= last:
+            ended.append(run)
+    begins = last if found.first_us is None else found.first_us // DAY_US
 
     def sums(ended_key: Callable[[RunFacts], str], spent_key: Callable[[DaySpending], str]) -> dict[str, Sum]:
         made: dict[str, Sum] = {}
@@ -193,15 +196,26 @@ def report_of(found: Spending | None, first: int, last: int, user: str | None) -
 
 def _reasons(failed: Iterable[RunFacts]) -> list[Reason]:
     """Return the most common reason first; reasons that differ only in figures are one."""
-    alike = defaultdict[tuple[str, str], list["RunFacts"]](list)
+    alike: dict[tuple[str, str], list[RunFacts]] = {}
     for run in failed:
-        ending = run.state if run.state != "error" or not run.error_kind else f"{run.state} ({run.error_kind})"
-        alike[ending, _NUMBERS.sub("#", run.stop_reason or "")].append(run)
+        key = _ending_with_kind(run), _NUMBERS.sub("#", run.stop_reason or "")
+        alike.setdefault(key, []).append(run)
     reasons: list[Reason] = []
     for (ending, _same), runs in alike.items():
-        newest = max(runs, key=lambda run: (run.ended_us or 0, run.id))
+        newest = max(runs, key=lambda run: (_ended_us(run), run.id))
         reasons.append(Reason(ending, newest.stop_reason or "", len(runs), newest))
-    return sorted(reasons, key=lambda reason: (-reason.runs, -(reason.newest.ended_us or 0)))
+    reasons.sort(key=lambda reason: (-reason.runs, -_ended_us(reason.newest)))
+    return reasons
+
+
+def _ending_with_kind(run: RunFacts) -> str:
+    if run.state == "error" and run.error_kind:
+        return f"{run.state} ({run.error_kind})"
+    return run.state
+
+
+def _ended_us(run: RunFacts) -> int:
+    return 0 if run.ended_us is None else run.ended_us
 
 
 def folded(periods: Iterable[Sum]) -> Iterator[tuple[str, Sum | None]]:
@@ -230,15 +244,18 @@ def shares_of(found: Spending, report: Report, what: str, most: int) -> list[Sha
     key = _KEYS[what]
     names = [one.name for one in report.by[what] if one.cost]
     own = names if len(names) <= most else names[: most - 1]
-    of_period = {period.name: index for index, period in enumerate(report.periods)}
-    costs = {name: [0] * len(of_period) for name in own}
-    others = [0] * len(of_period)
+    place_of = {period.name: place for place, period in enumerate(report.periods)}
+    costs = {name: [0] * len(place_of) for name in own}
+    others = [0] * len(place_of)
     for spent in found.spent:
         name = key(found.runs[spent.run_id])
         day = day_of(spent.day * DAY_US)
-        costs.get(name, others)[of_period[day if day in of_period else day[:7]]] += spent.cost_micros
-    shares = [Share(name, tuple(each)) for name, each in costs.items()]
-    return shares if len(own) == len(names) else [*shares, Share(ALL_OTHERS, tuple(others))]
+        period = day if day in place_of else day[: len("2026-01")]
+        costs.get(name, others)[place_of[period]] += spent.cost_micros
+    shares = [Share(_part_name(what, name), tuple(each)) for name, each in costs.items()]
+    if len(own) < len(names):
+        shares.append(Share(ALL_OTHERS, tuple(others)))
+    return shares
 
 
 # -- as tables --------------------------------------------------------------------------------------------------------
@@ -279,12 +296,19 @@ def period_table(report: Report, shares: Sequence[Share] = ()) -> Table:
 
 def part_table(report: Report, what: str) -> Table:
     """Return the roles, models, endings or users, the most expensive first."""
-    counts = ("Runs",) if what == "ending" else ("Ended", "Failed")
+    is_ending = what == "ending"
+    whole = report.total.cost
     rows: list[TableRow] = []
     for one in report.by[what]:
-        share = f"{100 * one.cost / report.total.cost:.0f} %" if report.total.cost else ""
-        runs = (f"{one.runs:,}",) if what == "ending" else (f"{one.ended:,}", _or_nothing(one.failed))
-        rows.append(TableRow(_part_name(what, one.name), (format_usd(one.cost), share, *runs), one.cost))
+        figures = [format_usd(one.cost), ""]
+        if whole:
+            figures[1] = f"{100 * one.cost / whole:.0f} %"
+        if is_ending:
+            figures.append(f"{one.runs:,}")
+        else:
+            figures += [f"{one.ended:,}", _or_nothing(one.failed)]
+        rows.append(TableRow(_part_name(what, one.name), tuple(figures), one.cost))
+    counts = ("Runs",) if is_ending else ("Ended", "Failed")
     return Table(what.capitalize(), ("Cost", "Share", *counts), tuple(rows))
 
 
@@ -292,7 +316,9 @@ def _part_name(what: str, name: str) -> str:
     """Return what people call a model or an ending; others have their own names."""
     if what == "model":
         return model_words(name)
-    return state_words(name) if what == "ending" else name
+    if what == "ending":
+        return state_words(name)
+    return name
 
 
 def _or_nothing(count: int) -> str:

@@ -120,20 +120,24 @@ class Deciding(PagePart):
         """Return an approval, once it is what was shown, and everything that it takes was given."""
         await refuse_changed(self._context.store, visitor.user, shown)
         await self._prove("/proposals", visitor, form, ids=[one.id for one in shown])
-        rows, pending = list[RunRow](), list[Pending]()
+        rows: list[RunRow] = []
+        pending: list[Pending] = []
         for row, one in await self._found(visitor, [one.id for one in shown]):
             if isinstance(one, str):
                 raise Refused(one)
             rows.append(row)
             pending.append(one)
         fields = {field.cap: field for field in _fields(rows)}
-        group, limits = "group_" if len(pending) > 1 else "", dict[str, Any]()
+        lowered: dict[str, Any] = {}
         for name, cap in (("cost", COST), ("minutes", TIME)):
-            if (value := _entered(form.one(name), fields.get(cap))) is not None:
-                limits[f"{group}{cap.argument}"] = cap.given(value)
-        if limits and not group:
-            limits = {"changes": {pending[0].pending_id: {"caps": limits}}}
-        return agreement(pending, limits)
+            value = _entered(form.one(name), fields.get(cap))
+            if value is not None:
+                lowered[cap.argument] = cap.given(value)
+        if not lowered:
+            return agreement(pending, {})
+        if len(pending) > 1:
+            return agreement(pending, {f"group_{name}": value for name, value in lowered.items()})
+        return agreement(pending, {"changes": {pending[0].pending_id: {"caps": lowered}}})
 
     async def _found(
         self, visitor: Visitor, ids: Sequence[str], *, reading: bool = False
@@ -151,16 +155,25 @@ class Deciding(PagePart):
         if not 1 <= len(ids) <= MOST_TOGETHER:
             raise BadInput(f"mark 1 to {MOST_TOGETHER} proposals on the overview")
         found = await self._found(visitor, ids, reading=True)
-        waiting = [one for _row, one in found if isinstance(one, Pending)]
+        rows: list[RunRow] = []
+        waiting: list[Pending] = []
+        closed: list[tuple[RunRow, str]] = []
+        for row, one in found:
+            if isinstance(one, Pending):
+                rows.append(row)
+                waiting.append(one)
+            else:
+                closed.append((row, one))
         own = all(row.user_id == visitor.user for row, _one in found)
+        several = len(waiting) > 1
         values = {
             "waiting": waiting,
             "attention": ATTENTION,
             "topics": {one.pending_id: topics_of(one) for one in waiting},
-            "closed": [(row, one) for row, one in found if isinstance(one, str)],
-            "fields": _fields([row for row, one in found if isinstance(one, Pending)]),
-            "together": together_line(waiting, None, None) if len(waiting) > 1 else "",
-            "note": together_note(waiting, None) if len(waiting) > 1 else "",
+            "closed": closed,
+            "fields": _fields(rows),
+            "together": together_line(waiting, None, None) if several else "",
+            "note": together_note(waiting, None) if several else "",
             "own": own,
             "means": await self._context.authority.needs(visitor, ids=ids) if waiting and own else None,
             "said": said,
@@ -270,8 +283,10 @@ def _where_after(run_id: str, word: str, form: Form) -> str:
 def _fields(rows: Sequence[RunRow]) -> tuple[LimitField, ...]:
     """Return the limits that an approval may lower; several have no time in common."""
     configs = [config_of(row.config) for row in rows]
+    if not configs:
+        return ()
     most_s = configs[0].timeout_s if len(configs) == 1 else None
-    return limit_fields(configs, sum(config.max_cost_micros for config in configs), most_s) if configs else ()
+    return limit_fields(configs, sum(config.max_cost_micros for config in configs), most_s)
 
 
 def _entered(text: str, field: LimitField | None) -> float | None:
@@ -284,5 +299,7 @@ def _entered(text: str, field: LimitField | None) -> float | None:
     if not field.least <= value <= field.most:
         low, high = field.words(field.least), field.words(field.most)
         raise BadInput(f"{text[:20]} is not between {low} and {high}; nothing was approved")
+    if value >= field.most:
+        return None
     stored: float = field.stored(value)
-    return stored if value < field.most else None
+    return stored

@@ -116,10 +116,12 @@ class EventsQuery:
 
     def address(self, path: str = "/events", **more: Any) -> str:
         """Return the address of the first page of this search, with further parameters."""
-        flags = {"bookkeeping": "1"} if self.bookkeeping else {}
-        everybody = {"all": ""} if self.everybody else {}
         asked = {name: text for name, text in self.fields.items() if text}
-        return f"{path}?" + urlencode({**asked, **flags, **everybody, **more})
+        if self.bookkeeping:
+            asked["bookkeeping"] = "1"
+        if self.everybody:
+            asked["all"] = ""
+        return f"{path}?" + urlencode({**asked, **more})
 
 
 @dataclass
@@ -141,7 +143,9 @@ class EventRow:
 
     @property
     def family(self) -> Family:
-        return "trouble" if self.trouble == "error" else _FAMILIES.get(self.entry.type, "other")
+        if self.trouble == "error":
+            return "trouble"
+        return _FAMILIES.get(self.entry.type, "other")
 
     @property
     def sign(self) -> str:
@@ -245,8 +249,10 @@ class Events(PagePart):
     async def _agents(self, asked: EventsQuery, visitor: Visitor) -> tuple[str, ...]:
         """`ava`, a run, or the newest runs of a role."""
         given = asked["agent"]
-        if not given or given.lower() == AGENT:
-            return (AGENT,) if given else ()
+        if not given:
+            return ()
+        if given.lower() == AGENT:
+            return (AGENT,)
         try:
             return (parse_run_id(given),)
         except BadInput:
@@ -282,16 +288,18 @@ def rows_of(view: View, entries: Sequence[Entry]) -> list[EventRow]:
 
     What a turn has done is inside the model call, and what a tool returned is with its call.
     """
-    names, turns, tree = names_of(view, entries), dict[str, EventRow](), list[EventRow]()
-    calls = dict[tuple[str, str], EventRow]()
+    names = names_of(view, entries)
+    tree: list[EventRow] = []
+    turns: dict[str, EventRow] = {}
+    calls: dict[tuple[str, str], EventRow] = {}
     for entry in reversed(entries):
         row, run = _row(entry, names), entry.run_id or ""
-        answers = entry.type == "ToolResult" and not is_carried(entry)
-        called = calls.pop(_call_key(entry), None) if answers else None
-        if called is not None:
-            called.result = row
-            row.after = format_duration(max(0, entry.ts_us - called.entry.ts_us) / US_PER_S)
-            continue
+        if entry.type == "ToolResult" and not is_carried(entry):
+            called = calls.pop(_call_key(entry), None)
+            if called is not None:
+                called.result = row
+                row.after = format_duration(max(0, entry.ts_us - called.entry.ts_us) / US_PER_S)
+                continue
         if entry.type == "ToolCall":
             calls[_call_key(entry)] = row
         if entry.type == "CostUpdate":
@@ -319,8 +327,10 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
     match entry.fact:
         case SpawnDecided() as decided:
             how = CHANNELS.get(decided.channel or decided.decision, "")
-            folded = f"; not on the screen: {decided.folded}" if decided.folded else ""
-            return f"{decided.pending_id} {state_words(decided.decision)} {how}".rstrip() + folded
+            words = f"{decided.pending_id} {state_words(decided.decision)} {how}".rstrip()
+            if decided.folded:
+                words += f"; not on the screen: {decided.folded}"
+            return words
         case Answered() as answered:
             return f"{KINDS[answered.kind].noun} {answered.decision} {CHANNELS[answered.channel]}"
         case RunResumed() as resumed:
@@ -394,14 +404,17 @@ def typed_filters(text: str) -> tuple[str, dict[str, str]]:
 
     What stands in quotes, and a word before a colon that is no filter's name, stay words.
     """
-    words, typed = list[str](), dict[str, str]()
+    words: list[str] = []
+    typed: dict[str, str] = {}
     for found in _TYPED_WORD.finditer(text):
         name = _TYPED.get((found[1] or "").lower())
         if name is None:
             words.append(found[0])
         else:
             typed[name] = found[2].strip('"')
-    return (" ".join(words), typed) if typed else (text, {})
+    if not typed:
+        return text, {}
+    return " ".join(words), typed
 
 
 def asked_of(query: QueryParams, visitor: Visitor) -> EventsQuery:
@@ -419,6 +432,8 @@ def _number(name: str, given: str) -> int:
 
 
 def _level(given: str) -> Severity | None:
-    if given and given not in get_args(Severity):
+    if not given:
+        return None
+    if given not in get_args(Severity):
         raise BadInput(f"level: {given[:40]!r} is not one of {', '.join(get_args(Severity))}")
-    return cast("Severity", given) if given else None
+    return cast("Severity", given)
