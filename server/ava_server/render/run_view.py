@@ -489,9 +489,10 @@ def _task(view: View, run: RunRow) -> str:
     texts = texts_of(view, run)
     if texts is None:
         return "(erased)"
-    if run.is_plan and texts.steps and not _is_of_several(run):
-        return plan_title(run.name or "", [part.step or "" for part in texts.steps])
-    return task_excerpt(texts.task)
+    if not run.is_plan or _is_of_several(run):
+        return task_excerpt(texts.task)
+    steps = [part.step or "" for part in texts.steps]
+    return plan_title(run.name or "", steps)
 
 
 def _is_of_several(run: RunRow) -> bool:

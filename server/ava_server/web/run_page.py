@@ -22,8 +22,8 @@ from ava_audit.events import AssistantMessage
 from ava_audit.rows import RunRow
 from ava_audit.units import micros_from_cents, now_us
 from ava_audit.view import View
-from ava_server.approval.proposals import texts_of
 from ava_server.approval.decide import Needs
+from ava_server.approval.proposals import texts_of
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import Refused
