@@ -350,9 +350,16 @@ def csv_cells(one: MadeDecision) -> list[str]:
         one.decision, one.by, one.kind, one.channel, one.how, one.client, one.token, one.user, one.role, one.name,
         ERASED if one.task is None else one.task, one.cap,
     )  # fmt: skip
-    money = ("" if each is None else usd(each) for each in (one.cap_micros, one.cost_micros))
-    more = (one.state if one.ended else "", one.digest, one.run_id, one.pending_id, one.plan_id, str(one.seq))
-    return [iso_utc(one.at_us), *map(_cell, texts), *money, *map(_cell, more)]
+    ending = one.state if one.ended else ""
+    more = (ending, one.digest, one.run_id, one.pending_id, one.plan_id, str(one.seq))
+    return [
+        iso_utc(one.at_us), *map(_cell, texts), _usd_cell(one.cap_micros), _usd_cell(one.cost_micros),
+        *map(_cell, more),
+    ]  # fmt: skip
+
+
+def _usd_cell(micros: int | None) -> str:
+    return "" if micros is None else usd(micros)
 
 
 def _cell(text: str | None) -> str:

@@ -224,8 +224,9 @@ def folded(periods: Iterable[Sum]) -> Iterator[tuple[str, Sum | None]]:
         alike = list(group)
         if empty and len(alike) >= FOLDED_DAYS:
             yield f"{alike[0].name} to {alike[-1].name}", None
-        else:
-            yield from ((period.name, None if empty else period) for period in alike)
+            continue
+        for period in alike:
+            yield period.name, None if empty else period
 
 
 @dataclass(frozen=True)

@@ -230,8 +230,13 @@ def cost_notes(run: RunAnswer) -> str:
 
 
 def findings_of(run: RunAnswer, found: list[dict[str, Any]]) -> list[FindingView]:
-    verdicts = {quote.get("finding"): str(quote.get("verdict")) for quote in run.quotes_checked or ()}
-    return [finding_of(number, finding, verdicts.get(number, "")) for number, finding in enumerate(found, 1)]
+    verdicts: dict[int | None, str] = {}
+    for quote in run.quotes_checked or ():
+        verdicts[quote.get("finding")] = str(quote.get("verdict"))
+    findings: list[FindingView] = []
+    for number, finding in enumerate(found, 1):
+        findings.append(finding_of(number, finding, verdicts.get(number, "")))
+    return findings
 
 
 def finding_of(number: int, finding: dict[str, Any], verdict: str) -> FindingView:

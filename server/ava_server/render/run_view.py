@@ -459,28 +459,40 @@ def view_run(
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
     state = state_now(run, proposal, processes.alive, now_us)
     at_us = _clock_us(run, state, now_us)
-    handed_in, erased = _result(view, run) if result else (None, False)
+    handed_in, erased = None, False
+    if result:
+        handed_in, erased = _result(view, run)
     caps, free = _caps(view, run, at_us, plan)
-    money = awaited_money(view, run, processes.alive) if state == RUNNING else None
-    money_wait = Wait("money", run, blocker=money) if money is not None else None
-    questions = OpenQuestions(view, now_us) if questions is None else questions
+    if questions is None:
+        questions = OpenQuestions(view, now_us)
     wait = _wait(view, run, state, now_us, served, manager, questions)
+    activity = ends_with_host = ""
+    if state == RUNNING:
+        money = awaited_money(view, run, processes.alive)
+        if money is not None:
+            wait = Wait("money", run, blocker=money)
+        else:
+            activity = activity_of(run, processes, manager)
+        ends_with_host = _ends_with_host(view, run)
+    asked_by_runs: tuple[PendingQuestion, ...] = ()
+    if run.is_plan:
+        asked_by_runs = tuple(questions.once(view.asking_runs(run.id)))
     return RunView(
         row=run,
         state=state,
         at_us=at_us,
         caps=caps,
         free=free,
-        wait=wait or money_wait,
-        activity=activity_of(run, processes, manager) if state == RUNNING and money_wait is None else "",
+        wait=wait,
+        activity=activity,
         last_tool=_last_tool(view, run) if run.state == RUNNING else None,
         expires_us=proposal.expires_us if proposal is not None else None,
         result=handed_in,
         erased=erased,
-        ends_with_host=_ends_with_host(view, run) if state == RUNNING else "",
+        ends_with_host=ends_with_host,
         task=_task(view, run) if task else "",
         plan=plan,
-        asked_by_runs=tuple(questions.once(view.asking_runs(run.id))) if run.is_plan else (),
+        asked_by_runs=asked_by_runs,
     )
 
 
@@ -514,9 +526,12 @@ def _plan(view: View, run: RunRow) -> PlanView | None:
 
 def status_line(shown: RunView, doing: str | None = None, *, owner: bool = False) -> str:
     """Return what a run is called, what it does (its state, if not given), and its figures."""
-    whose = f"[{shown.row.user_id}] " if owner else ""
-    state = f"{shown.state} (content erased)" if shown.erased else shown.state
-    return f"{whose}{label(shown.row)}: {doing or state} · {figures(shown)}"
+    if not doing:
+        doing = f"{shown.state} (content erased)" if shown.erased else shown.state
+    line = f"{label(shown.row)}: {doing} · {figures(shown)}"
+    if owner:
+        return f"[{shown.row.user_id}] {line}"
+    return line
 
 
 def figures(shown: RunView) -> str:
@@ -736,10 +751,13 @@ def _wait(
 def _blocker(view: View, run: RunRow, manager: Manager | None) -> str:
     """Return why the server that tried last could not take a run; empty where none has said."""
     noted = view.live(run.id)
-    why = blocker_in(noted[0]).why if noted is not None else None
-    if not why and manager is not None:  # the log is a moment behind
-        return manager.waiting_for.get(run.id, "")
-    return why or ""
+    if noted is not None:
+        why = blocker_in(noted[0]).why
+        if why:
+            return why
+    if manager is None:
+        return ""
+    return manager.waiting_for.get(run.id, "")  # the log is a moment behind
 
 
 def activity_of(run: RunRow, processes: Processes, manager: Manager | None = None) -> str:

@@ -228,8 +228,11 @@ def reader_of(request: Request) -> Visitor:
 
 def local_path(given: str) -> str:
     """Return a path of this site to go to; `/` for everything else."""
-    plain = given.startswith("/") and not given.startswith(("//", "/\\")) and given.isprintable() and "\\" not in given
-    return given if plain and len(given) <= 500 else "/"
+    if not given.startswith("/") or given.startswith("//"):
+        return "/"
+    if "\\" in given or not given.isprintable() or len(given) > 500:
+        return "/"
+    return given
 
 
 def asked_for(request: Request) -> str:
@@ -287,9 +290,13 @@ def ago(us: int | None) -> str:
     if us is None:
         return ""
     seconds = (now_us() - us) // 1_000_000
-    size, unit = next((each for each in _UNITS if abs(seconds) >= each[0]), (1, "s"))
+    if seconds == 0:
+        return "now"
+    size, unit = next(each for each in _UNITS if abs(seconds) >= each[0])
     words = f"{abs(seconds) // size} {unit}"
-    return "now" if seconds == 0 else f"{words} ago" if seconds > 0 else f"in {words}"
+    if seconds > 0:
+        return f"{words} ago"
+    return f"in {words}"
 
 
 def usd4(micros: int) -> str:

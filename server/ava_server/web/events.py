@@ -385,10 +385,11 @@ def fields_of(entry: Entry) -> list[tuple[str, str]]:
         return []
     content: object = json.loads(entry.content)
     fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {"content": content}
-    return [
-        (name, value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False))
-        for name, value in fields.items()
-    ]
+    found: list[tuple[str, str]] = []
+    for name, value in fields.items():
+        text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+        found.append((name, text))
+    return found
 
 
 def lenient(query: QueryParams, visitor: Visitor) -> EventsQuery:

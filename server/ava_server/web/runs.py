@@ -105,8 +105,13 @@ class Now:
     @property
     def unended(self) -> list[RunView]:
         """Return runs without those that wait for the person."""
-        waits = {*(one.subagent_id for one in self.proposals), *(run.row.id for run in self.asking)}
-        return [run for run in self.runs if not run.over and run.row.id not in waits]
+        waiting = {one.subagent_id for one in self.proposals}
+        waiting |= {run.row.id for run in self.asking}
+        unended: list[RunView] = []
+        for run in self.runs:
+            if not run.over and run.row.id not in waiting:
+                unended.append(run)
+        return unended
 
     @property
     def ended(self) -> list[RunView]:
@@ -352,9 +357,11 @@ def _fits(view: View, row: RunRow, wanted: Filter) -> bool:
         return False
     if row.state == "superseded" and not wanted.replaced:
         return False
+    if wanted.phase is None:
+        return True
     if wanted.phase == "failed":
         return row.ended and row.state not in NOT_FAILED
-    return wanted.phase is None or wanted.phase == _phase(view, row)
+    return wanted.phase == _phase(view, row)
 
 
 def _phase(view: View, row: RunRow) -> RunPhase:
