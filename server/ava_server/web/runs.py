@@ -114,6 +114,17 @@ class Now:
         return unended
 
     @property
+    def more_unended(self) -> int:
+        """How many runs that have not ended are left out."""
+        unended = sum(number for state, number in self.counts.items() if state != "ended")
+        return max(0, unended - MOST_RUNS)
+
+    @property
+    def more_ended(self) -> int:
+        """How many runs that have ended lately are left out."""
+        return max(0, self.counts.get("ended", 0) - MOST_RUNS)
+
+    @property
     def ended(self) -> list[RunView]:
         """Return what has ended lately, without proposals in whose place a newer one is."""
         return [run for run in self.runs if run.row.ended and run.row.state != "superseded"]
