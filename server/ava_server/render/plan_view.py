@@ -12,7 +12,6 @@ from ava_audit.rows import AWAITED, QUEUED, RUNNING, RunRow, StepRunRow
 from ava_audit.units import format_usd
 from ava_audit.view import View
 from ava_roles.wrap import clean, one_line
-from ava_server.approval.summary import quoted
 from ava_server.budget.run_config import StepConfig, config_of
 from ava_server.render.state_look import LOOKS, StateLook, look_of
 from ava_server.runs.blockers import blocker_in
@@ -177,7 +176,8 @@ def plan_title(name: str, step_ids: Sequence[str]) -> str:
     if number > MOST_NAMED:
         named = f"{named} and {number - MOST_NAMED} more"
     if name:
-        return f"Plan {quoted(name, NAME_CHARS)}, {steps}: {named}"
+        shown = one_line(name, NAME_CHARS).replace('"', "'")
+        return f'Plan "{shown}", {steps}: {named}'
     return f"Plan of {steps}: {named}"
 
 
