@@ -18,6 +18,8 @@ from ava_server.render.reasons import reason_words
         ("the run's max_tokens was reached: 10 are left", "its token cap was reached: 10 are left"),
         ("the run's max_cost_cents was reached: $0.02 is left", "its cost cap was reached: $0.02 is left"),
         ("the list has 12 items, and at_most is 5", "the list has 12 items, and the step takes at most 5"),
+        ("max_cost_cents raised from the role's $0.50", "the cost cap raised from the role's $0.50"),
+        ("timeout lowered to 5 min at the approval", "the time limit lowered to 5 min at the approval"),
         ("the plan's time is over", "the plan's time is over"),
         ("cancelled on request", "cancelled on request"),
         ("", ""),

@@ -21,9 +21,9 @@ from ava_audit.view import View
 from ava_roles.wrap import one_line
 from ava_server.approval.channels import PERSON_CHANNELS, WAYS
 from ava_server.approval.proposals import program_of, texts_of
-from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import caps_text, is_free
 from ava_server.core.ids import state_words
+from ava_server.render.plan_view import task_words
 
 CHANNELS: Mapping[str, str] = {
     **{channel: way.how for channel, way in WAYS.items()},
@@ -234,7 +234,7 @@ def _made(view: View, found: FoundDecision) -> MadeDecision:
         user=run.user_id,
         role=run.role,
         name=run.name,
-        task=None if texts is None else task_excerpt(texts.task),
+        task=None if texts is None else task_words(run, texts),
         cap=cap,
         cap_micros=cap_micros,
         digest=_digest(view, fact, run),

@@ -12,7 +12,8 @@ from ava_audit.rows import AWAITED, QUEUED, RUNNING, RunRow, StepRunRow
 from ava_audit.units import format_usd
 from ava_audit.view import View
 from ava_roles.wrap import clean, one_line
-from ava_server.budget.run_config import StepConfig, config_of
+from ava_server.approval.summary import task_excerpt
+from ava_server.budget.run_config import StepConfig, Texts, config_of
 from ava_server.render.state_look import LOOKS, StateLook, look_of
 from ava_server.runs.blockers import blocker_in
 from ava_server.runs.plan_moves import StepProgress
@@ -179,6 +180,21 @@ def plan_title(name: str, step_ids: Sequence[str]) -> str:
         shown = one_line(name, NAME_CHARS).replace('"', "'")
         return f'Plan "{shown}", {steps}: {named}'
     return f"Plan of {steps}: {named}"
+
+
+def task_words(run: RunRow, texts: Texts) -> str:
+    """Return what a run is to do, on one line: the beginning of its task, or what a plan is."""
+    if not run.is_plan or _is_of_several(run):
+        return task_excerpt(texts.task)
+    return plan_title(run.name or "", [part.step or "" for part in texts.steps])
+
+
+def _is_of_several(plan: RunRow) -> bool:
+    """Tell whether a plan is of runs that were proposed by themselves and approved together."""
+    try:
+        return any(step.run for step in config_of(plan.config).steps)
+    except ValueError:  # a newer Ava wrote it
+        return False
 
 
 def view_plan(view: View, plan: RunRow) -> PlanView:

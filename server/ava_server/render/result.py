@@ -198,17 +198,17 @@ def _figures(run: RunAnswer) -> Iterable[NamedFact]:
 
 
 def receipts_text(receipts: dict[str, Any]) -> str:
-    """`read_file 3, web_search 2 and 1 failed`, or `none`."""
+    """`read_file 3, web_search 2 (1 failed)`, or `none`."""
     if not receipts:
         return "none"
     return ", ".join(f"{name} {_calls_words(count)}" for name, count in receipts.items())
 
 
 def _calls_words(count: dict[str, int]) -> str:
+    calls = str(count["ok"] + count["failed"])
     if not count["failed"]:
-        return str(count["ok"])
-    failed = f"{count['failed']} failed"
-    return f"{count['ok']} and {failed}" if count["ok"] else failed
+        return calls
+    return f"{calls} ({count['failed']} failed)"
 
 
 def artifact_text(artifact: dict[str, Any]) -> str:

@@ -30,13 +30,12 @@ from ava_audit.units import format_duration, format_usd, iso_utc, local_second, 
 from ava_audit.view import View, loads
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.summary import task_excerpt
 from ava_server.budget.held import held_words
 from ava_server.budget.money_line import awaited_money
 from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, caps_text, config_of, spent_text
 from ava_server.core.commands import advice_there
 from ava_server.core.ids import AGENT, label, state_words
-from ava_server.render.plan_view import PlanView, plan_title, view_plan
+from ava_server.render.plan_view import PlanView, task_words, view_plan
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
 from ava_server.runs.blockers import blocker_in
 from ava_server.runs.claims import resume_line, waits_for_resume
@@ -497,22 +496,8 @@ def view_run(
 
 
 def _task(view: View, run: RunRow) -> str:
-    """Return what a run is to do, on one line; a plan is called by its name and its steps."""
     texts = texts_of(view, run)
-    if texts is None:
-        return "(erased)"
-    if not run.is_plan or _is_of_several(run):
-        return task_excerpt(texts.task)
-    steps = [part.step or "" for part in texts.steps]
-    return plan_title(run.name or "", steps)
-
-
-def _is_of_several(run: RunRow) -> bool:
-    """Tell whether a plan is of runs that were proposed by themselves and approved together."""
-    try:
-        return any(step.run for step in config_of(run.config).steps)
-    except ValueError:  # a newer Ava wrote it
-        return False
+    return "(erased)" if texts is None else task_words(run, texts)
 
 
 def _plan(view: View, run: RunRow) -> PlanView | None:

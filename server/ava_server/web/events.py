@@ -23,11 +23,13 @@ from ava_audit.errors import BadQuery
 from ava_audit.events import (
     FACTS,
     Answered,
+    Asked,
     CostUpdate,
     RunEnded,
     RunResumed,
     Severity,
     SpawnDecided,
+    StepChanged,
     SubagentComplete,
     ToolCall,
     ToolResult,
@@ -145,6 +147,8 @@ class EventRow:
     def family(self) -> Family:
         if self.trouble == "error":
             return "trouble"
+        if self.entry.type == "AssistantMessage" and self.entry.who.agent_id == AGENT:
+            return "begin"
         return _FAMILIES.get(self.entry.type, "other")
 
     @property
@@ -331,6 +335,11 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
             if decided.folded:
                 words += f"; not on the screen: {decided.folded}"
             return words
+        case Asked() as asked:
+            return KINDS[asked.kind].entry(asked)[0]
+        case StepChanged() as changed:
+            why = f": {reason_words(changed.why)}" if changed.why else ""
+            return f"{changed.step} {changed.state}{why}"
         case Answered() as answered:
             return f"{KINDS[answered.kind].noun} {answered.decision} {CHANNELS[answered.channel]}"
         case RunResumed() as resumed:
@@ -354,10 +363,20 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
             return what_happened(entry, names)
 
 
+_NAMES_OF_AVA: Mapping[str, str] = {
+    "AssistantMessage": "Proposal, as shown",
+    "ToolCall": "Call of Ava",
+    "ToolResult": "Answer of Ava",
+}
+"""What entries are called that are not a run's own: what was shown to a person, and what a host called."""
+
+
 def name_of(entry: Entry) -> str:
-    """Return what people call an entry; a message by its kind."""
+    """Return what people call an entry; a message by its kind, and calls of hosts otherwise than those of runs."""
     if isinstance(entry.fact, UserMessage):
         return MESSAGE_NAMES[entry.fact.kind]
+    if entry.who.agent_id == AGENT and entry.type in _NAMES_OF_AVA:
+        return _NAMES_OF_AVA[entry.type]
     return EVENT_NAMES.get(entry.type, entry.type)
 
 
