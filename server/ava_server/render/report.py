@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +151,20 @@ _KEYS: Mapping[str, Callable[[RunFacts], str]] = {
 """What sums are made by."""
 
 
+class _Sums(dict[str, Sum]):
+    """Sums by name; one that is missing is made."""
+
+    def __missing__(self, name: str) -> Sum:
+        made = self[name] = Sum(name)
+        return made
+
+
+@cache
+def _day_name(day: int) -> str:
+    """Return a day, counted from 1970, as `2026-01-31`."""
+    return day_of(day * DAY_US)
+
+
 def report_of(found: Spending | None, first: int, last: int, user: str | None) -> Report:
     """None is a log that does not exist yet. Days are counted from 1970, UTC."""
     from ava_audit.totals import Spending
@@ -164,11 +178,11 @@ def report_of(found: Spending | None, first: int, last: int, user: str | None) -
     begins = last if found.first_us is None else found.first_us // DAY_US
 
     def sums(ended_key: Callable[[RunFacts], str], spent_key: Callable[[DaySpending], str]) -> dict[str, Sum]:
-        made: dict[str, Sum] = {}
+        made = _Sums()
         for each in found.spent:
-            made.setdefault(spent_key(each), Sum(spent_key(each))).spend(each)
+            made[spent_key(each)].spend(each)
         for run in ended:
-            made.setdefault(ended_key(run), Sum(ended_key(run))).end(run)
+            made[ended_key(run)].end(run)
         return made
 
     def by(key: Callable[[RunFacts], str]) -> tuple[Sum, ...]:
@@ -176,9 +190,10 @@ def report_of(found: Spending | None, first: int, last: int, user: str | None) -
         return tuple(sorted(made.values(), key=lambda one: (-one.cost, -one.ended, one.name)))
 
     # An entry whose clock was set back can lie before the log's first one.
-    days = sums(lambda run: day_of(run.ended_us or 0), lambda each: day_of(each.day * DAY_US))
+    days = sums(lambda run: _day_name(_ended_us(run) // DAY_US), lambda each: _day_name(each.day))
     for day in range(max(first, min(begins, last)), last + 1):
-        days.setdefault(day_of(day * DAY_US), Sum(day_of(day * DAY_US)))
+        name = _day_name(day)
+        days.setdefault(name, Sum(name))
     [total] = by(lambda _run: "total") or [Sum("total")]
     return Report(
         user=user,
@@ -250,7 +265,7 @@ def shares_of(found: Spending, report: Report, what: str, most: int) -> list[Sha
     others = [0] * len(place_of)
     for spent in found.spent:
         name = key(found.runs[spent.run_id])
-        day = day_of(spent.day * DAY_US)
+        day = _day_name(spent.day)
         period = day if day in place_of else day[: len("2026-01")]
         costs.get(name, others)[place_of[period]] += spent.cost_micros
     shares = [Share(_part_name(what, name), tuple(each)) for name, each in costs.items()]
