@@ -195,7 +195,7 @@ async def test_a_running_run_shows_its_reserved_cost_and_a_pending_one_shows_no_
         waiting = await lab.propose(task="Another")
         text, found = await shown(lab, run_id), await as_json(lab, run_id)
         assert re.search(r"^ +2 +- .* in flight$", text, re.MULTILINE)
-        assert re.search(r"^Not spent: \$0\.\d\d held for calls and last turns$", text, re.MULTILINE)
+        assert re.search(r"^Not spent: \$0\.\d\d reserved for work in progress$", text, re.MULTILINE)
         assert [attempt["settlement"] for attempt in found["attempts"]] == ["billed", "in_flight"]
         assert "No model call was made, so nothing was spent." in await shown(lab, waiting.pending_id)
         await lab.call("cancel_subagent", subagent_id=run_id)

@@ -87,7 +87,7 @@ async def test_a_run_that_asks_its_person_shows_one_figure_for_money_held_everyw
             "the page of a run": parts.caps(shown),  # type: ignore[attr-defined]
         }
         for name, words in of_one.items():
-            assert f"{format_usd(held)} held for calls and last turns" in words, (name, words)
+            assert f"{format_usd(held)} reserved for work in progress" in words, (name, words)
             assert format_usd(asks.cost_micros + held) not in words, (name, words)
         costs = [run.cost_cents for run in checked.runs]
         assert costs == [asks.cost_micros / 10_000], "the card draws this figure alone"

@@ -92,8 +92,12 @@ def test_a_proposal_begins_with_its_facts_and_says_each_thing_once(here: There, 
     folded = page.partition("<details><summary>In one line")[2].partition("</details>")[0]
     assert folded.count(proposed["approval_line"]) == 1
     page = re.sub(r"</?code>", "`", page)
+    assert "and costs at most $0.80." in proposed["message"]
     for row in filter(None, proposed["message"].split("\n")):
-        assert page.count(f'<p dir="auto">{row.removeprefix("Model: ")}</p>') == 1, row
+        row = row.removeprefix("Model: ").replace(", and costs at most $0.80.", ".")
+        assert page.count(f'<p dir="auto">{row}</p>') == 1, row
+    outside = page.replace(folded, "").partition('<details class="lower">')[0]
+    assert outside.count("$0.80") == 1, "the price stands once, above the rest"
     assert "asked for it." in page and page.index("They asked") < page.index("<dt>Model</dt>")
     assert visitor.decide(proposed["pending_id"], "reject").status_code == 303
 

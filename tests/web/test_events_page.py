@@ -14,6 +14,8 @@ from support.http_server import token
 from support.log import run_who, write
 from support.logs.past import DAY_S, BookedLife, Past
 from support.pages.browser import There, Visitor, open_team
+from support.pages.lab_pages import serving_pages
+from support.runtime import PRICED, open_lab
 
 from ava_audit.events import CostUpdate, ErrorOccurred, Event, Fact, ToolCall, ToolResult, UserMessage
 from ava_audit.store.store import Store
@@ -93,17 +95,17 @@ def found(visitor: Visitor, query: str) -> list[str]:
     ("query", "expected"),
     [
         ("q=zebra", ["Error lost: zebra <img src=x onerror=alert(1)>"]),
-        ("q=giraffe+%22very+end%22", ["Message (message) giraffe"]),
+        ("q=giraffe+%22very+end%22", ["Message to the subagent giraffe"]),
         ("q=zebra+giraffe", []),
         ("q=%22%22", []),
         ("type=tool", ["Tool call web_search query=trains"]),
         ("type=ToolCall&q=trains", ["Tool call web_search query=trains"]),
         ("level=error", ["Error lost"]),
-        ("run=S-0000a2&type=message", ["Message (message) giraffe", "Message (task) Look it up"]),
-        ("agent=critic&type=message", ["Message (message) giraffe", "Message (task) Look it up"]),
-        ("agent=S-0000a1&type=message", ["Message (task) Look it up"]),
+        ("run=S-0000a2&type=message", ["Message to the subagent giraffe", "Task Look it up"]),
+        ("agent=critic&type=message", ["Message to the subagent giraffe", "Task Look it up"]),
+        ("agent=S-0000a1&type=message", ["Task Look it up"]),
         ("agent=ava&type=SpawnDecided&until=2025-12-29", ["Decision P-0000a100 approved by the host"]),
-        ("since=2025-12-29T00:00Z&until=2025-12-29T00:00:01Z&type=message", ["Message (task) Look it up"]),
+        ("since=2025-12-29T00:00Z&until=2025-12-29T00:00:01Z&type=message", ["Task Look it up"]),
         ("type=cost&run=S-0000a1", ["Model call turn 1: 300 tokens, $0.003", "Money reserved turn 1 attempt 1"]),
     ],
 )
@@ -169,6 +171,18 @@ def test_a_call_and_its_result_are_together_with_the_time_between(team: There, a
     ]
     assert page.count('<ol class="pair">') == 2
     assert re.findall(r'<i class="sign (\w+)" data-sign="(.)">', page) == [("tool", "→"), ("answer", "←")] * 2
+
+
+async def test_calls_of_hosts_are_named_apart_from_those_of_runs(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+        await lab.call("spawn_subagent", role="researcher", task="What does it cost?")
+        page = (await browser.get("/events")).text
+        lines = listed(page)
+        assert "Task What does it cost?" in " | ".join(lines)
+        for begins in ("Proposal, as shown Ava wants to start", "Call of Ava spawn_subagent", "Answer of Ava"):
+            assert any(line.startswith(begins) for line in lines), (begins, lines)
+        signs = dict(re.findall(r'<i class="sign (\w+)" data-sign="(.)">', page))
+        assert signs["message"] == "»" and signs["begin"] == "▶" and "question" not in signs
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from support.http_server import token
 from support.log import write
 from support.logs.past import BookedLife
 from support.pages.browser import There, Visitor, open_pages, open_team
+from support.pages.lab_pages import serving_pages
+from support.runtime import PRICED, open_lab, submits
 from support.tool_examples import must_list
 
 from ava_audit.entries import Entry, entry_of
@@ -105,6 +107,38 @@ def test_the_page_begins_with_what_is_wrong_and_what_works_is_one_line(auditor: 
     assert works[3].count('<li class="ok"') == int(works[1]) == len(works[2].split(" · ")) >= 5
     assert '<li class="ok"' not in main.replace(works[3], ""), "all that works is folded"
     assert "sandbox" in findings(main) and "confinement" not in main
+
+
+def texts(page: str) -> str:
+    """Return the text of a page."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", page.partition("<main")[2])).split())
+
+
+async def test_with_nothing_wrong_the_page_says_so_first_and_what_is_erased_next(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [submits()], config=PRICED) as lab, serving_pages(lab, owned=True) as browser:
+        run_id = await lab.start()
+        await lab.ended(run_id)
+        page = (await browser.get("/health")).text
+        assert not [name for name, (state, _text) in findings(page).items() if state in ("fault", "warning")]
+        shown = texts(page)
+        assert 0 < shown.index("Everything works") < shown.index("Errors of the last day There were none.")
+        assert f"{day_of((now_us() // DAY_US + 91) * DAY_US)} (UTC): 1 run that ended on" in shown
+
+
+async def test_with_three_faults_they_stand_first_the_worst_before_the_others(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [], config=PRICED + WRONG, runs=False) as lab:
+        lab.runtime.settings.data_root.chmod(0o777)
+        async with serving_pages(lab, owned=True) as browser:
+            page = (await browser.get("/health")).text
+    wrong = [(state, name) for name, (state, _text) in findings(page).items() if state in ("fault", "warning")]
+    assert wrong[0] == ("fault", "data root") and {name for _state, name in wrong} == {"data root", "budget", "search"}
+    assert all("→" in text for state, text in findings(page).values() if state in ("fault", "warning"))
+    shown = texts(page)
+    number = len(findings(page))
+    first = shown.index(f"3 of {number} checks need attention")
+    assert first < shown.index("anyone may write to") < shown.index("only free models can run")
+    assert shown.index("search.engine is kagi") < shown.index("Errors of the last day") < shown.index("What is erased")
+    assert "Nothing is to be erased." in shown
 
 
 def test_what_retention_erases_next_is_shown_to_whose_it_is(ana: Visitor, auditor: Visitor) -> None:

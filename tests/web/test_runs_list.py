@@ -17,7 +17,7 @@ from ava_audit.events import Ending
 from ava_audit.store.store import Store
 from ava_server.web import runs
 
-ROW = re.compile(r'<a href="/subagents/(S-[0-9a-f]{6})">')
+ROW = re.compile(r'<a id="row-[SG]-[0-9a-f]+" href="/subagents/(S-[0-9a-f]{6})">')
 
 
 async def listed(browser: Browser, query: str = "") -> list[str]:
@@ -75,7 +75,7 @@ async def test_the_first_page_of_who_sees_all_users_has_the_proposals_of_others(
         own = await lab.propose()
         assert theirs.subagent_id not in (await browser.get("/?mine")).text
         page = (await browser.get("/")).text
-        assert page.count(f"/proposals/{own.pending_id}") == 1
+        assert page.count(f'id="card-{own.pending_id}"') == 1
         assert ROW.findall(page) == [theirs.subagent_id]
 
 
@@ -136,12 +136,12 @@ async def test_the_heads_of_the_columns_lead_to_their_orders(tmp_path: Path) -> 
     async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
         await lab.propose()
         page = unescape((await browser.get("/subagents?role=researcher&order=cost")).text)
-        heads = dict(re.findall(r'<a href="/subagents\?([^"]*)" class="head-(\w+)"', page))
+        heads = dict(re.findall(r'<a href="/subagents\?([^"]*)" class="head-([\w-]+)"', page))
         assert {name: query for query, name in heads.items()} == {
             "state": "role=researcher&order=state",
             "who": "role=researcher&order=role",
             "cost": "role=researcher&order=cost",
-            "time": "role=researcher&order=time",
+            "active-time": "role=researcher&order=time",
             "when": "role=researcher",
         }
         assert page.count('aria-current="true"') == 1 and "Cost ↓" in page

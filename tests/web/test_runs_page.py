@@ -65,7 +65,7 @@ async def test_an_ended_run_shows_what_was_asked_who_approved_and_what_came_of_i
             "<code>a.py</code> and <strong>this</strong>",
             "quote found word for word",
             "quote NOT found",
-            "Quotes, looked up in what the tools returned: 1 found ✓, 1 NOT found ✗",
+            "Quotes, looked up in what the tools returned: 1 of 2 found ✓, 1 NOT found ✗",
             "Old list.",
         ):
             assert text in page, text
@@ -118,7 +118,7 @@ async def test_two_runs_are_shown_beside_each_other_to_who_may_see_both(tmp_path
             "dear",
         ):
             assert text in page, text
-        for label in ("State", "Cost", "Time", "Turns", "Tool calls", "Tools called"):
+        for label in ("State", "Cost", "Active time", "Turns", "Tool calls", "Tools called"):
             row = page.partition(f'<th scope="row">{label}</th>')[2].partition("</tr>")[0]
             assert row.count("<td") == 2, label
         theirs = await lab.call_as("eve", "spawn_subagent", role="researcher", task="Eve's own task")

@@ -10,11 +10,11 @@ from ava_audit.units import format_usd
 
 
 def held_words(micros: float) -> str:
-    """`$0.07 held for calls and last turns`; empty where nothing is held."""
-    return f"{format_usd(int(micros))} held for calls and last turns" if micros else ""
+    """`$0.07 reserved for work in progress`; empty where nothing is held."""
+    return f"{format_usd(int(micros))} reserved for work in progress" if micros else ""
 
 
 def spent_words(spent_micros: int, cap_micros: int, held_micros: int, *, exact: bool = False) -> str:
-    """`$0.80 of $10.00 ($0.07 held for calls and last turns)`; `exact` is about the cap."""
-    held = f" ({held_words(held_micros)})" if held_micros else ""
+    """`$0.80 of $10.00 (and $0.07 reserved for work in progress)`; `exact` is about the cap."""
+    held = f" (and {held_words(held_micros)})" if held_micros else ""
     return f"{format_usd(spent_micros)} of {format_usd(cap_micros, exact=exact)}{held}"

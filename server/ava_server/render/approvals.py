@@ -14,6 +14,7 @@ from pydantic import Field
 
 from ava_audit.entries import Entry
 from ava_audit.events import Answered, RunResumed, SessionStart, SpawnDecided, SpawnProposed
+from ava_audit.rows import RunRow
 from ava_audit.totals import DecisionSums, FoundDecision, Period, decision_page, decision_sums
 from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc, minutes
 from ava_audit.view import View
@@ -23,6 +24,7 @@ from ava_server.approval.plain_text import task_excerpt
 from ava_server.approval.proposals import program_of, texts_of
 from ava_server.budget.run_config import caps_text, is_free
 from ava_server.core.ids import state_words
+from ava_server.render.plan_view import task_words
 
 CHANNELS: Mapping[str, str] = {
     **{channel: way.how for channel, way in WAYS.items()},
@@ -44,7 +46,9 @@ def how_decided(channel: str, began: SessionStart | None, user: str) -> str:
         return CHANNELS.get(channel, "")
     if not by_script(channel, began):
         return "by the host's call; the log has no answer of a person"
-    flag = "the flag --yes of `ava run`" if began.client == "ava run" else f"`{began.client}` without a terminal"
+    flag = f"`{began.client}` without a terminal"
+    if began.client == "ava run":
+        flag = "the flag --yes of `ava run`"
     return f"by a script as {user}: {flag}; no person was asked"
 
 
@@ -86,24 +90,32 @@ def decisions_in(
     raised: list[RunDecision] = []
     for entry in entries:
         fact = entry.fact
-        if isinstance(fact, SpawnDecided) or (isinstance(fact, Answered) and fact.for_more):
+        if isinstance(fact, SpawnDecided):
+            what, folded = state_words(fact.decision).capitalize(), fact.folded or ""
             how = how_decided(fact.channel or fact.decision, began(entry.session_id), entry.user_id)
             changes = changed_words(fact.changes)
-            if isinstance(fact, SpawnDecided):
-                what, folded = state_words(fact.decision).capitalize(), fact.folded or ""
-                first.append(RunDecision(entry.ts_us, what, how, changes, fact.group_id, folded=folded))
-            else:
-                raised.append(RunDecision(entry.ts_us, f"Request for more {fact.decision}", how, changes, more=True))
+            first.append(RunDecision(entry.ts_us, what, how, changes, fact.group_id, folded=folded))
+        elif isinstance(fact, Answered) and fact.for_more:
+            what = f"Request for more {fact.decision}"
+            how = how_decided(fact.channel or fact.decision, began(entry.session_id), entry.user_id)
+            raised.append(RunDecision(entry.ts_us, what, how, changed_words(fact.changes), more=True))
     return first + raised
 
 
 def changed_words(changes: dict[str, Any]) -> str:
-    texts: dict[str, Callable[[Any], str]] = {
-        "max_cost_micros": caps_text,
-        "timeout_s": lambda value: f"at most {minutes(value)}",
-        "tools": lambda value: f"only the tools {', '.join(value) or 'that every run has'}",
-    }  # fmt: skip
-    return ", ".join(texts[name](value) if name in texts else f"{name} {value:,}" for name, value in changes.items())
+    return ", ".join(_changed(name, value) for name, value in changes.items())
+
+
+def _changed(name: str, value: Any) -> str:
+    match name:
+        case "max_cost_micros":
+            return caps_text(value)
+        case "timeout_s":
+            return f"at most {minutes(value)}"
+        case "tools":
+            return f"only the tools {', '.join(value) or 'that every run has'}"
+        case _:
+            return f"{name} {value:,}"
 
 
 PAGE = 200
@@ -190,13 +202,14 @@ NOTHING = Decisions(None, DecisionSums({}, 0, 0), (), None)
 
 def decisions_of(view: View, period: Period, before: tuple[int, int] | None = None) -> Decisions:
     found = decision_page(view, period, before, PAGE)
-    last = found[-1].entry if len(found) == PAGE else None
-    return Decisions(
-        period.user,
-        decision_sums(view, period) if before is None else DecisionSums({}, 0, 0),
-        tuple(_made(view, each) for each in found),
-        None if last is None else (last.ts_us, last.seq),
-    )
+    sums = DecisionSums({}, 0, 0)
+    if before is None:
+        sums = decision_sums(view, period)
+    next_page: tuple[int, int] | None = None
+    if len(found) == PAGE:
+        last = found[-1].entry
+        next_page = last.ts_us, last.seq
+    return Decisions(period.user, sums, tuple(_made(view, each) for each in found), next_page)
 
 
 def _made(view: View, found: FoundDecision) -> MadeDecision:
@@ -204,9 +217,8 @@ def _made(view: View, found: FoundDecision) -> MadeDecision:
     fact = entry.fact
     assert isinstance(fact, SpawnDecided | Answered | RunResumed)
     channel = fact.channel or "cancelled"  # a cancelled proposal is rejected without having been asked about
-    texts, proposal = texts_of(view, run), view.proposal(run.pending_id)
+    texts = texts_of(view, run)
     decision, cap, cap_micros = _decided(fact, found)
-    digest = None if isinstance(fact, RunResumed) else fact.digest
     return MadeDecision(
         seq=entry.seq,
         at_us=entry.ts_us,
@@ -223,14 +235,22 @@ def _made(view: View, found: FoundDecision) -> MadeDecision:
         user=run.user_id,
         role=run.role,
         name=run.name,
-        task=None if texts is None else task_excerpt(texts.task),
+        task=None if texts is None else task_words(run, texts),
         cap=cap,
         cap_micros=cap_micros,
-        digest=digest or (proposal.digest if proposal is not None else ""),
+        digest=_digest(view, fact, run),
         cost_micros=run.cost_micros if decision == "approved" else None,
         state=run.state,
         ended=run.ended,
     )
+
+
+def _digest(view: View, fact: SpawnDecided | Answered | RunResumed, run: RunRow) -> str:
+    """Return the digest of what was shown; where the decision has none, the proposal's."""
+    if not isinstance(fact, RunResumed) and fact.digest:
+        return fact.digest
+    proposal = view.proposal(run.pending_id)
+    return proposal.digest if proposal is not None else ""
 
 
 def _decided(fact: SpawnDecided | Answered | RunResumed, found: FoundDecision) -> tuple[str, str, int | None]:
@@ -239,7 +259,8 @@ def _decided(fact: SpawnDecided | Answered | RunResumed, found: FoundDecision) -
         return "resumed", "as approved before", None
     if isinstance(fact, Answered):
         cost = fact.changes.get("max_cost_micros")
-        return ("raised" if fact.decision == "approved" else "declined"), changed_words(fact.changes), cost
+        decision = "raised" if fact.decision == "approved" else "declined"
+        return decision, changed_words(fact.changes), cost
     if is_free(found.run):
         return fact.decision, "free", None
     proposed = found.proposed.fact
@@ -251,15 +272,20 @@ def _decided(fact: SpawnDecided | Answered | RunResumed, found: FoundDecision) -
 def _kind(channel: str, began: SessionStart | None) -> str:
     if channel in PERSON_CHANNELS:
         return "person"
-    return "policy" if channel == "auto" else "script" if by_script(channel, began) else "host"
+    if channel == "auto":
+        return "policy"
+    if by_script(channel, began):
+        return "script"
+    return "host"
 
 
 def totals_line(sums: DecisionSums) -> str:
     counts = ", ".join(f"{sums.counts[name]:,} {name}" for name in ORDER if sums.counts.get(name))
-    unknown = format_usd(sums.uncosted_micros)
-    worst = f", {unknown} of it unknown, the most that it can be" if sums.uncosted_micros else ""
     if not counts:
         return "no decisions."
+    worst = ""
+    if sums.uncosted_micros:
+        worst = f", {format_usd(sums.uncosted_micros)} of it unknown, the most that it can be"
     return f"{counts}. The approved runs have cost {format_usd(sums.cost_micros)} so far{worst}."
 
 
@@ -325,11 +351,20 @@ def csv_cells(one: MadeDecision) -> list[str]:
         one.decision, one.by, one.kind, one.channel, one.how, one.client, one.token, one.user, one.role, one.name,
         ERASED if one.task is None else one.task, one.cap,
     )  # fmt: skip
-    money = ("" if each is None else usd(each) for each in (one.cap_micros, one.cost_micros))
-    more = (one.state if one.ended else "", one.digest, one.run_id, one.pending_id, one.plan_id, str(one.seq))
-    return [iso_utc(one.at_us), *map(_cell, texts), *money, *map(_cell, more)]
+    ending = one.state if one.ended else ""
+    more = (ending, one.digest, one.run_id, one.pending_id, one.plan_id, str(one.seq))
+    return [
+        iso_utc(one.at_us), *map(_cell, texts), _usd_cell(one.cap_micros), _usd_cell(one.cost_micros),
+        *map(_cell, more),
+    ]  # fmt: skip
+
+
+def _usd_cell(micros: int | None) -> str:
+    return "" if micros is None else usd(micros)
 
 
 def _cell(text: str | None) -> str:
     plain = one_line(text)
-    return f"'{plain}" if plain.startswith(FORMULAS) else plain
+    if plain.startswith(FORMULAS):
+        return f"'{plain}"
+    return plain

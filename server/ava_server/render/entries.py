@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -62,6 +62,13 @@ EVENT_NAMES: Mapping[str, str] = {
     "LogErased": "Content erased",
 }
 """What people call each event."""
+MESSAGE_NAMES: Mapping[str, str] = {
+    "task": "Task",
+    "message": "Message to the subagent",
+    "answer": "Answer to its question",
+    "decision": "What was decided",
+}
+"""What people call a message, by its kind."""
 SETTLED_WORDS: Mapping[str, str] = {
     "billed": "",
     "not_billed": ", not billed",
@@ -95,15 +102,19 @@ def entry_line(entry: Entry, *, names: Mapping[str, str] = _NO_NAMES, utc: bool 
     """
     what = f"{entry.type} {what_happened(entry, names)}".rstrip()
     line = f"[{format_ts(entry.ts_us, utc)}] {named(entry.who.agent_id, names.get(entry.who.agent_id))} {what}"
-    return line if len(line) <= width else line[: max(width - 1, 1)] + "…"
+    if len(line) <= width:
+        return line
+    return line[: max(width - 1, 1)] + "…"
 
 
 def what_happened(entry: Entry, names: Mapping[str, str] = _NO_NAMES) -> str:
-    cost = f" {format_usd(entry.cost_micros)}" if entry.cost_micros else ""
     what = _what(entry)
     if entry.who.agent_id == AGENT:  # a run's own text stays as it is
         what = _ID.sub(lambda found: named(found[0], names.get(found[0])), what)
-    return f"{compact(clean(what)[0], 10_000)}{cost}".strip()
+    what = compact(clean(what)[0], 10_000)
+    if entry.cost_micros:
+        what += f" {format_usd(entry.cost_micros)}"
+    return what.strip()
 
 
 def entry_words(entry: Entry) -> str:
@@ -114,16 +125,24 @@ def names_of(view: View, entries: Iterable[Entry]) -> dict[str, str]:
     """Return the names of the runs that these entries mention, by id; runs without a name are left out."""
     users: dict[str, str] = {}
     for entry in entries:
-        mentioned = _ID.findall(_what(entry)) if entry.who.agent_id == AGENT else ()
-        for run_id in (entry.who.agent_id, entry.run_id, *mentioned):
-            if run_id is not None and run_id != AGENT:
-                users[run_id] = entry.who.user_id
-    found = {run_id: view.run(run_id) for run_id in users}
-    return {
-        run_id: compact(clean(run.name)[0], VALUE_CHARS)
-        for run_id, run in found.items()
-        if run is not None and run.name and run.user_id == users[run_id]
-    }
+        for run_id in _mentioned(entry):
+            users[run_id] = entry.who.user_id
+    names: dict[str, str] = {}
+    for run_id, user in users.items():
+        run = view.run(run_id)
+        if run is not None and run.name and run.user_id == user:
+            names[run_id] = compact(clean(run.name)[0], VALUE_CHARS)
+    return names
+
+
+def _mentioned(entry: Entry) -> Iterator[str]:
+    """Yield the runs that an entry is about or names."""
+    if entry.who.agent_id == AGENT:
+        yield from _ID.findall(_what(entry))
+    else:
+        yield entry.who.agent_id
+    if entry.run_id is not None and entry.run_id != AGENT:
+        yield entry.run_id
 
 
 def named(run_id: str, name: str | None) -> str:
@@ -194,7 +213,9 @@ def _what(entry: Entry) -> str:
 
 def _result_words(result: events.ToolResult, *, by_ava: bool) -> str:
     words = unmarked(result.output)
-    return f"showed{words.removeprefix(_CARRIED)}" if by_ava and words.startswith(_CARRIED) else words
+    if by_ava and words.startswith(_CARRIED):
+        return f"showed{words.removeprefix(_CARRIED)}"
+    return words
 
 
 def _tool_name(name: str) -> str:
@@ -202,21 +223,27 @@ def _tool_name(name: str) -> str:
 
     Plain words are never hidden, so that most commands need not load what finds keys (20 ms).
     """
-    return name if _PLAIN_NAME.fullmatch(name) else key_shapes().redact(name)[0]
+    if _PLAIN_NAME.fullmatch(name):
+        return name
+    return key_shapes().redact(name)[0]
 
 
 def refused_words(refused: str) -> str:
     """Return what became of an answer that the provider refused: the provider's words, and what the model wrote."""
     said, _, written = refused.partition("\n")
     words = f"refused by the provider, so nothing of it was used: {said}"
-    return f"{words}\nThe model had written: {written}" if written else words
+    if written:
+        words += f"\nThe model had written: {written}"
+    return words
 
 
 def unmarked(output: str) -> str:
     """Return a tool's output without the words and tags around it, which only the model needs."""
     output = output.strip().removeprefix("Failed.\n")
     found = _MARKED.match(output)
-    return found["body"] + output[found.end() :] if found else output
+    if found is None:
+        return output
+    return found["body"] + output[found.end() :]
 
 
 def arguments_text(args: Any) -> str:
@@ -225,14 +252,27 @@ def arguments_text(args: Any) -> str:
         return compact(args, VALUE_CHARS)
     given = cast("dict[str, Any]", args)
     telling = [(name, value) for name, value in given.items() if value not in (None, "", [], {})]
-    telling.sort(key=lambda item: 2 if isinstance(item[1], bool) else isinstance(item[1], int | float))
+    telling.sort(key=lambda item: _rank(item[1]))
     return " ".join(f"{name}={compact(value, VALUE_CHARS)}" for name, value in telling[:2])
 
 
+def _rank(value: Any) -> int:
+    """Return the place of an argument: texts and lists before numbers, and numbers before switches."""
+    if isinstance(value, bool):
+        return 2
+    if isinstance(value, int | float):
+        return 1
+    return 0
+
+
 def compact(value: Any, limit: int = 200) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = value
+    if not isinstance(text, str):
+        text = json.dumps(value, ensure_ascii=False, default=str)
     line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    if len(line) <= limit:
+        return line
+    return line[: limit - 1] + "…"
 
 
 async def mirror_lines(store: Readable, entries: Sequence[Entry]) -> list[bytes]:
@@ -291,11 +331,17 @@ def _steps(entries: Iterable[Entry]) -> Iterable[Step]:
 
 
 def _outcome(result: events.ToolResult, duration_ms: int | None) -> str:
-    took = "" if duration_ms is None else f", {format_duration(duration_ms / 1000)}"
-    why = "" if result.success else f": {compact(unmarked(result.output), REASON_CHARS)}"
-    return f"{_success(result)}{took}{why}"
+    outcome = _success(result)
+    if duration_ms is not None:
+        outcome += f", {format_duration(duration_ms / 1000)}"
+    if not result.success:
+        outcome += f": {compact(unmarked(result.output), REASON_CHARS)}"
+    return outcome
 
 
 def _success(result: events.ToolResult) -> str:
-    count = "" if result.count is None else f", {result.count} result{'' if result.count == 1 else 's'}"
-    return f"{'success' if result.success else 'failed'}{count}"
+    words = "success" if result.success else "failed"
+    if result.count is None:
+        return words
+    results = "1 result" if result.count == 1 else f"{result.count} results"
+    return f"{words}, {results}"

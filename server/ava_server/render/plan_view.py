@@ -12,7 +12,8 @@ from ava_audit.rows import AWAITED, QUEUED, RUNNING, RunRow, StepRunRow
 from ava_audit.units import format_usd
 from ava_audit.view import View
 from ava_roles.wrap import clean, one_line
-from ava_server.budget.run_config import StepConfig, config_of
+from ava_server.approval.summary import task_excerpt
+from ava_server.budget.run_config import StepConfig, Texts, config_of
 from ava_server.render.state_look import LOOKS, StateLook, look_of
 from ava_server.runs.blockers import blocker_in
 from ava_server.runs.plan_moves import StepProgress
@@ -32,6 +33,9 @@ MOST_RUNS = 12
 """Most runs of a step that are named."""
 MOST_LINES, LINE_CHARS = 20, 160
 """Most lines of a plan in an answer, and characters of one; the plan's resource and page have all of it."""
+MOST_NAMED = 6
+"""Most steps that the title of a plan names."""
+NAME_CHARS = 60
 GIVEN = "given before; check_subagent with subagent_id {} has it"
 """What stands in a plan's result for one that was given before."""
 
@@ -72,6 +76,13 @@ class StepView:
     @property
     def look(self) -> StateLook:
         return STEP_LOOKS[self.state]
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a person may have to look at it: it runs, or something is missing of it."""
+        if self.state in ("running", "failed", "skipped"):
+            return True
+        return bool(self.why)
 
     @property
     def line(self) -> str:
@@ -120,13 +131,15 @@ class PlanView:
     @property
     def lines(self) -> list[str]:
         """A line for each step, in their order; of many steps, those that run or are not done, and a count."""
-        if len(self.steps) <= MOST_LINES:
-            return [one_line(step.line, LINE_CHARS) for step in self.steps]
-        urgent = [step for step in self.steps if step.state in ("running", "failed", "skipped") or step.why]
-        others = [step for step in self.steps if step not in urgent]
-        chosen = [*urgent, *others][: MOST_LINES - 1]
+        chosen = list(self.steps)
+        if len(chosen) > MOST_LINES:
+            chosen.sort(key=lambda step: not step.is_urgent)  # the sort is stable: each part keeps its order
+            del chosen[MOST_LINES - 1 :]
         lines = [one_line(step.line, LINE_CHARS) for step in chosen]
-        return [*lines, f"and {len(self.steps) - len(chosen)} more steps"]
+        left_out = len(self.steps) - len(chosen)
+        if left_out:
+            lines.append(f"and {left_out} more steps")
+        return lines
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -156,6 +169,34 @@ class PlanView:
         return ", ".join(parts)
 
 
+def plan_title(name: str, step_ids: Sequence[str]) -> str:
+    """Return what a plan is: `Plan "Contracts", 3 steps: find, read, write`; an unnamed one begins with its steps."""
+    number = len(step_ids)
+    steps = "1 step" if number == 1 else f"{number:,} steps"
+    named = ", ".join(step_ids[:MOST_NAMED])
+    if number > MOST_NAMED:
+        named = f"{named} and {number - MOST_NAMED} more"
+    if name:
+        shown = one_line(name, NAME_CHARS).replace('"', "'")
+        return f'Plan "{shown}", {steps}: {named}'
+    return f"Plan of {steps}: {named}"
+
+
+def task_words(run: RunRow, texts: Texts) -> str:
+    """Return what a run is to do, on one line: the beginning of its task, or what a plan is."""
+    if not run.is_plan or _is_of_several(run):
+        return task_excerpt(texts.task)
+    return plan_title(run.name or "", [part.step or "" for part in texts.steps])
+
+
+def _is_of_several(plan: RunRow) -> bool:
+    """Tell whether a plan is of runs that were proposed by themselves and approved together."""
+    try:
+        return any(step.run for step in config_of(plan.config).steps)
+    except ValueError:  # a newer Ava wrote it
+        return False
+
+
 def view_plan(view: View, plan: RunRow) -> PlanView:
     """Return a plan as the log has it now. Raises ValueError: a newer Ava wrote its configuration."""
     config = config_of(plan.config)
@@ -175,15 +216,27 @@ def view_plan(view: View, plan: RunRow) -> PlanView:
 
 def whole_plans(view: View, run_ids: Sequence[str]) -> list[str]:
     """Return the plans that have ended and of which these are all runs: who has these results has the plan's too."""
-    runs = [run for run_id in run_ids if (run := view.run(run_id)) is not None]
-    plan_ids = dict.fromkeys(run.plan_id for run in runs if run.plan_id is not None and run.step is not None)
     whole: list[str] = []
-    for plan_id in plan_ids:
+    for plan_id in _plans_of(view, run_ids):
         plan = view.run(plan_id)
+        if plan is None or not plan.ended:
+            continue
         own = {row.id for row in view.step_runs(plan_id)}
-        if plan is not None and plan.ended and own.issubset(run_ids):
+        if own.issubset(run_ids):
             whole.append(plan_id)
     return whole
+
+
+def _plans_of(view: View, run_ids: Sequence[str]) -> list[str]:
+    """Return the plans of which these runs are steps, each once."""
+    plan_ids: list[str] = []
+    for run_id in run_ids:
+        run = view.run(run_id)
+        if run is None or run.step is None or run.plan_id is None:
+            continue
+        if run.plan_id not in plan_ids:
+            plan_ids.append(run.plan_id)
+    return plan_ids
 
 
 def without_given(view: View, plan: RunRow, result: dict[str, Any], session_id: str) -> dict[str, Any]:
@@ -253,22 +306,47 @@ def _view_step(
         items=progress.items if begun else step.at_most,
         left_out=progress.left_out,
         runs=Counter(_shown(row) for row in rows),
-        cost_micros=sum(row.cost_micros for row in rows if row.id not in {run.id for run in step.reused}),
+        cost_micros=_cost(step, rows),
         why=progress.why,
         blocker=_blocker(view, rows),
         run_ids=tuple((row.id, row.state) for row in told),
         more_runs=len(rows) - len(told),
         asking=tuple(row.id for row in told if _shown(row) == "waiting for a person"),
-        begins_us=min((row.started_us for row in rows if row.started_us is not None), default=None),
-        ends_us=max((moment for row in rows if (moment := row.ended_us or row.last_us) is not None), default=None),
+        begins_us=_began_us(rows),
+        ends_us=_ended_us(rows),
     )
+
+
+def _cost(step: StepConfig, rows: Sequence[StepRunRow]) -> int:
+    """Return what the runs of a step have cost in this plan: those of an earlier one cost nothing again."""
+    reused = {run.id for run in step.reused}
+    return sum(row.cost_micros for row in rows if row.id not in reused)
+
+
+def _began_us(rows: Sequence[StepRunRow]) -> int | None:
+    started = [row.started_us for row in rows if row.started_us is not None]
+    return min(started, default=None)
+
+
+def _ended_us(rows: Sequence[StepRunRow]) -> int | None:
+    """Return when the last of these runs ended, or wrote its last entry."""
+    ended: list[int] = []
+    for row in rows:
+        moment = row.ended_us or row.last_us
+        if moment is not None:
+            ended.append(moment)
+    return max(ended, default=None)
 
 
 def _blocker(view: View, rows: Sequence[StepRunRow]) -> str:
     """Return why the first of the queued runs could not be taken, as the server noted that tried."""
     queued = next((row for row in rows if _shown(row) == "queued"), None)
-    noted = view.live(queued.id) if queued is not None else None
-    return clean(blocker_in(noted[0]).why or "")[0] if noted is not None else ""
+    if queued is None:
+        return ""
+    noted = view.live(queued.id)
+    if noted is None:
+        return ""
+    return clean(blocker_in(noted[0]).why or "")[0]
 
 
 def _shown(row: StepRunRow) -> RunShown:
@@ -276,4 +354,6 @@ def _shown(row: StepRunRow) -> RunShown:
         return "waiting for a person" if row.waits_for in AWAITED else "queued"
     if row.state == RUNNING:
         return "running"
-    return "done" if row.state in WHOLE else "not done"
+    if row.state in WHOLE:
+        return "done"
+    return "not done"

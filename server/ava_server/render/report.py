@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -151,21 +151,38 @@ _KEYS: Mapping[str, Callable[[RunFacts], str]] = {
 """What sums are made by."""
 
 
+class _Sums(dict[str, Sum]):
+    """Sums by name; one that is missing is made."""
+
+    def __missing__(self, name: str) -> Sum:
+        made = self[name] = Sum(name)
+        return made
+
+
+@cache
+def _day_name(day: int) -> str:
+    """Return a day, counted from 1970, as `2026-01-31`."""
+    return day_of(day * DAY_US)
+
+
 def report_of(found: Spending | None, first: int, last: int, user: str | None) -> Report:
     """None is a log that does not exist yet. Days are counted from 1970, UTC."""
     from ava_audit.totals import Spending
 
     found = found or Spending(None, (), {}, ())
     runs = found.runs
-    ended = [run for run in runs.values() if run.ended_us is not None and first <= run.ended_us // DAY_US <= last]
-    begins = found.first_us // DAY_US if found.first_us is not None else last
+    ended: list[RunFacts] = []
+    for run in runs.values():
+        if run.ended_us is not None and first <= run.ended_us // DAY_US <= last:
+            ended.append(run)
+    begins = last if found.first_us is None else found.first_us // DAY_US
 
     def sums(ended_key: Callable[[RunFacts], str], spent_key: Callable[[DaySpending], str]) -> dict[str, Sum]:
-        made: dict[str, Sum] = {}
+        made = _Sums()
         for each in found.spent:
-            made.setdefault(spent_key(each), Sum(spent_key(each))).spend(each)
+            made[spent_key(each)].spend(each)
         for run in ended:
-            made.setdefault(ended_key(run), Sum(ended_key(run))).end(run)
+            made[ended_key(run)].end(run)
         return made
 
     def by(key: Callable[[RunFacts], str]) -> tuple[Sum, ...]:
@@ -173,9 +190,10 @@ def report_of(found: Spending | None, first: int, last: int, user: str | None) -
         return tuple(sorted(made.values(), key=lambda one: (-one.cost, -one.ended, one.name)))
 
     # An entry whose clock was set back can lie before the log's first one.
-    days = sums(lambda run: day_of(run.ended_us or 0), lambda each: day_of(each.day * DAY_US))
+    days = sums(lambda run: _day_name(_ended_us(run) // DAY_US), lambda each: _day_name(each.day))
     for day in range(max(first, min(begins, last)), last + 1):
-        days.setdefault(day_of(day * DAY_US), Sum(day_of(day * DAY_US)))
+        name = _day_name(day)
+        days.setdefault(name, Sum(name))
     [total] = by(lambda _run: "total") or [Sum("total")]
     return Report(
         user=user,
@@ -193,15 +211,26 @@ def report_of(found: Spending | None, first: int, last: int, user: str | None) -
 
 def _reasons(failed: Iterable[RunFacts]) -> list[Reason]:
     """Return the most common reason first; reasons that differ only in figures are one."""
-    alike = defaultdict[tuple[str, str], list["RunFacts"]](list)
+    alike: dict[tuple[str, str], list[RunFacts]] = {}
     for run in failed:
-        ending = run.state if run.state != "error" or not run.error_kind else f"{run.state} ({run.error_kind})"
-        alike[ending, _NUMBERS.sub("#", run.stop_reason or "")].append(run)
+        key = _ending_with_kind(run), _NUMBERS.sub("#", run.stop_reason or "")
+        alike.setdefault(key, []).append(run)
     reasons: list[Reason] = []
     for (ending, _same), runs in alike.items():
-        newest = max(runs, key=lambda run: (run.ended_us or 0, run.id))
+        newest = max(runs, key=lambda run: (_ended_us(run), run.id))
         reasons.append(Reason(ending, newest.stop_reason or "", len(runs), newest))
-    return sorted(reasons, key=lambda reason: (-reason.runs, -(reason.newest.ended_us or 0)))
+    reasons.sort(key=lambda reason: (-reason.runs, -_ended_us(reason.newest)))
+    return reasons
+
+
+def _ending_with_kind(run: RunFacts) -> str:
+    if run.state == "error" and run.error_kind:
+        return f"{run.state} ({run.error_kind})"
+    return run.state
+
+
+def _ended_us(run: RunFacts) -> int:
+    return 0 if run.ended_us is None else run.ended_us
 
 
 def folded(periods: Iterable[Sum]) -> Iterator[tuple[str, Sum | None]]:
@@ -210,8 +239,9 @@ def folded(periods: Iterable[Sum]) -> Iterator[tuple[str, Sum | None]]:
         alike = list(group)
         if empty and len(alike) >= FOLDED_DAYS:
             yield f"{alike[0].name} to {alike[-1].name}", None
-        else:
-            yield from ((period.name, None if empty else period) for period in alike)
+            continue
+        for period in alike:
+            yield period.name, None if empty else period
 
 
 @dataclass(frozen=True)
@@ -230,15 +260,18 @@ def shares_of(found: Spending, report: Report, what: str, most: int) -> list[Sha
     key = _KEYS[what]
     names = [one.name for one in report.by[what] if one.cost]
     own = names if len(names) <= most else names[: most - 1]
-    of_period = {period.name: index for index, period in enumerate(report.periods)}
-    costs = {name: [0] * len(of_period) for name in own}
-    others = [0] * len(of_period)
+    place_of = {period.name: place for place, period in enumerate(report.periods)}
+    costs = {name: [0] * len(place_of) for name in own}
+    others = [0] * len(place_of)
     for spent in found.spent:
         name = key(found.runs[spent.run_id])
-        day = day_of(spent.day * DAY_US)
-        costs.get(name, others)[of_period[day if day in of_period else day[:7]]] += spent.cost_micros
-    shares = [Share(name, tuple(each)) for name, each in costs.items()]
-    return shares if len(own) == len(names) else [*shares, Share(ALL_OTHERS, tuple(others))]
+        day = _day_name(spent.day)
+        period = day if day in place_of else day[: len("2026-01")]
+        costs.get(name, others)[place_of[period]] += spent.cost_micros
+    shares = [Share(_part_name(what, name), tuple(each)) for name, each in costs.items()]
+    if len(own) < len(names):
+        shares.append(Share(ALL_OTHERS, tuple(others)))
+    return shares
 
 
 # -- as tables --------------------------------------------------------------------------------------------------------
@@ -279,12 +312,19 @@ def period_table(report: Report, shares: Sequence[Share] = ()) -> Table:
 
 def part_table(report: Report, what: str) -> Table:
     """Return the roles, models, endings or users, the most expensive first."""
-    counts = ("Runs",) if what == "ending" else ("Ended", "Failed")
+    is_ending = what == "ending"
+    whole = report.total.cost
     rows: list[TableRow] = []
     for one in report.by[what]:
-        share = f"{100 * one.cost / report.total.cost:.0f} %" if report.total.cost else ""
-        runs = (f"{one.runs:,}",) if what == "ending" else (f"{one.ended:,}", _or_nothing(one.failed))
-        rows.append(TableRow(_part_name(what, one.name), (format_usd(one.cost), share, *runs), one.cost))
+        figures = [format_usd(one.cost), ""]
+        if whole:
+            figures[1] = f"{100 * one.cost / whole:.0f} %"
+        if is_ending:
+            figures.append(f"{one.runs:,}")
+        else:
+            figures += [f"{one.ended:,}", _or_nothing(one.failed)]
+        rows.append(TableRow(_part_name(what, one.name), tuple(figures), one.cost))
+    counts = ("Runs",) if is_ending else ("Ended", "Failed")
     return Table(what.capitalize(), ("Cost", "Share", *counts), tuple(rows))
 
 
@@ -292,7 +332,9 @@ def _part_name(what: str, name: str) -> str:
     """Return what people call a model or an ending; others have their own names."""
     if what == "model":
         return model_words(name)
-    return state_words(name) if what == "ending" else name
+    if what == "ending":
+        return state_words(name)
+    return name
 
 
 def _or_nothing(count: int) -> str:

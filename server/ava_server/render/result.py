@@ -15,6 +15,7 @@ from typing import Any
 from ava_audit.events import WHOLE
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.wrap import one_line
+from ava_server.render.reasons import reason_words
 from ava_server.render.responses import RunAnswer
 
 
@@ -117,8 +118,13 @@ class Result:
     @property
     def first_source(self) -> int:
         """The number of the first finding whose source can be opened; 0 where there is none."""
-        every = [*self.findings, *(one for _title, found in self.sources for one in found)]
-        return next((one.number for one in every if one.opens), 0)
+        every = list(self.findings)
+        for _title, found in self.sources:
+            every += found
+        for one in every:
+            if one.opens:
+                return one.number
+        return 0
 
     @property
     def lost(self) -> bool:
@@ -134,25 +140,38 @@ def result_of(run: RunAnswer) -> Result | None:
     from ava_server.runs.changes import changed_lines, changes_lines
 
     findings, sources = _apart(findings_of(run, result.findings))
-    own = result.output is not None and result.output != result.summary
+    output = ""
+    if result.output is not None and result.output != result.summary:
+        output = as_markdown(result.output)
     coded: dict[str, Any] = run.changes or {}
+    changes: list[str] = []
+    changed: list[str] = []
+    if coded:
+        changes = changes_lines(run.subagent_id, coded)
+        changed = changed_lines(result.changed or {})
     return Result(
-        ended="" if run.state == "success" else run.stop_reason or "no reason is known",
+        ended=_why_it_ended(run),
         whole=run.state in WHOLE,
         error=UntrustedText(result.error_text or ""),
         advice=run.advice or "",
         summary=UntrustedText(result.summary),
-        output=UntrustedText(as_markdown(result.output) if own else ""),
+        output=UntrustedText(output),
         findings=findings,
         quotes=quotes_line(findings),
         sources=sources,
         caveats=[UntrustedText(caveat) for caveat in result.caveats],
         artifacts=result.artifacts,
-        changes=changes_lines(run.subagent_id, coded) if coded else [],
-        changed=[UntrustedText(line) for line in changed_lines(result.changed or {})] if coded else [],
+        changes=changes,
+        changed=[UntrustedText(line) for line in changed],
         branch=bool(coded.get("branch")),
         figures=list(_figures(run)),
     )
+
+
+def _why_it_ended(run: RunAnswer) -> str:
+    if run.state == "success":
+        return ""
+    return reason_words(run.stop_reason or "no reason is known")
 
 
 def _apart(every: Iterable[FindingView]) -> tuple[list[FindingView], list[tuple[str, list[FindingView]]]]:
@@ -160,11 +179,14 @@ def _apart(every: Iterable[FindingView]) -> tuple[list[FindingView], list[tuple[
     from ava_server.runs.result import FOUND, LOOKED_AT
 
     titles = {LOOKED_AT: "Opened, but not evaluated", FOUND: "Found by a search, but not read"}
-    findings = list[FindingView]()
+    findings: list[FindingView] = []
     sources: dict[str, list[FindingView]] = {title: [] for title in titles.values()}
     for one in every:
         title = titles.get(one.claim.text)
-        (findings if title is None else sources[title]).append(one)
+        if title is None:
+            findings.append(one)
+        else:
+            sources[title].append(one)
     return findings, [(title, found) for title, found in sources.items() if found]
 
 
@@ -176,13 +198,17 @@ def _figures(run: RunAnswer) -> Iterable[NamedFact]:
 
 
 def receipts_text(receipts: dict[str, Any]) -> str:
-    """`read_file 3, web_search 2 and 1 failed`, or `none`."""
-    counts = list[str]()
-    for name, count in receipts.items():
-        ended = [str(count["ok"])] if count["ok"] or not count["failed"] else []
-        ended += [f"{count['failed']} failed"] if count["failed"] else []
-        counts.append(f"{name} {' and '.join(ended)}")
-    return ", ".join(counts) or "none"
+    """`read_file 3, web_search 2 (1 failed)`, or `none`."""
+    if not receipts:
+        return "none"
+    return ", ".join(f"{name} {_calls_words(count)}" for name, count in receipts.items())
+
+
+def _calls_words(count: dict[str, int]) -> str:
+    calls = str(count["ok"] + count["failed"])
+    if not count["failed"]:
+        return calls
+    return f"{calls} ({count['failed']} failed)"
 
 
 def artifact_text(artifact: dict[str, Any]) -> str:
@@ -193,8 +219,10 @@ def cost_notes(run: RunAnswer) -> str:
     """Return what is to be said of a cost behind its figure."""
     notes = ""
     if run.uncosted:
+        part = "part of it"
         micros = micros_from_cents((run.cost_by or {}).get("uncosted") or 0)
-        part = f"{format_usd(micros)} of it" if micros else "part of it"
+        if micros:
+            part = f"{format_usd(micros)} of it"
         notes += f"; {part} is the most that it can be, because the provider did not say"
     if run.overrun and not run.advice:
         notes += "; a call cost more than the provider's own limits allow"
@@ -202,8 +230,13 @@ def cost_notes(run: RunAnswer) -> str:
 
 
 def findings_of(run: RunAnswer, found: list[dict[str, Any]]) -> list[FindingView]:
-    verdicts = {quote.get("finding"): str(quote.get("verdict")) for quote in run.quotes_checked or ()}
-    return [finding_of(number, finding, verdicts.get(number, "")) for number, finding in enumerate(found, 1)]
+    verdicts: dict[int | None, str] = {}
+    for quote in run.quotes_checked or ():
+        verdicts[quote.get("finding")] = str(quote.get("verdict"))
+    findings: list[FindingView] = []
+    for number, finding in enumerate(found, 1):
+        findings.append(finding_of(number, finding, verdicts.get(number, "")))
+    return findings
 
 
 def finding_of(number: int, finding: dict[str, Any], verdict: str) -> FindingView:
@@ -220,8 +253,12 @@ def finding_of(number: int, finding: dict[str, Any], verdict: str) -> FindingVie
 
 
 def quotes_line(findings: Iterable[FindingView]) -> str:
-    """Return empty text without a quote."""
+    """Return how many of the quotes were found: `1 of 2 found ✓, 1 NOT found ✗`; empty without a quote."""
     verdicts = Counter(one.verdict for one in findings if one.quote)
-    words = {"found": "found ✓", "near": "nearly found ≈", "not_found": "NOT found ✗", "": "not looked for ?"}
-    counts = ", ".join(f"{verdicts[verdict]} {each}" for verdict, each in words.items() if verdicts[verdict])
-    return f"Quotes, looked up in what the tools returned: {counts}" if counts else ""
+    if not verdicts:
+        return ""
+    counts = [f"{verdicts['found']} of {verdicts.total()} found ✓"]
+    for verdict, words in (("near", "nearly found ≈"), ("not_found", "NOT found ✗"), ("", "not looked for ?")):
+        if verdicts[verdict]:
+            counts.append(f"{verdicts[verdict]} {words}")
+    return f"Quotes, looked up in what the tools returned: {', '.join(counts)}"

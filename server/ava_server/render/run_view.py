@@ -36,7 +36,7 @@ from ava_server.budget.money_line import awaited_money
 from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, caps_text, config_of, spent_text
 from ava_server.core.commands import advice_there
 from ava_server.core.ids import AGENT, label, state_words
-from ava_server.render.plan_view import PlanView, view_plan
+from ava_server.render.plan_view import PlanView, task_words, view_plan
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
 from ava_server.runs.blockers import blocker_in
 from ava_server.runs.claims import resume_line, waits_for_resume
@@ -57,8 +57,9 @@ LEAST_ROOM = 300
 
 def room_for(results: int) -> int:
     """Return the characters, as JSON, that each of `results` results may take in one answer."""
-    count = max(results, 1)
-    return RESULTS_CHARS if count == 1 else max(LEAST_ROOM, RESULTS_CHARS // count - AROUND_CHARS)
+    if results <= 1:
+        return RESULTS_CHARS
+    return max(LEAST_ROOM, RESULTS_CHARS // results - AROUND_CHARS)
 
 
 def add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: int | None) -> None:
@@ -71,7 +72,7 @@ def add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: int
         value = result.get(field)
         setattr(answer, field, None if value is False else value)  # 0 is a figure, and equal to False
     untrusted = Untrusted.model_validate(result["untrusted_result"])
-    text = untrusted.output if isinstance(untrusted.output, str) else json.dumps(untrusted.output, ensure_ascii=False)
+    text = _output_text(untrusted)
     if offset:
         untrusted = Untrusted(warning=untrusted.warning, output=text)
     else:
@@ -81,15 +82,27 @@ def add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: int
         answer.changes = result.get("changes")
     answer.untrusted_result = untrusted
     if room is None:
-        untrusted.output = text[offset:] if offset else untrusted.output
+        if offset:
+            untrusted.output = text[offset:]
         return
     _shorten(answer, untrusted, room)
-    left = room - sum(json_chars(part) for part in (untrusted.summary, untrusted.caveats, untrusted.findings))
-    left -= sum(json_chars(part) for part in (untrusted.error_text, untrusted.changed, answer.changes) if part)
+    left = room
+    for part in (untrusted.summary, untrusted.caveats, untrusted.findings):
+        left -= json_chars(part)
+    for known in (untrusted.error_text, untrusted.changed, answer.changes):
+        if known:
+            left -= json_chars(known)
     end = offset + fitting(text[offset : offset + room], max(left, LEAST_ROOM // 2))
-    if offset or end < len(text):
+    is_cut = end < len(text)
+    if offset or is_cut:
         untrusted.output = text[offset:end]
-        answer.cursor = str(end) if end < len(text) else None
+        answer.cursor = str(end) if is_cut else None
+
+
+def _output_text(untrusted: Untrusted) -> str:
+    if isinstance(untrusted.output, str):
+        return untrusted.output
+    return json.dumps(untrusted.output, ensure_ascii=False)
 
 
 def _shorten(answer: RunAnswer, untrusted: Untrusted, room: int) -> None:
@@ -110,19 +123,23 @@ def _shorten(answer: RunAnswer, untrusted: Untrusted, room: int) -> None:
     if answer.quotes_checked:
         kept = len(untrusted.findings)
         answer.quotes_checked = [quote for quote in answer.quotes_checked if quote.get("finding", 0) <= kept]
-    lost = {"caveats": len(caveats) - len(untrusted.caveats), "findings": len(findings) - len(untrusted.findings)}
-    for what, left in lost.items():
-        if left:
-            untrusted.caveats = [*untrusted.caveats, f"{left} more {what}: {whole}"]
+    lost_caveats = len(caveats) - len(untrusted.caveats)
+    lost_findings = len(findings) - len(untrusted.findings)
+    if lost_caveats:
+        untrusted.caveats = [*untrusted.caveats, f"{lost_caveats} more caveats: {whole}"]
+    if lost_findings:
+        untrusted.caveats = [*untrusted.caveats, f"{lost_findings} more findings: {whole}"]
 
 
 def _first_changes(changed: dict[str, Any], room: int) -> tuple[dict[str, Any], int]:
     """Return as many of the changes as fit, tests first, and how many files were left out."""
-    # Of a command's output, the end tells most.
-    failing = {"failing": _cut(changed["failing"][::-1], room // 2)[::-1]} if changed.get("failing") else {}
+    failing: dict[str, Any] = {}
+    if changed.get("failing"):  # of a command's output, the end tells most
+        failing["failing"] = _cut(changed["failing"][::-1], room // 2)[::-1]
     tests: dict[str, Any] = {name: _first(changed[name], room // 6) for name in changed if name.startswith("tests_")}
-    files = _first(changed.get("files", []), room - json_chars(failing) - json_chars(tests))
-    return {"files": files, **tests, **failing}, len(changed.get("files", [])) - len(files)
+    files = changed.get("files", [])
+    kept = _first(files, room - json_chars(failing) - json_chars(tests))
+    return {"files": kept, **tests, **failing}, len(files) - len(kept)
 
 
 def _first(items: list[Any], room: int) -> list[Any]:
@@ -138,7 +155,9 @@ def _first(items: list[Any], room: int) -> list[Any]:
 
 def _cut(text: str, room: int) -> str:
     end = fitting(text, room)
-    return text if end == len(text) else text[: max(end - 1, 0)] + "…"
+    if end == len(text):
+        return text
+    return text[: max(end - 1, 0)] + "…"
 
 
 def json_chars(value: Any) -> int:
@@ -230,9 +249,13 @@ class Wait:
             case "limit":
                 return pause_words(self.run)
             case "extension" | "answer":
-                return self.question.for_tools if self.question is not None else None
+                if self.question is None:
+                    return None
+                return self.question.for_tools
             case "resume" | "held":
-                how = f' and approving ["{self.line}"]' if self.line is not None else ""
+                how = ""
+                if self.line is not None:
+                    how = f' and approving ["{self.line}"]'
                 confirm = f'confirm_spawn with pending_ids ["{self.run.id}"]{how}'
                 return f"a person to resume it: {confirm}, or `ava resume {self.run.id}`"
             case _:
@@ -240,7 +263,9 @@ class Wait:
 
     def for_people(self) -> str:
         text = self._for_people()
-        return advice_there(text, self.command) if self.command else text
+        if self.command:
+            return advice_there(text, self.command)
+        return text
 
     def _for_people(self) -> str:
         match self.cause:
@@ -249,8 +274,9 @@ class Wait:
             case "limit":
                 return _joined("paused", pause_words(self.run), "" if self.served else _NO_SERVER)
             case "extension" | "answer":
-                gone = f"what it asks was erased; it continues at {local_second(self.until_us or 0)}"
-                return self.question.for_people if self.question is not None else gone
+                if self.question is not None:
+                    return self.question.for_people
+                return f"what it asks was erased; it continues at {local_second(self.until_us or 0)}"
             case "money":
                 return f"waits for {self.blocker}"
             case "queue":
@@ -282,7 +308,7 @@ class RunView:
         result: Its result as the log has it; None before its end, and where it was erased.
         erased: It had a result, and that was erased.
         ends_with_host: A sentence, where it is interrupted when its host closes, although it was approved to continue.
-        task: The beginning of its task, where it was asked for.
+        task: The beginning of its task, or what a plan is, where it was asked for.
         plan: Its steps, where it is a plan.
         asked_by_runs: What the runs of a plan ask a person, identical ones once.
     """
@@ -311,22 +337,30 @@ class RunView:
     @property
     def question(self) -> PendingQuestion | None:
         """What it asks a person, and waits."""
-        return self.wait.question if self.wait is not None else None
+        if self.wait is None:
+            return None
+        return self.wait.question
 
     @property
     def questions(self) -> tuple[PendingQuestion, ...]:
         """What it asks, or what the runs of a plan ask."""
-        return self.asked_by_runs if self.question is None else (self.question,)
+        if self.question is None:
+            return self.asked_by_runs
+        return (self.question,)
 
     @property
     def asks(self) -> str:
         """What it asks a person in words that are not Ava's; empty where it asks nothing so."""
-        return self.question.untrusted if self.question is not None else ""
+        if self.question is None:
+            return ""
+        return self.question.untrusted
 
     @property
     def elapsed_s(self) -> float:
         """What of its time has passed, in seconds."""
-        return self.caps[0].used if self.caps else elapsed_s(self.row, self.at_us)
+        if self.caps:
+            return self.caps[0].used
+        return elapsed_s(self.row, self.at_us)
 
     @property
     def spent(self) -> str:
@@ -377,8 +411,9 @@ def shown_state(run: RunRow, alive: Callable[[str], bool]) -> str:
 
 
 def state_now(run: RunRow, waiting: ProposalRow | None, alive: Callable[[str], bool], now_us: int) -> str:
-    expired = waiting is not None and waiting.expires_us <= now_us
-    return EXPIRED if expired else awaited(run, now_us) or shown_state(run, alive)
+    if waiting is not None and waiting.expires_us <= now_us:
+        return EXPIRED
+    return awaited(run, now_us) or shown_state(run, alive)
 
 
 def elapsed_s(run: RunRow, now_us: int) -> float:
@@ -397,7 +432,9 @@ def elapsed_in(run: RunRow, state: str, now_us: int) -> float:
 
 def _clock_us(run: RunRow, state: str, now_us: int) -> int:
     """Return until when a run's clock counts; that of an interrupted run stands still since its last entry."""
-    return run.last_us or now_us if state == INTERRUPTED else now_us
+    if state == INTERRUPTED and run.last_us:
+        return run.last_us
+    return now_us
 
 
 def view_run(
@@ -422,30 +459,46 @@ def view_run(
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
     state = state_now(run, proposal, processes.alive, now_us)
     at_us = _clock_us(run, state, now_us)
-    handed_in, erased = _result(view, run) if result else (None, False)
-    texts = texts_of(view, run) if task else None
+    handed_in, erased = None, False
+    if result:
+        handed_in, erased = _result(view, run)
     caps, free = _caps(view, run, at_us, plan)
-    money = awaited_money(view, run, processes.alive) if state == RUNNING else None
-    money_wait = Wait("money", run, blocker=money) if money is not None else None
-    questions = OpenQuestions(view, now_us) if questions is None else questions
+    if questions is None:
+        questions = OpenQuestions(view, now_us)
     wait = _wait(view, run, state, now_us, served, manager, questions)
+    activity = ends_with_host = ""
+    if state == RUNNING:
+        money = awaited_money(view, run, processes.alive)
+        if money is not None:
+            wait = Wait("money", run, blocker=money)
+        else:
+            activity = activity_of(run, processes, manager)
+        ends_with_host = _ends_with_host(view, run)
+    asked_by_runs: tuple[PendingQuestion, ...] = ()
+    if run.is_plan:
+        asked_by_runs = tuple(questions.once(view.asking_runs(run.id)))
     return RunView(
         row=run,
         state=state,
         at_us=at_us,
         caps=caps,
         free=free,
-        wait=wait or money_wait,
-        activity=activity_of(run, processes, manager) if state == RUNNING and money_wait is None else "",
+        wait=wait,
+        activity=activity,
         last_tool=_last_tool(view, run) if run.state == RUNNING else None,
         expires_us=proposal.expires_us if proposal is not None else None,
         result=handed_in,
         erased=erased,
-        ends_with_host=_ends_with_host(view, run) if state == RUNNING else "",
-        task=task_excerpt(texts.task) if texts is not None else "(erased)" if task else "",
+        ends_with_host=ends_with_host,
+        task=_task(view, run) if task else "",
         plan=plan,
-        asked_by_runs=tuple(questions.once(view.asking_runs(run.id))) if run.is_plan else (),
+        asked_by_runs=asked_by_runs,
     )
+
+
+def _task(view: View, run: RunRow) -> str:
+    texts = texts_of(view, run)
+    return "(erased)" if texts is None else task_words(run, texts)
 
 
 def _plan(view: View, run: RunRow) -> PlanView | None:
@@ -459,9 +512,12 @@ def _plan(view: View, run: RunRow) -> PlanView | None:
 
 def status_line(shown: RunView, doing: str | None = None, *, owner: bool = False) -> str:
     """Return what a run is called, what it does (its state, if not given), and its figures."""
-    whose = f"[{shown.row.user_id}] " if owner else ""
-    state = f"{shown.state} (content erased)" if shown.erased else shown.state
-    return f"{whose}{label(shown.row)}: {doing or state} · {figures(shown)}"
+    if not doing:
+        doing = f"{shown.state} (content erased)" if shown.erased else shown.state
+    line = f"{label(shown.row)}: {doing} · {figures(shown)}"
+    if owner:
+        return f"[{shown.row.user_id}] {line}"
+    return line
 
 
 def figures(shown: RunView) -> str:
@@ -478,24 +534,37 @@ def figures(shown: RunView) -> str:
 
 def cost_of(shown: RunView) -> str:
     """`$0.06 of $0.50`, or `free`."""
-    known = shown.caps and not shown.free
-    return f"{shown.spent} of {format_usd(int(shown.caps[-1].most), exact=True)}" if known else shown.spent
+    if not shown.caps or shown.free:
+        return shown.spent
+    return f"{shown.spent} of {format_usd(int(shown.caps[-1].most), exact=True)}"
+
+
+_LIMITS = (TIME, TURNS, TOOL_CALLS, TOKENS, COST)
+"""The caps of `RunView.caps`, in their order."""
 
 
 def limits_of(shown: RunView) -> dict[str, float] | None:
     """Return limits by the names of arguments; a free run has no cost cap."""
-    caps = list(zip((TIME, TURNS, TOOL_CALLS, TOKENS, COST), shown.caps, strict=False))  # a newer Ava's are not known
-    if shown.plan is not None:
-        caps = [(cap, each) for cap, each in caps if cap in (TIME, COST)]
-    if shown.free:
-        caps = [(cap, each) for cap, each in caps if cap is not COST]
-    return {cap.argument: cap.argument_value(each.most) for cap, each in caps} or None
+    if not shown.caps:  # a newer Ava's are not known
+        return None
+    is_plan = shown.plan is not None
+    limits: dict[str, float] = {}
+    for cap, used in zip(_LIMITS, shown.caps, strict=True):
+        if is_plan and cap not in (TIME, COST):
+            continue
+        if cap is COST and shown.free:
+            continue
+        limits[cap.argument] = cap.argument_value(used.most)
+    return limits
 
 
 def short_number(number: float) -> str:
     """`840`, `12k`, `1.2M`."""
-    large = f"{number / 1_000:.0f}k" if number < 999_500 else f"{number / 1e6:.1f}M"
-    return f"{number}" if number < 1_000 else large
+    if number < 1_000:
+        return f"{number}"
+    if number < 999_500:
+        return f"{number / 1_000:.0f}k"
+    return f"{number / 1e6:.1f}M"
 
 
 def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owner: bool = False) -> RunAnswer:
@@ -562,7 +631,9 @@ class Notice:
         if self.interrupted_us is None:
             return f"{label(run)} ended: {run.state}, {spent_text(run)}; call check_subagent for its result"
         minutes = round(self.interrupted_us / 60_000_000)
-        since = f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
+        since = f"{minutes} min"
+        if minutes >= 120:
+            since = f"{round(minutes / 60)} h"
         return f"{label(run)} was interrupted {since} ago. {self._how_to_go_on()}"
 
     def _how_to_go_on(self) -> str:
@@ -591,9 +662,14 @@ def is_carried(entry: Entry) -> bool:
 
 def _result(view: View, run: RunRow) -> tuple[dict[str, Any] | None, bool]:
     """Return an ended run's result, and whether it was erased."""
-    if not run.ended or run.result_seq is None or (entry := view.entry(run.result_seq)) is None:
+    if not run.ended or run.result_seq is None:
         return None, False
-    return (entry.fact.result if isinstance(entry.fact, SubagentComplete) else None), entry.fact is None
+    entry = view.entry(run.result_seq)
+    if entry is None:
+        return None, False
+    if isinstance(entry.fact, SubagentComplete):
+        return entry.fact.result, False
+    return None, entry.fact is None
 
 
 def _caps(view: View, run: RunRow, at_us: int, plan: PlanView | None) -> tuple[tuple[Cap, ...], bool]:
@@ -606,18 +682,23 @@ def _caps(view: View, run: RunRow, at_us: int, plan: PlanView | None) -> tuple[t
     calls = Cap("tool_calls", run.tool_calls, config.max_tool_calls)
     held, used_s = run.held_micros, elapsed_s(run, at_us)
     if plan is not None:
-        shared = view.plan_caps(run.id)
-        used_s = 0.0 if shared is None else shared.passed_us(run.ended_us or at_us) / 1e6
+        used_s = _plan_s(view, run, at_us)
         turns = Cap("steps", plan.steps_by_state.get("done", 0), len(plan.steps))
         calls = Cap("runs", sum(plan.runs_by_state.values()), config.most_runs)
         held = plan.held_micros
-    return (
-        Cap("seconds", used_s, config.timeout_s),
-        turns,
-        calls,
-        Cap("tokens", run.tokens, config.max_tokens),
-        Cap("cost", 0, 0) if cap is None else Cap("cost", run.cost_micros, cap, held),
-    ), cap is None
+    is_free = cap is None
+    cost = Cap("cost", 0, 0) if cap is None else Cap("cost", run.cost_micros, cap, held)
+    time = Cap("seconds", used_s, config.timeout_s)
+    tokens = Cap("tokens", run.tokens, config.max_tokens)
+    return (time, turns, calls, tokens, cost), is_free
+
+
+def _plan_s(view: View, plan: RunRow, at_us: int) -> float:
+    """Return how much of a plan's time has passed, in seconds."""
+    shared = view.plan_caps(plan.id)
+    if shared is None:
+        return 0.0
+    return shared.passed_us(plan.ended_us or at_us) / 1e6
 
 
 def _wait(
@@ -631,11 +712,10 @@ def _wait(
 ) -> Wait | None:
     if state == WAITING:
         return Wait("approval", run)
+    if state == AWAITING_EXTENSION:
+        return Wait("extension", run, until_us=run.waits_until_us, question=questions.of(run))
     if state in ASKING:
-        asked = questions.of(run)
-        return Wait(
-            "extension" if state == AWAITING_EXTENSION else "answer", run, until_us=run.waits_until_us, question=asked
-        )
+        return Wait("answer", run, until_us=run.waits_until_us, question=questions.of(run))
     if state == HELD:
         return Wait("held", run, line=resume_line(view, run))
     if state not in (QUEUED, INTERRUPTED):
@@ -645,21 +725,32 @@ def _wait(
         return Wait("resume", run, served=is_served, line=resume_line(view, run))
     if paused(run, now_us):
         return Wait("limit", run, until_us=run.waits_until_us, served=is_served)
-    noted = view.live(run.id)
-    blocker = (blocker_in(noted[0]).why if noted is not None else None) or ""
-    if not blocker and manager is not None:  # the log is a moment behind
-        blocker = manager.waiting_for.get(run.id, "")
-    blocker = clean(blocker)[0] if is_served else ""  # what a server that is gone said is no longer true
+    blocker = ""
+    if is_served:  # what a server that is gone said is no longer true
+        blocker = clean(_blocker(view, run, manager))[0]
     if state == INTERRUPTED:
         return Wait("owner", run, blocker=blocker, served=is_served)
     position = None if run.is_plan else 1 + view.queued_before(run, now_us)
     return Wait("queue", run, position=position, blocker=blocker, served=is_served)
 
 
+def _blocker(view: View, run: RunRow, manager: Manager | None) -> str:
+    """Return why the server that tried last could not take a run; empty where none has said."""
+    noted = view.live(run.id)
+    if noted is not None:
+        why = blocker_in(noted[0]).why
+        if why:
+            return why
+    if manager is None:
+        return ""
+    return manager.waiting_for.get(run.id, "")  # the log is a moment behind
+
+
 def activity_of(run: RunRow, processes: Processes, manager: Manager | None = None) -> str:
     """Return what the owner of a running run shows of it; empty if it shows nothing, or showed it too long ago."""
     text = manager.activity(run.id) if manager is not None else None
-    text = text or processes.activities().get((run.instance or "", run.id), "")
+    if not text:
+        text = processes.activities().get((run.instance or "", run.id), "")
     return clean(text[:SHOWN_CHARS])[0].replace("\n", " ")[:ACTIVITY_CHARS]
 
 

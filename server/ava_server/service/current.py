@@ -29,7 +29,7 @@ class Budget:
 
     @property
     def words(self) -> str:
-        """What is spent of it, and what runs hold besides: `$0.80 of $10.00 ($0.07 held for calls and last turns)`."""
+        """What is spent and reserved of it: `$0.80 of $10.00 (and $0.07 reserved for work in progress)`."""
         return spent_words(self.spent, self.cap, self.held)
 
 

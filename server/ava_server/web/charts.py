@@ -106,7 +106,10 @@ def _label(period: str, *, month: bool) -> str:
     if len(period) == len("2026-01"):
         return period
     day = date.fromisoformat(period)
-    return f"{day:%b} {day.day}" if day.day == 1 or (month and day.day < 28) else str(day.day)
+    has_room = day.day < 28  # the month's name would stand beside the first of the next one
+    if day.day == 1 or (month and has_room):
+        return f"{day:%b} {day.day}"
+    return str(day.day)
 
 
 def _round_up(value: float) -> float:

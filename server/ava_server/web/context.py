@@ -27,7 +27,8 @@ from ava_server.approval.decide import Needs, approval_needs
 from ava_server.config.pin import PinFile
 from ava_server.config.sign_in import SESSION_US
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.core.ids import state_words
+from ava_server.core.ids import model_words, state_words
+from ava_server.render.reasons import reason_words
 from ava_server.render.result import UntrustedText
 from ava_server.render.state_look import look_of
 from ava_server.service.access import Access
@@ -227,8 +228,11 @@ def reader_of(request: Request) -> Visitor:
 
 def local_path(given: str) -> str:
     """Return a path of this site to go to; `/` for everything else."""
-    plain = given.startswith("/") and not given.startswith(("//", "/\\")) and given.isprintable() and "\\" not in given
-    return given if plain and len(given) <= 500 else "/"
+    if not given.startswith("/") or given.startswith("//"):
+        return "/"
+    if "\\" in given or not given.isprintable() or len(given) > 500:
+        return "/"
+    return given
 
 
 def asked_for(request: Request) -> str:
@@ -286,9 +290,13 @@ def ago(us: int | None) -> str:
     if us is None:
         return ""
     seconds = (now_us() - us) // 1_000_000
-    size, unit = next((each for each in _UNITS if abs(seconds) >= each[0]), (1, "s"))
+    if seconds == 0:
+        return "now"
+    size, unit = next(each for each in _UNITS if abs(seconds) >= each[0])
     words = f"{abs(seconds) // size} {unit}"
-    return "now" if seconds == 0 else f"{words} ago" if seconds > 0 else f"in {words}"
+    if seconds > 0:
+        return f"{words} ago"
+    return f"in {words}"
 
 
 def usd4(micros: int) -> str:
@@ -306,7 +314,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(ago=ago, when=when, usd=format_usd, usd4=usd4, duration=format_duration, state=state_words)
+    made.filters.update(ago=ago, when=when, usd=format_usd, usd4=usd4, duration=format_duration)
+    made.filters.update(state=state_words, model=model_words, reason=reason_words)
     made.filters["day"] = lambda days: day_of(days * DAY_US)
     made.filters["look"] = cast("Any", look_of)
     made.filters["markdown"] = html

@@ -72,8 +72,14 @@ class CostsQuery:
     def address(self, path: str = "/costs", more: Mapping[str, str] = _NOTHING, **changed: Any) -> str:
         """Return the address of the page with something else asked for."""
         asked = replace(self, **changed)
-        when = {"days": asked.span} if asked.span is not None else {"from": asked.since, "to": asked.through}
-        return f"{path}?" + urlencode({**when, "by": asked.by, **({"all": ""} if asked.everybody else {}), **more})
+        if asked.span is not None:
+            fields: dict[str, object] = {"days": asked.span}
+        else:
+            fields = {"from": asked.since, "to": asked.through}
+        fields["by"] = asked.by
+        if asked.everybody:
+            fields["all"] = ""
+        return f"{path}?" + urlencode({**fields, **more})
 
     @property
     def since(self) -> str:
@@ -140,13 +146,22 @@ class CostPages(PagePart):
         visitor, query = reader_of(request), request.query_params
         asked, problem = lenient(request, visitor)
         user = query.get("user", "").strip() if visitor.reads_all else ""
-        whose = user or (None if asked.everybody else visitor.user)
-        period, before = Period(asked.first * DAY_US, (asked.last + 1) * DAY_US, whose), None
-        if match := _CURSOR.fullmatch(query.get("before", "")):
-            before = int(match[1]), int(match[2])
+        whose: str | None = visitor.user
+        if user:
+            whose = user
+        elif asked.everybody:
+            whose = None
+        period = Period(asked.first * DAY_US, (asked.last + 1) * DAY_US, whose)
+        before: tuple[int, int] | None = None
+        cursor = _CURSOR.fullmatch(query.get("before", ""))
+        if cursor is not None:
+            before = int(cursor[1]), int(cursor[2])
         found = await self._context.store.read(lambda view: decisions_of(view, period, before))
         more = {"user": user} if user else {}
-        older = {**more, "before": "{}.{}".format(*found.next)} if found.next is not None else None
+        older = ""
+        if found.next is not None:
+            at_us, seq = found.next
+            older = asked.address(APPROVALS, {**more, "before": f"{at_us}.{seq}"})
         values = {
             "asked": asked,
             "problem": problem,
@@ -155,7 +170,7 @@ class CostPages(PagePart):
             "total": "" if before else totals_line(found.sums),
             "before": before,
             "here": asked.address(APPROVALS, more),
-            "older": "" if older is None else asked.address(APPROVALS, older),
+            "older": older,
         }
         return self._context.show(request, "approvals.html", values, 400 if problem else 200)
 
@@ -190,8 +205,12 @@ def asked_of(query: QueryParams, today: int, visitor: Visitor) -> CostsQuery:
     if by not in allowed:
         raise BadInput(f"by: {by[:40]!r} is not one of role and model; user needs the costs of all users")
     if query.get("from") or query.get("to"):
-        last = _day("to", query["to"]) if query.get("to") else today
-        first = _day("from", query["from"]) if query.get("from") else last - USUAL_DAYS + 1
+        last = today
+        if query.get("to"):
+            last = _day("to", query["to"])
+        first = last - USUAL_DAYS + 1
+        if query.get("from"):
+            first = _day("from", query["from"])
         last = min(last, today)  # later days have no costs, and somebody may have typed the year 9999
         if first > last:
             raise BadInput("from: it is later than the last day, or than today")
@@ -279,7 +298,9 @@ def charts_of(asked: CostsQuery, found: FoundCosts) -> Iterator[Drawn]:
 
 def _part(report: Report, what: str) -> Table:
     table = part_table(report, what)
-    return without_replaced(table) if what == "ending" else table
+    if what == "ending":
+        return without_replaced(table)
+    return table
 
 
 def _drawn(
@@ -308,7 +329,9 @@ def _usd(micros: float) -> str:
 
 
 def _count(number: float) -> str:
-    return short_number(round(number)) if number >= 10_000 else f"{number:,.15g}"
+    if number >= 10_000:
+        return short_number(round(number))
+    return f"{number:,.15g}"
 
 
 def _waited(microseconds: float) -> str:

@@ -22,7 +22,7 @@ from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.approval.proposals import Pending, agreement, together_line, together_note, waiting_proposal
 from ava_server.approval.questions import LimitField, limit_fields
 from ava_server.approval.summary import ATTENTION
-from ava_server.budget.run_config import COST, TIME, config_of
+from ava_server.budget.run_config import COST, TIME, caps_text, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id, parse_run_id
 from ava_server.runs.pending_questions import is_approval
@@ -34,7 +34,7 @@ from ava_server.web.webauthn import Subject
 
 DONE: Mapping[str, str] = {
     "approved": "Approved. It starts as soon as there is room.",
-    "rejected": "Rejected. It cannot start any more.",
+    "rejected": "Declined. It cannot start any more.",
     "raised": "The cap is raised, and the run continues.",
     "declined": "Declined. The run hands in what it has.",
     "resumed": "It goes on where it was.",
@@ -106,7 +106,10 @@ class Deciding(PagePart):
             return await self._proposals(request, list(given))
         row = await self._context.store.read(lambda view: view.proposal(shown[0].id))
         done = "approved" if approve else "rejected"
-        to = "/" if len(shown) > 1 or row is None else f"/subagents/{row.run_id}?done={done}"
+        if len(shown) > 1 or row is None:
+            to = "/"
+        else:
+            to = _where_after(row.run_id, done, form)
         if not visitor.session.only:
             return go_to(to)
         # Who came by a link has just proven who they are: from now on they see all of their pages.
@@ -117,20 +120,24 @@ class Deciding(PagePart):
         """Return an approval, once it is what was shown, and everything that it takes was given."""
         await refuse_changed(self._context.store, visitor.user, shown)
         await self._prove("/proposals", visitor, form, ids=[one.id for one in shown])
-        rows, pending = list[RunRow](), list[Pending]()
+        rows: list[RunRow] = []
+        pending: list[Pending] = []
         for row, one in await self._found(visitor, [one.id for one in shown]):
             if isinstance(one, str):
                 raise Refused(one)
             rows.append(row)
             pending.append(one)
         fields = {field.cap: field for field in _fields(rows)}
-        group, limits = "group_" if len(pending) > 1 else "", dict[str, Any]()
+        lowered: dict[str, Any] = {}
         for name, cap in (("cost", COST), ("minutes", TIME)):
-            if (value := _entered(form.one(name), fields.get(cap))) is not None:
-                limits[f"{group}{cap.argument}"] = cap.argument_value(value)
-        if limits and not group:
-            limits = {"changes": {pending[0].pending_id: {"caps": limits}}}
-        return agreement(pending, limits)
+            value = _entered(form.one(name), fields.get(cap))
+            if value is not None:
+                lowered[cap.argument] = cap.argument_value(value)
+        if not lowered:
+            return agreement(pending, {})
+        if len(pending) > 1:
+            return agreement(pending, {f"group_{name}": value for name, value in lowered.items()})
+        return agreement(pending, {"changes": {pending[0].pending_id: {"caps": lowered}}})
 
     async def _found(
         self, visitor: Visitor, ids: Sequence[str], *, reading: bool = False
@@ -148,15 +155,25 @@ class Deciding(PagePart):
         if not 1 <= len(ids) <= MOST_TOGETHER:
             raise BadInput(f"mark 1 to {MOST_TOGETHER} proposals on the overview")
         found = await self._found(visitor, ids, reading=True)
-        waiting = [one for _row, one in found if isinstance(one, Pending)]
+        rows: list[RunRow] = []
+        waiting: list[Pending] = []
+        closed: list[tuple[RunRow, str]] = []
+        for row, one in found:
+            if isinstance(one, Pending):
+                rows.append(row)
+                waiting.append(one)
+            else:
+                closed.append((row, one))
         own = all(row.user_id == visitor.user for row, _one in found)
+        several = len(waiting) > 1
         values = {
             "waiting": waiting,
             "attention": ATTENTION,
-            "closed": [(row, one) for row, one in found if isinstance(one, str)],
-            "fields": _fields([row for row, one in found if isinstance(one, Pending)]),
-            "together": together_line(waiting, None, None) if len(waiting) > 1 else "",
-            "note": together_note(waiting, None) if len(waiting) > 1 else "",
+            "topics": {one.pending_id: topics_of(one) for one in waiting},
+            "closed": closed,
+            "fields": _fields(rows),
+            "together": together_line(waiting, None, None) if several else "",
+            "note": together_note(waiting, None) if several else "",
             "own": own,
             "means": await self._context.authority.needs(visitor, ids=ids) if waiting and own else None,
             "said": said,
@@ -172,7 +189,7 @@ class Deciding(PagePart):
             await self._prove(request.scope["path"], visitor, form, ids=[_run_id(request)])
         shown = Shown("extend", _run_id(request), form.one("digest"))
         await decide(self._service(visitor, agreed=approve), [shown], PersonAnswer(approve))
-        return _done(shown, "raised" if approve else "declined")
+        return _done(shown, "raised" if approve else "declined", form)
 
     async def resume(self, request: Request) -> Response:
         """Exactly as it was shown; it takes what an approval does."""
@@ -182,7 +199,7 @@ class Deciding(PagePart):
         shown = Shown("resume", run.id, line=form.one("line"))
         decided = await decide(self._service(visitor, agreed=True), [shown], PersonAnswer(True))
         decided.expect("resumed", "Not resumed")
-        return _done(shown, "resumed")
+        return _done(shown, "resumed", form)
 
     async def cancel(self, request: Request) -> Response:
         visitor, form = await _sent(request)
@@ -190,7 +207,7 @@ class Deciding(PagePart):
         decided = await decide(self._service(visitor), [shown], PersonAnswer(True, form.one("reason") or None))
         if decided.text:  # it had ended
             raise Refused(decided.text)
-        return _done(shown, "cancelled")
+        return _done(shown, "cancelled", form)
 
     async def send(self, request: Request) -> Response:
         """Send a message to a run, or the answer to its question."""
@@ -202,7 +219,7 @@ class Deciding(PagePart):
             await self._prove(request.scope["path"], visitor, form, ids=[run_id])
         shown = Shown("answer" if question else "send", run_id, question)
         await decide(self._service(visitor, agreed=allows), [shown], PersonAnswer(True, text))
-        return _done(shown, "sent")
+        return _done(shown, "sent", form)
 
     async def _prove(
         self, path: str, visitor: Visitor, form: Form, of: str | None = None, ids: Sequence[str] = ()
@@ -222,6 +239,20 @@ class Deciding(PagePart):
         return Service(self._context.runtime, session)
 
 
+def topics_of(one: Pending) -> dict[str, list[str]]:
+    """Return the sentences of a proposal by topic, without the price: it stands above them, and large."""
+    cost = "costs nothing" if one.free else f"costs {caps_text(one.max_cost_micros)}"
+    topics = one.topics
+    without_price: list[str] = []
+    for text in topics.get("How much", ()):
+        for clause in (f", and {cost}.", f" and {cost}."):
+            text = text.replace(clause, ".", 1)
+        without_price.append(text)
+    if without_price:
+        topics["How much"] = without_price
+    return topics
+
+
 def _refuse_others(visitor: Visitor, ids: Sequence[str]) -> None:
     """Refuse what the link of other proposals does not show."""
     only = visitor.session.only
@@ -238,15 +269,24 @@ def _run_id(request: Request) -> str:
     return parse_run_id(request.path_params["run_id"])
 
 
-def _done(shown: Shown, word: str) -> Response:
-    return go_to(f"/subagents/{shown.id}?done={word}")
+def _done(shown: Shown, word: str, form: Form) -> Response:
+    return go_to(_where_after(shown.id, word, form))
+
+
+def _where_after(run_id: str, word: str, form: Form) -> str:
+    """Return where a decision leads: to its run, or back to the overview if its form was there."""
+    if form.one("back") == "overview":
+        return f"/?done={word}"
+    return f"/subagents/{run_id}?done={word}"
 
 
 def _fields(rows: Sequence[RunRow]) -> tuple[LimitField, ...]:
     """Return the limits that an approval may lower; several have no time in common."""
     configs = [config_of(row.config) for row in rows]
+    if not configs:
+        return ()
     most_s = configs[0].timeout_s if len(configs) == 1 else None
-    return limit_fields(configs, sum(config.max_cost_micros for config in configs), most_s) if configs else ()
+    return limit_fields(configs, sum(config.max_cost_micros for config in configs), most_s)
 
 
 def _entered(text: str, field: LimitField | None) -> float | None:
@@ -259,5 +299,7 @@ def _entered(text: str, field: LimitField | None) -> float | None:
     if not field.least <= value <= field.most:
         low, high = field.words(field.least), field.words(field.most)
         raise BadInput(f"{text[:20]} is not between {low} and {high}; nothing was approved")
+    if value >= field.most:
+        return None
     stored: float = field.stored(value)
-    return stored if value < field.most else None
+    return stored

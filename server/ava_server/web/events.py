@@ -23,14 +23,17 @@ from ava_audit.errors import BadQuery
 from ava_audit.events import (
     FACTS,
     Answered,
+    Asked,
     CostUpdate,
     RunEnded,
     RunResumed,
     Severity,
     SpawnDecided,
+    StepChanged,
     SubagentComplete,
     ToolCall,
     ToolResult,
+    UserMessage,
 )
 from ava_audit.search import SHORT_TYPES, EntryPage, LogQuery, search
 from ava_audit.units import US_PER_S, format_duration, format_usd, now_us
@@ -42,6 +45,7 @@ from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import (
     BOOKKEEPING,
     EVENT_NAMES,
+    MESSAGE_NAMES,
     SETTLED_WORDS,
     compact,
     is_trouble,
@@ -49,6 +53,7 @@ from ava_server.render.entries import (
     names_of,
     what_happened,
 )
+from ava_server.render.reasons import reason_words
 from ava_server.render.run_view import is_carried
 from ava_server.runs.question_kinds import KINDS
 from ava_server.web.context import NotFound, PagePart, page, reader_of
@@ -66,12 +71,14 @@ _TYPED = {name: name for name in _FILTERS if name != "q"} | {"role": "agent"}
 """The names of filters that a person can type among the words, with their fields."""
 _TYPED_WORD = re.compile(r'(\w+):("[^"]*"|[^\s"]+)|"[^"]*"?|[^\s"]+')
 
-Family = Literal["model", "tool", "answer", "person", "begin", "end", "trouble", "other"]
+Family = Literal["model", "tool", "answer", "message", "question", "person", "begin", "end", "trouble", "other"]
 SIGNS: Mapping[Family, str] = {
     "model": "◆",
     "tool": "→",
     "answer": "←",
-    "person": "?",
+    "message": "»",
+    "question": "?",
+    "person": "●",
     "begin": "▶",
     "end": "■",
     "trouble": "!",
@@ -82,7 +89,9 @@ _FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("CostUpdate", "AssistantMessage", "ExtendedThinking", "PlanReady", "AgentRequest"), "model"),
     "ToolCall": "tool",
     **dict.fromkeys(("ToolResult", "WorkChecked"), "answer"),
-    **dict.fromkeys(("UserMessage", "SpawnDecided", "Asked", "Answered", "RunResumed", "CancelRequested"), "person"),
+    "UserMessage": "message",
+    "Asked": "question",
+    **dict.fromkeys(("SpawnDecided", "Answered", "RunResumed", "CancelRequested"), "person"),
     **dict.fromkeys(("SpawnProposed", "SubagentSpawn", "RunClaimed", "RunStarted", "StepRunQueued"), "begin"),
     **dict.fromkeys(("SubagentComplete", "RunEnded"), "end"),
     **dict.fromkeys(("ErrorOccurred", "GuardrailTripped"), "trouble"),
@@ -109,10 +118,12 @@ class EventsQuery:
 
     def address(self, path: str = "/events", **more: Any) -> str:
         """Return the address of the first page of this search, with further parameters."""
-        flags = {"bookkeeping": "1"} if self.bookkeeping else {}
-        everybody = {"all": ""} if self.everybody else {}
         asked = {name: text for name, text in self.fields.items() if text}
-        return f"{path}?" + urlencode({**asked, **flags, **everybody, **more})
+        if self.bookkeeping:
+            asked["bookkeeping"] = "1"
+        if self.everybody:
+            asked["all"] = ""
+        return f"{path}?" + urlencode({**asked, **more})
 
 
 @dataclass
@@ -134,7 +145,11 @@ class EventRow:
 
     @property
     def family(self) -> Family:
-        return "trouble" if self.trouble == "error" else _FAMILIES.get(self.entry.type, "other")
+        if self.trouble == "error":
+            return "trouble"
+        if self.entry.type == "AssistantMessage" and self.entry.who.agent_id == AGENT:
+            return "begin"
+        return _FAMILIES.get(self.entry.type, "other")
 
     @property
     def sign(self) -> str:
@@ -193,7 +208,7 @@ class Events(PagePart):
         entry = await self._context.store.read(lambda view: visible_entry(view, seq, visitor))
         if entry is None:
             raise missing
-        name = EVENT_NAMES.get(entry.type, entry.type)
+        name = name_of(entry)
         return self._context.show(request, "entry.html", {"entry": entry, "name": name, "fields": fields_of(entry)})
 
     async def _search(self, query: LogQuery) -> EntryPage:
@@ -238,8 +253,10 @@ class Events(PagePart):
     async def _agents(self, asked: EventsQuery, visitor: Visitor) -> tuple[str, ...]:
         """`ava`, a run, or the newest runs of a role."""
         given = asked["agent"]
-        if not given or given.lower() == AGENT:
-            return (AGENT,) if given else ()
+        if not given:
+            return ()
+        if given.lower() == AGENT:
+            return (AGENT,)
         try:
             return (parse_run_id(given),)
         except BadInput:
@@ -275,16 +292,18 @@ def rows_of(view: View, entries: Sequence[Entry]) -> list[EventRow]:
 
     What a turn has done is inside the model call, and what a tool returned is with its call.
     """
-    names, turns, tree = names_of(view, entries), dict[str, EventRow](), list[EventRow]()
-    calls = dict[tuple[str, str], EventRow]()
+    names = names_of(view, entries)
+    tree: list[EventRow] = []
+    turns: dict[str, EventRow] = {}
+    calls: dict[tuple[str, str], EventRow] = {}
     for entry in reversed(entries):
         row, run = _row(entry, names), entry.run_id or ""
-        answers = entry.type == "ToolResult" and not is_carried(entry)
-        called = calls.pop(_call_key(entry), None) if answers else None
-        if called is not None:
-            called.result = row
-            row.after = format_duration(max(0, entry.ts_us - called.entry.ts_us) / US_PER_S)
-            continue
+        if entry.type == "ToolResult" and not is_carried(entry):
+            called = calls.pop(_call_key(entry), None)
+            if called is not None:
+                called.result = row
+                row.after = format_duration(max(0, entry.ts_us - called.entry.ts_us) / US_PER_S)
+                continue
         if entry.type == "ToolCall":
             calls[_call_key(entry)] = row
         if entry.type == "CostUpdate":
@@ -312,8 +331,15 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
     match entry.fact:
         case SpawnDecided() as decided:
             how = CHANNELS.get(decided.channel or decided.decision, "")
-            folded = f"; not on the screen: {decided.folded}" if decided.folded else ""
-            return f"{decided.pending_id} {state_words(decided.decision)} {how}".rstrip() + folded
+            words = f"{decided.pending_id} {state_words(decided.decision)} {how}".rstrip()
+            if decided.folded:
+                words += f"; not on the screen: {decided.folded}"
+            return words
+        case Asked() as asked:
+            return KINDS[asked.kind].entry(asked)[0]
+        case StepChanged() as changed:
+            why = f": {reason_words(changed.why)}" if changed.why else ""
+            return f"{changed.step} {changed.state}{why}"
         case Answered() as answered:
             return f"{KINDS[answered.kind].noun} {answered.decision} {CHANNELS[answered.channel]}"
         case RunResumed() as resumed:
@@ -327,12 +353,31 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
         case ToolResult() as result if is_carried(entry):
             run_id = entry.run_id or ""
             return f"{result.tool} has given the host the result of {named(run_id, names.get(run_id))}"
+        case UserMessage() as said:
+            return said.text
         case RunEnded(status="superseded"):
             return "replaced by a newer proposal"
         case RunEnded() as ended:
-            return f"{state_words(ended.status)}: {ended.stop_reason or ''}"
+            return f"{state_words(ended.status)}: {reason_words(ended.stop_reason or '')}"
         case _:
             return what_happened(entry, names)
+
+
+_NAMES_OF_AVA: Mapping[str, str] = {
+    "AssistantMessage": "Proposal, as shown",
+    "ToolCall": "Call of Ava",
+    "ToolResult": "Answer of Ava",
+}
+"""What entries are called that are not a run's own: what was shown to a person, and what a host called."""
+
+
+def name_of(entry: Entry) -> str:
+    """Return what people call an entry; a message by its kind, and calls of hosts otherwise than those of runs."""
+    if isinstance(entry.fact, UserMessage):
+        return MESSAGE_NAMES[entry.fact.kind]
+    if entry.who.agent_id == AGENT and entry.type in _NAMES_OF_AVA:
+        return _NAMES_OF_AVA[entry.type]
+    return EVENT_NAMES.get(entry.type, entry.type)
 
 
 def _row(entry: Entry, names: Mapping[str, str]) -> EventRow:
@@ -346,7 +391,7 @@ def _row(entry: Entry, names: Mapping[str, str]) -> EventRow:
     return EventRow(
         entry,
         trouble,
-        EVENT_NAMES.get(entry.type, entry.type),
+        name_of(entry),
         compact(text, TEXT_CHARS),
         names.get(run, run),
         took,
@@ -359,10 +404,11 @@ def fields_of(entry: Entry) -> list[tuple[str, str]]:
         return []
     content: object = json.loads(entry.content)
     fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {"content": content}
-    return [
-        (name, value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False))
-        for name, value in fields.items()
-    ]
+    found: list[tuple[str, str]] = []
+    for name, value in fields.items():
+        text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+        found.append((name, text))
+    return found
 
 
 def lenient(query: QueryParams, visitor: Visitor) -> EventsQuery:
@@ -378,14 +424,17 @@ def typed_filters(text: str) -> tuple[str, dict[str, str]]:
 
     What stands in quotes, and a word before a colon that is no filter's name, stay words.
     """
-    words, typed = list[str](), dict[str, str]()
+    words: list[str] = []
+    typed: dict[str, str] = {}
     for found in _TYPED_WORD.finditer(text):
         name = _TYPED.get((found[1] or "").lower())
         if name is None:
             words.append(found[0])
         else:
             typed[name] = found[2].strip('"')
-    return (" ".join(words), typed) if typed else (text, {})
+    if not typed:
+        return text, {}
+    return " ".join(words), typed
 
 
 def asked_of(query: QueryParams, visitor: Visitor) -> EventsQuery:
@@ -403,6 +452,8 @@ def _number(name: str, given: str) -> int:
 
 
 def _level(given: str) -> Severity | None:
-    if given and given not in get_args(Severity):
+    if not given:
+        return None
+    if given not in get_args(Severity):
         raise BadInput(f"level: {given[:40]!r} is not one of {', '.join(get_args(Severity))}")
-    return cast("Severity", given) if given else None
+    return cast("Severity", given)

@@ -83,7 +83,7 @@ class HealthPage:
         users = () if everybody else (visitor.user,)
         query = LogQuery(users=users, types=("error",), since_us=now_us() - DAY_US, limit=LOOKED_AT)
         found = await search(self._context.store, query)
-        errors = await self._context.store.read(lambda view: rows_of(view, found.entries))
+        errors = repeated(await self._context.store.read(lambda view: rows_of(view, found.entries)))
         findings = await self._findings(visitor, now, sandbox) if everybody else []
         findings.sort(key=lambda one: WORST_FIRST.index(one.state))
         values = {
@@ -94,7 +94,8 @@ class HealthPage:
             "started_us": self._started_us,
             "state": now,
             "kept_days": self._context.runtime.settings.retention_days,
-            "errors": repeated(errors)[:MOST_ERRORS],
+            "errors": errors[:MOST_ERRORS],
+            "more_errors": len(errors) > MOST_ERRORS or found.next is not None,
             "everybody": everybody,
         }
         return self._context.show(request, "health.html", values)

@@ -22,6 +22,7 @@ from ava_audit.events import AssistantMessage
 from ava_audit.rows import RunRow
 from ava_audit.units import micros_from_cents, now_us
 from ava_audit.view import View
+from ava_server.approval.decide import Needs
 from ava_server.approval.proposals import texts_of
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.data_root import home_folder
@@ -183,10 +184,11 @@ class RunPage(PagePart):
         assert row is not None
         shown = view_run(view, row, self._context.runtime.instances, now_us(), result=False, task=True)
         own = row.user_id == visitor.user
-        asked = shown.question if own else None
-        wait = shown.wait
         session = visitor.service_session(self._context.site.url)
-        line = wait.line if wait is not None and (own or session.administers) else None
+        asked = shown.question if own else None
+        line: str | None = None
+        if shown.wait is not None and (own or session.administers):
+            line = shown.wait.line
         about = (asked and asked.id, line, shown.over)
         return {
             "row": row,
@@ -200,13 +202,12 @@ class RunPage(PagePart):
 
     async def _with_means(self, values: dict[str, Any], visitor: Visitor) -> dict[str, Any]:
         """Add what an approval takes, where something can be approved."""
-        asked = values["asked"]
-        needed = values["line"] is not None or (asked is not None and asked.kind.is_approval)
-        owner = values["row"].user_id
-        return {
-            **values,
-            "means": await self._context.authority.needs(visitor, owner, [values["row"].id]) if needed else None,
-        }
+        asked, row = values["asked"], values["row"]
+        asks_approval = asked is not None and asked.kind.is_approval
+        means: Needs | None = None
+        if asks_approval or values["line"] is not None:
+            means = await self._context.authority.needs(visitor, row.user_id, [row.id])
+        return {**values, "means": means}
 
     # -- its long texts -----------------------------------------------------------------------------------------------
 
@@ -214,7 +215,9 @@ class RunPage(PagePart):
         run, given = await self._context.named_run(request), request.path_params["seq"]
         seq = parse_number(given, "there is no such entry")
         entry = await self._context.store.read(lambda view: view.entry(seq))
-        shown = describe(entry) if entry is not None and entry.run_id == run.id else None
+        if entry is None or entry.run_id != run.id:
+            raise NotFound("there is no such entry")
+        shown = describe(entry)
         if shown is None:
             raise NotFound("there is no such entry")
         return self._text(request, run, shown.title, shown.text)
@@ -234,7 +237,8 @@ class RunPage(PagePart):
         run, name = await self._context.named_run(request), request.path_params["name"]
         record = await self._record(run)
         result = record.answer.untrusted_result
-        known = next((file for file in result.artifacts if file.get("name") == name), None) if result else None
+        delivered = result.artifacts if result is not None else []
+        known = next((file for file in delivered if file.get("name") == name), None)
         if known is None:
             raise NotFound("the run has delivered no file of this name")
         files = DeliveredFiles(
@@ -249,7 +253,9 @@ class RunPage(PagePart):
         except UnicodeDecodeError:
             text = ""
         plain = "plain" in request.query_params
-        shown = {} if plain else drawn_file(name, text)
+        shown: dict[str, Any] = {}
+        if not plain:
+            shown = drawn_file(name, text)
         return self._text(request, run, name, text, download=f"{quote(name)}?download", plain=plain, **shown)
 
     def _text(self, request: Request, run: RunRow, title: str, text: str, **more: Any) -> Response:
@@ -314,15 +320,16 @@ def _config(row: RunRow) -> RunConfig | None:
 def _undecided(shown: RunView, decided: list[Entry]) -> str:
     if decided or shown.row.queued_us is not None:
         return ""
-    return f"Not decided: {shown.row.pending_id} {'has expired' if shown.state == 'expired' else 'waits for approval'}."
+    how = "has expired" if shown.state == "expired" else "waits for approval"
+    return f"Not decided: {shown.row.pending_id} {how}."
 
 
 def _proposal(first: list[Entry]) -> str:
     """Return the proposal as it was shown, from a run's first entries; empty where it was erased."""
-    texts = (
-        entry.fact.text for entry in first if entry.who.agent_id == AGENT and isinstance(entry.fact, AssistantMessage)
-    )
-    return next(texts, "")
+    for entry in first:
+        if entry.who.agent_id == AGENT and isinstance(entry.fact, AssistantMessage):
+            return entry.fact.text
+    return ""
 
 
 def _costs(view: View, run: RunRow) -> tuple[Costs, bool]:

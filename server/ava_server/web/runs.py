@@ -23,12 +23,14 @@ from ava_audit.search import LogQuery, search
 from ava_audit.units import format_duration, now_us
 from ava_audit.view import NOT_FAILED, ORDERS, RunOrder, RunPhase, View
 from ava_server.approval.proposals import Pending, pending_proposals
-from ava_server.core.ids import parse_number, state_words
+from ava_server.core.ids import model_words, parse_number, state_words
+from ava_server.render.plan_view import plan_title
 from ava_server.render.result import Text, UntrustedText, result_of
 from ava_server.render.run_view import RunView, cost_of, run_answer, view_run
 from ava_server.service.current import Budget
 from ava_server.service.records import current_runs
 from ava_server.web.context import PagePart, found_or_404, reader_of
+from ava_server.web.deciding import DONE
 from ava_server.web.run_page import RunPage
 from ava_server.web.site import Visitor
 
@@ -45,7 +47,7 @@ COLUMNS: tuple[tuple[str, RunOrder], ...] = (
     ("Task", "newest"),
     ("Who", "role"),
     ("Cost", "cost"),
-    ("Time", "time"),
+    ("Active time", "time"),
     ("When", "newest"),
 )
 """The heads of the list, and the order that each leads to."""
@@ -67,15 +69,15 @@ class Filter:
     order: RunOrder = "newest"
 
     def query(self, **more: object) -> str:
-        fields: dict[str, object] = {
-            "state": self.phase,
-            "role": self.role,
-            "text": self.text,
-            "all": "1" if self.everybody else "",
-            "replaced": "1" if self.replaced else "",
-            "order": self.order if self.order != "newest" else "",
-        }
-        return urlencode({name: value for name, value in {**fields, **more}.items() if value})
+        fields: dict[str, object] = {"state": self.phase, "role": self.role, "text": self.text}
+        if self.everybody:
+            fields["all"] = "1"
+        if self.replaced:
+            fields["replaced"] = "1"
+        if self.order != "newest":
+            fields["order"] = self.order
+        fields |= more
+        return urlencode({name: value for name, value in fields.items() if value})
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,24 @@ class Now:
     @property
     def unended(self) -> list[RunView]:
         """Return runs without those that wait for the person."""
-        waits = {*(one.subagent_id for one in self.proposals), *(run.row.id for run in self.asking)}
-        return [run for run in self.runs if not run.over and run.row.id not in waits]
+        waiting = {one.subagent_id for one in self.proposals}
+        waiting |= {run.row.id for run in self.asking}
+        unended: list[RunView] = []
+        for run in self.runs:
+            if not run.over and run.row.id not in waiting:
+                unended.append(run)
+        return unended
+
+    @property
+    def more_unended(self) -> int:
+        """How many runs that have not ended are left out."""
+        unended = sum(number for state, number in self.counts.items() if state != "ended")
+        return max(0, unended - MOST_RUNS)
+
+    @property
+    def more_ended(self) -> int:
+        """How many runs that have ended lately are left out."""
+        return max(0, self.counts.get("ended", 0) - MOST_RUNS)
 
     @property
     def ended(self) -> list[RunView]:
@@ -128,29 +146,44 @@ class Runs(PagePart):
         visitor = reader_of(request)
         everybody = visitor.reads_all and "mine" not in request.query_params
         now = await self._context.store.read(lambda view: self._now(view, visitor, everybody))
-        values = {"now": now, "everybody": everybody, "owners": _owners(now.runs, visitor), "stream": "/stream"}
+        values = {
+            "now": now,
+            "titles": {one.pending_id: card_title(one) for one in now.proposals},
+            "everybody": everybody,
+            "owners": _owners(now.runs, visitor),
+            "approves": visitor.may("approve"),
+            "steers": visitor.service_session(self._context.site.url).may("spawn"),
+            "done": DONE.get(request.query_params.get("done", ""), ""),
+            "stream": "/stream",
+        }
         return self._context.show(request, "overview.html", values)
 
     def _now(self, view: View, visitor: Visitor, everybody: bool) -> Now:
         runtime, user, at_us = self._context.runtime, visitor.user, now_us()
-        counts, runs = current_runs(
-            view, None if everybody else user, runtime.instances, at_us, served=lambda: True, most=MOST_RUNS
-        )
+        whose = None if everybody else user
+        counts, runs = current_runs(view, whose, runtime.instances, at_us, served=lambda: True, most=MOST_RUNS)
+        others = 0
+        if visitor.reads_all and not everybody:
+            others = view.unended_of_others(user, at_us)
         return Now(
             proposals=pending_proposals(view, user, runtime.spawn_limits_of(user), at_us),
             asking=[run for run in runs if run.row.user_id == user and run.question is not None],
             runs=runs,
             counts=counts,
             budgets=self._context.budgets(view, visitor, at_us, everybody=everybody),
-            others=0 if everybody or not visitor.reads_all else view.unended_of_others(user, at_us),
+            others=others,
         )
 
     async def listed(self, request: Request) -> Response:
         visitor = reader_of(request)
         wanted = _filter(request.query_params, visitor)
         after = request.query_params.get("after", "")
-        found = await (self._with_text(wanted, visitor, after) if wanted.text else self._newest(wanted, visitor, after))
-        processes, user = self._context.runtime.instances, None if wanted.everybody else visitor.user
+        if wanted.text:
+            found = await self._with_text(wanted, visitor, after)
+        else:
+            found = await self._newest(wanted, visitor, after)
+        processes = self._context.runtime.instances
+        user = None if wanted.everybody else visitor.user
 
         def query(view: View) -> dict[str, Any]:
             now = now_us()
@@ -158,22 +191,26 @@ class Runs(PagePart):
             return {"runs": shown, "owners": _owners(shown, visitor), "roles": view.roles(user)}
 
         values = await self._context.store.read(query)
-        here = wanted.query(after=after)
         values |= {
             "wanted": wanted,
-            "here": f"/subagents?{here}" if here else "/subagents",
-            "older": f"/subagents?{wanted.query(after=found.next)}" if found.next else "",
+            "here": _address(wanted.query(after=after)),
+            "older": _address(wanted.query(after=found.next)) if found.next else "",
             "phases": [(name, wanted.query(state=name)) for name in _PHASES],
             "everything": wanted.query(state=None),
             "columns": [(name, order, wanted.query(order=_turned(name, order, wanted))) for name, order in COLUMNS],
             "with_replaced": wanted.query(replaced="" if wanted.replaced else "1"),
             "later": bool(after),
+            "stream": "/stream",
         }
-        return self._context.show(request, "runs.html", {**values, "stream": "/stream"})
+        return self._context.show(request, "runs.html", values)
 
     async def _newest(self, wanted: Filter, visitor: Visitor, after: str) -> FoundRuns:
-        before, value = _place(after, wanted.order) if after else (None, None)
-        user, role = None if wanted.everybody else visitor.user, wanted.role or None
+        before: tuple[int, str] | None = None
+        value: int | str | None = None
+        if after:
+            before, value = _place(after, wanted.order)
+        user = None if wanted.everybody else visitor.user
+        role = wanted.role or None
         rows = await self._context.store.read(
             lambda view: view.newest_runs(
                 wanted.phase,
@@ -238,15 +275,27 @@ class Runs(PagePart):
         facts: dict[str, Text] = {
             "State": state_words(run.state),
             "Role": row.role,
-            "Model": UntrustedText(row.model),
+            "Model": UntrustedText(model_words(row.model)),
             "Cost": cost_of(run),
-            "Time": format_duration(run.caps[0].used if run.caps else row.active_us / 1e6),
+            "Active time": format_duration(run.elapsed_s),
             "Turns": f"{row.turns:,}",
             "Tool calls": f"{row.tool_calls:,}",
             "Tokens": f"{row.tokens:,}",
-            **({fact.label: fact.value for fact in result.figures} if result is not None else {}),
         }
+        if result is not None:
+            for fact in result.figures:
+                facts[fact.label] = fact.value
         return {"row": row, "run": run, "facts": facts, "result": result}
+
+
+def card_title(one: Pending) -> str:
+    """Return what would start, on one line: the beginning of its task, or what a plan is."""
+    summary = one.summary
+    if summary is None:  # from a server of an older version
+        return one.approval_line
+    if summary.steps:
+        return plan_title(summary.name, [step.id for step in summary.steps])
+    return summary.task
 
 
 def _place(after: str, order: RunOrder) -> tuple[tuple[int, str], int | str]:
@@ -257,7 +306,13 @@ def _place(after: str, order: RunOrder) -> tuple[tuple[int, str], int | str]:
     created, _, rest = after.partition("~")
     run_id, _, value = rest.partition("~")
     before = parse_number(created, _NO_PLACE), run_id
-    return before, value if order in ("role", "state") else parse_number(value, _NO_PLACE)
+    if order in ("role", "state"):
+        return before, value
+    return before, parse_number(value, _NO_PLACE)
+
+
+def _address(query: str) -> str:
+    return f"/subagents?{query}" if query else "/subagents"
 
 
 def _turned(name: str, order: RunOrder, wanted: Filter) -> RunOrder | str:
@@ -285,10 +340,13 @@ def _filter(query: QueryParams, visitor: Visitor) -> Filter:
 
 def _runs_of(view: View, entries: tuple[Entry, ...], wanted: Filter) -> list[RunRow]:
     """Return the runs of a filter whose proposals or tasks these entries are, in their order."""
-    ids = dict.fromkeys(entry.run_id for entry in entries if _is_proposal_or_task(entry))
+    ids: dict[str, None] = {}
+    for entry in entries:
+        if entry.run_id is not None and _is_proposal_or_task(entry):
+            ids[entry.run_id] = None
     rows: list[RunRow] = []
     for run_id in ids:
-        row = view.run(run_id) if run_id is not None else None
+        row = view.run(run_id)
         if row is not None and _fits(view, row, wanted):
             rows.append(row)
     return rows
@@ -310,12 +368,16 @@ def _fits(view: View, row: RunRow, wanted: Filter) -> bool:
         return False
     if row.state == "superseded" and not wanted.replaced:
         return False
+    if wanted.phase is None:
+        return True
     if wanted.phase == "failed":
         return row.ended and row.state not in NOT_FAILED
-    return wanted.phase is None or wanted.phase == _phase(view, row)
+    return wanted.phase == _phase(view, row)
 
 
 def _phase(view: View, row: RunRow) -> RunPhase:
     if is_over(view, row, now_us()):
         return "ended"
-    return "running" if row.state == RUNNING else "waiting"
+    if row.state == RUNNING:
+        return "running"
+    return "waiting"

@@ -72,8 +72,10 @@ class SignIn:
         """Exchange the one-time code in the address for a session."""
         if request.method == "HEAD":  # a program that checks links must not use up the code
             return await self._page(request, "", 200)
-        code = request.query_params.get("code", "")
-        cookie = await anyio.to_thread.run_sync(self._site.sessions.redeem, code) if self._site.local else None
+        cookie: str | None = None
+        if self._site.local:
+            code = request.query_params.get("code", "")
+            cookie = await anyio.to_thread.run_sync(self._site.sessions.redeem, code)
         if cookie is None:
             return await self._page(request, *self._wrong(WRONG_CODE))
         return signed_in(self._site, cookie, local_path(request.query_params.get("to", "/")))
@@ -89,7 +91,7 @@ class SignIn:
         form = await read_form(request, None)
         to = local_path(form.one("to"))
         try:
-            cookie = await (self._on_this_machine(form) if self._site.local else self._with_token(form.one("token")))
+            cookie = await self._cookie_for(form)
         except Refused as error:
             return await self._page(request, str(error), 403, to)
         if cookie is None:
@@ -111,6 +113,12 @@ class SignIn:
         since = time.monotonic() - WITHIN_S
         self._failed = [*(at for at in self._failed if at > since), time.monotonic()][-FAILURES - 1 :]
         return (TOO_MANY, 429) if len(self._failed) > FAILURES else (why, 403)
+
+    async def _cookie_for(self, form: Form) -> str | None:
+        """Return the cookie of a new session; None for an unknown token. Raises Refused: the proof is wrong."""
+        if self._site.local:
+            return await self._on_this_machine(form)
+        return await self._with_token(form.one("token"))
 
     async def _on_this_machine(self, form: Form) -> str:
         user, authority = self._context.runtime.user, self._context.authority
@@ -283,22 +291,35 @@ class PasskeyPages:
         return name
 
     async def _page(self, request: Request, *, code: str = "", done: str = "", said: str = "") -> Response:
-        visitor, site = visitor_of(request), self._site
-        known = await anyio.to_thread.run_sync(site.passkeys.of, visitor.user)
-        coded = await anyio.to_thread.run_sync(site.sessions.passkey_code, code, visitor.user) if code else None
+        visitor, site, authority = visitor_of(request), self._site, self._context.authority
+        status = 409 if said else 200
+        here: list[Passkey] = []
+        elsewhere: list[Passkey] = []
+        for each in await anyio.to_thread.run_sync(site.passkeys.of, visitor.user):
+            if each.host == site.host:
+                here.append(each)
+            else:
+                elsewhere.append(each)
+        new_name: str | None = ""
+        if code:
+            coded = await anyio.to_thread.run_sync(site.sessions.passkey_code, code, visitor.user)
+            if coded is None:
+                code, said = "", said or WRONG_PASSKEY_CODE
+            else:
+                new_name = coded.name
         values = {
-            "here": [each for each in known if each.host == site.host],
-            "elsewhere": [each for each in known if each.host != site.host],
-            "means": await self._context.authority.proof(visitor),
+            "here": here,
+            "elsewhere": elsewhere,
+            "means": await authority.proof(visitor),
             "adds": self._passkeys.is_possible,
             "why_not": NOT_HERE,
-            "by_pin": site.local and await self._context.authority.pin_is_set(),
-            "code": code if coded is not None else "",
-            "new_name": coded.name if coded is not None else "",
-            "said": said or (WRONG_PASSKEY_CODE if code and coded is None else ""),
+            "by_pin": site.local and await authority.pin_is_set(),
+            "code": code,
+            "new_name": new_name,
+            "said": said,
             "done": done,
         }
-        return self._context.show(request, "passkeys.html", values, 409 if said else 200)
+        return self._context.show(request, "passkeys.html", values, status)
 
     async def _record(self, visitor: Visitor, passkey: Passkey, before: Any, after: Any) -> None:
         fact = SettingsChanged(setting=f"passkeys.{passkey.name}", before=before, after=after)

@@ -123,13 +123,18 @@ class Site:
     def visitor(self, headers: Headers) -> Visitor | None:
         """Return None without a valid session. Blocking. Raises ConfigError: sessions or tokens cannot be read."""
         cookie = self.cookie_in(headers)
-        session = self.sessions.find(cookie) if cookie else None
-        if session is None or cookie is None:
+        if not cookie:
+            return None
+        session = self.sessions.find(cookie)
+        if session is None:
+            return None
+        is_local = session.token is None
+        if is_local is not self.local:
             return None
         if session.token is None:
-            return Visitor(session, csrf_token(cookie), None, self.owned) if self.local else None
+            return Visitor(session, csrf_token(cookie), None, self.owned)
         token = self.tokens.with_id(session.token)
-        if self.local or token is None or token.user != session.user:  # an operator may give a token another user
+        if token is None or token.user != session.user:  # an operator may give a token another user
             return None
         return Visitor(session, csrf_token(cookie), token)
 

@@ -27,6 +27,7 @@ from ava_server.core.ids import AGENT, parse_number, state_words
 from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import (
     EVENT_NAMES,
+    MESSAGE_NAMES,
     SETTLED_WORDS,
     arguments_text,
     compact,
@@ -34,6 +35,7 @@ from ava_server.render.entries import (
     refused_words,
     unmarked,
 )
+from ava_server.render.reasons import reason_words
 from ava_server.render.run_view import is_carried
 from ava_server.render.turns import Part, Span, took_us
 from ava_server.runs.changes import describe_command
@@ -130,7 +132,12 @@ class Item:
     @property
     def of_turn(self) -> bool:
         """Whether it belongs to the model call before it."""
-        return self.shown is not None and self.shown.kind in ("say", "think", "call", "result", "note", "plan")
+        return self.kind in ("say", "think", "call", "result", "note", "plan")
+
+    @property
+    def kind(self) -> str:
+        """Its CSS class; empty for what is folded."""
+        return "" if self.shown is None else self.shown.kind
 
     @property
     def cut(self) -> bool:
@@ -138,8 +145,9 @@ class Item:
 
     @property
     def failed(self) -> bool:
-        own = self.shown is not None and self.shown.failed
-        return own or (self.result is not None and self.result.failed)
+        if self.shown is not None and self.shown.failed:
+            return True
+        return self.result is not None and self.result.failed
 
     @property
     def all_spans(self) -> list[Span]:
@@ -172,21 +180,22 @@ class Item:
     @property
     def actions(self) -> list[Item]:
         """The calls and results of a turn."""
-        return [each for each in self.inside if each.shown is not None and each.shown.kind in ("call", "result")]
+        return [each for each in self.inside if each.kind in ("call", "result")]
 
     @property
     def said(self) -> str:
         """The beginning of what the model said in a turn."""
         for each in self.inside:
-            if each.shown is not None and each.shown.kind in ("say", "plan"):
+            if each.kind in ("say", "plan"):
                 return compact(each.text, _DONE_CHARS)
         return ""
 
     @property
     def reason(self) -> str:
         """Why a call failed, on one line."""
-        answered = self.result if self.result is not None else self
-        return compact(answered.text, _DONE_CHARS)
+        if self.result is not None:
+            return compact(self.result.text, _DONE_CHARS)
+        return compact(self.text, _DONE_CHARS)
 
     @property
     def error(self) -> tuple[str, ...]:
@@ -220,14 +229,17 @@ class TimelinePage:
 
         What belongs to a turn on another page stands alone.
         """
-        tree, calls = list[Item](), dict[str | None, Item]()
+        oldest_first = self.items if order == "oldest" else self.items[::-1]
+        tree: list[Item] = []
+        calls: dict[str, Item] = {}
         turn: Item | None = None
-        for item in self.items if order == "oldest" else self.items[::-1]:
-            call = calls.get(item.call_id) if item.shown is not None and item.shown.kind == "result" else None
-            if call is not None and item.call_id is not None and call.result is None:
-                call.result = item
-                continue
-            if item.shown is not None and item.shown.kind == "call":
+        for item in oldest_first:
+            if item.kind == "result" and item.call_id is not None:
+                call = calls.get(item.call_id)
+                if call is not None and call.result is None:
+                    call.result = item
+                    continue
+            if item.kind == "call" and item.call_id is not None:
                 calls[item.call_id] = item
             if item.cost is not None:
                 turn = item
@@ -257,13 +269,9 @@ def _repeats(alike: Sequence[Item]) -> Item:
     first, last = alike[0], alike[-1]
     assert first.shown is not None and last.shown is not None
     is_turn = all(item.cost is not None for item in alike)
+    title = f"{first.shown.title}, {len(alike)} times"
     if is_turn:
-        numbers = [
-            item.shown.title.split(",")[0].removeprefix("Turn ") for item in (first, last) if item.shown is not None
-        ]
-        title = f"Turns {' to '.join(numbers)}"
-    else:
-        title = f"{first.shown.title}, {len(alike)} times"
+        title = f"Turns {_turn_number(first.shown)} to {_turn_number(last.shown)}"
     return Item(
         seq=last.seq,
         at_us=last.at_us,
@@ -274,20 +282,31 @@ def _repeats(alike: Sequence[Item]) -> Item:
     )
 
 
+def _turn_number(turn: Detail) -> str:
+    """Return the number in `Turn 3, attempt 2`."""
+    return turn.title.split(",")[0].removeprefix("Turn ")
+
+
 def _count_errors(rows: Iterable[Item]) -> None:
     """Tell turns with an error that came before on the page, so that its reason need not be read again."""
     seen: Counter[tuple[str, ...]] = Counter()
     for row in rows:
         for each in row.actions:
-            if each.error:
-                seen[each.error] += 1
-                each.again = seen[each.error] if seen[each.error] > 1 else 0
+            if not each.error:
+                continue
+            seen[each.error] += 1
+            if seen[each.error] > 1:
+                each.again = seen[each.error]
 
 
 def scale_of(run: RunRow, now_us: int) -> Scale:
     """Return the time from a run's approval to its end, or to its last entry."""
     begins_us = run.created_us if run.queued_us is None else run.queued_us
-    ends_us = next((moment for moment in (run.ended_us, run.last_us) if moment is not None), now_us)
+    ends_us = now_us
+    if run.ended_us is not None:
+        ends_us = run.ended_us
+    elif run.last_us is not None:
+        ends_us = run.last_us
     return Scale(begins_us, max(begins_us, ends_us))
 
 
@@ -376,25 +395,21 @@ def rows(entries: Sequence[Entry], spent: int) -> list[Item]:
     folded: list[Entry] = []
     waiting: Item | None = None
     for entry in entries:
-        spent += entry.cost_micros or 0
+        spent += _known(entry.cost_micros)
         if waiting is not None and entry.type in _WAIT_ENDS:
             waiting.spans.append(Span("waiting", waiting.at_us, max(waiting.at_us, entry.ts_us)))
             waiting = None
         shown = describe(entry)
         if shown is None:
-            if items and items[-1].cost is not None and not folded:
+            follows_a_turn = bool(items) and items[-1].cost is not None and not folded
+            if follows_a_turn:
                 items[-1].folded.append(_line(entry))
             else:
                 folded.append(entry)
             continue
-        item = Item(
-            entry.seq, entry.ts_us, shown, shown.text, entry.duration_ms, total=spent, spans=_spans(entry, shown)
-        )
+        item = _item(entry, shown, spent)
         if entry.type in _WAIT_BEGINS:
             waiting = item
-        if isinstance(fact := entry.fact, events.ToolCall | events.ToolResult):
-            item.call_id = fact.call_id
-            item.brief = clean(arguments_text(fact.args))[0] if isinstance(fact, events.ToolCall) else ""
         if shown.kind == "step":
             item.cost = entry.cost_micros or 0
             item.tokens = _token_words(entry.usage)
@@ -407,6 +422,17 @@ def rows(entries: Sequence[Entry], spent: int) -> list[Item]:
         items.append(_fold(folded, spent))
     _cut(items)
     return items
+
+
+def _item(entry: Entry, shown: Detail, spent: int) -> Item:
+    item = Item(entry.seq, entry.ts_us, shown, shown.text, entry.duration_ms, total=spent, spans=_spans(entry, shown))
+    fact = entry.fact
+    if isinstance(fact, events.ToolCall):
+        item.call_id = fact.call_id
+        item.brief = clean(arguments_text(fact.args))[0]
+    elif isinstance(fact, events.ToolResult):
+        item.call_id = fact.call_id
+    return item
 
 
 def _spans(entry: Entry, shown: Detail) -> list[Span]:
@@ -422,10 +448,15 @@ def _fold(folded: Sequence[Entry], spent: int) -> Item:
 
 
 def _line(entry: Entry) -> str:
-    text = "Its result was given to the host" if is_carried(entry) else entry_words(entry)
-    who = " by a host or a person" if entry.who.agent_id == AGENT and entry.type in ("ToolCall", "ToolResult") else ""
+    text = entry_words(entry)
+    if is_carried(entry):
+        text = "Its result was given to the host"
+    if entry.who.agent_id == AGENT and entry.type in ("ToolCall", "ToolResult"):
+        text += " by a host or a person"
     tokens = _token_words(entry.usage)
-    return compact(f"{text}{who}: {tokens}" if tokens else f"{text}{who}", _LINE_CHARS)
+    if tokens:
+        text += f": {tokens}"
+    return compact(text, _LINE_CHARS)
 
 
 def _token_words(usage: events.Usage | None) -> str:
@@ -439,19 +470,24 @@ def _token_words(usage: events.Usage | None) -> str:
         "out": usage.output_tokens,
     }
     found = [f"{tokens:,} {name}" for name, tokens in counts.items() if tokens]
-    return f"tokens: {', '.join(found)}" if found else ""
+    if not found:
+        return ""
+    return f"tokens: {', '.join(found)}"
 
 
 def _cut(items: Iterable[Item]) -> None:
     """Cut the texts so that all of them fit on the page; reasons of failures get most room."""
     texts = [item for item in items if item.text]
-    most = next(
-        (chars for chars in _CUTS if sum(min(len(each.text), chars) for each in texts) <= PAGE_CHARS), _CUTS[-1]
-    )
+    most = _CUTS[-1]
+    for chars in _CUTS:
+        if sum(min(len(each.text), chars) for each in texts) <= PAGE_CHARS:
+            most = chars
+            break
     for item in texts:
-        room = max(most, _CUTS[0]) if item.shown is not None and item.shown.failed else most
-        if len(item.text) > room:
-            item.text = item.text[:room]
+        room = most
+        if item.shown is not None and item.shown.failed:
+            room = max(most, _CUTS[0])
+        item.text = item.text[:room]
 
 
 ERASED = "The content was erased."
@@ -460,12 +496,7 @@ FOLDED = (
     events.SpawnProposed, events.StepRunQueued,
 )  # fmt: skip
 """Bookkeeping: its row is folded."""
-_MESSAGES: Mapping[str, str] = {
-    "task": "Task",
-    "message": "Message to the subagent",
-    "answer": "Answer to its question",
-    "decision": "What was decided",
-}
+_FOLDED_NAMES = frozenset(fact.__name__ for fact in FOLDED)
 _GUARDRAILS = {"told": "warned the model", "refused": "refused a call", "ended": "ended the run"}
 
 
@@ -487,8 +518,9 @@ def describe(entry: Entry) -> Detail | None:
     """Return None for bookkeeping."""
     fact = entry.fact
     if fact is None:
-        folded = entry.type in (fact.__name__ for fact in FOLDED)
-        return None if folded else Detail("gone", EVENT_NAMES.get(entry.type, entry.type), ERASED)
+        if entry.type in _FOLDED_NAMES:
+            return None
+        return Detail("gone", EVENT_NAMES.get(entry.type, entry.type), ERASED)
     if _is_bookkeeping(entry, fact):
         return None
     shown = _work(fact) or _event(fact)
@@ -568,8 +600,10 @@ def _result(fact: events.ToolResult) -> Detail:
 def _event(fact: events.Fact) -> Detail:
     match fact:
         case events.UserMessage():
-            screen = f"\n\nOn the screen was:\n{fact.screen}" if fact.screen else ""
-            return Detail("person", _MESSAGES[fact.kind], f"{fact.text}{screen}")
+            text = fact.text
+            if fact.screen:
+                text += f"\n\nOn the screen was:\n{fact.screen}"
+            return Detail("person", MESSAGE_NAMES[fact.kind], text)
         case events.SpawnDecided():
             how = CHANNELS.get(fact.channel or fact.decision, "")
             folded = f"Not on the screen: {fact.folded}" if fact.folded else ""
@@ -597,7 +631,7 @@ def _event(fact: events.Fact) -> Detail:
 def _ending(fact: events.Fact) -> Detail:
     match fact:
         case events.StepChanged():
-            why = f": {fact.why}" if fact.why else ""
+            why = f": {reason_words(fact.why)}" if fact.why else ""
             return Detail("note", f"Step {fact.step} {fact.state}{why}", failed=fact.state == "failed")
         case events.RunPaused():
             return Detail("ask", f"Paused: {fact.why}")
@@ -611,7 +645,7 @@ def _ending(fact: events.Fact) -> Detail:
         case events.RunEnded(status="superseded"):
             return Detail("end", "Replaced by a newer proposal")
         case events.RunEnded():
-            why = f": {fact.stop_reason}" if fact.stop_reason else ""
+            why = f": {reason_words(fact.stop_reason)}" if fact.stop_reason else ""
             return Detail("end", f"Ended as {state_words(fact.status)}{why}", failed=fact.severity != "info")
         case events.Unknown():
             return Detail("note", f"{fact.name}, which a newer Ava wrote", json.dumps(fact.content, ensure_ascii=False))
@@ -622,10 +656,12 @@ def _ending(fact: events.Fact) -> Detail:
 def _arguments(args: Any) -> str:
     """Return one a line where there are several."""
     if not isinstance(args, dict):
-        return args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
+        return _value(args)
     given = cast("dict[str, Any]", args)
     return "\n".join(f"{name}: {_value(value)}" for name, value in given.items())
 
 
 def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)

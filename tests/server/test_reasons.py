@@ -1,0 +1,29 @@
+"""Why a run ended, in people's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from ava_server.render.reasons import reason_words
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("max_iterations of 5", "it used all of its 5 turns"),
+        ("max_iterations of 1", "it used its only turn"),
+        ("max_tool_calls of 25", "it used all of its 25 tool calls"),
+        ("timeout of 600 s", "its time of 10 min was over"),
+        ("timeout of 0.5 s", "its time of 500 ms was over"),
+        ("the run's max_tokens was reached: 10 are left", "its token cap was reached: 10 are left"),
+        ("the run's max_cost_cents was reached: $0.02 is left", "its cost cap was reached: $0.02 is left"),
+        ("the list has 12 items, and at_most is 5", "the list has 12 items, and the step takes at most 5"),
+        ("max_cost_cents raised from the role's $0.50", "the cost cap raised from the role's $0.50"),
+        ("timeout lowered to 5 min at the approval", "the time limit lowered to 5 min at the approval"),
+        ("the plan's time is over", "the plan's time is over"),
+        ("cancelled on request", "cancelled on request"),
+        ("", ""),
+    ],
+)
+def test_names_of_arguments_become_words(reason: str, words: str) -> None:
+    assert reason_words(reason) == words
