@@ -40,6 +40,7 @@ from ava_server.cli.terminal import (
     present,
     say,
     say_json,
+    screen_columns,
     styled,
     wrapped_lines,
     write,
@@ -185,7 +186,6 @@ _WIDTHS = (5, 8, 9, 9, 8, 9, 10, 6)
 _TOKENS = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens", "thinking_tokens")
 
 
-_PIPE_COLUMNS = 200
 _TURN_WIDTHS = (5, 10, 9, 9)
 _TURN_HEAD = ("turn", "cost", "model", "tools")
 _TOOL_HEAD = "tool calls"
@@ -202,7 +202,7 @@ _PART_SIGNS: Mapping[Part, tuple[str, str, str]] = {
 def write_run(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> None:
     """Write a run below its result: what was asked and approved, its turns, and what went wrong."""
     terminal = sys.stdout.isatty()
-    width = columns() if terminal else _PIPE_COLUMNS
+    width = screen_columns()
     say()
     _write_title("Asked and approved")
     asked = asked_lines(run, texts, utc, width if terminal else None)
@@ -293,7 +293,7 @@ def trouble_lines(troubles: Sequence[Trouble], utc: bool) -> list[str]:
 def log_lines(run: RunRow, answer: RunAnswer, entries: list[Entry], utc: bool) -> list[str]:
     """Return a line for each entry; one that reports trouble is shown whole, the first time."""
     terminal = sys.stdout.isatty()
-    width = columns() if terminal else _PIPE_COLUMNS
+    width = screen_columns()
     names = {run.id: run.name} if run.name else {}
     lines = [f"{label(run)}: {state_words(answer.state)}", ""]
     seen: set[str] = set()

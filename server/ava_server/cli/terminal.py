@@ -14,7 +14,6 @@ import signal
 import stat
 import sys
 import time
-import unicodedata
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -37,6 +36,8 @@ VERBOSE: ContextVar[bool] = ContextVar("verbose", default=False)
 PLAIN_EVERY_S = 10.0
 """Seconds between lines of progress where they cannot be rewritten in place: in a file or a pipe."""
 TERMINAL_EVERY_S = 0.1
+PIPE_COLUMNS = 160
+"""Columns of a screen that goes into a pipe or a file: it is cut less there than on a usual terminal."""
 _TO_LINE_END, _TO_SCREEN_END = "\x1b[K", "\x1b[J"
 SPINNERS = ("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\")
 """The frames of a spinner, and those for a terminal that may know nothing but ASCII."""
@@ -230,24 +231,29 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def cells(text: str) -> int:
-    """Return the width in columns: wide characters take two, combining ones none."""
+    """Return the width in columns, as the dashboard measures it: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
-    )
+    from rich.cells import cell_len  # not needed to read the command line
+
+    return cell_len(text)
 
 
-def cut(line: str, width: int) -> str:
-    """A shortened line ends with `…`."""
-    if cells(line) <= width:
-        return line
+def cut(text: str, width: int) -> str:
+    """Return a text in at most `width` columns; a shortened one ends with `…`."""
+    if cells(text) <= width:
+        return text
     kept, used = 0, 0
-    for kept, char in enumerate(line):  # noqa: B007 - the place where it is full is what is wanted
+    for kept, char in enumerate(text):  # noqa: B007 - the place where it is full is what is wanted
         used += cells(char)
         if used > width - 1:
             break
-    return line[:kept] + "…"
+    return text[:kept] + "…"
+
+
+def cut_front(text: str, width: int) -> str:
+    """Return the end of a text in at most `width` columns, behind `…` if it was shortened: of a path, it tells most."""
+    return cut(text[::-1], width)[::-1]
 
 
 def say_json(value: Any) -> None:
@@ -288,6 +294,13 @@ def columns(stream: TextIO | None = None) -> int:
         except (OSError, ValueError):
             pass
     return max(40, shutil.get_terminal_size((80, 24)).columns)
+
+
+def screen_columns() -> int:
+    """Return the width of a screen on stdout: `PIPE_COLUMNS` in a pipe or a file, unless COLUMNS says another."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return columns()
+    return PIPE_COLUMNS
 
 
 def rows(stream: TextIO) -> int:
