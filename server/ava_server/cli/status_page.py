@@ -197,6 +197,6 @@ def _works(one: CheckFinding) -> str:
 
 
 def _spent(budget: Budget) -> str:
-    held = f", {format_usd(budget.held)} held" if budget.held else ""
+    reserved = f", {format_usd(budget.held)} reserved" if budget.held else ""
     over = "; nothing more is spent today" if budget.spent >= budget.cap else ""
-    return f"{format_usd(budget.spent)} of {format_usd(budget.cap)} spent{held}{over}"
+    return f"{format_usd(budget.spent)} of {format_usd(budget.cap)} spent{reserved}{over}"
