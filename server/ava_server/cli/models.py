@@ -13,7 +13,7 @@ from ava_server.cli.log_access import checked_root, read_settings
 from ava_server.cli.options import Json, providers
 from ava_server.cli.terminal import present, wrapped_lines
 from ava_server.core.errors import AvaError, BadInput, with_advice
-from ava_server.core.ids import suggestion
+from ava_server.core.ids import model_about, suggestion
 from ava_server.core.threads import run_async
 from ava_server.hosts.launching import key_advice
 from ava_server.models import listing
@@ -181,7 +181,7 @@ def _tier(names: str, meant: ResolvedModel) -> list[str]:
         window = [f"window {price.window:,} tokens"] if price.window else []
         source = [] if price.free else [f"price: {price.source}"]
         details = [text for text in ("; ".join((*window, *source)),) if text]
-        about = [meant.choice.name, *price_lines(price), *details, f"chosen by {meant.said_by}"]
+        about = [model_about(meant.choice.name), *price_lines(price), *details, f"chosen by {meant.said_by}"]
     lines = [line for one in about for line in wrapped_lines(one, WIDTH - _MARGIN)]
     first = [f"{names:<{_MARGIN}}{lines.pop(0)}"] if len(names) < _MARGIN else [names]
     return [*first, *(f"{'':{_MARGIN}}{line}" for line in lines)]

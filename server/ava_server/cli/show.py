@@ -48,7 +48,7 @@ from ava_server.cli.terminal import (
 from ava_server.core.commands import advice
 from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import label, model_words, state_words
+from ava_server.core.ids import label, model_about, state_words
 from ava_server.models.prices import Price, billed_words, per_call, rates_json
 from ava_server.render.approvals import RunDecision, decisions_in
 from ava_server.render.entries import arguments_text, entry_line, is_trouble
@@ -340,7 +340,7 @@ def decided_lines(run: RunRow, state: str, decisions: Sequence[RunDecision], utc
         if one.more:
             how = f"{one.what} {format_ts(one.at_us, utc)} {one.how}"
             lines.append(f"{how}: {one.changes}" if one.changes else how)
-    return [*lines, f"Caps: {limits_text(config, run)}", f"Model: {model_words(config.model)}. It {config.reach}."]
+    return [*lines, f"Caps: {limits_text(config, run)}", f"Model: {model_about(config.model)}. It {config.reach}."]
 
 
 def _decided(one: RunDecision, utc: bool) -> Iterable[str]:
@@ -447,7 +447,7 @@ def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list
     if run.task_id:
         lines.append(cut(f"task_id: {run.task_id}", _COST_COLUMNS))
     billed = costs.micros - costs.cost_by.get("search", 0) if config.price.free else 0
-    model = billed_words(config.model, billed) if billed else f"{model_words(config.model)}, {price_text(config.price)}"
+    model = billed_words(config.model, billed) if billed else f"{model_about(config.model)}, {price_text(config.price)}"
     lines += wrapped_lines(f"Model: {model}", _COST_COLUMNS)
     lines += [*wrapped_lines(f"Caps: {limits_text(config, run)}", _COST_COLUMNS), ""]
     if not costs.attempts:

@@ -115,7 +115,7 @@ async def _show_ended(records: Records, seen: Sequence[RunView], as_json: bool) 
         ended = [one.answer for one in found if one.row.ended]
         if ended:
             show_results(ended)
-        lines = [f"{one.answer.status_line}: its proposal {one.row.pending_id} has expired." for one in expired]
+        lines = [f"{label(one.row)}: its proposal {one.row.pending_id} has expired." for one in expired]
         if lines:
             say("\n\n".join(["", *lines] if ended else lines))
     await records.note_shown("ava wait", found)
