@@ -21,7 +21,7 @@ from support.runtime import PRICED, USER, Lab, arrived, hand_over, open_lab
 from support.stdio import until
 
 from ava_server.cli.status_overview import health
-from ava_server.cli.status_page import LEAST_BAR
+from ava_server.cli.status_page import LEAST_BAR, Page
 from ava_server.core.data_root import os_user
 from ava_server.dashboard import app as app_module
 from ava_server.dashboard.app import StatusApp
@@ -164,6 +164,22 @@ async def test_each_size_shows_every_run_within_its_width_and_the_task_gets_what
         assert width < 120 or " s of 10 min " in rows["busy"]
     counts = LivePage("/srv/ava", few.now, found, 120).live(24).head[1].plain
     assert re.match(r"2 to approve · 1 running · 2 queued · 1 ended · 3 not listed: ava status --once ", counts)
+
+
+async def test_the_dashboard_and_once_show_the_same_rows(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (lab, _gate):
+        settings, overview = lab.runtime.settings, await look(lab)
+    found = tuple(health(overview, settings, by("bubblewrap")))
+    for width in (40, 60, 80, 120, 200):
+        live = LivePage("/srv/ava", overview.now, found, width).live(40)
+        once = Page("/srv/ava", overview.now, found, width - len("> ")).whole()
+        rows = [row.line.plain.removeprefix("  ") for row in live.rows]
+        assert [line for line in rows if line not in plain(once)] == [], width
+        assert plain(live.head)[-1].removeprefix("  ") in plain(once), "and the same heads"
+        styles = {line.plain: line.spans for line in once}
+        busy = next(row.line for row in live.rows if "busy: " in row.line.plain)
+        shifted = [(span.start - 2, span.end - 2, span.style) for span in busy.spans if span.start >= 2]
+        assert shifted == [tuple(span) for span in styles[busy.plain[2:]]], "in the same colours"
 
 
 async def test_the_columns_have_heads_over_them_where_there_is_room(tmp_path: Path) -> None:

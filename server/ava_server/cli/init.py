@@ -111,10 +111,9 @@ def init_command(
     from ava_server.hosts.launching import launch
 
     if every and host is None:
-        if remove or http or (url, file) != (None, None):
+        if remove or http or url or file:
             raise BadInput("--all without HOST takes none of --remove, --http, --url and --file")
-        _add_to_all(name, _permanent(launch(workspace), only_print), only_print=only_print)
-        return
+        return _add_to_all(name, _permanent(launch(workspace), only_print), only_print=only_print)
     known = _known(host, name)
     path = known.file(_place()) if file is None else absolute_path("--file", file)
     started = _permanent(launch(workspace), only_print or remove or url is not None)
@@ -124,20 +123,17 @@ def init_command(
     heading(find_data_root() if server is None else server.address)
     say(f"{known.title}: {path}")
     if remove:
-        _remove(known, name, path, only_print)
-        _remove_skill(known, only_print)
-        return
+        return _remove(known, name, path, only_print)
     report = Report()
     _add(known, name, started, path, only_print, allow_tools, report)
     _offer_skill(known, skill, only_print)
     if only_print:
-        say("\n".join(report.more))
-        return
+        return report.show_more()
     if http:
         _report_http(report)
     if server is None:
         _report_lacks(started, [known], report)
-    say("\n".join(report.lines(f"ava init {known.name} --all", every=every)))
+    return report.show(f"ava init {known.name} --all", every=every)
 
 
 @dataclass
@@ -148,16 +144,20 @@ class Report:
     works: list[str] = field(default_factory=list[str])
     more: list[str] = field(default_factory=list[str])
 
-    def lines(self, again: str, *, every: bool) -> list[str]:
+    def show(self, again: str, *, every: bool) -> None:
         """`again`: the command that shows `more`; with `every` it is shown now."""
         lines = ["", "To do:" if self.to_do else "Nothing is left to do."]
         lines += [f"{number}. {step}" for number, step in enumerate(self.to_do, 1)]
         works = " · ".join(self.works)
         hint = f" (`{again}` tells more)" if self.more and not every else ""
         lines.append(f"Works already: {works}{hint}")
+        say("\n".join(lines))
         if every:
-            lines += self.more
-        return lines
+            self.show_more()
+
+    def show_more(self) -> None:
+        for line in self.more:
+            say(line)
 
 
 def _known(host: str | None, name: str) -> Host:
@@ -232,6 +232,7 @@ def _remove(host: Host, name: str, path: Path, only_print: bool) -> None:
         change = change_to_remove(host, name, path)  # the rules may have been in the same file
     if _carry_out(change, host, name, only_print, remove=True):
         say(f"{host.title} no longer has Ava after its next start.")
+    _remove_skill(host, only_print)
 
 
 def _carry_out(change: Change, host: Host, name: str, only_print: bool, *, remove: bool = False) -> bool:
@@ -290,7 +291,7 @@ def _add_to_all(name: str, started: Launch, *, only_print: bool) -> None:
         report.to_do.insert(0, words)
     report.works += [f"{host.title} has Ava" for host, _change in planned]
     _report_lacks(started, [host for host, _change in planned], report)
-    say("\n".join(report.lines("ava hosts", every=False)))
+    report.show("ava hosts", every=False)
 
 
 def _planned(name: str, started: Launch) -> Iterator[tuple[Host, Change]]:

@@ -418,9 +418,13 @@ class _Table:
     def _cells(self, number: int, one: Pending, summary: ProposalSummary) -> tuple[str, str, str, str, str]:
         mark = "!" if number in self._striking else " "
         price = "free" if one.free else format_usd(one.max_cost_micros, exact=True)
-        can = ", ".join(_SHORT_POWERS.get(power, power) for power in summary.powers) or "nothing outside"
-        client = cut(one_line(one.client), CLIENT_COLUMNS) if self._width >= NARROW else ""
-        return mark, str(number), price, cut(can, min(CAN_COLUMNS, self._width // 3)), client
+        powers = [_SHORT_POWERS.get(power, power) for power in summary.powers]
+        can = ", ".join(powers) or "nothing outside"
+        can = cut(can, min(CAN_COLUMNS, self._width // 3))
+        client = ""
+        if self._width >= NARROW:
+            client = cut(one_line(one.client), CLIENT_COLUMNS)
+        return mark, str(number), price, can, client
 
     def _notes(
         self, proposals: Sequence[tuple[Pending, ProposalSummary]], compared: Sequence[str]

@@ -121,8 +121,8 @@ class Page:
             return joined(f"{budget.whose} {format_usd(budget.spent)} of {format_usd(budget.cap)}")
         figures = {one.whose: _spent(one) for one in self.now.budgets}
         width = min(self.width // 5, self.width - len("Today: ") - WHOSE_CHARS - 2 - max(map(len, figures.values())))
-        whose = joined(budget.whose)
-        whose.align("left", WHOSE_CHARS)
+        whose = fitted(joined(budget.whose), WHOSE_CHARS)
+        whose.pad_right(WHOSE_CHARS - whose.cell_len)
         line = Text.assemble(whose, " ")
         if width >= LEAST_BAR:
             line.append_text(bar(budget.spent, budget.cap, width, budget.held)).append(" ")

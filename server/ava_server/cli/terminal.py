@@ -14,9 +14,11 @@ import signal
 import stat
 import sys
 import time
+import unicodedata
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any, TextIO, TypeVar
 
 import anyio
@@ -231,12 +233,25 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def cells(text: str) -> int:
-    """Return the width in columns, as the dashboard measures it: wide characters take two, combining ones none."""
+    """Return the most columns that a text takes: wide characters take two, combining ones none.
+
+    Terminals differ on some characters; the wider counts, because what is measured too narrow would be continued at the
+    start of the next row, where it can pass for a line of Ava's.
+    """
     if text.isascii():
         return len(text)
+    return sum(map(_cells_of, text))
+
+
+@lru_cache(maxsize=4_096)
+def _cells_of(char: str) -> int:
     from rich.cells import cell_len  # not needed to read the command line
 
-    return cell_len(text)
+    if unicodedata.combining(char):
+        return 0
+    if unicodedata.east_asian_width(char) in "WF":
+        return 2
+    return max(cell_len(char), 1)
 
 
 def cut(text: str, width: int) -> str:
