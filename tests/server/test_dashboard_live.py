@@ -96,7 +96,7 @@ def steady(lines: list[str]) -> str:
     # From a cent on, an amount has a digit less; in the list it is aligned to the right.
     text = re.sub(r"(?<= ) (\$0\.\d{3})(?![\d/])|(\$0\.\d{3})(?!\d)", r"\g<1>\g<2>0", text)
     text = re.sub(r"\$0\.\d+", lambda found: re.sub(r"\d", "0", found[0]), text).replace("▒", "░")
-    text = re.sub(r"(?<=keeper · ).*|[\d.]+ [kMG]B\b.*", "…", text)
+    text = re.sub(r"(?<=server · ).*|[\d.]+ [kMG]B\b.*", "…", text)
     return re.sub(r"[\d,]+ entries.*", "0 entries", text) + "\n"
 
 

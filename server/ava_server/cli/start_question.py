@@ -76,7 +76,7 @@ class QuestionLine(NamedTuple):
 
 
 class ShownProposals:
-    """Proposals before one question on a terminal: folded at first, whole after `unfold`.
+    """Proposals before one question on a terminal: folded at first, whole where an answer asks for that.
 
     Elsewhere they are whole from the beginning. `title` stands above a single one, and `limits` are those of all of
     several. Not `asks`: nobody is asked, so nothing says how to unfold them. Not `folds`: whole on a terminal too.

@@ -133,7 +133,7 @@ class Page:
         if brief:
             found = sorted(self.health, key=lambda one: WORST_FIRST.index(one.state) if one.state in _BAD else 9)
             state: State = found[0].state if found[0].state in _BAD else "ok"
-            words = "".join(f" · {one.short}" for one in found if one.short)
+            words = "".join(f" · {_works(one)}" for one in found if one.short)
             yield joined(("Health: ", "bold"), (state, _HEALTH[state]), words)
             return
         yield joined(("Health (ava doctor tells more):", "bold"))
@@ -190,7 +190,7 @@ def rows_of(runs: Sequence[RunView], table: RunRows) -> Iterator[ListRow]:
 
 
 def _works(one: CheckFinding) -> str:
-    """Return in a few words that something works."""
+    """Return in a few words how something is."""
     if not one.short or one.name in _NAMED:
         return f"{one.title} {one.short}".strip()
     return one.short
