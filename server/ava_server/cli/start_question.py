@@ -304,10 +304,14 @@ def _what(one: Pending, summary: ProposalSummary) -> str:
         return " ".join(one.topics.get("What", ()))
     from ava_server.approval.summary import quoted
 
-    beginning = quoted(one.whole[0].text, TASK_SHOWN).partition('…" and ')
-    cut_off = '…"' if beginning[1] else ""
     name = f" ({summary.name})" if summary.name else ""
-    return f"{summary.role}: {beginning[0]}{cut_off}{name}"
+    return f"{summary.role}: {_without_count(quoted(one.whole[0].text, TASK_SHOWN))}{name}"
+
+
+def _without_count(task: str) -> str:
+    """Return a quoted task without the number of characters left out: the line on what is folded has it."""
+    beginning, was_cut, _count = task.partition('…" and ')
+    return f'{beginning}…"' if was_cut else task
 
 
 def _cut_texts(one: Pending, in_row: int | None = None) -> list[WholeText]:
@@ -469,14 +473,14 @@ def _task_in_row(summary: ProposalSummary, room: int) -> tuple[str, int]:
     """Return the beginning of a task in a row, and how many characters of the task those are at most."""
     from ava_server.approval.summary import TASK_CHARS
 
-    words = summary.task
+    words = _without_count(summary.task)
     if summary.steps:
         named = f" {one_line(summary.name)}" if summary.name else ""
         words = f"plan{named} of {counted(len(summary.steps), 'step')}: {summary.steps[0].task}"
     shown = cut(words, room)
     if shown == words:
         return shown, TASK_CHARS
-    return shown, max(len(shown) - len('"…'), 0)
+    return shown, min(max(len(shown) - len('"…'), 0), TASK_CHARS)
 
 
 def _terms(summary: ProposalSummary) -> str:
