@@ -8,7 +8,7 @@ import pytest
 
 from ava_server.approval.plan_summary import StepSummary
 from ava_server.approval.proposals import Pending, ProposalSummary, WholeText
-from ava_server.approval.summary import SummaryRow, quoted
+from ava_server.approval.summary import SummaryRow
 from ava_server.cli.start_question import several_lines, several_screens
 from ava_server.cli.terminal import cells
 
@@ -55,7 +55,9 @@ def proposal(
             role="researcher",
             model="custom:test",
             limits=f"${cents / 100:.2f}, 10 min",
-            task=quoted(task, 120),
+            task=f'"{task}"'
+            if len(task) <= 120
+            else f'"{task[:120].rstrip()}…" and {len(task) - 120:,} more characters',
             reach=reach,
             powers=powers,
             warnings=warnings,

@@ -328,7 +328,7 @@ def _shown_chars(one: Pending, text: WholeText, in_row: int | None = None) -> in
     is_plan = one.summary is not None and bool(one.summary.steps)
     most = TASK_CHARS if is_plan else TASK_SHOWN
     if in_row is not None:
-        most = in_row
+        most = min(in_row, TASK_CHARS)
     if text.chars == len(text.text) and len(plain_line(text.text)) <= most:
         return text.chars
     return len(one_line(text.text, most).removesuffix("…"))
@@ -471,16 +471,13 @@ class _Table:
 
 def _task_in_row(summary: ProposalSummary, room: int) -> tuple[str, int]:
     """Return the beginning of a task in a row, and how many characters of the task those are at most."""
-    from ava_server.approval.summary import TASK_CHARS
-
     words = _without_count(summary.task)
     if summary.steps:
         named = f" {one_line(summary.name)}" if summary.name else ""
         words = f"plan{named} of {counted(len(summary.steps), 'step')}: {summary.steps[0].task}"
     shown = cut(words, room)
-    if shown == words:
-        return shown, TASK_CHARS
-    return shown, min(max(len(shown) - len('"…'), 0), TASK_CHARS)
+    whole = shown == words
+    return shown, len(shown) if whole else max(len(shown) - len('"…'), 0)
 
 
 def _terms(summary: ProposalSummary) -> str:
