@@ -399,7 +399,8 @@ class _Table:
         proposals = [(one, one.summary) for one in waiting if one.summary is not None]
         summaries = [summary for _one, summary in proposals]
         self._striking, compared = _compared(summaries)
-        cells_of = [("", "", "at most", "can", "asked by" if width >= NARROW else "")]
+        names_client = width >= NARROW and any(one.client for one, _summary in proposals)
+        cells_of = [("", "", "at most", "can", "asked by" if names_client else "")]
         for number, (one, summary) in enumerate(proposals, 1):
             cells_of.append(self._cells(number, one, summary))
         heads = aligned(cells_of, right=(2,))
