@@ -115,7 +115,10 @@ def test_shows_prices_in_dollars_per_million_with_steps_window_and_source(root: 
 
 def test_without_a_key_it_shows_the_offline_reader_and_what_to_do(root: Path) -> None:
     shown = screen(root)
-    assert "fast, balanced, deep\n          offline/extractive\n          costs nothing\n" in shown
+    assert (
+        "fast, balanced, deep\n          no language model (finds passages by words)\n          costs nothing\n"
+        in shown
+    )
     assert "ava key set openrouter" in shown and "AVA_MODEL_BASE_URL" in shown
     assert "ava key set openrouter" in told(root)["tiers"][0]["what_to_do"]
     assert not (root / "ava.db").exists()

@@ -3,10 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 
 from ava_roles.wrap import BAR, add_bars
 from ava_server.cli import show as run_screens
-from ava_server.cli.terminal import cells, cut, wrapped
+from ava_server.cli.status_lines import fitted
+from ava_server.cli.terminal import cells, cut, cut_front, wrapped
 
 LINES = st.text(alphabet=st.sampled_from("ab é値  \n"), max_size=200)
 
@@ -78,3 +80,13 @@ def test_a_truncated_line_fits_and_is_marked(text: str, width: int) -> None:
     short = cut(line, width)
     assert cells(short) <= width
     assert short == line or (short.endswith("…") and line.startswith(short[:-1]))
+    end = cut_front(line, width)
+    assert cells(end) <= width and (end == line or (end.startswith("…") and line.endswith(end[1:])))
+    assert fitted(Text(line), width).plain == short, "the dashboard shortens as commands do"
+
+
+@pytest.mark.parametrize("text", ["价格", "قِيمَة", "कीमतें", "ราคา", "\u2630", "👩‍👩‍👧", "e\u0301", "\u1160x"])
+def test_no_text_is_wider_in_the_dashboard_than_it_was_measured(text: str) -> None:
+    assert cells(text) >= Text(text).cell_len
+    for width in range(1, 8):
+        assert fitted(Text(text), width).cell_len <= width

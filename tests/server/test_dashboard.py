@@ -117,13 +117,14 @@ async def test_shows_a_row_for_each_run_with_budgets_above_and_the_health_below(
     assert own < everybody < table < text.index("Health")
 
     role_cell, bar = ("  researcher" if role else ""), (BARS if barred else "")
-    clock, of_limit = r"\d\d:\d\d", " of 10 min" if role else ""
+    clock, of_limit, most = (r"  \d\d:\d\d", " of 10 min", "  max 10 min") if role else ("", "", "")
+    doing = " · Thinking" if role else ""
     rows = (
-        rf"\? to approve  S-\w{{6}}  new: May it\?{role_cell}{bar}  max \$0.50{bar}  max 10 min  {clock}\n"
+        rf"\? to approve  S-\w{{6}}  new: May it\?{role_cell}{bar}  max \$0.50{bar}{most}{clock}\n"
         r"  ava approve P-\w{8}, or ava reject P-\w{8}; expires \d\d:\d\d",
-        rf"▶ running  S-\w{{6}}  busy: .* · Thinking{role_cell}{bar}  \$0.\d+ of \$0.40{bar}  \d+ s{of_limit}  {clock}",
+        rf"▶ running  S-\w{{6}}  busy: Go.*{doing}{role_cell}{bar}  \$0.\d+ of \$0.40{bar}  \d+ s{of_limit}{clock}",
         r"… queued  S-\w{6}  patient: .*\n  number 1 in the queue.*",
-        rf"✓ success  S-\w{{6}}  done: All is .*  \$0.\d+ of \$0.50{bar}  \d+ s{of_limit}  {clock}",
+        rf"✓ success  S-\w{{6}}  done: All is .*  \$0.\d+ of \$0.50{bar}  \d+ s{of_limit}{clock}",
     )
     for row in rows:
         assert re.search(f"^{row.replace('  ', ' +')}$", text, re.MULTILINE), (row, text)
@@ -363,7 +364,8 @@ def test_a_row_fits_its_terminal_and_always_shows_the_cost(width: int) -> None:
     rows = RunRows([run], width, everybody=False)
     lines = [rows.head(), rows.row(run)]
     assert all(cells(line.plain) <= width for line in lines)
-    assert "$0.10" in lines[1].plain and "success" in lines[1].plain
+    assert "$0.10 of $0.50" in lines[1].plain and "✓" in lines[1].plain
+    assert width < 60 or "success" in lines[1].plain
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(45, "45 s"), (100, "100 s"), (600, "10 min")])

@@ -21,7 +21,7 @@ from support.runtime import PRICED, USER, Lab, arrived, hand_over, open_lab
 from support.stdio import until
 
 from ava_server.cli.status_overview import health
-from ava_server.cli.status_page import LEAST_BAR
+from ava_server.cli.status_page import LEAST_BAR, Page
 from ava_server.core.data_root import os_user
 from ava_server.dashboard import app as app_module
 from ava_server.dashboard.app import StatusApp
@@ -52,6 +52,11 @@ async def everything(tmp: Path) -> AsyncGenerator[tuple[Lab, Gate]]:
         await lab.propose(task="May this one, too?")
         yield lab, gate
         gate.released.set()
+
+
+def run_rows(app: StatusApp) -> list[str]:
+    """The lines of the runs: a mark, and a state that begins with its sign."""
+    return [line for line in screen(app) if re.match(r"[> ] \S .*\bS-\w{6} ", line)]
 
 
 def selected(app: StatusApp) -> str:
@@ -91,7 +96,7 @@ def steady(lines: list[str]) -> str:
     # From a cent on, an amount has a digit less; in the list it is aligned to the right.
     text = re.sub(r"(?<= ) (\$0\.\d{3})(?![\d/])|(\$0\.\d{3})(?!\d)", r"\g<1>\g<2>0", text)
     text = re.sub(r"\$0\.\d+", lambda found: re.sub(r"\d", "0", found[0]), text).replace("▒", "░")
-    text = re.sub(r"(?<=keeper · ).*|[\d.]+ [kMG]B\b.*", "…", text)
+    text = re.sub(r"(?<=server · ).*|[\d.]+ [kMG]B\b.*", "…", text)
     return re.sub(r"[\d,]+ entries.*", "0 entries", text) + "\n"
 
 
@@ -145,33 +150,50 @@ async def test_each_size_shows_every_run_within_its_width_and_the_task_gets_what
         for height in (*range(1, 30), 40, 60):
             live = page.live(height)
             assert max(line.cell_len for line in [*live.head, *(row.line for row in live.rows), *live.foot]) <= width
-            assert sum(row.run_id is not None for row in live.rows) == 6, "every run is in the list"
+            assert sum(row.run is not None for row in live.rows) == 6, "every run is in the list"
             assert live.head[0].plain == "Data root: /srv/ava" and live.foot[-1].plain.endswith("q quit")
             assert height < 8 or height - len(live.head) - len(live.foot) >= 3
             for bars in re.findall(r"[█▒░]+", "\n".join(plain(live.foot))):
                 assert len(bars) >= LEAST_BAR, "a narrower bar would not be true"
-        row = next(row.line.plain for row in page.live(24).rows if row.run_id == busy.row.id)
-        task = re.split(r"…|  +|$", row.partition(" · ")[2])[0]
-        assert (
-            LONG.startswith(task) and (width < 60 or len(task) > min(width - 50, 90)) and (width < 160 or LONG in row)
-        )
-        assert width < 79 or re.search(r"\d+ s +\$0\.\d+$", row)
+            if height >= 15:
+                assert re.search(r"^  \$0\.\d+/\$0\.40 ", plain(live.foot)[1]), "the pane begins with cost and cap"
+        rows = {row.run.row.name: row.line.plain for row in page.live(24).rows if row.run is not None}
+        assert re.search(r"\$0\.\d+ of \$0\.40\b", rows["busy"]) and "max $0.50" in rows["new"]
+        task = re.split(r"…|  +|$", rows["busy"].partition("busy: ")[2])[0]
+        assert LONG.startswith(task) and (width < 160 or LONG[:50] in rows["busy"])
+        assert width < 120 or " s of 10 min " in rows["busy"]
     counts = LivePage("/srv/ava", few.now, found, 120).live(24).head[1].plain
     assert re.match(r"2 to approve · 1 running · 2 queued · 1 ended · 3 not listed: ava status --once ", counts)
+
+
+async def test_the_dashboard_and_once_show_the_same_rows(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (lab, _gate):
+        settings, overview = lab.runtime.settings, await look(lab)
+    found = tuple(health(overview, settings, by("bubblewrap")))
+    for width in (40, 60, 80, 120, 200):
+        live = LivePage("/srv/ava", overview.now, found, width).live(40)
+        once = Page("/srv/ava", overview.now, found, width - len("> ")).whole()
+        rows = [row.line.plain.removeprefix("  ") for row in live.rows]
+        assert [line for line in rows if line not in plain(once)] == [], width
+        assert plain(live.head)[-1].removeprefix("  ") in plain(once), "and the same heads"
+        styles = {line.plain: line.spans for line in once}
+        busy = next(row.line for row in live.rows if "busy: " in row.line.plain)
+        shifted = [(span.start - 2, span.end - 2, span.style) for span in busy.spans if span.start >= 2]
+        assert shifted == [tuple(span) for span in styles[busy.plain[2:]]], "in the same colours"
 
 
 async def test_the_columns_have_heads_over_them_where_there_is_room(tmp_path: Path) -> None:
     async with everything(tmp_path) as (lab, _gate):
         settings, overview = lab.runtime.settings, await look(lab)
     found = tuple(health(overview, settings, by("bubblewrap")))
-    for width, words in ((40, ["run", "task", "cost"]), (60, ["run", "state", "task", "cost"]),
-                         (120, ["run", "state", "task", "time", "cost"])):  # fmt: skip
+    for width, words in ((40, ["run", "task", "cost"]), (60, ["state", "run", "task", "cost"]),
+                         (120, ["state", "run", "task", "role", "cost", "time", "when"])):  # fmt: skip
         live = LivePage("/srv/ava", overview.now, found, width).live(24)
         head = live.head[-1].plain
         assert head.split() == words
         done = next(row.line.plain for row in live.rows if "done" in row.line.plain)
         assert head.index("task") == done.index("done"), "the head stands over its column"
-        assert head.endswith("cost") and len(head) == len(done) == width
+        assert len(head) <= len(done) == width
         assert "task" not in LivePage("/srv/ava", overview.now, found, width).live(12).head[-1].plain
     nothing = LivePage("/srv/ava", overview.now, found, 80, words="nothing has this").live(24)
     assert "state" not in nothing.head[-1].plain
@@ -181,8 +203,8 @@ async def test_on_40_columns_the_sign_of_the_state_leaves_room_for_the_task(tmp_
     async with everything(tmp_path) as (_lab, _gate), live_app(_lab, 40, 24) as (app, _pilot):
         lines = screen(app)
     text = "\n".join(lines)
-    assert re.search(r"^> S-\w{6}  \?  new · May it\? +max \$0\.50$", text, re.MULTILINE)
-    assert re.search(r"^  S-\w{6}  ▶  busy · Go o\S* ?\S*… +\$0\.\d+$", text, re.MULTILINE)
+    assert re.search(r"^> \? S-\w{6} new: May i\S+ +max \$0\.50$", text, re.MULTILINE)
+    assert re.search(r"^  ▶ S-\w{6} bus\S+.*… +\$0\.\d+ of \$0\.40$", text, re.MULTILINE)
     assert re.search(r"^Today: \w+ \$0\.\d+ of \$10\.00$", text, re.MULTILINE)
     assert "a r c s act" in lines[-1]
 
@@ -215,15 +237,15 @@ async def test_what_a_key_has_done_is_said_for_a_while_and_then_goes(
 
 async def test_the_selected_run_shows_its_task_its_caps_and_its_last_actions(tmp_path: Path) -> None:
     async with everything(tmp_path) as (lab, gate), live_app(lab) as (app, pilot):
-        assert selected(app).split()[2:5] == ["?", "to", "approve"]
+        assert selected(app).split()[1:4] == ["?", "to", "approve"]
         await shows(app, "at most $0.50 and 10 min")
         await pilot.press("down", "down")
         lines = await shows(app, "nowhere.md: failed")
         text = "\n".join(lines)
-        assert "(busy" not in selected(app) and "busy · Go on and on" in selected(app)
+        assert "busy: Go on" in selected(app)
         assert re.search(r"^  \d\d:\d\d:\d\d read_file path=notes.md: success, .*$", text, re.MULTILINE)
         assert re.search(r"^  \d\d:\d\d:\d\d read_file path=nowhere.md: failed, .*$", text, re.MULTILINE)
-        assert re.search(r"^  \d+/600 s +turn 2/20 +2/40 calls +\d+k?/2\.0M tok +\$0.\d+/\$0.40$", text, re.MULTILINE)
+        assert re.search(r"^  \$0.\d+/\$0.40 +\d+/600 s +turn 2/20 +2/40 calls +\d+k?/2\.0M tok$", text, re.MULTILINE)
         assert "until somebody releases the answer that is held" in " ".join(text.split())
         await pilot.press("down")
         await shows(app, "number 1 in the queue")
@@ -239,8 +261,7 @@ async def test_the_selection_stays_with_its_run_when_others_come_and_when_it_end
         assert "busy" in selected(app), "a new row does not move it"
         gate.released.set()
         await until(lambda: "success" in selected(app) and "busy" in selected(app))
-        below = [line for line in screen(app) if re.match(r"[> ] S-", line)]
-        assert below.index(selected(app)) >= 3, "it has moved to those that have ended"
+        assert run_rows(app).index(selected(app)) >= 3, "it has moved to those that have ended"
         await pilot.press("home")
         assert "new" in selected(app)
 
@@ -272,16 +293,17 @@ async def test_a_filter_finds_runs_by_text_state_and_role_until_it_is_removed(tm
         async def type_filter(words: str) -> list[str]:
             await pilot.press("slash", *("space" if char == " " else char for char in words))
             await pilot.press("enter")
-            return [line for line in screen(app) if re.match(r"[> ] S-\w{6} ", line)]
+            return run_rows(app)
 
         for words, names in (
-            ("LATER", ["patient", "researcher"]),
-            ("to approve", ["new", "researcher"]),
-            ("queued even", ["researcher"]),
-            ("researcher success", ["done"]),
+            ("LATER", ["patient: ", "Comes even later"]),
+            ("to approve", ["new: ", "May this one, too?"]),
+            ("queued even", ["Comes even later"]),
+            ("researcher success", ["done: "]),
         ):
             found = await type_filter(words)
-            assert [re.split(r"  +", line[2:])[2].split(" · ")[0] for line in found] == names, words
+            tasks = [re.split(r"S-\w{6} +", line)[1] for line in found]
+            assert len(tasks) == len(names) and all(map(str.startswith, tasks, names)), words
             assert selected(app) in found, "one of those that are shown is selected"
             assert f"filter '{words}': {len(names)} of 6" in screen(app)[1]
             await pilot.press("escape")
@@ -291,7 +313,7 @@ async def test_a_filter_finds_runs_by_text_state_and_role_until_it_is_removed(tm
         await pilot.press("escape", "slash", "q")
         await shows(app, "filter 'q'")
         await pilot.press("escape")
-        assert len([line for line in screen(app) if re.match(r"[> ] S-\w{6} ", line)]) == 6
+        assert len(run_rows(app)) == 6
 
 
 async def test_an_empty_list_is_read_no_more_often_than_a_full_one(

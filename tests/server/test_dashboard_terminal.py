@@ -342,7 +342,7 @@ async def test_follows_the_runs_and_shows_in_place_when_the_log_does_not_answer(
             with closing(sqlite3.connect(root / "ava.db", isolation_level=None)) as other:
                 screen.until_shown(lambda lines: any("Thinking" in line for line in lines))
                 gate.released.set()
-                screen.until_shown(lambda lines: any(re.match(r"[> ] S-\w{6}  . success ", line) for line in lines))
+                screen.until_shown(lambda lines: any(re.match(r"[> ] . success +S-\w{6} ", line) for line in lines))
                 assert other.execute("SELECT count(*) FROM runs").fetchone() == (1,)
             screen.type("q")
             assert screen.ended() == 0
@@ -353,7 +353,7 @@ async def test_follows_the_runs_and_shows_in_place_when_the_log_does_not_answer(
 
     def held(root: Path) -> None:
         with dashboard(root, columns=100, rows=30) as screen:
-            screen.until_shown(lambda lines: any(re.match(r"[> ] S-\w{6}  . success ", line) for line in lines))
+            screen.until_shown(lambda lines: any(re.match(r"[> ] . success +S-\w{6} ", line) for line in lines))
             with closing(sqlite3.connect(root / "ava.db", isolation_level=None)) as other:
                 # It uses the log as all do, with something in the write-ahead log, and then alone.
                 (schema,) = other.execute("PRAGMA user_version").fetchone()
@@ -367,7 +367,7 @@ async def test_follows_the_runs_and_shows_in_place_when_the_log_does_not_answer(
                     )
                 )
                 other.execute("ROLLBACK")
-            assert any(re.match(r"[> ] S-\w{6}  . success ", line) for line in shown), "what was there before stays"
+            assert any(re.match(r"[> ] . success +S-\w{6} ", line) for line in shown), "what was there before stays"
             trouble = next(line for line in shown if line.startswith("! "))
             assert re.match(r"! as of \d\d:\d\d:\d\d: the log cannot be read: database is locked; ", trouble)
             screen.until_shown(lambda lines: not any(line.startswith("! ") for line in lines))

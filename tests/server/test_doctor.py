@@ -74,7 +74,7 @@ def test_a_missing_data_root_is_a_note_and_is_not_created(tmp_path: Path) -> Non
     coder = findings["role coder"]["text"]
     assert "no language model is set up" in coder or "cannot be confined here" in coder
     assert "ava key set openrouter" in findings["providers"]["what_to_do"]
-    assert "offline/extractive" in findings["model fast, balanced, deep"]["text"]
+    assert findings["model fast, balanced, deep"]["text"] == "no language model (finds passages by words), free"
     assert not faults(findings)
     assert not (tmp_path / "new").exists()
 

@@ -79,7 +79,7 @@ async def test_a_run_that_asks_its_person_shows_one_figure_for_money_held_everyw
         }
         together = format_usd(spent + held)
         for name, words in surfaces.items():
-            assert format_usd(spent) in words and f"{format_usd(held)} held" in words, (name, words)
+            assert format_usd(spent) in words and f"{format_usd(held)} reserved" in words, (name, words)
             assert together not in words, (name, words)
 
         of_one = {

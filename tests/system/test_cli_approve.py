@@ -234,11 +234,10 @@ async def test_two_ids_form_one_group_under_one_limit(tmp_path: Path) -> None:
         code, screen = at.typed("approve", *ids, *more, answers=[(OF_GROUP, "y")])
         assert code == 0, screen
         assert "All of them: 2 subagents together, at most $0.90 and 20 min." in screen
-        rows = [
-            f'{at} $0.50, 10 min researcher custom:test "task {at - 1}" {each["pending_id"]} can '
-            for at, each in enumerate(pair, 1)
-        ]
-        assert all(row in _plain(screen) for row in rows), screen
+        words = _plain(screen)
+        assert all(re.search(rf'{number} \$0\.50 network.* "task {number - 1}"', words) for number in (1, 2)), screen
+        assert "Each of them: researcher, custom:test, at most $0.50, 10 min." in words, screen
+        assert all(each["pending_id"] in words.partition("A number opens one: ")[2] for each in pair), screen
         group = re.search(r"Approved, as the plan (G-[0-9a-f]{7})\.", screen)
         assert group is not None, screen
         await at.succeeded(*pair)

@@ -74,9 +74,13 @@ async def test_the_table_shows_each_reach_and_what_only_some_can_do(
         plain = re.sub(r"\x1b\[[\d;]*m", "", screen)
         assert all(len(line) <= 80 for line in plain.splitlines() if "/" not in line), plain
         words = " ".join(plain.split())
-        assert all(f"{each.pending_id} can read " in words for each in proposals)
-        assert re.search(r"! \d \$2\.00, 30 min coder custom:test \"Make add add\.\"", words), words
-        assert re.search(r"[^!] \d \$0\.50, 10 min researcher custom:test \"What does it cost\?\"", words), words
+        rows = [line for line in plain.splitlines() if re.match(r"[ !]  \d ", line)]
+        assert len(rows) == 3 and [line[0] for line in rows].count("!") == 1, plain
+        assert re.search(r"! \d \$2\.00 change files, .* \"Make add add\.\"", words), words
+        assert re.search(r" \d \$0\.50 network, read files .* \"What does it cost\?\"", words), words
+        assert re.search(r"\d, \d can read \S+ and reach the web\.", words), words
+        assert re.search(r"\d: coder, custom:test, at most \$2\.00, 30 min\.", words), words
+        assert all(f" {each.pending_id}" in words.partition("A number opens one:")[2] for each in proposals)
         assert 'may change only these paths: "adding.py".' in words and "must pass `python3 -m unittest`" in words
         assert re.search(r"! Only some of them can change files \(\d\), run commands \(\d\), reach the network", words)
         assert "3 subagents together, at most $3.00." in words
@@ -85,23 +89,20 @@ async def test_the_table_shows_each_reach_and_what_only_some_can_do(
 
 async def test_no_task_can_pass_for_a_line_of_the_table(tmp_path: Path) -> None:
     """Neither for a row, by a word that the terminal would break, nor for a reach."""
-    fake, reach = "2__$0.01,_1_min__researcher__custom:test", "P-7f3a2b can reach neither files nor the web."
+    fake, reach = "2__$0.01_read_files", "1, 2, 3 can reach neither files nor the web."
     tasks = ["_" * 71 + fake, "_" * 70 + f" {reach}", reach]
     async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab:
         for task in tasks:
-            await lab.propose(task=task)
-        for width in (80, 140):
+            await lab.propose(task=task, rationale=f"{'_' * 60} {fake} {'_' * 60} {reach}")
+        for width in (40, 80, 140):
             with on_terminal(lab.root, "approve", columns=width, command=CONTROLLED) as screen:
                 assert screen.ended_after([(ALL_WAITING, "")]) == 0
             lines = re.sub(r"\x1b\[[\d;]*m", "", screen.text).splitlines()
             assert not [line for line in lines if len(line) > width and not line.startswith("Data root")], lines
-            depths = {
-                name: [len(line) - len(line.lstrip()) for line in lines if line.lstrip().startswith(name)]
-                for name in ("P-", "P-7f3a2b", "2__")
-            }
-            real = min(depths["P-"])
-            assert all(depth > real for name in ("P-7f3a2b", "2__") for depth in depths[name]), lines
-            assert f'"{reach}"' in " ".join(screen.text.split()), screen.text
+            rows = [len(line) - len(line.lstrip()) for line in lines if re.match(r"[ !]  [123] ", line)]
+            assert rows == [3, 3, 3], lines
+            begins = [line for line in lines if line.lstrip().startswith(("2__", "1, 2, 3 can reach neither"))]
+            assert all(line.startswith("      ") for line in begins), lines
 
 
 async def test_a_run_without_a_sandbox_stands_out_even_if_all_are_like_it(tmp_path: Path) -> None:
@@ -113,8 +114,26 @@ async def test_a_run_without_a_sandbox_stands_out_even_if_all_are_like_it(tmp_pa
     words = " ".join(screen.split())
     assert code == 0 and screen.count(f"{YELLOW}{BOLD}!") == 2, screen
     assert "! All of them can run without a sandbox, run commands." in words
-    assert words.count("WITHOUT A SANDBOX") == 2, words
+    assert words.count("WITHOUT A SANDBOX") == 1, words
     assert words.count("Each of them: Nothing confines what it runs here") == 1, "what all share stands once"
+
+
+async def test_a_number_opens_one_and_the_question_stands_and_only_the_others_were_folded(tmp_path: Path) -> None:
+    tasks = [f"Task {number}: {'long ' * 200}." for number in range(2)]
+    async with open_lab(tmp_path, [submits()] * 2, config=PRICED) as lab:
+        pair = [await lab.propose(task=task) for task in tasks]
+        with on_terminal(lab.root, "approve", columns=80, command=CONTROLLED) as screen:
+            screen.until(ALL_WAITING)
+            screen.type("2\n")
+            screen.until_shown(lambda _lines: screen.text.count(ALL_WAITING) == 2)
+            screen.type("y\n")
+            assert screen.ended() == 0, screen.text
+        assert f"2 of 2, {pair[1].pending_id}:" in screen.text
+        assert f"1 of 2, {pair[0].pending_id}:" not in screen.text
+        for each in pair:
+            assert (await lab.ended(each.subagent_id)).state == "success"
+        [first], [second] = (logged(lab.root, "SpawnDecided", run=each.subagent_id) for each in pair)
+        assert "task, " in first.content["folded"] and not second.content.get("folded")
 
 
 async def test_all_can_be_rejected_at_once(tmp_path: Path) -> None:

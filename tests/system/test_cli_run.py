@@ -583,7 +583,13 @@ def test_show_prints_the_whole_run_and_marks_it_as_fetched(root: Path, workspace
     assert lines[1].startswith(f"# researcher prices ({run_id}): success") and lines[1].endswith(" · free")
     order = [
         *("twelve cents a minute", "## Asked and approved", TASK, "Context: for a podcast"),
-        *("Approved ", "Caps: free, 10 min", "Model: offline reader.", "## Turns: ", "search_and_read query="),
+        *(
+            "Approved ",
+            "Caps: free, 10 min",
+            "Model: no language model (finds passages by words).",
+            "## Turns: ",
+            "search_and_read query=",
+        ),
     ]
     places = [shown.stdout.index(part) for part in order]
     assert places == sorted(places)

@@ -394,6 +394,7 @@ class Pending(BaseModel):
         created_us: When it was proposed; 0 from a server of an older version.
         likely_micros: What it is likely to cost, as `RunConfig` has it.
         whole: Its task, context and instructions; empty from a server of an older version.
+        client: The program that asked for it, without its version; empty where it is not known.
     """
 
     pending_id: str
@@ -410,6 +411,7 @@ class Pending(BaseModel):
     created_us: int = 0
     likely_micros: tuple[int, int] | None = None
     whole: tuple[WholeText, ...] = ()
+    client: str = ""
 
     @property
     def most(self) -> str:
@@ -473,7 +475,12 @@ def pending_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) 
         created_us=run.created_us,
         likely_micros=config.likely_micros,
         whole=tuple(_whole_texts(texts)),
+        client=_client_of(view.session_start(run.session_id)),
     )
+
+
+def _client_of(began: SessionStart | None) -> str:
+    return (began.client or "") if began is not None else ""
 
 
 def _whole_texts(texts: Texts) -> Iterator[WholeText]:

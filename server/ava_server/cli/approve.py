@@ -25,7 +25,7 @@ from ava_server.cli.service_client import (
     open_service,
     unless_decided,
 )
-from ava_server.cli.start_question import MORE, ShownProposals, fits_table, together
+from ava_server.cli.start_question import ShownProposals, fits_table, together
 from ava_server.cli.terminal import YES, ask, heading, say, someone_there, tell
 from ava_server.core.commands import advice
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -366,13 +366,11 @@ class ChosenProposals(NamedTuple):
 
 
 async def ask_unfolding(question: str, proposals: ShownProposals) -> str:
-    """Return the answer to a question about proposals; the answer `m` shows what is folded, and is asked again."""
+    """Return the answer to a question about proposals; one that asks to see more of them is asked again."""
     while True:
         answer = await ask(f"{question}{proposals.hint}")
-        if answer not in MORE:
+        if not proposals.reveal(answer):
             return answer
-        if proposals.folded:
-            proposals.unfold()  # a second m says no more, and is no answer
 
 
 async def choose(waiting: list[Pending], limits: dict[str, Any], *, err: bool = False) -> ChosenProposals:

@@ -116,11 +116,20 @@ def _cents(settings: Settings) -> float:
 
 
 def _announcement(choices: list[Choice], most_cents: float) -> str:
+    """Return who is asked, and what that costs at most."""
     each = format_usd(micros_from_cents(most_cents))
-    whom = ", ".join(f"{choice.name} ({'free' if choice.price.free else f'at most {each}'})" for choice in choices)
-    paid = sum(not choice.price.free for choice in choices)
-    most = f"at most {format_usd(micros_from_cents(most_cents * paid))}, from today's budgets" if paid else "nothing"
-    return f"Asking for one word each: {whom}. It costs {most}."
+    asked: list[str] = []
+    paid = 0
+    for choice in choices:
+        if choice.price.free:
+            asked.append(f"{choice.name} (free)")
+        else:
+            asked.append(f"{choice.name} (at most {each})")
+            paid += 1
+    most = "nothing"
+    if paid:
+        most = f"at most {format_usd(micros_from_cents(most_cents * paid))}, from today's budgets"
+    return f"Asking for one word each: {', '.join(asked)}. It costs {most}."
 
 
 async def _ask_all(settings: Settings, choices: list[Choice], report: Report) -> None:

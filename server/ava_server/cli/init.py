@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,70 +38,83 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 """What every host accepts: Gemini CLI takes no `_`, and several build tool names from it."""
 
 
+_Host = Annotated[str | None, typer.Argument(metavar="HOST", help=f"{_HOSTS}.", autocompletion=hosts)]
+_Every = Annotated[
+    bool,
+    typer.Option(
+        "--all",
+        help=(
+            "Without HOST: add Ava to every host that is found on this machine, after one question. With HOST: also"
+            " show what else there is to know about it."
+        ),
+    ),
+]
+_Print = Annotated[bool, typer.Option("--print", help="Only show what would change.")]
+_Remove = Annotated[bool, typer.Option("--remove", help="Remove Ava.")]
+_Workspace = Annotated[
+    str | None,
+    typer.Option(
+        "-w", "--workspace", metavar="FOLDER", help="The folder that subagents may read when a call names none."
+    ),
+]
+_Http = Annotated[
+    bool, typer.Option("--http", help="Connect it to an HTTP server that it starts on demand (claude-code).")
+]
+_Port = Annotated[int, typer.Option(min=1, max=65_535, help="The port of that server.")]
+_Url = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="Connect to a shared server, after a check of address and token."),
+]
+_Name = Annotated[str, typer.Option(metavar="NAME", help="The server's name in the host.")]
+_File = Annotated[
+    Path | None,
+    typer.Option("-f", "--file", metavar="FILE", help="Another configuration file of that host, such as a project's."),
+]
+_AllowTools = Annotated[
+    bool | None,
+    typer.Option(
+        "--allow-tools/--no-allow-tools",
+        help="Let the host call tools that start and spend nothing without asking; default: ask in a terminal.",
+    ),
+]
+_Skill = Annotated[
+    bool | None,
+    typer.Option(
+        "--skill/--no-skill",
+        help="Install a skill on when and how to delegate (claude-code, codex); default: ask in a terminal.",
+    ),
+]
+
+
 def init_command(
     context: typer.Context,
-    host: Annotated[str | None, typer.Argument(metavar="HOST", help=f"{_HOSTS}.", autocompletion=hosts)] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Add Ava to every host that is found on this machine, after one question.")
-    ] = False,
-    only_print: Annotated[bool, typer.Option("--print", help="Only show what would change.")] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove Ava.")] = False,
-    workspace: Annotated[
-        str | None,
-        typer.Option(
-            "-w", "--workspace", metavar="FOLDER", help="The folder that subagents may read when a call names none."
-        ),
-    ] = None,
-    http: Annotated[
-        bool, typer.Option("--http", help="Connect it to an HTTP server that it starts on demand (claude-code).")
-    ] = False,
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="The port of that server.")] = 8642,
-    url: Annotated[
-        str | None,
-        typer.Option("--url", metavar="URL", help="Connect to a shared server, after a check of address and token."),
-    ] = None,
+    host: _Host = None,
+    every: _Every = False,
+    only_print: _Print = False,
+    remove: _Remove = False,
+    workspace: _Workspace = None,
+    http: _Http = False,
+    port: _Port = 8642,
+    url: _Url = None,
     token_file: TokenFile = None,
-    name: Annotated[str, typer.Option(metavar="NAME", help="The server's name in the host.")] = "ava",
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "-f", "--file", metavar="FILE", help="Another configuration file of that host, such as a project's."
-        ),
-    ] = None,
-    allow_tools: Annotated[
-        bool | None,
-        typer.Option(
-            "--allow-tools/--no-allow-tools",
-            help="Let the host call tools that start and spend nothing without asking; default: ask in a terminal.",
-        ),
-    ] = None,
-    skill: Annotated[
-        bool | None,
-        typer.Option(
-            "--skill/--no-skill",
-            help="Install a skill on when and how to delegate (claude-code, codex); default: ask in a terminal.",
-        ),
-    ] = None,
+    name: _Name = "ava",
+    file: _File = None,
+    allow_tools: _AllowTools = None,
+    skill: _Skill = None,
 ) -> None:
     """Add Ava to a host's configuration: shows the change, keeps a backup, and leaves the rest as it is.
 
-    Running it again changes nothing. It never writes a key: `ava key set` stores keys where every host's server finds
-    them.
+    At the end it lists what is left to do. Running it again changes nothing. It never writes a key: `ava key set`
+    stores keys where every host's server finds them.
     """
     from ava_server.cli.remote import given_server
-    from ava_server.hosts.known import find_host
     from ava_server.hosts.launching import launch
 
-    if every:
-        if remove or http or (host, url, file) != (None, None, None):
-            raise BadInput("--all takes no HOST, and none of --remove, --http, --url and --file")
-        _add_to_all(name, _permanent(launch(workspace), only_print), only_print=only_print)
-        return
-    if host is None:
-        raise BadInput(f"ava init needs a host: {_HOSTS}. For any other, docs/hosts.md has the common form.")
-    known = find_host(host)
-    if not _NAME.fullmatch(name):
-        raise BadInput(f"--name is {name!r}; allowed are letters, digits and `-`, at most 40.")
+    if every and host is None:
+        if remove or http or url or file:
+            raise BadInput("--all without HOST takes none of --remove, --http, --url and --file")
+        return _add_to_all(name, _permanent(launch(workspace), only_print), only_print=only_print)
+    known = _known(host, name)
     path = known.file(_place()) if file is None else absolute_path("--file", file)
     started = _permanent(launch(workspace), only_print or remove or url is not None)
     server = given_server(context, url, token_file, variable=False)  # AVA_URL is for commands on runs
@@ -110,13 +123,53 @@ def init_command(
     heading(find_data_root() if server is None else server.address)
     say(f"{known.title}: {path}")
     if remove:
-        _remove(known, name, path, only_print)
-        _remove_skill(known, only_print)
-        return
-    changed = _add(known, name, started, path, only_print, allow_tools)
+        return _remove(known, name, path, only_print)
+    report = Report()
+    _add(known, name, started, path, only_print, allow_tools, report)
     _offer_skill(known, skill, only_print)
-    if changed:
-        _show_next_steps(known, started, server, http)
+    if only_print:
+        return report.show_more()
+    if http:
+        _report_http(report)
+    if server is None:
+        _report_lacks(started, [known], report)
+    return report.show(f"ava init {known.name} --all", every=every)
+
+
+@dataclass
+class Report:
+    """What a person has to do next, what works already, and what else there is to know."""
+
+    to_do: list[str] = field(default_factory=list[str])
+    works: list[str] = field(default_factory=list[str])
+    more: list[str] = field(default_factory=list[str])
+
+    def show(self, again: str, *, every: bool) -> None:
+        """`again`: the command that shows `more`; with `every` it is shown now."""
+        lines = ["", "To do:" if self.to_do else "Nothing is left to do."]
+        lines += [f"{number}. {step}" for number, step in enumerate(self.to_do, 1)]
+        works = " · ".join(self.works)
+        hint = f" (`{again}` tells more)" if self.more and not every else ""
+        lines.append(f"Works already: {works}{hint}")
+        say("\n".join(lines))
+        if every:
+            self.show_more()
+
+    def show_more(self) -> None:
+        for line in self.more:
+            say(line)
+
+
+def _known(host: str | None, name: str) -> Host:
+    """Return a host that was named, to be given a server of this name. Raises BadInput."""
+    from ava_server.hosts.known import find_host
+
+    if host is None:
+        raise BadInput(f"ava init needs a host: {_HOSTS}. For any other, docs/hosts.md has the common form.")
+    known = find_host(host)
+    if not _NAME.fullmatch(name):
+        raise BadInput(f"--name is {name!r}; allowed are letters, digits and `-`, at most 40.")
+    return known
 
 
 def _connection(
@@ -145,9 +198,16 @@ def _connection(
     return over_http(host, started, port), replace(started, env={})
 
 
-def _add(host: Host, name: str, started: Launch, path: Path, only_print: bool, allow_tools: bool | None) -> bool:
-    """Tell whether the host was changed."""
-    from ava_server.hosts.change import change_to_add
+def _add(
+    host: Host,
+    name: str,
+    started: Launch,
+    path: Path,
+    only_print: bool,
+    allow_tools: bool | None,
+    report: Report,
+) -> None:
+    from ava_server.hosts.change import change_to_add, is_remote
 
     try:
         change = change_to_add(host, name, started, path)
@@ -156,8 +216,12 @@ def _add(host: Host, name: str, started: Launch, path: Path, only_print: bool, a
         tell("\n".join(host.format.lines_of((host.servers, name), host.entry(started))))
         raise
     written = _carry_out(change, host, name, only_print)
-    _offer_tool_rules(host, name, path, allow_tools, only_print)
-    return written
+    _offer_tool_rules(host, name, path, allow_tools, only_print, report)
+    if written and host.remote is not None and is_remote(host.entry(started)):
+        report.to_do.append(host.remote.token)
+    if written:
+        report.to_do.append(host.next)
+    report.works.append(f"{host.title} has Ava")
 
 
 def _remove(host: Host, name: str, path: Path, only_print: bool) -> None:
@@ -168,6 +232,7 @@ def _remove(host: Host, name: str, path: Path, only_print: bool) -> None:
         change = change_to_remove(host, name, path)  # the rules may have been in the same file
     if _carry_out(change, host, name, only_print, remove=True):
         say(f"{host.title} no longer has Ava after its next start.")
+    _remove_skill(host, only_print)
 
 
 def _carry_out(change: Change, host: Host, name: str, only_print: bool, *, remove: bool = False) -> bool:
@@ -212,16 +277,21 @@ def _add_to_all(name: str, started: Launch, *, only_print: bool) -> None:
     if not run_async(agrees, f"Change {changes} files?"):
         say("Nothing was changed.")
         return
+    report = Report()
     for host, change in planned:
         if not change.nothing:
             _write(change)
-            say(f"{host.title}: {host.next}")
+            report.to_do.append(f"{host.title}: {host.next}")
     with steps_on_terminal(1) as begin:
         begin("Starting Ava as these hosts start it")
-        answered = run_async(_handshake, started)
-    say(answered)
-    _offer_pin([host for host, _change in planned])
-    _show_lacks(started)
+        answered, words = run_async(_handshake, started)
+    if answered:
+        report.works.append(words)
+    else:
+        report.to_do.insert(0, words)
+    report.works += [f"{host.title} has Ava" for host, _change in planned]
+    _report_lacks(started, [host for host, _change in planned], report)
+    report.show("ava hosts", every=False)
 
 
 def _planned(name: str, started: Launch) -> Iterator[tuple[Host, Change]]:
@@ -244,7 +314,8 @@ def _planned(name: str, started: Launch) -> Iterator[tuple[Host, Change]]:
         yield host, change
 
 
-async def _handshake(started: Launch) -> str:
+async def _handshake(started: Launch) -> tuple[bool, str]:
+    """Start Ava as hosts do; return whether it answered, and a sentence on that."""
     from mcp import Client, StdioServerParameters, stdio_client
 
     env = {**os.environ, **started.env}
@@ -253,12 +324,13 @@ async def _handshake(started: Launch) -> str:
         with anyio.fail_after(HANDSHAKE_S), open(os.devnull, "w") as nowhere:  # noqa: ASYNC230, PTH123
             async with Client(stdio_client(server, errlog=nowhere)) as client:
                 tools = await client.list_tools()
-        return f"Ava answers, started as these hosts start it, with {len(tools.tools)} tools."
+        return True, f"Ava answers, started as these hosts start it, with {len(tools.tools)} tools"
     except Exception as error:  # whatever it is, the files are written and doctor says more
-        return f"Ava did not answer when it was started as these hosts start it ({type(error).__name__}): ava doctor"
+        why = type(error).__name__
+        return False, f"Ava did not answer when it was started as these hosts start it ({why}): ava doctor"
 
 
-def _offer_pin(added: Sequence[Host]) -> None:
+def _offer_pin(hosts: Sequence[Host], report: Report) -> None:
     """Offer to choose the approval PIN, where a person approves in Ava in one of these hosts."""
     from ava_server.budget.user_limits import policy_in_force
     from ava_server.cli.secret_input import choose_pin
@@ -269,46 +341,53 @@ def _offer_pin(added: Sequence[Host]) -> None:
     with suppress(AvaError):  # the first call, or `ava doctor`, says what is wrong
         settings = read_settings()
         pin = PinFile(settings.paths.approval_file)
-        for host in added:
+        for host in hosts:
             if policy_in_force(settings, os_user(), through=connection_of(host.name))[0] == "human":
                 titles.append(host.title)
-        if not titles or pin.is_set:
+        if not titles:
             return
-        say(f"In {', '.join(titles)} you approve in Ava, with a PIN: by a link, or `ava approve`.")
-        if not someone_there():
-            say("Choose it before the first approval: ava pin set")
-        elif run_async(agrees, "Choose the PIN now?"):
-            run_async(choose_pin, pin)
+        where = f"In {', '.join(titles)} you approve in Ava, with a PIN: by a link, or `ava approve`."
+        if pin.is_set:
+            report.works.append("the approval PIN is set")
+            report.more.append(where)
+            return
+        if someone_there():
+            say(where)
+            if run_async(agrees, "Choose the PIN now?"):
+                run_async(choose_pin, pin)
+                report.works.append("the approval PIN is set")
+                return
+        report.to_do.append(f"Choose the approval PIN before the first approval: `ava pin set`. {where}")
 
 
 def _write(change: Change) -> None:
     from ava_server.hosts.change import apply
 
     backup = apply(change)
-    say(f"The file was {'removed: there was nothing else in it' if change.after is None else 'written'}.")
-    if backup is not None:
-        say(f"Its previous version: {backup}")
+    done = "The file was written." if change.after is not None else "The file was removed: nothing else was in it."
+    say(done if backup is None else f"{done} Its previous version: {backup}")
 
 
-def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, only_print: bool) -> None:
+def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, only_print: bool, report: Report) -> None:
     from ava_server.hosts.change import QUIET_TOOLS, change_to_allow
 
     rules = host.tool_rules
     if allow is False:
         return
+    quiet = [host.quiet] if host.quiet else []
     if rules is None or not (rules.needed or allow):
-        say(host.quiet)
+        report.more += quiet
         return
     if not (allow or only_print or someone_there()):
-        say(f"{host.title} asks before each of Ava's tools; --allow-tools allows those that start and spend nothing.")
+        how = "--allow-tools allows those that start and spend nothing"
+        report.more.append(f"{host.title} asks before each of Ava's tools; {how}.")
         return
     change = change_to_allow(host, name, path, _place())
-    if change is not None and change.nothing:
-        say(f"{host.title} calls them without asking already: {', '.join(QUIET_TOOLS)}.")
-    elif change is not None and not _add_tool_rules(host, change, allow, only_print):
-        return
-    if host.quiet:
-        say(host.quiet)
+    if change is not None:
+        if not change.nothing and not _add_tool_rules(host, change, allow, only_print):
+            return
+        report.works.append(f"it calls {', '.join(QUIET_TOOLS[:-1])} and {QUIET_TOOLS[-1]} without asking")
+    report.more += quiet
 
 
 def _offer_skill(host: Host, wanted: bool | None, only_print: bool) -> None:
@@ -415,31 +494,31 @@ def _show(change: Change, host: Host, name: str, remove: bool) -> None:
         say(note)
 
 
-def _show_next_steps(host: Host, started: Launch, server: Connection | None, http: bool) -> None:
-    if server is not None and host.remote is not None:
-        say(host.remote.token)
-    say(host.next)
-    if http:
-        say(
-            f"Over HTTP, subagents read only folders that config.toml names: [users.{os_user()}] workspaces. Any"
-            " process of your user can read the token, which stays in the data root."
-        )
-    if server is None:
-        _offer_pin([host])
-        _show_lacks(started)
+def _report_http(report: Report) -> None:
+    report.to_do.append(
+        f"Name the folders that subagents may read in config.toml: [users.{os_user()}] workspaces. Over HTTP they read"
+        " no others."
+    )
+    report.more.append("Any process of your user can read the token, which stays in the data root.")
 
 
-def _show_lacks(started: Launch) -> None:
+def _report_lacks(started: Launch, hosts: Sequence[Host], report: Report) -> None:
+    """Report what this installation lacks, and what of that is there."""
     from ava_server.config.credentials import model_settings
     from ava_server.hosts.launching import why_temporary
     from ava_server.models.selection import is_configured
 
-    if (why := why_temporary(Path(sys.prefix))) and Path(started.command).is_relative_to(sys.prefix):
-        say(f"This Ava is in {sys.prefix}: {why}. Install it in a permanent place, and run `ava init` from there.")
+    why = why_temporary(Path(sys.prefix))
+    if why and Path(started.command).is_relative_to(sys.prefix):
+        where = f"This Ava is in {sys.prefix}: {why}"
+        report.to_do.insert(0, f"Install Ava in a permanent place, and run `ava init` from there. {where}.")
+    _offer_pin(hosts, report)
     try:
         ready = is_configured(model_settings(read_settings()))
     except AvaError:  # the first call, or `ava doctor`, says what is wrong
-        ready = True
-    if not ready:
-        command = started.typed("key", "set", "openrouter")
-        say(f"Without a language model Ava quotes passages, free of charge. To set one up: {command}")
+        return
+    if ready:
+        report.works.append("a language model is set up")
+        return
+    command = started.typed("key", "set", "openrouter")
+    report.to_do.append(f"Set up a language model: `{command}`. Without one Ava quotes passages, free of charge.")

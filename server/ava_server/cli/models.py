@@ -13,7 +13,7 @@ from ava_server.cli.log_access import checked_root, read_settings
 from ava_server.cli.options import Json, providers
 from ava_server.cli.terminal import present, wrapped_lines
 from ava_server.core.errors import AvaError, BadInput, with_advice
-from ava_server.core.ids import suggestion
+from ava_server.core.ids import model_about, suggestion
 from ava_server.core.threads import run_async
 from ava_server.hosts.launching import key_advice
 from ava_server.models import listing
@@ -254,7 +254,7 @@ def _tier_texts(tier: ResolvedModel) -> list[str]:
         details.append(f"window {price.window:,} tokens")
     if not price.free:
         details.append(f"price: {price.source}")
-    texts = [tier.choice.name, *price_lines(price)]
+    texts = [model_about(tier.choice.name), *price_lines(price)]
     if details:
         texts.append("; ".join(details))
     texts.append(f"chosen by {tier.said_by}")

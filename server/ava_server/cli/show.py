@@ -40,6 +40,7 @@ from ava_server.cli.terminal import (
     present,
     say,
     say_json,
+    screen_columns,
     styled,
     wrapped_lines,
     write,
@@ -47,7 +48,7 @@ from ava_server.cli.terminal import (
 from ava_server.core.commands import advice
 from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import BadInput
-from ava_server.core.ids import label, model_words, state_words
+from ava_server.core.ids import label, model_about, state_words
 from ava_server.models.prices import Price, billed_words, per_call, rates_json
 from ava_server.render.approvals import RunDecision, decisions_in
 from ava_server.render.entries import arguments_text, entry_line, is_trouble
@@ -68,8 +69,10 @@ from ava_server.render.turns import (
 from ava_server.service.record_requests import COSTS, SOURCE
 
 if TYPE_CHECKING:
+    from ava_server.cli.records import Records
     from ava_server.runs.costs import Attempt, Costs
     from ava_server.service.fetch import FetchedBranch
+    from ava_server.service.records import RunRecord
     from ava_server.service.sources import OpenedSource, SourceWindow
 
 
@@ -94,49 +97,73 @@ async def show_command(
     With --cost what it cost, with --diff what it changed, with --log what it did, entry by entry, and with --source
     what it read of a finding's source.
     """
-    given = (("--cost", cost), ("--diff", diff), ("--source", source is not None), ("--log", log))
-    screens = [name for name, wanted in given if wanted]
-    if len(screens) > 1:
-        raise BadInput(f"{' and '.join(screens)} are {len(screens)} screens; give one of them")
+    wanted = _wanted_screen(cost=cost, diff=diff, source=source is not None, log=log)
     server = chosen_server(context, url, token_file)
-    from ava_server.service.records import shown_changes
-
     async with open_to_show(server, find_data_root) as records:
         found = await records.find_one(subagent)
         if source is not None:
-            opened = await records.get(SOURCE, run_id=found.id, number=str(source))
-            fields = {"subagent_id": found.id, **asdict(opened)}
-            if as_json:
-                return say_json({**place_json(records.place), **fields})
-            heading(records.place)
-            return write("\n".join(source_screen(found, opened)))
-        record = await records.record(found.id, shown=not (cost or diff or log))
-        run, answer, texts, place = record.row, record.answer, record.texts, records.place
-        if diff:
-            changes = shown_changes(run, answer)
-            text = await records.diff(run)
-            if as_json:
-                return say_json({**place_json(place), "subagent_id": run.id, "changes": changes, "diff": text})
-            heading(place)
-            return write(text.rstrip("\n"))
-        if cost:
-            costs = await records.get(COSTS, run_id=run.id)
-            return present(place, as_json, cost_json(run, answer, costs), cost_screen(run, answer, costs, utc))
-        entries = await records.entries(run.id)
+            await _show_source(records, found, source, as_json)
+            return
+        record = await records.record(found.id, shown=wanted == "")
+        if wanted == "--diff":
+            await _show_diff(records, record, as_json)
+        elif wanted == "--cost":
+            costs = await records.get(COSTS, run_id=found.id)
+            lines = cost_screen(record.row, record.answer, costs, utc)
+            present(records.place, as_json, cost_json(record.row, record.answer, costs), lines)
+        elif wanted == "--log" and not as_json:
+            entries = await records.entries(found.id)
+            present(records.place, as_json, {}, log_lines(record.row, record.answer, entries, utc))
+        else:
+            await _show_run(records, record, as_json, utc)
+            await records.note_shown("ava show", [record])
+
+
+def _wanted_screen(*, cost: bool, diff: bool, source: bool, log: bool) -> str:
+    """Return the option that names another screen than that of the run, or empty text. Raises BadInput: several do."""
+    given = {"--cost": cost, "--diff": diff, "--source": source, "--log": log}
+    screens = [name for name, is_given in given.items() if is_given]
+    if len(screens) > 1:
+        raise BadInput(f"{' and '.join(screens)} are {len(screens)} screens; give one of them")
+    return screens[0] if screens else ""
+
+
+async def _show_source(records: Records, run: RunRow, number: int, as_json: bool) -> None:
+    opened = await records.get(SOURCE, run_id=run.id, number=str(number))
+    if as_json:
+        say_json({**place_json(records.place), "subagent_id": run.id, **asdict(opened)})
+        return
+    heading(records.place)
+    write("\n".join(source_screen(run, opened)))
+
+
+async def _show_diff(records: Records, record: RunRecord, as_json: bool) -> None:
+    from ava_server.service.records import shown_changes
+
+    run = record.row
+    changes = shown_changes(run, record.answer)
+    text = await records.diff(run)
+    if as_json:
+        say_json({**place_json(records.place), "subagent_id": run.id, "changes": changes, "diff": text})
+        return
+    heading(records.place)
+    write(text.rstrip("\n"))
+
+
+async def _show_run(records: Records, record: RunRecord, as_json: bool, utc: bool) -> None:
+    run, answer, texts = record.row, record.answer, record.texts
+    entries = await records.entries(run.id)
+    if as_json:
         fields = {
             "run": answers_json([answer])[0],
             "asked": texts.model_dump(mode="json", exclude_none=True) if texts else None,
-            "entries": [json.loads(records.lines[entry.seq]) for entry in entries] if as_json else [],
+            "entries": [json.loads(records.lines[entry.seq]) for entry in entries],
         }
-        if log and not as_json:
-            return present(place, as_json, {}, log_lines(run, answer, entries, utc))
-        if as_json:
-            say_json({**place_json(place), **fields})
-        else:
-            heading(place)
-            show_results([answer])
-            write_run(run, answer, texts, entries, utc)
-        await records.note_shown("ava show", [record])
+        say_json({**place_json(records.place), **fields})
+        return
+    heading(records.place)
+    show_results([answer])
+    write_run(run, answer, texts, entries, utc)
 
 
 @in_event_loop
@@ -185,7 +212,8 @@ _WIDTHS = (5, 8, 9, 9, 8, 9, 10, 6)
 _TOKENS = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens", "thinking_tokens")
 
 
-_PIPE_COLUMNS = 200
+WHOLE_CHARS, SHORT_CHARS = 1_000, 100
+"""Characters of an entry that is shown whole, and of a text that stands beside its title."""
 _TURN_WIDTHS = (5, 10, 9, 9)
 _TURN_HEAD = ("turn", "cost", "model", "tools")
 _TOOL_HEAD = "tool calls"
@@ -202,7 +230,7 @@ _PART_SIGNS: Mapping[Part, tuple[str, str, str]] = {
 def write_run(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> None:
     """Write a run below its result: what was asked and approved, its turns, and what went wrong."""
     terminal = sys.stdout.isatty()
-    width = columns() if terminal else _PIPE_COLUMNS
+    width = screen_columns()
     say()
     _write_title("Asked and approved")
     asked = asked_lines(run, texts, utc, width if terminal else None)
@@ -293,16 +321,22 @@ def trouble_lines(troubles: Sequence[Trouble], utc: bool) -> list[str]:
 def log_lines(run: RunRow, answer: RunAnswer, entries: list[Entry], utc: bool) -> list[str]:
     """Return a line for each entry; one that reports trouble is shown whole, the first time."""
     terminal = sys.stdout.isatty()
-    width = columns() if terminal else _PIPE_COLUMNS
+    width = screen_columns()
     names = {run.id: run.name} if run.name else {}
     lines = [f"{label(run)}: {state_words(answer.state)}", ""]
     seen: set[str] = set()
     for entry in entries:
-        key = trouble_key(entry) if is_trouble(entry) else ""
-        whole = bool(key) and key not in seen
-        seen.add(key)
-        line = entry_line(entry, names=names, utc=utc, width=1_000 if terminal or whole else width)
-        lines.append(line if whole or not terminal else cut(line, width))
+        is_whole = False
+        if is_trouble(entry):
+            key = trouble_key(entry)
+            is_whole = key not in seen
+            seen.add(key)
+        if is_whole:
+            lines.append(entry_line(entry, names=names, utc=utc, width=WHOLE_CHARS))
+        elif terminal:
+            lines.append(cut(entry_line(entry, names=names, utc=utc, width=WHOLE_CHARS), width))
+        else:
+            lines.append(entry_line(entry, names=names, utc=utc, width=width))
     return lines
 
 
@@ -325,9 +359,11 @@ def asked_lines(run: RunRow, texts: Texts | None, utc: bool, width: int | None) 
 def _block(title: str, text: str, width: int | None) -> list[str]:
     """Return one line where the text is short and the terminal does not wrap it."""
     lines = text.strip().splitlines() or [""]
-    line = f"{title}: {lines[0].expandtabs(4)}"
-    if len(lines) == 1 and len(lines[0]) <= 100 and (width is None or cells(line) <= width):
-        return [line]
+    is_short = len(lines) == 1 and len(lines[0]) <= SHORT_CHARS
+    if is_short:
+        line = f"{title}: {lines[0].expandtabs(4)}"
+        if width is None or cells(line) <= width:
+            return [line]
     return [f"{title}:", add_bars("\n".join(lines))]
 
 
@@ -340,7 +376,7 @@ def decided_lines(run: RunRow, state: str, decisions: Sequence[RunDecision], utc
         if one.more:
             how = f"{one.what} {format_ts(one.at_us, utc)} {one.how}"
             lines.append(f"{how}: {one.changes}" if one.changes else how)
-    return [*lines, f"Caps: {limits_text(config, run)}", f"Model: {model_words(config.model)}. It {config.reach}."]
+    return [*lines, f"Caps: {limits_text(config, run)}", f"Model: {model_about(config.model)}. It {config.reach}."]
 
 
 def _decided(one: RunDecision, utc: bool) -> Iterable[str]:
@@ -447,7 +483,7 @@ def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list
     if run.task_id:
         lines.append(cut(f"task_id: {run.task_id}", _COST_COLUMNS))
     billed = costs.micros - costs.cost_by.get("search", 0) if config.price.free else 0
-    model = billed_words(config.model, billed) if billed else f"{model_words(config.model)}, {price_text(config.price)}"
+    model = billed_words(config.model, billed) if billed else f"{model_about(config.model)}, {price_text(config.price)}"
     lines += wrapped_lines(f"Model: {model}", _COST_COLUMNS)
     lines += [*wrapped_lines(f"Caps: {limits_text(config, run)}", _COST_COLUMNS), ""]
     if not costs.attempts:
@@ -458,10 +494,15 @@ def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list
 def price_text(price: Price) -> str:
     if price.free:
         return price.source or "free"
-    rates = ", ".join(f"{name.replace('_', ' ')} ${usd:g}" for name, usd in rates_json(price).items())
-    call = f"; {per_call(price)}" if price.per_request else ""
-    source = f" ({price.source})" if price.source else ""
-    return f"per million tokens {rates}{call}{source}"
+    rates: list[str] = []
+    for name, usd in rates_json(price).items():
+        rates.append(f"{name.replace('_', ' ')} ${usd:g}")
+    text = f"per million tokens {', '.join(rates)}"
+    if price.per_request:
+        text += f"; {per_call(price)}"
+    if price.source:
+        text += f" ({price.source})"
+    return text
 
 
 def _table(costs: Costs) -> Iterable[str]:

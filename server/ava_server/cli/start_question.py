@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import typer
 
-from ava_audit.units import cap_micros
+from ava_audit.units import cap_micros, format_usd
 from ava_roles.wrap import add_bars, clean
 from ava_server.approval.decide import FoldedScreen
 from ava_server.cli import terminal
@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending, ProposalSummary, WholeText
 
 MORE = ("m", "more")
-_FOLDED_WORDS = "Folded: "
-TASK_COLUMNS = 40
-"""Columns that a task has beside the others of a table; with fewer, it is below them."""
+TASK_COLUMNS, LEAST_TASK = 40, 24
+"""Columns that a step's and a proposal's task has beside the others of its table; with fewer, it is below them."""
+CAN_COLUMNS, CLIENT_COLUMNS = 32, 14
+"""Columns of what a proposal can do, and of who asked for it, at most."""
+NARROW = 60
+"""Columns below which a table of proposals does not say who asked for them."""
 TASK_SHOWN = 300
 """Characters of a single proposal's task that stand above the fold."""
 AFTER_COLUMNS = 24
@@ -37,6 +40,16 @@ _TOPICS = {
     "Limits": "limits",
 }
 """What the topics that are folded by sentences are called."""
+_SHORT_POWERS = {
+    "run without a sandbox": "NO SANDBOX",
+    "change files": "change files",
+    "change things": "change things",
+    "run commands": "commands",
+    "use secrets": "secrets",
+    "reach the network": "network",
+    "read your files": "read files",
+}
+"""What proposals can do, in the words of a table's cell."""
 _STYLES: Mapping[str, Mapping[str, Any]] = {
     "first": {"bold": True},
     "look": {"bold": True, "fg": "yellow"},
@@ -53,20 +66,17 @@ class QuestionLine(NamedTuple):
     Attributes:
         emphasis: `first`: price and reach. `look`: what must not be overlooked. `quiet`: what is folded.
         bold: The columns at its beginning that are bold in any case.
+        folds: It is Ava's line on what is folded, and how to see that.
     """
 
     text: str
     emphasis: Emphasis = ""
     bold: int = 0
-
-    @property
-    def folds(self) -> bool:
-        """Whether it is Ava's line on what is folded."""
-        return self.emphasis == "quiet" and self.text.strip().startswith(_FOLDED_WORDS)
+    folds: bool = False
 
 
 class ShownProposals:
-    """Proposals before one question on a terminal: folded at first, whole after `unfold`.
+    """Proposals before one question on a terminal: folded at first, whole where an answer asks for that.
 
     Elsewhere they are whole from the beginning. `title` stands above a single one, and `limits` are those of all of
     several. Not `asks`: nobody is asked, so nothing says how to unfold them. Not `folds`: whole on a terminal too.
@@ -89,6 +99,7 @@ class ShownProposals:
         self._stream = sys.stderr if err or elsewhere else sys.stdout  # where the person who is asked can read it
         self._asks = asks
         self._width = terminal.columns(self._stream)
+        self._opened: set[str] = set()
         self._folded = folds and self._stream.isatty() and all(map(can_fold, waiting))
 
     @property
@@ -110,8 +121,11 @@ class ShownProposals:
             [one] = self._waiting
             return {one.pending_id: folded_screen(one, self._width)}
         said = f"All of them: {together(self._waiting, self._limits)}"
-        screens = several_screens(self._waiting, self._width)
-        return {one_id: replace(screen, text=f"{screen.text}\n{said}") for one_id, screen in screens.items()}
+        screens: dict[str, FoldedScreen] = {}
+        for one_id, screen in several_screens(self._waiting, self._width).items():
+            if one_id not in self._opened:
+                screens[one_id] = replace(screen, text=f"{screen.text}\n{said}")
+        return screens
 
     def show(self) -> None:
         if not self._folded:
@@ -123,7 +137,26 @@ class ShownProposals:
         self._say_again(rows)
         self._say_together()
 
-    def unfold(self) -> None:
+    def reveal(self, answer: str) -> bool:
+        """Show what an answer asks to see: with `m` everything, with its number one of several.
+
+        Tell whether it asked that; then the question stands as before.
+        """
+        if answer in MORE:
+            if self._folded:
+                self._unfold()  # a second m says no more, and is no answer
+            return True
+        if len(self._waiting) == 1 or not answer.isdecimal():
+            return False
+        number = int(answer)
+        if not 1 <= number <= len(self._waiting):
+            return False
+        one = self._waiting[number - 1]
+        self._write(self._whole(number, one))
+        self._opened.add(one.pending_id)
+        return True
+
+    def _unfold(self) -> None:
         self._folded = False
         self._say_again(self._show_whole())
         self._say_together()
@@ -131,10 +164,17 @@ class ShownProposals:
     def _show_whole(self) -> int:
         rows = 0
         for number, one in enumerate(self._waiting, 1):
-            title = self._title if len(self._waiting) == 1 else f"{number} of {len(self._waiting)}, {one.pending_id}:"
-            lines = proposal_lines(one, self._width, whole=True) if self._stream.isatty() else _as_message(one)
-            rows += self._write([*self._titled(title), *lines])
+            rows += self._write(self._whole(number, one))
         return rows
+
+    def _whole(self, number: int, one: Pending) -> list[QuestionLine]:
+        """Return all of a proposal under its title."""
+        title = self._title
+        if len(self._waiting) > 1:
+            title = f"{number} of {len(self._waiting)}, {one.pending_id}:"
+        if not self._stream.isatty():
+            return [*self._titled(title), *_as_message(one)]
+        return [*self._titled(title), *proposal_lines(one, self._width, whole=True)]
 
     def _titled(self, title: str) -> list[QuestionLine]:
         return [QuestionLine(""), QuestionLine(title)] if title else []
@@ -203,7 +243,7 @@ def proposal_lines(one: Pending, width: int, *, whole: bool = False) -> list[Que
             lines += map(QuestionLine, texts)
     lines += _steps_table(one.summary, width)
     if not whole:
-        return [*lines, QuestionLine(f"{_FOLDED_WORDS}{folded_words(one)}", "quiet")]
+        return [*lines, QuestionLine(f"Folded: {folded_words(one)}", "quiet", folds=True)]
     for topic, texts in topics.items():
         if topic in _TOPICS:
             lines += map(QuestionLine, texts)
@@ -219,26 +259,40 @@ def _as_message(one: Pending) -> list[QuestionLine]:
     return [*map(QuestionLine, one.message.split("\n")), QuestionLine(one.approval_line)]
 
 
-def folded_words(one: Pending, *, in_table: bool = False) -> str:
-    """Return what is folded of a proposal, counted: `task, 3,912 characters more; model and limits, 2 sentences`."""
+def folded_words(one: Pending, *, in_row: int | None = None) -> str:
+    """Return what is folded of a proposal, counted: `task, 3,912 characters more; model and limits, 2 sentences`.
+
+    `in_row`: in a row of a table, how many characters of its task that shows at most; a plan's steps are not there.
+    """
     parts: list[str] = []
     steps = one.summary.steps if one.summary is not None else ()
-    if in_table and steps:
+    cut_texts = _cut_texts(one, in_row)
+    if in_row is not None and steps:
         parts.append(counted(len(steps), "step"))
+        cut_texts = []
     by_kind: dict[str, list[WholeText]] = {}
-    for text in [] if in_table and steps else _cut_texts(one, in_table=in_table):
-        by_kind.setdefault(text.name.partition(" of ")[0], []).append(text)
+    for text in cut_texts:
+        kind = text.name.partition(" of ")[0]
+        by_kind.setdefault(kind, []).append(text)
     for kind, texts in by_kind.items():
-        shown = [_shown_chars(one, text, in_table=in_table) for text in texts]
+        shown = [_shown_chars(one, text, in_row) for text in texts]
         left = counted(sum(text.chars for text in texts) - sum(shown), "character")
         name = texts[0].name if len(texts) == 1 else f"{kind} of {len(texts)} steps"
-        parts.append(f"{name}, {left}{' more' if any(shown) else ''}")
+        more = " more" if any(shown) else ""
+        parts.append(f"{name}, {left}{more}")
     topics = {topic: texts for topic, texts in one.topics.items() if topic in _TOPICS}
     if topics:
         names = [_TOPICS[topic] for topic in topics]
-        listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-        parts.append(f"{listed}, {counted(sum(map(len, topics.values())), 'sentence')}")
-    return "; ".join([*parts, "the line that is approved"])
+        sentences = counted(sum(map(len, topics.values())), "sentence")
+        parts.append(f"{_listed(names)}, {sentences}")
+    parts.append("the line that is approved")
+    return "; ".join(parts)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`model`, `model and limits`, `what it lacks, model and limits`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def folded_screen(one: Pending, width: int) -> FoldedScreen:
@@ -250,25 +304,31 @@ def _what(one: Pending, summary: ProposalSummary) -> str:
         return " ".join(one.topics.get("What", ()))
     from ava_server.approval.plain_text import quoted
 
-    beginning = quoted(one.whole[0].text, TASK_SHOWN).partition('…" and ')
-    cut_off = '…"' if beginning[1] else ""
     name = f" ({summary.name})" if summary.name else ""
-    return f"{summary.role}: {beginning[0]}{cut_off}{name}"
+    return f"{summary.role}: {_without_count(quoted(one.whole[0].text, TASK_SHOWN))}{name}"
 
 
-def _cut_texts(one: Pending, *, in_table: bool = False) -> list[WholeText]:
+def _without_count(task: str) -> str:
+    """Return a quoted task without the number of characters left out: the line on what is folded has it."""
+    beginning, was_cut, _count = task.partition('…" and ')
+    return f'{beginning}…"' if was_cut else task
+
+
+def _cut_texts(one: Pending, in_row: int | None = None) -> list[WholeText]:
     """Return the texts of a proposal of which the folded screen does not show all."""
-    return [text for text in one.whole if _shown_chars(one, text, in_table=in_table) < text.chars]
+    return [text for text in one.whole if _shown_chars(one, text, in_row) < text.chars]
 
 
-def _shown_chars(one: Pending, text: WholeText, *, in_table: bool = False) -> int:
+def _shown_chars(one: Pending, text: WholeText, in_row: int | None = None) -> int:
     """Return how many characters of a text stand above the fold: of a task its beginning, of others none."""
     from ava_server.approval.plain_text import TASK_CHARS, one_line, plain_line
 
     if not text.name.startswith("task"):
         return 0
-    in_row = in_table or (one.summary is not None and bool(one.summary.steps))
-    most = TASK_CHARS if in_row else TASK_SHOWN
+    is_plan = one.summary is not None and bool(one.summary.steps)
+    most = TASK_CHARS if is_plan else TASK_SHOWN
+    if in_row is not None:
+        most = min(in_row, TASK_CHARS)
     if text.chars == len(text.text) and len(plain_line(text.text)) <= most:
         return text.chars
     return len(one_line(text.text, most).removesuffix("…"))
@@ -279,18 +339,26 @@ def _steps_table(summary: ProposalSummary, width: int) -> list[QuestionLine]:
     if not summary.steps:
         return []
     rows = [("step", "at most", "role", "after")]
-    rows += [
-        (one_line(step.id), step.most, one_line(step.role), cut(step.after, AFTER_COLUMNS)) for step in summary.steps
-    ]
+    for step in summary.steps:
+        rows.append((one_line(step.id), step.most, one_line(step.role), cut(step.after, AFTER_COLUMNS)))
     heads = aligned(rows)
-    beside = _beside(heads, width)
-    lines = [QuestionLine(heads[0].ljust(beside) + "task" * bool(beside), "quiet")]
+    beside = _beside(heads, width, TASK_COLUMNS)
+    lines = [_head(heads[0], beside)]
     for head, step in zip(heads[1:], summary.steps, strict=True):
         below = [f"{step.note[0].upper()}{step.note[1:]}."] if step.note else []
         first, *more = _with_task(head, step.task, below, beside, width, "    ")
         lines.append(QuestionLine(first, bold=len(step.id)))
         lines += [QuestionLine(part) for text in more for part in _hung(text, width)]
     return lines
+
+
+def _head(names: str, beside: int) -> QuestionLine:
+    """Return the names of a table's columns; the tasks begin at `beside`, or (0) stand below the rows."""
+    return QuestionLine(f"{_padded(names, beside)}task" if beside else names, "quiet")
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - cells(text))
 
 
 # -- several -----------------------------------------------------------------------------------------------------------
@@ -301,79 +369,136 @@ def fits_table(waiting: Sequence[Pending]) -> bool:
 
 
 def several_lines(waiting: Sequence[Pending], width: int) -> list[QuestionLine]:
-    """Return several proposals as one table, with what sets some of them apart."""
+    """Return several proposals as one table, a row each, and below it what a person must know of all or some."""
     table = _Table(waiting, width)
-    return [table.head, *(line for row in table.rows for line in row), QuestionLine(""), *table.remarks]
+    lines = [table.head]
+    for row in table.rows:
+        lines += row
+    return [*lines, QuestionLine(""), *table.notes]
 
 
 def several_screens(waiting: Sequence[Pending], width: int) -> dict[str, FoldedScreen]:
     """Return what is on the screen of each of several proposals in a table, by its id."""
     table = _Table(waiting, width)
     screens: dict[str, FoldedScreen] = {}
-    for one, row in zip(waiting, table.rows, strict=True):
-        text = "\n".join(line.text for line in (table.head, *row, *table.remarks))
-        screens[one.pending_id] = FoldedScreen(text, folded_words(one, in_table=True))
+    for one, row, folded in zip(waiting, table.rows, table.folded, strict=True):
+        text = "\n".join(line.text for line in (table.head, *row, *table.notes))
+        screens[one.pending_id] = FoldedScreen(text, folded)
     return screens
 
 
-def _said(one: Pending) -> list[str]:
-    """Return what else a table says of a proposal, besides its price, its reach and its task."""
-    if one.summary is None:
-        return []
-    rest = (line for topic in ("Where", "How much") for line in one.topics.get(topic, ())[1:])
-    return [*rest, *one.summary.warnings, *one.topics.get("Who asked", ())]
-
-
 class _Table:
-    """Several proposals, a row each, and what is said of all of them; its lines fit the width."""
+    """Several proposals, a row each, and notes: what else is said of all of them or of some; its lines fit the width.
+
+    A row has a mark (a closer look is needed), number, price, what it can do, who asked for it, and its task. Only the
+    number tells which proposal a note is about: nothing that others wrote can begin a line.
+    """
 
     def __init__(self, waiting: Sequence[Pending], width: int) -> None:
         self._width = width
-        summaries = [one.summary for one in waiting if one.summary is not None]
-        striking, remarks = _compared(summaries)
-        said = [_said(one) for one in waiting]
-        common = [line for line in said[0] if all(line in lines for lines in said)]
-        named = [(" ", "", "at most", "role", "model")]
-        for number, each in enumerate(summaries, 1):
-            mark = "!" if number in striking else " "
-            named.append(
-                (mark, str(number), one_line(each.limits), one_line(each.role), one_line(model_words(each.model)))
-            )
-        heads = aligned(named)
-        beside = _beside(heads, width)
-        self._indent = " " * len(f"!  {len(summaries)}  ")
-        self._price = len(self._indent) + max(cells(cell[2]) for cell in named)
-        self.head = QuestionLine(heads[0].ljust(beside) + "task" * bool(beside), "quiet")
-        self.rows = [
-            self._row(head, each, one, common, beside, striking=number in striking)
-            for number, (head, each, one) in enumerate(zip(heads[1:], summaries, waiting, strict=True), 1)
-        ]
-        self.remarks = [QuestionLine(line) for line in (*(f"Each of them: {line}" for line in common), *remarks)]
+        proposals = [(one, one.summary) for one in waiting if one.summary is not None]
+        summaries = [summary for _one, summary in proposals]
+        self._striking, compared = _compared(summaries)
+        names_client = width >= NARROW and any(one.client for one, _summary in proposals)
+        cells_of = [("", "", "at most", "can", "asked by" if names_client else "")]
+        for number, (one, summary) in enumerate(proposals, 1):
+            cells_of.append(self._cells(number, one, summary))
+        heads = aligned(cells_of, right=(2,))
+        beside = _beside(heads, width, LEAST_TASK)
+        self._indent = " " * len(f"!  {len(proposals)}  ")
+        self._price = len(self._indent) + max(cells(cell[2]) for cell in cells_of)
+        self.head = _head(heads[0], beside)
+        self.rows: list[list[QuestionLine]] = []
+        self.folded: list[str] = []
+        for number, (head, (one, summary)) in enumerate(zip(heads[1:], proposals, strict=True), 1):
+            room = width - (beside or len(self._indent))
+            task, shown = _task_in_row(summary, room)
+            lines = [f"{_padded(head, beside)}{task}"] if beside else [head, f"{self._indent}{task}"]
+            emphasis: Emphasis = "look" if number in self._striking else ""
+            first, *below = lines
+            self.rows.append([QuestionLine(first, emphasis, self._price), *map(QuestionLine, below)])
+            self.folded.append(folded_words(one, in_row=shown) if can_fold(one) else "")
+        self.notes = self._notes(proposals, compared)
 
-    def _row(
-        self, head: str, summary: ProposalSummary, one: Pending, common: Sequence[str], beside: int, *, striking: bool
+    def _cells(self, number: int, one: Pending, summary: ProposalSummary) -> tuple[str, str, str, str, str]:
+        mark = "!" if number in self._striking else " "
+        price = "free" if one.free else format_usd(one.max_cost_micros, exact=True)
+        powers = [_SHORT_POWERS.get(power, power) for power in summary.powers]
+        can = ", ".join(powers) or "nothing outside"
+        can = cut(can, min(CAN_COLUMNS, self._width // 3))
+        client = ""
+        if self._width >= NARROW:
+            client = cut(one_line(one.client), CLIENT_COLUMNS)
+        return mark, str(number), price, can, client
+
+    def _notes(
+        self, proposals: Sequence[tuple[Pending, ProposalSummary]], compared: Sequence[str]
     ) -> list[QuestionLine]:
-        reach = f"{one.pending_id} {summary.reach}."
-        below = [reach, *(line for line in _said(one) if line not in common)]
-        if can_fold(one):
-            below.append(f"{_FOLDED_WORDS}{folded_words(one, in_table=True)}")
-        texts = _with_task(head, summary.task, below, beside, self._width, self._indent)
-        lines: list[QuestionLine] = []
-        for number, text in enumerate(texts):
-            emphasis: Emphasis = "look" if striking else "first" if text.strip() == reach else ""
-            if text is texts[-1] and text.strip().startswith(_FOLDED_WORDS):
-                emphasis = "quiet"
-            bold = self._price if number == 0 else 0
-            for part in _hung(text, self._width):
-                lines.append(QuestionLine(part, emphasis, bold))
-                bold = 0
-        return lines
+        reach = [[f"{summary.reach}."] for _one, summary in proposals]
+        terms = [[f"{_terms(summary)}."] for _one, summary in proposals]
+        said = [_said(one, self._width) for one, _summary in proposals]
+        folded = [[words] if words else [] for words in self.folded]
+        ids = ", ".join(f"{number} {one.pending_id}" for number, (one, _summary) in enumerate(proposals, 1))
+        notes = self._grouped(reach, "All of them {line}", "{numbers} {line}", "first")
+        notes += self._grouped(said, "Each of them: {line}", "{numbers}: {line}")
+        notes += self._grouped(terms, "Each of them: {line}", "{numbers}: {line}")
+        for line in compared:
+            notes += self._fitted(QuestionLine(line))
+        notes += self._grouped(folded, "Folded of each: {line}", "Folded of {numbers}: {line}", "quiet")
+        return [*notes, *self._fitted(QuestionLine(f"A number opens one: {ids}.", "quiet", folds=True))]
+
+    def _grouped(
+        self, lines_of: Sequence[Sequence[str]], of_all: str, of_some: str, emphasis: Emphasis = ""
+    ) -> list[QuestionLine]:
+        """Return each line once, in the words for all proposals or for the numbers of those that have it."""
+        numbers_of: dict[str, list[int]] = {}
+        for number, lines in enumerate(lines_of, 1):
+            for line in lines:
+                numbers_of.setdefault(line, []).append(number)
+        is_quiet = emphasis == "quiet"
+        notes: list[QuestionLine] = []
+        for line, numbers in numbers_of.items():
+            words = of_all if len(numbers) == len(lines_of) else of_some
+            text = words.format(numbers=", ".join(map(str, numbers)), line=line)
+            is_striking = not is_quiet and not self._striking.isdisjoint(numbers)
+            notes += self._fitted(QuestionLine(text, "look" if is_striking else emphasis, folds=is_quiet))
+        return notes
+
+    def _fitted(self, note: QuestionLine) -> list[QuestionLine]:
+        """Return a note in lines of which all but the first are deeper than any row: none can pass for one."""
+        first, *more = wrapped_lines(note.text, self._width - len(self._indent), breaks=True)
+        return [note._replace(text=first), *(note._replace(text=self._indent + part.lstrip()) for part in more)]
 
 
-def _beside(heads: Sequence[str], width: int) -> int:
-    """Return the column at which tasks begin beside the other columns; 0 where there is no room for them."""
+def _task_in_row(summary: ProposalSummary, room: int) -> tuple[str, int]:
+    """Return the beginning of a task in a row, and how many characters of the task those are at most."""
+    words = _without_count(summary.task)
+    if summary.steps:
+        named = f" {one_line(summary.name)}" if summary.name else ""
+        words = f"plan{named} of {counted(len(summary.steps), 'step')}: {summary.steps[0].task}"
+    shown = cut(words, room)
+    whole = shown == words
+    return shown, len(shown) if whole else max(len(shown) - len('"…'), 0)
+
+
+def _terms(summary: ProposalSummary) -> str:
+    """`researcher, custom:test, at most $0.50 (likely $0.04), 10 min`."""
+    return f"{one_line(summary.role)}, {one_line(model_words(summary.model))}, at most {summary.limits}"
+
+
+def _said(one: Pending, width: int) -> list[str]:
+    """Return what else a table says of a proposal, besides its price, its reach, its task, and who asked for it."""
+    if one.summary is None:
+        return []
+    lines = [*one.topics.get("Where", ())[1:], *one.topics.get("How much", ())[1:], *one.summary.warnings]
+    asked = one.topics.get("Who asked", [])
+    return [*lines, *(asked[1:] if one.client and width >= NARROW else asked)]
+
+
+def _beside(heads: Sequence[str], width: int, least: int) -> int:
+    """Return the column at which tasks begin beside the other columns; 0 where they would have fewer than `least`."""
     widest = max(map(cells, heads)) + 2
-    return widest if width - widest >= TASK_COLUMNS else 0
+    return widest if width - widest >= least else 0
 
 
 def _with_task(head: str, task: str, below: list[str], beside: int, width: int, indent: str) -> list[str]:
@@ -382,7 +507,7 @@ def _with_task(head: str, task: str, below: list[str], beside: int, width: int, 
         first, *more = wrapped_lines(task, width - beside, breaks=True)
     else:
         first, more, below = "", [], [task, *below]
-    beginning = [head.ljust(beside) + first, *(" " * beside + line.lstrip() for line in more)]
+    beginning = [_padded(head, beside) + first, *(" " * beside + line.lstrip() for line in more)]
     return [*beginning, *(indent + line for line in below)]
 
 

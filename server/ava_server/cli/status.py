@@ -18,7 +18,7 @@ from ava_extras import load
 from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import Everybody, Json, TokenFile, Url
 from ava_server.cli.remote import Connection, chosen_server
-from ava_server.cli.terminal import Place, columns, heading, named_root, place_json, say_json, write
+from ava_server.cli.terminal import Place, heading, named_root, place_json, say_json, screen_columns, write
 from ava_server.core.data_root import find_data_root, has_log
 from ava_server.core.threads import run_async
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 MOST = 200
 """Runs that the dashboard reads in full each second, of those that have not ended and of those that have."""
-PIPE_COLUMNS = 160
-"""Columns of what goes into a pipe or a file: tasks are cut less there than on a usual terminal."""
 SHOWN_WITHIN_S, JSON_WITHIN_S = 0.5, 5.0
 """How long the sandbox probe may delay `--once` and `--json`."""
 
@@ -123,9 +121,8 @@ def _show(
     root = "" if isinstance(place, str) else named_root(place)
     if isinstance(place, str):
         heading(place)
-    is_pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    width = PIPE_COLUMNS if is_pipe else columns()
-    return _write(Page(root, now, found, width, everybody=everybody, command=command).whole())
+    page = Page(root, now, found, screen_columns(), everybody=everybody, command=command)
+    return _write(page.whole())
 
 
 def _write(lines: list[Text]) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 from ava_audit.rows import EXPIRED
 from ava_audit.units import HOUR_S, format_duration, format_ts, format_usd, minutes, now_us
 from ava_roles.wrap import clean
-from ava_server.cli.terminal import can_write, cells, wrapped_lines
+from ava_server.cli.terminal import can_write, cells, cut, wrapped_lines
 from ava_server.core.ids import state_words
 from ava_server.render.state_look import STYLES, look_of
 
@@ -31,10 +31,14 @@ def state_style(run: RunView) -> str:
     return STYLES[look_of(run.state).kind]
 
 
+def state_sign(state: str) -> str:
+    look = look_of(state)
+    return look.sign if can_write(look.sign) else look.plain
+
+
 def state_cell(state: str) -> str:
     """Return a state with its sign: `✓ success`."""
-    look = look_of(state)
-    return f"{look.sign if can_write(look.sign) else look.plain} {state_words(state)}"
+    return f"{state_sign(state)} {state_words(state)}"
 
 
 def cap_text(cap: Cap) -> str:
@@ -84,10 +88,11 @@ def _part(amount: float, most: float, width: int) -> int:
     return max(1, min(round(width * amount / most), width - 1)) if amount > 0 else 0
 
 
-def cells_in_row(cells: Iterable[Text], column: int) -> Text:
+def cells_in_row(texts: Iterable[Text], column: int) -> Text:
     row = Text()
-    for cell in cells:
-        cell.truncate(column, overflow="ellipsis", pad=True)
+    for text in texts:
+        cell = fitted(text, column)
+        cell.pad_right(column - cell.cell_len)
         row.append(" " * GAP).append_text(cell)
     row.rstrip()
     return row
@@ -148,13 +153,14 @@ def fitting(keys: Sequence[str], width: int) -> str:
 
 
 def fitted(line: Text, width: int) -> Text:
-    """Where something is missing, the line ends with `…`."""
+    """Return a line in at most `width` columns, as `cut` shortens plain text."""
     short = line.copy()
-    short.truncate(width, overflow="ellipsis")
+    short.plain = cut(line.plain, width)
     return short
 
 
 def both_ends(left: Text, right: str, width: int) -> Text:
     """The left is cut where both do not fit."""
-    short = fitted(left, max(width - len(right) - 1, 1))
-    return Text.assemble(short, " " * max(width - short.cell_len - len(right), 1), (right, "dim"))
+    short = fitted(left, max(width - cells(right) - 1, 1))
+    blanks = max(width - short.cell_len - cells(right), 1)
+    return Text.assemble(short, " " * blanks, (right, "dim"))

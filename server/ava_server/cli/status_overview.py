@@ -220,7 +220,7 @@ def _processes(overview: Overview) -> list[CheckFinding]:
     servers = CheckFinding("servers", "ok", text, short=counted(count, "server"))
     if overview.keeper:
         text = "running: it keeps text index and mirror up to date"
-        return [servers, CheckFinding("keeper", "ok", text, short="keeper")]
+        return [servers, CheckFinding("keeper", "ok", text)]
     text = "none: text index and mirror wait for a server"
     return [servers, CheckFinding("keeper", "note", text, short="no keeper")]
 

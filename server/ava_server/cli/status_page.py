@@ -14,14 +14,14 @@ from rich.text import Text
 from ava_audit.rows import EXPIRED, WAITING
 from ava_audit.units import format_usd
 from ava_roles.wrap import add_bars
-from ava_server.cli.status_lines import GAP, bar, cap_text, cells_in_row, clock, fitted, folded, joined, plain, remarks
+from ava_server.cli.status_lines import GAP, bar, clock, fitted, folded, joined, plain, remarks
 from ava_server.cli.status_rows import RunRows
-from ava_server.cli.terminal import wrapped_lines
+from ava_server.cli.terminal import cut_front, wrapped_lines
 from ava_server.service.checks import WORST_FIRST, CheckFinding, State
 from ava_server.service.current import Budget, others_words
 
 if TYPE_CHECKING:
-    from ava_server.render.run_view import Cap, RunView
+    from ava_server.render.run_view import RunView
     from ava_server.service.records import CurrentViews
 
 NO_RUNS = "No subagents: none waits, runs, or ended within the last hour."
@@ -38,6 +38,14 @@ _IN_FULL = ("delivery", "workers")
 """What is told in full also where it works: it has figures that nothing else shows."""
 _NAMED = ("log", "upkeep")
 """What is named, because its word or two do not tell what they are about."""
+
+
+@dataclass(frozen=True)
+class ListRow:
+    """A line of the list of runs; `run` is None for a heading."""
+
+    run: RunView | None
+    line: Text
 
 
 @dataclass(frozen=True)
@@ -73,10 +81,9 @@ class Page:
         """Show the end of a long path: it tells most."""
         if not self.root:
             return []
-        line = f"Data root: {plain(self.root)}"
-        if len(line) > self.width:
-            line = "Data root: …" + line[len(line) - self.width + len("Data root: …") :]
-        return [joined((line, "bold"))]
+        title = "Data root: "
+        root = cut_front(plain(self.root), max(self.width - len(title), 1))
+        return [joined((f"{title}{root}", "bold"))]
 
     def trouble_lines(self) -> list[Text]:
         return list(folded(plain(f"! {self.trouble}") if self.trouble else "", self.width, "bold red"))[:MOST_TROUBLE]
@@ -91,15 +98,12 @@ class Page:
     def _runs(self) -> list[Text]:
         if not self.now.runs:
             return [] if self.trouble else [Text(NO_RUNS), *self.others_lines()]
-        runs = self.now.runs
-        rows = RunRows(runs, self.width, everybody=self.everybody)
-        lines = [rows.head()]
-        for number, run in enumerate(runs):
-            if run.row.ended and number > 0 and not runs[number - 1].row.ended:
-                lines.append(Text())
-            lines.append(rows.row(run))
-            if not run.row.ended:
-                lines += self._below(run)
+        table = RunRows(self.now.runs, self.width, everybody=self.everybody)
+        lines = [table.head()]
+        for row in rows_of(self.now.runs, table):
+            lines.append(row.line)
+            if row.run is not None and not row.run.row.ended:
+                lines += self._below(row.run)
         return [*lines, *self.others_lines()]
 
     def others_lines(self) -> list[Text]:
@@ -117,8 +121,8 @@ class Page:
             return joined(f"{budget.whose} {format_usd(budget.spent)} of {format_usd(budget.cap)}")
         figures = {one.whose: _spent(one) for one in self.now.budgets}
         width = min(self.width // 5, self.width - len("Today: ") - WHOSE_CHARS - 2 - max(map(len, figures.values())))
-        whose = joined(budget.whose)
-        whose.align("left", WHOSE_CHARS)
+        whose = fitted(joined(budget.whose), WHOSE_CHARS)
+        whose.pad_right(WHOSE_CHARS - whose.cell_len)
         line = Text.assemble(whose, " ")
         if width >= LEAST_BAR:
             line.append_text(bar(budget.spent, budget.cap, width, budget.held)).append(" ")
@@ -129,7 +133,7 @@ class Page:
         if brief:
             found = sorted(self.health, key=lambda one: WORST_FIRST.index(one.state) if one.state in _BAD else 9)
             state: State = found[0].state if found[0].state in _BAD else "ok"
-            words = "".join(f" · {one.short}" for one in found if one.short)
+            words = "".join(f" · {_works(one)}" for one in found if one.short)
             yield joined(("Health: ", "bold"), (state, _HEALTH[state]), words)
             return
         yield joined(("Health (ava doctor tells more):", "bold"))
@@ -174,42 +178,25 @@ class Page:
     def can_decide(self, run: RunView) -> bool:
         return run.state != EXPIRED and not self.everybody
 
-    def _folded_figures(self, caps: Sequence[Cap]) -> Iterator[Text]:
-        for line in wrapped_lines(" · ".join(map(cap_text, caps)), max(self.width - GAP, 1)):
-            yield joined(" " * GAP + line.strip())
 
-    def bars(self, caps: Sequence[Cap]) -> Iterator[Text]:
-        """Yield the caps' figures with their bars: beside each other where there is room, else below.
-
-        A bar that would be too narrow to tell a tenth is left out.
-        """
-        if not caps:
-            return
-        figures = [cap_text(cap) for cap in caps]
-        column = (self.width - GAP * len(caps)) // len(caps)
-        longest = max(13, *map(len, figures))  # figures of several runs stand below each other
-        if column < max(LEAST_BAR, *map(len, figures)):
-            yield from self._folded_figures(caps)
-            return
-        beside = column - longest > LEAST_BAR
-        width = column - longest - 1 if beside else column
-        bars = [bar(cap.used, cap.most, width, cap.held) if cap.most > 0 else Text() for cap in caps]
-        if beside:
-            pairs = zip(figures, bars, strict=True)
-            yield cells_in_row((Text.assemble(f"{figure:<{longest}} ", drawn) for figure, drawn in pairs), column)
-        else:
-            yield cells_in_row(map(Text, figures), column)
-            yield cells_in_row(bars, column)
+def rows_of(runs: Sequence[RunView], table: RunRows) -> Iterator[ListRow]:
+    """Yield a row for each run, and a heading above those that have ended; they come last."""
+    any_ended = False
+    for run in runs:
+        if run.row.ended and not any_ended:
+            any_ended = True
+            yield ListRow(None, joined((ENDED, "bold")))
+        yield ListRow(run, table.row(run))
 
 
 def _works(one: CheckFinding) -> str:
-    """Return in a few words that something works."""
+    """Return in a few words how something is."""
     if not one.short or one.name in _NAMED:
         return f"{one.title} {one.short}".strip()
     return one.short
 
 
 def _spent(budget: Budget) -> str:
-    held = f", {format_usd(budget.held)} held" if budget.held else ""
+    reserved = f", {format_usd(budget.held)} reserved" if budget.held else ""
     over = "; nothing more is spent today" if budget.spent >= budget.cap else ""
-    return f"{format_usd(budget.spent)} of {format_usd(budget.cap)} spent{held}{over}"
+    return f"{format_usd(budget.spent)} of {format_usd(budget.cap)} spent{reserved}{over}"

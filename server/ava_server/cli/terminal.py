@@ -19,6 +19,7 @@ import unicodedata
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any, TextIO, TypeVar
 
 import anyio
@@ -38,6 +39,8 @@ VERBOSE: ContextVar[bool] = ContextVar("verbose", default=False)
 PLAIN_EVERY_S = 10.0
 """Seconds between lines of progress where they cannot be rewritten in place: in a file or a pipe."""
 TERMINAL_EVERY_S = 0.1
+PIPE_COLUMNS = 160
+"""Columns of a screen that goes into a pipe or a file: it is cut less there than on a usual terminal."""
 _TO_LINE_END, _TO_SCREEN_END = "\x1b[K", "\x1b[J"
 SPINNERS = ("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\")
 """The frames of a spinner, and those for a terminal that may know nothing but ASCII."""
@@ -259,27 +262,42 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def cells(text: str) -> int:
-    """Return the width in columns: wide characters take two, combining ones none."""
+    """Return the most columns that a text takes: wide characters take two, combining ones none.
+
+    Terminals differ on some characters; the wider counts, because what is measured too narrow would be continued at the
+    start of the next row, where it can pass for a line of Ava's.
+    """
     if text.isascii():
         return len(text)
-    width = 0
-    for char in text:
-        if unicodedata.combining(char):
-            continue
-        width += 2 if unicodedata.east_asian_width(char) in "WF" else 1
-    return width
+    return sum(map(_cells_of, text))
 
 
-def cut(line: str, width: int) -> str:
-    """Return at most `width` columns of a line; if it was shortened, it ends with `…`."""
-    if cells(line) <= width:
-        return line
+@lru_cache(maxsize=4_096)
+def _cells_of(char: str) -> int:
+    from rich.cells import cell_len  # not needed to read the command line
+
+    if unicodedata.combining(char):
+        return 0
+    if unicodedata.east_asian_width(char) in "WF":
+        return 2
+    return max(cell_len(char), 1)
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text in at most `width` columns; a shortened one ends with `…`."""
+    if cells(text) <= width:
+        return text
     used = 0
-    for place, char in enumerate(line):
+    for place, char in enumerate(text):
         used += cells(char)
         if used > width - 1:
-            return line[:place] + "…"
-    return line
+            return text[:place] + "…"
+    return text
+
+
+def cut_front(text: str, width: int) -> str:
+    """Return the end of a text in at most `width` columns, behind `…` if it was shortened: of a path, it tells most."""
+    return cut(text[::-1], width)[::-1]
 
 
 def say_json(value: Any) -> None:
@@ -322,6 +340,13 @@ def columns(stream: TextIO | None = None) -> int:
         except (OSError, ValueError):
             pass
     return max(40, shutil.get_terminal_size((80, 24)).columns)
+
+
+def screen_columns() -> int:
+    """Return the width of a screen on stdout: `PIPE_COLUMNS` in a pipe or a file, unless COLUMNS says another."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return columns()
+    return PIPE_COLUMNS
 
 
 def rows(stream: TextIO) -> int:

@@ -115,7 +115,7 @@ async def _show_ended(records: Records, seen: Sequence[RunView], as_json: bool) 
         ended = [one.answer for one in found if one.row.ended]
         if ended:
             show_results(ended)
-        lines = [f"{one.answer.status_line}: its proposal {one.row.pending_id} has expired." for one in expired]
+        lines = [f"{label(one.row)}: its proposal {one.row.pending_id} has expired." for one in expired]
         if lines:
             say("\n\n".join(["", *lines] if ended else lines))
     await records.note_shown("ava wait", found)
@@ -233,22 +233,30 @@ def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
     """Return a line for all runs, and a table; what a run does comes last, where a narrow terminal cuts it."""
     from ava_server.render.run_view import cost_of
 
-    live = progress.width is not None
-    rows = [("", "run", "what", "time", "turn", "cost", "now")] if live else []
+    is_live = progress.width is not None
+    rows = [("", "run", "what", "time", "turn", "cost", "now")] if is_live else []
     waits: list[str] = []
-    room = min(WHAT_COLUMNS, (progress.width or 4 * WHAT_COLUMNS) // 4)
+    room = WHAT_COLUMNS
+    if progress.width is not None:
+        room = min(room, progress.width // 4)
     for run in seen:
-        turn = ("" if live else "turn ") + (f"{run.row.turns}/{run.caps[1].most:g}" if run.caps else f"{run.row.turns}")
-        mark = progress.spinner if live and run.row.state == RUNNING else ""
+        mark = progress.spinner if is_live and run.row.state == RUNNING else ""
         what = terminal.cut(run.row.name or f"{run.row.role}: {run.task}", room)
+        turn = _turn_of(run) if is_live else f"turn {_turn_of(run)}"
         doing = run.doing
-        if live and run.wait is not None and run.wait.cause not in ("money", "queue", "owner"):
+        if is_live and run.wait is not None and run.wait.cause not in ("money", "queue", "owner"):
             doing = state_words(run.state)  # what a person can do about it is below the table, uncut
             waits += _fitting(f"{run.row.id}: {run.wait.for_people()}", progress.width)
         rows.append((mark, run.row.id, what, f"{run.elapsed_s:.0f} s", turn, cost_of(run), doing))
-    ended, spent = sum(run.over for run in seen), sum(run.row.cost_micros for run in seen)
-    head = f"{len(seen)} subagents, {ended} ended, {format_usd(spent)} spent:"
+    ended = sum(run.over for run in seen)
+    spent = format_usd(sum(run.row.cost_micros for run in seen))
+    head = f"{len(seen)} subagents, {ended} ended, {spent} spent:"
     return [head, *terminal.aligned(rows, right=(3, 4)), *waits]
+
+
+def _turn_of(run: RunView) -> str:
+    """`4/20`, or `4` where this Ava does not know the caps."""
+    return f"{run.row.turns}/{run.caps[1].most:g}" if run.caps else f"{run.row.turns}"
 
 
 def _fitting(line: str, width: int | None) -> list[str]:

@@ -133,6 +133,11 @@ def model_words(model: str) -> str:
     return "offline reader" if model.startswith("offline/") else model
 
 
+def model_about(model: str) -> str:
+    """Return what does the work, where there is room to say it: a model's id, or what the offline reader does."""
+    return "no language model (finds passages by words)" if model.startswith("offline/") else model
+
+
 def nearest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     names = {name.casefold(): name for name in known}
     found = difflib.get_close_matches(given.strip().casefold()[:80], names, n=1, cutoff=cutoff)

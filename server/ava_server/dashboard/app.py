@@ -25,11 +25,12 @@ from ava_audit.units import format_ts, now_us
 from ava_server.cli.log_look import run_at_once
 from ava_server.cli.status_lines import joined
 from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe, health
+from ava_server.cli.status_page import ListRow
 from ava_server.cli.terminal import named_root, tell
 from ava_server.core.errors import leaves_of
 from ava_server.core.shutdown import ending_signals
 from ava_server.core.threads import read_apart, received
-from ava_server.dashboard.live import ListRow, LivePage
+from ava_server.dashboard.live import LivePage
 from ava_server.dashboard.screens import REFUSALS, Done, LogScreen, QuestionScreen, RunScreen, TextScreen
 
 if TYPE_CHECKING:
@@ -321,7 +322,7 @@ class StatusApp(App[int]):
 
     def _select(self, index: int) -> None:
         """Select the run at an index of the list, or the nearest one."""
-        ids = [row.run_id for row in self._rows if row.run_id is not None]
+        ids = [row.run.row.id for row in self._rows if row.run is not None]
         if ids:
             self._index = min(max(index, 0), len(ids) - 1)
             self._selected = self.reader.selected = ids[self._index]
@@ -388,7 +389,8 @@ class StatusApp(App[int]):
             if self._shown.get(name) != text:
                 self._shown[name] = text
                 self._main[name].update(text)
-        at = next((number for number, row in enumerate(self._rows) if row.run_id == self._selected), 0)
+        ids = ["" if row.run is None else row.run.row.id for row in self._rows]
+        at = ids.index(self._selected) if self._selected in ids else 0
         self.call_after_refresh(self._list.scroll_to_region, Region(0, at, 1, 1), animate=False)
         return None
 

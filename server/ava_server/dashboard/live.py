@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ava_audit.rows import EXPIRED, WAITING
-from ava_audit.units import US_PER_S, format_ts, format_usd, now_us
+from ava_audit.units import format_ts, now_us
 from ava_server.approval.plain_text import quoted
 from ava_server.budget.run_config import config_of
 from ava_server.cli.status_lines import (
     GAP,
+    bar,
     both_ends,
+    cap_text,
+    cells_in_row,
     clock,
     fitted,
     fitting,
@@ -23,14 +26,13 @@ from ava_server.cli.status_lines import (
     joined,
     plain,
     remarks,
-    state_cell,
-    state_style,
     terms,
 )
-from ava_server.cli.status_page import ENDED, NO_RUNS, Page
-from ava_server.cli.terminal import can_write, cut, wrapped_lines
+from ava_server.cli.status_page import LEAST_BAR, NO_RUNS, ListRow, Page, rows_of
+from ava_server.cli.status_rows import RunRows
+from ava_server.cli.terminal import can_write, cells, wrapped_lines
 from ava_server.core.ids import label, state_words
-from ava_server.render.run_view import RunView
+from ava_server.render.run_view import Cap, RunView
 from ava_server.service.records import ORDER
 
 if TYPE_CHECKING:
@@ -47,22 +49,14 @@ KEYS = (
 """What the keys do, for narrower and narrower screens."""
 BRIEF_FOOT, LEAST_PANE = 14, 5
 """Lines of a terminal from which today's spending and the health are shown, in brief; and of the smallest pane."""
-QUESTION_CHARS, SUMMARY_CHARS, TASK_LINES, MESSAGE_LINES, STATE_CHARS = 200, 1_000, 2, 6, 13
-"""Characters of a question and a summary, lines of a task and a sentence, columns of a state below `WIDE`."""
+QUESTION_CHARS, SUMMARY_CHARS, TASK_LINES, MESSAGE_LINES = 200, 1_000, 2, 6
+"""Characters of a question and a summary, and lines of a task and a sentence."""
 SUMMARY_LINES = 20
 """Lines of a summary, where the list leaves so much room."""
-MINUTES_FROM_S = 600
-"""From so many seconds on, a run's time is told in minutes."""
-WIDE, NARROW = 79, 59
-"""From so many columns on, a row has its time; below so many, of its state only the sign."""
-
-
-@dataclass(frozen=True)
-class ListRow:
-    """A line of the list; `run_id` is None for a heading."""
-
-    run_id: str | None
-    line: Text
+SELECTED, NOT_SELECTED = "> ", "  "
+"""What stands before the row of the selected run, and before the others."""
+FIGURE_COLUMNS = 13
+"""Columns of a figure beside its bar, at least: figures of several runs stand below each other."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,7 @@ class LivePage(Page):
         head = [*self.root_lines(), self._counts(), *self.trouble_lines()]
         if self.listed and height >= BRIEF_FOOT:
             head.append(self._column_heads())
-        rows = [ListRow(row.run_id, fitted(row.line, self.width)) for row in self._rows()]
+        rows = [ListRow(row.run, fitted(row.line, self.width)) for row in self._rows()]
         keys = [*self._said(), Text(fitting(KEYS, self.width), style="dim")]
         run = next((run for run in self.listed if run.row.id == self.selected), None)
         least = self._least_pane(run, height)
@@ -146,73 +140,33 @@ class LivePage(Page):
 
     # -- the list -----------------------------------------------------------------------------------------------------
 
-    def _rows(self) -> Iterator[ListRow]:
-        runs = self.listed
-        if not runs and not self.trouble:
-            yield ListRow(None, Text("No run matches the filter; Esc removes it." if self.words else NO_RUNS))
-        for number, run in enumerate(runs):
-            if run.row.ended and (number == 0 or not runs[number - 1].row.ended):
-                yield ListRow(None, joined((ENDED, "bold")))
-            yield ListRow(run.row.id, self._row(run))
-        yield from (ListRow(None, line) for line in self.others_lines())
-
     @cached_property
-    def _widths(self) -> tuple[int, int]:
-        states = max(len(self._state(run)) for run in self.listed)
-        most = states if self.width >= WIDE else STATE_CHARS
-        return min(states, most), max(len(self._figures(run)) for run in self.listed)
-
-    def _state(self, run: RunView) -> str:
-        cell = state_cell(run.state)
-        return cell if self.width >= NARROW else cell.partition(" ")[0]
+    def _table(self) -> RunRows:
+        return RunRows(self.listed, self.width - len(SELECTED), everybody=self.everybody)
 
     def _column_heads(self) -> Text:
-        """Return what stands in the columns, above them."""
-        state_width, figures_width = self._widths
-        state = "state" if self.width >= NARROW else ""
-        left = f"  {'run':<8}  {state:<{state_width}}  task"
-        right = "time    cost" if self.width >= WIDE else "cost"
-        return both_ends(joined((left, "dim")), right.rjust(figures_width), self.width)
+        return joined(NOT_SELECTED).append_text(self._table.head())
 
-    def _row(self, run: RunView) -> Text:
-        """The task gets the width that the rest leaves."""
-        row, here = run.row, run.row.id == self.selected
-        state = cut(self._state(run), self._widths[0]).ljust(self._widths[0])
-        owner = f" of {row.user_id}" if self.everybody else ""
-        line = joined(
-            ("> " if here else "  ", "bold"),
-            (f"{row.id}  ", "bold"),
-            (f"{state}  ", state_style(run)),
-            f"{row.name or row.role}{owner} · {run.task}",
-        )
-        line = both_ends(line, self._figures(run).rjust(self._widths[1]), self.width)
-        if here:
-            line.stylize("reverse")
-        return line
+    def _rows(self) -> list[ListRow]:
+        rows: list[ListRow] = []
+        if not self.listed and not self.trouble:
+            words = "No run matches the filter; Esc removes it." if self.words else NO_RUNS
+            rows.append(ListRow(None, Text(words)))
+        for row in rows_of(self.listed, self._table):
+            line = row.line if row.run is None else self._marked(row.run, row.line)
+            rows.append(ListRow(row.run, line))
+        for line in self.others_lines():
+            rows.append(ListRow(None, line))
+        return rows
 
-    def _figures(self, run: RunView) -> str:
-        """Return what a run has cost or may cost, and where there is room, its time."""
-        if run.state in (WAITING, EXPIRED) and run.caps:
-            return "free" if run.free else f"max {format_usd(int(run.caps[-1].most), exact=True)}"
-        if run.row.started_us is None:
-            return self._time_of_unstarted(run)
-        if self.width < WIDE:
-            return run.spent
-        return f"{self._time(run)} {run.spent:>7}"
-
-    def _time_of_unstarted(self, run: RunView) -> str:
-        if run.row.ended:
-            return clock(run.row.ended_us)
-        if run.wait is not None and run.wait.position is not None:
-            return f"number {run.wait.position}"
-        return ""
-
-    def _time(self, run: RunView) -> str:
-        """Return when a run has ended, or how long it has run."""
-        if run.row.ended:
-            return clock(run.row.ended_us)
-        time_s = round(run.caps[0].used if run.caps else run.row.active_us / US_PER_S)
-        return f"{time_s} s" if time_s < MINUTES_FROM_S else f"{time_s // 60} min"
+    def _marked(self, run: RunView, line: Text) -> Text:
+        """Return the row of a run behind a mark, if it is the selected one in reverse."""
+        if run.row.id != self.selected:
+            return joined(NOT_SELECTED).append_text(line)
+        marked = joined((SELECTED, "bold")).append_text(line)
+        marked.pad_right(max(self.width - marked.cell_len, 0))
+        marked.stylize("reverse")
+        return marked
 
     # -- the selected run ---------------------------------------------------------------------------------------------
 
@@ -230,6 +184,31 @@ class LivePage(Page):
         line = joined((f"{dash}{dash} ", "dim"), (f"{words} ", "bold"))
         return line.append(dash * max(self.width - line.cell_len, 0), "dim")
 
+    def bars(self, caps: Sequence[Cap]) -> Iterator[Text]:
+        """Yield the caps' figures, the cost first, with their bars: beside each other where there is room, else below.
+
+        A bar that would be too narrow to tell a tenth is left out.
+        """
+        if not caps:
+            return
+        shown = [caps[-1], *caps[:-1]]
+        figures = [cap_text(cap) for cap in shown]
+        column = (self.width - GAP * len(shown)) // len(shown)
+        if column < max(LEAST_BAR, *map(cells, figures)):
+            for line in wrapped_lines(" · ".join(figures), max(self.width - GAP, 1)):
+                yield joined(" " * GAP + line.strip())
+            return
+        longest = max(FIGURE_COLUMNS, *map(cells, figures))
+        beside = column - longest > LEAST_BAR
+        width = column - longest - 1 if beside else column
+        bars = [bar(cap.used, cap.most, width, cap.held) if cap.most > 0 else Text() for cap in shown]
+        if not beside:
+            yield cells_in_row(map(Text, figures), column)
+            yield cells_in_row(bars, column)
+            return
+        pairs = [Text.assemble(f"{figure:<{longest}} ", drawn) for figure, drawn in zip(figures, bars, strict=True)]
+        yield cells_in_row(pairs, column)
+
     def _proposal_about(self, run: RunView) -> Iterator[Text]:
         """Yield price and reach, then the rest of the proposal."""
         keys = "; press a or r to decide" if self.can_decide(run) else ""
@@ -241,18 +220,19 @@ class LivePage(Page):
                 yield from self._indented(line, MESSAGE_LINES)
 
     def _about(self, run: RunView) -> Iterator[Text]:
+        """Yield what the run costs or may cost, then what it asks, and what it is about."""
         if run.state in (WAITING, EXPIRED):
             yield from self._proposal_about(run)
             return
-        yield from self._indented(run.task, TASK_LINES)
-        if run.activity:
-            yield joined(f"  {run.activity}")
+        if run.row.started_us is not None:
+            yield from self.bars(run.caps)
         words = remarks(run)
         if run.question is not None and run.question.text:
             words = f"It asks: {quoted(run.question.text, QUESTION_CHARS)}; s answers it"
         yield from self._indented(words, TASK_LINES)
-        if run.row.started_us is not None:
-            yield from self.bars(run.caps)
+        yield from self._indented(run.task, TASK_LINES)
+        if run.activity:
+            yield joined(f"  {run.activity}")
         if run.row.ended and self.about:
             yield from self._indented(f"Its summary: {quoted(self.about, SUMMARY_CHARS)}", SUMMARY_LINES)
 

@@ -27,6 +27,7 @@ from ava_server.cli.results import cost_text, drawn_result
 from ava_server.cli.show import asked_lines, decided_lines
 from ava_server.cli.start_question import MORE, QuestionLine, folded_screen, proposal_lines
 from ava_server.cli.status_lines import both_ends, fitting, folded, joined, remarks
+from ava_server.cli.terminal import cut
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label, state_words
 from ava_server.core.threads import read_apart
@@ -463,7 +464,7 @@ async def read_log(records: Records, run_id: str, after: int) -> LogPart:
     """Return what a run has in the log after an entry, without the bookkeeping. Blocking."""
     page = await records.search(LogQuery(runs=(run_id,), without=BOOKKEEPING, after_seq=after or None, limit=ENTRIES))
     lines = tuple(
-        (f"{format_ts(entry.ts_us)[11:]} {entry_words(entry)[:LINE_CHARS]}", is_trouble(entry))
+        (f"{format_ts(entry.ts_us)[11:]} {cut(entry_words(entry), LINE_CHARS)}", is_trouble(entry))
         for entry in page.entries[::-1]
     )
     return LogPart(lines, page.upto)

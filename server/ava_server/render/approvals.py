@@ -20,7 +20,6 @@ from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc, minutes
 from ava_audit.view import View
 from ava_roles.wrap import one_line
 from ava_server.approval.channels import PERSON_CHANNELS, WAYS
-from ava_server.approval.plain_text import task_excerpt
 from ava_server.approval.proposals import program_of, texts_of
 from ava_server.budget.run_config import caps_text, is_free
 from ava_server.core.ids import state_words

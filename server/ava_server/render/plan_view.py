@@ -12,7 +12,7 @@ from ava_audit.rows import AWAITED, QUEUED, RUNNING, RunRow, StepRunRow
 from ava_audit.units import format_usd
 from ava_audit.view import View
 from ava_roles.wrap import clean, one_line
-from ava_server.approval.summary import task_excerpt
+from ava_server.approval.plain_text import task_excerpt
 from ava_server.budget.run_config import StepConfig, Texts, config_of
 from ava_server.render.state_look import LOOKS, StateLook, look_of
 from ava_server.runs.blockers import blocker_in

@@ -29,7 +29,6 @@ from ava_audit.store.backend import Activities
 from ava_audit.units import format_duration, format_usd, iso_utc, local_second, minutes
 from ava_audit.view import View, loads
 from ava_roles.wrap import clean, escape_result
-from ava_server.approval.plain_text import task_excerpt
 from ava_server.approval.proposals import texts_of
 from ava_server.budget.held import held_words
 from ava_server.budget.money_line import awaited_money

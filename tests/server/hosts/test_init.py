@@ -171,6 +171,21 @@ async def test_without_a_model_the_proposal_says_how_to_add_one_and_a_new_key_wo
             assert SECRET not in json.dumps(refused), "the new key is hidden too"
 
 
+def test_ends_with_what_is_to_be_done_and_what_works_and_with_all_the_rest(home: Path) -> None:
+    lines = init(home, "claude-desktop").stdout.splitlines()
+    todo = lines[lines.index("To do:") + 1 :]
+    assert todo[0].startswith("1. Quit Claude Desktop"), todo
+    assert todo[1].startswith("2. Choose the approval PIN before the first approval: `ava pin set`. In Claude Desktop")
+    assert re.fullmatch(r"3\. Set up a language model: `\S*ava key set openrouter`\. Without one .*", todo[2]), todo
+    assert todo[3:] == ["Works already: Claude Desktop has Ava (`ava init claude-desktop --all` tells more)"]
+
+    lines = init(home, "claude-desktop", "--all", OPENROUTER_API_KEY=SECRET).stdout.splitlines()
+    todo = lines[lines.index("To do:") + 1 :]
+    assert todo[0].startswith("1. Choose the approval PIN"), "the host needs no new start: nothing was changed"
+    assert todo[1] == "Works already: Claude Desktop has Ava · a language model is set up"
+    assert len(todo) == 3 and todo[2].startswith("Claude Desktop asks before each tool.")
+
+
 def _program(folder: Path, name: str) -> None:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text("#!/bin/sh\n")

@@ -88,15 +88,14 @@ def sqlite(_setup: Setup) -> Iterator[CheckFinding]:
         text = f"SQLite {name} cannot hold the log, which needs FTS5 ({error})"
         yield CheckFinding("sqlite", "fault", text, "Use a Python with a full SQLite, such as uv's or python.org's.")
         return
-    text = f"SQLite {name}, with FTS5"
+    text = f"SQLite {name}, with full-text search"
     if sqlite3.sqlite_version_info >= WAL_RESET_FIXED:
         yield CheckFinding("sqlite", "ok", text)
         return
     text += (
-        "; before 3.51.3 a checkpoint at the same time as a write can lose a commit. Ava lets only one process make"
-        " checkpoints, while nothing writes"
+        "; a version before 3.51.3 can lose a change where two programs write to one file. Ava's processes take turns"
     )
-    yield CheckFinding("sqlite", "note", text, "Let no other program open ava.db for writing while Ava runs.")
+    yield CheckFinding("sqlite", "note", text, "Let no other program write to ava.db while Ava runs.")
 
 
 def git(_setup: Setup) -> Iterator[CheckFinding]:

@@ -12,6 +12,7 @@ from ava_server.config.keys import DELIVERS, SEARCHES, WELL_KNOWN, list_keys, re
 from ava_server.config.search_engines import any_search, search_text
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import AvaError
+from ava_server.core.ids import model_about
 from ava_server.hosts.launching import key_advice
 from ava_server.models import selection
 from ava_server.models.listing import resolve_models
@@ -70,8 +71,8 @@ def providers(setup: Setup) -> Iterator[CheckFinding]:
     yield from _unused_keys(setup, setup.root, configured)
     if not configured and models.model is None:
         text = (
-            "none is configured: subagents use the offline reader, which finds and quotes passages, costs nothing and"
-            " writes no text of its own"
+            "none is configured: without a language model, subagents find passages by words and quote them, free of"
+            " charge; they write no text of their own"
         )
         advice = selection.SET_A_MODEL
         step = f"For a language model: {advice[0].lower()}{advice[1:]}"
@@ -109,7 +110,8 @@ def tiers(setup: Setup) -> Iterator[CheckFinding]:
     tiers_by_finding: dict[tuple[State, str, str], list[str]] = {}
     for resolved in resolve_models(models, setup.settings.where):
         if resolved.choice is not None:
-            finding = CheckFinding("", "ok", f"{resolved.choice.name}, {price_words(resolved.choice.price)}")
+            price = "free" if resolved.choice.wire == "offline" else price_words(resolved.choice.price)
+            finding = CheckFinding("", "ok", f"{model_about(resolved.choice.name)}, {price}")
         else:
             finding = from_error("", str(resolved.error), _fix_choice(resolved.error, setup))
         key = (finding.state, finding.text, finding.what_to_do)

@@ -43,7 +43,7 @@ _FIX_SERVER = (
     "Correct [mcp_servers.{name}] in config.toml, start its program by hand to see its output, then try again."
 )
 _NEEDS_MODEL = ("cannot run: no language model is set up, and this role needs one", "Set one up: see providers above.")
-_UNCONFINED = "Use another role, or follow the advice on confinement."
+_UNCONFINED = "Use another role, or follow the advice on the sandbox."
 
 
 def roles(setup: Setup) -> Iterator[CheckFinding]:
