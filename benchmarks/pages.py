@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from audit_parts.building import write
 from audit_parts.mix import COMMON, RARE, Together, life, mixed, run_id
 from audit_parts.report import Report, median, ms
-from support.http_server import serving_pages
+from support.http_server import serve_pages
 from support.runtime import PRICED, open_lab
 
 from ava_audit.units import DAY_US, HOUR_US, now_us
@@ -48,7 +48,7 @@ _LOADED = re.compile(r'(?:src|href)="(/static/[^"]+)"')
 async def main(root: Path, title: str, rounds: int) -> None:
     report = Report()
     async with (
-        serving_pages(root) as server,
+        serve_pages(root) as server,
         httpx2.AsyncClient(base_url=server.base, timeout=60) as http,
     ):
         code = BrowserSessions(DataRoot(root).browser_sessions).issue_code(os_user(), terminal=True)

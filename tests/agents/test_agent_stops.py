@@ -11,13 +11,12 @@ from typing import Any
 
 import anyio
 import pytest
-from agents.test_agent_runs import SUBMIT, priced
-from support.agents.lab import agent_lab, agent_run
+from support.agents.lab import SUBMIT, agent_lab, agent_run, priced_agent
 from support.model_server import EVENTS, Fail, Gate, HangUp, Raw, Say, Step
 from support.models import messages_format
-from support.processes import marked
+from support.processes import processes_of_run
 from support.runtime import Lab
-from support.sample import sampled
+from support.sample import sample
 from support.sandboxes.attacks import needs
 from support.stdio import until
 
@@ -39,7 +38,7 @@ async def asked(lab: Lab, _run_id: str) -> None:
 
 
 async def begun(_lab: Lab, run_id: str) -> None:
-    await until(lambda: marked(run_id), 20)
+    await until(lambda: processes_of_run(run_id), 20)
     await anyio.sleep(0.7)
 
 
@@ -65,7 +64,7 @@ class Moment:
     """What the agent does in its turns, what the provider answers, and when the moment has come."""
 
     turns: Sequence[Sequence[dict[str, Any]]] = ()
-    answer: Answer = priced
+    answer: Answer = priced_agent
     comes: Any = begun
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     run: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -93,27 +92,14 @@ MOMENTS = {
 }  # fmt: skip
 
 
-async def settled(lab: Lab, run_id: str) -> None:
-    """Nothing of an ended run is left: no process, no reservation, no folder."""
-    await until(lambda: not marked(run_id), 5)
-    run = await lab.run(run_id)
-    held, paid = await lab.facts(run_id, CostReserved), await lab.facts(run_id, CostUpdate)
-    assert sorted(each.turn for each in held) == sorted(each.turn for each in paid)
-    assert (run.in_flight, run.wrap_micros) == (None, 0)
-    day = day_of(run.ended_us or 0)
-    for scope in (run_id, user_scope(run.user_id, day), installation_scope(day)):
-        bucket = await lab.store.read(lambda view, scope=scope: view.bucket(scope))  # type: ignore[misc]
-        assert bucket.held_micros == 0, scope
-
-
-@pytest.mark.parametrize("name", sampled(MOMENTS, 6))
+@pytest.mark.parametrize("name", sample(MOMENTS, 6))
 async def test_a_cancel_ends_a_run_within_two_seconds_at_any_moment(tmp_path: Path, name: str) -> None:
     needs("bubblewrap")
     moment = MOMENTS[name]
     async with agent_lab(tmp_path, lambda _request: moment.answer(), moment.turns, **moment.options) as lab:
         run_id = await lab.start(**agent_run(**moment.run))
         await moment.comes(lab, run_id)
-        assert marked(run_id), "it runs"
+        assert processes_of_run(run_id), "it runs"
         began = anyio.current_time()
         await lab.call("cancel_subagent", subagent_id=run_id)
         run = await lab.ended(run_id, 60)
@@ -123,7 +109,7 @@ async def test_a_cancel_ends_a_run_within_two_seconds_at_any_moment(tmp_path: Pa
         await until(lambda: not (tmp_path / "data" / "scratch" / run_id).exists(), 5)
 
 
-@pytest.mark.parametrize("name", sampled(MOMENTS, 4))
+@pytest.mark.parametrize("name", sample(MOMENTS, 4))
 async def test_a_run_ends_at_its_time_at_any_moment(tmp_path: Path, name: str) -> None:
     """The hand-over is inside the time: what it cannot do by then is not waited for."""
     needs("bubblewrap")
@@ -152,10 +138,10 @@ async def test_runs_at_once_never_pass_the_caps_of_a_day(tmp_path: Path) -> None
         number = next(requests)  # of several at once, each has an answer of its own, the same in every test run
         chance = random.Random(number)
         if number % 10 == 6:
-            return priced(output=chance.randint(3_000, 6_000))
+            return priced_agent(output=chance.randint(3_000, 6_000))
         steps: list[Step] = [
             Say("no usage", usage=None), Fail(529), HangUp(), Raw(HALF, EVENTS, chunked=True, cut=True),
-            *[priced(prompt=chance.randint(1, 900), output=chance.randint(1, 400)) for _each in range(12)],
+            *[priced_agent(prompt=chance.randint(1, 900), output=chance.randint(1, 400)) for _each in range(12)],
         ]  # fmt: skip
         return chance.choice(steps)
 
@@ -196,7 +182,7 @@ async def test_an_agent_cannot_fill_the_log_without_spending(tmp_path: Path, mon
         assert len(await lab.facts(run_id, ToolResult)) == 12 + 3
 
 
-@pytest.mark.parametrize("messages", sampled([900_000, 190_000, 55_000], 1))
+@pytest.mark.parametrize("messages", sample([900_000, 190_000, 55_000], 1))
 async def test_a_long_request_does_not_stop_the_runs_of_others(tmp_path: Path, messages: int) -> None:
     """As many messages as a body has room for: whoever waits is answered meanwhile."""
     needs("bubblewrap")
@@ -209,7 +195,7 @@ async def test_a_long_request_does_not_stop_the_runs_of_others(tmp_path: Path, m
             gaps.append(anyio.current_time() - began)
 
     long = {"run": LONG.replace("MESSAGES", str(messages))}
-    async with agent_lab(tmp_path, lambda _request: priced(), [[long, SUBMIT]]) as lab:
+    async with agent_lab(tmp_path, lambda _request: priced_agent(), [[long, SUBMIT]]) as lab:
         lab.server.checks = False
         run_id = await lab.start(**agent_run())
         async with anyio.create_task_group() as tasks:
@@ -218,6 +204,19 @@ async def test_a_long_request_does_not_stop_the_runs_of_others(tmp_path: Path, m
             tasks.cancel_scope.cancel()
         assert (await lab.run(run_id)).state in ("success", "cost_exceeded", "token_exceeded")
         assert max(gaps) < 1.5 and not lab.server.requests
+
+
+async def settled(lab: Lab, run_id: str) -> None:
+    """Nothing of an ended run is left: no process, no reservation, no folder."""
+    await until(lambda: not processes_of_run(run_id), 5)
+    run = await lab.run(run_id)
+    held, paid = await lab.facts(run_id, CostReserved), await lab.facts(run_id, CostUpdate)
+    assert sorted(each.turn for each in held) == sorted(each.turn for each in paid)
+    assert (run.in_flight, run.wrap_micros) == (None, 0)
+    day = day_of(run.ended_us or 0)
+    for scope in (run_id, user_scope(run.user_id, day), installation_scope(day)):
+        bucket = await lab.store.read(lambda view, scope=scope: view.bucket(scope))  # type: ignore[misc]
+        assert bucket.held_micros == 0, scope
 
 
 LONG = """python3 -c '

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.log import Life, said, write, write_each, write_texts
+from support.log import Life, message, write, write_each, write_texts
 from support.properties import BUSY_OR_SHARED
 
 from ava_audit import search as exporting
@@ -52,11 +52,16 @@ def test_exports_the_same_entries_as_a_search_oldest_first(
 
     async def compare() -> None:
         one, two = Life("S-aaaaaa"), Life("S-bbbbbb", user="eve")
-        events = [*one.whole(), said("the zebra walks", Who("sess-2", "ava", "eve")), *two.begun(), two.failed()]
+        events = [
+            *one.all_events(),
+            message("the zebra walks", Who("sess-2", "ava", "eve")),
+            *two.beginning(),
+            two.error(),
+        ]
         async with Store.open(tmp_path_factory.mktemp("log")) as log:
-            await write_each(log, [*events, *two.tool("no zebra", success=False), *two.ended("timeout")][:indexed])
+            await write_each(log, [*events, *two.tool("no zebra", success=False), *two.ending("timeout")][:indexed])
             await index_new_entries(log)
-            await write_each(log, [*events, *two.tool("no zebra", success=False), *two.ended("timeout")][indexed:])
+            await write_each(log, [*events, *two.tool("no zebra", success=False), *two.ending("timeout")][indexed:])
             for query in queries:
                 found = await search(log, query)
                 assert await seqs(log, query) == [entry.seq for entry in found.entries[::-1]], query
@@ -66,7 +71,7 @@ def test_exports_the_same_entries_as_a_search_oldest_first(
 
 async def test_a_run_export_includes_the_decisions_about_the_run(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as log:
-        await write_each(log, [*Life("S-bbbbbb").begun(), *Life("S-aaaaaa").whole()])
+        await write_each(log, [*Life("S-bbbbbb").beginning(), *Life("S-aaaaaa").all_events()])
         assert await seqs(log, LogQuery(runs=("S-aaaaaa",))) == list(range(5, 16))
         assert len(await seqs(log, LogQuery(agents=("S-aaaaaa",)))) < 11
 
@@ -85,7 +90,7 @@ async def test_concurrent_writes_and_indexing_do_not_change_an_export(
             async for part in export_lines(log, query):
                 seen += [json.loads(line)["seq"] for line in part.data.splitlines()]
                 assert (part.entries, part.of) == (len(part.data.splitlines()), 30)
-                await write(log, said("entry in between"))
+                await write(log, message("entry in between"))
                 if index:
                     await index_new_entries(log)
             assert seen == list(range(1, 31))

@@ -17,7 +17,7 @@ import anyio
 import portalocker
 import pytest
 from anyio.abc import Process
-from support.log import child, said, write
+from support.log import child, message, write
 from support.no_locks import needs_filter
 from support.stdio import until
 
@@ -25,53 +25,6 @@ from ava_audit.errors import StoreUnavailable
 from ava_audit.store.locks import HeldLock, LockedInstances, NoLocks, WriteLock, is_held, try_hold
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
-
-WITHOUT_LOCKS = """
-import pathlib, sys
-import anyio
-sys.path.insert(0, sys.argv[2])
-from support.no_locks import deny_locks
-from ava_audit.errors import AuditError
-from ava_audit.store import sqlite
-from ava_audit.store.store import Store
-
-root = pathlib.Path(sys.argv[1])
-
-def say(work):
-    try:
-        work()
-        print("no error")
-    except (AuditError, OSError) as error:
-        print(type(error).__name__, error)
-
-async def open_store():
-    async with Store.open(root):
-        pass
-
-anyio.run(open_store)
-deny_locks()
-
-say(lambda: anyio.run(open_store))
-say(lambda: sqlite.SqliteBackend(root).open_to_check().close())
-"""
-JOIN = """
-import sys, pathlib
-from ava_audit.store.locks import LockedInstances
-own = LockedInstances(pathlib.Path(sys.argv[1])).join()
-print(own.name, flush=True)
-sys.stdin.read()
-"""
-
-
-@asynccontextmanager
-async def instance(folder: Path) -> AsyncIterator[tuple[Process, str]]:
-    """A child process that has joined; it ends with its stdin."""
-    async with await anyio.open_process(child(JOIN, folder), stderr=None) as process:
-        assert process.stdout is not None and process.stdin is not None
-        name = (await process.stdout.receive()).decode().strip()
-        yield process, name
-        await process.stdin.aclose()
-        await process.wait()
 
 
 async def test_an_instance_is_alive_until_its_process_is_killed(tmp_path: Path) -> None:
@@ -107,9 +60,9 @@ async def test_a_log_that_loses_its_locks_while_it_is_open_says_so_at_once(
     async with Store.open(tmp_path) as log:
         monkeypatch.setattr("fcntl.flock", _no_lock)
         with anyio.fail_after(5), pytest.raises(StoreUnavailable, match=r"has no locks .*Nothing was written"):
-            await write(log, said("lost"))
+            await write(log, message("lost"))
         monkeypatch.undo()
-        await write(log, said("kept"))
+        await write(log, message("kept"))
 
 
 async def test_a_lock_that_cannot_be_taken_is_not_held_by_somebody(
@@ -322,3 +275,53 @@ def test_a_look_leaves_no_lock_to_a_process_that_starts_meanwhile(
     finally:
         for each in inherited:
             os.close(each)
+
+
+WITHOUT_LOCKS = """
+import pathlib, sys
+import anyio
+sys.path.insert(0, sys.argv[2])
+from support.no_locks import deny_locks
+from ava_audit.errors import AuditError
+from ava_audit.store import sqlite
+from ava_audit.store.store import Store
+
+root = pathlib.Path(sys.argv[1])
+
+def say(work):
+    try:
+        work()
+        print("no error")
+    except (AuditError, OSError) as error:
+        print(type(error).__name__, error)
+
+async def open_store():
+    async with Store.open(root):
+        pass
+
+anyio.run(open_store)
+deny_locks()
+
+say(lambda: anyio.run(open_store))
+say(lambda: sqlite.SqliteBackend(root).open_to_check().close())
+"""
+
+
+JOIN = """
+import sys, pathlib
+from ava_audit.store.locks import LockedInstances
+own = LockedInstances(pathlib.Path(sys.argv[1])).join()
+print(own.name, flush=True)
+sys.stdin.read()
+"""
+
+
+@asynccontextmanager
+async def instance(folder: Path) -> AsyncIterator[tuple[Process, str]]:
+    """A child process that has joined; it ends with its stdin."""
+    async with await anyio.open_process(child(JOIN, folder), stderr=None) as process:
+        assert process.stdout is not None and process.stdin is not None
+        name = (await process.stdout.receive()).decode().strip()
+        yield process, name
+        await process.stdin.aclose()
+        await process.wait()

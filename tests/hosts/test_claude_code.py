@@ -2,91 +2,69 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.hosts.claude_code import (
     DELEGATE,
     FORM,
-    ClaudeCode,
-    Headless,
+    LOOK,
+    OUTPUT,
+    QUESTION,
+    RESULT,
     Orchestrator,
-    Rule,
-    Turn,
-    at_claude_code,
+    answer_questions_of_run,
+    approve_elsewhere,
+    ask_then_hand_over,
     call,
-    delegates,
-    headless,
+    delegation_rule,
+    hold_result,
+    open_claude_code,
+    open_headless,
+    shown_run,
 )
-from support.hosts.extensions import CAP, works
-from support.hosts.plans import NOTES, PLAN, does_its_step
-from support.hosts.real_hosts import data_root, entries, http_server, needs, written_at
+from support.hosts.extensions import CAP, keep_noting
+from support.hosts.plans import NOTES, PLAN, step_script
+from support.hosts.real_hosts import data_root, entries, http_server, needs, time_of_entry
 from support.http_server import token
-from support.model_server import Gate, Say, Step, running_model_server
+from support.model_server import Gate, Say, run_model_server
 from support.repository import REPOSITORY, script
-from support.runtime import hand_over
 from support.stdio import assert_intact
-from support.terminal import ava
 
 pytestmark = [pytest.mark.slow, needs("tmux")]
 
-OUTPUT = "twelve cents and a half"
-RESULT = [("submit_result", {"summary": "done", "output": OUTPUT})]
 POLL_S = 2.0
 """How often Claude Code asks in a run's first minute."""
-QUESTION = "Which currency is meant?"
-LOOK = "What did they find?"
 STARTS = ["spawn_subagent", "confirm_spawn"]
-
-
-def held(within_s: float = 120) -> tuple[Gate, Say]:
-    """Return an answer that hands over the result, and the gate that holds it."""
-    gate = Gate(within_s)
-    return gate, Say(calls=RESULT, gate=gate)
-
-
-def asks(request: dict[str, Any]) -> Step:
-    """Ask the person, then hand over what came back."""
-    tools = [message["content"] for message in request["messages"] if message["role"] == "tool"]
-    return Say(calls=[("ask", {"question": QUESTION})]) if not tools else hand_over(output=tools[0])
-
-
-def shown(root: Path, run_id: str) -> str:
-    done = ava(root, "show", run_id)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.requirement("N-13")
 def test_a_run_that_ends_wakes_the_model_with_its_result(tmp_path: Path) -> None:
-    gate, answer = held()
-    orchestrator = Orchestrator(delegates())
-    with running_model_server([answer]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    gate, answer = hold_result()
+    orchestrator = Orchestrator(delegation_rule())
+    with run_model_server([answer]) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
         assert gate.arrived.wait(20)
         before = len(orchestrator.turns)
         gate.released.set()
         woken = host.until(lambda: orchestrator.having(OUTPUT))
         assert orchestrator.turns.index(woken) == before, "the next turn, which nobody typed"
-        assert 0 < woken.at - written_at(host.until_logged("RunEnded")) <= POLL_S + 1
+        assert 0 < woken.at - time_of_entry(host.until_logged("RunEnded")) <= POLL_S + 1
         assert task_id in woken.news and "[SYSTEM NOTIFICATION - NOT USER INPUT]" in woken.news
         assert '"warning":"Written by a subagent' in woken.news, "it is marked as untrusted"
         assert orchestrator.called == STARTS
         host.until(lambda: "1 MCP task" not in host.screen)
-    assert OUTPUT in shown(host.root, task_id)
+    assert OUTPUT in shown_run(host.root, task_id)
     assert_intact(host.root)
 
 
 @pytest.mark.requirement("N-13")
 def test_a_run_that_is_asked_about_at_its_proposal_wakes_the_model_too(tmp_path: Path) -> None:
-    gate, answer = held()
-    orchestrator = Orchestrator(delegates({"ask": True}))
-    with running_model_server([answer]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    gate, answer = hold_result()
+    orchestrator = Orchestrator(delegation_rule({"ask": True}))
+    with run_model_server([answer]) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
         assert gate.arrived.wait(20)
         gate.released.set()
@@ -98,9 +76,9 @@ def test_a_run_that_is_asked_about_at_its_proposal_wakes_the_model_too(tmp_path:
 
 
 def test_several_approved_together_are_one_task_and_wake_the_model_once(tmp_path: Path) -> None:
-    (first, one), (second, other) = held(), held()
-    orchestrator = Orchestrator(delegates({"task": "one"}, {"task": "two"}))
-    with running_model_server([one, other]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    (first, one), (second, other) = hold_result(), hold_result()
+    orchestrator = Orchestrator(delegation_rule({"task": "one"}, {"task": "two"}))
+    with run_model_server([one, other]) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
         assert task_id.startswith("G-")
         assert first.arrived.wait(20) and second.arrived.wait(20)
@@ -116,9 +94,9 @@ def test_several_approved_together_are_one_task_and_wake_the_model_once(tmp_path
 
 def test_a_plan_takes_one_question_and_wakes_the_model_once(tmp_path: Path) -> None:
     gate = Gate(120)
-    orchestrator = Orchestrator(delegates(PLAN))
-    script = does_its_step(gate)
-    with running_model_server(script) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    orchestrator = Orchestrator(delegation_rule(PLAN))
+    script = step_script(gate)
+    with run_model_server(script) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate('Ava wants to start the plan "Release notes": 3 steps, up to 5 runs.', "at most $0.60")
         assert task_id.startswith("G-")
         assert gate.arrived.wait(60), "the last step has begun"
@@ -137,8 +115,8 @@ def test_a_plan_takes_one_question_and_wakes_the_model_once(tmp_path: Path) -> N
 
 
 def test_a_person_raises_a_cap_in_a_form_and_the_run_goes_on(tmp_path: Path) -> None:
-    orchestrator = Orchestrator(delegates(CAP))
-    with running_model_server(works) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    orchestrator = Orchestrator(delegation_rule(CAP))
+    with run_model_server(keep_noting) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
         before = len(orchestrator.turns)
         host.accept("near its cost cap of $0.20", "Raise the cost cap to $0.28?")
@@ -165,46 +143,21 @@ def test_with_the_rules_of_init_and_ask_a_run_takes_one_question(
     tmp_path: Path, option: str, ask: bool, questions: list[str]
 ) -> None:
     """Claude Code's own questions are answered with "don't ask again"; Ava's form comes for each run."""
-    spawn = delegates({"ask": True} if ask else {})
+    spawn = delegation_rule({"ask": True} if ask else {})
     orchestrator = Orchestrator(lambda turn: call("check_subagent") if LOOK in turn.news else None, spawn)
     with (
-        running_model_server([Say(calls=RESULT), Say(calls=RESULT)]) as models,
-        at_claude_code(tmp_path, orchestrator, models, allow=option) as host,
+        run_model_server([Say(calls=RESULT), Say(calls=RESULT)]) as models,
+        open_claude_code(tmp_path, orchestrator, models, allow=option) as host,
     ):
-        assert questions_of_a_run(host, orchestrator) == questions
-        assert questions_of_a_run(host, orchestrator) == ["form"], "Ava's own question always comes"
+        assert answer_questions_of_run(host, orchestrator) == questions
+        assert answer_questions_of_run(host, orchestrator) == ["form"], "Ava's own question always comes"
     assert len(entries(host.root, "RunEnded")) == 2
-
-
-def questions_of_a_run(host: ClaudeCode, orchestrator: Orchestrator) -> list[str]:
-    """Have a subagent work and its result fetched; say yes to every question, for good where that is offered."""
-    ended, asked = len(entries(host.root, "RunEnded")) + 1, list[str]()
-    orchestrator.called.clear()
-    host.type(DELEGATE)
-    looks = False
-    deadline = time.monotonic() + 90
-    while "check_subagent" not in orchestrator.called or "Noted." not in host.screen.rpartition(LOOK)[2]:
-        assert time.monotonic() < deadline, host.screen
-        screen = host.screen
-        if FORM in screen:
-            host.accept()
-            asked.append("form")
-        elif found := re.search(r"ava — (\w+ \w+) Tool", screen):
-            asked.append(found[1])
-            time.sleep(1)  # a key in a question's first moment is taken for a slip: it moves to No instead
-            host.press("2")
-            host.until(lambda title=found[0]: title not in host.screen)  # type: ignore[misc]
-        elif not looks and len(entries(host.root, "RunEnded")) == ended and "Noted." in screen.rpartition(DELEGATE)[2]:
-            host.type(LOOK)
-            looks = True
-        time.sleep(0.3)
-    return asked
 
 
 @pytest.mark.requirement("N-14")
 def test_a_question_is_asked_once_answered_in_the_form_and_used(tmp_path: Path) -> None:
-    orchestrator = Orchestrator(delegates())
-    with running_model_server(asks) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    orchestrator = Orchestrator(delegation_rule())
+    with run_model_server(ask_then_hand_over) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
         before = len(orchestrator.turns)
         host.until_shown(FORM, QUESTION, "Type something")
@@ -224,9 +177,9 @@ def test_a_question_is_asked_once_answered_in_the_form_and_used(tmp_path: Path) 
 
 @pytest.mark.requirement("N-13")
 def test_the_list_of_tasks_cancels_a_run(tmp_path: Path) -> None:
-    gate, answer = held()
-    orchestrator = Orchestrator(delegates())
-    with running_model_server([answer]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    gate, answer = hold_result()
+    orchestrator = Orchestrator(delegation_rule())
+    with run_model_server([answer]) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
         assert gate.arrived.wait(20)
         host.press("Down", "Enter")
@@ -244,11 +197,11 @@ def test_an_http_server_is_killed_and_restarted_and_the_same_task_completes(tmp_
     root = data_root(tmp_path)
     text = token(root, "ana")
     gate = Gate(120)
-    orchestrator = Orchestrator(delegates())
+    orchestrator = Orchestrator(delegation_rule())
     script = [Say("lost", gate=gate), Say(calls=RESULT)]
-    with running_model_server(script) as models, ExitStack() as servers:
+    with run_model_server(script) as models, ExitStack() as servers:
         first = servers.enter_context(http_server(root, models))
-        with at_claude_code(tmp_path, orchestrator, models, server=first.entry(text)) as host:
+        with open_claude_code(tmp_path, orchestrator, models, server=first.entry(text)) as host:
             task_id = host.delegate()
             assert gate.arrived.wait(20)
             before = len(orchestrator.turns)
@@ -266,35 +219,15 @@ def test_an_http_server_is_killed_and_restarted_and_the_same_task_completes(tmp_
 def test_without_a_terminal_a_run_is_approved_elsewhere_and_waited_for(tmp_path: Path) -> None:
     orchestrator = Orchestrator()
     with (
-        running_model_server([Say(calls=RESULT)]) as models,
-        headless(tmp_path, orchestrator, models) as host,
+        run_model_server([Say(calls=RESULT)]) as models,
+        open_headless(tmp_path, orchestrator, models) as host,
     ):
-        orchestrator.rules = (approved_elsewhere(host, wait_seconds=40), delegates())
+        orchestrator.rules = (approve_elsewhere(host, wait_seconds=40), delegation_rule())
         assert host.ask(DELEGATE) == OUTPUT
         refused = next(answer for turn in orchestrator.turns for answer in turn.answers if "decisions" in answer)
         assert "ava approve P-" in refused["next"]
         assert orchestrator.called == [*STARTS, "check_subagent"]
     assert_intact(host.root)
-
-
-def approved_elsewhere(host: Headless, wait_seconds: float) -> Rule:
-    """Have the person approve what Claude Code could not ask about, and ask for the result until it is there."""
-    waiting: dict[str, Any] = {"wait_seconds": wait_seconds}
-
-    def rule(turn: Turn) -> Step | None:
-        for answer in turn.answers:
-            if answer["status"] == "refused" and "approval_lines" not in answer:
-                decisions: list[Mapping[str, str]] = answer["decisions"]
-                host.approve(*(each["pending_id"] for each in decisions))
-                waiting["subagent_id"] = decisions[0]["subagent_id"]
-                return call("check_subagent", **waiting)
-            if "runs" in answer:
-                ended = all("untrusted_result" in run for run in answer["runs"])
-                results = [run["untrusted_result"]["output"] for run in answer["runs"] if "untrusted_result" in run]
-                return Say(", ".join(results)) if ended else call("check_subagent", **waiting)
-        return None
-
-    return rule
 
 
 def test_the_picture_in_the_readme_shows_the_form_as_it_is() -> None:

@@ -13,50 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.sandboxes.roots import WAYS, kernel, stepwise, swapping
+from support.sandboxes.roots import WAYS, kernel, stepwise_root, swap_names
 
 from ava_roles.errors import AccessRefused, NotThere, ToolFailed
 from ava_roles.sandbox.paths import Root
 from ava_roles.worktree.spec import BYTES_MAX, Edits, belongs_to_git
 
 SECRET = b"the secret outside"
-
-
-@pytest.fixture(params=WAYS, ids=lambda way: str(way.__name__))
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Root]:
-    """A worktree with everything hostile in it, seen in each of the ways."""
-    tree, outside = tmp_path / "tree", tmp_path / "outside"
-    (tree / "src").mkdir(parents=True)
-    outside.mkdir()
-    (outside / "secret").write_bytes(SECRET)
-    (tree / "src" / "main.py").write_bytes(b"print('hello')\n")
-    (tree / "src2").mkdir()
-    (tree / "README.md").write_bytes(b"read me\n")
-    for folder in (tree, tree / "src"):
-        (folder / "link-out").symlink_to(outside / "secret")
-        (folder / "link-in").symlink_to(tree / "src" / "main.py")
-        (folder / "folder-out").symlink_to(outside)
-        (folder / "dangling").symlink_to(outside / "new")
-        (folder / "hard").hardlink_to(outside / "secret")
-        os.mkfifo(folder / "pipe")
-    (tree / ".git").mkdir()
-    (tree / ".git" / "config").write_bytes(b"[core]\n")
-    make: Callable[[Path], Root] = request.param
-    found = make(tree)
-    yield found
-    found.close()
-
-
-def edits(root: Root, *namespace: str, submodules: tuple[str, ...] = ()) -> Edits:
-    return Edits(root, namespace or (".",), root.path.parent / "edits", submodules)
-
-
-def unharmed(root: Root) -> bool:
-    outside = root.path.parent / "outside"
-    assert (outside / "secret").read_bytes() == SECRET
-    assert (root.path / ".git" / "config").read_bytes() == b"[core]\n"
-    assert list((root.path.parent / "edits").iterdir()) == []
-    return [each.name for each in outside.iterdir()] == ["secret"]
 
 
 HOSTILE = [
@@ -198,7 +161,7 @@ def test_distinguishes_missing_oversized_and_blocked_paths(root: Root) -> None:
     assert (root.path / "src/main.py").read_bytes() == b"print('hello')\n"
 
 
-@pytest.mark.parametrize("way", [kernel, stepwise])
+@pytest.mark.parametrize("way", [kernel, stepwise_root])
 def test_a_folder_swapped_for_a_link_during_writes_leads_nowhere(tmp_path: Path, way: Callable[[Path], Root]) -> None:
     tree, outside = tmp_path / "tree", tmp_path / "outside"
     (tree / "src").mkdir(parents=True)
@@ -208,7 +171,7 @@ def test_a_folder_swapped_for_a_link_during_writes_leads_nowhere(tmp_path: Path,
     root = way(tree)
     own = edits(root, "src", "swap")
     written = refused = 0
-    with swapping(tree / "src", tree / "swap"):
+    with swap_names(tree / "src", tree / "swap"):
         began = time.monotonic()
         while (took := time.monotonic() - began) < 0.5 or (took < 20 and not (written and refused)):
             try:
@@ -289,3 +252,40 @@ def test_reports_a_full_disk_and_leaves_the_file_unchanged(tmp_path: Path) -> No
         pytest.skip(f"no disk can be mounted here: {done.stderr}")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "file was not written: the disk is full; say so in the result\n"
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: str(way.__name__))
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Root]:
+    """A worktree with everything hostile in it, seen in each of the ways."""
+    tree, outside = tmp_path / "tree", tmp_path / "outside"
+    (tree / "src").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "secret").write_bytes(SECRET)
+    (tree / "src" / "main.py").write_bytes(b"print('hello')\n")
+    (tree / "src2").mkdir()
+    (tree / "README.md").write_bytes(b"read me\n")
+    for folder in (tree, tree / "src"):
+        (folder / "link-out").symlink_to(outside / "secret")
+        (folder / "link-in").symlink_to(tree / "src" / "main.py")
+        (folder / "folder-out").symlink_to(outside)
+        (folder / "dangling").symlink_to(outside / "new")
+        (folder / "hard").hardlink_to(outside / "secret")
+        os.mkfifo(folder / "pipe")
+    (tree / ".git").mkdir()
+    (tree / ".git" / "config").write_bytes(b"[core]\n")
+    make: Callable[[Path], Root] = request.param
+    found = make(tree)
+    yield found
+    found.close()
+
+
+def edits(root: Root, *namespace: str, submodules: tuple[str, ...] = ()) -> Edits:
+    return Edits(root, namespace or (".",), root.path.parent / "edits", submodules)
+
+
+def unharmed(root: Root) -> bool:
+    outside = root.path.parent / "outside"
+    assert (outside / "secret").read_bytes() == SECRET
+    assert (root.path / ".git" / "config").read_bytes() == b"[core]\n"
+    assert list((root.path.parent / "edits").iterdir()) == []
+    return [each.name for each in outside.iterdir()] == ["secret"]

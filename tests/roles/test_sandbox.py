@@ -6,14 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import anyio
 import pytest
-from support.sandboxes.attacks import ATTACKS, CONFINED, REACHES, attack, needs, sandbox, why_not
+from support.sandboxes.attacks import ATTACKS, CONFINED, REACHES, attack, needs, sandbox, why_unavailable
 from support.sandboxes.plain_user import PLAIN, plain_python
 
 from ava_roles.sandbox import linux, selection
@@ -24,45 +22,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are co
 
 SUPPORT = Path(__file__).parents[1] / "support"
 NOT_FOR_ORDINARY_USERS = {"is root", "changes the kernel's settings"}
-
-
-@pytest.fixture(params=CONFINED)
-def confined(request: pytest.FixtureRequest) -> Kind:
-    kind: Kind = request.param
-    needs(kind)
-    return kind
-
-
-def attacked(kind: Kind, folder: Path) -> dict[str, str]:
-    """What each attack comes to, in commands of this user."""
-    folder.mkdir()
-    return anyio.run(attack, kind, folder)
-
-
-def attacked_as_plain(kind: Kind | Literal["local"], state: Path) -> dict[str, str]:
-    """What each attack comes to where the server is an ordinary user's."""
-    if not linux.is_root():
-        pytest.skip("this is an ordinary user already")
-    if linux.landlock_abi() < 6 and kind == "landlock":
-        pytest.skip("the kernel's Landlock cannot keep signals from processes of the same user")
-    found = plain_python()
-    if found is None:
-        pytest.skip("no interpreter here that an ordinary user may run")
-    done = subprocess.run(
-        [found[0], "-B", str(SUPPORT / "sandboxes" / "attacks.py"), str(PLAIN), str(state), kind],
-        env={"PYTHONPATH": found[1]}, cwd="/", capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    result: dict[str, str] = json.loads(done.stdout)
-    return result
-
-
-@pytest.fixture
-def for_all() -> Iterator[Path]:
-    """A folder that every user may write to."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        Path(name).chmod(0o777)
-        yield Path(name)
 
 
 def test_every_attack_succeeds_without_a_sandbox(tmp_path: Path) -> None:
@@ -110,7 +69,7 @@ def test_the_probe_accepts_a_sandbox_that_blocks_everything(confined: Kind, tmp_
 
 def test_selects_the_strongest_working_sandbox_and_probes_only_once(tmp_path: Path) -> None:
     found = find_sandbox("auto", tmp_path)
-    possible = [kind for kind in CONFINED if why_not(kind) is None]
+    possible = [kind for kind in CONFINED if why_unavailable(kind) is None]
     if not possible:
         assert isinstance(found, Unavailable)
         pytest.skip("nothing confines here")
@@ -192,3 +151,27 @@ def test_finds_no_sandbox_for_root_without_the_right_to_mount(tmp_path: Path) ->
     assert "bubblewrap: " in why
     assert "Landlock: the command could not be run: unshare: Operation not permitted" in why
     assert "ordinary user" in what_to_do or "install bubblewrap" in what_to_do
+
+
+def attacked(kind: Kind, folder: Path) -> dict[str, str]:
+    """What each attack comes to, in commands of this user."""
+    folder.mkdir()
+    return anyio.run(attack, kind, folder)
+
+
+def attacked_as_plain(kind: Kind | Literal["local"], state: Path) -> dict[str, str]:
+    """What each attack comes to where the server is an ordinary user's."""
+    if not linux.is_root():
+        pytest.skip("this is an ordinary user already")
+    if linux.landlock_abi() < 6 and kind == "landlock":
+        pytest.skip("the kernel's Landlock cannot keep signals from processes of the same user")
+    found = plain_python()
+    if found is None:
+        pytest.skip("no interpreter here that an ordinary user may run")
+    done = subprocess.run(
+        [found[0], "-B", str(SUPPORT / "sandboxes" / "attacks.py"), str(PLAIN), str(state), kind],
+        env={"PYTHONPATH": found[1]}, cwd="/", capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result: dict[str, str] = json.loads(done.stdout)
+    return result

@@ -15,8 +15,8 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.abc import ByteStream
-from support.processes import children_of, lives, marked
-from support.sandboxes.attacks import ATTACKS, attack, command, how, needs, python, sandbox
+from support.processes import children_of, lives, processes_of_run
+from support.sandboxes.attacks import ATTACKS, attack, command, machine_for, needs, python, sandbox
 from support.sandboxes.sandbox_server import NASTY
 
 from ava_roles.errors import ToolFailed
@@ -45,45 +45,6 @@ Serve = Callable[[ByteStream], Awaitable[None]]
 def _needs_bubblewrap(request: pytest.FixtureRequest) -> None:
     if "kind" not in request.fixturenames:
         needs("bubblewrap")
-
-
-@asynccontextmanager
-async def listening(at: Path, serve: Serve) -> AsyncGenerator[ReachableServer]:
-    """Serve at a unix socket."""
-
-    async def one(stream: ByteStream) -> None:
-        async with stream:
-            await serve(stream)
-
-    async with await anyio.create_unix_listener(str(at)) as listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, one)
-        yield ReachableServer(PORT, at)
-        tasks.cancel_scope.cancel()
-
-
-def reaching(here: Path, local: ReachableServer, code: str, *argv: str, timeout_s: float = 60) -> Command:
-    return replace(
-        python(here, PRELUDE + code, *argv, timeout_s=timeout_s), local=local, limits=ResourceLimits(open_files=1_024)
-    )
-
-
-async def read_all(stream: ByteStream) -> bytes:
-    parts: list[bytes] = []
-    async for part in stream:
-        parts.append(part)
-    return b"".join(parts)
-
-
-async def echo(stream: ByteStream) -> None:
-    with suppress(anyio.BrokenResourceError):  # one who only looks whether it is there may have left
-        await stream.send(b"heard " + await read_all(stream))
-
-
-async def output_of(here: Path, serve: Serve, code: str, *argv: str) -> str:
-    async with listening(here.parent / "socket", serve) as local:
-        done = await sandbox("bubblewrap", here.parent).run(reaching(here, local, code, *argv))
-    assert done.code == 0, done
-    return done.output
 
 
 # -- nothing else is reached ------------------------------------------------------------------------------------------
@@ -401,11 +362,11 @@ async def test_a_cancellation_ends_the_relay_and_what_resists(here: Path) -> Non
         [guard] = set(children_of(os.getpid())) - before
         [supervisor] = children_of(guard)
         processes = [guard, supervisor, *children_of(supervisor)]
-        assert len(processes) == 4 and marked(mark)
+        assert len(processes) == 4 and processes_of_run(mark)
         began = time.monotonic()
         tasks.cancel_scope.cancel()
     assert time.monotonic() - began < 10
-    assert marked(mark) == []
+    assert processes_of_run(mark) == []
     assert not any(map(lives, processes))
 
 
@@ -458,7 +419,10 @@ async def test_a_missing_folder_of_the_socket_is_reported_and_the_command_does_n
 
 async def test_a_failure_of_bubblewrap_is_reported_as_such(here: Path) -> None:
     local = ReachableServer(PORT, here.parent / "socket")
-    for machine in (Machine(how("bubblewrap").uid, "/no/bwrap"), Machine(how("bubblewrap").uid, "/bin/false")):
+    for machine in (
+        Machine(machine_for("bubblewrap").uid, "/no/bwrap"),
+        Machine(machine_for("bubblewrap").uid, "/bin/false"),
+    ):
         box = SupervisedSandbox("bubblewrap", machine, here.parent)
         with anyio.fail_after(40), pytest.raises(ToolFailed, match=r"/no/bwrap: No such file|bubblewrap ended with 1"):
             await box.run(replace(command(here, "/bin/true", timeout_s=60), local=local))
@@ -471,3 +435,42 @@ def test_a_helper_that_is_killed_before_it_listens_is_a_failure(monkeypatch: pyt
     with pytest.raises(ConnectionError, match="ended from outside"):
         relay._listen(started, PORT, 0)
     os.close(started_at)
+
+
+@asynccontextmanager
+async def listening(at: Path, serve: Serve) -> AsyncGenerator[ReachableServer]:
+    """Serve at a unix socket."""
+
+    async def one(stream: ByteStream) -> None:
+        async with stream:
+            await serve(stream)
+
+    async with await anyio.create_unix_listener(str(at)) as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, one)
+        yield ReachableServer(PORT, at)
+        tasks.cancel_scope.cancel()
+
+
+def reaching(here: Path, local: ReachableServer, code: str, *argv: str, timeout_s: float = 60) -> Command:
+    return replace(
+        python(here, PRELUDE + code, *argv, timeout_s=timeout_s), local=local, limits=ResourceLimits(open_files=1_024)
+    )
+
+
+async def read_all(stream: ByteStream) -> bytes:
+    parts: list[bytes] = []
+    async for part in stream:
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def echo(stream: ByteStream) -> None:
+    with suppress(anyio.BrokenResourceError):  # one who only looks whether it is there may have left
+        await stream.send(b"heard " + await read_all(stream))
+
+
+async def output_of(here: Path, serve: Serve, code: str, *argv: str) -> str:
+    async with listening(here.parent / "socket", serve) as local:
+        done = await sandbox("bubblewrap", here.parent).run(reaching(here, local, code, *argv))
+    assert done.code == 0, done
+    return done.output

@@ -7,13 +7,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from support.repositories.odd_repositories import REPOSITORIES, make_converted, make_odd_names, write_marking_program
 from support.repositories.projects import checkout, git, write
-from support.repositories.workshops import FIXED, PROJECT, RUN, order, project, sealed, working
-from support.sample import sampled
+from support.repositories.workshops import FIXED, PROJECT, RUN, checkout_state, open_workshop, order, project
+from support.sample import sample
 from support.sandboxes.attacks import needs
 
 from ava_roles.errors import NoRepository, WorktreeFailed
@@ -22,244 +22,6 @@ from ava_roles.worktree.inspect import inspect_checkout
 from ava_roles.worktree.repository import UserRepository
 from ava_roles.worktree.session import branch_diff, publish_leftover, remove_worktree
 from ava_roles.worktree.spec import WorktreeSpec
-
-Builder = Callable[[Path, Path], Path]
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 12345\n"
-HOOKS = (
-    "post-checkout", "pre-commit", "commit-msg", "post-commit", "reference-transaction", "post-index-change",
-    "pre-push",
-    "post-merge", "post-rewrite", "pre-auto-gc", "prepare-commit-msg", "fsmonitor-watchman", "update", "post-update",
-)  # fmt: skip
-
-
-def _after(*command: str) -> Builder:
-    """Return what makes a repository and runs one command of git in it."""
-
-    def build(folder: Path, _mark: Path) -> Path:
-        repository = project(folder)
-        git(repository, *command)
-        return repository
-
-    return build
-
-
-def _marking(path: Path, mark: Path, then: str = "exit 1") -> Path:
-    """Write a program that leaves a mark."""
-    write(path.parent, {path.name: f"#!/bin/sh\ntouch '{mark}'\n{then}\n"})
-    return path
-
-
-def _hooks(folder: Path, mark: Path) -> Path:
-    repository = project(folder)
-    for name in HOOKS:
-        _marking(repository / ".git/hooks" / name, mark)
-    return repository
-
-
-def _hooks_elsewhere(folder: Path, mark: Path) -> Path:
-    repository = project(folder)
-    for name in HOOKS:
-        _marking(folder.parent / "hooks" / name, mark, "sleep 600")
-    git(repository, "config", "core.hooksPath", str(folder.parent / "hooks"))
-    return repository
-
-
-def _fsmonitor(folder: Path, mark: Path) -> Path:
-    repository = project(folder)
-    git(repository, "config", "core.fsmonitor", str(_marking(folder.parent / "monitor", mark)))
-    return repository
-
-
-def _filters(folder: Path, mark: Path) -> Path:
-    repository = project(
-        folder, {**PROJECT, "data.bin": "data\n", ".gitattributes": "*.bin filter=mine\ncalc.py filter=mine\n"}
-    )
-    program = _marking(folder.parent / "filter", mark, "cat")
-    for name in ("clean", "smudge", "process"):
-        git(repository, "config", f"filter.mine.{name}", str(program))
-    git(repository, "config", "filter.mine.required", "true")
-    git(repository, "config", "include.path", str(folder.parent / "more"))
-    (folder.parent / "more").write_text(
-        f"[core]\n\tfsmonitor = {program}\n\tpager = {program}\n\tsshCommand = {program}\n"
-    )
-    return repository
-
-
-def _lfs(folder: Path, mark: Path) -> Path:
-    files = {**PROJECT, "big.bin": POINTER, ".gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n"}
-    repository = project(folder, files)
-    program = _marking(folder.parent / "lfs", mark)
-    for name in ("clean", "smudge", "process"):
-        git(repository, "config", f"filter.lfs.{name}", str(program))
-    return repository
-
-
-def _programs(folder: Path, mark: Path) -> Path:
-    repository = project(folder, {**PROJECT, ".gitattributes": "*.py diff=mine merge=mine\n"})
-    program = str(_marking(folder.parent / "program", mark))
-    names = "diff.external diff.mine.textconv diff.mine.command merge.mine.driver gpg.program core.editor"
-    for name in (*names.split(), "core.alternateRefsCommand", "credential.helper", "uploadpack.packObjectsHook"):
-        git(repository, "config", name, program)
-    git(repository, "config", "commit.gpgSign", "true")
-    git(repository, "config", "gc.auto", "1")
-    return repository
-
-
-def _sparse(folder: Path, _mark: Path) -> Path:
-    repository = project(folder)
-    git(repository, "stash", "push", "-q", "-u")
-    git(repository, "sparse-checkout", "set", "--no-cone", "/docs/")
-    assert not (repository / "calc.py").exists()
-    return repository
-
-
-def _sha256(folder: Path, _mark: Path) -> Path:
-    folder.mkdir()
-    git(folder, "init", "-q", "--object-format=sha256")
-    return project(folder)
-
-
-def _linked(folder: Path, _mark: Path) -> Path:
-    main = project(folder.parent / "main")
-    git(main, "worktree", "add", "-q", "-b", "side", str(folder))
-    return folder
-
-
-def _shallow(folder: Path, _mark: Path) -> Path:
-    main = project(folder.parent / "main")
-    git(main, "commit", "-qm", "second")
-    git(folder.parent, "clone", "-q", "--depth=1", main.as_uri(), str(folder))
-    git(folder, "config", "user.name", "Kim Person")
-    git(folder, "config", "user.email", "kim@example.org")
-    return folder
-
-
-def _alternates(folder: Path, _mark: Path) -> Path:
-    main = project(folder.parent / "main")
-    git(folder.parent, "clone", "-q", "--shared", str(main), str(folder))
-    main.rename(folder / ".git" / "main")
-    (folder / ".git/objects/info/alternates").write_text("../main/.git/objects\n")
-    return folder
-
-
-def _packed(folder: Path, _mark: Path) -> Path:
-    repository = project(folder)
-    git(repository, "gc", "-q", "--prune=now")
-    git(repository, "pack-refs", "--all", "--prune")
-    assert not (repository / ".git/refs/heads/master").exists()
-    return repository
-
-
-def _submodule(folder: Path, _mark: Path) -> Path:
-    inner = project(folder.parent / "inner")
-    repository = project(folder)
-    git(repository, "submodule", "add", "-q", str(inner), "sub/inner")
-    git(repository, "submodule", "add", "-q", str(inner), "sub/empty")
-    git(repository, "commit", "-qm", "submodules")
-    git(repository, "submodule", "deinit", "-q", "-f", "sub/empty")
-    return repository
-
-
-def _replaced(folder: Path, _mark: Path) -> Path:
-    repository = project(folder)
-    first = git(repository, "rev-parse", "HEAD").strip()
-    (repository / "calc.py").write_text("replaced\n")
-    git(repository, "commit", "-qam", "replacing")
-    git(repository, "replace", first, "HEAD")
-    git(repository, "reset", "-q", "--hard", first)
-    second = git(repository, "rev-parse", "HEAD").strip()
-    (repository / ".git/info/grafts").write_text(f"{second}\n")
-    git(repository, "--no-replace-objects", "checkout", "-q", "--", ".")
-    return repository
-
-
-def _odd_names(folder: Path, _mark: Path) -> Path:
-    repository = project(folder)
-    names = ["new\nline.txt", 'qu"ote.txt', "-dash.txt", "tab\t.txt", "A.txt", "a.txt", "ü.txt", ":(glob)x", "a\\b.txt"]
-    for name in names:
-        (repository / name).write_text(f"{name}\n")
-    Path(os.fsdecode(os.fsencode(repository) + b"/\xff\xfe.txt")).write_text("not a text\n")
-    deep = repository / "/".join(["d" * 100] * 20)
-    deep.mkdir(parents=True)
-    (deep / "deep.txt").write_text("deep\n")
-    write(repository, {"bin/run": "#!/bin/sh\necho run\n"})
-    (repository / "out").symlink_to("/etc")
-    (repository / "dangling").symlink_to("nowhere")
-    (repository / "empty").mkdir()
-    git(repository, "add", "-A")
-    git(repository, "commit", "-qm", "odd names")
-    return repository
-
-
-def _converted(folder: Path, _mark: Path) -> Path:
-    repository = project(folder)
-    attributes = "*.bat eol=crlf\n*.u16 working-tree-encoding=UTF-16LE\n*.id ident\n*.mixed text\n"
-    (repository / ".gitattributes").write_text(attributes)
-    (repository / "run.bat").write_bytes(b"echo\r\nend\r\n")
-    (repository / "text.u16").write_bytes("über\n".encode("utf-16-le"))
-    (repository / "this.id").write_text("$Id$\n")
-    git(repository, "add", "-A")
-    (repository / "raw").write_bytes(b"one\r\ntwo\r\n")
-    blob = git(repository, "hash-object", "-w", "--no-filters", "raw").strip()
-    (repository / "raw").unlink()
-    git(repository, "update-index", "--add", "--cacheinfo", f"100644,{blob},odd.mixed")
-    git(repository, "commit", "-qm", "converted")
-    (repository / "this.id").unlink()
-    git(repository, "checkout", "-q", "-f", "--", ".")
-    return repository
-
-
-def _autocrlf(folder: Path, _mark: Path) -> Path:
-    repository = project(folder)
-    git(repository, "config", "core.autocrlf", "true")
-    return repository
-
-
-def _locked(folder: Path, _mark: Path) -> Path:
-    repository = project(folder)
-    for name in ("index.lock", "HEAD.lock", "config.lock", "packed-refs.lock", "gc.pid", "shallow.lock"):
-        (repository / ".git" / name).write_text("")
-    return repository
-
-
-def _odd_folder(folder: Path, _mark: Path) -> Path:
-    return project(folder.parent / '"odd" #\n: \\folder')
-
-
-def _separate(folder: Path, _mark: Path) -> Path:
-    folder.mkdir()
-    (folder.parent / "main").mkdir()
-    git(folder, "init", "-q", f"--separate-git-dir={folder.parent / 'main' / '.git'}")
-    git(folder, "config", "core.worktree", str(folder))
-    return project(folder)
-
-
-REPOSITORIES: Mapping[str, Builder] = {
-    "odd folder": _odd_folder,
-    "plain": lambda folder, _mark: project(folder),
-    "hooks that fail": _hooks,
-    "hooks elsewhere that hang": _hooks_elsewhere,
-    "fsmonitor": _fsmonitor,
-    "filters": _filters,
-    "git lfs": _lfs,
-    "programs": _programs,
-    "detached": _after("checkout", "-q", "--detach"),
-    "sparse": _sparse,
-    "sha256": _sha256,
-    "linked worktree": _linked,
-    "separate git folder": _separate,
-    "shallow": _shallow,
-    "alternates": _alternates,
-    "packed": _packed,
-    "submodules": _submodule,
-    "replaced and grafted": _replaced,
-    "odd names": _odd_names,
-    "converted": _converted,
-    "autocrlf": _autocrlf,
-    "locks": _locked,
-    "split index": _after("update-index", "--split-index", "--untracked-cache"),
-    "no logs": _after("config", "core.logAllRefUpdates", "false"),
-}
 
 
 def _common(repository: Path) -> Path:
@@ -277,11 +39,11 @@ async def test_runs_nothing_from_a_repository_and_only_adds_one_branch(name: str
     mark = tmp_path / "mark"
     repository = REPOSITORIES[name](tmp_path / "project", mark)
     mark.unlink(missing_ok=True)
-    everywhere = {each: sealed(each) for each in {repository, _common(repository)}}
+    everywhere = {each: checkout_state(each) for each in {repository, _common(repository)}}
     outside = _outside(repository)
     state = inspect_checkout(repository, tmp_path / "home", only(outside))
     all_of_it = {"namespace": (".",), "git_folder": outside}
-    async with working("bubblewrap", tmp_path, order(repository, **all_of_it)) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository, **all_of_it)) as shop:
         assert shop.keep("nothing") is None, "nothing differs yet"
         assert await shop.bench.after_command() == ""
         shop.files.replace("calc.py", FIXED.encode())
@@ -292,7 +54,7 @@ async def test_runs_nothing_from_a_repository_and_only_adds_one_branch(name: str
     assert [each.path for each in branch.changed] == ["calc.py"]
     shown = branch_diff(repository, branch.base, branch.head, tmp_path / "home", git_folder=outside)
     assert "+    return a + b" in shown
-    assert {each: sealed(each) for each in everywhere} == everywhere
+    assert {each: checkout_state(each) for each in everywhere} == everywhere
     assert not mark.exists()
     for lock in (repository / ".git").glob("*.lock"):
         lock.unlink()
@@ -308,11 +70,11 @@ async def test_runs_nothing_from_a_repository_and_only_adds_one_branch(name: str
 
 async def test_the_worktree_has_the_same_files_as_a_checkout(tmp_path: Path) -> None:
     needs("bubblewrap")
-    repository = _odd_names(tmp_path / "project", tmp_path / "mark")
+    repository = make_odd_names(tmp_path / "project", tmp_path / "mark")
     git(repository, "stash", "push", "-q", "-u")
     there = {path.relative_to(repository) for path in repository.rglob("*") if ".git" not in path.parts}
     there.discard(Path("empty"))
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
         tree = shop.files.path
         assert {path.relative_to(tree) for path in tree.rglob("*")} == there
         assert (tree / "out").readlink() == Path("/etc") and os.access(tree / "bin/run", os.X_OK)
@@ -323,8 +85,8 @@ async def test_the_worktree_has_the_same_files_as_a_checkout(tmp_path: Path) -> 
 
 async def test_line_endings_and_encodings_match_a_checkout_and_do_not_count_as_changes(tmp_path: Path) -> None:
     needs("bubblewrap")
-    repository = _converted(tmp_path / "project", tmp_path / "mark")
-    async with working("bubblewrap", tmp_path, order(repository, namespace=(".",))) as shop:
+    repository = make_converted(tmp_path / "project", tmp_path / "mark")
+    async with open_workshop("bubblewrap", tmp_path, order(repository, namespace=(".",))) as shop:
         tree = shop.files.path
         for name in ("run.bat", "text.u16", "this.id", "odd.mixed"):
             assert (tree / name).read_bytes() == (repository / name).read_bytes(), name
@@ -363,7 +125,7 @@ async def test_refuses_a_folder_without_a_commit_and_says_what_to_do(given: str,
     with pytest.raises(NoRepository, match=expected):
         inspect_checkout(folder, tmp_path / "home")
     with pytest.raises(NoRepository, match=expected):
-        async with working("bubblewrap", tmp_path, order(folder)):
+        async with open_workshop("bubblewrap", tmp_path, order(folder)):
             pass
     remove_worktree(tmp_path / "worktrees" / RUN)
     assert not (tmp_path / "worktrees" / RUN).exists()
@@ -375,11 +137,11 @@ async def test_refuses_a_partial_clone_with_missing_files_and_fetches_nothing(tm
     git(main, "config", "uploadpack.allowFilter", "true")
     folder = tmp_path / "project"
     git(tmp_path, "clone", "-q", "--no-checkout", "--filter=blob:none", main.as_uri(), str(folder))
-    before = sealed(folder)
+    before = checkout_state(folder)
     with pytest.raises(WorktreeFailed, match="partial clone"):
-        async with working("bubblewrap", tmp_path, order(folder)):
+        async with open_workshop("bubblewrap", tmp_path, order(folder)):
             pass
-    assert sealed(folder) == before
+    assert checkout_state(folder) == before
     assert not (tmp_path / "worktrees" / RUN / "tree").exists(), "nothing half-made is left"
 
 
@@ -394,7 +156,7 @@ async def test_refuses_a_partial_clone_with_missing_files_and_fetches_nothing(tm
         (["ava", f"ava-{RUN}/x", f"ava-{RUN}-2"], f"ava-{RUN}-3"),
     ],
 )
-@pytest.mark.parametrize("packed", sampled([False, True], 1))
+@pytest.mark.parametrize("packed", sample([False, True], 1))
 async def test_keeps_an_existing_branch_and_chooses_another_name(
     there: list[str], expected: str, packed: bool, tmp_path: Path
 ) -> None:
@@ -406,12 +168,12 @@ async def test_keeps_an_existing_branch_and_chooses_another_name(
         git(repository, "pack-refs", "--all", "--prune")
     theirs = git(repository, "for-each-ref")
     new = tuple(f"{name}/" for name in (expected, *(["ava"] if expected.startswith("ava/") else [])))
-    before = sealed(repository, but=new)
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
+    before = checkout_state(repository, but=new)
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
         shop.files.replace("calc.py", FIXED.encode())
         branch, again = shop.keep("Mend add"), shop.keep("Mend add")
     assert branch is not None and branch.name == expected and branch == again
-    assert sealed(repository, but=new) == before
+    assert checkout_state(repository, but=new) == before
     git(repository, "branch", "-q", "-D", expected)
     assert git(repository, "for-each-ref") == theirs
 
@@ -447,7 +209,7 @@ async def test_creates_a_branch_in_a_reftable_repository(tmp_path: Path, linked:
         repository = tmp_path / "linked"
         git(folder, "worktree", "add", "-q", "-b", "side", str(repository))
     given = order(repository, git_folder=_outside(repository))
-    async with working("bubblewrap", tmp_path, given, baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, given, baseline=False) as shop:
         shop.files.replace("calc.py", FIXED.encode())
         branch = shop.keep("Mend add")
     assert branch is not None and git(folder, "show", f"{branch.name}:calc.py") == FIXED
@@ -462,7 +224,7 @@ async def test_uses_ava_as_author_and_says_so_when_git_has_no_user_name(tmp_path
     repository = project(tmp_path / "project")
     git(repository, "config", "--unset", "user.name")
     git(repository, "config", "--unset", "user.email")
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
         shop.files.replace("calc.py", FIXED.encode())
         branch = shop.keep("Mend add")
     assert branch is not None and "Ava <ava@localhost>" in branch.notes[0]
@@ -514,10 +276,10 @@ async def test_does_not_sign_and_says_how_a_person_does(tmp_path: Path) -> None:
     (tmp_path / "signers").write_text(f"kim@example.org {key.with_suffix('.pub').read_text()}")
     git(repository, "config", "commit.gpgsign", "true")
     git(repository, "config", "gpg.format", "ssh")
-    git(repository, "config", "gpg.ssh.program", str(_marking(tmp_path / "pinentry", mark)))
+    git(repository, "config", "gpg.ssh.program", str(write_marking_program(tmp_path / "pinentry", mark)))
     git(repository, "config", "user.signingkey", str(key))
     git(repository, "config", "gpg.ssh.allowedSignersFile", str(tmp_path / "signers"))
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False, home=home) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False, home=home) as shop:
         shop.files.replace("calc.py", FIXED.encode())
         branch = shop.keep("Mend add")
         again = shop.keep("Mend add")
@@ -538,7 +300,7 @@ async def test_does_not_sign_and_says_how_a_person_does(tmp_path: Path) -> None:
 async def test_a_concurrent_git_gc_breaks_nothing(tmp_path: Path) -> None:
     needs("bubblewrap")
     repository = project(tmp_path / "project")
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
         git(repository, "gc", "-q", "--prune=now", "--aggressive")
         shop.files.replace("calc.py", FIXED.encode())
         verdict = await shop.check()
@@ -551,18 +313,18 @@ async def test_a_concurrent_git_gc_breaks_nothing(tmp_path: Path) -> None:
 async def test_reports_a_base_commit_that_the_user_has_deleted(tmp_path: Path) -> None:
     needs("bubblewrap")
     repository = project(tmp_path / "project")
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
         shop.files.replace("calc.py", FIXED.encode())
         git(repository, "stash", "clear")
         git(repository, "commit", "-q", "--amend", "-m", "another")
         git(repository, "reflog", "expire", "--expire=now", "--all")
         git(repository, "gc", "-q", "--prune=now")
-        before = sealed(repository)
+        before = checkout_state(repository)
         with pytest.raises(WorktreeFailed, match=r"not have all|git"):
             shop.keep("Mend add")
     with pytest.raises(WorktreeFailed, match="is not in"):
         _left(order(repository), tmp_path)
-    assert sealed(repository) == before
+    assert checkout_state(repository) == before
 
 
 @pytest.mark.slow
@@ -576,7 +338,7 @@ async def test_does_not_run_a_git_program_from_the_project(
     monkeypatch.chdir(repository)
     monkeypatch.setenv("PATH", f"{first if first == '.' else repository / first}{os.pathsep}{os.environ['PATH']}")
     assert inspect_checkout(repository, tmp_path).head
-    async with working("bubblewrap", tmp_path, order(repository)) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository)) as shop:
         shop.edits.write("calc.py", FIXED.encode())
         assert (await shop.check()).passed and shop.keep("Mend add") is not None
     assert not (tmp_path / "ran").exists()

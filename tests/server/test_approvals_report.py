@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.log import write
 from support.logs.past import DAY_S, BookedLife, Past, own_user
-from support.terminal import ava, on_terminal
+from support.terminal import ava, run_on_terminal
 
 from ava_audit.events import Event, RunResumed, SessionStart, SpawnDecided, Who
 from ava_audit.store.store import Store
@@ -24,78 +24,6 @@ START_S = 20_450 * DAY_S
 """2025-12-28."""
 STEERS = "\x1b[2J\x1b]0;owned\x07ok"
 SINCE = ("--since", "2025-12-28T00:00Z", "--until", "2026-01-10T00:00Z")
-
-
-def report(root: Path, *args: str) -> Mapping[str, Any]:
-    done = ava(root, "report", "approvals", *SINCE, "--json", *args)
-    assert (done.returncode, done.stderr) == (0, "")
-    shown: Mapping[str, Any] = json.loads(done.stdout)
-    return shown
-
-
-def raw_sum(root: Path, runs: set[str]) -> int:
-    """What the settlements of some runs add up to, read from the entries alone."""
-    log = sqlite3.connect(root / "ava.db")
-    try:
-        rows = log.execute("SELECT run_id, cost_micros FROM events WHERE type = 'CostUpdate'").fetchall()
-    finally:
-        log.close()
-    return sum(cost or 0 for run_id, cost in rows if run_id in runs)
-
-
-def decides(life: BookedLife, decision: str, session: str, channel: str | None, by: str = "") -> Event:
-    fact = SpawnDecided.model_validate(
-        {"pending_id": life.pending_id, "decision": decision, "channel": channel, "digest": "d" * 64}
-    )
-    return Event(Who(session, "ava", by or life.user), fact, run_id=life.run_id)
-
-
-def begins(session: str, user: str, transport: str, client: str, token: str | None = None) -> Event:
-    fact = SessionStart(client=client, client_version="1.2", transport=transport, token=token)
-    return Event(Who(session, "ava", user), fact)
-
-
-async def lived(
-    past: Past, store: Store, life: BookedLife, at_s: float, how: tuple[str, str], *costs: int, task: str = "Look it up"
-) -> None:
-    """Write a run that was approved in a session over a channel, and has paid for some calls."""
-    await past.at(store, at_s, life.proposed(role=life.role, model=life.model, max_cost_micros=life.max_cost))
-    await write(store, life.task(task), decides(life, "approved", *how), life.claimed())
-    for turn, cost in enumerate(costs, 1):
-        await past.at(store, at_s + turn, partial(life.asks, turn), partial(life.pays, cost))
-
-
-async def days(root: Path, past: Past) -> None:
-    """Decisions over each channel, by two users and an administrator."""
-    async with Store.open(root) as store:
-        past.at_s = START_S
-        await write(
-            store,
-            begins("sess-host", own_user(), "stdio", "claude-code"),
-            begins("sess-yes", own_user(), "terminal", "ava run"),
-            begins("sess-http", "ana", "http", "ava", "ana-laptop"),
-        )
-        await lived(
-            past, store, BookedLife("S-000001", user=own_user()), START_S + 10, ("sess-host", "host_call"), 3_000, 4_001
-        )
-        await lived(past, store, BookedLife("S-000002", user=own_user()), START_S + 20, ("sess-yes", "host_call"), 17)
-        asks = BookedLife("S-000003", user=own_user())
-        await lived(past, store, asks, START_S + 30, ("sess-gone", "terminal"), 20_000)
-        await past.at(store, START_S + 40, asks.asked(), asks.answered_request(700_000), asks.claimed())
-        await past.at(
-            store, START_S + 41, partial(asks.asks, 2), partial(asks.pays, 100_001), *asks.ends("timeout", "")
-        )
-        no = BookedLife("S-000004", user=own_user())
-        await past.at(
-            store, START_S + 50, no.proposed(max_cost_micros=9), no.task(), decides(no, "rejected", "x", "http")
-        )
-        for number, decision in ((5, "expired"), (6, "superseded")):  # nobody's decision
-            none = BookedLife(f"S-00000{number}", user=own_user())
-            await past.at(store, START_S + 60, none.proposed(), none.task(), decides(none, decision, "x", None))
-        hers = BookedLife("S-000007", user="ana")
-        await lived(past, store, hers, START_S + 70, ("sess-http", "http"), 500_000)
-        resumed = Event(Who("sess-gone", "ava", own_user()), RunResumed(channel="terminal"), run_id=hers.run_id)
-        await past.at(store, START_S + 80, resumed)
 
 
 async def test_says_who_decided_over_which_way_and_what_it_cost(
@@ -132,7 +60,7 @@ async def test_a_proposal_that_was_cancelled_was_rejected_that_way(
 ) -> None:
     no = BookedLife("S-000001", user=own_user())
     async with Store.open(tmp_path) as store:
-        await Past(monkeypatch).at(store, START_S, no.proposed(), no.task(), decides(no, "rejected", "x", None))
+        await Past(monkeypatch).at(store, START_S, no.proposal(), no.task(), decides(no, "rejected", "x", None))
     (found,) = report(tmp_path)["decisions"]
     assert (found["decision"], found["decided_by"]["how"]) == ("rejected", "by cancelling it")
 
@@ -171,7 +99,7 @@ async def test_a_file_has_all_pages_and_the_screen_the_first(tmp_path: Path, mon
     async with Store.open(tmp_path) as store:
         for number in range(many):
             life = BookedLife(f"S-{number:06}", user=own_user())
-            await write(store, life.proposed(), life.task(), decides(life, "approved", "x", "terminal"))
+            await write(store, life.proposal(), life.task(), decides(life, "approved", "x", "terminal"))
     assert len({each["subagent_id"] for each in report(tmp_path)["decisions"]}) == many
     assert len(ava(tmp_path, "report", "approvals", *SINCE, "--csv").stdout.splitlines()) == many + 1
     screen = ava(tmp_path, "report", "approvals", *SINCE).stdout
@@ -202,7 +130,7 @@ async def test_texts_cannot_be_formulas_or_steer_the_terminal(tmp_path: Path, mo
     assert len(rows) == len(tasks) and all(None not in row for row in rows)
     assert not [cell for row in rows for cell in row.values() if cell.lstrip().startswith(approvals.FORMULAS)]
     assert {row["role"] for row in rows} == {"'=role()"}
-    with on_terminal(tmp_path, "report", "approvals", *SINCE) as screen:
+    with run_on_terminal(tmp_path, "report", "approvals", *SINCE) as screen:
         assert screen.ended() == 0
     for text in (done.stdout, screen.text, ava(tmp_path, "report", "approvals", *SINCE).stdout):
         assert not any(steering in text for steering in ("\x1b]", "\x1b[2J", "\x07", "\x9b"))
@@ -214,7 +142,7 @@ async def test_an_erased_run_stays_in_the_report_without_its_words(
     past, life = Past(monkeypatch), BookedLife("S-000001", user=own_user())
     async with Store.open(tmp_path) as store:
         await lived(past, store, life, START_S, ("x", "terminal"), 3_000, task="the secret plan")
-        await past.at(store, START_S + 9, *life.ends("success", "it is done"))
+        await past.at(store, START_S + 9, *life.final_events("success", "it is done"))
     assert ava(tmp_path, "erase", "S-000001", "--yes").returncode == 0
     [row] = report(tmp_path)["decisions"]
     assert (row["task"], row["cost_cents"], row["ending"], row["role"]) == (None, 0.3, "success", "researcher")
@@ -243,3 +171,79 @@ def test_an_empty_report_creates_nothing(tmp_path: Path) -> None:
     assert report(tmp_path / "data")["decisions"] == []
     assert "no decisions" in ava(tmp_path / "data", "report", "approvals").stdout
     assert not (tmp_path / "data").exists()
+
+
+def report(root: Path, *args: str) -> Mapping[str, Any]:
+    done = ava(root, "report", "approvals", *SINCE, "--json", *args)
+    assert (done.returncode, done.stderr) == (0, "")
+    shown: Mapping[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+def raw_sum(root: Path, runs: set[str]) -> int:
+    """What the settlements of some runs add up to, read from the entries alone."""
+    log = sqlite3.connect(root / "ava.db")
+    try:
+        rows = log.execute("SELECT run_id, cost_micros FROM events WHERE type = 'CostUpdate'").fetchall()
+    finally:
+        log.close()
+    return sum(cost or 0 for run_id, cost in rows if run_id in runs)
+
+
+def decides(life: BookedLife, decision: str, session: str, channel: str | None, by: str = "") -> Event:
+    fact = SpawnDecided.model_validate(
+        {"pending_id": life.pending_id, "decision": decision, "channel": channel, "digest": "d" * 64}
+    )
+    return Event(Who(session, "ava", by or life.user), fact, run_id=life.run_id)
+
+
+def begins(session: str, user: str, transport: str, client: str, token: str | None = None) -> Event:
+    fact = SessionStart(client=client, client_version="1.2", transport=transport, token=token)
+    return Event(Who(session, "ava", user), fact)
+
+
+async def lived(
+    past: Past, store: Store, life: BookedLife, at_s: float, how: tuple[str, str], *costs: int, task: str = "Look it up"
+) -> None:
+    """Write a run that was approved in a session over a channel, and has paid for some calls."""
+    await past.at(store, at_s, life.proposal(role=life.role, model=life.model, max_cost_micros=life.max_cost))
+    await write(store, life.task(task), decides(life, "approved", *how), life.claim())
+    for turn, cost in enumerate(costs, 1):
+        await past.at(store, at_s + turn, partial(life.call, turn), partial(life.payment, cost))
+
+
+async def days(root: Path, past: Past) -> None:
+    """Decisions over each channel, by two users and an administrator."""
+    async with Store.open(root) as store:
+        past.at_s = START_S
+        await write(
+            store,
+            begins("sess-host", own_user(), "stdio", "claude-code"),
+            begins("sess-yes", own_user(), "terminal", "ava run"),
+            begins("sess-http", "ana", "http", "ava", "ana-laptop"),
+        )
+        await lived(
+            past, store, BookedLife("S-000001", user=own_user()), START_S + 10, ("sess-host", "host_call"), 3_000, 4_001
+        )
+        await lived(past, store, BookedLife("S-000002", user=own_user()), START_S + 20, ("sess-yes", "host_call"), 17)
+        asks = BookedLife("S-000003", user=own_user())
+        await lived(past, store, asks, START_S + 30, ("sess-gone", "terminal"), 20_000)
+        await past.at(store, START_S + 40, asks.request(), asks.request_answer(700_000), asks.claim())
+        await past.at(
+            store,
+            START_S + 41,
+            partial(asks.call, 2),
+            partial(asks.payment, 100_001),
+            *asks.final_events("timeout", ""),
+        )
+        no = BookedLife("S-000004", user=own_user())
+        await past.at(
+            store, START_S + 50, no.proposal(max_cost_micros=9), no.task(), decides(no, "rejected", "x", "http")
+        )
+        for number, decision in ((5, "expired"), (6, "superseded")):  # nobody's decision
+            none = BookedLife(f"S-00000{number}", user=own_user())
+            await past.at(store, START_S + 60, none.proposal(), none.task(), decides(none, decision, "x", None))
+        hers = BookedLife("S-000007", user="ana")
+        await lived(past, store, hers, START_S + 70, ("sess-http", "http"), 500_000)
+        resumed = Event(Who("sess-gone", "ava", own_user()), RunResumed(channel="terminal"), run_id=hers.run_id)
+        await past.at(store, START_S + 80, resumed)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.commands.imports import modules_of, ours, packages_of_others
-from support.log import AVA, Life, run_who, said, write_each
-from support.terminal import COMMAND, ava, environment, on_terminal
+from support.commands.imports import modules_of, own_modules, packages_of_others
+from support.log import AVA, Life, message, run_who, write_each
+from support.terminal import COMMAND, ava, environment, run_on_terminal
 
 from ava_audit.entries import line_fault
 from ava_audit.events import Event, SessionStart, SubagentSpawn, ToolCall, ToolResult, Who
@@ -24,16 +24,6 @@ pytestmark = pytest.mark.slow
 ONE, OTHER = "S-aaaaaa", "S-bbbbbb"
 
 
-def put(root: Path, *events: Event) -> None:
-    """Write events, one command each, as another process would."""
-
-    async def work() -> None:
-        async with Store.open(root) as store:
-            await write_each(store, events)
-
-    anyio.run(work)
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A log with two runs of two users: one that went well, one with a failed tool and an error."""
@@ -41,35 +31,14 @@ def root(tmp_path: Path) -> Path:
     put(
         tmp_path,
         Event(AVA, SessionStart(client="claude-code", transport="stdio")),
-        *Life(ONE).whole(),
-        *other.begun(),
+        *Life(ONE).all_events(),
+        *other.beginning(),
         *other.tool("no such page", success=False),
-        other.failed("no answer"),
-        *other.ended("timeout"),
-        said("the zebra walks", Who("sess-2", "ava", "ben")),
+        other.error("no answer"),
+        *other.ending("timeout"),
+        message("the zebra walks", Who("sess-2", "ava", "ben")),
     )
     return tmp_path
-
-
-def lines(root: Path, *args: str, env: dict[str, str] | None = None) -> list[str]:
-    """The entries, without what stands above them."""
-    done = ava(root, "logs", *args, env=env)
-    assert done.returncode == 0, done.stderr
-    first, *others = done.stdout.splitlines()
-    assert first == f"Data root: {root}"
-    return [line for line in others if line.startswith("[")]
-
-
-def unstyled(text: str) -> str:
-    return re.sub(r"\x1b\[[\d;]*m", "", text)
-
-
-def types(root: Path, *args: str) -> list[str]:
-    return [line.split()[3] for line in lines(root, *args)]
-
-
-def agents(root: Path, *args: str) -> set[str]:
-    return {line.split()[2] for line in lines(root, *args)}
 
 
 def test_imports_only_what_reads_the_log_and_no_event_loop(root: Path) -> None:
@@ -79,7 +48,7 @@ def test_imports_only_what_reads_the_log_and_no_event_loop(root: Path) -> None:
         "typer", "annotated_doc", "shellingham", "pydantic", "pydantic_core", "annotated_types", "typing_inspection",
         "typing_extensions", "anyio", "sniffio", "platformdirs",
     }  # fmt: skip
-    assert len(ours(modules)) <= 53, ours(modules)
+    assert len(own_modules(modules)) <= 53, own_modules(modules)
 
 
 def test_shows_the_last_entries_of_all_agents_newest_last(root: Path) -> None:
@@ -103,8 +72,8 @@ def test_without_an_id_or_an_option_it_is_the_log_of_ones_own_last_run(root: Pat
     assert agents(root) == {"ava", ONE, OTHER}, "nobody's run here is this user's"
     own, earlier = "S-cccccc", "S-dddddd"
     for run in (earlier, own):
-        put(root, *Life(run, user=os_user()).whole())
-    put(root, *Life("S-eeeeee", user="eve").whole())
+        put(root, *Life(run, user=os_user()).all_events())
+    put(root, *Life("S-eeeeee", user="eve").all_events())
     assert lines(root) == lines(root, own) != []
     _root, first, *_entries = ava(root, "logs").stdout.splitlines()
     assert first == "Your last run: researcher S-cccccc. The log of all agents: ava logs --last 50"
@@ -208,9 +177,14 @@ def test_reports_unwritable_output_in_one_sentence(root: Path, command: str) -> 
 
 
 def test_following_shows_what_another_process_writes(root: Path) -> None:
-    with on_terminal(root, "logs", "-f", "--type", "message", columns=120) as screen:
+    with run_on_terminal(root, "logs", "-f", "--type", "message", columns=120) as screen:
         screen.until("the zebra walks")
-        put(root, said("a giraffe follows"), *Life("S-cccccc").begun()[:1], said("and a gnu", run_who("S-dddddd")))
+        put(
+            root,
+            message("a giraffe follows"),
+            *Life("S-cccccc").beginning()[:1],
+            message("and a gnu", run_who("S-dddddd")),
+        )
         shown = screen.until("and a gnu")
         screen.interrupt()
         assert screen.ended() == 130
@@ -221,7 +195,7 @@ def test_following_shows_what_another_process_writes(root: Path) -> None:
 
 def test_following_can_start_before_there_is_a_log(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    with on_terminal(root, "logs", "--follow", "--json", columns=200) as screen:
+    with run_on_terminal(root, "logs", "--follow", "--json", columns=200) as screen:
         folder = tmp_path / "work"
         folder.mkdir()
         (folder / "a.txt").write_text("Nothing much.\n")
@@ -233,7 +207,7 @@ def test_following_can_start_before_there_is_a_log(tmp_path: Path) -> None:
 
 
 def test_ends_quietly_when_its_reader_closes_the_pipe(root: Path) -> None:
-    put(root, *(said(f"entry {number} " + "x" * 200) for number in range(1_000)))
+    put(root, *(message(f"entry {number} " + "x" * 200) for number in range(1_000)))
     process = subprocess.Popen(
         [*COMMAND, "logs", "--last", "1000"],
         env=environment(root),
@@ -292,7 +266,13 @@ def test_a_line_shows_text_before_numbers_plus_counts_and_the_cost_of_an_ending(
     life = Life("S-cccccc")
     args = {"limit": 5, "deep": True, "note": "", "path": "notes.md", "pattern": "price"}
     result = ToolResult(tool="search_codebase", success=True, output="notes.md:1", count=1)
-    put(root, *life.begun(), life.wrote(ToolCall(tool="search_codebase", args=args)), life.wrote(result), *life.ended())
+    put(
+        root,
+        *life.beginning(),
+        life.entry(ToolCall(tool="search_codebase", args=args)),
+        life.entry(result),
+        *life.ending(),
+    )
     call, found = (line.partition("] S-cccccc ")[2] for line in lines(root, "S-cccccc", "--type", "tool"))
     assert call == "ToolCall search_codebase path=notes.md pattern=price"
     assert found == "ToolResult search_codebase (success, 1 result) notes.md:1"
@@ -312,8 +292,8 @@ def test_leaves_out_the_bookkeeping_unless_asked_for_it(root: Path, more: tuple[
 
 
 def test_a_line_fits_the_terminal(root: Path) -> None:
-    put(root, said("long " * 200))
-    with on_terminal(root, "logs", "--last", "3", columns=90) as screen:
+    put(root, message("long " * 200))
+    with run_on_terminal(root, "logs", "--last", "3", columns=90) as screen:
         assert screen.ended() == 0
     first, *others = unstyled(screen.text).splitlines()
     assert first == f"Data root: {root}"
@@ -322,7 +302,7 @@ def test_a_line_fits_the_terminal(root: Path) -> None:
 
 @pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["", "NO_COLOR", "dumb"])
 def test_errors_are_red_and_warnings_yellow_on_a_terminal(root: Path, env: dict[str, str]) -> None:
-    with on_terminal(root, "logs", OTHER, env=env) as screen:
+    with run_on_terminal(root, "logs", OTHER, env=env) as screen:
         assert screen.ended() == 0
     failed = next(line for line in screen.text.splitlines() if "ErrorOccurred" in line)
     assert ("\x1b[31m" in failed) is not bool(env) and ("\x1b[" in screen.text) is not bool(env)
@@ -332,14 +312,14 @@ def test_errors_are_red_and_warnings_yellow_on_a_terminal(root: Path, env: dict[
 
 def test_errors_are_shown_in_full_on_a_narrow_terminal(root: Path) -> None:
     life = Life("S-eeeeee")
-    put(root, *life.begun(), life.failed("no answer came from the endpoint " * 6 + "at last"))
+    put(root, *life.beginning(), life.error("no answer came from the endpoint " * 6 + "at last"))
     for args in (("--type", "error"), ("--level", "error"), ("S-eeeeee",)):
-        with on_terminal(root, "logs", *args, columns=80) as screen:
+        with run_on_terminal(root, "logs", *args, columns=80) as screen:
             assert screen.ended() == 0
         shown = unstyled(screen.text)
         assert shown.rstrip().split("--json has")[0].count("at last") == 1, screen.text
         assert max(map(len, shown.splitlines()[1:])) <= 80
-    with on_terminal(root, "logs", "--last", "3", columns=80) as screen:
+    with run_on_terminal(root, "logs", "--last", "3", columns=80) as screen:
         assert screen.ended() == 0
     assert "at last" not in screen.text
     assert "Lines were cut to fit; --json shows them whole" in screen.text
@@ -349,7 +329,7 @@ def test_hides_the_wrapper_around_tool_output_that_only_models_need(root: Path) 
     marked = wrap_tool_output("twelve <b>cents</b>", tool="read_file", nonce="abcdefgh1234", source="notes.md")
     life = Life("S-ffffff")
     cut = f"Failed.\n{marked}\n[cut at 20 of 40 characters]"
-    put(root, *life.begun(), *life.tool(marked), *life.tool(f"before {marked}"), *life.tool(cut, success=False))
+    put(root, *life.beginning(), *life.tool(marked), *life.tool(f"before {marked}"), *life.tool(cut, success=False))
     shown = [line for line in lines(root, "S-ffffff") if "ToolResult" in line]
     assert shown[0].endswith(" twelve <b>cents</b>")
     assert "<tool_output_abcdefgh1234" in shown[1], "what only contains a mark is left as it is"
@@ -368,3 +348,34 @@ def test_a_spawn_line_shows_its_name_or_no_gap(root: Path) -> None:
     put(root, Event(AVA, spawn), Event(AVA, spawn.model_copy(update={"name": "prices"})))
     first, second = (line.partition(" SubagentSpawn ")[2] for line in lines(root, "--type", "SubagentSpawn"))
     assert (first, second) == ("researcher S-cccccc: Look it up", "researcher prices (S-cccccc): Look it up")
+
+
+def put(root: Path, *events: Event) -> None:
+    """Write events, one command each, as another process would."""
+
+    async def work() -> None:
+        async with Store.open(root) as store:
+            await write_each(store, events)
+
+    anyio.run(work)
+
+
+def lines(root: Path, *args: str, env: dict[str, str] | None = None) -> list[str]:
+    """The entries, without what stands above them."""
+    done = ava(root, "logs", *args, env=env)
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.splitlines()
+    assert first == f"Data root: {root}"
+    return [line for line in others if line.startswith("[")]
+
+
+def unstyled(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
+def types(root: Path, *args: str) -> list[str]:
+    return [line.split()[3] for line in lines(root, *args)]
+
+
+def agents(root: Path, *args: str) -> set[str]:
+    return {line.split()[2] for line in lines(root, *args)}

@@ -12,8 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Fail, Gate, Say, Step
-from support.processes import marked
+from support.model_server import Say, Step
 from support.repositories.coding import (
     PROJECT,
     RIGHT,
@@ -22,53 +21,28 @@ from support.repositories.coding import (
     VERIFY,
     WRONG,
     Untouched,
-    asked,
     branches,
-    coded,
+    coder_task,
+    make_calls,
     project,
-    says,
+    run_coder,
     worktrees,
 )
 from support.repositories.projects import checkout, environment_of, git, write
-from support.runtime import Lab, arrived, hand_over, open_lab
-from support.sandboxes.attacks import needs_confinement
+from support.runtime import Lab, hand_over, open_lab
 
-from ava_audit.events import RunPaused, ToolResult, WorkChecked, WorktreeReady
+from ava_audit.events import ToolResult, WorkChecked, WorktreeReady
 from ava_server.render.host_text import text_of
 
-
-def give_pytest(repository: Path) -> None:
-    """Give a project a virtual environment of its own, with the pytest that runs this."""
-    environment_of(Path(sys.executable).resolve(), repository, {})
-    (packages,) = (repository / ".venv" / "lib").glob("python*/site-packages")
-    for name in ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"):
-        found = find_spec(name)
-        assert found is not None and found.origin is not None
-        source = Path(found.origin)
-        if source.name == "__init__.py":
-            shutil.copytree(source.parent, packages / name)
-        else:
-            shutil.copy(source, packages)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    needs_confinement(tmp_path_factory.mktemp("state"))
-
-
-async def gone(lab: Lab) -> None:
-    """Wait until nothing is left of worktrees: they go right after the ending."""
-    with anyio.fail_after(40):
-        while worktrees(lab.root):  # noqa: ASYNC110 - nothing tells when it goes
-            await anyio.sleep(0.02)
+pytestmark = pytest.mark.usefixtures("confined")
 
 
 @pytest.mark.requirement("S2-17")
 async def test_a_change_comes_back_as_a_verified_branch(tmp_path: Path) -> None:
     repository = project(tmp_path)
     untouched = Untouched(repository)
-    async with open_lab(tmp_path, says(RIGHT)) as lab:
-        result = await coded(lab)
+    async with open_lab(tmp_path, make_calls(RIGHT)) as lab:
+        result = await run_coder(lab)
         [ready] = await lab.facts(result["subagent_id"], WorktreeReady)
         shown = text_of(await lab.call("check_subagent", subagent_id=result["subagent_id"]))
         await gone(lab)
@@ -102,9 +76,9 @@ async def test_a_change_comes_back_as_a_verified_branch(tmp_path: Path) -> None:
 @pytest.mark.requirement("S2-17")
 async def test_failing_work_is_fixed_with_the_failure_shown_to_the_model(tmp_path: Path) -> None:
     repository = project(tmp_path)
-    script = [Say(calls=[WRONG]), hand_over(), Say(calls=[STILL_WRONG]), hand_over(), *says(RIGHTED)]
+    script = [Say(calls=[WRONG]), hand_over(), Say(calls=[STILL_WRONG]), hand_over(), *make_calls(RIGHTED)]
     async with open_lab(tmp_path, script) as lab:
-        result = await coded(lab)
+        result = await run_coder(lab)
         checks = await lab.facts(result["subagent_id"], WorkChecked)
         results = await lab.facts(result["subagent_id"], ToolResult)
     assert result["status"] == "success", result
@@ -120,7 +94,7 @@ async def test_work_that_never_passes_ends_as_an_error_and_stays_on_its_branch(t
     repository = project(tmp_path)
     untouched = Untouched(repository)
     async with open_lab(tmp_path, [Say(calls=[WRONG]), *[hand_over()] * 4]) as lab:
-        result = await coded(lab)
+        result = await run_coder(lab)
         checks = await lab.facts(result["subagent_id"], WorkChecked)
         await gone(lab)
     assert (result["status"], result["error"]["kind"]) == ("error", "verification")
@@ -136,12 +110,12 @@ async def test_work_that_never_passes_ends_as_an_error_and_stays_on_its_branch(t
 async def test_lists_changed_and_removed_tests_separately_whatever_the_verification_says(tmp_path: Path) -> None:
     """The model makes the failing test pass by taking it away: it passes, and the result says how."""
     repository = project(tmp_path, **{"tests/test_more.py": "def test_more():\n    assert True\n"})
-    script = says(
+    script = make_calls(
         ("run_bash", {"command": "rm test_adding.py; echo 'def test_more(): pass' > tests/test_more.py"}),
         ("write_file", {"path": "setup.cfg", "content": "[tool:pytest]\n"}),
     )
     async with open_lab(tmp_path, script) as lab:
-        result = await coded(lab, namespace=["."], verify="! ls test_a* || python3 -m unittest")
+        result = await run_coder(lab, namespace=["."], verify="! ls test_a* || python3 -m unittest")
         checked = await lab.call("check_subagent", subagent_id=result["subagent_id"])
     assert result["status"] == "success" and result["changes"]["verified"]
     changes = result["changes"]
@@ -161,9 +135,9 @@ async def test_lists_changed_and_removed_tests_separately_whatever_the_verificat
 
 async def test_lists_symbolic_links_as_links(tmp_path: Path) -> None:
     project(tmp_path)
-    script = says(("run_bash", {"command": "ln -s /etc/passwd users.txt; rm README.md; ln -s nowhere README.md"}))
+    script = make_calls(("run_bash", {"command": "ln -s /etc/passwd users.txt; rm README.md; ln -s nowhere README.md"}))
     async with open_lab(tmp_path, script) as lab:
-        result = await coded(lab, namespace=["."], verify="true")
+        result = await run_coder(lab, namespace=["."], verify="true")
         text = text_of(await lab.call("check_subagent", subagent_id=result["subagent_id"]))
     files = {file["path"]: file for file in result["untrusted_result"]["changed"]["files"]}
     assert (files["users.txt"]["link"], files["README.md"]["link"]) == ("/etc/passwd", "nowhere")
@@ -196,8 +170,8 @@ async def test_writes_outside_the_namespace_are_refused_or_reverted(
 ) -> None:
     repository = project(tmp_path)
     untouched = Untouched(repository)
-    async with open_lab(tmp_path, says(call, RIGHT)) as lab:
-        result = await coded(lab)
+    async with open_lab(tmp_path, make_calls(call, RIGHT)) as lab:
+        result = await run_coder(lab)
         first, *_others = await lab.facts(result["subagent_id"], ToolResult)
     assert says_no in first.output, first.output
     assert result["status"] == "success", result
@@ -216,8 +190,8 @@ async def test_a_planted_git_folder_runs_nothing_and_stays_off_the_branch(tmp_pa
         "cp .git/evil .git/hooks/post-index-change; printf '[core]\\n\\tfsmonitor = .git/evil\\n' > .git/config;"
         f"echo '* filter=evil' > .gitattributes; ln -s {repository}/.git link; ls -A"
     )
-    async with open_lab(tmp_path, says(("run_bash", {"command": plant}), RIGHT)) as lab:
-        result = await coded(lab, namespace=["."])
+    async with open_lab(tmp_path, make_calls(("run_bash", {"command": plant}), RIGHT)) as lab:
+        result = await run_coder(lab, namespace=["."])
     assert result["status"] == "success", result
     paths = {each["path"] for each in result["untrusted_result"]["changed"]["files"]}
     assert "adding.py" in paths and not any(".git/" in path for path in paths)
@@ -232,8 +206,8 @@ async def test_a_dirty_checkout_stays_unchanged_and_work_starts_at_its_last_comm
     git(repository, "stash", "-q", "--keep-index")
     write(repository, {"adding.py": "broken\n", "new.txt": "new\n"})
     untouched = Untouched(repository)
-    async with open_lab(tmp_path, says(RIGHT)) as lab:
-        result = await coded(lab)
+    async with open_lab(tmp_path, make_calls(RIGHT)) as lab:
+        result = await run_coder(lab)
     assert result["status"] == "success", result
     assert any("uncommitted" in note for note in result["changes"]["notes"])
     assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
@@ -244,8 +218,8 @@ async def test_a_dirty_checkout_stays_unchanged_and_work_starts_at_its_last_comm
 @pytest.mark.slow
 async def test_work_starts_at_the_approved_commit(tmp_path: Path) -> None:
     repository = project(tmp_path)
-    async with open_lab(tmp_path, says(RIGHT)) as lab:
-        made = await lab.propose(**asked())
+    async with open_lab(tmp_path, make_calls(RIGHT)) as lab:
+        made = await lab.propose(**coder_task())
         base = git(repository, "rev-parse", "HEAD").strip()
         write(repository, {"adding.py": "def add(a, b):\n    return 3\n"})
         git(repository, "commit", "-qam", "later")
@@ -270,7 +244,7 @@ async def test_two_simultaneous_coders_in_one_repository_make_two_branches(tmp_p
     async with open_lab(tmp_path, answer) as lab, anyio.create_task_group() as tasks:
 
         async def one() -> None:
-            found.append(await coded(lab))
+            found.append(await run_coder(lab))
 
         tasks.start_soon(one)
         tasks.start_soon(one)
@@ -282,96 +256,11 @@ async def test_two_simultaneous_coders_in_one_repository_make_two_branches(tmp_p
 async def test_unchanged_work_is_still_verified_and_makes_no_branch(tmp_path: Path) -> None:
     repository = project(tmp_path)
     async with open_lab(tmp_path, [hand_over(summary="It adds already.")]) as lab:
-        result = await coded(lab, verify="true")
+        result = await run_coder(lab, verify="true")
         text = text_of(await lab.call("check_subagent", subagent_id=result["subagent_id"]))
     assert result["status"] == "success" and result["changes"]["verified"]
     assert result["changes"]["branch"] is None and branches(repository) == {}
     assert "Nothing was changed; there is no branch." in text
-
-
-@pytest.mark.slow
-async def test_an_answer_without_a_submit_call_is_verified_too(tmp_path: Path) -> None:
-    project(tmp_path)
-    script = [Say("It is done."), Say(calls=[RIGHT]), Say("Now it is done.")]
-    async with open_lab(tmp_path, script) as lab:
-        result = await coded(lab)
-        checks = await lab.facts(result["subagent_id"], WorkChecked)
-        told = str(lab.server.requests[1].json["messages"][-1]["content"])
-    assert result["status"] == "success", result
-    assert [check.verify.passed for check in checks] == [False, True]
-    assert "AssertionError" in told and "3 more attempts are left" in told
-
-
-@pytest.mark.slow
-async def test_work_cut_off_by_a_cap_stays_on_the_branch_unverified(tmp_path: Path) -> None:
-    repository = project(tmp_path)
-    async with open_lab(tmp_path, says(RIGHT)) as lab:
-        result = await coded(lab, max_iterations=2)
-        await gone(lab)
-    assert result["status"] == "iteration_limit" and not result["changes"]["verified"]
-    assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
-    message = git(repository, "log", "-1", "--format=%B", result["changes"]["branch"])
-    assert "Not verified: the run ended as iteration_limit" in " ".join(message.split())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("when", ["baseline", "work", "check"])
-async def test_a_cancel_is_answered_in_time_and_keeps_the_work(tmp_path: Path, when: str) -> None:
-    repository = project(tmp_path)
-    untouched = Untouched(repository)
-    gate = Gate()
-    script = {
-        "baseline": [hand_over()],
-        "work": [Say(calls=[RIGHT]), Say("late", gate=gate)],
-        "check": [Say(calls=[RIGHT]), hand_over()],
-    }
-    slow = {"baseline": "sleep 60", "work": "true", "check": "grep -q 'a - b' adding.py || sleep 60"}
-    async with open_lab(tmp_path, script[when]) as lab:
-        run_id = await lab.start(**asked(verify=slow[when]))
-        if when == "work":
-            await arrived(gate.arrived, 20)
-        else:
-            await lab.logged(run_id, "Activity", {"baseline": 1, "check": 3}[when], within_s=60)
-            with anyio.fail_after(20):
-                while not marked(run_id):  # noqa: ASYNC110 - nothing tells
-                    await anyio.sleep(0.02)
-        with anyio.fail_after(20):
-            answer = await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
-        assert answer.runs[0]["state"] == "cancelled"
-        result = await lab.result(run_id)
-        gate.released.set()
-        await gone(lab)
-    assert not marked(run_id)
-    changes = result["changes"]
-    if when == "baseline":
-        assert (changes["branch"], changes["not_kept"]) == (None, None) and branches(repository) == {}
-    else:
-        assert branches(repository) == {changes["branch"]: changes["head"]} and not changes["verified"]
-        assert git(repository, "show", f"{changes['branch']}:adding.py").endswith("a + b\n")
-    untouched.check()
-
-
-@pytest.mark.slow
-async def test_a_baseline_that_uses_all_the_time_ends_the_run_before_a_model_call(tmp_path: Path) -> None:
-    repository = project(tmp_path)
-    async with open_lab(tmp_path, [hand_over()]) as lab:
-        result = await coded(lab, verify="sleep 60", timeout=3)
-        assert lab.server.requests == []
-        await gone(lab)
-    assert result["status"] == "timeout"
-    assert (result["changes"]["branch"], result["changes"]["not_kept"]) == (None, None)
-    assert result["changes"]["verify"]["before"] is None and branches(repository) == {}
-
-
-@pytest.mark.slow
-async def test_the_timeout_of_the_run_cuts_off_an_endless_verify_command(tmp_path: Path) -> None:
-    repository = project(tmp_path)
-    hangs = "grep -q 'a - b' adding.py || sleep 60"
-    async with open_lab(tmp_path, says(RIGHT)) as lab:
-        result = await coded(lab, verify=hangs, timeout=6)
-    assert result["status"] == "timeout" and not result["changes"]["verified"], result
-    assert result["untrusted_result"]["summary"] == "Adding adds.", "it was handed over in time"
-    assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
 
 
 @pytest.mark.slow
@@ -380,7 +269,7 @@ async def test_many_changed_files_and_a_long_failure_fit_into_an_answer(tmp_path
     many = "for i in $(seq 1 400); do echo x > a-rather-long-name-of-a-file-$i.txt; done; seq 1 9 > test_odd.py"
     fails = "ls a-rather* >/dev/null 2>&1 || exit 0; seq 1 20000; echo the last line; false"
     async with open_lab(tmp_path, [Say(calls=[("run_bash", {"command": many})]), *[hand_over()] * 4]) as lab:
-        result = await coded(lab, namespace=["."], verify=fails)
+        result = await run_coder(lab, namespace=["."], verify=fails)
         checked = await lab.call("check_subagent", subagent_id=result["subagent_id"])
     assert (result["status"], result["changes"]["files"]) == ("error", 401)
     assert len(json.dumps(checked.structured(), ensure_ascii=False)) < 10_000 and len(text_of(checked)) < 10_000
@@ -394,7 +283,7 @@ async def test_a_secret_printed_while_verifying_reaches_neither_model_nor_log_no
     key = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
     repository = project(tmp_path, **{"leaked.txt": f"{key}\n"})
     async with open_lab(tmp_path, [*[hand_over()] * 4], env={"AVA_MODEL_API_KEY": key}) as lab:
-        result = await coded(lab, verify="cat leaked.txt; false")
+        result = await run_coder(lab, verify="cat leaked.txt; false")
         received = b"".join(request.body for request in lab.server.requests)
         [ready] = await lab.facts(result["subagent_id"], WorktreeReady)
     assert key.encode() not in received and key not in json.dumps(result) and key not in ready.told
@@ -417,7 +306,7 @@ async def test_verifies_a_project_with_its_own_pytest(tmp_path: Path) -> None:
     edit = ("edit_file", {"path": "src/adding.py", "old": "a - b", "new": "a + b"})
     script = [Say(calls=[edit]), Say(calls=[("run_bash", {"command": "python -m pytest"})]), hand_over()]
     async with open_lab(tmp_path, script) as lab:
-        given = {key: value for key, value in asked(namespace=["src"]).items() if key != "verify"}
+        given = {key: value for key, value in coder_task(namespace=["src"]).items() if key != "verify"}
         result = await lab.outcome(60, **given)
         [ready] = await lab.facts(result["subagent_id"], WorktreeReady)
         ran = [each for each in await lab.facts(result["subagent_id"], ToolResult) if each.tool == "run_bash"]
@@ -439,7 +328,7 @@ async def test_verifies_a_node_project_with_its_own_test_runner(tmp_path: Path) 
     repository = checkout(tmp_path / "workspace", files)
     edit = ("edit_file", {"path": "add.js", "old": "a - b", "new": "a + b"})
     async with open_lab(tmp_path, [hand_over(), Say(calls=[edit]), hand_over()]) as lab:
-        result = await coded(lab, namespace=["add.js"], verify="node --test")
+        result = await run_coder(lab, namespace=["add.js"], verify="node --test")
         first, *_others = [
             each for each in await lab.facts(result["subagent_id"], ToolResult) if each.tool == "submit_result"
         ]
@@ -450,49 +339,12 @@ async def test_verifies_a_node_project_with_its_own_test_runner(tmp_path: Path) 
 
 async def test_the_plan_is_made_with_the_baseline_shown(tmp_path: Path) -> None:
     project(tmp_path)
-    script = [Say("It subtracts."), Say("1. edit_file adding.py."), Say("KEEP"), *says(RIGHT)]
+    script = [Say("It subtracts."), Say("1. edit_file adding.py."), Say("KEEP"), *make_calls(RIGHT)]
     async with open_lab(tmp_path, script) as lab:
-        result = await coded(lab, plan=True)
+        result = await run_coder(lab, plan=True)
         first = lab.server.requests[0].json["messages"]
     assert result["status"] == "success", result
     assert "AssertionError: -1 != 3" in json.dumps(first)
-
-
-@pytest.mark.slow
-async def test_a_paused_run_resumes_in_its_worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ava_server.runs.model_call.PAUSE_FROM_S", 0.5)
-    repository = project(tmp_path)
-    script: list[Step] = [Say(calls=[RIGHT]), Fail(429, retry_after="1"), hand_over()]
-    async with open_lab(tmp_path, script) as lab:
-        result = await coded(lab)
-        assert len(await lab.facts(result["subagent_id"], RunPaused)) == 1
-        assert len(await lab.facts(result["subagent_id"], WorktreeReady)) == 1
-        await gone(lab)
-    assert result["status"] == "success", result
-    assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
-
-
-async def test_a_run_whose_repository_disappears_fails_and_its_work_is_kept_when_it_returns(
-    tmp_path: Path,
-) -> None:
-    repository = project(tmp_path)
-
-    def answer(request: dict[str, Any]) -> Step:
-        if not any(message["role"] == "assistant" for message in request["messages"]):
-            return Say(calls=[RIGHT])
-        repository.rename(tmp_path / "elsewhere")
-        return hand_over()
-
-    async with open_lab(tmp_path, answer) as lab:
-        result = await coded(lab)
-        assert (result["status"], result["error"]["kind"]) == ("error", "workshop"), result
-        assert result["changes"]["branch"] is None and result["changes"]["not_kept"]
-        assert worktrees(lab.root), "it has what is on no branch"
-        (tmp_path / "elsewhere").rename(repository)
-        await lab.runtime.sweep()
-        assert worktrees(lab.root) == []
-    [branch] = branches(repository)
-    assert git(repository, "show", f"{branch}:adding.py").endswith("a + b\n")
 
 
 @pytest.mark.slow
@@ -500,60 +352,30 @@ async def test_repairs_of_a_malformed_result_count_separately_from_failed_verifi
     """Three results that do not pass leave the two repairs of its form as they are."""
     project(tmp_path)
     malformed = Say(calls=[("submit_result", {"no_such_argument": 1})])
-    script = [*[hand_over()] * 3, malformed, *says(RIGHT)]
+    script = [*[hand_over()] * 3, malformed, *make_calls(RIGHT)]
     async with open_lab(tmp_path, script) as lab:
-        result = await coded(lab)
+        result = await run_coder(lab)
         checks = await lab.facts(result["subagent_id"], WorkChecked)
     assert result["status"] == "success", result
     assert [check.verify.passed for check in checks] == [False, False, False, True]
 
 
-async def test_a_branch_that_takes_longer_than_the_cancel_limit_is_made_right_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ava_server.runs.coding.KEEP_CANCELLED_S", 0.01)
-    repository = project(tmp_path)
-    gate = Gate()
-    async with open_lab(tmp_path, [Say(calls=[RIGHT]), Say("late", gate=gate)]) as lab:
-        run_id = await lab.start(**asked())
-        await arrived(gate.arrived, 20)
-        with anyio.fail_after(20):
-            answer = await lab.call("cancel_subagent", subagent_id=run_id)
-        gate.released.set()
-        assert "is made right after" in answer.runs[0]["changes"]["not_kept"]
-        assert "What it changed is NOT on a branch" in text_of(answer)
-        await gone(lab)
-    assert git(repository, "show", f"ava/{run_id}:adding.py").endswith("a + b\n")
+def give_pytest(repository: Path) -> None:
+    """Give a project a virtual environment of its own, with the pytest that runs this."""
+    environment_of(Path(sys.executable).resolve(), repository, {})
+    (packages,) = (repository / ".venv" / "lib").glob("python*/site-packages")
+    for name in ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"):
+        found = find_spec(name)
+        assert found is not None and found.origin is not None
+        source = Path(found.origin)
+        if source.name == "__init__.py":
+            shutil.copytree(source.parent, packages / name)
+        else:
+            shutil.copy(source, packages)
 
 
-async def test_cancelling_a_paused_run_keeps_its_work(tmp_path: Path) -> None:
-    repository = project(tmp_path)
-    async with open_lab(tmp_path, [Say(calls=[RIGHT]), Fail(429, retry_after="3600")]) as lab:
-        run_id = await lab.start(**asked())
-        await lab.logged(run_id, "RunPaused", within_s=60)
-        await anyio.sleep(0.2)  # its owner lets go of it
-        with anyio.fail_after(20):
-            answer = await lab.call("cancel_subagent", subagent_id=run_id)
-        assert (answer.runs[0]["state"], answer.runs[0]["changes"]["branch"]) == ("cancelled", f"ava/{run_id}")
-        await gone(lab)
-    assert git(repository, "show", f"ava/{run_id}:adding.py").endswith("a + b\n")
-
-
-async def test_cancelling_a_paused_run_waits_for_its_branch_no_longer_than_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repository = project(tmp_path)
-    async with open_lab(tmp_path, [Say(calls=[RIGHT]), Fail(429, retry_after="3600")]) as lab:
-        run_id = await lab.start(**asked())
-        await lab.logged(run_id, "RunPaused", within_s=60)
-        with anyio.fail_after(20):
-            while lab.runtime.manager.activity(run_id) is not None:  # noqa: ASYNC110 - nothing tells that it let go
-                await anyio.sleep(0.02)
-        monkeypatch.setattr("ava_server.runs.control.ANSWER_S", 0.0)
-        monkeypatch.setattr("ava_server.runs.control.LEAST_S", 0.001)
-        with anyio.fail_after(20):
-            answer = await lab.call("cancel_subagent", subagent_id=run_id)
-        assert answer.runs[0]["state"] == "cancelled"
-        assert "is made right after" in answer.runs[0]["changes"]["not_kept"]
-        await gone(lab)
-    assert git(repository, "show", f"ava/{run_id}:adding.py").endswith("a + b\n")
+async def gone(lab: Lab) -> None:
+    """Wait until nothing is left of worktrees: they go right after the ending."""
+    with anyio.fail_after(40):
+        while worktrees(lab.root):  # noqa: ASYNC110 - nothing tells when it goes
+            await anyio.sleep(0.02)

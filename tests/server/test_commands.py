@@ -14,11 +14,10 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 from support import owner
-from support.model_server import Say, running_model_server
-from support.processes import marked
+from support.model_server import Say, run_model_server
+from support.processes import processes_of_run
 from support.repositories.projects import checkout, environment_of, git, names, tree, write
 from support.runtime import Lab, hand_over, open_lab, settings_of
-from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import RunStarted, ToolResult
 from ava_roles.sandbox import linux, selection
@@ -28,49 +27,11 @@ from ava_server.approval.scope import remove_workbenches
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("confined")
+
 _LEFT_OUT = shutil.ignore_patterns(
     "test", "__pycache__", "site-packages", "idlelib", "tkinter", "ensurepip", "config-*"
 )
-
-
-def python_of_uv(home: Path) -> Path:
-    """Install a Python below a home folder as uv does, and return it as uv calls it: through a link of its version."""
-    minor = f"{sys.version_info.major}.{sys.version_info.minor}"
-    below = home / ".local" / "share" / "uv" / "python"
-    real = below / f"cpython-{minor}.{sys.version_info.micro}-linux-x86_64-gnu"
-    (real / "bin").mkdir(parents=True)
-    shutil.copy(Path(sys.executable).resolve(), real / "bin" / f"python{minor}")
-    shutil.copytree(sysconfig.get_path("stdlib"), real / "lib" / f"python{minor}", ignore=_LEFT_OUT, symlinks=True)
-    for library in (Path(sys.base_prefix) / "lib").glob("libpython*.so*"):
-        shutil.copy(library, real / "lib")
-    (below / f"cpython-{minor}-linux-x86_64-gnu").symlink_to(real)
-    return below / f"cpython-{minor}-linux-x86_64-gnu" / "bin" / f"python{minor}"
-
-
-def node_of_nvm(home: Path) -> Path:
-    """Install this machine's Node below a home folder as nvm does."""
-    real = shutil.which("node")
-    assert real is not None
-    prefix = home / ".nvm" / "versions" / "node" / "v20.0.0"
-    (prefix / "bin").mkdir(parents=True)
-    (prefix / "include" / "node").mkdir(parents=True)
-    shutil.copy(real, prefix / "bin" / "node")
-    return prefix / "bin" / "node"
-
-
-PROJECT = {
-    "adding.py": "def add(a, b):\n    return a + b\n",
-    "test_adding.py": (
-        "import unittest\nfrom adding import add\n\n"
-        "class Adds(unittest.TestCase):\n    def test_adds(self):\n        self.assertEqual(add(1, 2), 3)\n"
-    ),
-    ".gitignore": ".env\n__pycache__/\n.venv/\nnode_modules/\n",
-}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    needs_confinement(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture
@@ -80,32 +41,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(folder, {".ssh/id_rsa": "PRIVATE\n", ".config/token": "TOKEN\n"})
     monkeypatch.setenv("HOME", str(folder))
     return folder
-
-
-def bash(*commands: str) -> list[Say]:
-    """A model that runs commands, one a turn, and then hands over."""
-    return [*(Say(calls=[("run_bash", {"command": command})]) for command in commands), hand_over()]
-
-
-async def outputs(lab: Lab, **more: Any) -> list[ToolResult]:
-    """Run a reviewer to its end; return what its commands brought."""
-    run_id = await lab.start(**{"role": "code_reviewer", **more})
-    row = await lab.ended(run_id, within_s=60)
-    assert row.state == "success", await lab.result(run_id)
-    results = await lab.facts(run_id, ToolResult)
-    return [result for result in results if result.tool in ("run_bash", "python_exec")]
-
-
-def left(scratch: Path) -> list[Path]:
-    """What runs have at this moment that is only their own."""
-    return list(scratch.glob("S-*"))
-
-
-async def gone(folder: Path) -> None:
-    """Wait until a folder has nothing of a run any more: it goes right after the ending."""
-    with anyio.fail_after(40):
-        while left(folder):  # noqa: ASYNC110 - nothing tells when it goes
-            await anyio.sleep(0.02)
 
 
 @pytest.mark.slow
@@ -268,11 +203,11 @@ async def test_a_cancel_removes_the_copy_and_every_process(tmp_path: Path, home:
     async with open_lab(tmp_path, bash(SLEEPS)) as lab:
         run_id = await lab.start(role="code_reviewer")
         await asleep(lab.root)
-        assert marked(run_id)
+        assert processes_of_run(run_id)
         with anyio.fail_after(20):
             await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
         await gone(lab.root / "scratch")
-    assert not marked(run_id), "a process of the run is left"
+    assert not processes_of_run(run_id), "a process of the run is left"
 
 
 SLEEPS = "echo $$ > pid; sleep 300 & sleep 300"
@@ -301,16 +236,16 @@ async def test_killing_the_server_ends_its_command_and_the_next_server_makes_a_f
     tmp_path: Path, home: Path
 ) -> None:
     checkout(tmp_path / "workspace", PROJECT)
-    with running_model_server(bash(f"touch made; {SLEEPS}", "ls -A")) as server:
+    with run_model_server(bash(f"touch made; {SLEEPS}", "ls -A")) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             run_id = await lab.start(role="code_reviewer")
         command = [sys.executable, owner.__file__, str(tmp_path / "data"), server.base_url]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as owning:  # noqa: ASYNC220
             await asleep(tmp_path / "data")
-            assert marked(run_id)
+            assert processes_of_run(run_id)
             owning.kill()
         with anyio.fail_after(20):
-            while marked(run_id):  # noqa: ASYNC110 - nobody tells
+            while processes_of_run(run_id):  # noqa: ASYNC110 - nobody tells
                 await anyio.sleep(0.02)
         async with open_lab(tmp_path, server=server) as lab:
             row = await lab.ended(run_id, within_s=60)
@@ -333,7 +268,7 @@ def test_resuming_a_run_removes_what_its_earlier_owner_left(tmp_path: Path) -> N
 @pytest.mark.slow
 async def test_removes_what_a_killed_owner_left_even_if_nobody_resumes_the_run(tmp_path: Path, home: Path) -> None:
     checkout(tmp_path / "workspace", PROJECT)
-    with running_model_server(bash(SLEEPS)) as server:
+    with run_model_server(bash(SLEEPS)) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             run_id = await lab.start(role="code_reviewer")
         command = [sys.executable, owner.__file__, str(tmp_path / "data"), server.base_url]
@@ -449,7 +384,7 @@ async def test_networked_commands_reach_the_network_of_this_machine(tmp_path: Pa
         begun = any(message["role"] == "tool" for message in request["messages"])
         return hand_over() if begun else bash(connect.format(ports[0]))[0]
 
-    with running_model_server(model) as server:
+    with run_model_server(model) as server:
         ports.append(urlsplit(server.base_url).port or 0)
         async with open_lab(tmp_path, server=server) as lab:
             (ran,) = await outputs(lab, role="pinger")
@@ -519,7 +454,7 @@ async def test_a_run_waits_where_its_sandbox_would_be_weaker_than_approved(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkout(tmp_path / "workspace", PROJECT)
-    with running_model_server(bash("true")) as server:
+    with run_model_server(bash("true")) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             strong = lab.runtime.sandbox()
             assert not isinstance(strong, Unavailable)
@@ -567,3 +502,64 @@ async def test_without_a_sandbox_every_proposal_says_so_and_nothing_starts_autom
 def test_only_the_settings_file_can_turn_the_sandbox_off(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="AVA_SANDBOX__MODE"):
         settings_of(tmp_path / "data", None, "", {"AVA_SANDBOX__MODE": "none"})
+
+
+def python_of_uv(home: Path) -> Path:
+    """Install a Python below a home folder as uv does, and return it as uv calls it: through a link of its version."""
+    minor = f"{sys.version_info.major}.{sys.version_info.minor}"
+    below = home / ".local" / "share" / "uv" / "python"
+    real = below / f"cpython-{minor}.{sys.version_info.micro}-linux-x86_64-gnu"
+    (real / "bin").mkdir(parents=True)
+    shutil.copy(Path(sys.executable).resolve(), real / "bin" / f"python{minor}")
+    shutil.copytree(sysconfig.get_path("stdlib"), real / "lib" / f"python{minor}", ignore=_LEFT_OUT, symlinks=True)
+    for library in (Path(sys.base_prefix) / "lib").glob("libpython*.so*"):
+        shutil.copy(library, real / "lib")
+    (below / f"cpython-{minor}-linux-x86_64-gnu").symlink_to(real)
+    return below / f"cpython-{minor}-linux-x86_64-gnu" / "bin" / f"python{minor}"
+
+
+def node_of_nvm(home: Path) -> Path:
+    """Install this machine's Node below a home folder as nvm does."""
+    real = shutil.which("node")
+    assert real is not None
+    prefix = home / ".nvm" / "versions" / "node" / "v20.0.0"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "include" / "node").mkdir(parents=True)
+    shutil.copy(real, prefix / "bin" / "node")
+    return prefix / "bin" / "node"
+
+
+PROJECT = {
+    "adding.py": "def add(a, b):\n    return a + b\n",
+    "test_adding.py": (
+        "import unittest\nfrom adding import add\n\n"
+        "class Adds(unittest.TestCase):\n    def test_adds(self):\n        self.assertEqual(add(1, 2), 3)\n"
+    ),
+    ".gitignore": ".env\n__pycache__/\n.venv/\nnode_modules/\n",
+}
+
+
+def bash(*commands: str) -> list[Say]:
+    """A model that runs commands, one a turn, and then hands over."""
+    return [*(Say(calls=[("run_bash", {"command": command})]) for command in commands), hand_over()]
+
+
+async def outputs(lab: Lab, **more: Any) -> list[ToolResult]:
+    """Run a reviewer to its end; return what its commands brought."""
+    run_id = await lab.start(**{"role": "code_reviewer", **more})
+    row = await lab.ended(run_id, within_s=60)
+    assert row.state == "success", await lab.result(run_id)
+    results = await lab.facts(run_id, ToolResult)
+    return [result for result in results if result.tool in ("run_bash", "python_exec")]
+
+
+def left(scratch: Path) -> list[Path]:
+    """What runs have at this moment that is only their own."""
+    return list(scratch.glob("S-*"))
+
+
+async def gone(folder: Path) -> None:
+    """Wait until a folder has nothing of a run any more: it goes right after the ending."""
+    with anyio.fail_after(40):
+        while left(folder):  # noqa: ASYNC110 - nothing tells when it goes
+            await anyio.sleep(0.02)

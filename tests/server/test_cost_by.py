@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, running_model_server
-from support.runtime import PRICED, USER, arrived, hand_over, open_lab
+from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, run_model_server
+from support.runtime import PRICED, USER, hand_over, open_lab, wait_for
 
 from ava_audit.events import CostReserved, CostUpdate, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow
@@ -53,13 +53,6 @@ CONFIG = RunConfig(
     price=FREE_LOCAL, timeout_s=600, max_cost_micros=500_000, max_tokens=100_000, max_iterations=20, max_tool_calls=25,
     tools=(), reach="can reach neither files nor the web", estimated_minutes=(1, 2), input_bytes=1,
 ).model_dump_json()  # fmt: skip
-
-
-def run_row(cost_micros: int, uncosted_micros: int) -> RunRow:
-    return RunRow(
-        "S-000001", "P-00000001", None, USER, "sess-1", "researcher", None, None, "far:model", CONFIG, None, RUNNING,
-        None, None, 1, cost_micros=cost_micros, uncosted_micros=uncosted_micros,
-    )  # fmt: skip
 
 
 @pytest.mark.requirement("N-08")
@@ -147,13 +140,20 @@ async def test_the_turn_after_a_retry_is_booked_by_its_tokens_again(tmp_path: Pa
 
 async def test_calls_repeated_because_the_first_process_died_count_as_retries(tmp_path: Path) -> None:
     gate = Gate()
-    with running_model_server([Say("lost", gate=gate), hand_over()]) as server:
+    with run_model_server([Say("lost", gate=gate), hand_over()]) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             run_id = await lab.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             await lab.ended(run_id)
             result = await lab.result(run_id)
             [lost, paid] = await lab.facts(run_id, CostUpdate)
     assert lost.settlement == "unknown"
     assert result["cost_by"] == {"retries": paid.cost_cents, "uncosted": lost.cost_cents}
+
+
+def run_row(cost_micros: int, uncosted_micros: int) -> RunRow:
+    return RunRow(
+        "S-000001", "P-00000001", None, USER, "sess-1", "researcher", None, None, "far:model", CONFIG, None, RUNNING,
+        None, None, 1, cost_micros=cost_micros, uncosted_micros=uncosted_micros,
+    )  # fmt: skip

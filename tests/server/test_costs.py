@@ -11,7 +11,7 @@ from typing import Any
 import anyio.to_thread
 import pytest
 from support.model_server import Fail, Gate, Raw, Received, Say, Step, events
-from support.runtime import PRICED, Lab, arrived, hand_over, open_lab, settings_of, with_workspace
+from support.runtime import PRICED, Lab, allow_workspace, hand_over, open_lab, settings_of, wait_for
 from support.terminal import ava
 
 from ava_audit.events import CostUpdate, ToolResult, Usage
@@ -24,34 +24,6 @@ from ava_server.service.runtime import open_runtime
 
 CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)
 NOTE = ("scratchpad", {"note": "so far"})
-
-
-def used(prompt: int, output: int, cached: int = 0, written: int = 0, thinking: int = 0) -> dict[str, Any]:
-    """Figures as OpenRouter reports them."""
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
-        "completion_tokens_details": {"reasoning_tokens": thinking},
-    }
-
-
-async def shown(lab: Lab, run_id: str, *more: str) -> str:
-    """The screen, which 80 columns suffice for."""
-    done = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show", run_id, "--cost", "--utc", *more))
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    first, *lines = done.stdout.splitlines()
-    assert first == f"Data root: {lab.root}"
-    assert [line for line in lines if len(line) > 80] == []
-    return done.stdout
-
-
-async def as_json(lab: Lab, run_id: str) -> dict[str, Any]:
-    done = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show", run_id, "--cost", "--json"))
-    assert done.returncode == 0, done.stderr
-    value: dict[str, Any] = json.loads(done.stdout)
-    return value
 
 
 def test_the_price_of_a_model_includes_what_each_call_costs() -> None:
@@ -191,7 +163,7 @@ async def test_a_running_run_shows_its_reserved_cost_and_a_pending_one_shows_no_
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=[NOTE]), Say("x", gate=gate)], config=PRICED) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         waiting = await lab.propose(task="Another")
         text, found = await shown(lab, run_id), await as_json(lab, run_id)
         assert re.search(r"^ +2 +- .* in flight$", text, re.MULTILINE)
@@ -258,8 +230,8 @@ async def test_names_a_daily_budget_that_changed_during_the_run(tmp_path: Path) 
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=hand_over().calls, gate=gate)], config=PRICED, check=False) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
-        config = with_workspace("[limits]\nuser_daily_cents = 400\n" + PRICED, lab.workspace)
+        await wait_for(gate.arrived)
+        config = allow_workspace("[limits]\nuser_daily_cents = 400\n" + PRICED, lab.workspace)
         async with open_runtime(settings_of(lab.root, lab.server.base_url, config)):
             gate.released.set()
             await lab.ended(run_id)
@@ -285,3 +257,31 @@ async def test_the_costs_of_every_settled_run_add_up_from_its_entries_alone(tmp_
 def test_prices_each_token_class_at_the_rates_of_its_step() -> None:
     usage = Usage(input_tokens=10, cache_read_tokens=5, output_tokens=2)
     assert nanos_of(Price(3, 7, 1, 4), usage) == {"input": 30, "cache": 5, "output": 14, "thinking": 0}
+
+
+def used(prompt: int, output: int, cached: int = 0, written: int = 0, thinking: int = 0) -> dict[str, Any]:
+    """Figures as OpenRouter reports them."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
+        "completion_tokens_details": {"reasoning_tokens": thinking},
+    }
+
+
+async def shown(lab: Lab, run_id: str, *more: str) -> str:
+    """The screen, which 80 columns suffice for."""
+    done = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show", run_id, "--cost", "--utc", *more))
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    first, *lines = done.stdout.splitlines()
+    assert first == f"Data root: {lab.root}"
+    assert [line for line in lines if len(line) > 80] == []
+    return done.stdout
+
+
+async def as_json(lab: Lab, run_id: str) -> dict[str, Any]:
+    done = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show", run_id, "--cost", "--json"))
+    assert done.returncode == 0, done.stderr
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value

@@ -14,8 +14,8 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.model_server import Gate, Say
-from support.runtime import arrived, hand_over, open_lab, settings_of
-from support.stdio import logged, until
+from support.runtime import hand_over, open_lab, settings_of, wait_for
+from support.stdio import read_log, until
 
 from ava_audit.events import RunClaimed, SpawnDecided, ToolResult
 from ava_server.config.credentials import Credentials, model_settings
@@ -27,21 +27,12 @@ FIRST, SECOND = "the-first-key-of-all", "the-second-key-of-all"
 """Keys without the shape of one: they are hidden only where they are known."""
 
 
-def write(path: Path, text: str, mode: int = 0o600) -> None:
-    path.write_text(text, "utf-8")
-    path.chmod(mode)
-
-
 def half(keys: Path) -> None:
     write(keys, f'openrouter = "{SECOND[:9]}')
 
 
 def loosened(keys: Path) -> None:
     keys.chmod(0o644)
-
-
-def mended(keys: Path, mode: int = 0o600) -> None:
-    keys.chmod(mode)
 
 
 def no_toml(keys: Path) -> None:
@@ -75,19 +66,6 @@ def _no_keys_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    """`keys.toml` of the lab's data root, with one key in it."""
-    (tmp_path / "data").mkdir(mode=0o700)
-    set_key("openrouter", FIRST, tmp_path / "data" / "keys.toml")
-    return tmp_path / "data" / "keys.toml"
-
-
-def tools_in(root: Path, kind: str) -> set[str]:
-    """The tools that the log names in entries of a type."""
-    return {entry.content["tool"] for entry in logged(root, kind)}
-
-
 # -- a file that turns bad --------------------------------------------------------------------------------------------
 
 
@@ -112,7 +90,7 @@ async def test_a_broken_key_file_stops_only_what_needs_a_key(
 
         tools = {"spawn_subagent", "confirm_spawn", "check_subagent", "read_ava_logs", "cancel_subagent"}
         await until(lambda: all(tools <= tools_in(lab.root, kind) for kind in ("ToolCall", "ToolResult")))
-        assert FIRST not in repr(logged(lab.root)), "what was known stays hidden"
+        assert FIRST not in repr(read_log(lab.root)), "what was known stays hidden"
 
 
 async def test_refuses_a_key_file_with_loose_permissions_and_accepts_it_once_fixed(tmp_path: Path, keys: Path) -> None:
@@ -147,7 +125,7 @@ async def test_reports_a_started_run_as_started_if_the_key_file_breaks_afterward
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(confirm)
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             half(keys)
             gate.released.set()
         assert answers[0].status == "approved"
@@ -236,7 +214,7 @@ async def test_a_running_run_redacts_a_key_stored_in_the_meantime(tmp_path: Path
     async with open_lab(tmp_path, [reads, hand_over()]) as lab:
         (lab.workspace / "notes.md").write_text(f"It was {FIRST}, and it is {SECOND}.\n")
         run_id = await lab.start(role="code_reviewer")
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await anyio.to_thread.run_sync(set_key, "openrouter", SECOND, keys)
         await lab.call("check_subagent")
         gate.released.set()
@@ -345,3 +323,25 @@ async def test_reads_the_file_only_after_a_change_and_never_on_the_event_loop(tm
             with pytest.raises(AvaError):
                 await anyio.to_thread.run_sync(lambda: lab.runtime.credentials.models)
             assert threading.get_ident() not in threads
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> None:
+    path.write_text(text, "utf-8")
+    path.chmod(mode)
+
+
+def mended(keys: Path, mode: int = 0o600) -> None:
+    keys.chmod(mode)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """`keys.toml` of the lab's data root, with one key in it."""
+    (tmp_path / "data").mkdir(mode=0o700)
+    set_key("openrouter", FIRST, tmp_path / "data" / "keys.toml")
+    return tmp_path / "data" / "keys.toml"
+
+
+def tools_in(root: Path, kind: str) -> set[str]:
+    """The tools that the log names in entries of a type."""
+    return {entry.content["tool"] for entry in read_log(root, kind)}

@@ -16,9 +16,9 @@ from typing import Any
 import anyio
 import pytest
 from support import owner as owner_program
-from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.model_server import Gate, ModelServer, Say, run_model_server
 from support.processes import lives
-from support.runtime import PRICED, Lab, arrived, open_lab, settings_of, submits
+from support.runtime import PRICED, Lab, open_lab, settings_of, submit, wait_for
 from support.stdio import until
 
 from ava_audit.events import Event, SpawnProposed, Who
@@ -31,59 +31,7 @@ from ava_server.service import event_hook
 
 pytestmark = pytest.mark.slow
 
-HEARS = """
-import json, os, sys
-call = {"raw": sys.stdin.read(), "args": sys.argv[2:], "env": dict(os.environ), "cwd": os.getcwd()}
-with open(sys.argv[1], "a") as file:
-    file.write(json.dumps({**call, "parent": os.getppid()}) + "\\n")
-"""
-HANGS = """
-import os, sys, time
-with open(sys.argv[1], "a") as file:
-    file.write(f"{os.getpid()}\\n")
-while True:
-    time.sleep(60)
-"""
-FAILS = """
-import sys
-with open(sys.argv[1], "a") as file:
-    file.write("asked\\n")
-print("may the model be told of this?")
-sys.exit(7)
-"""
 FIELDS = ["event", "pending_id", "subagent_id", "user", "role", "task", "estimated_minutes", "max_cost_cents", "status"]
-
-
-class Ears:
-    """A program, and what it has heard."""
-
-    def __init__(self, folder: Path, source: str = HEARS, *args: str) -> None:
-        self.script = folder / "program.py"
-        self.script.write_text(source)
-        self.heard = folder / "heard"
-        self.argv = [sys.executable, "-I", str(self.script), str(self.heard), *args]
-
-    @property
-    def config(self) -> str:
-        """`config.toml` with the program in it."""
-        return f"on_event = {json.dumps(self.argv)}\n{PRICED}"
-
-    @property
-    def lines(self) -> list[str]:
-        return self.heard.read_text().splitlines() if self.heard.exists() else []
-
-    @property
-    def calls(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.lines]
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        return [json.loads(call["raw"]) for call in self.calls]
-
-    async def until(self, count: int, within_s: float = 40) -> list[dict[str, Any]]:
-        """Wait until it has heard so much, and return it."""
-        await until(lambda: len(self.lines) >= count, within_s)
-        return self.events
 
 
 @pytest.fixture
@@ -91,40 +39,12 @@ def ears(tmp_path: Path) -> Ears:
     return Ears(tmp_path)
 
 
-def kinds(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [(event["event"], event["subagent_id"]) for event in events]
-
-
-def held_by_another(path: Path) -> bool:
-    """Tell whether a process holds the lock at `path`."""
-    held = try_hold(path) if path.exists() else None
-    if held is not None:
-        held.release()
-    return path.exists() and held is None
-
-
-async def noted(lab: Lab) -> None:
-    """Wait until it is on the disk that all that has happened so far is told: who comes next begins after it."""
-    head = lab.store.head
-    with anyio.fail_after(40):
-        while await lab.store.read(lambda view: view.progress("on_event")) < head:  # noqa: ASYNC110 - it is no entry
-            await anyio.sleep(0.02)
-
-
-async def marker(lab: Lab, ears: Ears, told: int) -> None:
-    """Have something told that comes after all that was done, so that nothing more of that can come."""
-    proposal = await lab.propose(task="the marker")
-    events = await ears.until(told + 1)
-    assert kinds(events)[told:] == [("awaiting_approval", proposal.subagent_id)], events
-    await noted(lab)
-
-
 # -- what is told ------------------------------------------------------------------------------------------------------
 
 
 async def test_reports_a_waiting_proposal_and_the_end_of_its_run(tmp_path: Path, ears: Ears) -> None:
     gate = Gate()
-    async with open_lab(tmp_path, [Say("x", gate=gate), submits()], config=ears.config) as lab:
+    async with open_lab(tmp_path, [Say("x", gate=gate), submit()], config=ears.config) as lab:
         proposal = await lab.propose(task="What does it cost?\nIn \u202edollars " + "x" * 200, max_cost_cents=30)
         (event,) = await ears.until(1)
         assert list(event) == FIELDS
@@ -147,7 +67,7 @@ async def test_reports_a_waiting_proposal_and_the_end_of_its_run(tmp_path: Path,
         assert call["cwd"] == str(Path.home())
 
         await lab.approve(proposal)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         assert len(ears.lines) == 1, "that it was approved and began is not told"
         gate.released.set()
         await lab.ended(proposal.subagent_id)
@@ -167,7 +87,7 @@ async def test_reports_a_cancelled_run_as_ended(tmp_path: Path, ears: Ears) -> N
     gate = Gate()
     async with open_lab(tmp_path, [Say("x", gate=gate)], config=ears.config) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
         await lab.ended(run_id)
         await until(lambda: ("ended", run_id) in kinds(ears.events))
@@ -179,7 +99,7 @@ async def test_reports_no_end_of_unstarted_runs_and_no_wait_of_auto_approved_one
         f'proposal_ttl_s = 1\napproval = "auto"\nauto_approve_cents = 50\nauto_approve_daily_cents = 50\n{ears.config}'
         '\n[fetch]\nhosts = ["example.org"]\n'
     )
-    async with open_lab(tmp_path, [submits()], config=config, check=False) as lab:
+    async with open_lab(tmp_path, [submit()], config=config, check=False) as lab:
         at_once = await lab.call("spawn_subagent", role="researcher", task="small", max_cost_cents=50)
         assert at_once.status == "approved", at_once.message
         await lab.ended(at_once.subagent_id)
@@ -236,7 +156,7 @@ async def two_labs(tmp: Path, config: str, server: ModelServer) -> AsyncGenerato
 
 
 async def test_one_of_two_runtimes_sends_each_event_once(tmp_path: Path, ears: Ears) -> None:
-    with running_model_server([submits()] * 4) as server:
+    with run_model_server([submit()] * 4) as server:
         async with two_labs(tmp_path, ears.config, server) as labs:
             runs: list[str] = []
             for number in range(4):
@@ -257,7 +177,7 @@ async def test_one_of_two_runtimes_sends_each_event_once(tmp_path: Path, ears: E
 async def test_another_process_takes_over_when_the_sender_is_gone(
     tmp_path: Path, ears: Ears, ends: signal.Signals | None
 ) -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         settings_of(tmp_path / "data", None, ears.config)
         owner = await anyio.open_process(
             [sys.executable, owner_program.__file__, str(tmp_path / "data"), server.base_url]
@@ -314,7 +234,7 @@ async def test_kills_a_hanging_program_without_blocking_anything(
     monkeypatch.setattr(event_hook, "PROGRAM_S", 1.0)
     hangs = Ears(tmp_path, HANGS)
     with caplog.at_level(logging.WARNING, "ava.events"):
-        async with open_lab(tmp_path, [submits()], config=hangs.config) as lab:
+        async with open_lab(tmp_path, [submit()], config=hangs.config) as lab:
             first = await lab.propose(task="first")
             await until(lambda: hangs.lines)
             await lab.approve(first)  # while it hangs
@@ -351,7 +271,7 @@ async def test_a_missing_or_failing_program_only_causes_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, program: list[str], says: str
 ) -> None:
     with caplog.at_level(logging.WARNING, "ava.events"):
-        async with open_lab(tmp_path, [submits()], config=f"on_event = {json.dumps(program)}\n{PRICED}") as lab:
+        async with open_lab(tmp_path, [submit()], config=f"on_event = {json.dumps(program)}\n{PRICED}") as lab:
             proposal = await lab.propose()
             await until(lambda: any(says in line for line in caplog.messages))
             await lab.approve(proposal)
@@ -431,3 +351,89 @@ async def test_skips_a_proposal_of_a_newer_version_and_reports_the_next(tmp_path
         await marker(lab, ears, 0)
         await lab.store.do(append(Event(Who("s", "ava", lab.runtime.user), proposed, run_id="S-000001")))
         await marker(lab, ears, 1)
+
+
+HEARS = """
+import json, os, sys
+call = {"raw": sys.stdin.read(), "args": sys.argv[2:], "env": dict(os.environ), "cwd": os.getcwd()}
+with open(sys.argv[1], "a") as file:
+    file.write(json.dumps({**call, "parent": os.getppid()}) + "\\n")
+"""
+
+
+HANGS = """
+import os, sys, time
+with open(sys.argv[1], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+while True:
+    time.sleep(60)
+"""
+
+
+FAILS = """
+import sys
+with open(sys.argv[1], "a") as file:
+    file.write("asked\\n")
+print("may the model be told of this?")
+sys.exit(7)
+"""
+
+
+class Ears:
+    """A program, and what it has heard."""
+
+    def __init__(self, folder: Path, source: str = HEARS, *args: str) -> None:
+        self.script = folder / "program.py"
+        self.script.write_text(source)
+        self.heard = folder / "heard"
+        self.argv = [sys.executable, "-I", str(self.script), str(self.heard), *args]
+
+    @property
+    def config(self) -> str:
+        """`config.toml` with the program in it."""
+        return f"on_event = {json.dumps(self.argv)}\n{PRICED}"
+
+    @property
+    def lines(self) -> list[str]:
+        return self.heard.read_text().splitlines() if self.heard.exists() else []
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(call["raw"]) for call in self.calls]
+
+    async def until(self, count: int, within_s: float = 40) -> list[dict[str, Any]]:
+        """Wait until it has heard so much, and return it."""
+        await until(lambda: len(self.lines) >= count, within_s)
+        return self.events
+
+
+def kinds(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(event["event"], event["subagent_id"]) for event in events]
+
+
+def held_by_another(path: Path) -> bool:
+    """Tell whether a process holds the lock at `path`."""
+    held = try_hold(path) if path.exists() else None
+    if held is not None:
+        held.release()
+    return path.exists() and held is None
+
+
+async def noted(lab: Lab) -> None:
+    """Wait until it is on the disk that all that has happened so far is told: who comes next begins after it."""
+    head = lab.store.head
+    with anyio.fail_after(40):
+        while await lab.store.read(lambda view: view.progress("on_event")) < head:  # noqa: ASYNC110 - it is no entry
+            await anyio.sleep(0.02)
+
+
+async def marker(lab: Lab, ears: Ears, told: int) -> None:
+    """Have something told that comes after all that was done, so that nothing more of that can come."""
+    proposal = await lab.propose(task="the marker")
+    events = await ears.until(told + 1)
+    assert kinds(events)[told:] == [("awaiting_approval", proposal.subagent_id)], events
+    await noted(lab)

@@ -15,9 +15,9 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
+from support.model_server import Fail, Gate, ModelServer, Say, Step, run_model_server
 from support.processes import lives
-from support.runtime import Lab, open_lab, settings_of, submits
+from support.runtime import Lab, open_lab, settings_of, submit
 from support.terminal import ava
 
 from ava_audit.events import CostReserved, RunStarted
@@ -39,70 +39,11 @@ print(f"ya29.minted-{(here / 'epoch').read_text()}-x8Qd0FkU2mWb")
 """
 
 
-class Minter:
-    """A command that prints the key of the present epoch, and what it noted of its runs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "mint.py").write_text(PRINTS)
-        self.epoch = 1
-
-    @property
-    def epoch(self) -> int:
-        return int((self.folder / "epoch").read_text())
-
-    @epoch.setter
-    def epoch(self, number: int) -> None:
-        (self.folder / "epoch").write_text(str(number))
-
-    @property
-    def argv(self) -> list[str]:
-        return [sys.executable, "-I", str(self.folder / "mint.py"), str(self.folder)]
-
-    @property
-    def runs(self) -> list[dict[str, Any]]:
-        noted = self.folder / "ran"
-        return [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
-
-    def accepts(self, server: ModelServer) -> bool:
-        """Tell whether the request that arrived last has the key of this epoch."""
-        return server.requests[-1].headers.get("authorization") == f"Bearer {TOKEN.format(self.epoch)}"
-
-
 @pytest.fixture
 def minter(tmp_path: Path) -> Minter:
     folder = tmp_path / "minter"
     folder.mkdir()
     return Minter(folder)
-
-
-def config(server: ModelServer, argv: list[str], ttl_s: int = 3_000, more: str = "") -> str:
-    return f"""
-[limits]
-running_per_user = 20
-running = 20
-spawns_per_hour = 100
-[providers.own]
-base_url = "{server.base_url}"
-key_command = {json.dumps(argv)}
-key_ttl_s = {ttl_s}
-[prices."own:test"]
-input = 3.0
-output = 15.0
-{more}"""
-
-
-def command(code: str, ttl_s: int = 60) -> KeyCommand:
-    return KeyCommand("own", (sys.executable, "-I", "-c", code), ttl_s)
-
-
-def refused(body: Any = None) -> Fail:
-    return Fail(401, body or {"error": {"message": "the token has expired", "code": "UNAUTHENTICATED"}})
-
-
-async def stored_text(lab: Lab) -> str:
-    runs = await lab.store.read(lambda view: [view.entries(run.id) for run in view.runs(limit=-1)])
-    return repr(runs)
 
 
 # -- a key that expires --------------------------------------------------------------------------------------------
@@ -118,14 +59,14 @@ async def test_a_key_that_expires_in_the_middle_of_twenty_runs_is_renewed_once(t
         if not minter.accepts(servers[0]):
             return refused()
         if any(message["role"] == "tool" for message in body["messages"]):
-            return submits()
+            return submit()
         begun += 1
         if begun == 20:  # all have asked: the key expires while every answer is on its way
             minter.epoch = 2
             together.released.set()
         return Say(calls=[("list_files", {})], gate=together)
 
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         servers.append(server)
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
             ids = [await lab.start(model="own:test", task=f"task {number}") for number in range(20)]
@@ -200,7 +141,7 @@ print('ya29.minted-for-the-second')
 
 async def test_a_provider_that_refuses_every_key_gets_two(tmp_path: Path) -> None:
     code = "import time; print('ya29.other-' + str(time.monotonic_ns()))"
-    with running_model_server(lambda _body: refused()) as server:
+    with run_model_server(lambda _body: refused()) as server:
         argv = [sys.executable, "-I", "-c", code]
         async with open_lab(tmp_path, server=server, config=config(server, argv)) as lab:
             run_id = await lab.start(model="own:test")
@@ -213,7 +154,7 @@ async def test_a_provider_that_refuses_every_key_gets_two(tmp_path: Path) -> Non
 
 
 async def test_a_provider_that_refuses_the_same_key_again_is_asked_once(tmp_path: Path, minter: Minter) -> None:
-    with running_model_server(lambda _body: refused()) as server:
+    with run_model_server(lambda _body: refused()) as server:
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
             run = await lab.ended(await lab.start(model="own:test"))
     assert run.state == "error"
@@ -243,7 +184,7 @@ async def test_a_command_that_fails_is_one_sentence_without_its_output(
     tmp_path: Path, case: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, sentence = BAD[case]
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         argv = [sys.executable, "-I", "-c", code.replace(SECRET, "ya29.secret' + '-of-the-command")]
         async with open_lab(tmp_path, server=server, config=config(server, argv)) as lab:
             run_id = await lab.start(model="own:test")
@@ -278,7 +219,7 @@ time.sleep(60)
 async def test_a_run_that_is_cancelled_while_its_command_runs_pays_nothing(tmp_path: Path) -> None:
     noted = tmp_path / "ran"
     code = f"import time; open({str(noted)!r}, 'w').write('x'); time.sleep(60)"
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         argv = [sys.executable, "-I", "-c", code]
         async with open_lab(tmp_path, server=server, config=config(server, argv)) as lab:
             run_id = await lab.start(model="own:test")
@@ -311,9 +252,9 @@ async def test_a_provider_that_repeats_the_key_shows_it_nowhere(
     token = TOKEN.format(1)
     steps = [
         Say(f"the key is {token}", calls=[("list_files", {"pattern": token})]),
-        submits(f"the key is {token}", summary=f"it is {token}"),
+        submit(f"the key is {token}", summary=f"it is {token}"),
     ]
-    with running_model_server(steps) as server:
+    with run_model_server(steps) as server:
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
             result = await lab.outcome(model="own:test")
     assert token not in repr(result) + caplog.text
@@ -322,7 +263,7 @@ async def test_a_provider_that_repeats_the_key_shows_it_nowhere(
 async def test_an_error_that_repeats_the_key_does_not_show_it(tmp_path: Path, minter: Minter) -> None:
     token = TOKEN.format(1)
     answer = Fail(403, {"error": {"message": f"the credential {token} may not use this project"}})
-    with running_model_server([answer]) as server:
+    with run_model_server([answer]) as server:
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
             run_id = await lab.start(model="own:test")
             await lab.ended(run_id)
@@ -331,7 +272,7 @@ async def test_an_error_that_repeats_the_key_does_not_show_it(tmp_path: Path, mi
 
 
 async def test_the_redactor_learns_the_key_before_it_is_used(tmp_path: Path, minter: Minter) -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         settings = settings_of(tmp_path / "data", None, config(server, minter.argv))
     credentials = Credentials(settings)
     choice = choose("own:test", "balanced", credentials.models)
@@ -342,7 +283,7 @@ async def test_the_redactor_learns_the_key_before_it_is_used(tmp_path: Path, min
 
 
 async def test_the_proposal_shows_that_the_key_comes_from_a_command(tmp_path: Path, minter: Minter) -> None:
-    with running_model_server([submits()]) as server:
+    with run_model_server([submit()]) as server:
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
             proposal = await lab.propose(model="own:test")
             await lab.approve(proposal)
@@ -354,7 +295,7 @@ async def test_the_proposal_shows_that_the_key_comes_from_a_command(tmp_path: Pa
 
 
 async def test_a_run_is_not_done_with_another_command_than_was_approved(tmp_path: Path, minter: Minter) -> None:
-    with running_model_server([submits()]) as server:
+    with run_model_server([submit()]) as server:
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv), runs=False) as lab:
             run_id = await lab.start(model="own:test")
         other = config(server, [*minter.argv, "another"])
@@ -547,9 +488,9 @@ async def test_a_403_that_says_expired_renews_the_key(tmp_path: Path, minter: Mi
         if minter.epoch == 1:
             minter.epoch = 2
             return Fail(403, {"error": {"message": "The security token has Expired"}})
-        return submits()
+        return submit()
 
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         servers.append(server)
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
             run = await lab.ended(await lab.start(model="own:test"))
@@ -624,7 +565,7 @@ def test_prices_are_those_of_the_host(address: str, known: bool) -> None:
 async def test_a_program_of_the_project_is_refused_before_the_proposal(tmp_path: Path) -> None:
     (tmp_path / "workspace").mkdir()
     file = program(tmp_path / "workspace" / "bin")
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         async with open_lab(tmp_path, server=server, config=config(server, [str(file)])) as lab:
             answer = await lab.call(
                 "spawn_subagent", role="researcher", task="x", workspace=str(lab.workspace), model="own:test"
@@ -633,7 +574,7 @@ async def test_a_program_of_the_project_is_refused_before_the_proposal(tmp_path:
 
 
 async def test_settings_in_the_project_run_no_command(tmp_path: Path, minter: Minter) -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv), beneath=tmp_path) as lab:
             answer = await lab.call(
                 "spawn_subagent", role="researcher", task="x", workspace=str(tmp_path), model="own:test"
@@ -723,7 +664,7 @@ async def test_listing_models_asks_the_command(tmp_path: Path, minter: Minter) -
     from ava_server.models.clients import ClientPool
     from ava_server.models.listing import ask_endpoint, model_catalogs
 
-    with running_model_server([Fail(200, {"data": [{"id": "one"}]})]) as server:
+    with run_model_server([Fail(200, {"data": [{"id": "one"}]})]) as server:
         settings = settings_of(tmp_path / "data", None, config(server, minter.argv))
         catalog = model_catalogs(model_settings(settings))["own"]
         async with ClientPool() as clients:
@@ -755,3 +696,62 @@ async def test_a_key_of_an_address_with_its_own_header_is_sent_once() -> None:
     assert key_headers(ChatWire(), azure) == {"api-key": SECRET}
     minted = Endpoint(azure.url, "x", SECRET, minted=True)
     assert key_headers(ChatWire(), minted) == {"authorization": f"Bearer {SECRET}"}
+
+
+class Minter:
+    """A command that prints the key of the present epoch, and what it noted of its runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "mint.py").write_text(PRINTS)
+        self.epoch = 1
+
+    @property
+    def epoch(self) -> int:
+        return int((self.folder / "epoch").read_text())
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        (self.folder / "epoch").write_text(str(number))
+
+    @property
+    def argv(self) -> list[str]:
+        return [sys.executable, "-I", str(self.folder / "mint.py"), str(self.folder)]
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        noted = self.folder / "ran"
+        return [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+
+    def accepts(self, server: ModelServer) -> bool:
+        """Tell whether the request that arrived last has the key of this epoch."""
+        return server.requests[-1].headers.get("authorization") == f"Bearer {TOKEN.format(self.epoch)}"
+
+
+def config(server: ModelServer, argv: list[str], ttl_s: int = 3_000, more: str = "") -> str:
+    return f"""
+[limits]
+running_per_user = 20
+running = 20
+spawns_per_hour = 100
+[providers.own]
+base_url = "{server.base_url}"
+key_command = {json.dumps(argv)}
+key_ttl_s = {ttl_s}
+[prices."own:test"]
+input = 3.0
+output = 15.0
+{more}"""
+
+
+def command(code: str, ttl_s: int = 60) -> KeyCommand:
+    return KeyCommand("own", (sys.executable, "-I", "-c", code), ttl_s)
+
+
+def refused(body: Any = None) -> Fail:
+    return Fail(401, body or {"error": {"message": "the token has expired", "code": "UNAUTHENTICATED"}})
+
+
+async def stored_text(lab: Lab) -> str:
+    runs = await lab.store.read(lambda view: [view.entries(run.id) for run in view.runs(limit=-1)])
+    return repr(runs)

@@ -11,9 +11,9 @@ import anyio.to_thread
 import pytest
 from support.model_server import Gate, Say, Step
 from support.redaction import NAME, VALUE, leaks_in, private_key, store
-from support.repositories.coding import RIGHT, VERIFY, asked, branches, project
+from support.repositories.coding import RIGHT, VERIFY, branches, coder_task, project
 from support.repositories.projects import git
-from support.runtime import Lab, arrived, hand_over, open_lab
+from support.runtime import Lab, hand_over, open_lab, wait_for
 from support.sandboxes.attacks import needs_confinement
 from support.terminal import ava
 
@@ -26,35 +26,6 @@ LONG = 495 * "x" + f" {TOKEN}"
 """The token is where a summary is cut."""
 WIRE = '[providers.custom]\nwire = "messages"\n'
 PRICES = '[prices."claude-sonnet-5-5"]\ninput = 3.0\noutput = 15.0\ncache_read = 0.3\ncache_write = 3.75\n'
-
-
-def found_in(text: str) -> list[str]:
-    return [*leaks_in(text.encode()), *(["token"] if TOKEN[:20] in text else [])]
-
-
-async def leaks(lab: Lab, run_id: str) -> list[str]:
-    """Return where a key is found: in an entry (except the provider's own message), a file, an answer or a screen."""
-    found: list[str] = []
-    for entry in await lab.entries(run_id):
-        fact: dict[str, Any] = json.loads(entry.content or "{}")
-        if entry.type == "AssistantMessage":
-            fact = {name: value for name, value in fact.items() if name not in ("raw", "calls")}
-        found += [f"{entry.type} {entry.seq}: {form}" for form in found_in(json.dumps(fact, ensure_ascii=False))]
-    for path in (lab.root / "artifacts").rglob("*"):
-        if path.is_file():
-            found += [f"{path.name}: {form}" for form in found_in(path.read_text() + path.name)]
-    for tool, given in (
-        ("check_subagent", {"subagent_id": run_id}),
-        ("read_ava_logs", {"subagent_id": run_id, "last_n": 50}),
-        ("read_ava_logs", {"search": "redacted"}),
-    ):
-        answer = await lab.call(tool, **given)
-        found += [f"{tool}: {form}" for form in found_in(answer.model_dump_json())]
-    for args in (["show", run_id], ["logs", "--since", "1h"], ["status"]):
-        shown = await anyio.to_thread.run_sync(lambda given: ava(lab.root, *given), args)
-        assert shown.returncode == 0, shown.stderr
-        found += [f"ava {args[0]}: {form}" for form in found_in(shown.stdout)]
-    return found
 
 
 @pytest.mark.slow
@@ -109,7 +80,7 @@ async def test_every_other_ending_hides_keys_too(tmp_path: Path, ending: str) ->
     async with open_lab(tmp_path, scripts[ending]) as lab:
         run_id = await lab.start(**more)
         if ending == "a cancel":
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             await lab.call("cancel_subagent", subagent_id=run_id)
             gate.released.set()
         await lab.ended(run_id)
@@ -130,7 +101,7 @@ async def test_a_coder_can_write_a_key_into_a_file_and_its_diff_and_commit_messa
         hand_over(summary=f"It uses {TOKEN}."),
     ]
     async with open_lab(tmp_path, script) as lab:
-        run_id = await lab.start(**asked(namespace=["adding.py", "fixture.py", "settings.ini"], verify=VERIFY))
+        run_id = await lab.start(**coder_task(namespace=["adding.py", "fixture.py", "settings.ini"], verify=VERIFY))
         row = await lab.ended(run_id, 60)
         assert row.state == "success", await lab.result(run_id)
         assert await leaks(lab, run_id) == []
@@ -140,3 +111,32 @@ async def test_a_coder_can_write_a_key_into_a_file_and_its_diff_and_commit_messa
     assert TOKEN not in git(repository, "log", "-1", "--format=%B", branch)
     assert '+TOKEN = "[redacted:github-token]"' in diff and "+b = 2" in diff
     assert [line for line in key.split("\n")[1:-1] if line in diff] == []
+
+
+def found_in(text: str) -> list[str]:
+    return [*leaks_in(text.encode()), *(["token"] if TOKEN[:20] in text else [])]
+
+
+async def leaks(lab: Lab, run_id: str) -> list[str]:
+    """Return where a key is found: in an entry (except the provider's own message), a file, an answer or a screen."""
+    found: list[str] = []
+    for entry in await lab.entries(run_id):
+        fact: dict[str, Any] = json.loads(entry.content or "{}")
+        if entry.type == "AssistantMessage":
+            fact = {name: value for name, value in fact.items() if name not in ("raw", "calls")}
+        found += [f"{entry.type} {entry.seq}: {form}" for form in found_in(json.dumps(fact, ensure_ascii=False))]
+    for path in (lab.root / "artifacts").rglob("*"):
+        if path.is_file():
+            found += [f"{path.name}: {form}" for form in found_in(path.read_text() + path.name)]
+    for tool, given in (
+        ("check_subagent", {"subagent_id": run_id}),
+        ("read_ava_logs", {"subagent_id": run_id, "last_n": 50}),
+        ("read_ava_logs", {"search": "redacted"}),
+    ):
+        answer = await lab.call(tool, **given)
+        found += [f"{tool}: {form}" for form in found_in(answer.model_dump_json())]
+    for args in (["show", run_id], ["logs", "--since", "1h"], ["status"]):
+        shown = await anyio.to_thread.run_sync(lambda given: ava(lab.root, *given), args)
+        assert shown.returncode == 0, shown.stderr
+        found += [f"ava {args[0]}: {form}" for form in found_in(shown.stdout)]
+    return found

@@ -14,8 +14,9 @@ from mcp.client.context import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitRequestURLParams, ElicitResult
 from support.hosts import pages
 from support.hosts.elicitation import approval, end_pages, structured
-from support.http_server import serving_http, token
-from support.model_server import running_model_server
+from support.hosts.real_hosts import priced_model_env
+from support.http_server import serve_http, token
+from support.model_server import run_model_server
 from support.runtime import hand_over
 from support.stdio import AVA, environment
 
@@ -27,7 +28,7 @@ async def test_two_proposals_over_stdio_are_approved_on_a_page_that_is_served_on
     root = pages.root_with_pin(tmp_path)
     said: list[str] = []
     given: dict[str, Any] = {"role": "custom", "system_prompt": "Look.", "max_cost_cents": 50}
-    with running_model_server([hand_over(), hand_over()]) as models:
+    with run_model_server([hand_over(), hand_over()]) as models:
 
         async def opens(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
             assert isinstance(params, ElicitRequestURLParams)
@@ -36,7 +37,7 @@ async def test_two_proposals_over_stdio_are_approved_on_a_page_that_is_served_on
             return ElicitResult(action="accept")
 
         command = StdioServerParameters(
-            command=AVA[0], args=["serve"], env=environment(root.path, **pages.priced_model(models))
+            command=AVA[0], args=["serve"], env=environment(root.path, **priced_model_env(models))
         )
         try:
             async with Client(stdio_client(command), mode="auto", elicitation_callback=opens) as client:
@@ -55,8 +56,8 @@ async def test_two_proposals_over_stdio_are_approved_on_a_page_that_is_served_on
 @pytest.mark.slow
 async def test_a_persons_token_approves_on_the_page_of_the_server_that_asks(tmp_path: Path, era: str) -> None:
     root = pages.root_with_pin(tmp_path)
-    with running_model_server([hand_over()]) as models:
-        async with serving_http(root.path, env=pages.priced_model(models)) as server:
+    with run_model_server([hand_over()]) as models:
+        async with serve_http(root.path, env=priced_model_env(models)) as server:
             host_token, own = token(root.path, "ana"), token(root.path, "ana", "read", "approve", name="browser")
 
             async def opens(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
@@ -76,8 +77,8 @@ async def test_a_persons_token_approves_on_the_page_of_the_server_that_asks(tmp_
 @pytest.mark.slow
 async def test_a_server_that_ends_ends_the_wait_for_the_person(tmp_path: Path, era: str) -> None:
     root = pages.root_with_pin(tmp_path)
-    with running_model_server([]) as models:
-        async with serving_http(root.path, "--drain", "1s", env=pages.priced_model(models)) as server:
+    with run_model_server([]) as models:
+        async with serve_http(root.path, "--drain", "1s", env=priced_model_env(models)) as server:
 
             async def opens(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
                 server.signal()

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 from support.model_server import Fail, Gate, Say
-from support.runtime import PRICED, arrived, open_lab, submits
+from support.runtime import PRICED, open_lab, submit, wait_for
 
 from ava_audit.events import CostReserved
 from ava_server.runs import prompt_prefix
@@ -30,37 +30,6 @@ STEPS: list[Mapping[str, Any]] = [
 ITEMS = ["core", "web", "cli", "log"]
 
 
-class Siblings:
-    """Answers a plan's runs; the first answer of a `read` run waits for its gate, as a slow provider's does."""
-
-    def __init__(self, first: Gate, fails: bool = False) -> None:
-        self.first, self.fails = first, fails
-        self.asked = 0
-        self.all_asked = threading.Event()
-
-    def __call__(self, request: dict[str, Any]) -> Say | Fail:
-        if "List the changed modules" in json.dumps(request):
-            return submits({"items": ITEMS})
-        self.asked += 1
-        if self.asked == len(ITEMS):
-            self.all_asked.set()
-        if self.asked > 1:
-            return submits("done")
-        return Fail(400, gate=self.first) if self.fails else Say(calls=submits("done").calls, gate=self.first)
-
-
-async def waiting(lab: Any, plan_id: str) -> list[str]:
-    """Wait until all runs of a plan's second step but one wait for that; return their ids."""
-    with anyio.fail_after(20):
-        while True:
-            rows = await lab.store.read(lambda view: [row for row in view.step_runs(plan_id) if row.step == "read"])
-            owned = lab.runtime.manager._owned
-            found = [row.id for row in rows if "Waiting for another run" in getattr(owned.get(row.id), "activity", "")]
-            if len(found) == len(ITEMS) - 1:
-                return found
-            await anyio.sleep(0.02)
-
-
 @pytest.mark.parametrize("fails", [False, True])
 async def test_siblings_send_their_first_call_when_the_answer_of_the_first_begins_or_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
@@ -71,7 +40,7 @@ async def test_siblings_send_their_first_call_when_the_answer_of_the_first_begin
     async with open_lab(tmp_path, siblings, config=CONFIG, env=MODEL) as lab:
         proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
         await lab.approve(proposal)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         for run_id in await waiting(lab, proposal.group_id):
             assert not await lab.facts(run_id, CostReserved), "a run that waits holds no money"
         assert siblings.asked == 1
@@ -89,8 +58,8 @@ async def test_siblings_wait_no_longer_than_their_time(tmp_path: Path, monkeypat
     async with open_lab(tmp_path, siblings, config=CONFIG, env=MODEL) as lab:
         proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
         await lab.approve(proposal)
-        await arrived(gate.arrived)
-        await arrived(siblings.all_asked, within_s=20)
+        await wait_for(gate.arrived)
+        await wait_for(siblings.all_asked, within_s=20)
         gate.released.set()
         assert (await lab.ended(proposal.group_id)).state == "success"
 
@@ -101,7 +70,7 @@ async def test_cancelling_the_plan_ends_a_wait(tmp_path: Path, monkeypatch: pyte
     async with open_lab(tmp_path, Siblings(gate), config=CONFIG, env=MODEL) as lab:
         proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
         await lab.approve(proposal)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         waits = await waiting(lab, proposal.group_id)
         await lab.call("cancel_subagent", group_id=proposal.group_id)
         for run_id in waits:
@@ -117,7 +86,7 @@ async def test_nobody_waits_where_the_beginning_is_too_short_or_nothing_is_cache
     async with open_lab(tmp_path, siblings, config=config, env={"AVA_MODEL": model}) as lab:
         proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
         await lab.approve(proposal)
-        await arrived(siblings.all_asked, within_s=WAIT_S - 1)
+        await wait_for(siblings.all_asked, within_s=WAIT_S - 1)
         gate.released.set()
         assert (await lab.ended(proposal.group_id)).state == "success"
 
@@ -167,3 +136,34 @@ async def test_the_next_run_goes_first_when_a_call_was_not_made() -> None:
     runs[0].leave()
     assert [await waits(run, clock) for run in runs[1:]] == [False, True]
     assert not await waits(PromptPrefix(prefixes, "another plan", "S-9"), clock)
+
+
+class Siblings:
+    """Answers a plan's runs; the first answer of a `read` run waits for its gate, as a slow provider's does."""
+
+    def __init__(self, first: Gate, fails: bool = False) -> None:
+        self.first, self.fails = first, fails
+        self.asked = 0
+        self.all_asked = threading.Event()
+
+    def __call__(self, request: dict[str, Any]) -> Say | Fail:
+        if "List the changed modules" in json.dumps(request):
+            return submit({"items": ITEMS})
+        self.asked += 1
+        if self.asked == len(ITEMS):
+            self.all_asked.set()
+        if self.asked > 1:
+            return submit("done")
+        return Fail(400, gate=self.first) if self.fails else Say(calls=submit("done").calls, gate=self.first)
+
+
+async def waiting(lab: Any, plan_id: str) -> list[str]:
+    """Wait until all runs of a plan's second step but one wait for that; return their ids."""
+    with anyio.fail_after(20):
+        while True:
+            rows = await lab.store.read(lambda view: [row for row in view.step_runs(plan_id) if row.step == "read"])
+            owned = lab.runtime.manager._owned
+            found = [row.id for row in rows if "Waiting for another run" in getattr(owned.get(row.id), "activity", "")]
+            if len(found) == len(ITEMS) - 1:
+                return found
+            await anyio.sleep(0.02)

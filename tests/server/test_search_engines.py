@@ -12,9 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 import anyio
 import pytest
 from pydantic import ValidationError
-from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Step, running_model_server
+from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Step, run_model_server
+from support.models.search_answers import BRAVE, KAGI, KAGI_0, KEY, SEARXNG, brave_error, kagi_error
 from support.network.certificates import issue
-from support.network.proxy import running_proxy
+from support.network.proxy import run_proxy
 
 from ava_roles.errors import ToolFailed
 from ava_roles.net import search_engines
@@ -26,108 +27,6 @@ from ava_server.config.search_engines import ask_engine, engine_of
 from ava_server.config.settings import SearchSettings, load_settings
 from ava_server.core.errors import ConfigError
 from ava_server.models.clients import ClientPool
-
-KEY = "search-key-0123456789abcdef"
-
-# What each answers, taken from its documentation and from what it has been seen to send.
-KAGI = {
-    "meta": {"trace": "8f1d9a", "id": "1c5f", "node": "us-east4", "ms": 431},
-    "data": {
-        "search": [
-            {
-                "url": "https://a.example/prices",
-                "title": "Prices &amp; plans",
-                "snippet": "The plan <b>Pro</b> costs&nbsp;$20\n2. a month.",
-                "time": "2026-03-04T05:06:07Z",
-            },
-            {"url": "https://b.example/", "title": "Second"},
-            {"url": "https://a.example/prices", "title": "The same again"},
-        ],
-        "related_search": [{"url": "/search?q=more", "title": "more"}],
-    },
-}
-KAGI_0 = {
-    "meta": {"id": "767c75e8", "node": "us-west2", "ms": 12, "api_balance": 4.9},
-    "data": [
-        {"t": 0, "rank": 1, "url": "https://a.example/", "title": "A", "snippet": "One.",
-         "published": "2023-01-18T03:05:23+00:00"},
-        {"t": 1, "list": ["more of it"]},
-    ],
-}  # fmt: skip
-BRAVE = {
-    "type": "search",
-    "query": {"original": "prices", "more_results_available": True},
-    "mixed": {"type": "mixed", "main": [{"type": "web", "index": 0, "all": False}]},
-    "web": {
-        "type": "search",
-        "results": [
-            {
-                "title": "Prices",
-                "url": "https://a.example/prices",
-                "description": "The plan <strong>Pro</strong> costs &#x27;$20&#x27;.",
-                "page_age": "2026-03-04T00:00:00",
-                "age": "March 4, 2026",
-                "language": "en",
-                "meta_url": {"scheme": "https", "hostname": "a.example"},
-            },
-            {"title": "Second", "url": "https://b.example/", "description": "", "age": "3 days ago"},
-        ],
-    },
-}
-SEARXNG = {
-    "query": "prices",
-    "number_of_results": 0,
-    "results": [
-        {
-            "url": "https://a.example/prices",
-            "title": "Prices",
-            "content": "std::vector<int> costs 1 < 2",
-            "publishedDate": "2026-03-04T00:00:00",
-            "engine": "duckduckgo",
-            "engines": ["duckduckgo", "mojeek"],
-            "positions": [1, 3],
-            "score": 2.5,
-            "category": "general",
-        },
-        {"url": "https://b.example/", "title": "Second", "content": "", "publishedDate": None, "engine": "mojeek"},
-        {"url": "javascript:alert(1)", "title": "none", "content": ""},
-        {"url": "https://c.example/a b", "title": "none", "content": ""},
-        {"url": "data:text/html,hello", "title": "none", "content": ""},
-        {"url": None, "title": "none"},
-        "no table",
-    ],
-    "answers": [], "corrections": [], "infoboxes": [], "suggestions": [],
-    "unresponsive_engines": [["google", "CAPTCHA"], ["brave", "too many requests"]],
-}  # fmt: skip
-
-
-def at(name: str, server: ModelServer) -> Engine:
-    base = f"http://127.0.0.1:{server.port}"
-    match name:
-        case "kagi":
-            return Kagi(f"{base}/api/v1", KEY)
-        case "kagi_0":
-            return Kagi(f"{base}/api/v0", KEY)
-        case "brave":
-            return Brave(f"{base}/res/v1", KEY)
-        case _:
-            return Searxng(base)
-
-
-async def ask(engine: Engine, count: int = 8) -> SearchResults:
-    async with ClientPool() as clients:
-        with anyio.fail_after(40):
-            return await ask_engine(engine, "podcast prices & more", count, clients)
-
-
-async def refusal(name: str, *steps: Step) -> str:
-    """Ask an engine that answers so; what the model is told, without the key."""
-    with running_model_server(steps) as server:
-        with pytest.raises(ToolFailed) as failed:
-            await ask(at(name, server))
-        assert len(server.requests) <= 1, "a search is asked once"
-    assert KEY not in str(failed.value) and KEY not in repr(at(name, server))
-    return str(failed.value)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +46,7 @@ async def refusal(name: str, *steps: Step) -> str:
 async def test_calls_each_engine_as_documented_and_parses_its_response(
     name: str, answer: Any, path: str, header: tuple[str, str], sent: Mapping[str, Any]
 ) -> None:
-    with running_model_server([Fail(200, answer)]) as server:
+    with run_model_server([Fail(200, answer)]) as server:
         found = await ask(at(name, server))
         (received,) = server.requests
     parts = urlsplit(received.path)
@@ -171,7 +70,7 @@ async def test_calls_each_engine_as_documented_and_parses_its_response(
 
 
 async def test_no_snippet_can_imitate_an_entry_of_the_numbered_list() -> None:
-    with running_model_server([Fail(200, KAGI)]) as server:
+    with run_model_server([Fail(200, KAGI)]) as server:
 
         async def search(query: str, count: int) -> SearchResults:
             async with ClientPool() as clients:
@@ -198,7 +97,7 @@ async def test_never_returns_more_results_than_requested(name: str) -> None:
         "brave": {"type": "search", "web": {"results": rows}},
         "searxng": {"results": rows},
     }
-    with running_model_server([Fail(200, answers[name])]) as server:
+    with run_model_server([Fail(200, answers[name])]) as server:
         assert len((await ask(at(name, server), 3)).hits) == 3
 
 
@@ -207,17 +106,8 @@ async def test_never_returns_more_results_than_requested(name: str) -> None:
     [("kagi", {"meta": {}, "data": {}}), ("brave", {"type": "search"}), ("searxng", {"results": []})],
 )
 async def test_a_search_without_results_succeeds(name: str, answer: Any) -> None:
-    with running_model_server([Fail(200, answer)]) as server:
+    with run_model_server([Fail(200, answer)]) as server:
         assert (await ask(at(name, server))).hits == ()
-
-
-def brave_error(code: str, status: int, **meta: Any) -> dict[str, Any]:
-    error = {"id": "5d83", "code": code, "detail": f"No: {KEY}", "status": status, "meta": meta}
-    return {"type": "ErrorResponse", "error": error, "time": 1663072993}
-
-
-def kagi_error(code: str) -> dict[str, Any]:
-    return {"meta": {}, "data": None, "error": [{"code": code, "message": f"No: {KEY}"}]}
 
 
 MISSING = {"errors": [{"loc": ["header", "x-subscription-token"], "msg": "Field required"}]}
@@ -270,7 +160,7 @@ async def test_an_engine_error_says_what_to_do_and_never_shows_the_key(
 
 
 async def test_names_unresponsive_searxng_engines_beside_the_results() -> None:
-    with running_model_server([Fail(200, SEARXNG)]) as server:
+    with run_model_server([Fail(200, SEARXNG)]) as server:
         assert (await ask(at("searxng", server))).note == (
             "engines that did not answer: google: CAPTCHA, brave: too many requests"
         )
@@ -290,7 +180,7 @@ async def test_limits_the_size_of_a_decompressed_response() -> None:
 
 
 async def test_reports_an_unreachable_engine_without_the_key() -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         engine = at("kagi", server)
     with pytest.raises(ToolFailed, match="Kagi cannot be reached") as failed:
         await ask(engine)
@@ -363,8 +253,8 @@ async def test_a_search_uses_the_proxy_and_certificates_from_the_environment(
         monkeypatch.delenv(name, raising=False)
     issued = issue(tmp_path, "kagi.example.com")
     with (
-        running_model_server([Fail(200, KAGI), Fail(200, SEARXNG)], issued.server) as server,
-        running_proxy({"kagi.example.com": server.port}) as proxy,
+        run_model_server([Fail(200, KAGI), Fail(200, SEARXNG)], issued.server) as server,
+        run_proxy({"kagi.example.com": server.port}) as proxy,
     ):
         engine = Kagi("https://kagi.example.com/api/v1", KEY)
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
@@ -413,3 +303,32 @@ def test_rejects_an_invalid_search_before_it_costs_anything(given: dict[str, Any
 async def test_a_run_without_a_search_says_so() -> None:
     with pytest.raises(ToolFailed, match="this run has no web search"):
         await WebSearch()(WebSearchArgs(query="x"), ToolContext())
+
+
+def at(name: str, server: ModelServer) -> Engine:
+    base = f"http://127.0.0.1:{server.port}"
+    match name:
+        case "kagi":
+            return Kagi(f"{base}/api/v1", KEY)
+        case "kagi_0":
+            return Kagi(f"{base}/api/v0", KEY)
+        case "brave":
+            return Brave(f"{base}/res/v1", KEY)
+        case _:
+            return Searxng(base)
+
+
+async def ask(engine: Engine, count: int = 8) -> SearchResults:
+    async with ClientPool() as clients:
+        with anyio.fail_after(40):
+            return await ask_engine(engine, "podcast prices & more", count, clients)
+
+
+async def refusal(name: str, *steps: Step) -> str:
+    """Ask an engine that answers so; what the model is told, without the key."""
+    with run_model_server(steps) as server:
+        with pytest.raises(ToolFailed) as failed:
+            await ask(at(name, server))
+        assert len(server.requests) <= 1, "a search is asked once"
+    assert KEY not in str(failed.value) and KEY not in repr(at(name, server))
+    return str(failed.value)

@@ -14,8 +14,8 @@ import pytest
 from support.foreign.documents import pdf
 from support.foreign.servers import stdio_server, write_role
 from support.model_server import Say
-from support.redaction import BEGINNINGS, body_of, leaked, private_key
-from support.repositories.coding import PROJECT, VERIFY, asked
+from support.redaction import BEGINNINGS, body_of, leaked_pieces, private_key
+from support.repositories.coding import PROJECT, VERIFY, coder_task
 from support.repositories.projects import checkout
 from support.runtime import Lab, hand_over, open_lab
 from support.sandboxes.attacks import needs_confinement
@@ -30,49 +30,7 @@ BODY = body_of()
 KEY = private_key()
 LINES = len(KEY.split("\n"))
 SETTINGS = ["# Settings of the service", "host = example.org", KEY, "port = 8443", "# the end of the settings"]
-FILES = {
-    "server.key": f"{KEY}\n",
-    "settings.ini": "\n".join(SETTINGS) + "\n",
-    "keys.csv": f'name,key\nfirst,"{KEY}"\nlast,none\n',
-    "readme.md": "The service listens on port 8443.\n",
-}
 Call = tuple[str, dict[str, Any]]
-
-
-@asynccontextmanager
-async def lab_with_keys(tmp_path: Path, calls: list[Call]) -> AsyncGenerator[Lab]:
-    """A lab whose model makes one call a turn; nothing sent, stored or answered contains a piece of the key."""
-    async with open_lab(tmp_path, [*(Say(calls=[call]) for call in calls), hand_over()]) as lab:
-        checkout(lab.workspace, FILES)
-        yield lab
-        for request in lab.server.requests:
-            assert leaked(request.body.decode(), BODY) == []
-    for path in (tmp_path / "data").rglob("*"):
-        if path.is_file():
-            assert leaked(path.read_bytes().decode("utf-8", "replace"), BODY) == [], path
-
-
-async def outputs(lab: Lab, role: str = "researcher", within_s: float = 60, **more: Any) -> list[str]:
-    """Run a subagent to its end; return the results of its calls."""
-    run_id = await lab.start(role=role, max_iterations=30, **more)
-    row = await lab.ended(run_id, within_s=within_s)
-    assert row.state == "success", await lab.result(run_id)
-    return [fact.output for fact in await lab.facts(run_id, ToolResult) if fact.tool != "submit_result"]
-
-
-READS: list[Call] = [
-    ("read_file", {"path": "server.key", "offset": 2}),
-    ("read_file", {"path": "server.key", "offset": 5, "limit": 3}),
-    ("read_file", {"path": "server.key", "offset": LINES - 1}),
-    ("read_file", {"path": "settings.ini", "offset": 6, "limit": 10}),
-    ("read_file", {"path": "settings.ini"}),
-    ("read_file", {"path": "keys.csv"}),
-    ("search_codebase", {"query": BODY[3][:12]}),
-    ("search_codebase", {"query": "[A-Za-z0-9+/=]{20,}", "regex": True}),
-    ("search_codebase", {"query": "M", "path": "server.key"}),
-    ("search_codebase", {"query": "port|MII|8443", "regex": True}),
-    ("search_and_read", {"query": f"settings service port {BODY[5][:12]}"}),
-]
 
 
 async def test_reading_and_searching_return_no_piece_of_a_private_key(tmp_path: Path) -> None:
@@ -163,7 +121,9 @@ async def test_a_command_shows_no_part_of_a_private_key_that_a_file_has_in_base6
     async with open_lab(tmp_path, script) as lab:
         checkout(lab.workspace, {"tls.yaml": f"kind: Secret\ndata:\n  tls.key: {encoded}\n"})
         shown = await outputs(lab, "code_reviewer")
-    assert all(MARK in output and not leaked(output, [encoded]) and not leaked(output, BODY) for output in shown)
+    assert all(
+        MARK in output and not leaked_pieces(output, [encoded]) and not leaked_pieces(output, BODY) for output in shown
+    )
 
 
 EDITS: list[Call] = [
@@ -184,7 +144,7 @@ async def test_editing_shows_no_piece_of_a_private_key(tmp_path: Path) -> None:
     verify = f"sed -n 5,9p settings.ini; {VERIFY}"
     async with lab_with_keys(tmp_path, EDITS) as lab:
         checkout(lab.workspace, PROJECT)
-        shown = await outputs(lab, **asked(namespace=["settings.ini", "adding.py"], verify=verify))
+        shown = await outputs(lab, **coder_task(namespace=["settings.ini", "adding.py"], verify=verify))
         host, port, near, marked, begin, end, read, written, _ = shown
     assert "+    2  host = example.com" in host and f"    3  {MARK}" in host
     assert f"{LINES + 2}  {MARK}" in port and f"+{LINES + 3:>5}  port = 443" in port
@@ -203,7 +163,7 @@ async def test_an_answer_of_an_mcp_server_shows_no_piece_of_a_private_key_in_the
     async with open_lab(tmp_path, script, config=config) as lab:
         checkout(lab.workspace, FILES)
         [shown] = await outputs(lab, "guest")
-    assert f'"GIVEN": "{MARK}"' in shown and leaked(shown, BODY) == []
+    assert f'"GIVEN": "{MARK}"' in shown and leaked_pieces(shown, BODY) == []
 
 
 async def test_a_key_that_continues_on_the_next_page_is_hidden_there_too(tmp_path: Path) -> None:
@@ -213,7 +173,7 @@ async def test_a_key_that_continues_on_the_next_page_is_hidden_there_too(tmp_pat
         first, second = "\n".join(lines[:12]), "\n".join([*lines[12:], "manual of the pump"])
         (lab.workspace / "two.pdf").write_bytes(pdf(first, second))
         shown = await outputs(lab)
-    assert all(MARK in output and leaked(output, BODY) == [] for output in shown)
+    assert all(MARK in output and leaked_pieces(output, BODY) == [] for output in shown)
     assert "manual of the pump" in shown[0] and "manual of the pump" in shown[1]
 
 
@@ -237,7 +197,7 @@ async def test_reading_from_the_middle_hides_every_kind_of_key(tmp_path: Path, k
     async with open_lab(tmp_path, [*(Say(calls=[call]) for call in calls), hand_over()]) as lab:
         (lab.workspace / "k").write_text(f"{key}\n")
         shown = await outputs(lab)
-        assert all(MARK in output and leaked(output, body, 12) == [] for output in shown)
+        assert all(MARK in output and leaked_pieces(output, body, 12) == [] for output in shown)
         assert json.dumps(shown).count(f"of {len(body) + 2}") == len(calls)
 
 
@@ -276,3 +236,47 @@ async def test_a_key_stored_meanwhile_is_hidden_in_the_rest_of_an_older_result(t
         stored.parent.mkdir(mode=0o700, exist_ok=True)
         _first, again = await outputs(lab)
     assert "z" * 20 not in again
+
+
+FILES = {
+    "server.key": f"{KEY}\n",
+    "settings.ini": "\n".join(SETTINGS) + "\n",
+    "keys.csv": f'name,key\nfirst,"{KEY}"\nlast,none\n',
+    "readme.md": "The service listens on port 8443.\n",
+}
+
+
+@asynccontextmanager
+async def lab_with_keys(tmp_path: Path, calls: list[Call]) -> AsyncGenerator[Lab]:
+    """A lab whose model makes one call a turn; nothing sent, stored or answered contains a piece of the key."""
+    async with open_lab(tmp_path, [*(Say(calls=[call]) for call in calls), hand_over()]) as lab:
+        checkout(lab.workspace, FILES)
+        yield lab
+        for request in lab.server.requests:
+            assert leaked_pieces(request.body.decode(), BODY) == []
+    for path in (tmp_path / "data").rglob("*"):
+        if path.is_file():
+            assert leaked_pieces(path.read_bytes().decode("utf-8", "replace"), BODY) == [], path
+
+
+async def outputs(lab: Lab, role: str = "researcher", within_s: float = 60, **more: Any) -> list[str]:
+    """Run a subagent to its end; return the results of its calls."""
+    run_id = await lab.start(role=role, max_iterations=30, **more)
+    row = await lab.ended(run_id, within_s=within_s)
+    assert row.state == "success", await lab.result(run_id)
+    return [fact.output for fact in await lab.facts(run_id, ToolResult) if fact.tool != "submit_result"]
+
+
+READS: list[Call] = [
+    ("read_file", {"path": "server.key", "offset": 2}),
+    ("read_file", {"path": "server.key", "offset": 5, "limit": 3}),
+    ("read_file", {"path": "server.key", "offset": LINES - 1}),
+    ("read_file", {"path": "settings.ini", "offset": 6, "limit": 10}),
+    ("read_file", {"path": "settings.ini"}),
+    ("read_file", {"path": "keys.csv"}),
+    ("search_codebase", {"query": BODY[3][:12]}),
+    ("search_codebase", {"query": "[A-Za-z0-9+/=]{20,}", "regex": True}),
+    ("search_codebase", {"query": "M", "path": "server.key"}),
+    ("search_codebase", {"query": "port|MII|8443", "regex": True}),
+    ("search_and_read", {"query": f"settings service port {BODY[5][:12]}"}),
+]

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
-from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.repositories.coding import PROJECT, RIGHT, Untouched, asked, branches, says
+from support.model_server import Gate, Say, run_model_server
+from support.repositories.coding import RIGHT, Untouched, branches, coder_task, make_calls
+from support.repositories.machines import Machines, take_away
 from support.repositories.projects import checkout, git, write
-from support.runtime import Lab, arrived, hand_over, open_lab
-from support.sandboxes.attacks import needs_confinement
+from support.runtime import hand_over, wait_for
 from support.terminal import COMMAND, environment
 
 from ava_audit.events import ToolResult, WorktreeReady
@@ -36,84 +36,15 @@ from ava_server.service.records import DeliveredFiles
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
-from support.postgres import running_server  # noqa: E402
+from support.postgres import postgres_server  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    needs_confinement(tmp_path_factory.mktemp("state"))
-
-
-@pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
-    server = running_server()
-    url = server.database(tmp_path)
-    monkeypatch.setenv(VARIABLE, url)
-    yield url
-    server.empty_databases()
-
-
-@contextmanager
-def away(folder: Path) -> Generator[None]:
-    """Take a folder away, as from a machine that does not have it."""
-    hidden = folder.with_name(f"{folder.name}-of-another-machine")
-    folder.rename(hidden)
-    try:
-        yield
-    finally:
-        hidden.rename(folder)
-
-
-class Machines:
-    """The machine of the owner, where runs are only proposed, and another one that does them."""
-
-    def __init__(self, tmp: Path, url: str, server: ModelServer) -> None:
-        self.tmp, self.url, self.server = tmp, url, server
-        for name in ("owner", "worker"):
-            (tmp / name).mkdir()
-        self.repository = checkout(tmp / "owner" / "workspace", PROJECT)
-
-    @asynccontextmanager
-    async def at(self, name: str, *, runs: bool, config: str = "") -> AsyncGenerator[Lab]:
-        env = {VARIABLE: self.url}
-        async with open_lab(self.tmp / name, server=self.server, env=env, runs=runs, config=config, check=False) as lab:
-            yield lab
-
-    async def proposed(self, config: str = "", **more: Any) -> str:
-        """Propose and approve a run at the owner; return its id."""
-        async with self.at("owner", runs=False, config=config) as lab:
-            return await lab.start(**more)
-
-    async def done(self, run_id: str, config: str = "") -> dict[str, Any]:
-        """Have the run done at the worker, which cannot see anything of the owner; return its result."""
-        with away(self.tmp / "owner"):
-            async with self.at("worker", runs=True, config=config) as lab:
-                await lab.ended(run_id, 60)
-                with anyio.fail_after(40):
-                    while list((lab.root / "worktrees").glob("S-*")):  # noqa: ASYNC110 - nothing tells when it goes
-                        await anyio.sleep(0.02)
-                return await lab.result(run_id)
-
-
-@pytest.fixture
-def machines(tmp_path: Path, url: str) -> Generator[Machines]:
-    with running_model_server(says(RIGHT)) as server:
-        yield Machines(tmp_path, url, server)
-
-
-def execute(url: str, sql: str, *values: Any) -> Any:
-    with closing(psycopg.connect(url, autocommit=True)) as conn:
-        conn.execute("SET search_path = ava")
-        found = conn.execute(sql, values)
-        return found.fetchall() if found.description else found.rowcount
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("confined")]
 
 
 async def test_a_run_is_done_on_another_machine_and_its_branch_comes_back(machines: Machines) -> None:
     repository = machines.repository
     untouched = Untouched(repository)
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     result = await machines.done(run_id)
     assert result["status"] == "success", result
     changes = result["changes"]
@@ -139,10 +70,12 @@ async def test_a_run_is_done_on_another_machine_and_its_branch_comes_back(machin
 
 async def test_the_proposal_says_what_is_copied_and_the_approval_covers_it(machines: Machines) -> None:
     async with machines.at("owner", runs=False) as lab:
-        proposal = await lab.propose(**asked())
+        proposal = await lab.propose(**coder_task())
         config = config_of((await lab.run(proposal.subagent_id)).config)
-        again = await lab.propose(**asked(task_id="same"))
-        assert (await lab.propose(**asked(task_id="same"))).pending_id == again.pending_id, "the bytes are the same"
+        again = await lab.propose(**coder_task(task_id="same"))
+        assert (await lab.propose(**coder_task(task_id="same"))).pending_id == again.pending_id, (
+            "the bytes are the same"
+        )
     assert "A copy of that commit (0.1 MB) is in the database, so another machine's server may run it." in (
         proposal.message
     )
@@ -165,9 +98,9 @@ async def test_the_proposal_says_what_is_copied_and_the_approval_covers_it(machi
 async def test_a_copy_that_is_not_the_approved_one_ends_the_run_before_anything_runs(
     machines: Machines, attack: str, why: str
 ) -> None:
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     execute(machines.url, attack)
-    with away(machines.tmp / "owner"):
+    with take_away(machines.tmp / "owner"):
         async with machines.at("worker", runs=True) as lab:
             await lab.ended(run_id, 60)
             result, facts = await lab.result(run_id), await lab.facts(run_id, WorktreeReady)
@@ -193,8 +126,8 @@ async def test_a_copy_of_another_commit_is_refused_though_its_digest_was_approve
         return pack_snapshot(repository, home, first, limit, path)
 
     monkeypatch.setattr(travel, "pack_snapshot", packs_another)
-    run_id = await machines.proposed(**asked())
-    with away(machines.tmp / "owner"):
+    run_id = await machines.proposed(**coder_task())
+    with take_away(machines.tmp / "owner"):
         async with machines.at("worker", runs=True) as lab:
             await lab.ended(run_id, 60)
             result = await lab.result(run_id)
@@ -209,7 +142,7 @@ async def test_a_copy_of_another_commit_is_refused_though_its_digest_was_approve
     ],
 )
 async def test_a_branch_that_was_changed_on_its_way_is_not_made(machines: Machines, attack: str, why: str) -> None:
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     result = await machines.done(run_id)
     assert result["status"] == "success"
     untouched = Untouched(machines.repository)
@@ -226,11 +159,11 @@ async def test_a_branch_that_was_changed_on_its_way_is_not_made(machines: Machin
 async def test_a_commit_that_does_not_travel_waits_for_its_own_machine(machines: Machines) -> None:
     config = "[travel]\nrepository_mb = 0\n"
     async with machines.at("owner", runs=False, config=config) as lab:
-        proposal = await lab.propose(**asked())
+        proposal = await lab.propose(**coder_task())
         assert "Only servers of this data root can run it, because travel.repository_mb is 0." in proposal.message
         await lab.approve(proposal)
     run_id = proposal.subagent_id
-    with away(machines.tmp / "owner"):
+    with take_away(machines.tmp / "owner"):
         async with machines.at("worker", runs=True) as lab:
             with anyio.fail_after(20):
                 while run_id not in lab.runtime.manager.waiting_for:  # noqa: ASYNC110 - nothing tells
@@ -246,7 +179,7 @@ async def test_a_commit_that_does_not_travel_waits_for_its_own_machine(machines:
 
 
 async def test_at_its_own_machine_a_run_works_in_the_repository_as_before(machines: Machines) -> None:
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     execute(machines.url, "DELETE FROM blob_parts")
     async with machines.at("owner", runs=True) as lab:
         await lab.ended(run_id, 60)
@@ -262,7 +195,7 @@ async def test_at_its_own_machine_a_run_works_in_the_repository_as_before(machin
 
 
 async def test_a_branch_can_be_brought_into_another_clone(machines: Machines, tmp_path: Path) -> None:
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     result = await machines.done(run_id)
     git(tmp_path, "clone", "-q", str(machines.repository), "clone")
     async with machines.at("worker", runs=False) as lab:
@@ -278,13 +211,13 @@ async def test_a_branch_can_be_brought_into_another_clone(machines: Machines, tm
 
 async def test_delivered_files_can_be_read_on_every_machine(tmp_path: Path, url: str) -> None:
     script = [Say(calls=[("save_artifact", {"name": "prices.csv", "content": "a,12\n"})]), hand_over()]
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         machines = Machines(tmp_path, url, server)
         async with machines.at("worker", runs=True) as lab:
             run_id = await lab.start(role="researcher", task="What does it cost?")
             await lab.ended(run_id)
             [file] = (await lab.result(run_id))["untrusted_result"]["artifacts"]
-        with away(machines.tmp / "worker"):
+        with take_away(machines.tmp / "worker"):
             async with machines.at("owner", runs=False) as lab:
                 files = DeliveredFiles(lab.root / "artifacts" / run_id, run_id, lab.store.blobs)
                 assert files.read(file) == b"a,12\n"
@@ -298,7 +231,7 @@ async def test_delivered_files_can_be_read_on_every_machine(tmp_path: Path, url:
 
 
 async def test_the_command_brings_a_branch_and_says_where_it_is(machines: Machines) -> None:
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     result = await machines.done(run_id)
     env = environment(machines.tmp / "owner" / "data", **{VARIABLE: machines.url})
 
@@ -322,13 +255,13 @@ async def test_the_command_brings_a_branch_and_says_where_it_is(machines: Machin
 
 async def test_a_run_is_left_to_the_machine_that_has_its_worktree(tmp_path: Path, url: str) -> None:
     gate = Gate()
-    with running_model_server([Say(calls=[RIGHT]), Say("late", gate=gate), hand_over(), hand_over()]) as server:
+    with run_model_server([Say(calls=[RIGHT]), Say("late", gate=gate), hand_over(), hand_over()]) as server:
         machines = Machines(tmp_path, url, server)
         (tmp_path / "third").mkdir()
-        run_id = await machines.proposed(**asked())
-        with away(tmp_path / "owner"):
+        run_id = await machines.proposed(**coder_task())
+        with take_away(tmp_path / "owner"):
             async with machines.at("worker", runs=True):
-                await arrived(gate.arrived, 40)
+                await wait_for(gate.arrived, 40)
             gate.released.set()
             async with machines.at("third", runs=True) as lab:
                 with anyio.fail_after(20):
@@ -343,12 +276,12 @@ async def test_a_run_is_left_to_the_machine_that_has_its_worktree(tmp_path: Path
 
 async def test_a_cancel_elsewhere_does_not_claim_that_nothing_was_changed(tmp_path: Path, url: str) -> None:
     gate = Gate()
-    with running_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
+    with run_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
         machines = Machines(tmp_path, url, server)
-        run_id = await machines.proposed(**asked())
-        with away(tmp_path / "owner"):
+        run_id = await machines.proposed(**coder_task())
+        with take_away(tmp_path / "owner"):
             async with machines.at("worker", runs=True):
-                await arrived(gate.arrived, 40)
+                await wait_for(gate.arrived, 40)
             gate.released.set()
         async with machines.at("owner", runs=False) as lab:
             with anyio.fail_after(40):
@@ -362,13 +295,13 @@ async def test_without_its_machine_a_run_ends_in_time_and_says_what_is_lost(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
-    with running_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
+    with run_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
         machines = Machines(tmp_path, url, server)
         (tmp_path / "third").mkdir()
-        run_id = await machines.proposed(**asked())
-        with away(tmp_path / "owner"):
+        run_id = await machines.proposed(**coder_task())
+        with take_away(tmp_path / "owner"):
             async with machines.at("worker", runs=True):
-                await arrived(gate.arrived, 40)
+                await wait_for(gate.arrived, 40)
             gate.released.set()
             monkeypatch.setattr(setup, "WORKTREE_S", 0.0)
             async with machines.at("third", runs=True) as lab:
@@ -379,7 +312,7 @@ async def test_without_its_machine_a_run_ends_in_time_and_says_what_is_lost(
 
 
 async def test_what_travelled_is_removed_with_the_run(machines: Machines) -> None:
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     await machines.done(run_id)
     purposes = "SELECT purpose FROM blob_uses ORDER BY 1"
     async with machines.at("owner", runs=False) as lab:
@@ -400,7 +333,7 @@ QUESTION = {"role": "researcher", "task": "What does it cost?"}
 
 @pytest.fixture
 def reading(tmp_path: Path, url: str) -> Generator[Machines]:
-    with running_model_server(READS) as server:
+    with run_model_server(READS) as server:
         machines = Machines(tmp_path, url, server)
         write(machines.repository, {"a.md": "twelve cents\n", ".gitignore": "*.secret\n", "b.secret": "s3cret\n"})
         yield machines
@@ -415,7 +348,7 @@ async def test_a_folder_is_read_on_another_machine(reading: Machines) -> None:
         await lab.approve(proposal)
     run_id = proposal.subagent_id
     write(reading.repository, {"a.md": "thirteen cents\n"})
-    with away(reading.tmp / "owner"):
+    with take_away(reading.tmp / "owner"):
         async with reading.at("worker", runs=True) as lab:
             await lab.ended(run_id, 60)
             result, outputs = await lab.result(run_id), await lab.facts(run_id, ToolResult)
@@ -439,7 +372,7 @@ async def test_a_folder_is_read_on_another_machine(reading: Machines) -> None:
 async def test_a_copy_of_a_folder_that_was_changed_ends_the_run(reading: Machines, attack: str, why: str) -> None:
     run_id = await reading.proposed(**QUESTION)
     execute(reading.url, attack)
-    with away(reading.tmp / "owner"):
+    with take_away(reading.tmp / "owner"):
         async with reading.at("worker", runs=True) as lab:
             await lab.ended(run_id, 60)
             result = await lab.result(run_id)
@@ -451,7 +384,7 @@ async def test_a_copy_of_a_folder_that_was_changed_ends_the_run(reading: Machine
 async def test_a_folder_of_the_same_name_on_another_machine_is_not_read(reading: Machines) -> None:
     """Without a copy, the run waits for its own machine, although the path exists here."""
     run_id = await reading.proposed("[travel]\nfolder_mb = 0\n", **QUESTION)
-    with away(reading.tmp / "owner"):
+    with take_away(reading.tmp / "owner"):
         (reading.tmp / "owner").mkdir()
         checkout(reading.tmp / "owner" / "workspace", {"a.md": "of somebody else"})
         async with reading.at("worker", runs=True) as lab:
@@ -467,7 +400,7 @@ async def test_a_folder_of_the_same_name_on_another_machine_is_not_read(reading:
 async def test_a_machine_that_takes_less_leaves_a_run_to_others(reading: Machines) -> None:
     write(reading.repository, {"large.md": os.urandom(6_000_000).hex()})
     run_id = await reading.proposed(**QUESTION)
-    with away(reading.tmp / "owner"):
+    with take_away(reading.tmp / "owner"):
         async with reading.at("worker", runs=True, config="[travel]\nfolder_mb = 1\n") as lab:
             with anyio.fail_after(20):
                 while run_id not in lab.runtime.manager.waiting_for:  # noqa: ASYNC110 - nothing tells
@@ -497,14 +430,14 @@ async def proposed_plan(machines: Machines, config: str = "") -> Any:
 
 
 async def test_the_steps_of_a_plan_read_their_folder_on_another_machine(tmp_path: Path, url: str) -> None:
-    with running_model_server([*READS, *READS]) as server:
+    with run_model_server([*READS, *READS]) as server:
         machines = Machines(tmp_path, url, server)
         write(machines.repository, {"a.md": "twelve cents\n"})
         proposal = await proposed_plan(machines)
         assert "A copy of what its steps work on (0.1 MB) is in the database" in proposal.message
         uses = "SELECT run_id, purpose FROM blob_uses"
         assert execute(url, uses) == [(proposal.group_id, "input")], "both need the same, and unused ids are released"
-        with away(tmp_path / "owner"):
+        with take_away(tmp_path / "owner"):
             async with machines.at("worker", runs=True) as lab:
                 plan = await lab.ended(proposal.group_id, 90)
                 rows = await lab.store.read(lambda view: view.step_runs(plan.id))
@@ -519,7 +452,7 @@ async def test_the_steps_of_a_plan_read_their_folder_on_another_machine(tmp_path
 async def test_a_step_whose_folder_does_not_travel_waits_for_its_machine(reading: Machines) -> None:
     """Without a copy, nothing of another machine's folder of the same path is read."""
     proposal = await proposed_plan(reading, "[travel]\nfolder_mb = 0\n")
-    with away(reading.tmp / "owner"):
+    with take_away(reading.tmp / "owner"):
         (reading.tmp / "owner").mkdir()
         checkout(reading.tmp / "owner" / "workspace", {"a.md": "of somebody else"})
         async with reading.at("worker", runs=True) as lab:
@@ -533,3 +466,25 @@ async def test_a_step_whose_folder_does_not_travel_waits_for_its_machine(reading
             assert (run.plan_id, run.step, run.ended) == (proposal.group_id, "first", False)
         (reading.tmp / "owner").rename(reading.tmp / "removed")
     assert reading.server.requests == []
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    server = postgres_server()
+    url = server.database(tmp_path)
+    monkeypatch.setenv(VARIABLE, url)
+    yield url
+    server.empty_databases()
+
+
+@pytest.fixture
+def machines(tmp_path: Path, url: str) -> Generator[Machines]:
+    with run_model_server(make_calls(RIGHT)) as server:
+        yield Machines(tmp_path, url, server)
+
+
+def execute(url: str, sql: str, *values: Any) -> Any:
+    with closing(psycopg.connect(url, autocommit=True)) as conn:
+        conn.execute("SET search_path = ava")
+        found = conn.execute(sql, values)
+        return found.fetchall() if found.description else found.rowcount

@@ -1,7 +1,7 @@
 """The `ava` command as people run it: in a pipe, and on a real terminal (a pty).
 
 done = ava(root, "status", "--once")
-with on_terminal(root, "demo") as screen:
+with run_on_terminal(root, "demo") as screen:
     screen.until("Start it?")
     screen.type("y\n")
     assert screen.ended() == 0
@@ -10,6 +10,7 @@ with on_terminal(root, "demo") as screen:
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import select
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyte
 
@@ -142,7 +144,7 @@ class Screen:
 
 
 @contextmanager
-def on_terminal(
+def run_on_terminal(
     root: Path | str,
     *args: str,
     cwd: Path | None = None,
@@ -175,3 +177,8 @@ def on_terminal(
             process.kill()
         process.wait()
         os.close(ours)
+
+
+def logged_events(root: Path, *args: str) -> list[dict[str, Any]]:
+    """Return the log as `ava logs --json` prints it."""
+    return [json.loads(line) for line in ava(root, "logs", "--json", "--last", "1000", *args).stdout.splitlines()]

@@ -13,9 +13,9 @@ from typing import Any
 import anyio
 import pytest
 from support.log import Life, write_each
-from support.model_server import Gate, Say, running_model_server
-from support.runtime import PRICED, submits
-from support.terminal import COMMAND, ava, environment, on_terminal
+from support.model_server import Gate, Say, run_model_server
+from support.runtime import PRICED, submit
+from support.terminal import COMMAND, ava, environment, logged_events, run_on_terminal
 
 from ava_audit.events import ENDINGS
 from ava_audit.store.store import Store
@@ -36,25 +36,6 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-def local(base_url: str) -> dict[str, str]:
-    return {"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"}
-
-
-def subagent_in(text: str) -> str:
-    found = re.search(r"S-[0-9a-f]{6}", text)
-    assert found is not None, text
-    return found[0]
-
-
-def events(root: Path, *args: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ava(root, "logs", "--json", "--last", "1000", *args).stdout.splitlines()]
-
-
 # -- without a terminal ------------------------------------------------------------------------------------------------
 
 
@@ -63,7 +44,7 @@ def test_a_run_of_a_script_whose_output_nobody_reads_any_more_is_cancelled(
     root: Path, workspace: Path, closed: str
 ) -> None:
     gate = Gate()
-    with running_model_server([Say("", [("scratchpad", {"note": "a"})]), Say("", gate=gate)]) as model:
+    with run_model_server([Say("", [("scratchpad", {"note": "a"})]), Say("", gate=gate)]) as model:
         process = subprocess.Popen(
             [*COMMAND, "run", "researcher", TASK, "-w", str(workspace), "--yes", "--max-cost", "1"],
             env=environment(root, **local(model.base_url)),
@@ -84,7 +65,7 @@ def test_a_run_of_a_script_whose_output_nobody_reads_any_more_is_cancelled(
             left.close()
         gate.released.set()
     assert ("Cancelling." in said) == (closed == "stdout") and "Traceback" not in said
-    [ended] = events(root, "--type", "SubagentComplete")
+    [ended] = logged_events(root, "--type", "SubagentComplete")
     assert ended["content"]["status"] == "cancelled"
 
 
@@ -101,14 +82,14 @@ def test_run_with_yes_prints_the_result_and_records_no_human_approval(root: Path
     assert "## Output" not in done.stdout, "the offline reader's output only repeats the findings"
     assert "Ava wants to start a researcher" in done.stderr
     assert f"can read {workspace}" in done.stderr
-    decided = events(root, "--type", "SpawnDecided")
+    decided = logged_events(root, "--type", "SpawnDecided")
     assert [event["content"]["channel"] for event in decided] == ["host_call"]
     [row] = json.loads(ava(root, "report", "approvals", "--json").stdout)["decisions"]
     by = row["decided_by"]
     assert (by["kind"], by["user"], row["ending"], row["cap"]) == ("script", os_user(), "success", "free")
     assert by["how"].startswith(f"by a script as {os_user()}: the flag --yes of `ava run`")
-    assert [event["content"]["transport"] for event in events(root, "--type", "SessionStart")] == ["terminal"]
-    said = [event["content"] for event in events(root, "--type", "UserMessage")]
+    assert [event["content"]["transport"] for event in logged_events(root, "--type", "SessionStart")] == ["terminal"]
+    said = [event["content"] for event in logged_events(root, "--type", "UserMessage")]
     assert [message["kind"] for message in said] == ["task"]
 
 
@@ -118,7 +99,7 @@ def test_the_task_comes_from_stdin_and_short_options_mean_the_long_ones(root: Pa
     done = subprocess.run(given, input=f"{TASK}\n", cwd=workspace.parent, **said)
     assert done.returncode == 0, done.stderr
     assert "twelve cents a minute" in (workspace.parent / "out.md").read_text()
-    [task] = [event["content"]["text"] for event in events(root, "--type", "UserMessage")]
+    [task] = [event["content"]["text"] for event in logged_events(root, "--type", "UserMessage")]
     assert task == TASK
     for empty in ("", " \n"):
         nothing = subprocess.run(given, input=empty, cwd=workspace.parent, **said)
@@ -135,7 +116,7 @@ def test_tasks_come_from_files(root: Path, workspace: Path, tmp_path: Path) -> N
     common = ("run", "researcher", "-w", str(workspace), "-y", "--max-cost", "0.10")
     done = ava(root, *common, "--parallel", "-f", "one.md", "--file", "two.md", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    said = [event["content"]["text"] for event in events(root, "--type", "UserMessage")]
+    said = [event["content"]["text"] for event in logged_events(root, "--type", "UserMessage")]
     assert sorted(said) == ["2 subagents, approved together.", "And\nOtter?", TASK], "the plan and its steps"
     for file, says in (("empty.md", "is empty"), ("binary", "is not UTF-8 text"), ("none.md", "No such file")):
         wrong = ava(root, *common, "-f", file, cwd=tmp_path)
@@ -150,7 +131,7 @@ ON_ITS_TERMINAL = (
 
 def test_a_piped_task_is_approved_at_the_terminal_itself(root: Path, workspace: Path) -> None:
     line = f"printf %s {shlex.quote(TASK)} | {shlex.join(COMMAND)} run researcher - -w {shlex.quote(str(workspace))}"
-    with on_terminal(root, line, command=(sys.executable, "-c", ON_ITS_TERMINAL)) as screen:
+    with run_on_terminal(root, line, command=(sys.executable, "-c", ON_ITS_TERMINAL)) as screen:
         screen.until("Start it? [y/N]")
         screen.type("y\n")
         assert screen.ended() == 0
@@ -158,7 +139,7 @@ def test_a_piped_task_is_approved_at_the_terminal_itself(root: Path, workspace: 
 
 
 async def expired_proposal(root: Path) -> None:
-    proposed = Life("S-eeeeee", user=os_user()).proposed()
+    proposed = Life("S-eeeeee", user=os_user()).proposal()
     async with Store.open(root) as store:
         await write_each(store, [proposed._replace(fact=proposed.fact.model_copy(update={"expires_us": 1_000}))])
 
@@ -167,7 +148,7 @@ def test_show_wait_and_cancel_without_an_id_mean_the_last_run(root: Path, worksp
     assert "You have no subagent yet. Start one with `ava run`" in ava(root, "show").stderr
     assert "You have no subagent yet. Start one with `ava run`" in ava(root, "wait").stderr
     gate = Gate()
-    with running_model_server([DONE, Say("x", gate=gate)]) as server:
+    with run_model_server([DONE, Say("x", gate=gate)]) as server:
         env = local(server.base_url)
         ava(root, "run", "researcher", "The first one", "-y", "--max-cost", "1", env=env)
         assert "The first one" in ava(root, "show").stdout
@@ -179,7 +160,7 @@ def test_show_wait_and_cancel_without_an_id_mean_the_last_run(root: Path, worksp
             assert "The second one" in ava(root, "show").stdout
             refused = ava(root, "cancel")
             assert refused.returncode == 2 and "give an id where nobody can be asked" in refused.stderr
-            with on_terminal(root, "cancel") as screen:
+            with run_on_terminal(root, "cancel") as screen:
                 screen.until("? [y/N]")
                 assert "Cancel researcher S-" in screen.text
                 screen.type("y\n")
@@ -218,11 +199,11 @@ def test_applies_command_line_limits_to_the_proposal(root: Path, workspace: Path
     limits = ("--timeout", "2m", "--max-cost", "0.125", "--max-tokens", "5000", "--max-iterations", "3")
     args = ("run", "researcher", TASK, "--workspace", str(workspace), "--context", "for a podcast", *limits, "--yes")
     assert ava(root, *args).returncode == 0
-    (proposed,) = events(root, "--type", "SpawnProposed")
+    (proposed,) = logged_events(root, "--type", "SpawnProposed")
     config = proposed["content"]["config"]
     caps = ("timeout_s", "max_cost_micros", "max_tokens", "max_iterations")
     assert [config[cap] for cap in caps] == [120, 120_000, 5_000, 3], "the cost is rounded down to whole cents"
-    (task,) = (event["content"] for event in events(root, "--type", "UserMessage"))
+    (task,) = (event["content"] for event in logged_events(root, "--type", "UserMessage"))
     assert task["context"] == "for a podcast"
 
 
@@ -253,7 +234,7 @@ def test_an_unreachable_endpoint_exits_with_20_and_says_what_to_do(root: Path, w
 def test_an_exceeded_limit_has_its_own_exit_code(
     root: Path, workspace: Path, script: list[Say], limits: tuple[str, ...], code: int, says: str
 ) -> None:
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "0.10", *limits)
         done = ava(root, *args, env=local(server.base_url))
     assert (done.returncode, says in done.stdout) == (code, True), done.stdout + done.stderr
@@ -329,7 +310,7 @@ def test_a_custom_role_takes_prompt_tools_and_schema_from_the_command_line(
     schema = {"type": "object", "properties": {"price": {"type": "string"}}, "required": ["price"]}
     (tmp_path / "schema.json").write_text(json.dumps(schema))
     done = Say("", [("submit_result", {"summary": "Looked up.", "output": {"price": "twelve cents"}})])
-    with running_model_server([done]) as server:
+    with run_model_server([done]) as server:
         args = (
             "run", "custom", TASK, "--system-prompt", "You look up prices.", "--output-schema", "schema.json",
             "--tools", "read_file,search_codebase", "--tools", "scratchpad", "--blocked-tools", "search_codebase",
@@ -338,9 +319,9 @@ def test_a_custom_role_takes_prompt_tools_and_schema_from_the_command_line(
         finished = ava(root, *args, cwd=tmp_path, env=local(server.base_url))
     assert finished.returncode == 0, finished.stderr
     assert json.loads(finished.stdout)["untrusted_result"]["output"] == {"price": "twelve cents"}
-    (task,) = (event["content"] for event in events(root, "--type", "UserMessage"))
+    (task,) = (event["content"] for event in logged_events(root, "--type", "UserMessage"))
     assert task["system_prompt"] == "You look up prices."
-    (proposed,) = events(root, "--type", "SpawnProposed")
+    (proposed,) = logged_events(root, "--type", "SpawnProposed")
     offered = set(proposed["content"]["config"]["tools"])
     assert {"read_file", "scratchpad"} <= offered
     assert not {"search_codebase", "read_webpages"} & offered
@@ -354,7 +335,7 @@ def test_an_earlier_result_can_be_passed_on_the_command_line(root: Path, workspa
         new = ids and len(request["messages"]) == 2
         return Say("", [("read_subagent_result", {"id": ids[0]})]) if new else DONE
 
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         first = subagent_in(ava(root, *args, env=local(server.base_url)).stdout)
         done = ava(root, *args, "--context-from", first, env=local(server.base_url))
         assert done.returncode == 0, done.stderr
@@ -365,18 +346,18 @@ def test_an_earlier_result_can_be_passed_on_the_command_line(root: Path, workspa
 def test_retry_repeats_an_ended_run_and_shows_the_price_of_another_model(root: Path, workspace: Path) -> None:
     first = ava(root, "run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "0.30")
     assert first.returncode == 0, first.stderr
-    [run] = [event["content"]["subagent_id"] for event in events(root, "--type", "SpawnProposed")]
+    [run] = [event["content"]["subagent_id"] for event in logged_events(root, "--type", "SpawnProposed")]
     again = ava(root, "run", "--retry", run, "--yes", "--max-cost", "0.10")
     assert again.returncode == 0, again.stderr
     assert f"can read {workspace}" in again.stderr and "twelve cents" in again.stdout
     (root / "config.toml").write_text(PRICED)
-    with running_model_server([submits()]) as model:
+    with run_model_server([submit()]) as model:
         env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
         other = ava(root, "run", "--retry", run, "--model", "custom:test", "--yes", "--max-cost", "0.20", env=env)
     assert other.returncode == 0, other.stderr
     assert "costs at most $0.20" in other.stderr and "Model: custom:test." in other.stderr
     assert TASK in model.requests[0].json["messages"][1]["content"]
-    proposed = [event["content"] for event in events(root, "--type", "SpawnProposed")]
+    proposed = [event["content"] for event in logged_events(root, "--type", "SpawnProposed")]
     assert [each.get("retry_of") for each in proposed] == [None, run, run]
     assert {each["config"]["workspace"] for each in proposed} == {str(workspace)}
 
@@ -405,12 +386,12 @@ def test_planning_can_be_turned_on_or_off_on_the_command_line(
         f"---\ndescription: Thinks.\nplan: {json.dumps(not planned)}\n---\nThink.\n"
     )
     script = [Say("A price is asked for."), Say("1. read_file notes.md"), Say("KEEP"), DONE] if planned else [DONE]
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         args = ("run", "thinker", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1", option)
         done = ava(root, *args, env=local(server.base_url))
     assert done.returncode == 0, done.stderr
     assert ("It plans first and then works" in done.stderr) is planned
-    plans = [event["content"]["plan"] for event in events(root, "--type", "PlanReady")]
+    plans = [event["content"]["plan"] for event in logged_events(root, "--type", "PlanReady")]
     assert plans == (["1. read_file notes.md"] if planned else [])
 
 
@@ -434,7 +415,7 @@ def test_a_terminal_does_not_relax_policy_human(root: Path, table: str) -> None:
 
 def test_sigint_without_a_terminal_cancels_and_shows_partial_results(root: Path, workspace: Path) -> None:
     gate = Gate()
-    with running_model_server([Say("", [("scratchpad", {"note": "first note"})]), Say("", gate=gate)]) as server:
+    with run_model_server([Say("", [("scratchpad", {"note": "first note"})]), Say("", gate=gate)]) as server:
         process = subprocess.Popen(
             [*COMMAND, "run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1"],
             env=environment(root, **local(server.base_url)),
@@ -456,15 +437,15 @@ def test_sigint_without_a_terminal_cancels_and_shows_partial_results(root: Path,
 
 
 def test_yes_in_the_terminal_counts_as_human_approval(root: Path, workspace: Path) -> None:
-    with on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
+    with run_on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
         screen.until("Start it? [y/N]")
         screen.type("yes\n")
         assert screen.ended() == 0
     assert screen.text.startswith(f"Data root: {root}\n")
     assert "twelve cents a minute" in screen.text
-    (decided,) = events(root, "--type", "SpawnDecided")
+    (decided,) = logged_events(root, "--type", "SpawnDecided")
     assert decided["content"]["channel"] == "terminal"
-    said = [event["content"] for event in events(root, "--type", "UserMessage")]
+    said = [event["content"] for event in logged_events(root, "--type", "UserMessage")]
     assert [message["kind"] for message in said] == ["task", "decision"]
 
     shown = ava(root, "show", subagent_in(screen.text))
@@ -473,7 +454,7 @@ def test_yes_in_the_terminal_counts_as_human_approval(root: Path, workspace: Pat
 
 @pytest.mark.parametrize("answer", ["\n", "n\n", "yes please\n", "\x04", "ctrl-c"])
 def test_anything_but_yes_in_the_terminal_starts_nothing(root: Path, workspace: Path, answer: str) -> None:
-    with on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
+    with run_on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
         screen.until("Start it? [y/N]")
         if answer == "ctrl-c":
             screen.interrupt()
@@ -482,7 +463,7 @@ def test_anything_but_yes_in_the_terminal_starts_nothing(root: Path, workspace: 
         assert screen.ended() == 10
     assert "Not approved; nothing was started." in screen.text
     assert "Traceback" not in screen.text
-    assert [event["content"]["decision"] for event in events(root, "--type", "SpawnDecided")] == ["rejected"]
+    assert [event["content"]["decision"] for event in logged_events(root, "--type", "SpawnDecided")] == ["rejected"]
 
 
 @pytest.mark.parametrize("answer", ["c\n", "ctrl-c"])
@@ -490,8 +471,8 @@ def test_ctrl_c_asks_and_can_cancel_the_run(root: Path, workspace: Path, answer:
     gate = Gate()
     args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1")
     with (
-        running_model_server([Say("", gate=gate)]) as server,
-        on_terminal(root, *args, env=local(server.base_url)) as screen,
+        run_model_server([Say("", gate=gate)]) as server,
+        run_on_terminal(root, *args, env=local(server.base_url)) as screen,
     ):
         assert gate.arrived.wait(20)
         screen.interrupt()
@@ -509,8 +490,8 @@ def test_ctrl_c_asks_and_can_leave_the_run_to_the_next_server(root: Path, worksp
     gate = Gate()
     args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1")
     # The call in flight is booked as unknown, and made again by whoever takes the run up.
-    with running_model_server([Say("", gate=gate), DONE]) as server:
-        with on_terminal(root, *args, env=local(server.base_url)) as screen:
+    with run_model_server([Say("", gate=gate), DONE]) as server:
+        with run_on_terminal(root, *args, env=local(server.base_url)) as screen:
             assert gate.arrived.wait(20)
             screen.interrupt()
             screen.until("[c]ancel or [l]eave:")
@@ -523,7 +504,7 @@ def test_ctrl_c_asks_and_can_leave_the_run_to_the_next_server(root: Path, worksp
         assert re.search(rf"^‖ interrupted +{run_id} ", status.stdout, re.MULTILINE)
 
         other = ("run", "researcher", "Something else", "--workspace", str(workspace), "--yes", "--max-cost", "1")
-        with on_terminal(root, *other) as second:
+        with run_on_terminal(root, *other) as second:
             assert second.ended() == 17
         # Another server that cannot honour it leaves it alone; one with the same endpoint takes it up.
         process = subprocess.Popen(
@@ -550,16 +531,16 @@ def test_model_text_cannot_control_the_terminal(root: Path, workspace: Path) -> 
         "caveats": [evil],
         "findings": [{"claim": evil, "quote": evil}],
     }
-    with running_model_server(
+    with run_model_server(
         [Say(evil, [("scratchpad", {"note": evil})]), Say("", [("submit_result", result)])]
     ) as server:
         args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1")
-        with on_terminal(root, *args, env=local(server.base_url)) as screen:
+        with run_on_terminal(root, *args, env=local(server.base_url)) as screen:
             assert screen.ended() == 0
     run_id = subagent_in(screen.text)
     texts = [screen.text]
     for command in (("show", run_id), ("show", run_id, "--json"), ("logs",), ("logs", "--json"), ("status", "--once")):
-        with on_terminal(root, *command) as view:
+        with run_on_terminal(root, *command) as view:
             assert view.ended() == 0
         texts.append(view.text)
     for text in texts:
@@ -598,7 +579,7 @@ def test_show_prints_the_whole_run_and_marks_it_as_fetched(root: Path, workspace
     assert log.index("approved by a call of the host") < log.index("ToolCall search_and_read")
     assert log.index("ToolCall search_and_read") < log.index("SubagentComplete")
     carried = [
-        event for event in events(root, "--type", "ToolResult", "--agent", "ava") if event.get("runId") == run_id
+        event for event in logged_events(root, "--type", "ToolResult", "--agent", "ava") if event.get("runId") == run_id
     ]
     assert [event["content"]["tool"] for event in carried] == ["ava run", "ava show"]
 
@@ -625,8 +606,8 @@ def test_status_shows_active_and_ended_runs_and_budgets_in_rows(root: Path, work
     first = ava(root, *args)
     assert first.returncode == 0
     with (
-        running_model_server([Say("", gate=gate), DONE]) as server,
-        on_terminal(root, *args, env=local(server.base_url)) as screen,
+        run_model_server([Say("", gate=gate), DONE]) as server,
+        run_on_terminal(root, *args, env=local(server.base_url)) as screen,
     ):
         assert gate.arrived.wait(20)
         status = ava(root, "status", "--once")
@@ -646,7 +627,7 @@ def test_status_shows_active_and_ended_runs_and_budgets_in_rows(root: Path, work
 
 
 def test_status_shows_in_local_time_when_a_proposal_expires(root: Path, workspace: Path) -> None:
-    with on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
+    with run_on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
         screen.until("Start it? [y/N]")
         status = ava(root, "status", "--once", env={"TZ": "JST-9"}).stdout
         screen.type("n\n")
@@ -668,3 +649,13 @@ def test_status_of_an_empty_data_root_says_so_and_creates_nothing(root: Path) ->
     assert done.returncode == 0
     assert "No subagents: none waits, runs, or ended within the last hour." in done.stdout
     assert not root.exists()
+
+
+def local(base_url: str) -> dict[str, str]:
+    return {"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"}
+
+
+def subagent_in(text: str) -> str:
+    found = re.search(r"S-[0-9a-f]{6}", text)
+    assert found is not None, text
+    return found[0]

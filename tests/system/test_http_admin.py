@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from mcp import Client
-from support.http_server import HttpServer, serving_http, token
-from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.stdio import AVA, environment, logged, made, state_of, told, until, using
+from support.http_server import token
+from support.model_server import Gate, Say
+from support.network.admin_team import SPAWN, open_admin_team, refusal_of
+from support.stdio import AVA, environment, read_answer, read_log, state_of, until
 
 from ava_audit.store.store import Store
 from ava_server.config.sign_in import Passkeys, new_passkey
@@ -26,173 +23,114 @@ from ava_server.runs.claims import hold
 
 pytestmark = pytest.mark.slow
 
-CONFIG = '[prices."custom:scripted"]\ninput = 3.0\noutput = 15.0\n'
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
-SPAWN = {"role": "custom", "task": "Think", "system_prompt": "Think."}
-
-
-@dataclass
-class Team:
-    """A server with three users, an auditor and an administrator."""
-
-    root: Path
-    server: HttpServer
-    model: ModelServer
-    ana: Client
-    ben: Client
-    auditor: Client
-    admin: Client
-
-    async def start(self, client: Client) -> str:
-        """Start a run that waits for its model, and return its id."""
-        proposed, _text = told(await client.call_tool("spawn_subagent", SPAWN))
-        given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-        answer, text = told(await client.call_tool("confirm_spawn", given))
-        assert answer["status"] == "approved", text
-        return str(proposed["subagent_id"])
-
-    async def ava(self, *words: str) -> tuple[int, str, str]:
-        """Run a command as the data root's owner."""
-        env = {**environment(self.root), **using(self.model.base_url)}
-        with anyio.fail_after(60):
-            done = await anyio.run_process([AVA[0], *words], env=env, check=False)
-        return done.returncode, done.stdout.decode(), done.stderr.decode()
-
-
-@asynccontextmanager
-async def team(tmp: Path, *, config: str = "", script: Any = None) -> AsyncGenerator[tuple[Team, Gate]]:
-    gate = Gate(within_s=300)  # longer than all commands of a test take on a busy machine
-    root = made(tmp / "data", config_toml=config + CONFIG)
-    texts = {
-        "ana": token(root, "ana"),
-        "ben": token(root, "ben"),
-        "auditor": token(root, "eve", "audit", name="auditor"),
-        "admin": token(root, "ops", "admin", name="admin"),
-    }
-    with running_model_server(script or (lambda _asked: Say("thinking", gate=gate))) as model:
-        async with (
-            serving_http(root, env=using(model.base_url), cwd=tmp) as server,
-            server.client(texts["ana"]) as ana,
-            server.client(texts["ben"]) as ben,
-            server.client(texts["auditor"]) as auditor,
-            server.client(texts["admin"]) as admin,
-        ):
-            try:
-                yield Team(root, server, model, ana, ben, auditor, admin), gate
-            finally:
-                gate.released.set()
-
-
-async def refused(client: Client, tool: str, **given: Any) -> str:
-    result = await client.call_tool(tool, given)
-    answer, text = told(result)
-    assert answer["status"] == "failed", text
-    return text
 
 
 async def test_an_administrator_sees_and_cancels_the_runs_of_all_users(tmp_path: Path) -> None:
-    async with team(tmp_path) as (all_of, _gate):
+    async with open_admin_team(tmp_path) as (all_of, _gate):
         anas, bens = await all_of.start(all_of.ana), await all_of.start(all_of.ben)
-        proposed, _text = told(await all_of.ben.call_tool("spawn_subagent", SPAWN))
-        seen, _text = told(await all_of.admin.call_tool("check_subagent", {}))
+        proposed, _text = read_answer(await all_of.ben.call_tool("spawn_subagent", SPAWN))
+        seen, _text = read_answer(await all_of.admin.call_tool("check_subagent", {}))
         assert {run["subagent_id"] for run in seen["runs"]} == {anas, bens, proposed["subagent_id"]}
-        own, _text = told(await all_of.ana.call_tool("check_subagent", {}))
+        own, _text = read_answer(await all_of.ana.call_tool("check_subagent", {}))
         assert [run["subagent_id"] for run in own["runs"]] == [anas]
         assert "belong" not in f"{own.get('message')}{seen.get('message')}", "only who may see all learns how many"
 
-        ended, _text = told(await all_of.admin.call_tool("cancel_subagent", {"subagent_id": anas, "reason": "stuck"}))
+        ended, _text = read_answer(
+            await all_of.admin.call_tool("cancel_subagent", {"subagent_id": anas, "reason": "stuck"})
+        )
         assert ended["status"] == "cancelled"
-        result, _text = told(await all_of.ana.call_tool("check_subagent", {"subagent_id": anas}))
+        result, _text = read_answer(await all_of.ana.call_tool("check_subagent", {"subagent_id": anas}))
         assert "by the administrator ops: stuck" in str(result)
-        [asked] = logged(all_of.root, "CancelRequested", run=anas)
+        [asked] = read_log(all_of.root, "CancelRequested", run=anas)
         assert (asked.user, asked.content["by"]) == ("ops", "model")
         given = {"pending_id": proposed["pending_id"]}
-        ended, _text = told(await all_of.admin.call_tool("cancel_subagent", given))
+        ended, _text = read_answer(await all_of.admin.call_tool("cancel_subagent", given))
         assert ended["status"] == "cancelled"
-        entries, _text = told(await all_of.admin.call_tool("read_ava_logs", {"subagent_id": bens}))
+        entries, _text = read_answer(await all_of.admin.call_tool("read_ava_logs", {"subagent_id": bens}))
         assert entries["status"] != "failed"
 
 
 async def test_nobody_else_reaches_a_run_of_another_user(tmp_path: Path) -> None:
     """A user, an auditor, and an administrator who would spend or speak for somebody."""
-    async with team(tmp_path) as (all_of, gate):
+    async with open_admin_team(tmp_path) as (all_of, gate):
         bens = await all_of.start(all_of.ben)
-        proposed, _text = told(await all_of.ben.call_tool("spawn_subagent", SPAWN))
+        proposed, _text = read_answer(await all_of.ben.call_tool("spawn_subagent", SPAWN))
         for given in ({"subagent_id": bens}, {"pending_id": proposed["pending_id"]}):
-            assert "of yours" in await refused(all_of.ana, "cancel_subagent", **given)
-            assert "lacks the scope spawn" in await refused(all_of.auditor, "cancel_subagent", **given)
+            assert "of yours" in await refusal_of(all_of.ana, "cancel_subagent", **given)
+            assert "lacks the scope spawn" in await refusal_of(all_of.auditor, "cancel_subagent", **given)
         approving = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-        answer, _text = told(await all_of.admin.call_tool("confirm_spawn", approving))
+        answer, _text = read_answer(await all_of.admin.call_tool("confirm_spawn", approving))
         assert answer["status"] != "approved", "an administrator approves nothing for others"
-        assert "lacks the scope spawn" in await refused(all_of.admin, "spawn_subagent", **SPAWN)
+        assert "lacks the scope spawn" in await refusal_of(all_of.admin, "spawn_subagent", **SPAWN)
         message = {"subagent_id": bens, "message": "Stop."}
-        assert "lacks the scope spawn" in await refused(all_of.admin, "message_subagent", **message)
+        assert "lacks the scope spawn" in await refusal_of(all_of.admin, "message_subagent", **message)
         asked = {"pending_ids": [bens], "approving": ["x"]}
-        assert "lacks the scope spawn" in await refused(all_of.auditor, "confirm_spawn", **asked)
-        state, _text = told(await all_of.ben.call_tool("check_subagent", {"subagent_id": bens}))
+        assert "lacks the scope spawn" in await refusal_of(all_of.auditor, "confirm_spawn", **asked)
+        state, _text = read_answer(await all_of.ben.call_tool("check_subagent", {"subagent_id": bens}))
         assert state["status"] == "running" and len(all_of.model.requests) == 1
         assert gate.arrived.is_set()
 
 
 async def test_an_administrator_resumes_a_run_of_another_user(tmp_path: Path) -> None:
     """With its exact line, and within its user's caps; another user cannot."""
-    async with team(tmp_path, config="[limits]\nrunning_per_user = 1\n") as (all_of, gate):
+    async with open_admin_team(tmp_path, config="[limits]\nrunning_per_user = 1\n") as (all_of, gate):
         await all_of.start(all_of.ana)
         queued = await all_of.start(all_of.ana)
         async with Store.open(all_of.root) as store:
             assert await store.do(hold(queued, frozenset()))
         wrong = {"pending_ids": [queued], "approving": ["x"]}
-        assert "of yours" in await refused(all_of.ben, "confirm_spawn", **wrong)
-        answer, _text = told(await all_of.admin.call_tool("confirm_spawn", wrong))
+        assert "of yours" in await refusal_of(all_of.ben, "confirm_spawn", **wrong)
+        answer, _text = read_answer(await all_of.admin.call_tool("confirm_spawn", wrong))
         assert answer["status"] == "refused"
         right = {"pending_ids": [queued], "approving": answer["approval_lines"]}
-        answer, _text = told(await all_of.admin.call_tool("confirm_spawn", right))
+        answer, _text = read_answer(await all_of.admin.call_tool("confirm_spawn", right))
         assert answer["status"] == "resumed"
         gate.released.set()
-        [resumed] = logged(all_of.root, "RunResumed", run=queued)
+        [resumed] = read_log(all_of.root, "RunResumed", run=queued)
         assert resumed.user == "ops"
 
 
 async def test_an_administrator_starts_nothing_of_its_own_user(tmp_path: Path) -> None:
     """The same person may hold a token that spawns; the one that administers does not approve what that proposed."""
-    async with team(tmp_path) as (all_of, _gate):
+    async with open_admin_team(tmp_path) as (all_of, _gate):
         text = token(all_of.root, "ops", "spawn", "read", name="spawns")
         async with all_of.server.client(text) as spawns:
-            proposed, _text = told(await spawns.call_tool("spawn_subagent", SPAWN))
+            proposed, _text = read_answer(await spawns.call_tool("spawn_subagent", SPAWN))
             approving = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
             for given in (approving, {"pending_ids": [proposed["pending_id"]], "decision": "reject"}):
-                assert "lacks the scope spawn" in await refused(all_of.admin, "confirm_spawn", **given)
-            assert logged(all_of.root, "SpawnDecided") == []
-            answer, text = told(await spawns.call_tool("confirm_spawn", approving))
+                assert "lacks the scope spawn" in await refusal_of(all_of.admin, "confirm_spawn", **given)
+            assert read_log(all_of.root, "SpawnDecided") == []
+            answer, text = read_answer(await spawns.call_tool("confirm_spawn", approving))
             assert answer["status"] == "approved", text
 
 
 async def test_an_administrator_does_not_resume_what_only_a_person_may_approve(tmp_path: Path) -> None:
     """The policy of the run's user counts as well as the administrator's own."""
     config = "[limits]\nrunning_per_user = 1\n"
-    async with team(tmp_path, config=config) as (all_of, gate):
+    async with open_admin_team(tmp_path, config=config) as (all_of, gate):
         await all_of.start(all_of.ana)
         queued = await all_of.start(all_of.ana)
         async with Store.open(all_of.root) as store:
             assert await store.do(hold(queued, frozenset()))
         wrong = {"pending_ids": [queued], "approving": ["x"]}
-        answer, _text = told(await all_of.admin.call_tool("confirm_spawn", wrong))
+        answer, _text = read_answer(await all_of.admin.call_tool("confirm_spawn", wrong))
         right = {"pending_ids": [queued], "approving": answer["approval_lines"]}
         code, _out, err = await all_of.ava("user", "limit", "ana", "--approval", "human")
         assert code == 0, err
         with anyio.fail_after(40):
-            while told(await all_of.admin.call_tool("confirm_spawn", wrong))[0]["status"] == "refused":  # noqa: ASYNC110 - another process
+            while read_answer(await all_of.admin.call_tool("confirm_spawn", wrong))[0]["status"] == "refused":  # noqa: ASYNC110 - another process
                 await anyio.sleep(0.5)
-        assert 'approval = "human" is set' in await refused(all_of.admin, "confirm_spawn", **right)
+        assert 'approval = "human" is set' in await refusal_of(all_of.admin, "confirm_spawn", **right)
         assert 'approval = "human"' in (await all_of.ava("resume", queued))[2]
-        assert logged(all_of.root, "RunResumed", run=queued) == []
+        assert read_log(all_of.root, "RunResumed", run=queued) == []
         gate.released.set()
 
 
 async def test_an_administrator_resumes_from_elsewhere_and_gets_the_result(tmp_path: Path) -> None:
     gate, calls = Gate(), count()
     script = lambda _asked: DONE if next(calls) else Say("thinking", gate=gate)  # noqa: E731
-    async with team(tmp_path, config="[limits]\nrunning_per_user = 1\n", script=script) as (all_of, _gate):
+    async with open_admin_team(tmp_path, config="[limits]\nrunning_per_user = 1\n", script=script) as (all_of, _gate):
         await all_of.start(all_of.ana)
         queued = await all_of.start(all_of.ana)
         async with Store.open(all_of.root) as store:
@@ -213,7 +151,7 @@ OTHERS: dict[str, tuple[Scope, ...]] = {"ben": ("spawn", "read"), "eve": ("audit
 
 
 async def test_the_owner_of_the_data_root_steers_all_runs_in_a_terminal(tmp_path: Path) -> None:
-    async with team(tmp_path, config="[limits]\nrunning_per_user = 1\n") as (all_of, gate):
+    async with open_admin_team(tmp_path, config="[limits]\nrunning_per_user = 1\n") as (all_of, gate):
         running = await all_of.start(all_of.ana)
         queued = await all_of.start(all_of.ana)
         await until(gate.arrived.is_set)
@@ -226,12 +164,12 @@ async def test_the_owner_of_the_data_root_steers_all_runs_in_a_terminal(tmp_path
         gate.released.set()
         code, out, err = await all_of.ava("cancel", queued)
         assert code == 0, out + err
-        result, _text = told(await all_of.ana.call_tool("check_subagent", {"subagent_id": running}))
+        result, _text = read_answer(await all_of.ana.call_tool("check_subagent", {"subagent_id": running}))
         assert "by the administrator" in str(result) and "too dear" in str(result)
 
 
 async def test_a_user_is_added_limited_and_removed_beside_a_running_server(tmp_path: Path) -> None:
-    async with team(tmp_path, script=lambda _asked: DONE) as (all_of, _gate):
+    async with open_admin_team(tmp_path, script=lambda _asked: DONE) as (all_of, _gate):
         code, out, err = await all_of.ava("user", "add", "dora", "--running", "2", "--daily", "1.00", "--quiet")
         assert code == 0 and out.strip().startswith("avatok_") and len(out.splitlines()) == 1, err
         async with all_of.server.client(out.strip()) as dora:
@@ -240,11 +178,11 @@ async def test_a_user_is_added_limited_and_removed_beside_a_running_server(tmp_p
             assert code == 0 and "$0.00 today" in out, err
 
             async def is_limited() -> bool:
-                proposed, _text = told(await dora.call_tool("spawn_subagent", SPAWN))
+                proposed, _text = read_answer(await dora.call_tool("spawn_subagent", SPAWN))
                 if proposed["status"] == "failed":
                     return "users.dora.daily_cents" in str(proposed)
                 given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-                answer, _text = told(await dora.call_tool("confirm_spawn", given))
+                answer, _text = read_answer(await dora.call_tool("confirm_spawn", given))
                 return answer["status"] == "refused" and "users.dora.daily_cents" in str(answer)
 
             with anyio.fail_after(40):
@@ -256,7 +194,7 @@ async def test_a_user_is_added_limited_and_removed_beside_a_running_server(tmp_p
             assert code == 0, err
             with pytest.raises(Exception):  # noqa: B017 - each era fails in its own way
                 await dora.call_tool("check_subagent", {})
-        changed = [entry.content for entry in logged(all_of.root, "SettingsChanged")]
+        changed = [entry.content for entry in read_log(all_of.root, "SettingsChanged")]
         dora_s = [(each["before"], each.get("after")) for each in changed if each["setting"] == "users.dora"]
         assert dora_s == [
             ({}, {"running": 2, "daily_cents": 100}),
@@ -266,19 +204,22 @@ async def test_a_user_is_added_limited_and_removed_beside_a_running_server(tmp_p
 
 
 async def test_a_broken_config_file_leaves_the_limits_as_they_were(tmp_path: Path) -> None:
-    async with team(tmp_path, config="[users.ana]\ndaily_cents = 0\n", script=lambda _asked: DONE) as (all_of, _gate):
+    async with open_admin_team(tmp_path, config="[users.ana]\ndaily_cents = 0\n", script=lambda _asked: DONE) as (
+        all_of,
+        _gate,
+    ):
         (all_of.root / "config.toml").write_text("[users.ana]\ndaily_cents = 'much'\n")
         await until(lambda: "stay as they were" in all_of.server.stderr)
-        result, text = told(await all_of.ana.call_tool("spawn_subagent", SPAWN))
+        result, text = read_answer(await all_of.ana.call_tool("spawn_subagent", SPAWN))
         if result["status"] != "failed":
             given = {"pending_ids": [result["pending_id"]], "approving": [result["approval_line"]]}
-            result, text = told(await all_of.ana.call_tool("confirm_spawn", given))
+            result, text = read_answer(await all_of.ana.call_tool("confirm_spawn", given))
         assert result["status"] in ("failed", "refused") and "users.ana.daily_cents" in text
         assert all_of.model.requests == []
 
 
 async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp_path: Path) -> None:
-    async with team(tmp_path) as (all_of, _gate):
+    async with open_admin_team(tmp_path) as (all_of, _gate):
         admin = token(all_of.root, "ops", "admin", name="ops-laptop")
         env = {**environment(tmp_path / "elsewhere"), "AVA_URL": all_of.server.base, "AVA_TOKEN": admin}
 
@@ -322,7 +263,7 @@ async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp
         for text, scope in ((token(all_of.root, "eve", "audit", name="a2"), "admin"), ("avatok_wrong", "token")):
             code, out, err = await there("user", "list", AVA_TOKEN=text)
             assert code == 10 and scope in err and not out, err
-        by = [entry.user for entry in logged(all_of.root, "SettingsChanged") if "dora" in str(entry.content)]
+        by = [entry.user for entry in read_log(all_of.root, "SettingsChanged") if "dora" in str(entry.content)]
         assert by.count("ops") == 7 and len({*by}) == 2, "the administrator's changes, and two of the owner's"
 
 
@@ -337,7 +278,7 @@ spawns_per_hour = 2
 
 
 async def test_an_administrator_lifts_no_limit_by_removing_and_adding_a_user(tmp_path: Path) -> None:
-    async with team(tmp_path, config=LIMITED) as (all_of, _gate):
+    async with open_admin_team(tmp_path, config=LIMITED) as (all_of, _gate):
         admin = token(all_of.root, "ops", "admin", name="ops-laptop")
         gus = token(all_of.root, "gus", name="gus")
 
@@ -361,16 +302,16 @@ async def test_an_administrator_lifts_no_limit_by_removing_and_adding_a_user(tmp
 
 async def test_an_administrator_gets_no_token_of_the_operator(tmp_path: Path) -> None:
     """Over HTTP, that user has the secrets, the MCP servers and the folders of this machine."""
-    async with team(tmp_path) as (all_of, _gate):
+    async with open_admin_team(tmp_path) as (all_of, _gate):
         admin = token(all_of.root, "ops", "admin", name="ops-laptop")
         answer = await all_of.server.request("POST", f"/users/{os_user()}", admin, json={})
         assert answer.status_code == 400 and "operator" in answer.text and "avatok_" not in answer.text
-        changes = logged(all_of.root, "SettingsChanged")
+        changes = read_log(all_of.root, "SettingsChanged")
         assert [each for each in changes if each.content["setting"] != "approval"] == []
 
 
 async def test_an_administrator_elsewhere_takes_nobodys_passkey_away(tmp_path: Path) -> None:
-    async with team(tmp_path) as (all_of, _gate):
+    async with open_admin_team(tmp_path) as (all_of, _gate):
         admin, passkeys = token(all_of.root, "ops", "admin", name="ops-laptop"), DataRoot(all_of.root).passkeys
         token(all_of.root, "dan", "read", name="dans")
         Passkeys(passkeys).add(new_passkey("dan", "laptop", "localhost", b"dans", b"key", 0))
@@ -382,7 +323,7 @@ async def test_an_administrator_elsewhere_takes_nobodys_passkey_away(tmp_path: P
 
 
 async def test_the_address_of_the_users_takes_only_what_restricts(tmp_path: Path) -> None:
-    async with team(tmp_path) as (all_of, _gate):
+    async with open_admin_team(tmp_path) as (all_of, _gate):
         admin = token(all_of.root, "ops", "admin", name="ops-laptop")
         before = (all_of.root / "config.toml").read_text()
         for body in ({"workspaces": ["/"]}, {"roles": ["coder"]}, {"scopes": ["approve"]}, {"running": -1},

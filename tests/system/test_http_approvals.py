@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,81 +12,31 @@ from urllib.parse import quote
 import anyio.from_thread
 import anyio.to_thread
 import pytest
-from mcp import Client
-from support.http_server import HttpServer, serving_http, token
-from support.model_server import Say, running_model_server
+from support.hosts.distant_person import DONE, open_distant_person
+from support.http_server import token
+from support.model_server import run_model_server
 from support.network.certificates import issue
 from support.network.web_site import make_certificate
 from support.runtime import PRICED
-from support.stdio import logged, made, state_of, told, using
-from support.terminal import CONTROLLED, ava, on_terminal
+from support.stdio import read_answer, read_log, state_of
+from support.terminal import CONTROLLED, ava, run_on_terminal
 
 pytestmark = pytest.mark.slow
 
-DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
 PAID = PRICED.replace("custom:test", "custom:scripted")
-HUMAN = '[users.ana]\napproval = "human"\n'
-
-
-@dataclass
-class Away:
-    """A server, a host of Ana's, and her own token to decide with."""
-
-    server: HttpServer
-    root: Path
-    client: Client
-    text: str
-
-    async def propose(self, task: str = "What does it cost?") -> dict[str, Any]:
-        return told(await self.client.call_tool("spawn_subagent", {"role": "researcher", "task": task}))[0]
-
-    async def shown(self) -> list[dict[str, Any]]:
-        answer = await self.server.get("/approvals", self.text)
-        assert answer.status_code == 200 and answer.headers["cache-control"] == "no-store"
-        found: list[dict[str, Any]] = answer.json()["proposals"]
-        return found
-
-    async def decide(self, **given: Any) -> tuple[int, dict[str, Any]]:
-        return await self.decide_as(self.text, **given)
-
-    async def decide_as(self, text: str, **given: Any) -> tuple[int, dict[str, Any]]:
-        answer = await self.server.post("/approvals", text, json=given)
-        return answer.status_code, answer.json()
-
-    async def typed(self, *args: str, answers: list[tuple[str, str]] | None = None, **env: str) -> tuple[int, str]:
-        """`ava --url …` on a terminal, on a machine that has no data root."""
-
-        def run() -> tuple[int, str]:
-            words = ("--url", self.server.base, *args)
-            own = {"AVA_TOKEN": self.text, **env}
-            elsewhere = self.root.parent / "elsewhere"
-            with on_terminal(elsewhere, *words, env=own, columns=200, command=CONTROLLED) as screen:
-                code = screen.ended_after(answers or [])
-            assert self.text not in screen.text and "Traceback" not in screen.text
-            assert not elsewhere.exists()
-            return code, screen.text
-
-        return await anyio.to_thread.run_sync(run)
-
-
-@asynccontextmanager
-async def away(root: Path, settings: str = HUMAN, *scopes: Any) -> AsyncGenerator[Away]:
-    made(root, config_toml=settings)
-    hosts, own = token(root, "ana"), token(root, "ana", *(scopes or ("approve",)), name="phone")
-    with running_model_server([DONE] * 5) as model:
-        async with serving_http(root, env=using(model.base_url)) as server, server.client(hosts) as client:
-            yield Away(server, root, client, own)
 
 
 @pytest.mark.requirement("S2-29")
 async def test_with_policy_human_only_an_approve_token_can_approve_over_http(tmp_path: Path) -> None:
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         proposed = await there.propose()
         asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
         with anyio.move_on_after(1):  # it waits for a person's decision
             raise AssertionError(await there.client.call_tool("confirm_spawn", asked))
         assert state_of(there.root, proposed["subagent_id"]) == "awaiting_approval"
-        waiting = told(await there.client.call_tool("check_subagent", {"subagent_id": proposed["subagent_id"]}))[0]
+        waiting = read_answer(await there.client.call_tool("check_subagent", {"subagent_id": proposed["subagent_id"]}))[
+            0
+        ]
         command = f"`ava --url {there.server.base} approve {proposed['pending_id']}`"
         assert command in proposed["next"] and command in waiting["runs"][0]["waits_for"]
         (shown,) = await there.shown()
@@ -97,23 +44,23 @@ async def test_with_policy_human_only_an_approve_token_can_approve_over_http(tmp
         digests = {shown["pending_id"]: shown["digest"]}
         status, answer = await there.decide(decision="approve", **asked, digests=digests)
         assert (status, answer["status"]) == (200, "approved")
-        found = told(await there.client.call_tool(
+        found = read_answer(await there.client.call_tool(
             "check_subagent", {"subagent_id": proposed["subagent_id"], "wait_seconds": 20}
         ))[0]  # fmt: skip
         assert found["status"] == "success"
         again, late = await there.decide(decision="approve", **asked, digests=digests)
         assert again == 409 and "was approved already, over HTTP at" in late["decisions"][0]["refused_because"]
-    (decided,) = logged(there.root, "SpawnDecided")
+    (decided,) = read_log(there.root, "SpawnDecided")
     assert decided.content["channel"] == "http" and decided.content["digest"] == shown["digest"]
-    (said,) = [entry for entry in logged(there.root, "UserMessage") if entry.content["kind"] == "decision"]
+    (said,) = [entry for entry in read_log(there.root, "UserMessage") if entry.content["kind"] == "decision"]
     assert proposed["approval_line"] in said.content["text"]
 
 
 async def test_the_hourly_limit_does_not_apply_to_a_token_with_the_scope_approve(tmp_path: Path) -> None:
-    async with away(tmp_path / "data", PAID + "[users.ana]\nspawns_per_hour = 0\n") as there:
+    async with open_distant_person(tmp_path / "data", PAID + "[users.ana]\nspawns_per_hour = 0\n") as there:
         proposed = await there.propose()
         asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-        refused = told(await there.client.call_tool("confirm_spawn", asked))[0]["decisions"][0]
+        refused = read_answer(await there.client.call_tool("confirm_spawn", asked))[0]["decisions"][0]
         for said in (proposed["next"], refused["refused_because"]):
             assert "(users.ana.spawns_per_hour in the data root/config.toml)" in said
             assert str(there.root) not in said
@@ -123,7 +70,7 @@ async def test_the_hourly_limit_does_not_apply_to_a_token_with_the_scope_approve
 
 
 async def test_a_wrong_line_digest_or_user_cannot_approve(tmp_path: Path) -> None:
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         proposed = await there.propose()
         (shown,) = await there.shown()
         pending, right = shown["pending_id"], {"approving": [shown["approval_line"]]}
@@ -157,7 +104,7 @@ async def test_a_wrong_line_digest_or_user_cannot_approve(tmp_path: Path) -> Non
 
 
 async def test_tells_only_its_user_what_became_of_a_proposal(tmp_path: Path) -> None:
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         proposed = await there.propose()
         pending, run_id = proposed["pending_id"], proposed["subagent_id"]
         bens, never = token(there.root, "ben", "approve"), "P-0dd0dd0d"
@@ -191,13 +138,13 @@ async def test_tells_only_its_user_what_became_of_a_proposal(tmp_path: Path) -> 
 
 
 async def test_a_question_that_was_decided_elsewhere_withdraws_itself_and_says_who_decided(tmp_path: Path) -> None:
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         proposed = await there.propose()
         pending = proposed["pending_id"]
 
         def asked() -> tuple[int, str]:
             words, own = ("--url", there.server.base, "approve", pending), {"AVA_TOKEN": there.text}
-            with on_terminal(tmp_path / "elsewhere", *words, env=own, columns=200, command=CONTROLLED) as screen:
+            with run_on_terminal(tmp_path / "elsewhere", *words, env=own, columns=200, command=CONTROLLED) as screen:
                 screen.until("Start it? [y/N]")
                 anyio.from_thread.run(partial(there.decide, decision="reject", pending_ids=[pending]))
                 return screen.ended(), screen.text
@@ -207,7 +154,7 @@ async def test_a_question_that_was_decided_elsewhere_withdraws_itself_and_says_w
 
 
 async def test_a_remote_person_sees_the_same_screen_and_starts_several_runs_as_a_group(tmp_path: Path) -> None:
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         one, other = await there.propose("What does it cost?"), await there.propose("And the other?")
         ids = [one["pending_id"], other["subagent_id"]]
         code, text = await there.typed("approve", *ids, "--group-max", "0.5", answers=[("Start them?", "y")])
@@ -218,7 +165,7 @@ async def test_a_remote_person_sees_the_same_screen_and_starts_several_runs_as_a
         assert (await there.typed("approve"))[1].count("Nothing waits") == 1
         gone = await there.typed("approve", one["pending_id"])
         assert gone[0] == 10 and "was approved already, over HTTP at" in gone[1]
-    assert {entry.content["channel"] for entry in logged(there.root, "SpawnDecided")} == {"http"}
+    assert {entry.content["channel"] for entry in read_log(there.root, "SpawnDecided")} == {"http"}
 
 
 async def test_a_plan_of_many_long_steps_is_approved_while_its_texts_are_folded(tmp_path: Path) -> None:
@@ -227,16 +174,16 @@ async def test_a_plan_of_many_long_steps_is_approved_while_its_texts_are_folded(
         {"id": f"step_{number}", "role": "researcher", "task": f"Question {number}? " + "why " * 90}
         for number in range(100)
     ]
-    async with away(tmp_path / "data") as there:
-        plan = told(await there.client.call_tool("spawn_subagent", {"steps": steps, "max_cost_cents": 100}))[0]
+    async with open_distant_person(tmp_path / "data") as there:
+        plan = read_answer(await there.client.call_tool("spawn_subagent", {"steps": steps, "max_cost_cents": 100}))[0]
         code, text = await there.typed("approve", plan["pending_id"], answers=[("Start it?", "y")])
         assert code == 0 and "Folded: task of 100 steps, " in text, text[-2000:]
-    (decided,) = [each.content for each in logged(there.root, "SpawnDecided") if each.content.get("folded")]
+    (decided,) = [each.content for each in read_log(there.root, "SpawnDecided") if each.content.get("folded")]
     assert len(decided["folded"]) <= 2_000
 
 
 async def test_proposals_can_be_started_rejected_or_left_one_by_one(tmp_path: Path) -> None:
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         runs = [await there.propose(f"Question {number}?") for number in range(3)]
         asked = [("Start them?", "o")]
         asked += [(f"{number} of 3: start it?", reply) for number, reply in enumerate(("y", "", "r"), 1)]
@@ -250,7 +197,7 @@ async def test_proposals_can_be_started_rejected_or_left_one_by_one(tmp_path: Pa
 
 
 async def test_the_token_comes_from_a_file_or_the_environment_never_from_an_argument(tmp_path: Path) -> None:
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         await there.propose()
         file = tmp_path / "token"
         file.write_text(f"{there.text}\n")
@@ -290,7 +237,7 @@ def test_explains_a_certificate_fault_before_sending_the_token(tmp_path: Path, f
     else:
         certificate = make_certificate(tmp_path, "localhost") if fault == "its own authority" else None
         env = {}
-    with running_model_server([DONE], certificate=certificate) as server:
+    with run_model_server([DONE], certificate=certificate) as server:
         port = server.base_url.rpartition(":")[2].split("/")[0] if fault != "no server" else "1"
         done = ava(
             tmp_path / "elsewhere", "--url", f"https://localhost:{port}", "approve", env={"AVA_TOKEN": text, **env}

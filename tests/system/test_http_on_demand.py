@@ -19,9 +19,9 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from support.http_server import serving_http, token
+from support.http_server import serve_http, token
 from support.postgres import free_port
-from support.stdio import AVA, logged, until
+from support.stdio import AVA, read_log, until
 from support.terminal import ava
 
 from ava_audit.store.locks import try_hold
@@ -35,36 +35,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def port() -> int:
     return free_port()
-
-
-@asynccontextmanager
-async def ended_at_last(root: Path) -> AsyncGenerator[None]:
-    """End the server of a data root."""
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.kill(process_of(root), signal.SIGTERM)
-        await until(lambda: not (root / "http.port").exists(), within_s=10)
-
-
-def process_of(root: Path) -> int:
-    return int((root / "http.port").read_text().split()[1])
-
-
-def headers(root: Path, port: int) -> dict[str, str]:
-    done = ava(root, "connect", "--port", str(port))
-    if "did not start within" in done.stderr:  # a slow machine: a host asks again, and the server goes on to start
-        done = ava(root, "connect", "--port", str(port))
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
-
-
-def answers(port: int, given: dict[str, str]) -> int:
-    hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-    wanted = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25", **given}
-    return httpx2.post(f"http://127.0.0.1:{port}/mcp", json=hello, headers=wanted, trust_env=False).status_code
 
 
 async def test_the_command_of_a_host_starts_the_server_once_and_gives_it_a_private_token(
@@ -83,7 +53,7 @@ async def test_the_command_of_a_host_starts_the_server_once_and_gives_it_a_priva
         )
         [made] = read_tokens(place.tokens_file).values()
         assert made.scopes == ("spawn", "read"), "it approves nothing that needs a person"
-        assert f"tokens.{made.name}" in str(logged(root, "SettingsChanged")[-1].content)
+        assert f"tokens.{made.name}" in str(read_log(root, "SettingsChanged")[-1].content)
         assert ava(root, "token", "revoke", made.name).returncode == 0
         assert headers(root, port) != first and process_of(root) == pid
 
@@ -132,7 +102,7 @@ async def test_gives_the_token_to_nobody_who_listens_there_instead(tmp_path: Pat
 
 async def test_uses_a_server_that_a_person_has_started(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    async with serving_http(root) as server:
+    async with serve_http(root) as server:
         port = int(server.url.rpartition(":")[2].partition("/")[0])
         assert answers(port, headers(root, port)) != 401
         assert process_of(root) == server.process.pid
@@ -141,14 +111,14 @@ async def test_uses_a_server_that_a_person_has_started(tmp_path: Path) -> None:
 
 
 async def test_a_server_without_requests_ends(tmp_path: Path) -> None:
-    async with serving_http(tmp_path / "data", "--idle", "1s") as server:
+    async with serve_http(tmp_path / "data", "--idle", "1s") as server:
         assert await server.exited(15) == 0
 
 
 async def test_a_server_that_ends_is_no_longer_found_while_it_still_holds_its_port(tmp_path: Path) -> None:
     root = tmp_path / "data"
     given = token(root, "ana")
-    async with serving_http(root, "--drain", "5s") as server:
+    async with serve_http(root, "--drain", "5s") as server:
         assert http_server(DataRoot(root)).port() == server.port
         with socket.create_connection(("127.0.0.1", server.port)) as call:  # a call whose body never comes
             head = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {given}\r\n"
@@ -245,3 +215,33 @@ def test_init_says_which_hosts_cannot_start_a_server(tmp_path: Path) -> None:
     given = ("init", "claude-code", "--http", "--workspace", str(tmp_path))
     done = ava(tmp_path / "data", *given, env={"HOME": str(tmp_path)})
     assert done.returncode == 2 and "[users.NAME] workspaces" in done.stderr
+
+
+@asynccontextmanager
+async def ended_at_last(root: Path) -> AsyncGenerator[None]:
+    """End the server of a data root."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.kill(process_of(root), signal.SIGTERM)
+        await until(lambda: not (root / "http.port").exists(), within_s=10)
+
+
+def process_of(root: Path) -> int:
+    return int((root / "http.port").read_text().split()[1])
+
+
+def headers(root: Path, port: int) -> dict[str, str]:
+    done = ava(root, "connect", "--port", str(port))
+    if "did not start within" in done.stderr:  # a slow machine: a host asks again, and the server goes on to start
+        done = ava(root, "connect", "--port", str(port))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def answers(port: int, given: dict[str, str]) -> int:
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+    wanted = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25", **given}
+    return httpx2.post(f"http://127.0.0.1:{port}/mcp", json=hello, headers=wanted, trust_env=False).status_code

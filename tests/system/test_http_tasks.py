@@ -9,9 +9,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.http_server import BOTH, META, HttpServer, serving_http, token
-from support.model_server import Gate, Say, running_model_server
-from support.stdio import MODERN, assert_intact, made, using
+from support.http_server import BOTH, META, HttpServer, serve_http, token
+from support.model_server import Gate, Say, run_model_server
+from support.runtime import wait_for
+from support.stdio import MODERN, assert_intact, make_root, model_env
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +21,92 @@ CLIENT = {**META, "io.modelcontextprotocol/clientCapabilities": {"extensions": {
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
 SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up"}
 UNKNOWN = -32602
+
+
+async def test_a_task_survives_a_kill_and_a_restart_of_its_server(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "data")
+    text = token(root, "ana")
+    gate = Gate()
+    with run_model_server([Say("lost", gate=gate), DONE]) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server:
+            task_id = await start(server, text)
+            await wait_for(gate.arrived)
+            server.signal(signal.SIGKILL)
+            await server.exited()
+        async with serve_http(root, env=model_env(model.base_url)) as server:
+            content = await completed(server, text, task_id)
+            assert content["runs"][0]["untrusted_result"]["output"] == "twelve cents"
+            again = await completed(server, text, task_id)
+            assert again["runs"] == content["runs"]
+    assert_intact(root)
+
+
+async def test_any_server_of_the_data_root_answers_for_a_task(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "data")
+    text = token(root, "ana")
+    gate = Gate()
+    with run_model_server([Say("x", gate=gate), DONE]) as model:
+        env = model_env(model.base_url)
+        async with serve_http(root, env=env) as first, serve_http(root, env=env) as second:
+            task_id = await start(first, text)
+            await wait_for(gate.arrived)
+            assert (await task(second, text, task_id))["result"]["status"] == "working"
+            assert "result" in await task(second, text, task_id, "tasks/cancel")
+            with anyio.fail_after(20):
+                while (await task(first, text, task_id))["result"]["status"] != "cancelled":  # noqa: ASYNC110
+                    await anyio.sleep(0.1)
+
+
+async def test_a_foreign_task_does_not_exist(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "data")
+    anas, bens = token(root, "ana"), token(root, "ben")
+    gate = Gate()
+    with run_model_server([Say("x", gate=gate), DONE]) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server:
+            task_id = await start(server, bens)
+            await wait_for(gate.arrived)
+            never = "S-0dd0dd"
+            for method, more in (
+                ("tasks/get", {}),
+                ("tasks/cancel", {}),
+                ("tasks/update", {"inputResponses": {"E-00000000": {"action": "accept", "content": {}}}}),
+            ):
+                foreign, unknown = [await task(server, anas, each, method, **more) for each in (task_id, never)]
+                assert foreign["error"]["code"] == unknown["error"]["code"] == UNKNOWN
+                assert foreign["error"]["message"].replace(task_id, never) == unknown["error"]["message"]
+            assert (await task(server, bens, task_id))["result"]["status"] == "working", "nothing was cancelled"
+            gate.released.set()
+
+
+async def test_a_header_that_names_another_task_is_refused(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "data")
+    text = token(root, "ana")
+    gate = Gate()
+    with run_model_server([Say("x", gate=gate), DONE]) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server:
+            task_id = await start(server, text)
+            await wait_for(gate.arrived)
+            for method in ("tasks/get", "tasks/update", "tasks/cancel"):
+                refused = await asked(server, text, method, {"taskId": task_id}, **{"Mcp-Name": "S-0dd0dd"})
+                assert refused["error"]["code"] == -32020, refused
+            assert (await task(server, text, task_id))["result"]["status"] == "working"
+            gate.released.set()
+
+
+async def test_a_token_without_the_scope_cannot_cancel_or_answer(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "data")
+    anas, reads = token(root, "ana"), token(root, "ana", "read", name="reads")
+    gate = Gate()
+    with run_model_server([Say("x", gate=gate), DONE]) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server:
+            task_id = await start(server, anas)
+            await wait_for(gate.arrived)
+            assert (await task(server, reads, task_id))["result"]["status"] == "working"
+            for method in ("tasks/cancel", "tasks/update"):
+                refused = await task(server, reads, task_id, method, inputResponses={})
+                assert "lacks the scope spawn" in refused["error"]["message"], refused
+            assert (await task(server, reads, task_id))["result"]["status"] == "working"
+            gate.released.set()
 
 
 async def asked(server: HttpServer, text: str, method: str, params: dict[str, Any], **more: str) -> dict[str, Any]:
@@ -49,10 +136,6 @@ async def start(server: HttpServer, text: str) -> str:
     return str(started["taskId"])
 
 
-async def arrived(gate: Gate) -> None:
-    assert await anyio.to_thread.run_sync(gate.arrived.wait, 20)
-
-
 async def completed(server: HttpServer, text: str, task_id: str) -> dict[str, Any]:
     with anyio.fail_after(30):
         while (now := (await task(server, text, task_id))["result"])["status"] == "working":  # noqa: ASYNC110
@@ -60,89 +143,3 @@ async def completed(server: HttpServer, text: str, task_id: str) -> dict[str, An
     assert now["status"] == "completed", now
     content: dict[str, Any] = now["result"]["structuredContent"]
     return content
-
-
-async def test_a_task_survives_a_kill_and_a_restart_of_its_server(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
-    text = token(root, "ana")
-    gate = Gate()
-    with running_model_server([Say("lost", gate=gate), DONE]) as model:
-        async with serving_http(root, env=using(model.base_url)) as server:
-            task_id = await start(server, text)
-            await arrived(gate)
-            server.signal(signal.SIGKILL)
-            await server.exited()
-        async with serving_http(root, env=using(model.base_url)) as server:
-            content = await completed(server, text, task_id)
-            assert content["runs"][0]["untrusted_result"]["output"] == "twelve cents"
-            again = await completed(server, text, task_id)
-            assert again["runs"] == content["runs"]
-    assert_intact(root)
-
-
-async def test_any_server_of_the_data_root_answers_for_a_task(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
-    text = token(root, "ana")
-    gate = Gate()
-    with running_model_server([Say("x", gate=gate), DONE]) as model:
-        env = using(model.base_url)
-        async with serving_http(root, env=env) as first, serving_http(root, env=env) as second:
-            task_id = await start(first, text)
-            await arrived(gate)
-            assert (await task(second, text, task_id))["result"]["status"] == "working"
-            assert "result" in await task(second, text, task_id, "tasks/cancel")
-            with anyio.fail_after(20):
-                while (await task(first, text, task_id))["result"]["status"] != "cancelled":  # noqa: ASYNC110
-                    await anyio.sleep(0.1)
-
-
-async def test_a_foreign_task_does_not_exist(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
-    anas, bens = token(root, "ana"), token(root, "ben")
-    gate = Gate()
-    with running_model_server([Say("x", gate=gate), DONE]) as model:
-        async with serving_http(root, env=using(model.base_url)) as server:
-            task_id = await start(server, bens)
-            await arrived(gate)
-            never = "S-0dd0dd"
-            for method, more in (
-                ("tasks/get", {}),
-                ("tasks/cancel", {}),
-                ("tasks/update", {"inputResponses": {"E-00000000": {"action": "accept", "content": {}}}}),
-            ):
-                foreign, unknown = [await task(server, anas, each, method, **more) for each in (task_id, never)]
-                assert foreign["error"]["code"] == unknown["error"]["code"] == UNKNOWN
-                assert foreign["error"]["message"].replace(task_id, never) == unknown["error"]["message"]
-            assert (await task(server, bens, task_id))["result"]["status"] == "working", "nothing was cancelled"
-            gate.released.set()
-
-
-async def test_a_header_that_names_another_task_is_refused(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
-    text = token(root, "ana")
-    gate = Gate()
-    with running_model_server([Say("x", gate=gate), DONE]) as model:
-        async with serving_http(root, env=using(model.base_url)) as server:
-            task_id = await start(server, text)
-            await arrived(gate)
-            for method in ("tasks/get", "tasks/update", "tasks/cancel"):
-                refused = await asked(server, text, method, {"taskId": task_id}, **{"Mcp-Name": "S-0dd0dd"})
-                assert refused["error"]["code"] == -32020, refused
-            assert (await task(server, text, task_id))["result"]["status"] == "working"
-            gate.released.set()
-
-
-async def test_a_token_without_the_scope_cannot_cancel_or_answer(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
-    anas, reads = token(root, "ana"), token(root, "ana", "read", name="reads")
-    gate = Gate()
-    with running_model_server([Say("x", gate=gate), DONE]) as model:
-        async with serving_http(root, env=using(model.base_url)) as server:
-            task_id = await start(server, anas)
-            await arrived(gate)
-            assert (await task(server, reads, task_id))["result"]["status"] == "working"
-            for method in ("tasks/cancel", "tasks/update"):
-                refused = await task(server, reads, task_id, method, inputResponses={})
-                assert "lacks the scope spawn" in refused["error"]["message"], refused
-            assert (await task(server, reads, task_id))["result"]["status"] == "working"
-            gate.released.set()

@@ -16,11 +16,11 @@ import anyio
 import anyio.to_thread
 import httpx2
 import pytest
-from support.http_server import BOTH, META, HttpServer, bearer, serving_http, token
-from support.model_server import Gate, Say, running_model_server
-from support.network.balancer import FOLDER, behind, tool
+from support.http_server import BOTH, META, HttpServer, bearer, serve_http, token
+from support.model_server import Gate, Say, run_model_server
+from support.network.balancer import FOLDER, run_balancer, tool
 from support.postgres import free_port
-from support.stdio import environment, made, told, until, using
+from support.stdio import environment, make_root, model_env, read_answer, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,40 +34,8 @@ LIST: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "para
 STATELESS = {**BOTH, "MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/list"}
 
 
-def caddy() -> str:
-    """The program; older versions lose the body of a request that they repeat at another server."""
-    program = tool("caddy")
-    done = subprocess.run([program, "version"], capture_output=True, text=True, timeout=20, check=True)
-    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", done.stdout)
-    if found is None or tuple(map(int, found.groups())) < (2, 11, 2):
-        pytest.skip(f"caddy 2.11.2 or newer is needed, and this is {done.stdout.strip()}")
-    return program
-
-
-@asynccontextmanager
-async def balanced(
-    tmp: Path, root: Path, *more: str, env: Mapping[str, str] | None = None
-) -> AsyncGenerator[tuple[str, HttpServer, HttpServer]]:
-    """Yield the address of Caddy, and the two servers behind it. Its port for metrics is in the file `inside`."""
-    program, port = caddy(), free_port()
-    async with serving_http(root, *more, env=env) as one, serving_http(root, *more, env=env) as other:
-        text = (FOLDER / "compose" / "Caddyfile").read_text()
-        assert text.count(BALANCED) == 2
-        text = text.replace(BALANCED, f"127.0.0.1:{one.port} 127.0.0.1:{other.port}")
-        inside = free_port()
-        (tmp / "inside").write_text(str(inside))
-        text = text.replace("http://:9642 {", f"http://:{inside} {{\n\tbind 127.0.0.1")
-        text = text.replace("{$PUBLIC_HOST}\n", "127.0.0.1\n")
-        text = text.replace("\tgrace_period 30s\n", "\tgrace_period 1s\n\tadmin off\n\tauto_https off\n")
-        (tmp / "Caddyfile").write_text(text)
-        command = (program, "run", "--config", str(tmp / "Caddyfile"), "--adapter", "caddyfile")
-        given = environment(root, PUBLIC_HOST=f"http://127.0.0.1:{port}", XDG_DATA_HOME=str(tmp / "caddy"))
-        async with behind(command, port, given):
-            yield f"http://127.0.0.1:{port}", one, other
-
-
 async def test_both_servers_answer_in_turn_and_keep_their_metrics_inside(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana", "spawn", "read", "audit")
     async with balanced(tmp_path, root, "--access-log", "--trusted-proxy", "127.0.0.1") as (base, one, other):
         async with httpx2.AsyncClient(headers={**bearer(text), **STATELESS}, timeout=20) as http:
@@ -85,16 +53,16 @@ async def test_both_servers_answer_in_turn_and_keep_their_metrics_inside(tmp_pat
 
 
 async def test_a_run_can_be_followed_at_any_server_and_progress_arrives_before_the_answer(tmp_path: Path) -> None:
-    root, gate = made(tmp_path / "data"), Gate()
+    root, gate = make_root(tmp_path / "data"), Gate()
     text = token(root, "ana")
-    with running_model_server([Say("x", gate=gate), DONE, DONE]) as model:
+    with run_model_server([Say("x", gate=gate), DONE, DONE]) as model:
         async with (
-            balanced(tmp_path, root, env=using(model.base_url)) as (base, one, _other),
+            balanced(tmp_path, root, env=model_env(model.base_url)) as (base, one, _other),
             one.client(text, url=f"{base}/mcp") as client,
         ):
-            proposed, _text = told(await client.call_tool("spawn_subagent", SPAWN))
+            proposed, _text = read_answer(await client.call_tool("spawn_subagent", SPAWN))
             lines = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-            assert told(await client.call_tool("confirm_spawn", lines))[0]["status"] == "approved"
+            assert read_answer(await client.call_tool("confirm_spawn", lines))[0]["status"] == "approved"
             assert await anyio.to_thread.run_sync(gate.arrived.wait, 20)
             heard: list[str | None] = []
 
@@ -104,17 +72,17 @@ async def test_a_run_can_be_followed_at_any_server_and_progress_arrives_before_t
 
             asked = {"subagent_id": proposed["subagent_id"], "wait_seconds": 40}
             began = time.monotonic()
-            found, _text = told(await client.call_tool("check_subagent", asked, progress_callback=hear))
+            found, _text = read_answer(await client.call_tool("check_subagent", asked, progress_callback=hear))
             assert found["status"] == "success" and heard
             assert time.monotonic() - began < 30
 
 
 async def test_a_server_stops_without_a_failed_or_refused_request(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     delay = ("--shutdown-delay", "4s", "--drain", "20s", "--access-log")
-    with running_model_server([]) as model:
-        async with balanced(tmp_path, root, *delay, env=using(model.base_url)) as (base, one, other):
+    with run_model_server([]) as model:
+        async with balanced(tmp_path, root, *delay, env=model_env(model.base_url)) as (base, one, other):
             answers, proposed = Counter[int](), list[bool]()
             stop = anyio.Event()
 
@@ -127,7 +95,7 @@ async def test_a_server_stops_without_a_failed_or_refused_request(tmp_path: Path
                 async with one.client(text, url=f"{base}/mcp") as client:
                     while not stop.is_set():
                         called = await client.call_tool("spawn_subagent", SPAWN)
-                        given, why = told(called)
+                        given, why = read_answer(called)
                         assert not called.is_error, why
                         proposed.append(True)
                         await client.call_tool("cancel_subagent", {"pending_id": given["pending_id"]})
@@ -158,7 +126,7 @@ def unfinished(server: HttpServer, text: str) -> bytes:
 
 
 async def test_after_a_kill_requests_go_to_the_other_server(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     async with (
         balanced(tmp_path, root) as (base, one, _other),
@@ -170,3 +138,35 @@ async def test_after_a_kill_requests_go_to_the_other_server(tmp_path: Path) -> N
         await anyio.sleep(0.2)  # Caddy learns that its idle connections are closed
         for _ in range(10):
             assert (await http.post(f"{base}/mcp", json=LIST)).status_code == 200
+
+
+def caddy() -> str:
+    """The program; older versions lose the body of a request that they repeat at another server."""
+    program = tool("caddy")
+    done = subprocess.run([program, "version"], capture_output=True, text=True, timeout=20, check=True)
+    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", done.stdout)
+    if found is None or tuple(map(int, found.groups())) < (2, 11, 2):
+        pytest.skip(f"caddy 2.11.2 or newer is needed, and this is {done.stdout.strip()}")
+    return program
+
+
+@asynccontextmanager
+async def balanced(
+    tmp: Path, root: Path, *more: str, env: Mapping[str, str] | None = None
+) -> AsyncGenerator[tuple[str, HttpServer, HttpServer]]:
+    """Yield the address of Caddy, and the two servers behind it. Its port for metrics is in the file `inside`."""
+    program, port = caddy(), free_port()
+    async with serve_http(root, *more, env=env) as one, serve_http(root, *more, env=env) as other:
+        text = (FOLDER / "compose" / "Caddyfile").read_text()
+        assert text.count(BALANCED) == 2
+        text = text.replace(BALANCED, f"127.0.0.1:{one.port} 127.0.0.1:{other.port}")
+        inside = free_port()
+        (tmp / "inside").write_text(str(inside))
+        text = text.replace("http://:9642 {", f"http://:{inside} {{\n\tbind 127.0.0.1")
+        text = text.replace("{$PUBLIC_HOST}\n", "127.0.0.1\n")
+        text = text.replace("\tgrace_period 30s\n", "\tgrace_period 1s\n\tadmin off\n\tauto_https off\n")
+        (tmp / "Caddyfile").write_text(text)
+        command = (program, "run", "--config", str(tmp / "Caddyfile"), "--adapter", "caddyfile")
+        given = environment(root, PUBLIC_HOST=f"http://127.0.0.1:{port}", XDG_DATA_HOME=str(tmp / "caddy"))
+        async with run_balancer(command, port, given):
+            yield f"http://127.0.0.1:{port}", one, other

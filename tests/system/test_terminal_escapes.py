@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from support.model_server import Fail, Say, running_model_server
+from support.model_server import Fail, Say, run_model_server
 from support.runtime import open_lab
-from support.terminal import Screen, ava, on_terminal
+from support.terminal import Screen, ava, run_on_terminal
 
 from ava_server.core.data_root import os_user
 
@@ -33,6 +33,70 @@ SCREENS = (
 )  # fmt: skip
 
 
+async def test_model_text_cannot_control_the_terminal_on_any_screen(tmp_path: Path) -> None:
+    ids = await hostile(tmp_path)
+    root = tmp_path / "data"
+    seen = ""
+    for screen in SCREENS:
+        args = tuple(ids.get(arg, arg) for arg in screen)
+        with run_on_terminal(root, *args, columns=80) as shown:
+            shown.ended()
+        harmless(shown.text, (screen, "on a terminal"))
+        piped = ava(root, *args)
+        harmless(piped.stderr, (screen, "stderr"))
+        if "--json" not in screen:
+            harmless(piped.stdout, (screen, "piped"))
+        seen += shown.text
+    assert seen.count("EVIL") > 20, "the screens did show what the model had said"
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_proposal_question_and_result_do_not_control_the_terminal(tmp_path: Path, plain: bool) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "evil.md").write_text(EVIL)
+    with run_model_server(answers()) as server:
+        env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
+        if plain:
+            args = ("run", "researcher", EVIL, "--workspace", str(work), "--yes", "--max-cost", "0.10")
+            done = ava(tmp_path / "data", *args, env=env)
+            harmless(done.stdout + done.stderr, "run")
+            assert done.returncode == 0 and "EVIL" in done.stdout
+            return
+        with run_on_terminal(
+            tmp_path / "data", "run", "researcher", EVIL, "--context", EVIL, "--workspace", str(work), env=env
+        ) as screen:
+            asked(screen)
+            assert screen.ended() == 0
+    harmless(screen.text, "run on a terminal")
+    assert screen.text.count("EVIL") > 3
+
+
+def asked(screen: Screen) -> None:
+    screen.until("[y/N]")
+    screen.type("y\n")
+
+
+async def test_a_waiting_proposal_does_not_control_the_terminal(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [], runs=False, check=False) as lab:
+        await lab.propose(task=EVIL, context=EVIL, rationale=EVIL, role="custom", system_prompt=EVIL)
+        assert lab.runtime.user == os_user()
+        with run_on_terminal(lab.root, "approve") as screen:
+            screen.until("Start it?")
+            screen.type("r\n")
+            screen.ended()
+        harmless(screen.text, "approve")
+        assert "EVIL" in screen.text
+        for number in range(2):
+            await lab.propose(task=f"{EVIL} {number}", context=EVIL, name="EVIL", role="custom", system_prompt=EVIL)
+        with run_on_terminal(lab.root, "approve", env={"NO_COLOR": "1"}) as several:
+            several.until("Start them?")
+            several.type("r\n")
+            several.ended()
+    harmless(several.text, "approve several")
+    assert several.text.count("EVIL") > 3
+
+
 def harmless(text: str, what: object) -> None:
     found = _NEVER.search(_OURS.sub("", text))
     assert found is None, f"{what}: {text[max(0, found.start() - 80) : found.end() + 80]!r}"
@@ -57,7 +121,7 @@ async def hostile(tmp_path: Path) -> dict[str, str]:
     async with open_lab(tmp_path, answers(), check=False) as lab:
         run = await lab.start(task=EVIL, context=EVIL, rationale=EVIL, name="plain", role="researcher")
         await lab.ended(run)
-    with running_model_server([Fail(400, {"error": {"message": EVIL, "type": EVIL, "code": EVIL}})]) as server:
+    with run_model_server([Fail(400, {"error": {"message": EVIL, "type": EVIL, "code": EVIL}})]) as server:
         async with open_lab(tmp_path, server=server, check=False) as lab:
             broken = await lab.start(task=EVIL, role="researcher")
             await lab.ended(broken)
@@ -69,67 +133,3 @@ async def hostile(tmp_path: Path) -> dict[str, str]:
     quoted = 'description: "\\e[6;5m \\x9b \\u202e \\b"'
     (root / "roles" / "worse.md").write_text(f"---\nname: worse\n{quoted}\ntools: [read_file]\n---\n{EVIL}\n")
     return {"RUN": run, "BROKEN": broken}
-
-
-async def test_model_text_cannot_control_the_terminal_on_any_screen(tmp_path: Path) -> None:
-    ids = await hostile(tmp_path)
-    root = tmp_path / "data"
-    seen = ""
-    for screen in SCREENS:
-        args = tuple(ids.get(arg, arg) for arg in screen)
-        with on_terminal(root, *args, columns=80) as shown:
-            shown.ended()
-        harmless(shown.text, (screen, "on a terminal"))
-        piped = ava(root, *args)
-        harmless(piped.stderr, (screen, "stderr"))
-        if "--json" not in screen:
-            harmless(piped.stdout, (screen, "piped"))
-        seen += shown.text
-    assert seen.count("EVIL") > 20, "the screens did show what the model had said"
-
-
-@pytest.mark.parametrize("plain", [False, True])
-async def test_proposal_question_and_result_do_not_control_the_terminal(tmp_path: Path, plain: bool) -> None:
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "evil.md").write_text(EVIL)
-    with running_model_server(answers()) as server:
-        env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
-        if plain:
-            args = ("run", "researcher", EVIL, "--workspace", str(work), "--yes", "--max-cost", "0.10")
-            done = ava(tmp_path / "data", *args, env=env)
-            harmless(done.stdout + done.stderr, "run")
-            assert done.returncode == 0 and "EVIL" in done.stdout
-            return
-        with on_terminal(
-            tmp_path / "data", "run", "researcher", EVIL, "--context", EVIL, "--workspace", str(work), env=env
-        ) as screen:
-            asked(screen)
-            assert screen.ended() == 0
-    harmless(screen.text, "run on a terminal")
-    assert screen.text.count("EVIL") > 3
-
-
-def asked(screen: Screen) -> None:
-    screen.until("[y/N]")
-    screen.type("y\n")
-
-
-async def test_a_waiting_proposal_does_not_control_the_terminal(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [], runs=False, check=False) as lab:
-        await lab.propose(task=EVIL, context=EVIL, rationale=EVIL, role="custom", system_prompt=EVIL)
-        assert lab.runtime.user == os_user()
-        with on_terminal(lab.root, "approve") as screen:
-            screen.until("Start it?")
-            screen.type("r\n")
-            screen.ended()
-        harmless(screen.text, "approve")
-        assert "EVIL" in screen.text
-        for number in range(2):
-            await lab.propose(task=f"{EVIL} {number}", context=EVIL, name="EVIL", role="custom", system_prompt=EVIL)
-        with on_terminal(lab.root, "approve", env={"NO_COLOR": "1"}) as several:
-            several.until("Start them?")
-            several.type("r\n")
-            several.ended()
-    harmless(several.text, "approve several")
-    assert several.text.count("EVIL") > 3

@@ -9,12 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from support.http_server import token
 from support.log import write
 from support.logs.past import BookedLife
 from support.pages.browser import There, Visitor, open_pages, open_team
-from support.pages.lab_pages import serving_pages
-from support.runtime import PRICED, open_lab, submits
+from support.pages.lab_pages import serve_lab_pages
+from support.runtime import PRICED, open_lab, submit
 from support.tool_examples import must_list
 
 from ava_audit.entries import Entry, entry_of
@@ -31,21 +30,6 @@ from ava_server.web.health import repeated
 
 KEY = "sk-ant-api03-" + "k" * 80
 HOSTILE = "<img src=x onerror=alert(1)>\u202e"
-WRONG = """
-[limits]
-user_daily_cents = 0
-[search]
-engine = "kagi"
-"""
-
-
-async def write_errors(root: Path) -> None:
-    async with Store.open(root) as store:
-        for user, run_id in (("ana", "S-0000a1"), ("ben", "S-0000b1")):
-            life = BookedLife(run_id, user=user)
-            await write(store, *life.begun())
-            await write(store, life.wrote(ErrorOccurred(error=f"failed for {user} {HOSTILE}", kind="lost")))
-            await write(store, *life.ends("error", "it is down", "api"))
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +37,6 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
     with open_team(tmp_path_factory.mktemp("team") / "data", WRONG, past=write_errors) as there:
         set_key("anthropic", KEY, DataRoot(there.root).keys)
         yield there
-
-
-@pytest.fixture(scope="module")
-def ana(team: There) -> Visitor:
-    return team.with_token(token(team.root, "ana", "read", name="reads"))
-
-
-@pytest.fixture(scope="module")
-def auditor(team: There) -> Visitor:
-    return team.with_token(token(team.root, "carol", "audit", name="audits"))
-
-
-def findings(page: str) -> dict[str, tuple[str, str]]:
-    """The state and the words of each finding, by its name."""
-    found = re.findall(r'<li class="(\w+)"><b>(.*?)</b>(.*?)</li>', page, re.DOTALL)
-    return {name: (state, " ".join(unescape(re.sub(r"<[^>]*>", " ", text)).split())) for state, name, text in found}
 
 
 def test_a_user_sees_their_own_state_and_nothing_of_the_machine_or_of_others(team: There, ana: Visitor) -> None:
@@ -115,7 +83,7 @@ def texts(page: str) -> str:
 
 
 async def test_with_nothing_wrong_the_page_says_so_first_and_what_is_erased_next(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [submits()], config=PRICED) as lab, serving_pages(lab, owned=True) as browser:
+    async with open_lab(tmp_path, [submit()], config=PRICED) as lab, serve_lab_pages(lab, owned=True) as browser:
         run_id = await lab.start()
         await lab.ended(run_id)
         page = (await browser.get("/health")).text
@@ -128,7 +96,7 @@ async def test_with_nothing_wrong_the_page_says_so_first_and_what_is_erased_next
 async def test_with_three_faults_they_stand_first_the_worst_before_the_others(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [], config=PRICED + WRONG, runs=False) as lab:
         lab.runtime.settings.data_root.chmod(0o777)
-        async with serving_pages(lab, owned=True) as browser:
+        async with serve_lab_pages(lab, owned=True) as browser:
             page = (await browser.get("/health")).text
     wrong = [(state, name) for name, (state, _text) in findings(page).items() if state in ("fault", "warning")]
     assert wrong[0] == ("fault", "data root") and {name for _state, name in wrong} == {"data root", "budget", "search"}
@@ -222,3 +190,26 @@ def test_a_check_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPa
 def test_paths_are_left_out(text: str, expected: str) -> None:
     found = health.without_paths(CheckFinding("data root", "fault", text, text))
     assert (found.text, found.what_to_do) == (expected, expected)
+
+
+WRONG = """
+[limits]
+user_daily_cents = 0
+[search]
+engine = "kagi"
+"""
+
+
+async def write_errors(root: Path) -> None:
+    async with Store.open(root) as store:
+        for user, run_id in (("ana", "S-0000a1"), ("ben", "S-0000b1")):
+            life = BookedLife(run_id, user=user)
+            await write(store, *life.beginning())
+            await write(store, life.entry(ErrorOccurred(error=f"failed for {user} {HOSTILE}", kind="lost")))
+            await write(store, *life.final_events("error", "it is down", "api"))
+
+
+def findings(page: str) -> dict[str, tuple[str, str]]:
+    """The state and the words of each finding, by its name."""
+    found = re.findall(r'<li class="(\w+)"><b>(.*?)</b>(.*?)</li>', page, re.DOTALL)
+    return {name: (state, " ".join(unescape(re.sub(r"<[^>]*>", " ", text)).split())) for state, name, text in found}

@@ -6,10 +6,10 @@ import re
 from html import unescape
 from pathlib import Path
 
-from support.hosts.extensions import CAP, works
+from support.hosts.extensions import CAP, keep_noting
 from support.model_server import Say
-from support.pages.lab_pages import Browser, serving_pages
-from support.runtime import PRICED, hand_over, open_lab, submits
+from support.pages.lab_pages import Browser, serve_lab_pages
+from support.runtime import PRICED, hand_over, open_lab, submit
 
 from ava_audit.events import Answered, SpawnDecided, UserMessage
 
@@ -30,7 +30,7 @@ def buttons(card: str) -> list[str]:
 
 
 async def test_a_proposal_is_approved_where_all_of_it_stands_and_declined_at_once(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         made = await lab.propose()
         [card] = await cards(browser)
         assert buttons(card) == ["Look and approve", "Decline"]
@@ -47,7 +47,7 @@ async def test_a_proposal_is_approved_where_all_of_it_stands_and_declined_at_onc
 
 
 async def test_a_card_declines_only_what_it_showed(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         made = await lab.propose()
         for wrong in ({"digest": "0" * 64}, {"csrf": "0" * 64}):
             answer = await browser.send("/", "/proposals", decision="reject", **wrong)
@@ -59,7 +59,7 @@ async def test_a_card_declines_only_what_it_showed(tmp_path: Path) -> None:
 async def test_each_option_of_a_question_is_a_button_on_the_card_and_on_the_run(tmp_path: Path) -> None:
     asked = {"question": QUESTION, "options": OPTIONS}
     script = [Say(calls=[("ask", asked)]), hand_over()]
-    async with open_lab(tmp_path, script, config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, script, config=PRICED) as lab, serve_lab_pages(lab) as browser:
         run_id = await lab.start()
         await lab.logged(run_id, "Asked")
         [card] = await cards(browser)
@@ -75,8 +75,8 @@ async def test_each_option_of_a_question_is_a_button_on_the_card_and_on_the_run(
 
 
 async def test_a_question_in_words_is_answered_on_the_page_of_the_run(tmp_path: Path) -> None:
-    script = [Say(calls=[("ask", {"question": QUESTION})]), submits()]
-    async with open_lab(tmp_path, script, config=PRICED) as lab, serving_pages(lab) as browser:
+    script = [Say(calls=[("ask", {"question": QUESTION})]), submit()]
+    async with open_lab(tmp_path, script, config=PRICED) as lab, serve_lab_pages(lab) as browser:
         run_id = await lab.start()
         await lab.logged(run_id, "Asked")
         [card] = await cards(browser)
@@ -86,7 +86,7 @@ async def test_a_question_in_words_is_answered_on_the_page_of_the_run(tmp_path: 
 
 
 async def test_a_request_for_more_is_declined_on_the_card_and_raised_on_its_page(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, works, config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, keep_noting, config=PRICED) as lab, serve_lab_pages(lab) as browser:
         lab.session.channel = "terminal"
         run_id = await lab.start(**CAP)
         lab.session.channel = "host_call"
@@ -106,7 +106,7 @@ async def test_a_plan_is_called_by_its_name_and_steps(tmp_path: Path) -> None:
         {"id": "find", "role": "researcher", "task": "List the contracts."},
         {"id": "write", "role": "researcher", "task": "Write one page from {{find}}"},
     ]
-    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         unnamed = await lab.call("spawn_subagent", steps=steps)
         named = await lab.call("spawn_subagent", steps=steps, name="Contracts")
         overview = unescape((await browser.get("/")).text)
@@ -119,7 +119,7 @@ async def test_a_plan_is_called_by_its_name_and_steps(tmp_path: Path) -> None:
 
 
 async def test_several_cards_are_marked_for_one_look_together(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         both = [await lab.propose(task=f"Number {number}") for number in (1, 2)]
         page = (await browser.get("/")).text
         assert '<form method="get" action="/proposals" id="together">' in page

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from support.terminal import CONTROLLED, ava, on_terminal
+from support.terminal import CONTROLLED, ava, run_on_terminal
 
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import ConfigError
@@ -65,43 +65,6 @@ BEFORE = {"claude-code": CLAUDE, "gemini": POLICY, "cursor": CURSOR, "codex": CO
 def host(request: pytest.FixtureRequest) -> Host:
     chosen: Host = request.param
     return chosen
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> UserPlace:
-    return UserPlace("linux", tmp_path, {})
-
-
-def rules_file(host: Host, place: UserPlace) -> Path:
-    assert host.tool_rules is not None
-    return host.tool_rules.file(place, host.file(place))
-
-
-def put(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode())
-
-
-def allow(host: Host, place: UserPlace, name: str = "ava") -> str:
-    """Add the rules, and return the file."""
-    change = change_to_allow(host, name, host.file(place), place)
-    assert change is not None
-    apply(change)
-    return rules_file(host, place).read_text()
-
-
-def strings(data: Any) -> list[str]:
-    """Return every text in some data, keys included."""
-    found: list[str] = []
-    if isinstance(data, dict):
-        for key, value in cast("dict[str, Any]", data).items():
-            found += [key, *strings(value)]
-    elif isinstance(data, list):
-        for part in cast("list[Any]", data):
-            found += strings(part)
-    else:
-        found.append(str(data))
-    return found
 
 
 def test_the_host_with_its_rules_is_the_same_text_again_after_removal(host: Host, place: UserPlace) -> None:
@@ -255,7 +218,7 @@ def test_without_a_terminal_rules_are_only_written_with_the_option(home: Path) -
 @pytest.mark.parametrize("answer", ["y", "n", ""])
 def test_in_a_terminal_the_rules_are_shown_before_the_question(home: Path, answer: str) -> None:
     env = {"HOME": str(home)}
-    with on_terminal(home / "data", "init", "gemini", cwd=home, command=CONTROLLED, env=env) as screen:
+    with run_on_terminal(home / "data", "init", "gemini", cwd=home, command=CONTROLLED, env=env) as screen:
         screen.until("Add these rules? [y/N]")
         assert str(home / ".gemini" / "policies" / "ava.toml") in screen.text
         assert 'toolName = ["spawn_subagent", "check_subagent", "read_ava_logs"]' in screen.text
@@ -291,3 +254,40 @@ def test_a_broken_file_of_rules_is_reported_in_a_sentence(home: Path) -> None:
 def test_a_host_without_such_rules_says_what_to_choose_there(home: Path, host: str) -> None:
     done = init(home, host, "--allow-tools")
     assert done.returncode == 0 and "never confirm_spawn" in done.stdout
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> UserPlace:
+    return UserPlace("linux", tmp_path, {})
+
+
+def rules_file(host: Host, place: UserPlace) -> Path:
+    assert host.tool_rules is not None
+    return host.tool_rules.file(place, host.file(place))
+
+
+def put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode())
+
+
+def allow(host: Host, place: UserPlace, name: str = "ava") -> str:
+    """Add the rules, and return the file."""
+    change = change_to_allow(host, name, host.file(place), place)
+    assert change is not None
+    apply(change)
+    return rules_file(host, place).read_text()
+
+
+def strings(data: Any) -> list[str]:
+    """Return every text in some data, keys included."""
+    found: list[str] = []
+    if isinstance(data, dict):
+        for key, value in cast("dict[str, Any]", data).items():
+            found += [key, *strings(value)]
+    elif isinstance(data, list):
+        for part in cast("list[Any]", data):
+            found += strings(part)
+    else:
+        found.append(str(data))
+    return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from support.sample import sampled
+from support.sample import sample
 
 from ava_server.models.base import Completion
 from ava_server.models.json_text import encode
@@ -43,10 +43,6 @@ def grows(kind: str, index: int = 0, **fields: Any) -> Event:
 def said(kind: str, index: int = 0, place: int = 0, **more: Any) -> Event:
     places = {"content_index": place, "summary_index": place}
     return {"type": f"response.{kind}", "output_index": index, "delta": WORDS, **places, **more}
-
-
-def item(step: str, index: int, **fields: Any) -> Event:
-    return {"type": f"response.output_item.{step}", "output_index": index, "item": fields}
 
 
 def again(event: Event, *first: Event) -> Callable[[int], Events]:
@@ -120,14 +116,7 @@ MILD = ("messages: citations", "messages: blocks", "responses: parts that have b
 """Kinds of which a copy costs little, so that it takes more of them for the square to show."""
 
 
-def answered(kind: str, events: Iterable[Event]) -> Completion:
-    growing = ANSWERS[kind.partition(":")[0]]()
-    for event in events:
-        growing.add(event)
-    return growing.complete(request_id=None, sent_bytes=0)
-
-
-@pytest.mark.parametrize("kind", sampled(KINDS, 12))
+@pytest.mark.parametrize("kind", sample(KINDS, 12))
 def test_one_long_answer_takes_as_long_as_many_short_ones_of_as_many_pieces(kind: str) -> None:
     """Twice the same work, so no machine is too slow or too busy; with the square, the long one takes 16 times it."""
     whole = 32_000 if kind in MILD else 8_000
@@ -200,3 +189,14 @@ def test_an_end_that_repeats_the_items_is_compared_with_all_that_came(more: int,
     done = answered("responses", [*calls, end])
     assert {call.name for call in done.calls} == {kept}
     assert f"kept the first {MOST_CALLS} of {3_000 + more:,} tool calls" in done.notes
+
+
+def item(step: str, index: int, **fields: Any) -> Event:
+    return {"type": f"response.output_item.{step}", "output_index": index, "item": fields}
+
+
+def answered(kind: str, events: Iterable[Event]) -> Completion:
+    growing = ANSWERS[kind.partition(":")[0]]()
+    for event in events:
+        growing.add(event)
+    return growing.complete(request_id=None, sent_bytes=0)

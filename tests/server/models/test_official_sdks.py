@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from support.model_server import Say, running_model_server
+from support.model_server import Say, run_model_server
 
 from ava_server.models.base import Completion, Request, ToolSchema, UserTurn
 from ava_server.models.clients import ClientPool
@@ -43,24 +43,12 @@ CHAT = Say(
 )
 
 
-async def ours(url: str, wire: Wire) -> Completion:
-    """What our own wire reads."""
-    request = Request("claude-sonnet-5-5", "Be terse.", (SEARCH,), (UserTurn("Find it."),), 8192, 4096)
-    async with (
-        ClientPool() as clients,
-        HttpModel("p", "m", url, "key-0123456789", clients, wire).stream(request) as one,
-    ):
-        async for _ in one:
-            pass
-    return one.completion
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_the_anthropic_sdk_reads_every_event_and_accepts_what_ava_sends_back(streaming: bool) -> None:
     import anthropic
 
-    with running_model_server([BLOCKS, BLOCKS, Say("done", usage={"input_tokens": 200, "output_tokens": 2})]) as server:
+    with run_model_server([BLOCKS, BLOCKS, Say("done", usage={"input_tokens": 200, "output_tokens": 2})]) as server:
         completion = await ours(server.base_url, MessagesWire(streaming))
         body: dict[str, Any] = server.requests[0].json
         body.pop("stream")
@@ -74,23 +62,21 @@ async def test_the_anthropic_sdk_reads_every_event_and_accepts_what_ava_sends_ba
                     theirs = await stream.get_final_message()
             else:
                 theirs = await client.messages.create(**body)
-            again = {
-                **body,
-                "messages": [
-                    *body["messages"],
-                    completion.raw,
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "tool_result", "tool_use_id": call.call_id, "content": "found"}
-                            for call in completion.calls
-                        ],
-                    },
-                ],
-            }
-            last = await client.messages.create(**again)
+            results = [
+                {"type": "tool_result", "tool_use_id": call.call_id, "content": "found"} for call in completion.calls
+            ]
+            again = [*body["messages"], completion.raw, {"role": "user", "content": results}]
+            last = await client.messages.create(**{**body, "messages": again})
     assert [block.text for block in last.content if block.type == "text"] == ["done"]
     assert not server.refused
+    assert_same_message(theirs, completion)
+    if streaming:
+        assert {"message_start", "content_block_start", "content_block_delta", "content_block_stop"} < set(kinds)
+        assert {"text", "thinking", "signature", "input_json", "message_delta", "message_stop"} < set(kinds)
+
+
+def assert_same_message(theirs: Any, completion: Completion) -> None:
+    """What the SDK has read is what Ava has read: texts, calls, thinking, its end and its usage."""
     assert "".join(block.text for block in theirs.content if block.type == "text") == completion.text == BLOCKS.text
     uses = [(block.id, block.name, block.input) for block in theirs.content if block.type == "tool_use"]
     assert uses == [(call.call_id, call.name, call.args) for call in completion.calls]
@@ -106,9 +92,6 @@ async def test_the_anthropic_sdk_reads_every_event_and_accepts_what_ava_sends_ba
     assert theirs.usage.cache_creation_input_tokens == usage.cache_write_tokens == 7
     assert theirs.usage.output_tokens_details is not None
     assert theirs.usage.output_tokens_details.thinking_tokens == usage.thinking_tokens == 9
-    if streaming:
-        assert {"message_start", "content_block_start", "content_block_delta", "content_block_stop"} < set(kinds)
-        assert {"text", "thinking", "signature", "input_json", "message_delta", "message_stop"} < set(kinds)
 
 
 @pytest.mark.slow
@@ -116,7 +99,7 @@ async def test_the_anthropic_sdk_reads_every_event_and_accepts_what_ava_sends_ba
 async def test_the_openai_sdk_reads_the_same_chat_completions(streaming: bool) -> None:
     import openai
 
-    with running_model_server([CHAT, CHAT]) as server:
+    with run_model_server([CHAT, CHAT]) as server:
         completion = await ours(server.base_url, ChatWire(streaming))
         body: dict[str, Any] = server.requests[0].json
         body.pop("stream")
@@ -151,8 +134,20 @@ async def test_the_openai_sdk_reads_the_same_chat_completions(streaming: bool) -
 async def test_an_api_error_raises_an_error_in_the_sdk() -> None:
     import anthropic
 
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         address = server.base_url.removesuffix("/v1")
         async with anthropic.AsyncAnthropic(api_key="key-0123456789", base_url=address, max_retries=0) as client:
             with pytest.raises(anthropic.BadRequestError, match="must begin and end with a user message"):
                 await client.messages.create(model="claude-sonnet-5-5", max_tokens=5, messages=[])
+
+
+async def ours(url: str, wire: Wire) -> Completion:
+    """What our own wire reads."""
+    request = Request("claude-sonnet-5-5", "Be terse.", (SEARCH,), (UserTurn("Find it."),), 8192, 4096)
+    async with (
+        ClientPool() as clients,
+        HttpModel("p", "m", url, "key-0123456789", clients, wire).stream(request) as one,
+    ):
+        async for _ in one:
+            pass
+    return one.completion

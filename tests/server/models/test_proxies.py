@@ -2,7 +2,7 @@
 
 import base64
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -10,9 +10,9 @@ import anyio.to_thread
 import httpx2
 import pytest
 from httpx2._utils import URLPattern
-from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
+from support.model_server import Fail, Gate, ModelServer, Say, run_model_server
 from support.network.certificates import Issued, issue
-from support.network.proxy import Proxy, running_proxy
+from support.network.proxy import Proxy, run_proxy
 
 from ava_roles.net.transports import NetworkBackend
 from ava_server.core.errors import ModelError
@@ -31,60 +31,11 @@ HASTY = Deadlines(connect_s=0.3, first_byte_s=5, total_s=8)
 PATIENT = Deadlines(connect_s=5)
 
 
-@pytest.fixture(scope="module")
-def issued(tmp_path_factory: pytest.TempPathFactory) -> Issued:
-    return issue(tmp_path_factory.mktemp("certificates"), HOST, "IP:127.0.0.1")
-
-
 @pytest.fixture(autouse=True)
 def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-
-
-@pytest.fixture
-def trusted(issued: Issued, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SSL_CERT_FILE", str(issued.authority))
-    return issued.server
-
-
-@pytest.fixture
-async def clients() -> AsyncIterator[ClientPool]:
-    async with ClientPool() as clients:
-        yield clients
-
-
-@pytest.fixture
-def server(trusted: Path) -> Iterator[ModelServer]:
-    with running_model_server([Say("here"), Say("again"), Say("and again")], trusted) as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy before the server, named in HTTPS_PROXY."""
-    with running_proxy({HOST: server.port, "127.0.0.1": server.port}) as proxy:
-        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
-        yield proxy
-
-
-def model_at(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> HttpModel:
-    return HttpModel("custom", "test", base_url, "key-0123456789", clients, ChatWire(), deadlines)
-
-
-async def ask(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> Completion:
-    with anyio.fail_after(8):
-        async with model_at(base_url, clients, deadlines).stream(ASK) as stream:
-            async for _ in stream:
-                pass
-        return stream.completion
-
-
-async def failure(base_url: str, clients: ClientPool, deadlines: Deadlines = HASTY) -> ModelError:
-    with pytest.raises(ModelError) as caught:
-        await ask(base_url, clients, deadlines)
-    return caught.value
 
 
 URL = f"https://{HOST}/v1"
@@ -94,7 +45,7 @@ URL = f"https://{HOST}/v1"
 async def test_a_call_tunnels_through_a_proxy_without_resolving_the_name_locally(
     variable: str, server: ModelServer, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running_proxy({HOST: server.port}) as proxy:
+    with run_proxy({HOST: server.port}) as proxy:
         monkeypatch.setenv(variable, proxy.url)
         assert (await ask(URL, clients)).text == "here"
         assert (await ask(URL, clients)).text == "again"
@@ -111,8 +62,8 @@ async def test_supports_a_proxy_that_uses_tls_itself(
     scheme: str, trusted: Path, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
-        running_model_server([Say("here")], trusted if scheme == "https" else None) as server,
-        running_proxy({HOST: server.port}, trusted) as proxy,
+        run_model_server([Say("here")], trusted if scheme == "https" else None) as server,
+        run_proxy({HOST: server.port}, trusted) as proxy,
     ):
         monkeypatch.setenv("ALL_PROXY", proxy.url_of(LOGIN))
         assert (await ask(f"{scheme}://{HOST}/v1", clients)).text == "here"
@@ -140,7 +91,7 @@ async def test_no_proxy_bypasses_the_proxy(
 async def test_a_model_on_this_machine_is_called_without_a_proxy(
     host: str, variable: str, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running_model_server([Say("here")]) as server, running_proxy({host: server.port}) as proxy:
+    with run_model_server([Say("here")]) as server, run_proxy({host: server.port}) as proxy:
         monkeypatch.setenv(variable, proxy.url)
         assert (await ask(f"http://{host}:{server.port}/v1", clients)).text == "here"
     assert [*proxy.tunnels, *proxy.requests] == []
@@ -155,7 +106,7 @@ def test_addresses_of_this_machine_are_matched(host: str) -> None:
 async def test_an_untrusted_certificate_is_reported_and_nothing_is_sent(
     issued: Issued, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running_model_server([Say("never")], issued.server) as server, running_proxy({HOST: server.port}) as proxy:
+    with run_model_server([Say("never")], issued.server) as server, run_proxy({HOST: server.port}) as proxy:
         straight = await failure(server.base_url, clients)
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
         async with ClientPool() as others:
@@ -177,7 +128,7 @@ async def test_the_proxy_login_is_sent_only_to_the_proxy_and_shown_nowhere(
     caplog.set_level(logging.DEBUG, "ava")
     wrong = "somebody:wrong-" + PASSWORD
     certificate = trusted if scheme == "https" else None
-    with running_model_server([Say("let in")], certificate) as server, running_proxy({HOST: server.port}) as proxy:
+    with run_model_server([Say("let in")], certificate) as server, run_proxy({HOST: server.port}) as proxy:
         proxy.login = LOGIN
         url = f"{scheme}://{HOST}/v1"
         said: list[ModelError] = []
@@ -231,7 +182,7 @@ async def test_an_error_caused_by_a_proxy_names_it_and_is_not_billed(
 
 
 async def test_an_unreachable_proxy_is_named(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_proxy({}) as proxy:
+    with run_proxy({}) as proxy:
         pass
     monkeypatch.setenv("HTTPS_PROXY", proxy.url_of(LOGIN))
     monkeypatch.setenv("HTTP_PROXY", proxy.url_of(LOGIN))
@@ -247,7 +198,7 @@ async def test_an_unreachable_proxy_is_named(server: ModelServer, monkeypatch: p
 async def test_an_error_status_names_the_proxy_it_came_through(
     clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running_model_server([Fail(503)]) as server, running_proxy({HOST: server.port}) as proxy:
+    with run_model_server([Fail(503)]) as server, run_proxy({HOST: server.port}) as proxy:
         monkeypatch.setenv("HTTP_PROXY", proxy.url)
         own = await failure(f"http://{HOST}/v1", clients)
         proxy.refuses = 502
@@ -265,8 +216,8 @@ async def test_cancelling_a_call_closes_both_connections_of_the_proxy_at_once(
     gate = Gate()
     script = [Say("never", gate=gate), Say("next")]
     with (
-        running_model_server(script if where == "answer" else script[1:], trusted) as server,
-        running_proxy({HOST: server.port}) as proxy,
+        run_model_server(script if where == "answer" else script[1:], trusted) as server,
+        run_proxy({HOST: server.port}) as proxy,
     ):
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
         proxy.stalls = "answer" if where == "connecting" else "tunnel" if where == "tunnel" else "never"
@@ -311,3 +262,46 @@ async def test_an_unusable_proxy_is_reported_only_for_the_calls_that_would_use_i
         assert PASSWORD not in f"{error} {error.what_to_do}"
         assert (error.kind, error.sent, error.retryable) == ("connection", False, False)
         assert (await ask(server.base_url, clients)).text == "here"
+
+
+@pytest.fixture(scope="module")
+def issued(tmp_path_factory: pytest.TempPathFactory) -> Issued:
+    return issue(tmp_path_factory.mktemp("certificates"), HOST, "IP:127.0.0.1")
+
+
+@pytest.fixture
+def trusted(issued: Issued, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SSL_CERT_FILE", str(issued.authority))
+    return issued.server
+
+
+@pytest.fixture
+def server(trusted: Path) -> Iterator[ModelServer]:
+    with run_model_server([Say("here"), Say("again"), Say("and again")], trusted) as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before the server, named in HTTPS_PROXY."""
+    with run_proxy({HOST: server.port, "127.0.0.1": server.port}) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        yield proxy
+
+
+def model_at(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> HttpModel:
+    return HttpModel("custom", "test", base_url, "key-0123456789", clients, ChatWire(), deadlines)
+
+
+async def ask(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> Completion:
+    with anyio.fail_after(8):
+        async with model_at(base_url, clients, deadlines).stream(ASK) as stream:
+            async for _ in stream:
+                pass
+        return stream.completion
+
+
+async def failure(base_url: str, clients: ClientPool, deadlines: Deadlines = HASTY) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        await ask(base_url, clients, deadlines)
+    return caught.value

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from support.model_server import Script
+from support.model_server import Say, Script
 from support.runtime import Lab, open_lab
 
 SCRIPTED = Path(__file__).with_name("scripted_agent.py")
@@ -61,12 +61,12 @@ async def agent_lab(
 
     `provider` is the address of another one in its place.
     """
-    from support.model_server import running_model_server
+    from support.model_server import run_model_server
 
     folder = tmp / "installed"
     folder.mkdir(parents=True)
     (folder / "script.json").write_text(json.dumps({"prompts": prompts, **options}))
-    with running_model_server(answers) as far:
+    with run_model_server(answers) as far:
         config = agent_config(folder, provider or far.base_url, more)
         async with open_lab(tmp, config=config, server=far, env={"AVA_FAR_API_KEY": "k"}, check=False) as lab:
             yield lab
@@ -74,3 +74,21 @@ async def agent_lab(
 
 def agent_run(**more: Any) -> dict[str, Any]:
     return {"role": "code_reviewer", "runner": "acp:scripted", "model": MODEL, **more}
+
+
+SUBMIT: dict[str, Any] = {
+    "ava": "submit_result",
+    "args": {"summary": "It costs twelve cents.", "output": "twelve cents", "confidence": 0.9},
+}
+
+
+def priced_agent(text: str = "ok", prompt: int = 900, output: int = 50, calls: Any = ()) -> Say:
+    """An answer that is billed with so many tokens."""
+    return Say(text, calls=calls, usage={"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": 0})
+
+
+async def run_agent(lab: Lab, within_s: float = 60, **more: Any) -> tuple[str, dict[str, Any]]:
+    """Start a run of the scripted agent, and return it with its result."""
+    run_id = await lab.start(**agent_run(**more))
+    await lab.ended(run_id, within_s)
+    return run_id, await lab.result(run_id)
