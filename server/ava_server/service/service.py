@@ -136,7 +136,8 @@ class Service:
         arguments = checked.arguments
         if checked.redacted != arguments:  # else nothing in them looks like a key
             await hide_apart(partial(self._access.refuse_keys, arguments), count_chars(arguments))
-        return await self._handlers[tool](checked.redacted, caller)
+        handler = self._handlers[tool]
+        return await handler(checked.redacted, caller)
 
     async def _check_arguments(self, spec: ServiceTool, arguments: dict[str, Any]) -> _CheckedArguments:
         """Return the arguments of a call without secrets, and why it is refused before its handler sees it.
