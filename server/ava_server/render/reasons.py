@@ -35,11 +35,11 @@ def _items(found: re.Match[str]) -> str:
 
 
 _CAPS: Mapping[str, str] = {
-    "max_cost_cents": "the cost cap",
-    "max_tokens": "the token cap",
-    "max_iterations": "the limit of turns",
-    "max_tool_calls": "the limit of tool calls",
-    "timeout": "the time limit",
+    "max_cost_cents": "cost cap",
+    "max_tokens": "token cap",
+    "max_iterations": "limit of turns",
+    "max_tool_calls": "limit of tool calls",
+    "timeout": "time limit",
 }
 
 
