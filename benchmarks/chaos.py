@@ -28,8 +28,8 @@ sys.path[:0] = [str(ROOT / "tests"), *(str(ROOT / each) for each in ("server", "
 from support.chaos.play import Chaos, Plan  # noqa: E402
 from support.chaos.run import play_and_check  # noqa: E402
 from support.chaos.takeovers import Takeovers  # noqa: E402
-from support.engines.servers import KINDS, running_engine  # noqa: E402
-from support.postgres import running_server  # noqa: E402
+from support.engines.servers import KINDS, run_engine  # noqa: E402
+from support.postgres import postgres_server  # noqa: E402
 
 
 def main() -> int:
@@ -45,13 +45,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ava-chaos-") as folder:
         chaos: Chaos | Takeovers
         if chosen.takeovers:
-            url = running_server().address(Path(folder)) if chosen.takeovers == "postgres" else ""
+            url = postgres_server().address(Path(folder)) if chosen.takeovers == "postgres" else ""
             chaos = Takeovers(chosen.seconds, chosen.seed, url)
             anyio.run(chaos.play, Path(folder))
         else:
             plan = Plan(chosen.seconds, chosen.seed, day_cents=chosen.day_cents)
-            with running_engine(chosen.engine, Path(folder) / "engine") as engine:
-                chaos = anyio.run(play_and_check, plan, Path(folder), running_server(), engine)
+            with run_engine(chosen.engine, Path(folder) / "engine") as engine:
+                chaos = anyio.run(play_and_check, plan, Path(folder), postgres_server(), engine)
         for name, number in sorted(chaos.counts.items()):
             print(f"{number:8,} {name}")
         print(f"{len(chaos.faults):8,} faults")

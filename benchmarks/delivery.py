@@ -28,8 +28,8 @@ sys.path[:0] = [str(ROOT / "tests"), *(str(ROOT / each) for each in ("server", "
 
 from scale_parts import delivering, statements  # noqa: E402
 from scale_parts.figures import Figures  # noqa: E402
-from support.engines.servers import KINDS, missing  # noqa: E402
-from support.postgres import PostgresServer, running_server  # noqa: E402
+from support.engines.servers import KINDS, why_missing  # noqa: E402
+from support.postgres import PostgresServer, postgres_server  # noqa: E402
 
 WORKERS = 3
 Part = Callable[[str, Path, PostgresServer, Figures], Awaitable[None]]
@@ -38,7 +38,7 @@ Part = Callable[[str, Path, PostgresServer, Figures], Awaitable[None]]
 def main() -> None:
     chosen = options()
     kinds = [kind for kind in chosen.engines.split(",") if usable(kind)]
-    server, figures = running_server(), Figures(kinds, ratio_to=kinds[0])
+    server, figures = postgres_server(), Figures(kinds, ratio_to=kinds[0])
     statements.enable(server)
     load = os.getloadavg()[0]
     print(
@@ -67,7 +67,7 @@ def options() -> argparse.Namespace:
 
 def usable(kind: str) -> bool:
     """Tell whether an engine is here, and say so if it is not."""
-    if (why := missing(kind)) is not None:
+    if (why := why_missing(kind)) is not None:
         print(f"{kind} is not measured: {why}")
     return why is None
 

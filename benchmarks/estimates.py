@@ -26,7 +26,7 @@ from audit_parts.report import quantile
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from support.approval.past_runs import DISTRIBUTIONS, MODEL, config, coverage, group_coverage, stored_config
-from support.postgres import missing, running_server
+from support.postgres import postgres_server, why_missing
 
 from ava_audit.database import Database
 from ava_audit.projections import RUNS
@@ -95,7 +95,7 @@ def main() -> None:
     size = len(json.dumps(TEXT)) + len(stored_config())
     print(f"\n{chosen.runs:,} runs with configurations of {size:,} bytes; load {os.getloadavg()[0]:.1f}")
     print(f"{'an estimate, ms':20}{'p50':>10}{'p95':>10}{'best':>10}")
-    urls = {"SQLite": ""} | ({} if missing() else {"Postgres": running_server().database(Path("estimates"))})
+    urls = {"SQLite": ""} | ({} if why_missing() else {"Postgres": postgres_server().database(Path("estimates"))})
     for name, url in urls.items():
         took = anyio.run(times, url, chosen.runs)
         print(f"{name:20}{quantile(took, 0.5):>10.2f}{quantile(took, 0.95):>10.2f}{min(took):>10.2f}", flush=True)

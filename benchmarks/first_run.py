@@ -27,11 +27,11 @@ from startup import FIRST, SERVERS, Server
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from support.model_server import running_model_server
-from support.pages.browser import PIN, Visitor, finished
+from support.model_server import run_model_server
+from support.pages.browser import PIN, Visitor, finish_at_once
 from support.processes import end_started_pages
-from support.stdio import using
-from support.terminal import CONTROLLED, on_terminal
+from support.stdio import model_env
+from support.terminal import CONTROLLED, run_on_terminal
 
 GOAL_S = 30.0
 SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "What does it cost?", "max_cost_cents": 20}
@@ -51,7 +51,7 @@ def by_link(_root: Path, proposed: dict[str, Any]) -> None:
 
 def in_a_terminal(root: Path, proposed: dict[str, Any]) -> None:
     """Run `ava approve` and choose a PIN there."""
-    with on_terminal(root, "approve", proposed["pending_id"], command=CONTROLLED) as screen:
+    with run_on_terminal(root, "approve", proposed["pending_id"], command=CONTROLLED) as screen:
         chosen = [("[y/N]", "y"), ("New approval PIN (not shown)", PIN), ("once more", PIN)]
         assert screen.ended_after(chosen) == 0, screen.text
 
@@ -88,8 +88,8 @@ def call(server: Server, tool: str, **arguments: Any) -> dict[str, Any]:
 @contextmanager
 def empty_home() -> Generator[Path]:
     """Make a home with nothing in it and a model to use; yield where the data root will be."""
-    with tempfile.TemporaryDirectory() as home, running_model_server(finished) as models:
-        env = {**using(models.base_url), "HOME": home, "AVA_DATA_ROOT": f"{home}/data", "AVA_BACKGROUND": "false"}
+    with tempfile.TemporaryDirectory() as home, run_model_server(finish_at_once) as models:
+        env = {**model_env(models.base_url), "HOME": home, "AVA_DATA_ROOT": f"{home}/data", "AVA_BACKGROUND": "false"}
         before = dict(os.environ)
         os.environ.update(env)
         try:

@@ -31,8 +31,8 @@ from audit_parts.report import Report
 from support.model_server import Fail, Gate, Say, Step
 from support.pages.browser import PAID, There, open_pages
 from support.pages.card_host import open_chromium
-from support.stdio import logged
-from support.terminal import ava, on_terminal
+from support.stdio import read_log
+from support.terminal import ava, run_on_terminal
 
 from ava_audit.units import format_usd
 
@@ -111,7 +111,7 @@ class Runs:
         there.host.ended(start("ended", task=FEES))
         there.host.ended(start("failed", task=PRICES))
         asking = start("asking", task=REFUNDS)
-        there.until(lambda: logged(there.root, "Asked", run=asking))
+        there.until(lambda: read_log(there.root, "Asked", run=asking))
         start("running", task=HISTORY)
         plan = self._propose(name="Contracts", steps=STEPS, max_cost_cents=200)
         visitor.decide(plan["pending_id"], "approve")
@@ -208,7 +208,7 @@ class Looks:
         return min((round(bottom) for bottom in bottoms if bottom is not None), default=None)
 
     def _run(self, command: str) -> list[str]:
-        with on_terminal(self._root, *shlex.split(command), columns=COLUMNS, rows=200) as screen:
+        with run_on_terminal(self._root, *shlex.split(command), columns=COLUMNS, rows=200) as screen:
             if command == "approve":
                 lines = screen.until_shown(lambda shown: any("Start it?" in line for line in shown))
                 time.sleep(1)  # the rest of the question

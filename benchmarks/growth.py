@@ -38,7 +38,7 @@ from audit_parts.report import Report, median, ms
 from figures import Figure
 from pages import measured
 from startup import AVA, FIRST, Server, used_by
-from support.http_server import serving_pages
+from support.http_server import serve_pages
 from support.runtime import PRICED, open_lab
 
 from ava_audit import events
@@ -278,7 +278,7 @@ async def pages(root: Path, rounds: int, costs: Costs) -> None:
         "the page of costs, 30 days": "/costs",
     }
     async with (
-        serving_pages(root) as there,
+        serve_pages(root) as there,
         httpx2.AsyncClient(base_url=there.base, timeout=120) as http,
     ):
         code = BrowserSessions(DataRoot(root).browser_sessions).issue_code(os_user(), terminal=True)

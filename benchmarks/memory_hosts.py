@@ -28,10 +28,10 @@ import anyio
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), *(str(ROOT / each) for each in ("server", "roles", "audit"))]
 
-from support.model_server import Gate, ModelServer, Say, running_model_server  # noqa: E402
+from support.model_server import Gate, ModelServer, Say, run_model_server  # noqa: E402
 from support.postgres import free_port  # noqa: E402
 from support.processes import environment_of  # noqa: E402
-from support.stdio import environment, made, serving, until, using  # noqa: E402
+from support.stdio import environment, make_root, model_env, serve_stdio, until  # noqa: E402
 
 SETTLES_S = 3.0
 """Seconds without work before each measurement."""
@@ -63,8 +63,8 @@ async def measure(python: str, hosts: int, runs: int, models: ModelServer, gates
     """Return PSS in KiB and the number of processes, at each of `PLACES`."""
     seen: list[tuple[int, int]] = []
     with tempfile.TemporaryDirectory(prefix="ava-memory-") as folder:
-        root = made(Path(folder) / "data")
-        more = {**using(models.base_url), "AVA_BACKGROUND": ""}
+        root = make_root(Path(folder) / "data")
+        more = {**model_env(models.base_url), "AVA_BACKGROUND": ""}
         env = environment(root, **more)
 
         async def look() -> None:
@@ -75,7 +75,7 @@ async def measure(python: str, hosts: int, runs: int, models: ModelServer, gates
         command = (python, "-P", "-m", "ava_server")
         try:
             async with AsyncExitStack() as stack:
-                open_host = partial(serving, root, env=more, command=(*command, "serve"))
+                open_host = partial(serve_stdio, root, env=more, command=(*command, "serve"))
                 wires = [await stack.enter_async_context(open_host()) for _ in range(hosts)]
                 for wire in wires[:runs]:
                     await wire.start_run()
@@ -112,7 +112,7 @@ async def measure_all(pythons: Sequence[str], rounds: int, hosts: int, runs: int
                 gates.append(Gate(within_s=600))
                 return Say(calls=[("submit_result", {"summary": "done", "output": "x"})], gate=gates[-1])
 
-            with running_model_server(script) as models:
+            with run_model_server(script) as models:
                 seen = await measure(python, hosts, runs, models, gates)
             if number:  # the first round only fills the caches
                 found[python].append(seen)

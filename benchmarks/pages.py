@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from audit_parts.mix import Together, life, run_id
 from audit_parts.report import Report, median, ms
-from support.http_server import serving_pages
+from support.http_server import serve_pages
 from support.runtime import PRICED, open_lab, settings_of
 
 from ava_audit.maintenance import index_new_entries
@@ -46,7 +46,7 @@ async def main(folder: Path, events: int, rounds: int) -> None:
         await build(folder, events)
     settings_of(root, None, "background = false\n")
     async with (
-        serving_pages(root) as server,
+        serve_pages(root) as server,
         httpx2.AsyncClient(base_url=server.base, timeout=60) as http,
     ):
         code = BrowserSessions(DataRoot(root).browser_sessions).issue_code(os_user(), terminal=True)

@@ -29,8 +29,8 @@ from typing import Any, Literal
 import anyio
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support.model_server import Gate, Say, running_model_server
-from support.runtime import PRICED, open_lab, submits
+from support.model_server import Gate, Say, run_model_server
+from support.runtime import PRICED, open_lab, submit
 
 from ava_server.models import factory
 from ava_server.runs import prompt_prefix
@@ -81,9 +81,9 @@ class CachingServer:
         with self._lock:
             read, written, prompt = self._count(request)
         if "List the modules" in text:
-            say = submits({"items": [f"module {number}" for number in range(self.items)]})
+            say = submit({"items": [f"module {number}" for number in range(self.items)]})
         elif "twelve cents" in text:
-            say = submits("It costs twelve cents.")
+            say = submit("It costs twelve cents.")
         else:
             self.first_calls.append((read, prompt))
             say = Say(calls=[("read_file", {"path": "prices.md"})])
@@ -201,7 +201,7 @@ async def measure(provider: Provider, runs: int, first_byte_s: float) -> Measure
         },
         {"id": "read", "role": "researcher", "foreach": "find.items", "at_most": runs, "task": "Price of {{item}}?"},
     ]
-    with tempfile.TemporaryDirectory() as place, running_model_server(caching) as server:
+    with tempfile.TemporaryDirectory() as place, run_model_server(caching) as server:
         async with open_lab(Path(place), server=server, config=config, env={"AVA_MODEL": provider.model}) as lab:
             (lab.workspace / "prices.md").write_text("All modules cost twelve cents.\n")
             proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=steps)

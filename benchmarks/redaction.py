@@ -26,7 +26,7 @@ import anyio.lowlevel
 from figures import Figure, write_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from support.slow_shapes import WORDS, repeated, slow_pieces
+from support.slow_shapes import WORDS, repeat, slow_pieces
 
 from ava_audit.redaction import Redactor
 from ava_server.core.threads import stop_if_cancelled
@@ -79,7 +79,7 @@ def spent_s(work: Callable[[], object]) -> float:
 
 def measure(found: int, seed: int) -> tuple[float, float, float, list[tuple[float, str]]]:
     """Return the seconds of a character of words, and how many times as long mixed texts and each shape take."""
-    redactor, words = Redactor({}), repeated(WORDS, CHARS)
+    redactor, words = Redactor({}), repeat(WORDS, CHARS)
 
     def least(text: str) -> tuple[float, float]:
         """Return the least time of a character of words and of a text, by turns."""
@@ -91,7 +91,7 @@ def measure(found: int, seed: int) -> tuple[float, float, float, list[tuple[floa
     _word_s, packages_s = least(packages_text())
     ratios = []
     for piece in shapes(found, seed):
-        beside_s, shape_s = least(repeated(piece, CHARS))
+        beside_s, shape_s = least(repeat(piece, CHARS))
         ratios.append((shape_s / beside_s, piece))
     return word_s, mixed_s / word_s, packages_s / word_s, sorted(ratios, reverse=True)
 

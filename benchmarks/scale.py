@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT / "tests"), *(str(ROOT / each) for each in ("server", "
 
 from scale_parts import chains, delivering, engine, logs, many, peer_pgqueuer, statements  # noqa: E402
 from scale_parts.figures import Figures  # noqa: E402
-from support.postgres import PostgresServer, running_server  # noqa: E402
+from support.postgres import PostgresServer, postgres_server  # noqa: E402
 
 KINDS = ("SQLite", "Postgres")
 WORKERS = 3
@@ -39,7 +39,7 @@ Part = Callable[[str, Path, PostgresServer, Figures], Awaitable[None]]
 
 def main() -> None:
     chosen = options()
-    server, figures = running_server(), Figures()
+    server, figures = postgres_server(), Figures()
     statements.enable(server)
     print(
         f"{platform.system()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python"

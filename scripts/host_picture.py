@@ -30,11 +30,11 @@ from support.hosts.claude_code import (  # noqa: E402
     FORM,
     ClaudeCode,
     Orchestrator,
-    at_claude_code,
-    delegates,
+    delegation_rule,
+    open_claude_code,
     tmux,
 )
-from support.model_server import Say, running_model_server  # noqa: E402
+from support.model_server import Say, run_model_server  # noqa: E402
 
 PICTURE = REPOSITORY / "examples" / "approval.svg"
 COLUMNS, ROWS = 84, 40
@@ -54,8 +54,10 @@ def screen() -> list[str]:
     with (
         _folder() as notes,
         tempfile.TemporaryDirectory(prefix="ava-picture-") as place,
-        running_model_server([Say("Never asked.")]) as models,
-        at_claude_code(Path(place), Orchestrator(delegates(spawn(notes))), models, size=(COLUMNS, ROWS)) as host,
+        run_model_server([Say("Never asked.")]) as models,
+        open_claude_code(
+            Path(place), Orchestrator(delegation_rule(spawn(notes))), models, size=(COLUMNS, ROWS)
+        ) as host,
     ):
         host.type(DELEGATE)
         host.until_shown(FORM, ENDS)

@@ -23,7 +23,7 @@ from support.model_server import Gate, Say, Step  # noqa: E402
 from support.pages.browser import There, Visitor, open_pages  # noqa: E402
 from support.pages.card_host import open_chromium  # noqa: E402
 from support.runtime import PRICED  # noqa: E402
-from support.stdio import logged  # noqa: E402
+from support.stdio import read_log  # noqa: E402
 
 PICTURES = REPOSITORY / "examples" / "pages"
 WIDTHS = (390, 800, 1440)
@@ -74,7 +74,7 @@ def prepare(there: There) -> tuple[str, dict[str, str]]:
     ended = _approved(there, visitor, FEES)
     there.host.ended(ended)
     asking = _approved(there, visitor, REFUNDS)
-    there.until(lambda: logged(there.root, "Asked", run=asking))
+    there.until(lambda: read_log(there.root, "Asked", run=asking))
     _approved(there, visitor, HISTORY)
     waiting = _proposed(there, TERMS)["pending_id"]
     return visitor.cookie, {"overview": "/", "proposal": f"/proposals/{waiting}", "run": f"/subagents/{ended}"}

@@ -26,7 +26,7 @@ import typer
 from mcp import Client
 from support.commands import fork_server, jq
 from support.repository import REPOSITORY
-from support.stdio import made
+from support.stdio import make_root
 from support.terminal import ava, environment
 
 from ava_server.cli.app import build
@@ -207,7 +207,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     agent = "---\nname: changelog_reader\ndescription: Reads changelogs.\n---\n\nYou read changelogs.\n"
     (work / ".claude" / "agents" / "changelog_reader.md").write_text(agent)
     (work / "prices.md").write_text("Otter: 1.4 %.\n")
-    root = made(place / "data", config_toml='approval = "ask"\n')
+    root = make_root(place / "data", config_toml='approval = "ask"\n')
     with contextlib.chdir(place):  # in no repository, so that nothing but the call says where the files are
         runs, group, pending = anyio.run(_runs, root, work / "shop")
     tiers = "".join(f'{tier} = "local:qwen3"\n' for tier in ("fast", "balanced", "deep"))

@@ -19,7 +19,7 @@ import pytest
 from mcp import Client
 from support.commands import jq as jq_program
 from support.repository import REPOSITORY, script
-from support.stdio import made
+from support.stdio import make_root
 
 import ava_extras
 from ava_audit.events import FACTS
@@ -241,7 +241,7 @@ async def test_documented_jq_filters_find_what_they_promise(
     workspace.mkdir()
     monkeypatch.chdir(tmp_path)  # in no repository, so that nothing but the call says where the files are
     (workspace / "notes.md").write_text("The ferry to Vis leaves at six.\n", "utf-8")
-    made(root, config_toml='approval = "ask"\n')
+    make_root(root, config_toml='approval = "ask"\n')
     server = build_server(lambda: load_settings(root, env={}), transport="memory")
     with anyio.fail_after(30):
         async with Client(server) as client:

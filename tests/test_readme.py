@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.repository import REPOSITORY, SETUP_S, environment, from_nothing, run, script
-from support.stdio import serving
+from support.stdio import serve_stdio
 
 README = REPOSITORY / "README.md"
 COMMAND_S = 60
@@ -142,7 +142,7 @@ async def test_a_host_starts_the_core_alone_and_its_researcher_reads_pages_and_f
     (papers / "harvest.md").write_text("The quinces of the lower orchard are picked in late October.\n")
     (papers / "report.pdf").write_bytes(b"%PDF-1.7")
     task = {"role": "researcher", "task": "When are the quinces of the lower orchard picked?", "workspace": str(papers)}
-    async with serving(tmp_path / "data", command=[core.python, "-m", "ava_server", "serve"]) as wire:
+    async with serve_stdio(tmp_path / "data", command=[core.python, "-m", "ava_server", "serve"]) as wire:
         run_id = await wire.start_run(**task)
         ended = await wire.tool("check_subagent", subagent_id=run_id, wait_seconds=30)
         assert "late October" in json.dumps(ended), ended

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from support.repository import REPOSITORY
-from support.sample import sampled
+from support.sample import sample
 
 FOLDER = REPOSITORY / ".github" / "workflows"
 FILES = sorted(FOLDER.glob("*.yml"))
@@ -102,7 +102,7 @@ def programs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="its bash has other paths")
-@pytest.mark.parametrize(("job", "steps"), sampled(_STEPS.items(), 4))
+@pytest.mark.parametrize(("job", "steps"), sample(_STEPS.items(), 4))
 def test_a_job_ends_at_the_first_step_that_fails_and_fails_with_it(
     tmp_path: Path, programs: Path, job: str, steps: int
 ) -> None:

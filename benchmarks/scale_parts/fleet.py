@@ -15,11 +15,11 @@ from typing import Any
 
 import anyio
 from anyio.abc import Process
-from support.engines.servers import KINDS, Engine, delivered_by, running_engine
+from support.engines.servers import KINDS, Engine, delivery_config, run_engine
 from support.log import look_at
-from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.model_server import Gate, ModelServer, Say, run_model_server
 from support.postgres import PostgresServer
-from support.stdio import AVA, Stderr, Wire, environment, made, serving, until, using
+from support.stdio import AVA, Stderr, Wire, environment, make_root, model_env, serve_stdio, until
 
 from scale_parts import engine
 
@@ -58,7 +58,7 @@ class Models:
     def running(cls) -> Generator[Models]:
         """Run one until the context ends."""
         found: list[Models] = []
-        with running_model_server(lambda request: found[0].answer(request)) as server:
+        with run_model_server(lambda request: found[0].answer(request)) as server:
             found.append(cls(server))
             yield found[0]
 
@@ -102,14 +102,14 @@ class Fleet:
         if not self._url:
             return self.root
         self._made += 1
-        return made(self.root.parent / f"worker-{self._made}", config_toml=self._config)
+        return make_root(self.root.parent / f"worker-{self._made}", config_toml=self._config)
 
     @asynccontextmanager
     async def worker(self) -> AsyncGenerator[Process]:
         """A worker that is ready; killed at the end."""
         root = self.machine()
         with Stderr().checked() as stderr:
-            env = {**environment(root), **using(self.models.server.base_url)}
+            env = {**environment(root), **model_env(self.models.server.base_url)}
             command = (sys.executable, engine.__file__, self._url) if self._enqueue else WORKER
             process = await anyio.open_process(command, env=env, stdout=stderr.file, stderr=stderr.file)
             try:
@@ -196,11 +196,11 @@ async def fleet(
         database = url.rpartition("/")[2]
         config = f'database_url = "{url}"\n{config}'
     async with AsyncExitStack() as stack:
-        delivers = stack.enter_context(running_engine(kind if kind in KINDS else "none", folder / "engine"))
+        delivers = stack.enter_context(run_engine(kind if kind in KINDS else "none", folder / "engine"))
         if delivers is not None:
-            config += delivered_by(delivers)
-        root = made(folder / "server", config_toml=config)
+            config += delivery_config(delivers)
+        root = make_root(folder / "server", config_toml=config)
         models = stack.enter_context(Models.running())
-        host = await stack.enter_async_context(serving(root, env=using(models.server.base_url)))
+        host = await stack.enter_async_context(serve_stdio(root, env=model_env(models.server.base_url)))
         enqueue = await stack.enter_async_context(engine.enqueuing(url)) if kind == engine.NAME else None
         yield Fleet(host, root, models, database, url, config, enqueue, delivers)

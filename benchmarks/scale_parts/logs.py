@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import anyio
-from support.log import run_who, said, write
+from support.log import message, run_who, write
 from support.postgres import PostgresServer
 
 from ava_audit.maintenance import index_new_entries
@@ -79,7 +79,7 @@ async def produce(log: Store, producers: int, given: Iterable[str]) -> list[floa
         who = run_who(f"S-{name:06d}")
         for text in left:
             began = time.perf_counter()
-            await write(log, said(text, who))
+            await write(log, message(text, who))
             took.append(time.perf_counter() - began)
 
     async with anyio.create_task_group() as tasks:

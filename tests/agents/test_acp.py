@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.sample import sampled
+from support.sample import sample
 from support.stdio import until
 
 from ava_roles.sandbox.sandbox import Pipes
@@ -136,7 +136,7 @@ async def conversation(agent: AcpAgent, stage: str) -> None:
         raise AgentFailed("It did not answer session/prompt in time")
 
 
-@pytest.mark.parametrize("stage", sampled(STAGES, 2))
+@pytest.mark.parametrize("stage", sample(STAGES, 2))
 @pytest.mark.parametrize("case", CASES)
 async def test_an_agent_that_misbehaves_ends_with_a_sentence_or_goes_on(case: str, stage: str) -> None:
     code, said = CASES[case]

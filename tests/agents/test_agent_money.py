@@ -9,7 +9,7 @@ import pytest
 from agents.test_agent_runs import SUBMIT, priced
 from support.agents.lab import agent_lab, agent_run
 from support.model_server import Gate, Say
-from support.runtime import Lab, arrived
+from support.runtime import Lab, wait_for
 from support.sandboxes.attacks import needs
 
 from ava_audit.events import CostReserved, CostUpdate, MoneyAwaited
@@ -34,7 +34,7 @@ async def test_agent_repeats_what_waited(tmp_path: Path, monkeypatch: pytest.Mon
     first_answer = Say("Twelve.", usage=priced().usage, gate=gate)
     async with agent_lab(both, [first_answer, priced()], [LOOKS]) as lab:
         runs = await started_together(lab, cents)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         [second] = [run_id for run_id in runs if not await lab.facts(run_id, CostReserved)]
         await lab.logged(second, "MoneyAwaited", 3)  # it waited, was told to repeat, and waits again
         assert [fact.over for fact in await lab.facts(second, MoneyAwaited)][:3] == [False, True, False]

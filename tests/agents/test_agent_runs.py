@@ -15,16 +15,16 @@ from typing import Any
 import anyio
 import pytest
 from support.agents.lab import USAGE, agent_config, agent_lab, agent_run
-from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, running_model_server
+from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, run_model_server
 from support.models.search_formats import FORMATS
-from support.processes import lives, marked
-from support.redaction import body_of, leaked, private_key
-from support.repositories.coding import Untouched, asked, branches, project
+from support.processes import lives, processes_of_run
+from support.redaction import body_of, leaked_pieces, private_key
+from support.repositories.coding import Untouched, branches, coder_task, project
 from support.repositories.projects import git, write
-from support.runtime import Lab, arrived, check_budgets, open_lab, with_workspace
-from support.sample import sampled
+from support.runtime import Lab, allow_workspace, check_budgets, open_lab, wait_for
+from support.sample import sample
 from support.sandboxes.attacks import needs
-from support.stdio import assert_intact, logged, made, serving, until
+from support.stdio import assert_intact, make_root, read_log, serve_stdio, until
 
 from ava_audit.entries import Entry
 from ava_audit.events import (
@@ -109,7 +109,7 @@ async def test_a_run_waits_if_its_agents_configuration_changed_since_approval(tm
     folder = tmp_path / "installed"
     folder.mkdir()
     (folder / "script.json").write_text(json.dumps({"prompts": [[{"ask": "What does it cost?"}, SUBMIT]]}))
-    with running_model_server([Say("Twelve.", usage=USAGE)] * 2) as far:
+    with run_model_server([Say("Twelve.", usage=USAGE)] * 2) as far:
         approved = agent_config(folder, far.base_url)
         house: dict[str, Any] = {"server": far, "env": {"AVA_FAR_API_KEY": "k"}, "check": False}
         async with open_lab(tmp_path, config=approved, runs=False, **house) as lab:
@@ -370,7 +370,7 @@ async def test_an_agent_sends_no_piece_of_a_key_of_the_workspace(tmp_path: Path)
         (lab.workspace / "server.key").write_text(private_key())
         await outcome(lab)
         (request,) = lab.server.requests
-    assert b"[redacted:private-key]" in request.body and leaked(request.body.decode(), body) == []
+    assert b"[redacted:private-key]" in request.body and leaked_pieces(request.body.decode(), body) == []
 
 
 async def test_arguments_that_are_too_large_are_answered_and_stay_out_of_the_log(tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ async def test_what_nobody_pays_for_is_bounded_over_takeovers_too(tmp_path: Path
         {"say": "It costs twelve."},
     ]
     (folder / "script.json").write_text(json.dumps({"prompts": [steps], "resumes": True}))
-    with running_model_server(lambda _request: priced()) as far:
+    with run_model_server(lambda _request: priced()) as far:
         house: dict[str, Any] = {"server": far, "env": {"AVA_FAR_API_KEY": "k"}, "check": False}
         house["config"] = agent_config(folder, far.base_url)
         async with open_lab(tmp_path, **house) as lab:
@@ -490,11 +490,11 @@ async def test_a_cancel_ends_the_whole_tree_within_two_seconds(tmp_path: Path, o
         run_id = await lab.start(**agent_run())
         await lab.logged(run_id, "AssistantMessage")
         await anyio.sleep(1)
-        assert marked(run_id), "it runs"
+        assert processes_of_run(run_id), "it runs"
         began = anyio.current_time()
         await lab.call("cancel_subagent", subagent_id=run_id)
         await lab.ended(run_id, 60)
-        await until(lambda: not marked(run_id), 5)
+        await until(lambda: not processes_of_run(run_id), 5)
         assert anyio.current_time() - began < 10, "two, and what looking takes"
         assert (await lab.run(run_id)).state == "cancelled"
     assert not (tmp_path / "data" / "scratch" / run_id).exists(), "nothing is left behind"
@@ -531,7 +531,7 @@ async def test_whatever_an_agent_does_its_run_ends_with_a_sentence(
         assert result["status"] == status, result
         assert says in json.dumps(result), result
         assert (await lab.run(run_id)).cost_micros == 0
-        await until(lambda: not marked(run_id), 5)
+        await until(lambda: not processes_of_run(run_id), 5)
 
 
 async def test_the_last_message_is_the_result_where_nothing_was_handed_over(tmp_path: Path) -> None:
@@ -670,7 +670,7 @@ async def test_web_searches_beside_model_calls_are_held_and_booked_with_them(
     gate, form = Gate(), FORMATS["anthropic"]
     looks = [{"ava": "web_search", "args": {"query": f"podcast prices {number}"}} for number in range(2)]
     steps: list[dict[str, Any]] = [{"at_once": [[{"ask": "look"}], [{"sleep": 1}, *looks]]}, {"ask": "more"}, SUBMIT]
-    with running_model_server([Fail(200, form.answer)] * 2) as searches:
+    with run_model_server([Fail(200, form.answer)] * 2) as searches:
         more = (
             f'[search]\nengine = "anthropic"\n[providers.anthropic]\nbase_url = "{searches.base_url}"\n'
             f'[prices."anthropic:{form.model}"]\ninput = 0.1\noutput = 0.5\n'
@@ -678,7 +678,7 @@ async def test_web_searches_beside_model_calls_are_held_and_booked_with_them(
         said = replace(priced(output=1_900), gate=gate)
         async with agent_lab(tmp_path, [said, priced(), priced()], [steps], more) as lab:
             run_id = await lab.start(**agent_run(role="web_crawler", workspace=None))
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             await lab.logged(run_id, "CostUpdate", 2)
             run = await lab.run(run_id)
             assert len(run.calls_in_flight) == 1, "what the agent asks for stays held beside the searches"
@@ -716,7 +716,7 @@ async def test_a_message_reaches_the_agent_before_its_result_is_taken(tmp_path: 
     first = [{"ask": "look"}, {"say": "Prices in cents."}]
     async with agent_lab(tmp_path, [Say("ok", usage=USAGE, gate=gate)], [first, [SUBMIT]]) as lab:
         run_id = await lab.start(**agent_run())
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await lab.call("message_subagent", subagent_id=run_id, message="In dollars, please")
         gate.released.set()
         await lab.ended(run_id, 60)
@@ -745,7 +745,7 @@ async def test_a_coders_work_counts_by_what_passes_and_not_by_what_the_agent_say
     outside = {"write": "README.md", "text": "mine\n"}
     prompts = [[adding("*"), outside, HANDED], [{"say": "It works now."}], [adding("+"), HANDED]]
     async with agent_lab(tmp_path, [], prompts) as lab:
-        run_id = await lab.start(**agent_run(**asked(plan=None)))
+        run_id = await lab.start(**agent_run(**coder_task(plan=None)))
         await lab.ended(run_id, 90)
         result = await lab.result(run_id)
         assert result["status"] == "success", result
@@ -760,7 +760,7 @@ async def test_a_coder_that_never_passes_is_given_up(tmp_path: Path) -> None:
     needs("bubblewrap")
     project(tmp_path)
     async with agent_lab(tmp_path, [], [[adding("*"), HANDED]] * 5) as lab:
-        run_id = await lab.start(**agent_run(**asked(plan=None)))
+        run_id = await lab.start(**agent_run(**coder_task(plan=None)))
         await lab.ended(run_id, 90)
         result = await lab.result(run_id)
         assert (result["status"], result["stop_reason"]) == ("error", "verification failed 4 times"), result
@@ -775,9 +775,9 @@ async def killable(
     folder.mkdir(parents=True)
     (tmp_path / "workspace").mkdir()
     (folder / "script.json").write_text(json.dumps({"prompts": [steps], "resumes": True}))
-    with running_model_server(lambda _request: priced()) as far:
+    with run_model_server(lambda _request: priced()) as far:
         config = agent_config(folder, far.base_url, 'background = false\napproval = "ask"\n')
-        root = made(tmp_path / "data", config_toml=with_workspace(config, tmp_path / "workspace"))
+        root = make_root(tmp_path / "data", config_toml=allow_workspace(config, tmp_path / "workspace"))
         yield root, agent_run(task="What does it cost?", workspace=str(tmp_path / "workspace")), far
 
 
@@ -788,10 +788,10 @@ async def gone(pids: list[int]) -> None:
 
 async def finished_by_another(root: Path, run_id: str) -> None:
     """Have another server finish a run that its owner has left, and leave nothing behind."""
-    async with serving(root) as second:
+    async with serve_stdio(root) as second:
         found = await second.tool("check_subagent", subagent_id=run_id, wait_seconds=40)
         assert found["status"] == "success", found
-        await until(lambda: not marked(run_id) and not (root / "scratch" / run_id).exists(), 5)
+        await until(lambda: not processes_of_run(run_id) and not (root / "scratch" / run_id).exists(), 5)
     assert_intact(root)
 
 
@@ -799,17 +799,17 @@ async def test_an_interrupted_run_goes_on_with_the_agents_session(tmp_path: Path
     """Its owner is killed between two calls; what was paid for is not paid for again."""
     needs("bubblewrap")
     async with killable(tmp_path, [{"ask": "look"}, {"sleep": 2}, {"ask": "go on"}, SUBMIT]) as (root, spawn, far):
-        async with serving(root) as first:
+        async with serve_stdio(root) as first:
             run_id = await first.start_run(**spawn)
-            await until(lambda: logged(root, "AssistantMessage", run=run_id)[1:], 20)
+            await until(lambda: read_log(root, "AssistantMessage", run=run_id)[1:], 20)
             await anyio.sleep(0.5)
-            pids = marked(run_id)
+            pids = processes_of_run(run_id)
             assert pids
             first.process.kill()
         await gone(pids)
         await finished_by_another(root, run_id)
         assert len(far.requests) == 2
-    settled = [entry.content["settlement"] for entry in logged(root, "CostUpdate", run=run_id)]
+    settled = [entry.content["settlement"] for entry in read_log(root, "CostUpdate", run=run_id)]
     assert settled == ["billed", "billed"]
 
 
@@ -817,7 +817,7 @@ KILLS = [0.15 * number for number in range(1, 21)]
 """Seconds after the approval: while it starts, opens its session, calls its model, hands over."""
 
 
-@pytest.mark.parametrize("after_s", sampled(KILLS, 1))
+@pytest.mark.parametrize("after_s", sample(KILLS, 1))
 async def test_a_server_killed_anywhere_leaves_no_process_and_pays_at_most_one_call_twice(
     tmp_path: Path, after_s: float
 ) -> None:
@@ -826,16 +826,16 @@ async def test_a_server_killed_anywhere_leaves_no_process_and_pays_at_most_one_c
     for number in range(5):
         steps += [{"ask": f"step {number}"}, {"sleep": 0.15}]
     async with killable(tmp_path, [*steps, SUBMIT]) as (root, spawn, far):
-        async with serving(root) as first:
+        async with serve_stdio(root) as first:
             run_id = await first.start_run(**spawn)
             await anyio.sleep(after_s)
-            pids = marked(run_id)
+            pids = processes_of_run(run_id)
             first.process.kill()
         await gone(pids)
         await finished_by_another(root, run_id)
         assert 5 <= len(far.requests) <= 6
-    ways = [entry.content["settlement"] for entry in logged(root, "CostUpdate", run=run_id)]
-    assert ways.count("unknown") <= 1 and len(ways) == len(logged(root, "CostReserved", run=run_id))
+    ways = [entry.content["settlement"] for entry in read_log(root, "CostUpdate", run=run_id)]
+    assert ways.count("unknown") <= 1 and len(ways) == len(read_log(root, "CostReserved", run=run_id))
 
 
 async def test_an_agent_whose_model_does_not_answer_is_stopped(tmp_path: Path) -> None:

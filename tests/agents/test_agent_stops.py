@@ -15,9 +15,9 @@ from agents.test_agent_runs import SUBMIT, priced
 from support.agents.lab import agent_lab, agent_run
 from support.model_server import EVENTS, Fail, Gate, HangUp, Raw, Say, Step
 from support.models import messages_format
-from support.processes import marked
+from support.processes import processes_of_run
 from support.runtime import Lab
-from support.sample import sampled
+from support.sample import sample
 from support.sandboxes.attacks import needs
 from support.stdio import until
 
@@ -39,7 +39,7 @@ async def asked(lab: Lab, _run_id: str) -> None:
 
 
 async def begun(_lab: Lab, run_id: str) -> None:
-    await until(lambda: marked(run_id), 20)
+    await until(lambda: processes_of_run(run_id), 20)
     await anyio.sleep(0.7)
 
 
@@ -95,7 +95,7 @@ MOMENTS = {
 
 async def settled(lab: Lab, run_id: str) -> None:
     """Nothing of an ended run is left: no process, no reservation, no folder."""
-    await until(lambda: not marked(run_id), 5)
+    await until(lambda: not processes_of_run(run_id), 5)
     run = await lab.run(run_id)
     held, paid = await lab.facts(run_id, CostReserved), await lab.facts(run_id, CostUpdate)
     assert sorted(each.turn for each in held) == sorted(each.turn for each in paid)
@@ -106,14 +106,14 @@ async def settled(lab: Lab, run_id: str) -> None:
         assert bucket.held_micros == 0, scope
 
 
-@pytest.mark.parametrize("name", sampled(MOMENTS, 6))
+@pytest.mark.parametrize("name", sample(MOMENTS, 6))
 async def test_a_cancel_ends_a_run_within_two_seconds_at_any_moment(tmp_path: Path, name: str) -> None:
     needs("bubblewrap")
     moment = MOMENTS[name]
     async with agent_lab(tmp_path, lambda _request: moment.answer(), moment.turns, **moment.options) as lab:
         run_id = await lab.start(**agent_run(**moment.run))
         await moment.comes(lab, run_id)
-        assert marked(run_id), "it runs"
+        assert processes_of_run(run_id), "it runs"
         began = anyio.current_time()
         await lab.call("cancel_subagent", subagent_id=run_id)
         run = await lab.ended(run_id, 60)
@@ -123,7 +123,7 @@ async def test_a_cancel_ends_a_run_within_two_seconds_at_any_moment(tmp_path: Pa
         await until(lambda: not (tmp_path / "data" / "scratch" / run_id).exists(), 5)
 
 
-@pytest.mark.parametrize("name", sampled(MOMENTS, 4))
+@pytest.mark.parametrize("name", sample(MOMENTS, 4))
 async def test_a_run_ends_at_its_time_at_any_moment(tmp_path: Path, name: str) -> None:
     """The hand-over is inside the time: what it cannot do by then is not waited for."""
     needs("bubblewrap")
@@ -196,7 +196,7 @@ async def test_an_agent_cannot_fill_the_log_without_spending(tmp_path: Path, mon
         assert len(await lab.facts(run_id, ToolResult)) == 12 + 3
 
 
-@pytest.mark.parametrize("messages", sampled([900_000, 190_000, 55_000], 1))
+@pytest.mark.parametrize("messages", sample([900_000, 190_000, 55_000], 1))
 async def test_a_long_request_does_not_stop_the_runs_of_others(tmp_path: Path, messages: int) -> None:
     """As many messages as a body has room for: whoever waits is answered meanwhile."""
     needs("bubblewrap")

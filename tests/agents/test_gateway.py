@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 import httpx2
 import pytest
-from support.model_server import EVENTS, Fail, Gate, HangUp, ModelServer, Raw, Say, Script, events, running_model_server
+from support.model_server import EVENTS, Fail, Gate, HangUp, ModelServer, Raw, Say, Script, events, run_model_server
 from support.stdio import until
 
 from ava_audit.errors import StaleOwner
@@ -138,7 +138,7 @@ async def place(
     bodies = Bodies(
         wire, {"sonnet": "far-sonnet", "far-sonnet": "far-sonnet"}, off, Redactor({"TOKEN": "hunter2-hunter2"})
     )
-    with running_model_server(script) as far:
+    with run_model_server(script) as far:
         async with ClientPool() as clients:
             model = HttpModel("far", "far-sonnet", far.base_url, KEY, clients, endpoint or WIRES[wire])
             socket = tmp_path / "gw.sock"
@@ -199,7 +199,7 @@ async def test_an_answer_comes_back_as_the_provider_gave_it(tmp_path: Path, wire
         sent = at.far.requests[0]
         async with httpx2.AsyncClient(timeout=20) as direct:
             far = sent.json
-            with running_model_server([Say("Done.", calls=[("Read", {"path": "a"})])]) as again:
+            with run_model_server([Say("Done.", calls=[("Read", {"path": "a"})])]) as again:
                 plain = await direct.post(f"{again.base_url}{sent.path.removeprefix('/v1')}", json=far)
         assert answer.content == plain.content
         assert at.settled() == ["billed"]

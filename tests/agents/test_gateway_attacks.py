@@ -21,9 +21,9 @@ import pytest
 from agents.test_gateway import KEY, SECRET, WIRES, Noted, http, path_of, place, request
 from support.model_server import Say, events
 from support.models import google_format, messages_format, responses_format
-from support.sample import sampled
+from support.sample import sample
 from support.stdio import until
-from support.threads import listening
+from support.threads import listen_in_thread
 
 from ava_audit.redaction import Redactor
 from ava_server.agents.bodies import Bodies
@@ -186,7 +186,7 @@ class Provider:
 @contextmanager
 def provider(*answers: Bytes) -> Generator[Provider]:
     serves = Provider(list(answers))
-    with listening("odd provider", serves) as ((port,), _loop):
+    with listen_in_thread("odd provider", serves) as ((port,), _loop):
         serves.base_url = f"http://127.0.0.1:{port}/v1"
         yield serves
 
@@ -230,8 +230,8 @@ def charged(meter: Noted) -> object:
     return usage.prompt_tokens, usage.output_tokens
 
 
-@pytest.mark.parametrize("wire", sampled(WIRES, 1))
-@pytest.mark.parametrize("case", sampled(STREAMS, 17))
+@pytest.mark.parametrize("wire", sample(WIRES, 1))
+@pytest.mark.parametrize("case", sample(STREAMS, 17))
 async def test_a_stream_is_charged_by_what_it_says_and_half_of_one_in_full(
     tmp_path: Path, case: str, wire: str
 ) -> None:
@@ -325,7 +325,7 @@ IN_C = {"a folded secret": 0, "elsewhere": 0, "elsewhere, with a name": 0, "a ba
 
 
 @pytest.mark.parametrize("parser", sorted({http_connection.H11Connection, http_connection.Connection}, key=str))
-@pytest.mark.parametrize("case", sampled(BY_HAND, 10))
+@pytest.mark.parametrize("case", sample(BY_HAND, 10))
 async def test_what_an_agent_sends_by_hand_goes_nowhere_but_to_the_runs_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, parser: type[http_connection.LimitedConnection]
 ) -> None:

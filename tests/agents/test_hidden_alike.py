@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from agents.test_gateway import PLANTED, request
-from support.redaction import body_of, leaked, private_key
+from support.redaction import body_of, leaked_pieces, private_key
 
 from ava_audit.redaction import Redactor, RunRedactor
 from ava_roles.wrap import clean, seen_offsets
@@ -93,7 +93,7 @@ def test_no_way_out_shows_a_secret(known: RunRedactor, way: str, case: str) -> N
     shown = WAYS[way](known, TEXTS[case])
     seen = clean(shown)[0]
     assert "[redacted:" in seen
-    assert PLANTED not in seen and REST not in seen and VALUE not in seen and leaked(seen, BODY) == []
+    assert PLANTED not in seen and REST not in seen and VALUE not in seen and leaked_pieces(seen, BODY) == []
     assert shown == WAYS[way](known, TEXTS[case]), "the same text always alike"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from support.log import plan_events
-from support.sample import sampled
+from support.sample import sample
 
 from ava_audit.events import (
     CostReserved,
@@ -168,7 +168,7 @@ def _checked(command: Command[Any], runs: list[Run], beyond: dict[str, int]) -> 
 
 async def test_no_schedule_of_simultaneous_calls_spends_past_a_cap(tmp_path: Path) -> None:
     """A thousand schedules with all tests, a few of them in the gate; each ends with nothing held."""
-    for seed in sampled(range(1_000), 6):
+    for seed in sample(range(1_000), 6):
         chance = random.Random(seed)
         runs = [Run("S-000001", "ann", GROUP), Run("S-000002", "ann", GROUP), Run("S-000003", "ann")]
         runs.append(Run("S-000004", "bob"))

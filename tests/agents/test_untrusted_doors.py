@@ -16,11 +16,11 @@ from agents.test_agent_runs import priced
 from agents.test_gateway import place, request
 from support.agents.lab import agent_lab, agent_run
 from support.gaps import MOST_GAP_S, most_gap
-from support.http_server import META, serving_http, token
+from support.http_server import META, serve_http, token
 from support.model_server import Say
 from support.runtime import hand_over, open_lab
 from support.sandboxes.attacks import needs
-from support.stdio import MODERN, made, until
+from support.stdio import MODERN, make_root, until
 
 from ava_audit.events import ToolResult
 from ava_audit.redaction import Redactor
@@ -94,11 +94,11 @@ async def test_others_have_their_threads_while_long_texts_are_searched() -> None
 @pytest.mark.slow
 @pytest.mark.skipif("sys.platform != 'linux'", reason="reads /proc")
 async def test_arguments_of_a_call_over_http(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     reader, writer = token(root, "ana", "read"), token(root, "ben")
     named = {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call", "Mcp-Name": "spawn_subagent"}
     headers = {"Accept": "application/json, text/event-stream", **named}
-    async with serving_http(root) as server:
+    async with serve_http(root) as server:
         spent = spent_by(server.pid)
 
         async def send(text: str, chars: int) -> str:

@@ -33,9 +33,9 @@ def database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tm
         yield kind
         return
     pytest.importorskip("psycopg", reason="the driver is not installed")
-    from support.postgres import running_server
+    from support.postgres import postgres_server
 
-    server = running_server()
+    server = postgres_server()
     monkeypatch.setattr(sqlite, "database_url", server.database)
     monkeypatch.setenv(backend.VARIABLE, server.database(tmp_path))  # for child processes
     yield kind
@@ -52,9 +52,9 @@ async def log(tmp_path: Path) -> AsyncGenerator[Store]:
 @pytest.fixture
 def server() -> Generator[PostgresServer]:
     """The Postgres server of the tests, and no database of another test on it."""
-    from support.postgres import running_server
+    from support.postgres import postgres_server
 
-    server = running_server()
+    server = postgres_server()
     yield server
     server.empty_databases()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.log import Life, said, write, write_each, write_texts
+from support.log import Life, message, write, write_each, write_texts
 from support.logs.small_disks import run_on_small_disk
 
 from ava_audit.entries import Entry
@@ -39,7 +39,7 @@ from ava_audit.store.connection import DAMAGED
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
-from support.log import said, write
+from support.log import message, write
 async def main():
     root = Path(sys.argv[2])
     filler = root / "filler"
@@ -52,7 +52,7 @@ async def main():
             for number in range(12):
                 text = f"{name}-{number} " + "x" * 4_000
                 try:
-                    await write(log, said(text))
+                    await write(log, message(text))
                     acknowledged.append(text)
                 except StoreUnavailable as error:
                     refused += 1
@@ -65,7 +65,7 @@ async def main():
         print(await log.read(View.head) == len(acknowledged))
         filler.unlink()
         (root / "ava.db-wal").stat()
-        await write(log, said("there is room again"))
+        await write(log, message("there is room again"))
         tasks.cancel_scope.cancel()
     async with Store.open(root) as log:
         texts = await log.read(lambda view: [view.entry(seq).fact.text for seq in range(1, view.head() + 1)])
@@ -93,11 +93,11 @@ from ava_audit.errors import AuditError
 from ava_audit.store.connection import DAMAGED
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.verify import verify
-from support.log import said, write
+from support.log import message, write
 async def main():
     root = Path(sys.argv[2])
     async with Store.open(root) as log:
-        await write(log, said("before"))
+        await write(log, message("before"))
         await log.checkpoint()
     subprocess.run(["mount", "-o", "remount,bind,ro", root], check=True)
     try:
@@ -107,7 +107,7 @@ async def main():
         print(str(error).replace(str(root), "ROOT"))
     subprocess.run(["mount", "-o", "remount,bind,rw", root], check=True)
     async with Store.open(root) as log:
-        await write(log, said("after"))
+        await write(log, message("after"))
     print(verify(root))
 anyio.run(main)
 """
@@ -128,11 +128,11 @@ from ava_audit.errors import StoreUnavailable
 from ava_audit.store.sqlite import copy_log
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
-from support.log import said, write
+from support.log import message, write
 async def main():
     root = Path(sys.argv[2])
     async with Store.open(root) as log:
-        await write(log, said("before"))
+        await write(log, message("before"))
     with (root / "filler").open("wb", buffering=0) as filler:
         try:
             while filler.write(b"x" * 4_096):
@@ -263,7 +263,7 @@ def found_whole(path: Path, head: str) -> bool:
 
 
 def next_one(text: str) -> Command[int]:
-    return lambda view, _now_us: Outcome(view.head() + 1, (said(text),))
+    return lambda view, _now_us: Outcome(view.head() + 1, (message(text),))
 
 
 async def damaged(tmp_path: Path, damage: Callable[[Path], None]) -> tuple[Path, str]:
@@ -294,14 +294,14 @@ async def test_clock_jumps_of_an_hour_neither_stop_nor_reorder_the_log(
     with anyio.fail_after(40):
         async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: run_maintenance(log, tmp_path, mirror=True))
-            await write_each(log, [*life.begun(), life.reserved(), said("before")])
+            await write_each(log, [*life.begun(), life.reserved(), message("before")])
             began_us = real() // 1_000
             off_us = -HOUR_US
-            await write_each(log, [life.settled(), *life.tool(), said("an hour back")])
+            await write_each(log, [life.settled(), *life.tool(), message("an hour back")])
             off_us = HOUR_US
-            await write_each(log, [life.answered(), *life.ended(), said("an hour on")])
+            await write_each(log, [life.answered(), *life.ended(), message("an hour on")])
             off_us = 0
-            await write(log, said("and right again"))
+            await write(log, message("and right again"))
             run = await log.read(lambda view: view.run(life.run_id))
             assert run is not None and run.state == "success" and run.active_us >= 0
             newest = await search(log, LogQuery(types=("UserMessage",), agents=("ava",)))

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.log import Life, said, write, write_each, write_texts
+from support.log import Life, message, write, write_each, write_texts
 from support.properties import BUSY_OR_SHARED
 
 from ava_audit import search as exporting
@@ -52,7 +52,7 @@ def test_exports_the_same_entries_as_a_search_oldest_first(
 
     async def compare() -> None:
         one, two = Life("S-aaaaaa"), Life("S-bbbbbb", user="eve")
-        events = [*one.whole(), said("the zebra walks", Who("sess-2", "ava", "eve")), *two.begun(), two.failed()]
+        events = [*one.whole(), message("the zebra walks", Who("sess-2", "ava", "eve")), *two.begun(), two.failed()]
         async with Store.open(tmp_path_factory.mktemp("log")) as log:
             await write_each(log, [*events, *two.tool("no zebra", success=False), *two.ended("timeout")][:indexed])
             await index_new_entries(log)
@@ -85,7 +85,7 @@ async def test_concurrent_writes_and_indexing_do_not_change_an_export(
             async for part in export_lines(log, query):
                 seen += [json.loads(line)["seq"] for line in part.data.splitlines()]
                 assert (part.entries, part.of) == (len(part.data.splitlines()), 30)
-                await write(log, said("entry in between"))
+                await write(log, message("entry in between"))
                 if index:
                     await index_new_entries(log)
             assert seen == list(range(1, 31))

@@ -17,7 +17,7 @@ import anyio
 import portalocker
 import pytest
 from anyio.abc import Process
-from support.log import child, said, write
+from support.log import child, message, write
 from support.no_locks import needs_filter
 from support.stdio import until
 
@@ -107,9 +107,9 @@ async def test_a_log_that_loses_its_locks_while_it_is_open_says_so_at_once(
     async with Store.open(tmp_path) as log:
         monkeypatch.setattr("fcntl.flock", _no_lock)
         with anyio.fail_after(5), pytest.raises(StoreUnavailable, match=r"has no locks .*Nothing was written"):
-            await write(log, said("lost"))
+            await write(log, message("lost"))
         monkeypatch.undo()
-        await write(log, said("kept"))
+        await write(log, message("kept"))
 
 
 async def test_a_lock_that_cannot_be_taken_is_not_held_by_somebody(

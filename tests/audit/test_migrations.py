@@ -136,14 +136,14 @@ sys.path.insert(0, sys.argv[2])
 from ava_audit.errors import SchemaNewer
 from ava_audit.store.store import Store
 from ava_audit.view import View
-from support.log import said, write
+from support.log import message, write
 async def main():
     async with Store.open(Path(sys.argv[1])) as log:
-        await write(log, said("the older one"))
+        await write(log, message("the older one"))
         print("ready", flush=True)
         sys.stdin.readline()
         try:
-            await write(log, said("too late"))
+            await write(log, message("too late"))
         except SchemaNewer as error:
             print(error, flush=True)
         print(await log.read(View.head), flush=True)

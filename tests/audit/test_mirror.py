@@ -15,7 +15,7 @@ import anyio.lowlevel
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.log import Life, said, tamper_with, write, write_each, write_texts
+from support.log import Life, message, tamper_with, write, write_each, write_texts
 from support.logs.mirrors import file_of_today, mirror_files, mirror_log, parse_lines
 from support.properties import BUSY_OR_SHARED
 
@@ -80,7 +80,7 @@ NASTY = 'quote " comma ,"content":{"x":1} back\\slash new\nline \u2028 \x85 emoj
 async def test_every_line_verifies_on_its_own_and_contains_the_stored_bytes(log: Store) -> None:
     who = Who(NASTY, "ava", NASTY)
     with anyio.fail_after(20):
-        await write(log, said(NASTY, who), Event(who, ToolCall(tool="t", args={"content": {"a": [1, NASTY]}})))
+        await write(log, message(NASTY, who), Event(who, ToolCall(tool="t", args={"content": {"a": [1, NASTY]}})))
         await write_each(log, Life("S-aaaaaa").whole())
         found = await mirror_log(log)
     for content in found.values():
@@ -308,7 +308,7 @@ async def test_two_processes_that_write_the_mirror_lose_no_line(
 async def test_a_new_keeper_repairs_a_file_of_the_right_length_with_a_wrong_end(
     log: Store, tmp_path: Path, end: bytes
 ) -> None:
-    await write_each(log, [*Life("S-aaaaaa").begun(), said("the last words")])
+    await write_each(log, [*Life("S-aaaaaa").begun(), message("the last words")])
     right = await mirror_log(log)
     for name, content in right.items():
         (tmp_path / "logs" / name).write_bytes(content[: -len(end) - 70] + b"0" * 70 + end)

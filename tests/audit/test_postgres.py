@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.log import AVA, Life, said, write, write_command, write_each, write_texts
+from support.log import AVA, Life, message, write, write_command, write_each, write_texts
 from support.logs.cutting import become_newer
 from support.logs.on_postgres import connect_to, psycopg, table_files, verify_on
 from support.logs.store import open_store_at, stored_texts
@@ -48,7 +48,7 @@ from ava_audit.view import View
 )
 async def test_entries_cannot_be_deleted_or_changed(url: str, tmp_path: Path, attack: str) -> None:
     async with store.Store.open(tmp_path, url) as log:
-        await write(log, said("hello"), said("erased"))
+        await write(log, message("hello"), message("erased"))
         with connect_to(url) as other:
             other.execute("UPDATE events SET content = NULL WHERE seq = 2")
             before = other.execute("SELECT * FROM events ORDER BY seq").fetchall()
@@ -74,7 +74,7 @@ async def test_verify_finds_a_changed_schema(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, found: str
 ) -> None:
     async with store.Store.open(tmp_path, url) as log:
-        await write(log, said("hello"))
+        await write(log, message("hello"))
     assert verify_on(tmp_path, url, monkeypatch).ok
     with connect_to(url) as other:
         other.execute(change)
@@ -84,7 +84,7 @@ async def test_verify_finds_a_changed_schema(
 
 async def test_verify_finds_a_changed_entry(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with store.Store.open(tmp_path, url) as log:
-        await write(log, *(said(str(number)) for number in range(5)))
+        await write(log, *(message(str(number)) for number in range(5)))
     with connect_to(url) as other:
         other.execute("ALTER TABLE events DISABLE TRIGGER ALL")
         other.execute("UPDATE events SET user_id = 'eve' WHERE seq = 3")
@@ -108,7 +108,7 @@ async def test_waiting_commands_share_one_commit(url: str, tmp_path: Path) -> No
         log.post(wait)
         async with anyio.create_task_group() as tasks:
             for number in range(20):
-                tasks.start_soon(log.do, write_command(said(str(number))))
+                tasks.start_soon(log.do, write_command(message(str(number))))
             await anyio.sleep(0.1)
             go_on.set()
         assert await log.read(View.head) == 20
@@ -123,10 +123,10 @@ async def test_a_held_lock_fails_commands_but_not_reads(
         with connect_to(url) as other:
             other.execute("SELECT pg_advisory_lock(%s)", (postgres.LOCK,))
             with pytest.raises(StoreUnavailable, match="another process writes; nothing was written"):
-                await write(log, said("given up"))
+                await write(log, message("given up"))
             assert await stored_texts(log) == []
         monkeypatch.setattr(store, "ANSWER_S", 5.0)
-        await write(log, said("after"))
+        await write(log, message("after"))
         assert await stored_texts(log) == ["after"]
 
 
@@ -167,14 +167,14 @@ async def test_a_process_that_stops_inside_a_transaction_keeps_others_from_writi
     def stopping(_view: View, _now: int) -> Outcome[None]:
         inside.set()
         assert wake.wait(20)
-        return Outcome(None, (said("stopped"),))
+        return Outcome(None, (message("stopped"),))
 
     with anyio.fail_after(20):
         async with store.Store.open(tmp_path / "one", url) as one, store.Store.open(tmp_path / "two", url) as two:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(one.do, stopping)
                 assert await anyio.to_thread.run_sync(inside.wait, 20)
-                await write(two, said("other"))
+                await write(two, message("other"))
                 wake.set()
             assert await stored_texts(two) == ["other", "stopped"]
     assert verify_on(tmp_path / "two", url, monkeypatch).ok
@@ -210,7 +210,7 @@ async def test_hears_of_an_entry_of_another_process_without_polling(
         async with store.Store.open(tmp_path, url) as log, store.Store.open(tmp_path, url) as other:
             await anyio.sleep(0.2)  # both listen now
             for number in range(20):
-                await write(other, said(str(number)))
+                await write(other, message(str(number)))
                 assert await log.wait_for_entry_after(number) >= number + 1
 
 
@@ -221,7 +221,7 @@ async def test_polls_when_nothing_tells_of_an_entry(url: str, tmp_path: Path, mo
         await anyio.sleep(0.2)
         monkeypatch.setattr(postgres, "CHANNEL", "nowhere")
         async with store.Store.open(tmp_path, url) as other:
-            await write(other, said("unheard"))
+            await write(other, message("unheard"))
             assert await log.wait_for_entry_after(0) == 1
 
 
@@ -234,7 +234,7 @@ async def test_a_told_commit_is_not_asked_for_and_an_untold_one_is_found(
     async with store.Store.open(tmp_path, url) as log, store.Store.open(tmp_path, url) as other:
         await anyio.sleep(0.2)  # both listen now
         for number in range(3):
-            await write(other, said("told"))
+            await write(other, message("told"))
             assert await log.wait_for_entry_after(number) == number + 1
         with monkeypatch.context() as patched:
             patched.setattr(log, "look", asks)
@@ -243,7 +243,7 @@ async def test_a_told_commit_is_not_asked_for_and_an_untold_one_is_found(
         with monkeypatch.context() as patched:
             patched.setattr(postgres, "CHANNEL", "nowhere")
             await write(other, Event(AVA, AssistantMessage(text="untold", turn=1)))
-        await write(log, said("told by itself"))
+        await write(log, message("told by itself"))
         assert log.head == 5 and await log.any_after(3, ["AssistantMessage"])
         with connect_to(url) as older:  # tells no types
             older.execute(f"SELECT pg_notify('{postgres.CHANNEL}', '6')")

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from support.log import said, write
+from support.log import message, write
 from support.logs.on_postgres import WriteLoad, connect_to, cut_connections, lose_answer, mount, small_disk, verify_on
 from support.logs.store import open_store_at, stored_texts
 from support.postgres import PostgresServer
@@ -25,12 +25,12 @@ from ava_audit.view import View
 
 async def test_reads_and_writes_go_on_after_all_connections_were_cut(url: str, tmp_path: Path) -> None:
     async with open_store_at(tmp_path, url) as log:
-        await write(log, said("before"))
+        await write(log, message("before"))
         assert await log.read(View.head) == 1
         for number in range(3):
             await anyio.to_thread.run_sync(cut_connections, url)
             assert await log.read(View.head) == number + 1
-            await write(log, said(str(number)))
+            await write(log, message(str(number)))
         assert await log.wait_for_entry_after(3) == 4
         assert await stored_texts(log) == ["before", "0", "1", "2"]
 
@@ -44,7 +44,7 @@ async def test_a_connection_that_is_cut_inside_a_transaction_writes_nothing_twic
         times.append(1)
         if len(times) == 1:
             cut_connections(url)
-        return Outcome(len(times), (said("once"),))
+        return Outcome(len(times), (message("once"),))
 
     async with open_store_at(tmp_path, url) as log:
         assert await log.do(cutting) == 2, "it was rolled back, and run again"
@@ -57,10 +57,10 @@ async def test_the_fate_of_a_commit_whose_answer_was_lost_is_found_out(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
     async with open_store_at(tmp_path, url) as log:
-        await write(log, said("before"))
+        await write(log, message("before"))
         lose_answer(monkeypatch, url, done=done)
         # Not done: it runs once more. Done: it is acknowledged, and does not run again.
-        await write(log, said("in doubt"))
+        await write(log, message("in doubt"))
         assert await stored_texts(log) == ["before", "in doubt"]
     assert verify_on(tmp_path, url, monkeypatch).ok
 
@@ -83,9 +83,9 @@ async def test_a_commit_whose_connection_the_server_ends_right_after_it_is_not_r
         leave(db)
 
     async with open_store_at(tmp_path, url) as log:
-        await write(log, said("before"))
+        await write(log, message("before"))
         monkeypatch.setattr(postgres.PostgresDatabase, "_leave", ending)
-        await write(log, said("once"))
+        await write(log, message("once"))
         assert ended and await stored_texts(log) == ["before", "once"]
     assert verify_on(tmp_path, url, monkeypatch).ok
 
@@ -95,11 +95,11 @@ async def test_a_commit_whose_fate_nobody_can_tell_is_reported_as_unknown(
 ) -> None:
     monkeypatch.setattr(postgres, "SETTLE_S", 0.0)
     async with open_store_at(tmp_path, url) as log:
-        await write(log, said("before"))
+        await write(log, message("before"))
         lose_answer(monkeypatch, url, done=True)
         with pytest.raises(OutcomeUnknown, match="may or may not have been written"):
-            await write(log, said("in doubt"))
-        await write(log, said("after"))
+            await write(log, message("in doubt"))
+        await write(log, message("after"))
         assert await stored_texts(log) == ["before", "in doubt", "after"]
 
 
@@ -131,11 +131,11 @@ async def test_nothing_that_was_acknowledged_is_lost_while_the_server_crashes_ag
 
 async def test_a_database_that_was_made_anew_is_noticed(url: str, tmp_path: Path) -> None:
     async with open_store_at(tmp_path, url) as log:
-        await write(log, said("before"))
+        await write(log, message("before"))
         with connect_to(url) as other:
             other.execute("UPDATE meta SET log_id = 'another'")
         with pytest.raises(LogMoved, match="another log than when this server started"):
-            await write(log, said("a"))
+            await write(log, message("a"))
         while log._moved is None:  # noqa: ASYNC110 - the store looks once a second
             await anyio.sleep(0.05)
         with pytest.raises(LogMoved):
@@ -144,13 +144,13 @@ async def test_a_database_that_was_made_anew_is_noticed(url: str, tmp_path: Path
 
 async def test_an_older_copy_of_the_log_is_noticed(url: str, tmp_path: Path) -> None:
     async with open_store_at(tmp_path, url) as log:
-        await write(log, said("kept"), said("lost"))
+        await write(log, message("kept"), message("lost"))
         with connect_to(url) as other:
             other.execute("ALTER TABLE events DISABLE TRIGGER ALL")
             other.execute("DELETE FROM events WHERE seq = 2")
             other.execute("ALTER TABLE events ENABLE TRIGGER ALL")
         with pytest.raises(LogMoved, match="an older copy of the log"):
-            await write(log, said("a"))
+            await write(log, message("a"))
 
 
 @pytest.mark.slow
@@ -162,11 +162,11 @@ async def test_a_full_disk_is_refused_with_what_to_do_and_nothing_is_lost(
             dice, written = random.Random(1), 0
             with pytest.raises(StoreUnavailable, match=r"disk of the Postgres server is full.*free some space"):
                 for _ in range(200):
-                    await write(log, said(dice.randbytes(60_000).hex()))
+                    await write(log, message(dice.randbytes(60_000).hex()))
                     written += 1
             assert written > 0 and log.head == written
             await anyio.to_thread.run_sync(mount, "-o", "remount,size=64m", str(disk))
-            await write(log, said("after"))
+            await write(log, message("after"))
             assert log.head == written + 1
         report = await anyio.to_thread.run_sync(verify_on, tmp_path, url, monkeypatch)
         assert report.ok and report.entries == written + 1

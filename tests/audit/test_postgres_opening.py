@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from support.log import said, write
+from support.log import message, write
 from support.logs.on_postgres import administer, connect_to, refuse_to_open
 from support.logs.store import open_store_at, stored_texts
 from support.postgres import PostgresServer
@@ -51,7 +51,7 @@ async def test_an_invalid_address_is_refused_without_being_repeated(tmp_path: Pa
 
 async def test_a_newer_schema_is_refused_and_left_as_it_is(url: str, tmp_path: Path) -> None:
     async with store.Store.open(tmp_path, url) as log:
-        await write(log, said("a"))
+        await write(log, message("a"))
     with connect_to(url) as other:
         other.execute("UPDATE meta SET version = 99")
     await refuse_to_open(tmp_path, url, SchemaNewer, "has schema 99, this program knows")
@@ -61,11 +61,11 @@ async def test_a_newer_schema_is_refused_and_left_as_it_is(url: str, tmp_path: P
 
 async def test_stops_writing_after_a_newer_program_migrated_the_database(url: str, tmp_path: Path) -> None:
     async with open_store_at(tmp_path, url, within_s=40) as log:
-        await write(log, said("before"))
+        await write(log, message("before"))
         with connect_to(url) as other:
             other.execute("UPDATE meta SET version = 99")
         with pytest.raises(SchemaNewer, match="restart"):
-            await write(log, said("a"))
+            await write(log, message("a"))
         assert await stored_texts(log) == ["before"]
 
 
@@ -101,8 +101,8 @@ async def test_a_second_data_root_joins_a_log_unless_it_has_one_of_its_own(
     for root in (one, other, third):
         root.mkdir()
     async with store.Store.open(one, url) as log, store.Store.open(other, url) as same:
-        await write(log, said("a"))
-        await write(same, said("b"))
+        await write(log, message("a"))
+        await write(same, message("b"))
         assert await log.read(View.head) == 2
     async with store.Store.open(third, server.database(third)):
         pass
@@ -117,7 +117,7 @@ async def test_an_empty_database_is_refused_for_a_data_root_that_has_its_log_els
     embedded.mkdir()
     moved.mkdir()
     async with store.Store.open(embedded) as log:
-        await write(log, said("a"))
+        await write(log, message("a"))
     await refuse_to_open(embedded, url, DataRootRefused, "has a log in ava.db: move it with `ava export`")
     async with store.Store.open(moved, url):
         pass

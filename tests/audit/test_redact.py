@@ -17,7 +17,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.redaction import BEGINNINGS, body_of, leaked, private_key
+from support.redaction import BEGINNINGS, body_of, leaked_pieces, private_key
 from support.redaction_examples import HARMLESS, HEX, KEYS, LETTERS, PEM, PLACED
 
 from ava_audit.redaction import Redactor, RunRedactor, SecretSpan, passwords, redactor, shapes, structures
@@ -124,7 +124,7 @@ def test_replaces_the_end_of_a_private_key_whose_beginning_is_missing(kind: str)
         for start in range(1, len(lines) - 1):
             text = "\n".join(prefix + line for line in lines[start:])
             shown, _count = Redactor({}).redact(f"[exit code 0]\n{text}\ndone")
-            assert leaked(shown, body_of(kind)) == [], (prefix, start)
+            assert leaked_pieces(shown, body_of(kind)) == [], (prefix, start)
             assert shown.startswith("[exit code 0]\n") and shown.endswith("\ndone")
 
 
@@ -198,7 +198,7 @@ def test_code_beside_the_lines_of_a_private_key_stays_visible(kind: str) -> None
     ):
         shown, _count = Redactor({}).redact("\n".join(lines))
         assert evil in shown
-        assert lines[0] != first or not leaked(shown, body[:-1], 20)
+        assert lines[0] != first or not leaked_pieces(shown, body[:-1], 20)
 
 
 @pytest.mark.parametrize("kind", BEGINNINGS)
@@ -216,7 +216,7 @@ def test_hides_a_whole_private_key_however_it_is_written(kind: str) -> None:
         "\\n".join(lines).replace("/", "\\/"),
     ):
         shown, _count = Redactor({}).redact(text)
-        assert not leaked(shown.replace("\\/", "/"), body_of(kind), 12)
+        assert not leaked_pieces(shown.replace("\\/", "/"), body_of(kind), 12)
         assert "PRIVATE KEY" not in shown
         run = RunRedactor(Redactor({}))
         run.learn_private_keys(text)
@@ -508,7 +508,7 @@ def test_pieces_hide_at_least_what_a_search_of_the_whole_text_hides(
 def test_the_end_of_a_private_key_is_found_behind_the_end_of_a_piece(kind: str) -> None:
     rest = "\n".join(private_key(kind).split("\n")[2:])
     for reaches in range(30, len(rest), 200):
-        assert leaked(Redactor({}).redact(line_up(rest, reaches))[0], body_of(kind)[3:], 20) == []
+        assert leaked_pieces(Redactor({}).redact(line_up(rest, reaches))[0], body_of(kind)[3:], 20) == []
 
 
 @pytest.mark.parametrize(

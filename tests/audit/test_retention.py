@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from support.log import AVA, Life, child, said, write, write_each, write_texts
+from support.log import AVA, Life, child, message, write, write_each, write_texts
 from support.logs import retention
 from support.logs.store import open_store
 
@@ -255,7 +255,7 @@ async def test_erases_a_long_run_in_batches_while_others_write(tmp_path: Path) -
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(erase_run, log, "S-aaaaaa", (), AVA, "a test")
             for number in range(30):
-                await write(log, said(f"in between {number}"))
+                await write(log, message(f"in between {number}"))
         counts = await retention.erasures(log)
         assert len(counts) > 5 and sum(count for _run, count in counts) == 1_005
         await retention.keep_once(log, tmp_path)

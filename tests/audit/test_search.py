@@ -9,7 +9,7 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.log import Life, run_who, said, tamper_with, write, write_each, write_texts
+from support.log import Life, message, run_who, tamper_with, write, write_each, write_texts
 from support.logs.searches import search_all_pages, search_seqs, search_texts, write_at_state
 from support.properties import BUSY_OR_SHARED
 
@@ -53,7 +53,7 @@ async def test_finds_frequent_and_rare_words_alike_newest_first(
     monkeypatch.setattr("ava_audit.postgres.database.BLOCK_BITS", 3)
     who = [run_who(f"S-00000{number}") for number in range(2)]
     texts = [f"{'otter' if number % every == 0 else 'heron'} {number}" for number in range(60)]
-    await write(log, *(said(text, who[number % 2]) for number, text in enumerate(texts)))
+    await write(log, *(message(text, who[number % 2]) for number, text in enumerate(texts)))
     await index_new_entries(log)
     wanted = [number + 1 for number in range(60) if number % every == 0][::-1]
     query = LogQuery(search="otter", limit=limit)
@@ -129,10 +129,10 @@ async def test_searches_for_a_long_pasted_text(log: Store) -> None:
 async def test_combines_all_filters(log: Store, state: str) -> None:
     eve = Who("sess-2", "ava", "eve")
     with anyio.fail_after(20):
-        await write(log, said("one"), said("two", eve), Event(run_who("S-aaaaaa"), UserMessage(text="two")))
+        await write(log, message("one"), message("two", eve), Event(run_who("S-aaaaaa"), UserMessage(text="two")))
         if state != "not indexed":
             await index_new_entries(log)
-        await write(log, said("two"))
+        await write(log, message("two"))
         assert await search_seqs(log, LogQuery(users=("ben",))) == [4, 3, 1]
         assert await search_seqs(log, LogQuery(users=("ben",), search="two")) == [4, 3]
         assert await search_seqs(log, LogQuery(users=("ben", "eve"), agents=("ava",), search="two")) == [4, 2]

@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
-from support.log import AVA, Life, child, said, write, write_command, write_each
+from support.log import AVA, Life, child, message, write, write_command, write_each
 from support.logs.cutting import all_entries
 from support.logs.store import entry_texts, hold_writer, open_store, run_in_one_batch, stored_texts
 
@@ -29,7 +29,7 @@ from ava_audit.view import View
 async def test_stores_an_acknowledged_entry_with_its_header_and_content(tmp_path: Path, database: str) -> None:
     with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
-            await write(log, said("hello"))
+            await write(log, message("hello"))
         async with Store.open(tmp_path) as log:
             (entry,) = await all_entries(log)
     assert (entry.seq, entry.type, entry.who, entry_texts([entry])) == (1, "UserMessage", AVA, ["hello"])
@@ -39,7 +39,7 @@ async def test_stores_an_acknowledged_entry_with_its_header_and_content(tmp_path
 
 async def test_a_command_sees_the_state_left_by_earlier_commands_of_its_batch(tmp_path: Path) -> None:
     def count(view: View, _now: int) -> Outcome[int]:
-        return Outcome(view.head(), (said("one more"),))
+        return Outcome(view.head(), (message("one more"),))
 
     async with open_store(tmp_path) as log:
         assert await run_in_one_batch(log, count, count, count) == [0, 1, 2]
@@ -50,7 +50,9 @@ async def test_a_command_that_raises_writes_nothing_while_the_rest_of_its_batch_
         raise LookupError("no such thing")
 
     async with open_store(tmp_path) as log:
-        first, error, last = await run_in_one_batch(log, write_command(said("a")), refuse, write_command(said("b")))
+        first, error, last = await run_in_one_batch(
+            log, write_command(message("a")), refuse, write_command(message("b"))
+        )
         assert (first, last) == (1, 1)
         assert isinstance(error, LookupError)
         assert await stored_texts(log) == ["a", "b"]
@@ -59,7 +61,7 @@ async def test_a_command_that_raises_writes_nothing_while_the_rest_of_its_batch_
 async def test_one_oversized_event_rejects_all_events_of_its_command(tmp_path: Path) -> None:
     async with open_store(tmp_path) as log:
         with pytest.raises(EntryTooLarge, match="2,000,000"):
-            await write(log, said("before"), said("x" * 2_000_001))
+            await write(log, message("before"), message("x" * 2_000_001))
         assert await log.read(View.head) == 0
 
 
@@ -72,10 +74,10 @@ async def test_runs_the_other_commands_one_by_one_when_one_fails_to_apply(
         # The second proposal of the same id passes every check of the command and fails in the reducer.
         answers = await run_in_one_batch(
             log,
-            write_command(said("a")),
-            write_command(said("b"), life.proposed()),
-            write_command(said("c")),
-            write_command(said("d")),
+            write_command(message("a")),
+            write_command(message("b"), life.proposed()),
+            write_command(message("c")),
+            write_command(message("d")),
         )
         assert isinstance(answers[1], Contradiction)
         assert "already has P-aaaaaa00" in str(answers[1])
@@ -91,7 +93,7 @@ async def test_writes_the_other_commands_once_after_sqlite_rolled_back_by_itself
         raise sqlite3.OperationalError("database or disk is full")
 
     async with open_store(tmp_path) as log:
-        answers = await run_in_one_batch(log, write_command(said("a")), fail, write_command(said("b")))
+        answers = await run_in_one_batch(log, write_command(message("a")), fail, write_command(message("b")))
         assert (answers[0], answers[2]) == (1, 1)
         assert isinstance(answers[1], StoreUnavailable)
         assert await stored_texts(log) == ["a", "b"]
@@ -103,28 +105,28 @@ async def test_a_command_that_raises_stop_iteration_blocks_nobody(tmp_path: Path
         return next(iter(()))  # StopIteration, as a search among candidates raises it that finds none
 
     async with open_store(tmp_path) as log:
-        first, error, last = await run_in_one_batch(log, write_command(said("a")), fail, write_command(said("b")))
+        first, error, last = await run_in_one_batch(log, write_command(message("a")), fail, write_command(message("b")))
     assert (first, last) == (1, 1)
     assert isinstance(error, RuntimeError) and "StopIteration" in str(error)
 
 
 async def test_commits_commands_in_the_order_they_arrive(tmp_path: Path) -> None:
     async with open_store(tmp_path) as log:
-        await run_in_one_batch(log, *(write_command(said(str(number))) for number in range(50)))
+        await run_in_one_batch(log, *(write_command(message(str(number))) for number in range(50)))
         assert await stored_texts(log) == [str(number) for number in range(50)]
 
 
 @pytest.mark.sqlite_only("counts frames of the write-ahead log")
 async def test_waiting_commands_share_one_commit(tmp_path: Path) -> None:
     async with open_store(tmp_path) as log:
-        await write(log, said("first"))
+        await write(log, message("first"))
         other = sqlite3.connect(tmp_path / "ava.db")
         try:
             before = frames(other)
-            await run_in_one_batch(log, *(write_command(said(str(number))) for number in range(20)))
+            await run_in_one_batch(log, *(write_command(message(str(number))) for number in range(20)))
             together = frames(other) - before
             for number in range(20):
-                await write(log, said(str(number)))
+                await write(log, message(str(number)))
             apart = frames(other) - before - together
         finally:
             other.close()
@@ -146,13 +148,13 @@ async def test_what_comes_while_another_process_writes_is_in_the_same_transactio
     async with open_store(tmp_path) as log:
         monkeypatch.setattr(sqlite.SqliteBackend, "turn", turn)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(write, log, said("first"))
+            tasks.start_soon(write, log, message("first"))
             await anyio.to_thread.run_sync(waits.wait)
-            tasks.start_soon(write, log, said("second"))
+            tasks.start_soon(write, log, message("second"))
             await anyio.wait_all_tasks_blocked()
             tasks.start_soon(log.checkpoint)
             await anyio.wait_all_tasks_blocked()
-            tasks.start_soon(write, log, said("after the checkpoint"))
+            tasks.start_soon(write, log, message("after the checkpoint"))
             await anyio.wait_all_tasks_blocked()
             go_on.set()
         assert len(turns) == 2
@@ -171,7 +173,7 @@ async def test_rejects_an_entry_of_an_older_generation(tmp_path: Path) -> None:
         await write(log, old.answered("mine"))
         await write(log, new.claimed())
         with pytest.raises(StaleOwner, match="generation 1"):
-            await write(log, said("not written either"), old.answered("too late"))
+            await write(log, message("not written either"), old.answered("too late"))
         await write(log, new.answered("yours"))
         assert (await stored_texts(log))[-2:] == ["claimed by abc (start)", "yours"]
 
@@ -192,12 +194,12 @@ async def test_a_command_that_timed_out_never_runs_later(tmp_path: Path, monkeyp
         try:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreUnavailable, match="nothing was written"):
-                await write(log, said("given up"))
+                await write(log, message("given up"))
             other.execute("ROLLBACK")
         finally:
             other.close()
         monkeypatch.setattr(store, "ANSWER_S", 4.0)
-        await write(log, said("after"))
+        await write(log, message("after"))
         assert await stored_texts(log) == ["after"]
 
 
@@ -208,18 +210,18 @@ async def test_a_held_write_lock_fails_commands_but_not_reads(tmp_path: Path, mo
         "with WriteLock(pathlib.Path(sys.argv[1])).held(): print('held', flush=True); sys.stdin.read()\n"
     )
     async with open_store(tmp_path) as log:
-        await write(log, said("before"))
+        await write(log, message("before"))
         monkeypatch.setattr(store, "ANSWER_S", 0.2)
         async with await anyio.open_process(child(hold, tmp_path / "write.lock")) as process:
             assert process.stdout is not None and process.stdin is not None
             await process.stdout.receive()
             with pytest.raises(StoreUnavailable):
-                await write(log, said("given up"))
+                await write(log, message("given up"))
             assert await stored_texts(log) == ["before"]
             await process.stdin.aclose()
             await process.wait()
         monkeypatch.setattr(store, "ANSWER_S", 4.0)
-        await write(log, said("after"))
+        await write(log, message("after"))
         assert await stored_texts(log) == ["before", "after"]
 
 
@@ -234,7 +236,7 @@ async def test_a_log_is_opened_while_another_process_holds_the_write_lock_and_ne
         async with Store.open(tmp_path):
             raise AssertionError("nobody has created it")
     async with Store.open(tmp_path) as log:
-        await write(log, said("before"))
+        await write(log, message("before"))
     with anyio.fail_after(20), lock.held():
         async with Store.open(tmp_path) as log:
             assert await stored_texts(log) == ["before"]
@@ -248,7 +250,7 @@ async def test_closing_the_store_answers_waiting_callers(tmp_path: Path) -> None
 
     async def call(log: Store) -> None:
         try:
-            await write(log, said("never"))
+            await write(log, message("never"))
         except StoreUnavailable as error:
             answers.append(error)
 
@@ -268,7 +270,7 @@ async def test_keeps_no_reference_to_answered_commands(tmp_path: Path) -> None:
     def facts() -> Iterator[weakref.ref[UserMessage]]:
         """What is written, held by nobody here."""
         for number in range(50):
-            event = said(str(number))
+            event = message(str(number))
             assert isinstance(event.fact, UserMessage)
             tasks.start_soon(log.do, write_command(event))
             yield weakref.ref(event.fact)
@@ -285,13 +287,13 @@ import sys, anyio
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from ava_audit.store.store import Store
-from support.log import said, write
+from support.log import message, write
 async def main():
     async with Store.open(Path(sys.argv[1])) as log:
         print("ready", flush=True)
         sys.stdin.readline()
         for number in range(int(sys.argv[3])):
-            await write(log, said(f"{sys.argv[2]} {number}"))
+            await write(log, message(f"{sys.argv[2]} {number}"))
 anyio.run(main)
 """
 TESTS = Path(__file__).parent.parent
@@ -335,11 +337,11 @@ async def test_waits_for_an_entry_committed_by_another_process(tmp_path: Path) -
 @pytest.mark.sqlite_only("sets the version in the file")
 async def test_stops_writing_after_a_newer_program_migrated_the_database(tmp_path: Path) -> None:
     async with open_store(tmp_path) as log:
-        await write(log, said("before"))
+        await write(log, message("before"))
         other = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
         other.execute("PRAGMA user_version = 99")
         other.close()
-        for error in await run_in_one_batch(log, write_command(said("a")), write_command(said("b"))):
+        for error in await run_in_one_batch(log, write_command(message("a")), write_command(message("b"))):
             assert isinstance(error, SchemaNewer)
             assert "restart" in str(error)
         assert await stored_texts(log) == ["before"]
@@ -348,7 +350,7 @@ async def test_stops_writing_after_a_newer_program_migrated_the_database(tmp_pat
 @pytest.mark.sqlite_only("attacks the file")
 async def test_entries_cannot_be_deleted_or_changed_but_can_be_erased(tmp_path: Path) -> None:
     async with open_store(tmp_path) as log:
-        await write(log, said("hello"), said("keep"))
+        await write(log, message("hello"), message("keep"))
     db = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
     try:
         for attack in (
@@ -375,7 +377,7 @@ async def test_entries_cannot_be_deleted_or_changed_but_can_be_erased(tmp_path: 
 async def test_replaces_a_lone_surrogate_instead_of_losing_the_entry(tmp_path: Path) -> None:
     fact = AssistantMessage(text="cut \ud83d here", raw={"a": "\udc00"})
     async with open_store(tmp_path) as log:
-        await write(log, Event(AVA, fact), said("next"))
+        await write(log, Event(AVA, fact), message("next"))
         entries = await all_entries(log)
     assert entry_texts(entries) == ["cut \ufffd here", "next"]
     assert verify(tmp_path).ok
@@ -384,7 +386,7 @@ async def test_replaces_a_lone_surrogate_instead_of_losing_the_entry(tmp_path: P
 async def test_writes_posted_commands_without_waiting_and_before_closing(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
-            log.post(write_command(said("posted")))
+            log.post(write_command(message("posted")))
             log.set_live("S-aaaaaa", "reading")
         async with Store.open(tmp_path) as log:
             assert await stored_texts(log) == ["posted"]
@@ -396,7 +398,7 @@ async def test_writes_live_activity_with_the_next_command_or_soon_after(tmp_path
     async with open_store(tmp_path) as log:
         log.set_live("S-aaaaaa", "reading")
         log.set_live("S-aaaaaa", "writing")
-        await log.do(write_command(said("a")))
+        await log.do(write_command(message("a")))
         live = await log.read(lambda view: view.live("S-aaaaaa"))
         assert live is not None and live[0] == "writing"
         log.set_live("S-bbbbbb", "thinking")
@@ -409,16 +411,16 @@ async def test_a_closed_store_refuses_commands(tmp_path: Path) -> None:
         async with Store.open(tmp_path) as log:
             pass
         with pytest.raises(StoreUnavailable, match="shutting down"):
-            await write(log, said("late"))
+            await write(log, message("late"))
 
 
 async def test_a_cancelled_caller_leaves_the_writer_working(tmp_path: Path) -> None:
     async with open_store(tmp_path) as log:
         go_on = hold_writer(log)
         with anyio.move_on_after(0):
-            await write(log, said("perhaps"))
+            await write(log, message("perhaps"))
         go_on.set()
-        await write(log, said("after"))
+        await write(log, message("after"))
         assert (await stored_texts(log))[-1] == "after"
 
 
@@ -426,16 +428,16 @@ async def test_a_cancelled_caller_leaves_the_writer_working(tmp_path: Path) -> N
 async def test_a_checkpoint_empties_the_write_ahead_log_unless_a_reader_needs_it(tmp_path: Path) -> None:
     wal = tmp_path / "ava.db-wal"
     async with open_store(tmp_path) as log:
-        await write(log, said("x" * 10_000))
+        await write(log, message("x" * 10_000))
         reader = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
         try:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM events").fetchone()
-            await write(log, said("newer than the reader"))
+            await write(log, message("newer than the reader"))
             assert not await log.checkpoint()
             reader.execute("ROLLBACK")
         finally:
             reader.close()
         assert await log.checkpoint()
         assert wal.stat().st_size == 0
-        await write(log, said("and on"))
+        await write(log, message("and on"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.log import AVA, said, write
+from support.log import AVA, message, write
 
 from ava_audit.errors import DataRootRefused, StoreUnavailable
 from ava_audit.events import Activity, Event, ToolResult, UserMessage
@@ -73,5 +73,5 @@ async def test_refuses_a_data_root_on_a_network_file_system(tmp_path: Path, monk
             pass
     monkeypatch.setattr(locks, "_MOUNTS", tmp_path / "no such system")
     async with Store.open(tmp_path) as log:
-        await write(log, said("local"), Event(AVA, Activity(activity="x")))
+        await write(log, message("local"), Event(AVA, Activity(activity="x")))
         await write(log, Event(AVA, ToolResult(tool="t", success=True)), Event(AVA, UserMessage(text="y")))

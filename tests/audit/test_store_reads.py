@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
-from support.log import AVA, said, write, write_texts
+from support.log import AVA, message, write, write_texts
 
 from ava_audit.errors import LogMoved, StoreUnavailable
 from ava_audit.events import AssistantMessage, Event
@@ -100,7 +100,7 @@ async def test_a_look_sees_what_was_acknowledged_and_frees_its_connection(tmp_pa
     async with Store.open(tmp_path) as log:
         await log.read(View.head)
         for number in range(1, 20):
-            await write(log, said(f"answer {number}"))
+            await write(log, message(f"answer {number}"))
             assert await log.look(View.head) == log.head
         assert await log.checkpoint(), "no look holds a part of the write-ahead log"
 
@@ -127,7 +127,7 @@ async def test_what_was_told_of_commits_is_what_the_log_has(tmp_path: Path) -> N
     async with Store.open(tmp_path) as log, Store.open(tmp_path) as other:
         for number in range(60):
             writer = dice.choice((log, other))
-            await write(writer, dice.choice((said(str(number)), Event(AVA, AssistantMessage(text="x", turn=1)))))
+            await write(writer, dice.choice((message(str(number)), Event(AVA, AssistantMessage(text="x", turn=1)))))
             if dice.random() < 0.5:
                 continue
             newest = await log.wait_for_entry_after(await log.read(View.head) - 1)

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.log import Life, said, write_each
+from support.log import Life, message, write_each
 
 from ava_audit.entries import VerifyReport, line_fault
 from ava_audit.events import TRANSCRIPT_TYPES, Event
@@ -30,7 +30,9 @@ async def exported(folder: Path, events: Iterable[Event]) -> list[bytes]:
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """An export of a whole log: one run, and words in between."""
     life = Life("S-aaaaaa")
-    return anyio.run(exported, tmp_path_factory.mktemp("log"), [said("begun"), *life.whole(), said("ümläut 😀 \u2028")])
+    return anyio.run(
+        exported, tmp_path_factory.mktemp("log"), [message("begun"), *life.whole(), message("ümläut 😀 \u2028")]
+    )
 
 
 def check(lines: list[bytes]) -> VerifyReport:
@@ -96,7 +98,7 @@ def test_counts_missing_lines_and_reports_repeated_and_moved_ones(lines: list[by
 
 
 def test_reports_a_line_of_another_log(lines: list[bytes], tmp_path: Path) -> None:
-    other = anyio.run(exported, tmp_path, [said(f"another {number}") for number in range(13)])
+    other = anyio.run(exported, tmp_path, [message(f"another {number}") for number in range(13)])
     assert "entry 6 does not follow" in text_of([*lines[:5], other[5]])
     first = json.loads(other[0])
     assert first["prevHash"] == "0" * 64

@@ -16,9 +16,9 @@ from typing import Any
 import anyio
 import pytest
 from support.hosts.real_hosts import NODE, PROGRAMS
-from support.model_server import Fail, Say, running_model_server
-from support.processes import marked
-from support.repositories.coding import asked, project
+from support.model_server import Fail, Say, run_model_server
+from support.processes import processes_of_run
+from support.repositories.coding import coder_task, project
 from support.runtime import Lab, open_lab
 from support.sandboxes.attacks import needs
 from support.stdio import until
@@ -141,13 +141,13 @@ async def test_a_projects_env_neither_sends_gemini_clis_run_elsewhere_nor_has_it
 ) -> None:
     """Whether Gemini CLI reads the file (a coder's `.gemini/.env`) or not (all others)."""
     command = "sed -i s/-/+/ adding.py" if role == "coder" else "cat adding.py"
-    with running_model_server([]) as elsewhere, running_model_server(Script(agent, command)) as far:
+    with run_model_server([]) as elsewhere, run_model_server(Script(agent, command)) as far:
         far.checks = False
         evil = hostile_env(elsewhere.base_url.removesuffix("/v1"))
         project(tmp_path, **{".env": evil, ".gemini/.env": evil, "credentials.json": CREDENTIALS, "evil.md": "EVIL\n"})
         monkeypatch.setenv("AVA_KEY_FAR", KEY)
         async with open_lab(tmp_path, config=config_of(agent, far.base_url), server=far, check=False) as lab:
-            run_id = await started(lab, agent, **(asked(plan=None) if role == "coder" else {}))
+            run_id = await started(lab, agent, **(coder_task(plan=None) if role == "coder" else {}))
             run = await lab.ended(run_id, 120)
             result = await lab.result(run_id)
             assert result["status"] == "success", result
@@ -165,7 +165,7 @@ async def started(lab: Lab, agent: Agent, **more: Any) -> str:
 
 
 async def test_a_real_agent_does_a_run(tmp_path: Path, agent: Agent) -> None:
-    with running_model_server(Script(agent, "cat prices.md; id -u; ls /root /home")) as far:
+    with run_model_server(Script(agent, "cat prices.md; id -u; ls /root /home")) as far:
         far.checks = False
         async with open_lab(tmp_path, config=config_of(agent, far.base_url), server=far, check=False) as lab:
             (lab.workspace / "prices.md").write_text(f"twelve cents\nkey {SECRET}\n")
@@ -186,11 +186,11 @@ async def test_a_real_agent_does_a_run(tmp_path: Path, agent: Agent) -> None:
             offered = [str(tool) for request in far.requests for tool in request.json.get("tools", [])]
             assert not any(f"'name': '{name}'" in tool for name in agent.off for tool in offered)
             assert (await lab.facts(run_id, AgentNote))[0].kind == "session"
-            await until(lambda: not marked(run_id), 5)
+            await until(lambda: not processes_of_run(run_id), 5)
 
 
 async def test_a_real_agent_stops_at_the_cap_and_hands_over(tmp_path: Path, agent: Agent) -> None:
-    with running_model_server(Script(agent, "true", endless=True)) as far:
+    with run_model_server(Script(agent, "true", endless=True)) as far:
         far.checks = False
         async with open_lab(tmp_path, config=config_of(agent, far.base_url), server=far, check=False) as lab:
             run_id = await started(lab, agent, max_iterations=4)
@@ -202,7 +202,7 @@ async def test_a_real_agent_stops_at_the_cap_and_hands_over(tmp_path: Path, agen
 
 
 async def test_a_real_agent_is_cancelled(tmp_path: Path, agent: Agent) -> None:
-    with running_model_server(Script(agent, "tail -f /dev/null")) as far:
+    with run_model_server(Script(agent, "tail -f /dev/null")) as far:
         far.checks = False
         async with open_lab(tmp_path, config=config_of(agent, far.base_url), server=far, check=False) as lab:
             run_id = await started(lab, agent)
@@ -211,7 +211,7 @@ async def test_a_real_agent_is_cancelled(tmp_path: Path, agent: Agent) -> None:
             began = anyio.current_time()
             await lab.call("cancel_subagent", subagent_id=run_id)
             assert (await lab.ended(run_id, 10)).state == "cancelled"
-            await until(lambda: not marked(run_id), 5)
+            await until(lambda: not processes_of_run(run_id), 5)
             assert anyio.current_time() - began < 10
 
 
@@ -221,7 +221,7 @@ async def test_a_real_agent_whose_provider_refuses_ends_soon_and_says_why(
 ) -> None:
     """An account without money, a model that the key does not have, an endpoint under load."""
     refusal = Fail(status, {"error": {"type": "refused", "message": "The account has no credit left."}}, "1")
-    with running_model_server(lambda _request: refusal) as far:
+    with run_model_server(lambda _request: refusal) as far:
         far.checks = False
         async with open_lab(tmp_path, config=config_of(agent, far.base_url), server=far, check=False) as lab:
             run_id = await started(lab, agent)
@@ -231,4 +231,4 @@ async def test_a_real_agent_whose_provider_refuses_ends_soon_and_says_why(
             assert "no credit left" in result["untrusted_result"]["error_text"], result
             assert result["error"]["what_to_do"]
             assert len(far.requests) <= 2 * FAILED_CALLS
-            await until(lambda: not marked(run_id), 5)
+            await until(lambda: not processes_of_run(run_id), 5)

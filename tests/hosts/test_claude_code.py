@@ -18,16 +18,16 @@ from support.hosts.claude_code import (
     Orchestrator,
     Rule,
     Turn,
-    at_claude_code,
     call,
-    delegates,
-    headless,
+    delegation_rule,
+    open_claude_code,
+    open_headless,
 )
-from support.hosts.extensions import CAP, works
-from support.hosts.plans import NOTES, PLAN, does_its_step
-from support.hosts.real_hosts import data_root, entries, http_server, needs, written_at
+from support.hosts.extensions import CAP, keep_noting
+from support.hosts.plans import NOTES, PLAN, step_script
+from support.hosts.real_hosts import data_root, entries, http_server, needs, time_of_entry
 from support.http_server import token
-from support.model_server import Gate, Say, Step, running_model_server
+from support.model_server import Gate, Say, Step, run_model_server
 from support.repository import REPOSITORY, script
 from support.runtime import hand_over
 from support.stdio import assert_intact
@@ -65,15 +65,15 @@ def shown(root: Path, run_id: str) -> str:
 @pytest.mark.requirement("N-13")
 def test_a_run_that_ends_wakes_the_model_with_its_result(tmp_path: Path) -> None:
     gate, answer = held()
-    orchestrator = Orchestrator(delegates())
-    with running_model_server([answer]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    orchestrator = Orchestrator(delegation_rule())
+    with run_model_server([answer]) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
         assert gate.arrived.wait(20)
         before = len(orchestrator.turns)
         gate.released.set()
         woken = host.until(lambda: orchestrator.having(OUTPUT))
         assert orchestrator.turns.index(woken) == before, "the next turn, which nobody typed"
-        assert 0 < woken.at - written_at(host.until_logged("RunEnded")) <= POLL_S + 1
+        assert 0 < woken.at - time_of_entry(host.until_logged("RunEnded")) <= POLL_S + 1
         assert task_id in woken.news and "[SYSTEM NOTIFICATION - NOT USER INPUT]" in woken.news
         assert '"warning":"Written by a subagent' in woken.news, "it is marked as untrusted"
         assert orchestrator.called == STARTS
@@ -85,8 +85,8 @@ def test_a_run_that_ends_wakes_the_model_with_its_result(tmp_path: Path) -> None
 @pytest.mark.requirement("N-13")
 def test_a_run_that_is_asked_about_at_its_proposal_wakes_the_model_too(tmp_path: Path) -> None:
     gate, answer = held()
-    orchestrator = Orchestrator(delegates({"ask": True}))
-    with running_model_server([answer]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    orchestrator = Orchestrator(delegation_rule({"ask": True}))
+    with run_model_server([answer]) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
         assert gate.arrived.wait(20)
         gate.released.set()
@@ -99,8 +99,8 @@ def test_a_run_that_is_asked_about_at_its_proposal_wakes_the_model_too(tmp_path:
 
 def test_several_approved_together_are_one_task_and_wake_the_model_once(tmp_path: Path) -> None:
     (first, one), (second, other) = held(), held()
-    orchestrator = Orchestrator(delegates({"task": "one"}, {"task": "two"}))
-    with running_model_server([one, other]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    orchestrator = Orchestrator(delegation_rule({"task": "one"}, {"task": "two"}))
+    with run_model_server([one, other]) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
         assert task_id.startswith("G-")
         assert first.arrived.wait(20) and second.arrived.wait(20)
@@ -116,9 +116,9 @@ def test_several_approved_together_are_one_task_and_wake_the_model_once(tmp_path
 
 def test_a_plan_takes_one_question_and_wakes_the_model_once(tmp_path: Path) -> None:
     gate = Gate(120)
-    orchestrator = Orchestrator(delegates(PLAN))
-    script = does_its_step(gate)
-    with running_model_server(script) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    orchestrator = Orchestrator(delegation_rule(PLAN))
+    script = step_script(gate)
+    with run_model_server(script) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate('Ava wants to start the plan "Release notes": 3 steps, up to 5 runs.', "at most $0.60")
         assert task_id.startswith("G-")
         assert gate.arrived.wait(60), "the last step has begun"
@@ -137,8 +137,8 @@ def test_a_plan_takes_one_question_and_wakes_the_model_once(tmp_path: Path) -> N
 
 
 def test_a_person_raises_a_cap_in_a_form_and_the_run_goes_on(tmp_path: Path) -> None:
-    orchestrator = Orchestrator(delegates(CAP))
-    with running_model_server(works) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    orchestrator = Orchestrator(delegation_rule(CAP))
+    with run_model_server(keep_noting) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
         before = len(orchestrator.turns)
         host.accept("near its cost cap of $0.20", "Raise the cost cap to $0.28?")
@@ -165,11 +165,11 @@ def test_with_the_rules_of_init_and_ask_a_run_takes_one_question(
     tmp_path: Path, option: str, ask: bool, questions: list[str]
 ) -> None:
     """Claude Code's own questions are answered with "don't ask again"; Ava's form comes for each run."""
-    spawn = delegates({"ask": True} if ask else {})
+    spawn = delegation_rule({"ask": True} if ask else {})
     orchestrator = Orchestrator(lambda turn: call("check_subagent") if LOOK in turn.news else None, spawn)
     with (
-        running_model_server([Say(calls=RESULT), Say(calls=RESULT)]) as models,
-        at_claude_code(tmp_path, orchestrator, models, allow=option) as host,
+        run_model_server([Say(calls=RESULT), Say(calls=RESULT)]) as models,
+        open_claude_code(tmp_path, orchestrator, models, allow=option) as host,
     ):
         assert questions_of_a_run(host, orchestrator) == questions
         assert questions_of_a_run(host, orchestrator) == ["form"], "Ava's own question always comes"
@@ -203,8 +203,8 @@ def questions_of_a_run(host: ClaudeCode, orchestrator: Orchestrator) -> list[str
 
 @pytest.mark.requirement("N-14")
 def test_a_question_is_asked_once_answered_in_the_form_and_used(tmp_path: Path) -> None:
-    orchestrator = Orchestrator(delegates())
-    with running_model_server(asks) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    orchestrator = Orchestrator(delegation_rule())
+    with run_model_server(asks) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
         before = len(orchestrator.turns)
         host.until_shown(FORM, QUESTION, "Type something")
@@ -225,8 +225,8 @@ def test_a_question_is_asked_once_answered_in_the_form_and_used(tmp_path: Path) 
 @pytest.mark.requirement("N-13")
 def test_the_list_of_tasks_cancels_a_run(tmp_path: Path) -> None:
     gate, answer = held()
-    orchestrator = Orchestrator(delegates())
-    with running_model_server([answer]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    orchestrator = Orchestrator(delegation_rule())
+    with run_model_server([answer]) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
         assert gate.arrived.wait(20)
         host.press("Down", "Enter")
@@ -244,11 +244,11 @@ def test_an_http_server_is_killed_and_restarted_and_the_same_task_completes(tmp_
     root = data_root(tmp_path)
     text = token(root, "ana")
     gate = Gate(120)
-    orchestrator = Orchestrator(delegates())
+    orchestrator = Orchestrator(delegation_rule())
     script = [Say("lost", gate=gate), Say(calls=RESULT)]
-    with running_model_server(script) as models, ExitStack() as servers:
+    with run_model_server(script) as models, ExitStack() as servers:
         first = servers.enter_context(http_server(root, models))
-        with at_claude_code(tmp_path, orchestrator, models, server=first.entry(text)) as host:
+        with open_claude_code(tmp_path, orchestrator, models, server=first.entry(text)) as host:
             task_id = host.delegate()
             assert gate.arrived.wait(20)
             before = len(orchestrator.turns)
@@ -266,10 +266,10 @@ def test_an_http_server_is_killed_and_restarted_and_the_same_task_completes(tmp_
 def test_without_a_terminal_a_run_is_approved_elsewhere_and_waited_for(tmp_path: Path) -> None:
     orchestrator = Orchestrator()
     with (
-        running_model_server([Say(calls=RESULT)]) as models,
-        headless(tmp_path, orchestrator, models) as host,
+        run_model_server([Say(calls=RESULT)]) as models,
+        open_headless(tmp_path, orchestrator, models) as host,
     ):
-        orchestrator.rules = (approved_elsewhere(host, wait_seconds=40), delegates())
+        orchestrator.rules = (approved_elsewhere(host, wait_seconds=40), delegation_rule())
         assert host.ask(DELEGATE) == OUTPUT
         refused = next(answer for turn in orchestrator.turns for answer in turn.answers if "decisions" in answer)
         assert "ava approve P-" in refused["next"]

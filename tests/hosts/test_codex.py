@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import pytest
 from support.hosts.claude_code import COLUMNS, DELEGATE, ROWS, close_window, keep_screen, tmux
-from support.hosts.plans import PLAN, does_its_step
-from support.hosts.real_hosts import HOSTS, SPAWN, data_root, entries, needs, subagents_use
-from support.model_server import ModelServer, Say, running_model_server
+from support.hosts.plans import PLAN, step_script
+from support.hosts.real_hosts import HOSTS, SPAWN, data_root, entries, needs, priced_model_env
+from support.model_server import ModelServer, Say, run_model_server
 from support.models.responses_format import events
 from support.stdio import assert_intact
 from support.terminal import ava
@@ -170,7 +170,9 @@ def at_codex(
     project.mkdir()
     file, orchestrator = home / ".codex" / "config.toml", Orchestrator(spawn)
     env = {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "xterm-256color", "LANG": "C.UTF-8", "KEY": "sk-x"}
-    done = ava(root, "init", "codex", env={**subagents_use(models), "HOME": str(home), "CODEX_HOME": str(file.parent)})
+    done = ava(
+        root, "init", "codex", env={**priced_model_env(models), "HOME": str(home), "CODEX_HOME": str(file.parent)}
+    )
     assert done.returncode == 0, done.stderr
     rule = f'[mcp_servers.ava.tools.confirm_spawn]\napproval_mode = "{mode}"\n' if mode else ""
     with _model(orchestrator) as url, tempfile.TemporaryDirectory(prefix="tmux-") as folder:
@@ -204,7 +206,7 @@ RESULT = [("submit_result", {"summary": "done", "output": "twelve cents"})]
 def test_a_start_costs_one_question_unless_the_person_wants_two(
     tmp_path: Path, mode: str, questions: list[str]
 ) -> None:
-    with running_model_server([Say(calls=RESULT)]) as models, at_codex(tmp_path, models, mode=mode) as host:
+    with run_model_server([Say(calls=RESULT)]) as models, at_codex(tmp_path, models, mode=mode) as host:
         assert host.delegate() == questions
         assert host.orchestrator.called == ["spawn_subagent", "confirm_spawn"]
         [decided] = entries(host.root, "SpawnDecided")
@@ -213,7 +215,7 @@ def test_a_start_costs_one_question_unless_the_person_wants_two(
 
 
 def test_a_plan_costs_one_question(tmp_path: Path) -> None:
-    with running_model_server(does_its_step()) as models, at_codex(tmp_path, models, spawn=PLAN) as host:
+    with run_model_server(step_script()) as models, at_codex(tmp_path, models, spawn=PLAN) as host:
         assert host.delegate() == [AVAS]
         assert host.orchestrator.called == ["spawn_subagent", "confirm_spawn"]
         [decided] = entries(host.root, "SpawnDecided")
@@ -228,7 +230,7 @@ def test_a_plan_costs_one_question(tmp_path: Path) -> None:
 
 def test_with_full_access_codex_does_not_answer_for_the_person(tmp_path: Path) -> None:
     full = ["--dangerously-bypass-approvals-and-sandbox"]
-    with running_model_server([Say(calls=RESULT)]) as models, at_codex(tmp_path, models, options=full) as host:
+    with run_model_server([Say(calls=RESULT)]) as models, at_codex(tmp_path, models, options=full) as host:
         assert host.delegate() == []
         assert host.orchestrator.called == ["spawn_subagent", "confirm_spawn"]
         assert entries(host.root, "SpawnDecided") == [] and models.requests == []

@@ -17,10 +17,10 @@ from typing import Any
 
 import httpx2
 import pytest
-from support.hosts.extensions import CAP, works
+from support.hosts.extensions import CAP, keep_noting
 from support.hosts.real_hosts import data_root, http_server
 from support.http_server import token
-from support.model_server import Fail, Gate, Say, Step, running_model_server
+from support.model_server import Fail, Gate, Say, Step, run_model_server
 from support.repository import REPOSITORY, script
 from support.runtime import PRICED
 from support.stdio import assert_intact
@@ -42,7 +42,7 @@ def subagent(request: Body) -> Step:
     if "Ask a question" in said:
         answered = any(message["role"] == "tool" for message in request["messages"])
         return DONE if answered else Say(calls=[("ask", {"question": "Which name?"})])
-    return works(request)
+    return keep_noting(request)
 
 
 def spawns_of(tool: str, arguments: Mapping[str, Any]) -> list[Body]:
@@ -233,7 +233,7 @@ pytestmark = [
 def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     root = data_root(tmp_path_factory.mktemp("conformance"), PRICED)
     with (
-        running_model_server(subagent) as models,
+        run_model_server(subagent) as models,
         http_server(root, models) as server,
         playing(server.port, token(root, "suite")) as url,
     ):

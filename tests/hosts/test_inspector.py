@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hosts.extensions import CAP, works
-from support.hosts.real_hosts import NODE, PROGRAMS, SPAWN, data_root, entries, http_server, needs, subagents_use
+from support.hosts.extensions import CAP, keep_noting
+from support.hosts.real_hosts import NODE, PROGRAMS, SPAWN, data_root, entries, http_server, needs, priced_model_env
 from support.http_server import token
-from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.model_server import Gate, ModelServer, Say, run_model_server
 from support.runtime import PRICED
 from support.stdio import AVA, assert_intact, environment
 
@@ -119,7 +119,7 @@ def inspecting(tmp_path: Path, models: ModelServer, transport: str) -> Generator
     home = tmp_path / "home"
     home.mkdir()
     root = data_root(tmp_path, PRICED)
-    ava = {"AVA_DATA_ROOT": str(root), **subagents_use(models)}
+    ava = {"AVA_DATA_ROOT": str(root), **priced_model_env(models)}
     env = {
         **environment(root),
         "HOME": str(home),
@@ -155,7 +155,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 def test_the_cli_proposes_confirms_and_checks(tmp_path: Path, transport: str, era: str) -> None:
-    with running_model_server([DONE]) as models, inspecting(tmp_path, models, transport) as inspector:
+    with run_model_server([DONE]) as models, inspecting(tmp_path, models, transport) as inspector:
         assert [tool["name"] for tool in inspector.once(era, "tools/list")["tools"]] == TOOLS
         proposal = inspector.tool_once(era, "spawn_subagent", **SPAWN)
         confirmed = inspector.tool_once(era, "confirm_spawn", **confirming(proposal))
@@ -170,7 +170,7 @@ def test_the_cli_proposes_confirms_and_checks(tmp_path: Path, transport: str, er
 def test_the_cli_finds_the_card_only_where_it_says_that_it_shows_pages(
     tmp_path: Path, transport: str, era: str
 ) -> None:
-    with running_model_server([]) as models, inspecting(tmp_path, models, transport) as inspector:
+    with run_model_server([]) as models, inspecting(tmp_path, models, transport) as inspector:
         assert inspector.pages(era) == dict.fromkeys(TOOLS)
         shown = dict.fromkeys(("confirm_spawn", "check_subagent"), card.URI)
         assert inspector.pages(era, "--advertise-apps") == {**dict.fromkeys(TOOLS), **shown}
@@ -178,7 +178,7 @@ def test_the_cli_finds_the_card_only_where_it_says_that_it_shows_pages(
 
 def test_mcpdo_approves_in_a_form_raises_a_cap_in_another_and_gets_the_result(tmp_path: Path, transport: str) -> None:
     with (
-        running_model_server(works) as models,
+        run_model_server(keep_noting) as models,
         inspecting(tmp_path, models, transport) as inspector,
         connected(inspector, "ava"),
     ):
@@ -196,7 +196,7 @@ def test_mcpdo_approves_in_a_form_raises_a_cap_in_another_and_gets_the_result(tm
 def test_another_connection_of_mcpdo_cancels_a_task(tmp_path: Path, transport: str) -> None:
     gate = Gate(60)
     with (
-        running_model_server([Say("x", gate=gate)]) as models,
+        run_model_server([Say("x", gate=gate)]) as models,
         inspecting(tmp_path, models, transport) as inspector,
         connected(inspector, "ava", "other"),
         ThreadPoolExecutor() as threads,

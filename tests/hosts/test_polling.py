@@ -15,13 +15,13 @@ from support.hosts.claude_code import (
     Orchestrator,
     Rule,
     Turn,
-    at_claude_code,
     call,
-    delegates,
-    headless,
+    delegation_rule,
+    open_claude_code,
+    open_headless,
 )
-from support.hosts.real_hosts import entries, needs, written_at
-from support.model_server import Gate, Say, Step, running_model_server
+from support.hosts.real_hosts import entries, needs, time_of_entry
+from support.model_server import Gate, Say, Step, run_model_server
 
 pytestmark = [pytest.mark.slow, needs("tmux")]
 
@@ -57,8 +57,8 @@ def test_tasks_need_fewer_requests_than_polling(tmp_path: Path) -> None:
 def tasks_session(folder: Path, seconds: Sequence[float]) -> Session:
     """Approve the runs together, and wait until the model is woken."""
     folder.mkdir()
-    orchestrator = Orchestrator(delegates(*spawns(seconds)))
-    with running_model_server(works) as models, at_claude_code(folder, orchestrator, models) as host:
+    orchestrator = Orchestrator(delegation_rule(*spawns(seconds)))
+    with run_model_server(works) as models, open_claude_code(folder, orchestrator, models) as host:
         task_id = host.delegate()
         woken = host.until(lambda: orchestrator.having(task_id, "<status>completed</status>"), max(seconds) + 60)
         host.until(lambda: "1 MCP task" not in host.screen)
@@ -69,8 +69,8 @@ def polling_session(folder: Path, seconds: Sequence[float], wait_seconds: float)
     """Approve the runs in another window, as it has to be without a terminal, and ask for news until all have ended."""
     folder.mkdir()
     orchestrator = Orchestrator()
-    with running_model_server(works) as models, headless(folder, orchestrator, models) as host:
-        orchestrator.rules = (polls(host, wait_seconds), delegates(*spawns(seconds)))
+    with run_model_server(works) as models, open_headless(folder, orchestrator, models) as host:
+        orchestrator.rules = (polls(host, wait_seconds), delegation_rule(*spawns(seconds)))
         assert host.ask(DELEGATE, max(seconds) + 120) == "All is there."
         return measured(orchestrator, host.root, orchestrator.turns[-1])
 
@@ -107,7 +107,7 @@ def polls(host: Headless, wait_seconds: float) -> Rule:
 
 
 def measured(orchestrator: Orchestrator, root: Path, last: Turn) -> Session:
-    ended = max(written_at(entry) for entry in entries(root, "RunEnded"))
+    ended = max(time_of_entry(entry) for entry in entries(root, "RunEnded"))
     return Session(
         requests=len(orchestrator.turns),
         tokens=sum(orchestrator.sizes) // 4,

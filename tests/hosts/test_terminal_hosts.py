@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 from support.hosts.claude_code import COLUMNS, DELEGATE, ROWS, Window, close_window, tmux
-from support.hosts.real_hosts import BY_HOST, HOSTS, NODE, SPAWN, data_root, entries, needs, subagents_use
-from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.hosts.real_hosts import BY_HOST, HOSTS, NODE, SPAWN, data_root, entries, needs, priced_model_env
+from support.model_server import Gate, ModelServer, Say, run_model_server
 from support.runtime import PRICED
 from support.stdio import AVA, assert_intact
-from support.terminal import CONTROLLED, on_terminal
+from support.terminal import CONTROLLED, run_on_terminal
 
 LOOK, STOP, LOG = "What did they find?", "Stop it.", "What does the log say?"
 ENDED = "Noted."
@@ -238,10 +238,10 @@ def at_host(
     home.mkdir()
     project.mkdir()
     path = f"{NODE.parent}{os.pathsep}{os.environ['PATH']}"
-    ava = {"AVA_DATA_ROOT": str(root), "AVA_BACKGROUND": "false", "HOME": str(home), **subagents_use(models)}
+    ava = {"AVA_DATA_ROOT": str(root), "AVA_BACKGROUND": "false", "HOME": str(home), **priced_model_env(models)}
     server = {"command": AVA[0], "args": ["serve"], "env": {**ava, "PATH": os.environ["PATH"]}}
     base = {"PATH": path, "HOME": str(home), "TERM": "xterm-256color", "LANG": "C.UTF-8"}
-    with running_model_server(orchestrator) as model, tempfile.TemporaryDirectory(prefix="tmux-") as folder:
+    with run_model_server(orchestrator) as model, tempfile.TemporaryDirectory(prefix="tmux-") as folder:
         env = {**base, **host.prepare(home, model.base_url, server)}
         socket = Path(folder) / "socket"
         window = ("new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), "-c", str(project))
@@ -270,7 +270,7 @@ SHOWN = "at most $0.20"
 def approve(at: AtHost, models: ModelServer) -> None:
     """Approve what waits, in another window, where the first PIN is chosen."""
     proposal = entries(at.root, "SpawnProposed")[-1]["content"]["pending_id"]
-    with on_terminal(at.root, "approve", proposal, env=subagents_use(models), command=CONTROLLED) as screen:
+    with run_on_terminal(at.root, "approve", proposal, env=priced_model_env(models), command=CONTROLLED) as screen:
         chosen = [("[y/N]", "y"), ("New approval PIN (not shown)", PIN), ("once more", PIN)]
         assert screen.ended_after(chosen) == 0, screen.text
 
@@ -282,7 +282,7 @@ def approve(at: AtHost, models: ModelServer) -> None:
 )
 def test_a_person_decides_in_a_terminal_and_the_model_gets_the_result(tmp_path: Path, host: Host, config: str) -> None:
     orchestrator = Orchestrator()
-    with running_model_server([RESULT]) as models, at_host(host, tmp_path, orchestrator, models, config) as at:
+    with run_model_server([RESULT]) as models, at_host(host, tmp_path, orchestrator, models, config) as at:
         questions = at.delegate()
         assert orchestrator.called == ["spawn_subagent", "confirm_spawn"]
         assert entries(at.root, "SpawnDecided", "SubagentSpawn") == [], "the model's yes started nothing"
@@ -304,7 +304,7 @@ def test_a_person_decides_in_a_terminal_and_the_model_gets_the_result(tmp_path: 
 def test_the_model_cancels_a_run_when_the_person_says_so(tmp_path: Path, host: Host) -> None:
     gate, orchestrator = Gate(120), Orchestrator()
     with (
-        running_model_server([Say("x", gate=gate)]) as models,
+        run_model_server([Say("x", gate=gate)]) as models,
         at_host(host, tmp_path, orchestrator, models, HUMAN) as at,
     ):
         at.delegate()
@@ -324,7 +324,7 @@ def test_copilot_shows_avas_own_question_and_nothing_else_where_its_options_allo
     """Nothing starts without its yes, also with all tools allowed."""
     host = Host(COPILOT.name, COPILOT.program, COPILOT.prepare, COPILOT.ready, options=options)
     orchestrator = Orchestrator(spawn={"ask": True})
-    with running_model_server([RESULT]) as models, at_host(host, tmp_path, orchestrator, models, BY_HOST) as at:
+    with run_model_server([RESULT]) as models, at_host(host, tmp_path, orchestrator, models, BY_HOST) as at:
         at.begin(DELEGATE)
         at.until(lambda: "Start it? You may lower its limits below." in at.screen)
         assert SHOWN.replace("at most", "costs at most") in at.screen and "Look it up" in at.screen

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.sandboxes.roots import WAYS, kernel, stepwise, swapping
+from support.sandboxes.roots import WAYS, kernel, stepwise_root, swap_names
 
 from ava_roles.errors import AccessRefused, NotThere, ToolFailed
 from ava_roles.sandbox.paths import Root
@@ -198,7 +198,7 @@ def test_distinguishes_missing_oversized_and_blocked_paths(root: Root) -> None:
     assert (root.path / "src/main.py").read_bytes() == b"print('hello')\n"
 
 
-@pytest.mark.parametrize("way", [kernel, stepwise])
+@pytest.mark.parametrize("way", [kernel, stepwise_root])
 def test_a_folder_swapped_for_a_link_during_writes_leads_nowhere(tmp_path: Path, way: Callable[[Path], Root]) -> None:
     tree, outside = tmp_path / "tree", tmp_path / "outside"
     (tree / "src").mkdir(parents=True)
@@ -208,7 +208,7 @@ def test_a_folder_swapped_for_a_link_during_writes_leads_nowhere(tmp_path: Path,
     root = way(tree)
     own = edits(root, "src", "swap")
     written = refused = 0
-    with swapping(tree / "src", tree / "swap"):
+    with swap_names(tree / "src", tree / "swap"):
         began = time.monotonic()
         while (took := time.monotonic() - began) < 0.5 or (took < 20 and not (written and refused)):
             try:

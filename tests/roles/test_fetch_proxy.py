@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.network.certificates import issue
-from support.network.proxy import Proxy, running_proxy
+from support.network.proxy import Proxy, run_proxy
 from support.network.web_site import HOST, Page, Site, site
 
 from ava_roles.errors import AccessRefused, ToolFailed
@@ -24,7 +24,7 @@ PASSWORD = "pass-word-of-the-proxy"
 @contextmanager
 def before(web: Site, **more: Path) -> Iterator[Proxy]:
     """A proxy before a site."""
-    with running_proxy({HOST: web.port, "other.example.com": web.port}, **more) as proxy:
+    with run_proxy({HOST: web.port, "other.example.com": web.port}, **more) as proxy:
         yield proxy
 
 
@@ -128,7 +128,7 @@ async def test_limits_size_and_decompression_behind_a_proxy_too() -> None:
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_a_silent_proxy_times_out_and_leaves_no_connection_open(scheme: str) -> None:
-    with running_proxy({}) as proxy:
+    with run_proxy({}) as proxy:
         proxy.stalls = "answer"
         with pytest.raises(ToolFailed, match=r"did not answer completely within 0\.3 s"):
             await fetcher(proxy.url).get(f"{scheme}://{HOST}/", deadline_s=0.3)
@@ -146,7 +146,7 @@ async def test_a_silent_proxy_times_out_and_leaves_no_connection_open(scheme: st
     ],
 )
 async def test_names_a_failing_proxy_without_its_password(scheme: str, change: dict[str, object], says: str) -> None:
-    with running_proxy({}) as proxy:
+    with run_proxy({}) as proxy:
         for name, value in change.items():
             setattr(proxy, name, value)
         with pytest.raises(ToolFailed) as caught:

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.foreign.servers import SCRIPT
-from support.processes import marked
+from support.processes import processes_of_run
 from support.sandboxes.attacks import EVERY, needs
 from support.sandboxes.attacks import sandbox as sandbox_of
 
@@ -77,8 +77,8 @@ async def test_a_server_works_in_each_sandbox_and_leaves_nothing_behind(tmp_path
         assert "42" in (await servers.call("lab", offers["add"], {"a": 2, "b": 40})).text
         kept = {"path": str(tmp_path / "shared" / "kept"), "text": "kept"}
         assert (await servers.call("lab", offers["write"], kept)).success
-        assert marked("S-000001"), "it lives while it is held"
-    assert marked("S-000001") == []
+        assert processes_of_run("S-000001"), "it lives while it is held"
+    assert processes_of_run("S-000001") == []
     assert (tmp_path / "shared" / "kept").read_text() == "kept"
     assert left_in(tmp_path) == ["shared"], "its home went with it"
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from support.foreign.office import Attack, Victim, packed, withstands
+from support.foreign.office import Attack, Victim, assert_withstands, pack_parts
 from support.foreign.opendocument import cell, content, element, open_attacks, open_file, open_parts, p, row, sheet
 
 from ava_roles.documents import read_odp, read_ods, read_odt
@@ -189,7 +189,7 @@ def test_charts_and_embedded_files_are_named() -> None:
     frame = '<draw:frame><draw:object xlink:href="./Object {}"/><draw:image xlink:href="x.png"/></draw:frame>'
     parts = open_parts(p(frame.format(1) + frame.format(2)))
     parts |= {"Object 1/content.xml": chart, "Object 2/content.xml": content("", "spreadsheet")}
-    assert read_odt(packed(parts)).missing == ("a chart (Sales)", "an embedded object (spreadsheet)")
+    assert read_odt(pack_parts(parts)).missing == ("a chart (Sales)", "an embedded object (spreadsheet)")
 
 
 # -- slides -----------------------------------------------------------------------------------------------------------
@@ -437,4 +437,4 @@ def test_a_hostile_file_is_refused_or_read_in_bounds_and_fetches_nothing(
 ) -> None:
     made, read = ATTACKS[kind]
     attack = made(listener.getsockname()[1])[name]
-    withstands(attack, read, listener)
+    assert_withstands(attack, read, listener)

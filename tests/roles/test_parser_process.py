@@ -13,8 +13,8 @@ import anyio
 import pytest
 from support.foreign.documents import pdf
 from support.model_server import Gate, Say
-from support.runtime import arrived, hand_over, open_lab
-from support.sample import sampled
+from support.runtime import hand_over, open_lab, wait_for
+from support.sample import sample
 
 from ava_audit.events import RunClaimed, ToolResult
 from ava_roles import documents as parsers
@@ -73,7 +73,7 @@ def test_a_child_outlives_the_thread_that_first_used_it() -> None:
     assert len(read) == 3 and all("zeppelin" in text for text in read)
 
 
-@pytest.mark.parametrize("name", sampled(ATTACKS, 4))
+@pytest.mark.parametrize("name", sample(ATTACKS, 4))
 async def test_an_attacked_parser_is_a_file_that_cannot_be_read(name: str, attacked: Callable[[str], None]) -> None:
     code, says = ATTACKS[name]
     attacked(code)
@@ -177,7 +177,7 @@ async def test_a_run_survives_a_document_that_kills_its_parser_and_so_do_the_oth
         (lab.workspace / "evil.pdf").write_bytes(b"%PDF-1.7")
         (lab.workspace / "notes.txt").write_text("Twelve cents.")
         other = await lab.start(task="the other")
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         run_id = await lab.start()
         assert (await lab.ended(run_id)).state == "success"
         gate.released.set()

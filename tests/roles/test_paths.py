@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.sandboxes.roots import WAYS, kernel, stepwise, swapping
+from support.sandboxes.roots import WAYS, kernel, stepwise_root, swap_names
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox import path_access
@@ -219,7 +219,7 @@ def test_a_file_cannot_be_a_root(tmp_path: Path) -> None:
             way(tmp_path / "file")
 
 
-@pytest.mark.parametrize("way", [kernel, stepwise])
+@pytest.mark.parametrize("way", [kernel, stepwise_root])
 def test_a_folder_swapped_for_a_link_leaks_and_overwrites_nothing(tmp_path: Path, way: Callable[[Path], Root]) -> None:
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     (inside / "src").mkdir(parents=True)
@@ -229,7 +229,7 @@ def test_a_folder_swapped_for_a_link_leaks_and_overwrites_nothing(tmp_path: Path
     (inside / "swap").symlink_to(outside)
     root = way(inside)
     served = refused = 0
-    with swapping(inside / "src", inside / "swap"):
+    with swap_names(inside / "src", inside / "swap"):
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
             try:

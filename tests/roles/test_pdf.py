@@ -11,7 +11,7 @@ from pathlib import Path
 import pypdf
 import pytest
 from support.foreign.documents import pdf, unicode_pdf
-from support.foreign.pdfs import FONT, IMAGE, line, made, page_of, stream
+from support.foreign.pdfs import FONT, IMAGE, line, make_pdf, page_of, stream
 
 from ava_roles.documents import pdf as parser
 from ava_roles.documents import read_pdf
@@ -83,7 +83,7 @@ def test_says_which_pages_are_pictures_and_what_else_is_not_read() -> None:
     resources = "/MediaBox [0 0 612 792] /Resources << /Font << /F1 3 0 R >> /XObject << /X 11 0 R >> >>"
     picture = f"<< /Type /Page /Parent 2 0 R /Contents 10 0 R {resources} >>"
     both = f"<< /Type /Page /Parent 2 0 R /Contents 12 0 R {resources} >>"
-    data = made(
+    data = make_pdf(
         [
             "<< /Type /Catalog /Pages 2 0 R /Names << /EmbeddedFiles << /Names [(a.xml) 13 0 R] >> >> >>",
             f"<< /Type /Pages /Kids [{kids}] /Count 6 >>",
@@ -220,7 +220,7 @@ def nested(deep: int) -> bytes:
 
 
 def tree(kids: str) -> bytes:
-    return made(["<< /Type /Catalog /Pages 2 0 R >>", f"<< /Type /Pages /Kids [{kids}] /Count 9 >>", FONT])
+    return make_pdf(["<< /Type /Catalog /Pages 2 0 R >>", f"<< /Type /Pages /Kids [{kids}] /Count 9 >>", FONT])
 
 
 def twice(data: bytes) -> bytes:
@@ -247,7 +247,7 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
     "a table of objects that names itself": lambda: page_of(line("Body."), trailer="/Prev 9"),
     "a table of objects in a loop": lambda: pdf("a").replace(b"/Root", b"/XRefStm 9 /Prev 9 /Root"),
     "a size beyond all": lambda: pdf("a").replace(b"/Size 6", b"/Size 999999999"),
-    "a million objects": lambda: made(["<< /Type /Catalog /Pages 2 0 R >>"] + ["null"] * 1_000_000),
+    "a million objects": lambda: make_pdf(["<< /Type /Catalog /Pages 2 0 R >>"] + ["null"] * 1_000_000),
     "arrays, deep": lambda: nested(100_000),
     "a length that lies": lambda: pdf("a").replace(b"/Length 3", b"/Length 999999999 %"),
     "a length that is itself": lambda: page_of(line("Body."), b"<< /Length 6 0 R >>\nstream\nx\nendstream"),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import anyio
 import pytest
-from support.sandboxes.attacks import ATTACKS, CONFINED, REACHES, attack, needs, sandbox, why_not
+from support.sandboxes.attacks import ATTACKS, CONFINED, REACHES, attack, needs, sandbox, why_unavailable
 from support.sandboxes.plain_user import PLAIN, plain_python
 
 from ava_roles.sandbox import linux, selection
@@ -110,7 +110,7 @@ def test_the_probe_accepts_a_sandbox_that_blocks_everything(confined: Kind, tmp_
 
 def test_selects_the_strongest_working_sandbox_and_probes_only_once(tmp_path: Path) -> None:
     found = find_sandbox("auto", tmp_path)
-    possible = [kind for kind in CONFINED if why_not(kind) is None]
+    possible = [kind for kind in CONFINED if why_unavailable(kind) is None]
     if not possible:
         assert isinstance(found, Unavailable)
         pytest.skip("nothing confines here")

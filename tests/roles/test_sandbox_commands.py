@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.sandboxes.attacks import BWRAP, CONFINED, HERE, command, how, needs, python, sandbox
+from support.sandboxes.attacks import BWRAP, CONFINED, HERE, command, machine_for, needs, python, sandbox
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux, selection
@@ -54,7 +54,7 @@ async def test_a_command_can_use_its_folder_inside_a_private_home(confined: Kind
     done = await sandbox(confined, tmp_path).run(command(work, "/bin/sh", "-c", "cat sub/file && echo y > sub/file"))
     assert (done.code, done.output) == (0, "x")
     assert (work / "sub" / "file").read_text() == "y\n"
-    assert (work / "sub" / "file").stat().st_uid == how(confined).uid != 0
+    assert (work / "sub" / "file").stat().st_uid == machine_for(confined).uid != 0
 
 
 def test_each_data_root_has_its_own_user_for_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_each_data_root_has_its_own_user_for_commands(tmp_path: Path, monkeypatc
 @pytest.mark.skipif(not linux.is_root(), reason="needs root")
 async def test_a_folder_left_by_another_user_of_commands_is_taken_over(confined: Kind, here: Path) -> None:
     """For example a coder's worktree from an earlier version, which had one user for all data roots."""
-    own = how(confined)
+    own = machine_for(confined)
     before, stranger = next(uid for uid in USERS if uid != own.uid), 4_242
     (here / "sub").mkdir()
     for name, uid in (("sub/old", before), ("theirs", stranger)):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.processes import children_of, lives, marked
+from support.processes import children_of, lives, processes_of_run
 from support.sandboxes.attacks import command, python, sandbox
 from support.sandboxes.sandbox_server import NASTY
 
@@ -48,14 +48,14 @@ async def going(here: Path) -> None:
 
 async def test_a_command_that_exits_leaves_no_process(kind: Kind, here: Path, mark: str) -> None:
     done = await sandbox(kind, here.parent).run(python(here, NASTY, "0", AVA_RUN_ID=mark))
-    assert marked(mark) == []
+    assert processes_of_run(mark) == []
     assert (done.ended, done.code) == ("exited", 0), done
     assert (here / "going").exists()
 
 
 async def test_a_timeout_leaves_no_process(kind: Kind, here: Path, mark: str) -> None:
     done = await sandbox(kind, here.parent).run(python(here, NASTY, "60", timeout_s=0.6, AVA_RUN_ID=mark))
-    assert marked(mark) == []
+    assert processes_of_run(mark) == []
     assert (done.ended, done.code) == ("timeout", None), done
     assert (here / "going").exists()
     assert done.took_s < 0.6 + SOON_S
@@ -65,10 +65,10 @@ async def test_a_cancellation_leaves_no_process(kind: Kind, here: Path, mark: st
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sandbox(kind, here.parent).run, python(here, NASTY, "60", AVA_RUN_ID=mark))
         await going(here)
-        assert marked(mark) != []
+        assert processes_of_run(mark) != []
         began = time.monotonic()
         tasks.cancel_scope.cancel()
-    assert marked(mark) == []
+    assert processes_of_run(mark) == []
     assert time.monotonic() - began < SOON_S
 
 
@@ -76,14 +76,14 @@ async def test_a_cancellation_before_the_start_leaves_no_process(kind: Kind, her
     for delay_ms in (0, 2, 5, 15, 40):
         with anyio.move_on_after(delay_ms / 1000):
             await sandbox(kind, here.parent).run(python(here, NASTY, "60", AVA_RUN_ID=mark))
-        assert marked(mark) == []
+        assert processes_of_run(mark) == []
 
 
 async def test_leaving_an_interactive_command_leaves_no_process(kind: Kind, here: Path, mark: str) -> None:
     async with sandbox(kind, here.parent).start(python(here, NASTY, "60", AVA_RUN_ID=mark)):
         await going(here)
-        assert marked(mark) != []
-    assert marked(mark) == []
+        assert processes_of_run(mark) != []
+    assert processes_of_run(mark) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
@@ -93,10 +93,10 @@ def test_a_signal_to_the_server_leaves_no_process(kind: Kind, here: Path, mark: 
         [sys.executable, str(SERVER), kind, str(here.parent), mark], env=env, stderr=subprocess.DEVNULL
     ) as server:
         until((here / "going").exists)
-        assert marked(mark) != []
+        assert processes_of_run(mark) != []
         server.send_signal(number)
         server.wait(10)
-        assert until(lambda: marked(mark) == []) < SOON_S
+        assert until(lambda: processes_of_run(mark) == []) < SOON_S
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def serving(kind: Kind, here: Path, mark: str) -> Generator[tuple[subprocess.Pop
 def test_killing_the_supervisor_or_its_guard_leaves_no_process(kind: Kind, here: Path, mark: str, which: int) -> None:
     with serving(kind, here, mark) as (server, *pair):
         os.kill(pair[which], signal.SIGKILL)
-        assert until(lambda: marked(mark) == []) < SOON_S
+        assert until(lambda: processes_of_run(mark) == []) < SOON_S
         began = time.monotonic()
         _out, errors = server.communicate(timeout=10)
         assert time.monotonic() - began < SOON_S
@@ -136,7 +136,7 @@ def test_killing_the_parent_of_a_stopped_process_leaves_no_process(
         os.kill(chain[killed], signal.SIGKILL)
         server.communicate(timeout=10)
     try:
-        assert until(lambda: marked(mark) == []) < SOON_S
+        assert until(lambda: processes_of_run(mark) == []) < SOON_S
         assert until(lambda: not any(map(lives, pair))) < SOON_S
     finally:
         for pid in pair:
@@ -162,7 +162,7 @@ async def test_a_killed_supervisor_ends_no_other_child(here: Path, mark: str) ->
                 [guard] = set(children_of(os.getpid())) - before
                 [supervisor] = children_of(guard)
                 os.kill(supervisor, signal.SIGKILL)
-            assert marked(mark) == []
+            assert processes_of_run(mark) == []
             assert set(children_of(os.getpid())) == before
             assert other.returncode is None
     finally:
@@ -205,7 +205,7 @@ async def test_many_concurrent_commands_all_end(kind: Kind, here: Path, mark: st
         for number in range(8):
             tasks.start_soon(one, number)
     assert sorted(ended) == [str(number) for number in range(8)]
-    assert marked(mark) == []
+    assert processes_of_run(mark) == []
     with anyio.move_on_after(5):  # a supervisor without a sandbox ends by itself, and a thread fetches its exit code
         while unfetched():  # noqa: ASYNC110
             await anyio.sleep(0.01)

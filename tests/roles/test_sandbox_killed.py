@@ -17,7 +17,7 @@ from typing import Literal
 
 import pytest
 from support.processes import children_of, lives
-from support.sample import SEED, sampled
+from support.sample import SEED, sample
 from support.sandboxes.attacks import needs
 
 from ava_roles.sandbox.launcher.supervisor import descendants
@@ -170,7 +170,7 @@ def _words(pid: int) -> str:
 
 @pytest.mark.parametrize(
     ("kind", "number", "moment"),
-    [pytest.param(*point, id=f"{point[0]}-{CHAINS[point[0]][point[1]]}-{point[2]}") for point in sampled(POINTS, 6)],
+    [pytest.param(*point, id=f"{point[0]}-{CHAINS[point[0]][point[1]]}-{point[2]}") for point in sample(POINTS, 6)],
 )
 def test_nothing_is_left_whichever_process_is_killed(kind: Chain, number: int, moment: str, here: Path) -> None:
     needs("bubblewrap" if kind == "local" else kind)

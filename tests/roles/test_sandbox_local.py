@@ -15,8 +15,8 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.abc import ByteStream
-from support.processes import children_of, lives, marked
-from support.sandboxes.attacks import ATTACKS, attack, command, how, needs, python, sandbox
+from support.processes import children_of, lives, processes_of_run
+from support.sandboxes.attacks import ATTACKS, attack, command, machine_for, needs, python, sandbox
 from support.sandboxes.sandbox_server import NASTY
 
 from ava_roles.errors import ToolFailed
@@ -401,11 +401,11 @@ async def test_a_cancellation_ends_the_relay_and_what_resists(here: Path) -> Non
         [guard] = set(children_of(os.getpid())) - before
         [supervisor] = children_of(guard)
         processes = [guard, supervisor, *children_of(supervisor)]
-        assert len(processes) == 4 and marked(mark)
+        assert len(processes) == 4 and processes_of_run(mark)
         began = time.monotonic()
         tasks.cancel_scope.cancel()
     assert time.monotonic() - began < 10
-    assert marked(mark) == []
+    assert processes_of_run(mark) == []
     assert not any(map(lives, processes))
 
 
@@ -458,7 +458,10 @@ async def test_a_missing_folder_of_the_socket_is_reported_and_the_command_does_n
 
 async def test_a_failure_of_bubblewrap_is_reported_as_such(here: Path) -> None:
     local = ReachableServer(PORT, here.parent / "socket")
-    for machine in (Machine(how("bubblewrap").uid, "/no/bwrap"), Machine(how("bubblewrap").uid, "/bin/false")):
+    for machine in (
+        Machine(machine_for("bubblewrap").uid, "/no/bwrap"),
+        Machine(machine_for("bubblewrap").uid, "/bin/false"),
+    ):
         box = SupervisedSandbox("bubblewrap", machine, here.parent)
         with anyio.fail_after(40), pytest.raises(ToolFailed, match=r"/no/bwrap: No such file|bubblewrap ended with 1"):
             await box.run(replace(command(here, "/bin/true", timeout_s=60), local=local))

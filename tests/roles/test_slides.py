@@ -7,7 +7,7 @@ import socket
 import time
 
 import pytest
-from support.foreign.office import Attack, Victim, element, office_attacks, packed, relations, slides_parts, sp
+from support.foreign.office import Attack, Victim, element, office_attacks, pack_parts, relations, slides_parts, sp
 
 from ava_roles.documents import read_pptx
 from ava_roles.errors import ToolFailed
@@ -75,7 +75,7 @@ DIAGRAM = element("dgm:dataModel", "<a:p><a:t>First</a:t></a:p><a:p><a:t>Second<
 @pytest.mark.parametrize("name", SLIDES)
 def test_reads_or_names(name: str) -> None:
     shapes, text, missing = SLIDES[name]
-    found = read_pptx(packed(slides_parts(shapes, chart1=CHART, diagramData1=DIAGRAM)))
+    found = read_pptx(pack_parts(slides_parts(shapes, chart1=CHART, diagramData1=DIAGRAM)))
     assert [tuple(part) for part in found.parts] == [("slide 1", text)]
     assert found.missing == missing
 
@@ -86,7 +86,7 @@ def test_slides_come_in_their_order_with_notes_comments_and_what_all_of_them_sho
     layout = element("p:sldLayout", sp("a hint", place="body") + sp("The Company"))
     parts = slides_parts(sp("one"), sp("two"), notesSlide1=notes, comments1=comments, slideLayout1=layout)
     parts["ppt/slides/slide2.xml"] = str(parts["ppt/slides/slide2.xml"]).replace("<p:sld ", '<p:sld show="0" ', 1)
-    found = read_pptx(packed(parts))
+    found = read_pptx(pack_parts(parts))
     assert [tuple(part) for part in found.parts] == [
         ("slide 1", "one\n\nNotes:\nsay this\n\n[comment] too long"),
         ("slide 2 (hidden)", "two"),
@@ -100,7 +100,7 @@ def test_knows_presentations_by_their_names_and_reads_them_in_a_child_without_th
     monkeypatch.setattr(parser_process, "has_extra", lambda _name: False)
     kind = format_of("a.PPTX")
     assert kind is not None and kind is format_of("a.ppsx") is format_of("a.ppt", OLE_MAGIC)
-    assert "rent" in parser_process.read_document(kind, packed(slides_parts(sp("rent")))).text()
+    assert "rent" in parser_process.read_document(kind, pack_parts(slides_parts(sp("rent")))).text()
 
 
 # -- attacks ------------------------------------------------------------------------------------------------------
@@ -126,20 +126,20 @@ def slide_attacks(port: int) -> dict[str, Attack]:
     charts = frame('<c:chart r:id="xchart1"/>' * 50_000)
     big = element("c:chartSpace", "<c:title>" + "<a:t>x</a:t>" * 50_000 + "</c:title>")
     attacks |= {
-        "relations outside and to itself": Attack(lambda: packed(elsewhere), read="KEPTWORD", missing="etc/passwd"),
-        "one slide 100,000 times": Attack(lambda: packed(again), read="more slides are not shown"),
-        "groups in groups": Attack(lambda: packed(slides_parts(groups)), read="KEPTWORD"),
+        "relations outside and to itself": Attack(lambda: pack_parts(elsewhere), read="KEPTWORD", missing="etc/passwd"),
+        "one slide 100,000 times": Attack(lambda: pack_parts(again), read="more slides are not shown"),
+        "groups in groups": Attack(lambda: pack_parts(slides_parts(groups)), read="KEPTWORD"),
         "a wide table": Attack(
-            lambda: packed(slides_parts(kept + frame(f"<a:tbl>{row * 200}</a:tbl>"))), read="KEPTWORD"
+            lambda: pack_parts(slides_parts(kept + frame(f"<a:tbl>{row * 200}</a:tbl>"))), read="KEPTWORD"
         ),
         "50,000 references to one chart": Attack(
-            lambda: packed(slides_parts(kept + charts, chart1=big)), read="KEPTWORD", missing="a chart"
+            lambda: pack_parts(slides_parts(kept + charts, chart1=big)), read="KEPTWORD", missing="a chart"
         ),
         "20 million characters": Attack(
-            lambda: packed(slides_parts(*[kept + sp("words " * 150_000)] * 22)), read="too long to read|not shown"
+            lambda: pack_parts(slides_parts(*[kept + sp("words " * 150_000)] * 22)), read="too long to read|not shown"
         ),
         "numbers of a thousand digits": Attack(
-            lambda: packed(
+            lambda: pack_parts(
                 slides_parts(
                     sp(line("KEPTWORD", f'lvl="{"9" * 999}"><a:buAutoNum type="x" startAt="{"9" * 999}"/></a:pPr>'))
                 )

@@ -12,7 +12,7 @@ from support.foreign.office import (
     element,
     office_attacks,
     p,
-    packed,
+    pack_parts,
     r,
     relations,
     word_file,
@@ -324,7 +324,7 @@ def test_reads_the_strict_form_of_the_standard_and_the_title() -> None:
     title = f'<Relationship Id="t" Type="{kind}" Target="core.xml"/>'
     strict["_rels/.rels"] = strict["_rels/.rels"].replace("</R", f"{title}</R")
     strict["core.xml"] = '<c xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>The lease</dc:title></c>'
-    found = read_docx(packed({**strict}))
+    found = read_docx(pack_parts({**strict}))
     assert (found.text(), found.title) == ("strict", "The lease")
 
 
@@ -368,7 +368,7 @@ def word_attacks(port: int) -> dict[str, Attack]:
     )
     parts["word/_rels/settings.xml.rels"] = relations(("t", "attachedTemplate", web))
     attacks |= {
-        "relations outside and to itself": Attack(lambda: packed(parts), read="KEPTWORD", missing="etc/passwd"),
+        "relations outside and to itself": Attack(lambda: pack_parts(parts), read="KEPTWORD", missing="etc/passwd"),
         "60,000 open fields": Attack(
             lambda: word_file(p("KEPTWORD") + p((begin + "<w:r><w:t>x</w:t></w:r>") * 60_000)),
             read="KEPTWORD",

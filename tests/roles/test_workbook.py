@@ -22,9 +22,9 @@ from support.foreign.office import (
     Victim,
     book_list,
     book_parts,
-    changed,
     office_attacks,
-    packed,
+    pack_changed,
+    pack_parts,
     relations,
     sheet,
 )
@@ -129,7 +129,7 @@ def test_names_hidden_sheets_and_what_is_not_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "data"), [("a.xls", OLE_MAGIC + bytes(600)), ("a.xlsb", packed({"xl/workbook.bin": b"\x83\x01"}))]
+    ("name", "data"), [("a.xls", OLE_MAGIC + bytes(600)), ("a.xlsb", pack_parts({"xl/workbook.bin": b"\x83\x01"}))]
 )
 def test_says_what_to_do_about_a_binary_workbook(name: str, data: bytes) -> None:
     kind = format_of(name, data)
@@ -146,7 +146,7 @@ def test_names_a_sheet_that_is_not_in_the_file_and_names_of_one_sheet() -> None:
         "</R",
         relations(("s2", "worksheet", "worksheets/gone.xml")).partition(">")[2].replace("</Relationships>", "</R"),
     )
-    found = read_xlsx(packed(parts))
+    found = read_xlsx(pack_parts(parts))
     assert found.missing == ("sheet Gone is listed, and is not in the file",)
     assert found.text() == "[sheet Plan]\n|  | A |\n|---|---|\n| 1 | kept |\n\n[name Rate] Plan!$A$1"
 
@@ -187,14 +187,14 @@ def book(rows: str = "", below: str = "", *related: tuple[str, str, str], **othe
     def make() -> bytes:
         own = [(f"x{name}", name, f"../x/{name}.xml") for name in others]
         parts = book_parts("KEPTWORD", *own, *related, rows=rows, below=below)
-        return packed({**parts, **{f"xl/x/{name}.xml": content for name, content in others.items()}})
+        return pack_parts({**parts, **{f"xl/x/{name}.xml": content for name, content in others.items()}})
 
     return make
 
 
 def only(inside: str) -> Callable[[], bytes]:
     """Return what makes a workbook whose sheet has only this."""
-    return lambda: changed(book_parts("KEPTWORD"), **{"xl/worksheets/sheet1.xml": sheet(inside)})
+    return lambda: pack_changed(book_parts("KEPTWORD"), **{"xl/worksheets/sheet1.xml": sheet(inside)})
 
 
 def many(tag: str, each: str, count: int) -> str:
@@ -208,7 +208,7 @@ def same_sheet(count: int) -> str:
 def listed(sheets: str, names: str = "", **others: str) -> Callable[[], bytes]:
     parts = {**book_parts("KEPTWORD"), "xl/workbook.xml": book_list(sheets, names)}
     parts |= {f"xl/{name}.xml": content for name, content in others.items()}
-    return lambda: packed(parts)
+    return lambda: pack_parts(parts)
 
 
 def styled(value: str, code: str) -> Callable[[], bytes]:
@@ -221,7 +221,7 @@ def styled(value: str, code: str) -> Callable[[], bytes]:
     parts["xl/styles.xml"] = f'<styleSheet xmlns="{SHEETS}">{styles}</styleSheet>'
     named = f'<Override PartName="/xl/styles.xml" ContentType="{kind}"/></Types>'
     parts["[Content_Types].xml"] = str(parts["[Content_Types].xml"]).replace("</Types>", named)
-    return lambda: packed(parts)
+    return lambda: pack_parts(parts)
 
 
 def cells(count: int, inside: str) -> str:
@@ -273,7 +273,7 @@ def book_attacks(port: int) -> dict[str, Attack]:
         ),
         "one sheet 5,000 times": Attack(listed(same_sheet(5_000)), read=kept),
         "one long sheet 500 times": Attack(
-            lambda: changed(
+            lambda: pack_changed(
                 book_parts(kept, rows=cells(5_000, number * 20)), **{"xl/workbook.xml": book_list(same_sheet(500))}
             ),
             read=kept,
@@ -330,7 +330,7 @@ def book_attacks(port: int) -> dict[str, Attack]:
             book(f'<row r="2">{inline("y" * 32_000) * 200}</row>'), read=kept, missing="from row 2 on"
         ),
         "500 long links of 20 sheets": Attack(
-            lambda: changed(
+            lambda: pack_changed(
                 book_parts(kept, ("l", "hyperlink", f"{web}/{'z' * 1_900}"), below=links),
                 **{"xl/workbook.xml": book_list(same_sheet(20))},
             ),

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 from support.repositories.projects import git, write
-from support.repositories.workshops import FIXED, PROJECT, RUN, order, project, run, sealed, working
+from support.repositories.workshops import FIXED, PROJECT, RUN, checkout_state, open_workshop, order, project, run
 from support.sandboxes.attacks import CONFINED, needs
 
 from ava_roles.errors import BadNamespace, ToolFailed, WorktreeFailed
@@ -43,8 +43,8 @@ def running(mark: str) -> list[str]:
 
 async def test_the_branch_contains_exactly_what_was_verified(kind: Kind, tmp_path: Path) -> None:
     repository = project(tmp_path / "project")
-    before, status = sealed(repository), git(repository, "status", "--porcelain")
-    async with working(kind, tmp_path, order(repository)) as shop:
+    before, status = checkout_state(repository), git(repository, "status", "--porcelain")
+    async with open_workshop(kind, tmp_path, order(repository)) as shop:
         assert not (await shop.check()).passed
         shop.edits.write("calc.py", FIXED.encode())
         verdict = await shop.check()
@@ -59,7 +59,7 @@ async def test_the_branch_contains_exactly_what_was_verified(kind: Kind, tmp_pat
         ("calc.py", 1, 1, "changed", False)
     ]
     assert git(repository, "branch", "--format=%(refname:short)").split() == [branch.name, "master"]
-    assert sealed(repository) == before
+    assert checkout_state(repository) == before
     assert git(repository, "status", "--porcelain") == status
     assert "missing" not in git(repository, "fsck", "--full")
     remove_worktree(tmp_path / "worktrees" / RUN)
@@ -70,7 +70,7 @@ async def test_the_baseline_reports_earlier_failures_and_contains_only_committed
     kind: Kind, tmp_path: Path
 ) -> None:
     repository = project(tmp_path / "project")
-    async with working(kind, tmp_path, order(repository), baseline=False) as shop:
+    async with open_workshop(kind, tmp_path, order(repository), baseline=False) as shop:
         baseline = await shop.prepare()
         assert baseline.base == git(repository, "rev-parse", "HEAD").strip()
         assert baseline.verify is not None and not baseline.verify.passed
@@ -81,7 +81,7 @@ async def test_the_baseline_reports_earlier_failures_and_contains_only_committed
 
 async def test_reverts_and_reports_changes_outside_the_namespace(kind: Kind, tmp_path: Path) -> None:
     repository = project(tmp_path / "project")
-    async with working(kind, tmp_path, order(repository), baseline=False) as shop:
+    async with open_workshop(kind, tmp_path, order(repository), baseline=False) as shop:
         _done, nothing = await run(kind, tmp_path, shop, "cat calc.py; echo more >> calc.py")
         assert nothing == ""
         tree = shop.files.path
@@ -113,7 +113,7 @@ async def test_restores_a_folder_replaced_by_a_link_and_writes_nothing_through_i
     outside = tmp_path / "outside"
     write(outside, {"one.py": "outside\n", "docs/guide.md": "outside\n"})
     inside = tmp_path / "worktrees" / RUN
-    async with working(kind, tmp_path, order(repository, namespace=("calc.py", "src")), baseline=False) as shop:
+    async with open_workshop(kind, tmp_path, order(repository, namespace=("calc.py", "src")), baseline=False) as shop:
         line = f"rm -r docs src calc.py; ln -s {outside}/docs docs; ln -s {outside} src; ln -s / calc.py"
         await run(kind, tmp_path, shop, line)
         verdict = await shop.check()
@@ -158,10 +158,10 @@ echo kept > src/kept.txt; echo '*' > src/deep/.gitignore; echo 'ignored.txt' > s
 
 async def test_a_planted_git_folder_runs_nothing_and_is_not_committed(kind: Kind, tmp_path: Path) -> None:
     repository = project(tmp_path / "project")
-    before, mark = sealed(repository), tmp_path / "mark"
+    before, mark = checkout_state(repository), tmp_path / "mark"
     everyone = tmp_path / "everyone"
     everyone.mkdir()
-    async with working(kind, tmp_path, order(repository, namespace=("calc.py", "src")), baseline=False) as shop:
+    async with open_workshop(kind, tmp_path, order(repository, namespace=("calc.py", "src")), baseline=False) as shop:
         done, said = await run(kind, tmp_path, shop, PLANTED.replace("MARK", str(mark)))
         assert done.code == 0, done.output
         assert "cannot be in a worktree" in said and ".git" in said and ".gitattributes (removed)" in said
@@ -177,7 +177,7 @@ async def test_a_planted_git_folder_runs_nothing_and_is_not_committed(kind: Kind
     kept = {each.path for each in branch.changed if not each.path.startswith("src/elsewhere/")}
     assert kept == {"calc.py", "src/.gitattributes", "src/.gitignore", "src/filed/x", "src/kept.txt"}
     assert branch.notes[-1].startswith("no git filter was run, although ")
-    assert not mark.exists() and sealed(repository) == before
+    assert not mark.exists() and checkout_state(repository) == before
     git(repository, "fsck", "--full", "--strict")
 
 
@@ -190,7 +190,7 @@ async def test_files_left_by_commands_do_not_affect_verification(kind: Kind, tmp
     repository = project(
         tmp_path / "project", {**files, ".gitignore": PROJECT[".gitignore"] + "secret.py\nsitecustomize.py\n"}
     )
-    async with working(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
+    async with open_workshop(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
         line = (
             'echo > secret.py; echo \'import sys, types; sys.modules["secret"] = types.ModuleType("secret")\''
             " > sitecustomize.py; mkdir -p ~/.local/lib/python3.11/site-packages;"
@@ -211,7 +211,7 @@ async def test_files_left_by_a_check_do_not_affect_the_next_one(kind: Kind, tmp_
         " exit $(test -e made.local; echo $?)"
     )
     repository = project(tmp_path / "project")
-    async with working(
+    async with open_workshop(
         kind, tmp_path, order(repository, verify=f"({line}); touch made.local; test -e made.local")
     ) as shop:
         for _ in range(3):
@@ -227,7 +227,7 @@ async def test_a_check_runs_the_new_file_and_no_stale_bytecode(
     needs("bubblewrap")
     repository = project(tmp_path / "project")
     assert len(FIXED) == len(PROJECT["calc.py"]), "Python tells them apart by size and second alone"
-    async with working("bubblewrap", tmp_path, order(repository)) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository)) as shop:
         for text in (FIXED, PROJECT["calc.py"]) * 3:
             shop.edits.write("calc.py", text.encode())
             assert (await shop.check()).passed == (text == FIXED)
@@ -236,7 +236,7 @@ async def test_a_check_runs_the_new_file_and_no_stale_bytecode(
 async def test_commits_tool_caches_only_if_the_repository_tracks_them(kind: Kind, tmp_path: Path) -> None:
     tracked = {"__pycache__/kept.txt": "kept\n", "data/frozen.pyc": "old\n"}
     repository = project(tmp_path / "project", {**PROJECT, ".gitignore": "*.local\n", **tracked})
-    async with working(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
+    async with open_workshop(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
         shop.edits.write("calc.py", FIXED.encode())
         line = (
             "mkdir -p src/__pycache__ .pytest_cache/v node/.nyc_output __pycache__ data"
@@ -255,7 +255,7 @@ async def test_commits_tool_caches_only_if_the_repository_tracks_them(kind: Kind
 
 async def test_commands_write_no_bytecode_and_keep_caches_out_of_the_project(kind: Kind, tmp_path: Path) -> None:
     repository = project(tmp_path / "project", {**PROJECT, ".gitignore": ""})
-    async with working(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
+    async with open_workshop(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
         line = "python3 -m unittest -q; env | grep -E '^(PYTEST_ADDOPTS|(MYPY|RUFF)_CACHE_DIR|PYTHONDONT)' | sort"
         done, said = await run(kind, tmp_path, shop, line)
         assert said == ""
@@ -268,7 +268,7 @@ async def test_commands_write_no_bytecode_and_keep_caches_out_of_the_project(kin
 
 async def test_a_command_with_a_namespace_is_not_told_of_removed_caches(kind: Kind, tmp_path: Path) -> None:
     repository = project(tmp_path / "project", {**PROJECT, ".gitignore": ""})
-    async with working(kind, tmp_path, order(repository), baseline=False) as shop:
+    async with open_workshop(kind, tmp_path, order(repository), baseline=False) as shop:
         done, said = await run(
             kind, tmp_path, shop, "mkdir docs/__pycache__; echo x > docs/__pycache__/a.pyc; echo x > docs/b"
         )
@@ -282,7 +282,9 @@ async def test_an_endless_verification_is_stopped_with_all_its_processes(kind: K
     repository = project(tmp_path / "project")
     mark = f"{time.time():.6f}"
     line = f"(setsid sleep 1{mark} &) ; sleep 2{mark} & echo begun; wait"
-    async with working(kind, tmp_path, order(repository, verify=line, verify_timeout_s=1.0), baseline=False) as shop:
+    async with open_workshop(
+        kind, tmp_path, order(repository, verify=line, verify_timeout_s=1.0), baseline=False
+    ) as shop:
         verdict = await shop.check()
         assert not verdict.passed and verdict.ended == "timeout" and verdict.code is None
         assert verdict.output == "begun\n"
@@ -302,7 +304,7 @@ async def test_work_cancelled_at_any_moment_can_still_be_committed(tmp_path: Pat
     many = {f"data/{number}.txt": f"{number}\n" for number in range(3_000)}
     repository = project(tmp_path / "project", {**PROJECT, **many})
     cut = 0
-    async with working("bubblewrap", tmp_path, order(repository, verify="true"), baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository, verify="true"), baseline=False) as shop:
         for number in range(31):
             shop.edits.write("calc.py", f"{number}\n".encode())
             with anyio.move_on_after(0.008 * number) as scope:
@@ -321,7 +323,7 @@ async def test_runs_the_setup_command_once_and_again_when_dependencies_change(ki
     repository = project(tmp_path / "project", {**PROJECT, "requirements.txt": "one\n"})
     line = "cat requirements.txt >> made.local; echo x >> docs/guide.md; echo built > built.txt"
     what = order(repository, namespace=(".",), setup=line, verify="cat made.local built.txt; grep -c x docs/guide.md")
-    async with working(kind, tmp_path, what, baseline=False) as shop:
+    async with open_workshop(kind, tmp_path, what, baseline=False) as shop:
         baseline = await shop.prepare()
         assert baseline.setup is not None and baseline.setup.passed
         assert baseline.verify is not None and baseline.verify.output == "one\nbuilt\n0\n"
@@ -336,7 +338,7 @@ async def test_runs_the_setup_command_once_and_again_when_dependencies_change(ki
 async def test_a_failed_setup_fails_the_check_and_is_retried(kind: Kind, tmp_path: Path) -> None:
     repository = project(tmp_path / "project")
     what = order(repository, setup="echo no; exit 3", verify="true")
-    async with working(kind, tmp_path, what, baseline=False) as shop:
+    async with open_workshop(kind, tmp_path, what, baseline=False) as shop:
         for _ in range(2):
             verdict = await shop.check()
             assert not verdict.passed and verdict.code == 3
@@ -346,9 +348,9 @@ async def test_a_failed_setup_fails_the_check_and_is_retried(kind: Kind, tmp_pat
 async def test_packages_of_the_checkout_are_readable_and_never_committed(kind: Kind, tmp_path: Path) -> None:
     repository = project(tmp_path / "project", {**PROJECT, ".gitignore": "node_modules/\n"})
     write(repository, {"node_modules/left/index.js": "left\n", "data/big.csv": "1\n"})
-    before = sealed(repository)
+    before = checkout_state(repository)
     what = order(repository, namespace=(".",), carry=("data",), verify="cat node_modules/left/index.js data/big.csv")
-    async with working(kind, tmp_path, what) as shop:
+    async with open_workshop(kind, tmp_path, what) as shop:
         assert (await shop.check()).output == "left\n1\n"
         done, said = await run(kind, tmp_path, shop, "cat node_modules/left/index.js && echo x > node_modules/left/new")
         assert done.output.startswith("left\n") and done.code != 0 and said == ""
@@ -357,7 +359,7 @@ async def test_packages_of_the_checkout_are_readable_and_never_committed(kind: K
         assert shop.keep("Nothing") is None
     assert publish_leftover(what, tmp_path / "worktrees" / RUN, tmp_path / "home", "left") is None
     remove_worktree(tmp_path / "worktrees" / RUN)
-    assert sealed(repository) == before
+    assert checkout_state(repository) == before
 
 
 async def test_does_not_follow_a_link_on_the_way_to_the_packages(tmp_path: Path, kind: Kind) -> None:
@@ -369,7 +371,7 @@ async def test_does_not_follow_a_link_on_the_way_to_the_packages(tmp_path: Path,
     git(repository, "commit", "-qm", "a link")
     (repository / "web").unlink()
     write(repository, {"web/node_modules/left/index.js": "left\n"})
-    async with working(kind, tmp_path, order(repository, verify="true")) as shop:
+    async with open_workshop(kind, tmp_path, order(repository, verify="true")) as shop:
         await run(kind, tmp_path, shop, "true")
         assert (await shop.check()).passed
     assert list(outside.iterdir()) == []
@@ -381,7 +383,7 @@ async def test_refuses_a_path_in_a_submodule(tmp_path: Path) -> None:
     git(repository, "submodule", "add", "-q", str(inner), "sub")
     git(repository, "commit", "-qm", "submodule")
     with pytest.raises(BadNamespace, match="is in the submodule sub"):
-        async with working("bubblewrap", tmp_path, order(repository, namespace=("sub/calc.py",))):
+        async with open_workshop("bubblewrap", tmp_path, order(repository, namespace=("sub/calc.py",))):
             pass
 
 
@@ -392,7 +394,7 @@ async def test_submodules_and_lfs_pointers_stay_unchanged(kind: Kind, tmp_path: 
     repository = project(tmp_path / "project", files)
     git(repository, "submodule", "add", "-q", str(inner), "sub")
     git(repository, "commit", "-qm", "submodule")
-    async with working(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
+    async with open_workshop(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
         line = "rmdir sub; echo x > sub; echo real > big.bin; echo new > new.txt"
         _done, said = await run(kind, tmp_path, shop, line)
         assert "big.bin (as it was)" in said and "sub" in said
@@ -405,7 +407,7 @@ async def test_submodules_and_lfs_pointers_stay_unchanged(kind: Kind, tmp_path: 
 
 async def test_removes_files_that_git_rejects_or_that_are_nested_too_deep(kind: Kind, tmp_path: Path) -> None:
     repository = project(tmp_path / "project")
-    async with working(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
+    async with open_workshop(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
         line = (
             "mkdir -p '.git ' '.Git.' 'git~1'; touch '.git /x'; i=0; mkdir deep; cd deep; while [ $i -lt 190 ]; do"
             " mkdir d 2>/dev/null && cd d; i=$((i+1)); done;"
@@ -423,8 +425,8 @@ async def test_removes_files_that_git_rejects_or_that_are_nested_too_deep(kind: 
 
 async def test_later_work_continues_on_the_same_branch(kind: Kind, tmp_path: Path) -> None:
     repository = project(tmp_path / "project")
-    before = sealed(repository)
-    async with working(kind, tmp_path, order(repository), baseline=False) as shop:
+    before = checkout_state(repository)
+    async with open_workshop(kind, tmp_path, order(repository), baseline=False) as shop:
         shop.edits.write("calc.py", "unfinished\n".encode("utf-16"))
         first, same = shop.keep("First"), shop.keep("Another message")
         shop.edits.write("calc.py", FIXED.encode())
@@ -439,7 +441,7 @@ async def test_later_work_continues_on_the_same_branch(kind: Kind, tmp_path: Pat
     assert changed in first.notes and changed not in second.notes
     assert second.base == first.base and git(repository, "rev-parse", f"{second.head}^").strip() == second.base
     assert third.name == f"ava-{RUN}", "a branch that somebody has moved is theirs"
-    assert sealed(repository) == before
+    assert checkout_state(repository) == before
 
 
 async def test_reports_that_git_is_not_installed(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,14 +449,14 @@ async def test_reports_that_git_is_not_installed(kind: Kind, tmp_path: Path, mon
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(os, "defpath", str(tmp_path))
     with pytest.raises(WorktreeFailed, match="git is not installed"):
-        async with working(kind, tmp_path, order(repository)):
+        async with open_workshop(kind, tmp_path, order(repository)):
             pass
 
 
 async def test_a_stale_lock_on_avas_branch_does_not_block_a_commit(tmp_path: Path) -> None:
     needs("bubblewrap")
     repository = project(tmp_path / "project")
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
         shop.edits.write("calc.py", FIXED.encode())
         write(repository, {f".git/refs/heads/ava/{RUN}.lock": ""})
         branch = shop.keep("Kept")
@@ -473,7 +475,7 @@ async def test_committing_the_same_work_twice_at_once_creates_one_branch(tmp_pat
 
     async with (
         anyio.create_task_group() as tasks,
-        working("bubblewrap", tmp_path, order(repository), baseline=False) as shop,
+        open_workshop("bubblewrap", tmp_path, order(repository), baseline=False) as shop,
     ):
         shop.edits.write("calc.py", FIXED.encode())
         for _ in range(2):
@@ -497,7 +499,7 @@ async def test_verifies_a_node_project_with_its_own_test_runner(kind: Kind, tmp_
         "package.json": '{"name": "x", "scripts": {"test": "node --test"}}\n',
     }
     repository = project(tmp_path / "project", files)
-    async with working(
+    async with open_workshop(
         kind, tmp_path, order(repository, namespace=("add.js",), verify="node --test"), baseline=False
     ) as shop:
         before = await shop.check()
@@ -510,7 +512,7 @@ async def test_ignores_git_settings_that_would_start_a_program(tmp_path: Path) -
     needs("bubblewrap")
     repository = project(tmp_path / "project")
     git(repository, "config", "core.fsmonitor", "touch /tmp/never")
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False):
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False):
         said = (tmp_path / "worktrees" / RUN / "git/config").read_text()
     assert "fsmonitor" not in said and "hook" not in said.lower()
 
@@ -518,7 +520,7 @@ async def test_ignores_git_settings_that_would_start_a_program(tmp_path: Path) -
 async def test_exceeding_the_disk_limit_removes_ignored_files_but_never_the_work(tmp_path: Path) -> None:
     needs("bubblewrap")
     repository = project(tmp_path / "project")
-    async with working("bubblewrap", tmp_path, order(repository)) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository)) as shop:
         bench, fresh = await shop.bench.ready()
         again, told = await shop.bench.ready()
         assert fresh and not told and bench.size is not None and again.size == bench.size

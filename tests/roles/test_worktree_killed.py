@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.repositories.projects import git, write
 from support.repositories.workshop_killed import killed_order
-from support.repositories.workshops import FIXED, PROJECT, RUN, project, sealed, working
+from support.repositories.workshops import FIXED, PROJECT, RUN, checkout_state, open_workshop, project
 from support.sandboxes.attacks import needs
 
 from ava_roles.sandbox.sandbox import Kind
@@ -86,9 +86,9 @@ async def test_a_killed_run_continues_in_the_same_worktree(
     needs(kind)
     many = {f"data/{number}.txt": f"{number}\n" * 50 for number in range(400)}
     repository = project(tmp_path / "project", {**PROJECT, **many})
-    before = sealed(repository)
+    before = checkout_state(repository)
     _kill_in(kind, tmp_path, phase, after_s)
-    async with working(kind, tmp_path, killed_order(tmp_path), baseline=False) as shop:
+    async with open_workshop(kind, tmp_path, killed_order(tmp_path), baseline=False) as shop:
         shop.edits.write("calc.py", FIXED.encode())
         verdict = await shop.check()
         assert verdict.passed, verdict.output
@@ -99,7 +99,7 @@ async def test_a_killed_run_continues_in_the_same_worktree(
     assert {each.path for each in branch.changed if not each.path.startswith("more/")} == {"calc.py"}
     assert not [each.path for each in branch.changed if each.path.rpartition("/")[2].startswith(".")]
     assert git(repository, "branch", "--format=%(refname:short)").split() == [branch.name, "master"]
-    assert sealed(repository) == before
+    assert checkout_state(repository) == before
     git(repository, "fsck", "--full")
     remove_worktree(tmp_path / "worktrees" / RUN)
     assert not (tmp_path / "worktrees" / RUN).exists()
@@ -110,7 +110,7 @@ async def test_a_killed_run_continues_in_the_same_worktree(
 def test_commits_the_work_left_by_a_killed_run(kind: Kind, phase: str, after_s: float, tmp_path: Path) -> None:
     needs(kind)
     repository = project(tmp_path / "project")
-    before = sealed(repository)
+    before = checkout_state(repository)
     _kill_in(kind, tmp_path, phase, after_s)
     what, here, home = killed_order(tmp_path), tmp_path / "worktrees" / RUN, tmp_path / "home"
     branch = publish_leftover(what, here, home, "What was left")
@@ -120,7 +120,7 @@ def test_commits_the_work_left_by_a_killed_run(kind: Kind, phase: str, after_s: 
     if branch is not None:
         assert {each.path for each in branch.changed if not each.path.startswith("more/")} <= {"calc.py"}
         assert git(repository, "branch", "--format=%(refname:short)").split() == [branch.name, "master"]
-    assert sealed(repository) == before
+    assert checkout_state(repository) == before
     git(repository, "fsck", "--full")
     remove_worktree(here)
     remove_worktree(here)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from support.repositories.projects import checkout, git, write
-from support.repositories.workshops import FIXED, PROJECT, RUN, order, project, sealed, working
-from support.sample import sampled
+from support.repositories.workshops import FIXED, PROJECT, RUN, checkout_state, open_workshop, order, project
+from support.sample import sample
 from support.sandboxes.attacks import needs
 
 from ava_roles.errors import NoRepository, WorktreeFailed
@@ -277,11 +277,11 @@ async def test_runs_nothing_from_a_repository_and_only_adds_one_branch(name: str
     mark = tmp_path / "mark"
     repository = REPOSITORIES[name](tmp_path / "project", mark)
     mark.unlink(missing_ok=True)
-    everywhere = {each: sealed(each) for each in {repository, _common(repository)}}
+    everywhere = {each: checkout_state(each) for each in {repository, _common(repository)}}
     outside = _outside(repository)
     state = inspect_checkout(repository, tmp_path / "home", only(outside))
     all_of_it = {"namespace": (".",), "git_folder": outside}
-    async with working("bubblewrap", tmp_path, order(repository, **all_of_it)) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository, **all_of_it)) as shop:
         assert shop.keep("nothing") is None, "nothing differs yet"
         assert await shop.bench.after_command() == ""
         shop.files.replace("calc.py", FIXED.encode())
@@ -292,7 +292,7 @@ async def test_runs_nothing_from_a_repository_and_only_adds_one_branch(name: str
     assert [each.path for each in branch.changed] == ["calc.py"]
     shown = branch_diff(repository, branch.base, branch.head, tmp_path / "home", git_folder=outside)
     assert "+    return a + b" in shown
-    assert {each: sealed(each) for each in everywhere} == everywhere
+    assert {each: checkout_state(each) for each in everywhere} == everywhere
     assert not mark.exists()
     for lock in (repository / ".git").glob("*.lock"):
         lock.unlink()
@@ -312,7 +312,7 @@ async def test_the_worktree_has_the_same_files_as_a_checkout(tmp_path: Path) -> 
     git(repository, "stash", "push", "-q", "-u")
     there = {path.relative_to(repository) for path in repository.rglob("*") if ".git" not in path.parts}
     there.discard(Path("empty"))
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
         tree = shop.files.path
         assert {path.relative_to(tree) for path in tree.rglob("*")} == there
         assert (tree / "out").readlink() == Path("/etc") and os.access(tree / "bin/run", os.X_OK)
@@ -324,7 +324,7 @@ async def test_the_worktree_has_the_same_files_as_a_checkout(tmp_path: Path) -> 
 async def test_line_endings_and_encodings_match_a_checkout_and_do_not_count_as_changes(tmp_path: Path) -> None:
     needs("bubblewrap")
     repository = _converted(tmp_path / "project", tmp_path / "mark")
-    async with working("bubblewrap", tmp_path, order(repository, namespace=(".",))) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository, namespace=(".",))) as shop:
         tree = shop.files.path
         for name in ("run.bat", "text.u16", "this.id", "odd.mixed"):
             assert (tree / name).read_bytes() == (repository / name).read_bytes(), name
@@ -363,7 +363,7 @@ async def test_refuses_a_folder_without_a_commit_and_says_what_to_do(given: str,
     with pytest.raises(NoRepository, match=expected):
         inspect_checkout(folder, tmp_path / "home")
     with pytest.raises(NoRepository, match=expected):
-        async with working("bubblewrap", tmp_path, order(folder)):
+        async with open_workshop("bubblewrap", tmp_path, order(folder)):
             pass
     remove_worktree(tmp_path / "worktrees" / RUN)
     assert not (tmp_path / "worktrees" / RUN).exists()
@@ -375,11 +375,11 @@ async def test_refuses_a_partial_clone_with_missing_files_and_fetches_nothing(tm
     git(main, "config", "uploadpack.allowFilter", "true")
     folder = tmp_path / "project"
     git(tmp_path, "clone", "-q", "--no-checkout", "--filter=blob:none", main.as_uri(), str(folder))
-    before = sealed(folder)
+    before = checkout_state(folder)
     with pytest.raises(WorktreeFailed, match="partial clone"):
-        async with working("bubblewrap", tmp_path, order(folder)):
+        async with open_workshop("bubblewrap", tmp_path, order(folder)):
             pass
-    assert sealed(folder) == before
+    assert checkout_state(folder) == before
     assert not (tmp_path / "worktrees" / RUN / "tree").exists(), "nothing half-made is left"
 
 
@@ -394,7 +394,7 @@ async def test_refuses_a_partial_clone_with_missing_files_and_fetches_nothing(tm
         (["ava", f"ava-{RUN}/x", f"ava-{RUN}-2"], f"ava-{RUN}-3"),
     ],
 )
-@pytest.mark.parametrize("packed", sampled([False, True], 1))
+@pytest.mark.parametrize("packed", sample([False, True], 1))
 async def test_keeps_an_existing_branch_and_chooses_another_name(
     there: list[str], expected: str, packed: bool, tmp_path: Path
 ) -> None:
@@ -406,12 +406,12 @@ async def test_keeps_an_existing_branch_and_chooses_another_name(
         git(repository, "pack-refs", "--all", "--prune")
     theirs = git(repository, "for-each-ref")
     new = tuple(f"{name}/" for name in (expected, *(["ava"] if expected.startswith("ava/") else [])))
-    before = sealed(repository, but=new)
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
+    before = checkout_state(repository, but=new)
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
         shop.files.replace("calc.py", FIXED.encode())
         branch, again = shop.keep("Mend add"), shop.keep("Mend add")
     assert branch is not None and branch.name == expected and branch == again
-    assert sealed(repository, but=new) == before
+    assert checkout_state(repository, but=new) == before
     git(repository, "branch", "-q", "-D", expected)
     assert git(repository, "for-each-ref") == theirs
 
@@ -447,7 +447,7 @@ async def test_creates_a_branch_in_a_reftable_repository(tmp_path: Path, linked:
         repository = tmp_path / "linked"
         git(folder, "worktree", "add", "-q", "-b", "side", str(repository))
     given = order(repository, git_folder=_outside(repository))
-    async with working("bubblewrap", tmp_path, given, baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, given, baseline=False) as shop:
         shop.files.replace("calc.py", FIXED.encode())
         branch = shop.keep("Mend add")
     assert branch is not None and git(folder, "show", f"{branch.name}:calc.py") == FIXED
@@ -462,7 +462,7 @@ async def test_uses_ava_as_author_and_says_so_when_git_has_no_user_name(tmp_path
     repository = project(tmp_path / "project")
     git(repository, "config", "--unset", "user.name")
     git(repository, "config", "--unset", "user.email")
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
         shop.files.replace("calc.py", FIXED.encode())
         branch = shop.keep("Mend add")
     assert branch is not None and "Ava <ava@localhost>" in branch.notes[0]
@@ -517,7 +517,7 @@ async def test_does_not_sign_and_says_how_a_person_does(tmp_path: Path) -> None:
     git(repository, "config", "gpg.ssh.program", str(_marking(tmp_path / "pinentry", mark)))
     git(repository, "config", "user.signingkey", str(key))
     git(repository, "config", "gpg.ssh.allowedSignersFile", str(tmp_path / "signers"))
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False, home=home) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False, home=home) as shop:
         shop.files.replace("calc.py", FIXED.encode())
         branch = shop.keep("Mend add")
         again = shop.keep("Mend add")
@@ -538,7 +538,7 @@ async def test_does_not_sign_and_says_how_a_person_does(tmp_path: Path) -> None:
 async def test_a_concurrent_git_gc_breaks_nothing(tmp_path: Path) -> None:
     needs("bubblewrap")
     repository = project(tmp_path / "project")
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
         git(repository, "gc", "-q", "--prune=now", "--aggressive")
         shop.files.replace("calc.py", FIXED.encode())
         verdict = await shop.check()
@@ -551,18 +551,18 @@ async def test_a_concurrent_git_gc_breaks_nothing(tmp_path: Path) -> None:
 async def test_reports_a_base_commit_that_the_user_has_deleted(tmp_path: Path) -> None:
     needs("bubblewrap")
     repository = project(tmp_path / "project")
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
         shop.files.replace("calc.py", FIXED.encode())
         git(repository, "stash", "clear")
         git(repository, "commit", "-q", "--amend", "-m", "another")
         git(repository, "reflog", "expire", "--expire=now", "--all")
         git(repository, "gc", "-q", "--prune=now")
-        before = sealed(repository)
+        before = checkout_state(repository)
         with pytest.raises(WorktreeFailed, match=r"not have all|git"):
             shop.keep("Mend add")
     with pytest.raises(WorktreeFailed, match="is not in"):
         _left(order(repository), tmp_path)
-    assert sealed(repository) == before
+    assert checkout_state(repository) == before
 
 
 @pytest.mark.slow
@@ -576,7 +576,7 @@ async def test_does_not_run_a_git_program_from_the_project(
     monkeypatch.chdir(repository)
     monkeypatch.setenv("PATH", f"{first if first == '.' else repository / first}{os.pathsep}{os.environ['PATH']}")
     assert inspect_checkout(repository, tmp_path).head
-    async with working("bubblewrap", tmp_path, order(repository)) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository)) as shop:
         shop.edits.write("calc.py", FIXED.encode())
         assert (await shop.check()).passed and shop.keep("Mend add") is not None
     assert not (tmp_path / "ran").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.repositories.projects import checkout, environment_of, git, write
-from support.repositories.workshops import RUN, order, project, working
+from support.repositories.workshops import RUN, open_workshop, order, project
 from support.sandboxes.attacks import needs, sandbox
 
 from ava_roles.errors import BadNamespace
@@ -125,7 +125,7 @@ async def test_runs_pytest_with_the_interpreter_of_the_project_in_the_sandbox(tm
     environment_of(Path(sys.executable), repository, {"pytest/__init__.py": "", "pytest/__main__.py": fake})
     (found,) = find_verify_commands(repository, tmp_path / "home")
     assert found == VerifyCommand(".venv/bin/python -m pytest", "tests/test_a.py")
-    async with working("bubblewrap", tmp_path, order(repository, verify=found.command), baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository, verify=found.command), baseline=False) as shop:
         verdict = await shop.check()
     assert verdict.passed and verdict.output == f"own pytest {repository}/.venv\n"
     assert sandbox("bubblewrap", tmp_path / "state").mounts
@@ -200,7 +200,7 @@ async def test_lists_files_run_by_the_verify_command_together_with_the_tests(
         },
     )
     asked = WorktreeSpec(RUN, repository, (".",), verify)
-    async with working("bubblewrap", tmp_path, asked, baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, asked, baseline=False) as shop:
         shop.edits.write(path, b"changed\n")
         branch = shop.keep("Change it")
     assert branch is not None

@@ -14,8 +14,8 @@ from pathlib import Path
 import anyio
 import pytest
 from support.repositories.projects import git, write
-from support.repositories.workshop_as import worked
-from support.repositories.workshops import FIXED, RUN, order, project, sealed, working
+from support.repositories.workshop_as import work_as
+from support.repositories.workshops import FIXED, RUN, checkout_state, open_workshop, order, project
 from support.sandboxes.attacks import CONFINED, needs
 from support.sandboxes.plain_user import PLAIN, plain_python
 
@@ -53,7 +53,7 @@ def _came_out(found: dict[str, object]) -> None:
 @pytest.mark.parametrize("kind", CONFINED)
 async def test_work_succeeds_for_the_current_user(kind: Kind, tmp_path: Path) -> None:
     needs(kind)
-    _came_out(await worked(kind, tmp_path))
+    _came_out(await work_as(kind, tmp_path))
 
 
 @pytest.mark.slow
@@ -83,12 +83,12 @@ async def test_files_created_by_root_belong_to_the_owner_of_the_repository(tmp_p
     repository = project(tmp_path / "project")
     for path in (repository, *repository.rglob("*")):
         os.chown(path, PLAIN, PLAIN, follow_symlinks=False)
-    before = sealed(repository)
-    async with working("bubblewrap", tmp_path, order(repository)) as shop:
+    before = checkout_state(repository)
+    async with open_workshop("bubblewrap", tmp_path, order(repository)) as shop:
         shop.edits.write("calc.py", FIXED.encode())
         assert (await shop.check()).passed
         branch = shop.keep("Mend add")
-    assert branch is not None and sealed(repository) == before
+    assert branch is not None and checkout_state(repository) == before
     others = [path for path in repository.rglob("*") if path.lstat().st_uid != PLAIN]
     assert others == []
 
@@ -118,12 +118,12 @@ async def test_a_full_disk_during_creation_is_reported_and_leaves_nothing(small_
     write(repository, {"big.bin": "".join(f"{n}\n" for n in range(400_000))})
     git(repository, "add", "big.bin")
     git(repository, "commit", "-qm", "big")
-    before = sealed(repository)
+    before = checkout_state(repository)
     (small_disk / "worktrees").mkdir()
     with pytest.raises(WorktreeFailed, match="the disk is full"):
-        async with working("bubblewrap", small_disk, order(repository)):
+        async with open_workshop("bubblewrap", small_disk, order(repository)):
             pass
-    assert sealed(repository) == before
+    assert checkout_state(repository) == before
     remove_worktree(small_disk / "worktrees" / RUN)
     assert list((small_disk / "worktrees").iterdir()) == []
 
@@ -134,7 +134,7 @@ async def test_a_full_disk_during_a_commit_creates_no_branch_and_allows_a_retry(
     needs("bubblewrap")
     repository = project(small_disk / "project")
     text = "".join(f"{n * 7919 % 1_000_003}\n" for n in range(30_000))
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
+    async with open_workshop("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
         shop.edits.write("calc.py", text.encode())
         filler = small_disk / "filler"
         with filler.open("wb", buffering=0) as file:
@@ -143,10 +143,13 @@ async def test_a_full_disk_during_a_commit_creates_no_branch_and_allows_a_retry(
                     pass
             except OSError:
                 pass
-        before = sealed(repository)
+        before = checkout_state(repository)
         with pytest.raises(WorktreeFailed, match="disk is full"):
             shop.keep("Mend add")
-        assert sealed(repository) == before and git(repository, "branch", "--format=%(refname:short)") == "master\n"
+        assert (
+            checkout_state(repository) == before
+            and git(repository, "branch", "--format=%(refname:short)") == "master\n"
+        )
         filler.unlink()
         git(repository, "fsck", "--full")
     branch = publish_leftover(order(repository), tmp_path / "worktrees" / RUN, tmp_path / "home", "Mend add")
@@ -156,12 +159,12 @@ async def test_a_full_disk_during_a_commit_creates_no_branch_and_allows_a_retry(
 async def test_reports_an_exceeded_file_size_limit_as_a_full_disk(tmp_path: Path) -> None:
     needs("bubblewrap")
     repository = project(tmp_path / "project", {"big.txt": "x" * 3_000_000, "calc.py": "1\n"})
-    before = sealed(repository)
+    before = checkout_state(repository)
     code = (
         "import resource, sys, anyio; from pathlib import Path; from support.repositories.workshops import *\n"
         "async def main():\n"
         "    here = Path(sys.argv[1])\n"
-        "    async with working('bubblewrap', here, order(here / 'project'), baseline=False): pass\n"
+        "    async with open_workshop('bubblewrap', here, order(here / 'project'), baseline=False): pass\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
         "try: anyio.run(main)\n"
         "except Exception as e: print(type(e).__name__, e)\n"
@@ -174,5 +177,7 @@ async def test_reports_an_exceeded_file_size_limit_as_a_full_disk(tmp_path: Path
     )
     said = done.stdout.decode()
     assert said.startswith("WorktreeFailed") and "file size" in said, said
-    assert sealed(repository) == before and resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+    assert (
+        checkout_state(repository) == before and resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+    )
     assert not (tmp_path / "worktrees" / RUN / "tree").exists()

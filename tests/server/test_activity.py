@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import anyio
 import pytest
-from support.model_server import Gate, Raw, Say, events, slowly
-from support.runtime import DONE, arrived, hand_over, open_lab
+from support.model_server import Gate, Raw, Say, events, slow_answer
+from support.runtime import DONE, hand_over, open_lab, wait_for
 from support.tool_examples import EXAMPLES, HERE, must_list
 
 from ava_audit.events import Activity
@@ -131,7 +131,7 @@ async def test_counts_the_last_text_before_a_pause_within_a_second(
     stall = Gate()
     async with open_lab(tmp_path, [Raw(pieces, chunked=True, cut=True, stall=stall)]) as lab:
         run_id = await lab.start()
-        await arrived(stall.arrived)
+        await wait_for(stall.arrived)
 
         async def ask() -> Any:
             return (await lab.check(run_id)).untrusted_activity
@@ -145,7 +145,7 @@ async def test_streamed_progress_never_appears_after_the_next_step(tmp_path: Pat
     script = [Say("w" * 4_000, [("scratchpad", {"note": "one"})]), Say(calls=[DONE], gate=gate)]
     async with open_lab(tmp_path, script) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         with anyio.move_on_after(1):  # longer than what is shown late may be late
             while True:
                 [run] = (await lab.call("check_subagent", subagent_id=run_id)).runs
@@ -156,7 +156,7 @@ async def test_streamed_progress_never_appears_after_the_next_step(tmp_path: Pat
 
 
 async def test_a_streaming_answer_is_not_written_to_the_log(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [slowly(40, Gate())]) as lab:
+    async with open_lab(tmp_path, [slow_answer(40, Gate())]) as lab:
         run_id = await lab.start()
         shown = ""
         with anyio.fail_after(20):
@@ -204,7 +204,7 @@ async def test_what_another_process_shows_is_cleaned_and_short_and_only_its_owne
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=[DONE], gate=gate)]) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         row = await lab.run(run_id)
         evil = "\x1b[31mok\x1b[0m\n\u202e" + "x" * 100_000
 

@@ -12,8 +12,8 @@ import anyio
 import pytest
 from support.approval.answers import why_refused
 from support.approval.people import DialogPerson
-from support.model_server import Gate, Say, running_model_server
-from support.runtime import PRICED, arrived, check_budgets, hand_over, open_lab, settings_of
+from support.model_server import Gate, Say, run_model_server
+from support.runtime import PRICED, check_budgets, hand_over, open_lab, settings_of, wait_for
 from support.terminal import ava
 
 from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSpawn, UserMessage
@@ -505,7 +505,7 @@ async def test_rejects_a_change_that_applies_to_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_proposal_survives_a_restart(tmp_path: Path) -> None:
-    with running_model_server([hand_over()]) as server:
+    with run_model_server([hand_over()]) as server:
         async with open_lab(tmp_path, server=server, runs=False) as lab:
             proposal = await lab.propose()
         async with open_lab(tmp_path, server=server) as lab:
@@ -567,7 +567,7 @@ async def test_two_runtimes_confirm_one_proposal_only_once(tmp_path: Path) -> No
                 tasks.start_soon(there)
                 tasks.start_soon(here)
             assert sorted(statuses) == ["approved", "refused"]
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         gate.released.set()
         await lab.ended(proposal.subagent_id)
         await lab.store.read(check_budgets)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.log import write
 from support.logs.past import DAY_S, BookedLife, Past, own_user
-from support.terminal import ava, on_terminal
+from support.terminal import ava, run_on_terminal
 
 from ava_audit.events import Event, RunResumed, SessionStart, SpawnDecided, Who
 from ava_audit.store.store import Store
@@ -202,7 +202,7 @@ async def test_texts_cannot_be_formulas_or_steer_the_terminal(tmp_path: Path, mo
     assert len(rows) == len(tasks) and all(None not in row for row in rows)
     assert not [cell for row in rows for cell in row.values() if cell.lstrip().startswith(approvals.FORMULAS)]
     assert {row["role"] for row in rows} == {"'=role()"}
-    with on_terminal(tmp_path, "report", "approvals", *SINCE) as screen:
+    with run_on_terminal(tmp_path, "report", "approvals", *SINCE) as screen:
         assert screen.ended() == 0
     for text in (done.stdout, screen.text, ava(tmp_path, "report", "approvals", *SINCE).stdout):
         assert not any(steering in text for steering in ("\x1b]", "\x1b[2J", "\x07", "\x9b"))

@@ -13,8 +13,8 @@ from support.hosts.ask_at_once import proposal_states, question_state, spawn_and
 from support.hosts.elicitation import Answering, Host, Person, accept, cancel, decline, host, structured
 from support.hosts.tasks import task_host
 from support.model_server import Gate, Say
-from support.runtime import PRICED, arrived, connect, hand_over
-from support.stdio import told
+from support.runtime import PRICED, connect, hand_over, wait_for
+from support.stdio import read_answer
 
 from ava_audit.events import SpawnProposed, UserMessage
 from ava_audit.rows import WAITING
@@ -304,7 +304,7 @@ async def test_a_run_that_auto_starts_is_no_task_because_its_answer_says_more(tm
     async with task_host(tmp_path, [hand_over()], config=auto, asks=Person(decline)) as at:
         given = {"role": "code_reviewer", "blocked_tools": ["run_bash", "python_exec"], "max_cost_cents": 40}
         folder = {"workspace": str(tmp_path / "workspace"), "task": "Look at it", "ask": True}
-        answer, _text = told(await at.client.call_tool("spawn_subagent", {**given, **folder}))
+        answer, _text = read_answer(await at.client.call_tool("spawn_subagent", {**given, **folder}))
         assert answer["status"] == "approved" and at.tasks.started == []
 
 
@@ -320,10 +320,10 @@ async def test_a_start_is_answered_with_a_task_and_the_task_with_the_result(tmp_
         await at.client.call_tool("spawn_subagent", {"role": "researcher", "task": "What does it cost?", "ask": True})
         [started] = at.tasks.started
         assert started.task_id.startswith("S-") and started.status == "working" and len(person.asked) == 1
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         gate.released.set()
         done = await at.ended(started.task_id)
-        content, _words = told(CallToolResult.model_validate(done["result"]))
+        content, _words = read_answer(CallToolResult.model_validate(done["result"]))
         assert content["runs"][0]["untrusted_result"]["output"] == "the answer"
         [spawn] = [tool for tool in (await at.client.list_tools()).tools if tool.name == "spawn_subagent"]
         jsonschema.validate(content, spawn.output_schema or {})  # a client compares it with the tool that was called

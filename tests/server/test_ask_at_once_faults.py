@@ -10,7 +10,7 @@ from support.hosts.ask_at_once import spawn_and_ask
 from support.hosts.elicitation import Person, accept, host
 from support.hosts.tasks import task_host
 from support.runtime import hand_over
-from support.stdio import told
+from support.stdio import read_answer
 
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable
 from ava_audit.store.store import Store
@@ -61,6 +61,6 @@ async def test_a_task_that_cannot_be_read_is_answered_with_what_has_started(
     async with task_host(tmp_path, [hand_over()], asks=Person(accept())) as at:
         monkeypatch.setattr(RunTasks, "task", unreadable)
         given = {"role": "researcher", "task": "What does it cost?", "ask": True}
-        answer, _text = told(await at.client.call_tool("spawn_subagent", given))
+        answer, _text = read_answer(await at.client.call_tool("spawn_subagent", given))
         monkeypatch.undo()
         assert answer["status"] == "approved" and answer["subagent_id"].startswith("S-")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.approval.auto import all_decisions, auto_config, propose_reviewer, why_waiting
-from support.model_server import running_model_server
+from support.model_server import run_model_server
 from support.runtime import PRICED, Lab, check_budgets, hand_over, open_lab, settings_of
 
 from ava_audit.events import SpawnDecided, UserMessage
@@ -380,7 +380,7 @@ async def test_the_hourly_spawn_limit_applies_here_too(tmp_path: Path) -> None:
 
 async def test_confirming_an_expired_proposal_starts_nothing_here_either(tmp_path: Path) -> None:
     """The fresh proposal is one to look at: a call that is answered with "nothing was started" starts nothing."""
-    with running_model_server([]) as models:
+    with run_model_server([]) as models:
         strict = f"proposal_ttl_s = 1\n{auto_config().replace(chr(34) + 'auto' + chr(34), chr(34) + 'ask' + chr(34))}"
         async with open_lab(tmp_path, config=strict, server=models, runs=False) as lab:
             made = await propose_reviewer(lab)

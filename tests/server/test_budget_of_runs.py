@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.model_server import Gate, Say
-from support.runtime import DONE, PRICED, arrived, hand_over, open_lab
+from support.runtime import DONE, PRICED, hand_over, open_lab, wait_for
 
 from ava_audit.events import AssistantMessage, CostReserved, CostUpdate
 from ava_audit.units import day_of
@@ -59,7 +59,7 @@ async def test_every_reservation_names_all_caps_that_cover_it(tmp_path: Path) ->
     gate = Gate()
     async with open_lab(tmp_path, [Say("x", gate=gate)], config=PRICED) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         [reserved] = await lab.facts(run_id, CostReserved)
         run = await lab.run(run_id)
         day = day_of(run.started_us or 0)

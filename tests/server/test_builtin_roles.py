@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 from support.foreign.documents import pdf
-from support.model_server import Fail, Say, Step, running_model_server
+from support.model_server import Fail, Say, Step, run_model_server
 from support.network.web_site import Page, site
 from support.repositories.projects import checkout, git, tree
-from support.runtime import Lab, hand_over, open_lab, submits
+from support.runtime import Lab, hand_over, open_lab, submit
 from support.sandboxes.attacks import needs_confinement
 from support.tool_examples import HERE, PRICES, QUOTE, example_of, must_list
 
@@ -69,7 +69,7 @@ async def ground(tmp_path: Path, script: Any) -> AsyncGenerator[tuple[Lab, dict[
     (memory / "plans.md").write_text("The budget is nine cents.\n")
     before = tree(checkout(tmp_path / "workspace", PROJECT))
     hit = {"url": PRICES, "title": "What it costs", "content": "about prices"}
-    with running_model_server([Fail(200, {"results": [hit], "unresponsive_engines": []})] * 2) as engine:
+    with run_model_server([Fail(200, {"results": [hit], "unresponsive_engines": []})] * 2) as engine:
         config = (
             f'[limits]\nquestion_wait_s = 1\n[search]\nengine = "searxng"\nsearxng = "http://127.0.0.1:{engine.port}"\n'
         )
@@ -89,7 +89,7 @@ class Working:
 
     def __call__(self, request: dict[str, Any]) -> Step:
         if "an earlier piece of work" in json.dumps(request["messages"][1]):
-            return submits("Rev charges thirty cents.")
+            return submit("Rev charges thirty cents.")
         said = json.dumps(request["messages"])
         latest = re.findall(r"the latest are R-(\w+)", said)
         order = [*(name for name in self.tools if name not in LAST), *(name for name in LAST if name in self.tools)]

@@ -9,9 +9,9 @@ import pytest
 from mcp.client.context import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult, ErrorData
 from support.databases import write_config
-from support.model_server import running_model_server
+from support.model_server import run_model_server
 from support.runtime import PRICED, connect, hand_over
-from support.stdio import told
+from support.stdio import read_answer
 
 from ava_audit.events import SpawnProposed, Who
 from ava_audit.store.store import Store
@@ -127,17 +127,17 @@ async def test_two_clients_of_one_data_root_each_have_their_own_row(
         return ElicitResult(action="accept", content={})
 
     config = f'approval = "by_host"\n{PRICED}'
-    with running_model_server([hand_over()]) as models:
+    with run_model_server([hand_over()]) as models:
         opened = connect(tmp_path, config=config, mode=mode, server=models, name="ava-command-line")
         async with opened as (shows, _models):
-            made = told(await shows.call_tool("spawn_subagent", SPAWN))[0]
+            made = read_answer(await shows.call_tool("spawn_subagent", SPAWN))[0]
             assert "when they agree, call confirm_spawn" in made["next"]
         async with connect(tmp_path, config=config, mode=mode, server=models, name="nobody knows") as (other, _models):
-            refused = told(await other.call_tool("spawn_subagent", SPAWN))[0]
+            refused = read_answer(await other.call_tool("spawn_subagent", SPAWN))[0]
             assert f"ava approve {refused['pending_id']}" in " ".join(refused["next"].split())
         opened = connect(tmp_path, config=config, mode=mode, server=models, name="asks", asks=yes)
         async with opened as (asking, _models):
-            asked = told(await asking.call_tool("spawn_subagent", SPAWN))[0]
+            asked = read_answer(await asking.call_tool("spawn_subagent", SPAWN))[0]
             assert "only they can answer" in asked["next"]
 
 
@@ -145,14 +145,14 @@ async def test_who_has_approved_in_hosts_is_told_of_the_change_until_they_have_d
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "start_pages", lambda _root: "http://localhost:8643")
-    with running_model_server([hand_over(), hand_over()]) as models:
+    with run_model_server([hand_over(), hand_over()]) as models:
 
         async def propose(config: str, *, confirm: bool = False) -> dict[str, Any]:
             async with connect(tmp_path, config=config + PRICED, server=models, name="some host") as (client, _models):
-                made = told(await client.call_tool("spawn_subagent", SPAWN))[0]
+                made = read_answer(await client.call_tool("spawn_subagent", SPAWN))[0]
                 if confirm:
                     given = {"pending_ids": [made["pending_id"]], "approving": [made["approval_line"]]}
-                    answer = told(await client.call_tool("confirm_spawn", {**given, "wait_seconds": 20}))[0]
+                    answer = read_answer(await client.call_tool("confirm_spawn", {**given, "wait_seconds": 20}))[0]
                     assert answer["status"] == "approved"
                 return made
 

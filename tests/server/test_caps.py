@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.model_server import Say, Step
 from support.runtime import DONE, Lab, hand_over, open_lab
-from support.sample import sampled
+from support.sample import sample
 
 from ava_audit.events import CostReserved, CostUpdate
 from ava_server.models.prices import Price, look_up
@@ -73,7 +73,7 @@ def shown(lab: Lab, call: int) -> str:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("role", sampled(["researcher", "data_extractor", "code_reviewer"], 1))
+@pytest.mark.parametrize("role", sample(["researcher", "data_extractor", "code_reviewer"], 1))
 async def test_a_long_file_in_any_script_reaches_the_model_with_the_default_caps(
     tmp_path: Path, role: str, language: str
 ) -> None:

@@ -15,7 +15,7 @@ from mcp_types import TextResourceContents
 from playwright.async_api import Browser
 from support.model_server import Gate, Say
 from support.pages.card_host import WIDTH, CardHost, browser, card_host, needs_browser
-from support.runtime import PRICED, arrived, connect
+from support.runtime import PRICED, connect, wait_for
 
 from ava_server.core.ids import state_words
 from ava_server.mcp_server import card
@@ -78,7 +78,7 @@ async def test_follows_a_run_from_its_approval_to_its_result(tmp_path: Path, ope
             approval = {"pending_ids": [made["pending_id"]], "approving": [made["approval_line"]]}
             answer = await client.call_tool("confirm_spawn", approval)
             await host.result(answer.model_dump(mode="json", by_alias=True, exclude_none=True))
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             await host.sees("scratchpad note=half: success")
             assert "of $0.50" in await host.text() and "of 10 min" in await host.text()
             gate.released.set()

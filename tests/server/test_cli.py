@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import typer
 from support import terminal
-from support.commands.imports import modules_of, ours, packages_of_others
-from support.terminal import COMMAND, environment, on_terminal
+from support.commands.imports import modules_of, own_modules, packages_of_others
+from support.terminal import COMMAND, environment, run_on_terminal
 from typer.main import get_command
 
 from ava_audit.errors import SchemaNewer, StoreUnavailable
@@ -54,7 +54,7 @@ def test_stores_a_key_from_a_pipe_lists_it_without_its_value_and_removes_it(tmp_
 
 
 def test_a_key_typed_at_a_terminal_is_not_echoed(tmp_path: Path) -> None:
-    with on_terminal(tmp_path, "key", "set", "openrouter", columns=300) as screen:
+    with run_on_terminal(tmp_path, "key", "set", "openrouter", columns=300) as screen:
         screen.until("(not shown): ")
         screen.type(VALUE + "\n")
         assert screen.ended() == 0
@@ -72,7 +72,7 @@ def test_an_empty_key_or_secret_says_that_nothing_arrived(tmp_path: Path, words:
         piped = ava(tmp_path / "data", *words, stdin=given)
         assert piped.returncode == 2 and f"No {what} arrived" in piped.stderr, piped.stderr
     for typed in ("\n", "  \n", "\x04"):
-        with on_terminal(tmp_path / "data", *words, columns=300) as screen:
+        with run_on_terminal(tmp_path / "data", *words, columns=300) as screen:
             screen.until("(not shown): ")
             screen.type(typed)
             assert screen.ended() == 2
@@ -81,7 +81,7 @@ def test_an_empty_key_or_secret_says_that_nothing_arrived(tmp_path: Path, words:
 
 
 def test_an_unknown_name_is_rejected_before_asking_for_the_key(tmp_path: Path) -> None:
-    with on_terminal(tmp_path / "data", "key", "set", "openruter") as screen:
+    with run_on_terminal(tmp_path / "data", "key", "set", "openruter") as screen:
         assert screen.ended() == 2
     assert "Did you mean openrouter?" in screen.text
     assert "(not shown)" not in screen.text
@@ -143,7 +143,7 @@ def test_a_key_typed_as_the_provider_name_is_not_echoed(tmp_path: Path, command:
 
 @pytest.mark.parametrize(("typed", "code"), [("\x03", 130), ("\x04", 2)])
 def test_leaving_the_key_prompt_ends_its_line(tmp_path: Path, typed: str, code: int) -> None:
-    with on_terminal(tmp_path, "key", "set", "openrouter", columns=300) as screen:
+    with run_on_terminal(tmp_path, "key", "set", "openrouter", columns=300) as screen:
         screen.until("(not shown): ")
         if code == 130:
             screen.interrupt()
@@ -373,7 +373,7 @@ def test_a_command_imports_neither_rich_nor_other_commands(tmp_path: Path) -> No
 def test_help_imports_typer_and_no_command(tmp_path: Path, args: tuple[str, ...]) -> None:
     modules = modules_of(tmp_path, *args)
     assert packages_of_others(modules) <= {"typer", "annotated_doc", "shellingham"}
-    assert len(ours(modules)) <= 14, ours(modules)
+    assert len(own_modules(modules)) <= 14, own_modules(modules)
 
 
 def test_makes_checks_only_of_options_that_are_given(tmp_path: Path) -> None:

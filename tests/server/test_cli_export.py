@@ -8,8 +8,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.log import AVA, Life, said, write_command, write_each
-from support.terminal import COMMAND, ava, environment, on_terminal
+from support.log import AVA, Life, message, write_command, write_each
+from support.terminal import COMMAND, ava, environment, run_on_terminal
 
 from ava_audit.events import Event, ToolCall, Who
 from ava_audit.store.store import Store
@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Path:
         async with Store.open(root) as store:
             other = Life("S-bbbbbb", user="eve")
             events = [*Life("S-aaaaaa").whole(), *other.begun(), other.failed(), *other.ended("timeout")]
-            await write_each(store, [*events, said("the zebra walks\u2028 \x9b2J 😀", Who("sess-2", "ava", "ben"))])
+            await write_each(store, [*events, message("the zebra walks\u2028 \x9b2J 😀", Who("sess-2", "ava", "ben"))])
 
     anyio.run(work)
     return root
@@ -86,7 +86,7 @@ def test_stdout_gets_only_the_lines_whatever_its_encoding(root: Path, tmp_path: 
 
 
 def test_an_export_cannot_control_the_terminal(root: Path) -> None:
-    with on_terminal(root, "logs", "export", "-o", "-", "--search", "zebra", columns=200) as screen:
+    with run_on_terminal(root, "logs", "export", "-o", "-", "--search", "zebra", columns=200) as screen:
         assert screen.ended() == 0
     assert "\x9b" not in screen.text
     assert "\\u009b2J" in screen.text
@@ -161,7 +161,7 @@ def test_an_interrupted_export_leaves_nothing_behind(root: Path, tmp_path: Path)
                 )
 
     anyio.run(long)
-    with on_terminal(root, "logs", "export", "-o", str(tmp_path / "x.jsonl")) as screen:
+    with run_on_terminal(root, "logs", "export", "-o", str(tmp_path / "x.jsonl")) as screen:
         screen.until("entries written;")
         screen.interrupt()
         assert screen.ended() == 130

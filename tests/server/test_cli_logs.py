@@ -9,9 +9,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.commands.imports import modules_of, ours, packages_of_others
-from support.log import AVA, Life, run_who, said, write_each
-from support.terminal import COMMAND, ava, environment, on_terminal
+from support.commands.imports import modules_of, own_modules, packages_of_others
+from support.log import AVA, Life, message, run_who, write_each
+from support.terminal import COMMAND, ava, environment, run_on_terminal
 
 from ava_audit.entries import line_fault
 from ava_audit.events import Event, SessionStart, SubagentSpawn, ToolCall, ToolResult, Who
@@ -46,7 +46,7 @@ def root(tmp_path: Path) -> Path:
         *other.tool("no such page", success=False),
         other.failed("no answer"),
         *other.ended("timeout"),
-        said("the zebra walks", Who("sess-2", "ava", "ben")),
+        message("the zebra walks", Who("sess-2", "ava", "ben")),
     )
     return tmp_path
 
@@ -79,7 +79,7 @@ def test_imports_only_what_reads_the_log_and_no_event_loop(root: Path) -> None:
         "typer", "annotated_doc", "shellingham", "pydantic", "pydantic_core", "annotated_types", "typing_inspection",
         "typing_extensions", "anyio", "sniffio", "platformdirs",
     }  # fmt: skip
-    assert len(ours(modules)) <= 53, ours(modules)
+    assert len(own_modules(modules)) <= 53, own_modules(modules)
 
 
 def test_shows_the_last_entries_of_all_agents_newest_last(root: Path) -> None:
@@ -208,9 +208,11 @@ def test_reports_unwritable_output_in_one_sentence(root: Path, command: str) -> 
 
 
 def test_following_shows_what_another_process_writes(root: Path) -> None:
-    with on_terminal(root, "logs", "-f", "--type", "message", columns=120) as screen:
+    with run_on_terminal(root, "logs", "-f", "--type", "message", columns=120) as screen:
         screen.until("the zebra walks")
-        put(root, said("a giraffe follows"), *Life("S-cccccc").begun()[:1], said("and a gnu", run_who("S-dddddd")))
+        put(
+            root, message("a giraffe follows"), *Life("S-cccccc").begun()[:1], message("and a gnu", run_who("S-dddddd"))
+        )
         shown = screen.until("and a gnu")
         screen.interrupt()
         assert screen.ended() == 130
@@ -221,7 +223,7 @@ def test_following_shows_what_another_process_writes(root: Path) -> None:
 
 def test_following_can_start_before_there_is_a_log(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    with on_terminal(root, "logs", "--follow", "--json", columns=200) as screen:
+    with run_on_terminal(root, "logs", "--follow", "--json", columns=200) as screen:
         folder = tmp_path / "work"
         folder.mkdir()
         (folder / "a.txt").write_text("Nothing much.\n")
@@ -233,7 +235,7 @@ def test_following_can_start_before_there_is_a_log(tmp_path: Path) -> None:
 
 
 def test_ends_quietly_when_its_reader_closes_the_pipe(root: Path) -> None:
-    put(root, *(said(f"entry {number} " + "x" * 200) for number in range(1_000)))
+    put(root, *(message(f"entry {number} " + "x" * 200) for number in range(1_000)))
     process = subprocess.Popen(
         [*COMMAND, "logs", "--last", "1000"],
         env=environment(root),
@@ -312,8 +314,8 @@ def test_leaves_out_the_bookkeeping_unless_asked_for_it(root: Path, more: tuple[
 
 
 def test_a_line_fits_the_terminal(root: Path) -> None:
-    put(root, said("long " * 200))
-    with on_terminal(root, "logs", "--last", "3", columns=90) as screen:
+    put(root, message("long " * 200))
+    with run_on_terminal(root, "logs", "--last", "3", columns=90) as screen:
         assert screen.ended() == 0
     first, *others = unstyled(screen.text).splitlines()
     assert first == f"Data root: {root}"
@@ -322,7 +324,7 @@ def test_a_line_fits_the_terminal(root: Path) -> None:
 
 @pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["", "NO_COLOR", "dumb"])
 def test_errors_are_red_and_warnings_yellow_on_a_terminal(root: Path, env: dict[str, str]) -> None:
-    with on_terminal(root, "logs", OTHER, env=env) as screen:
+    with run_on_terminal(root, "logs", OTHER, env=env) as screen:
         assert screen.ended() == 0
     failed = next(line for line in screen.text.splitlines() if "ErrorOccurred" in line)
     assert ("\x1b[31m" in failed) is not bool(env) and ("\x1b[" in screen.text) is not bool(env)
@@ -334,12 +336,12 @@ def test_errors_are_shown_in_full_on_a_narrow_terminal(root: Path) -> None:
     life = Life("S-eeeeee")
     put(root, *life.begun(), life.failed("no answer came from the endpoint " * 6 + "at last"))
     for args in (("--type", "error"), ("--level", "error"), ("S-eeeeee",)):
-        with on_terminal(root, "logs", *args, columns=80) as screen:
+        with run_on_terminal(root, "logs", *args, columns=80) as screen:
             assert screen.ended() == 0
         shown = unstyled(screen.text)
         assert shown.rstrip().split("--json has")[0].count("at last") == 1, screen.text
         assert max(map(len, shown.splitlines()[1:])) <= 80
-    with on_terminal(root, "logs", "--last", "3", columns=80) as screen:
+    with run_on_terminal(root, "logs", "--last", "3", columns=80) as screen:
         assert screen.ended() == 0
     assert "at last" not in screen.text
     assert "Lines were cut to fit; --json shows them whole" in screen.text

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.redaction import VALUE, leaks_under, store
-from support.terminal import COMMAND, ava, environment, on_terminal
+from support.terminal import COMMAND, ava, environment, run_on_terminal
 
 from ava_roles.memory import NOTE_BYTES
 
@@ -166,7 +166,7 @@ def test_concurrent_additions_lose_no_note(root: Path) -> None:
 
 
 def test_a_text_that_is_not_piped_in_is_written_with_an_editor_of_ones_own(root: Path) -> None:
-    with on_terminal(root, "memory", "add", "a", env={}) as screen:
+    with run_on_terminal(root, "memory", "add", "a", env={}) as screen:
         assert screen.ended() == 2
     assert str(root / "memory" / "a.md") in "".join(screen.text.split())
     (root / "memory").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ def test_files_that_are_not_notes_are_reported_skipped_and_cannot_control_the_te
     os.mkfifo(folder / "pipe.md")
     (folder / "latin.md").write_bytes(b"gr\xf6\xdfer")
     (folder / "two\nData root: \x1b[31m.md").write_text("x")
-    with on_terminal(root, "memory") as screen:
+    with run_on_terminal(root, "memory") as screen:
         assert screen.ended() == 0
     texts = [
         screen.text,
@@ -234,12 +234,12 @@ def test_removing_asks_for_confirmation(root: Path) -> None:
     ava(root, "memory", "add", "a", "x")
     piped = ava(root, "memory", "remove", "a", stdin="y\n")
     assert piped.returncode == 2 and "add --yes" in piped.stderr
-    with on_terminal(root, "memory", "remove", "a") as screen:
+    with run_on_terminal(root, "memory", "remove", "a") as screen:
         screen.until("Remove the note a for ever? [y/N]")
         screen.type("n\n")
         assert screen.ended() == 10
     assert names(root) == ["a.md"]
-    with on_terminal(root, "memory", "remove", "a") as screen:
+    with run_on_terminal(root, "memory", "remove", "a") as screen:
         screen.until("[y/N]")
         screen.type("y\n")
         assert screen.ended() == 0

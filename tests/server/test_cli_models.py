@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.model_server import JSON, Fail, Gate, HangUp, Raw, Step, running_model_server
-from support.terminal import ava, on_terminal
+from support.model_server import JSON, Fail, Gate, HangUp, Raw, Step, run_model_server
+from support.terminal import ava, run_on_terminal
 
 from ava_server.models import listing as endpoint_list
 from ava_server.models.prices import Price, look_up, usd
@@ -198,7 +198,7 @@ def own(base_url: str) -> str:
 
 
 def test_asks_a_custom_endpoint_for_its_models(root: Path) -> None:
-    with running_model_server([listing("qwen3:8b", "no id", "gemma4")]) as server:
+    with run_model_server([listing("qwen3:8b", "no id", "gemma4")]) as server:
         [local] = told(root, "local", config=own(server.base_url), AVA_KEY_LOCAL=KEY)["providers"]
         [asked] = server.requests
     assert (asked.path, asked.headers["authorization"]) == ("/v1/models", f"Bearer {KEY}")
@@ -207,7 +207,7 @@ def test_asks_a_custom_endpoint_for_its_models(root: Path) -> None:
 
 
 def test_asks_a_messages_endpoint_in_its_own_format(root: Path) -> None:
-    with running_model_server([listing("claude-own")]) as server:
+    with run_model_server([listing("claude-own")]) as server:
         address = server.base_url.removesuffix("/v1")
         config = f'[providers.proxy]\nbase_url = "{address}"\nwire = "messages"\n'
         [proxy] = told(root, "proxy", config=config, AVA_KEY_PROXY=KEY)["providers"]
@@ -223,7 +223,7 @@ def test_asks_google_for_its_list_and_shows_what_answers(root: Path) -> None:
         {"name": "models/gemini-plain"},
         {"name": 7},
     ]
-    with running_model_server([Raw([json.dumps({"models": models, "nextPageToken": ""}).encode()], JSON)]) as server:
+    with run_model_server([Raw([json.dumps({"models": models, "nextPageToken": ""}).encode()], JSON)]) as server:
         config = f'[providers.gem]\nbase_url = "{server.base_url}"\nwire = "google"\n'
         (found,) = told(root, "gem", config=config, AVA_KEY_GEM=KEY)["providers"]
         (asked,) = server.requests
@@ -238,7 +238,7 @@ def test_lists_googles_models_from_the_table_without_a_key(root: Path) -> None:
 
 
 def test_asks_the_models_path_beside_a_configured_responses_path(root: Path) -> None:
-    with running_model_server([listing("gpt-own")]) as server:
+    with run_model_server([listing("gpt-own")]) as server:
         config = f'[providers.proxy]\nbase_url = "{server.base_url}/responses"\nwire = "responses"\n'
         [proxy] = told(root, "proxy", config=config, AVA_KEY_PROXY=KEY)["providers"]
         [asked] = server.requests
@@ -257,7 +257,7 @@ def test_a_price_by_id_alone_is_listed_with_every_provider_that_may_have_the_mod
 
 
 def test_asks_no_endpoint_unless_it_is_named_or_searched(root: Path) -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         [local] = told(root, config=own(server.base_url))["providers"]
         assert server.requests == [] and list(by_id(local)) == ["qwen3:8b"]
 
@@ -276,7 +276,7 @@ def test_asks_no_endpoint_unless_it_is_named_or_searched(root: Path) -> None:
 def test_an_endpoint_without_a_model_list_is_reported_in_one_sentence_and_ends_nothing(
     root: Path, step: Step, says: str
 ) -> None:
-    with running_model_server([step]) as server:
+    with run_model_server([step]) as server:
         [local] = told(root, "local", config=own(server.base_url), AVA_KEY_LOCAL=KEY)["providers"]
     assert says in local["problem"] and "a model can be named without being listed" in local["problem"]
     assert list(by_id(local)) == ["qwen3:8b"], "what the settings name is there all the same"
@@ -285,7 +285,7 @@ def test_an_endpoint_without_a_model_list_is_reported_in_one_sentence_and_ends_n
 def test_a_slow_endpoint_gets_three_seconds_in_total(root: Path) -> None:
     assert endpoint_list.DEADLINE_S == 3.0
     began_s = time.monotonic()
-    with running_model_server([Raw([b'{"data": ['], JSON, missing=10, stall=Gate())]) as server:
+    with run_model_server([Raw([b'{"data": ['], JSON, missing=10, stall=Gate())]) as server:
         [local] = told(root, "local", config=own(server.base_url))["providers"]
     assert "did not send the whole list of its models within 3 s" in local["problem"]
     assert time.monotonic() - began_s < 20
@@ -299,9 +299,9 @@ def test_does_not_send_a_key_unencrypted_to_get_a_model_list(root: Path) -> None
 
 def test_an_endpoint_can_neither_control_nor_widen_the_terminal(root: Path) -> None:
     long = "org/" + "x" * 120
-    with running_model_server([listing("evil\x1b[2J", "nice", long)]) as server:
+    with run_model_server([listing("evil\x1b[2J", "nice", long)]) as server:
         (root / "config.toml").write_text(own(server.base_url))
-        with on_terminal(root, "models", "local", columns=80) as shown:
+        with run_on_terminal(root, "models", "local", columns=80) as shown:
             assert shown.ended() == 0
     assert "\x1b" not in shown.text and "evil" not in shown.text
     assert "nice" in shown.text and long in shown.text.replace("\n", "")

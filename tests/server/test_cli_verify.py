@@ -10,8 +10,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.log import AVA, Life, said, without_triggers, write_command, write_each, write_texts
-from support.terminal import ava, on_terminal
+from support.log import AVA, Life, message, without_triggers, write_command, write_each, write_texts
+from support.terminal import ava, run_on_terminal
 
 from ava_audit.mirror import Mirror
 from ava_audit.store.store import Store
@@ -24,7 +24,7 @@ HEAD = re.compile(r"^Head: ([0-9a-f]{64})$", re.MULTILINE)
 def fill(root: Path, *texts: str) -> None:
     async def work() -> None:
         async with Store.open(root) as store:
-            await write_each(store, Life("S-aaaaaa").whole() if not texts else [said(text) for text in texts])
+            await write_each(store, Life("S-aaaaaa").whole() if not texts else [message(text) for text in texts])
 
     anyio.run(work)
 
@@ -178,16 +178,16 @@ def test_a_long_check_shows_its_progress_and_ends_on_ctrl_c(tmp_path: Path) -> N
     async def long() -> None:
         async with Store.open(tmp_path) as store:
             for _ in range(40):
-                await store.do(write_command(*(said("x", AVA) for _ in range(1_000))))
+                await store.do(write_command(*(message("x", AVA) for _ in range(1_000))))
 
     anyio.run(long)
-    with on_terminal(tmp_path, "verify") as screen:
+    with run_on_terminal(tmp_path, "verify") as screen:
         screen.until("of 40,000 entries checked")
         screen.interrupt()
         assert screen.ended() == 130
     assert "Traceback" not in screen.text
     assert "Head:" not in screen.text
-    with on_terminal(tmp_path, "verify", columns=200) as screen:
+    with run_on_terminal(tmp_path, "verify", columns=200) as screen:
         assert screen.ended() == 0
     assert "\x1b[K40,000 entries checked" in screen.text, "the progress makes way for what was found"
 

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 from support.model_server import Fail, Gate, Say, Step
-from support.processes import marked
+from support.processes import processes_of_run
 from support.repositories.coding import (
     PROJECT,
     RIGHT,
@@ -22,15 +22,15 @@ from support.repositories.coding import (
     VERIFY,
     WRONG,
     Untouched,
-    asked,
     branches,
-    coded,
+    coder_task,
+    make_calls,
     project,
-    says,
+    run_coder,
     worktrees,
 )
 from support.repositories.projects import checkout, environment_of, git, write
-from support.runtime import Lab, arrived, hand_over, open_lab
+from support.runtime import Lab, hand_over, open_lab, wait_for
 from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import RunPaused, ToolResult, WorkChecked, WorktreeReady
@@ -67,8 +67,8 @@ async def gone(lab: Lab) -> None:
 async def test_a_change_comes_back_as_a_verified_branch(tmp_path: Path) -> None:
     repository = project(tmp_path)
     untouched = Untouched(repository)
-    async with open_lab(tmp_path, says(RIGHT)) as lab:
-        result = await coded(lab)
+    async with open_lab(tmp_path, make_calls(RIGHT)) as lab:
+        result = await run_coder(lab)
         [ready] = await lab.facts(result["subagent_id"], WorktreeReady)
         shown = text_of(await lab.call("check_subagent", subagent_id=result["subagent_id"]))
         await gone(lab)
@@ -102,9 +102,9 @@ async def test_a_change_comes_back_as_a_verified_branch(tmp_path: Path) -> None:
 @pytest.mark.requirement("S2-17")
 async def test_failing_work_is_fixed_with_the_failure_shown_to_the_model(tmp_path: Path) -> None:
     repository = project(tmp_path)
-    script = [Say(calls=[WRONG]), hand_over(), Say(calls=[STILL_WRONG]), hand_over(), *says(RIGHTED)]
+    script = [Say(calls=[WRONG]), hand_over(), Say(calls=[STILL_WRONG]), hand_over(), *make_calls(RIGHTED)]
     async with open_lab(tmp_path, script) as lab:
-        result = await coded(lab)
+        result = await run_coder(lab)
         checks = await lab.facts(result["subagent_id"], WorkChecked)
         results = await lab.facts(result["subagent_id"], ToolResult)
     assert result["status"] == "success", result
@@ -120,7 +120,7 @@ async def test_work_that_never_passes_ends_as_an_error_and_stays_on_its_branch(t
     repository = project(tmp_path)
     untouched = Untouched(repository)
     async with open_lab(tmp_path, [Say(calls=[WRONG]), *[hand_over()] * 4]) as lab:
-        result = await coded(lab)
+        result = await run_coder(lab)
         checks = await lab.facts(result["subagent_id"], WorkChecked)
         await gone(lab)
     assert (result["status"], result["error"]["kind"]) == ("error", "verification")
@@ -136,12 +136,12 @@ async def test_work_that_never_passes_ends_as_an_error_and_stays_on_its_branch(t
 async def test_lists_changed_and_removed_tests_separately_whatever_the_verification_says(tmp_path: Path) -> None:
     """The model makes the failing test pass by taking it away: it passes, and the result says how."""
     repository = project(tmp_path, **{"tests/test_more.py": "def test_more():\n    assert True\n"})
-    script = says(
+    script = make_calls(
         ("run_bash", {"command": "rm test_adding.py; echo 'def test_more(): pass' > tests/test_more.py"}),
         ("write_file", {"path": "setup.cfg", "content": "[tool:pytest]\n"}),
     )
     async with open_lab(tmp_path, script) as lab:
-        result = await coded(lab, namespace=["."], verify="! ls test_a* || python3 -m unittest")
+        result = await run_coder(lab, namespace=["."], verify="! ls test_a* || python3 -m unittest")
         checked = await lab.call("check_subagent", subagent_id=result["subagent_id"])
     assert result["status"] == "success" and result["changes"]["verified"]
     changes = result["changes"]
@@ -161,9 +161,9 @@ async def test_lists_changed_and_removed_tests_separately_whatever_the_verificat
 
 async def test_lists_symbolic_links_as_links(tmp_path: Path) -> None:
     project(tmp_path)
-    script = says(("run_bash", {"command": "ln -s /etc/passwd users.txt; rm README.md; ln -s nowhere README.md"}))
+    script = make_calls(("run_bash", {"command": "ln -s /etc/passwd users.txt; rm README.md; ln -s nowhere README.md"}))
     async with open_lab(tmp_path, script) as lab:
-        result = await coded(lab, namespace=["."], verify="true")
+        result = await run_coder(lab, namespace=["."], verify="true")
         text = text_of(await lab.call("check_subagent", subagent_id=result["subagent_id"]))
     files = {file["path"]: file for file in result["untrusted_result"]["changed"]["files"]}
     assert (files["users.txt"]["link"], files["README.md"]["link"]) == ("/etc/passwd", "nowhere")
@@ -196,8 +196,8 @@ async def test_writes_outside_the_namespace_are_refused_or_reverted(
 ) -> None:
     repository = project(tmp_path)
     untouched = Untouched(repository)
-    async with open_lab(tmp_path, says(call, RIGHT)) as lab:
-        result = await coded(lab)
+    async with open_lab(tmp_path, make_calls(call, RIGHT)) as lab:
+        result = await run_coder(lab)
         first, *_others = await lab.facts(result["subagent_id"], ToolResult)
     assert says_no in first.output, first.output
     assert result["status"] == "success", result
@@ -216,8 +216,8 @@ async def test_a_planted_git_folder_runs_nothing_and_stays_off_the_branch(tmp_pa
         "cp .git/evil .git/hooks/post-index-change; printf '[core]\\n\\tfsmonitor = .git/evil\\n' > .git/config;"
         f"echo '* filter=evil' > .gitattributes; ln -s {repository}/.git link; ls -A"
     )
-    async with open_lab(tmp_path, says(("run_bash", {"command": plant}), RIGHT)) as lab:
-        result = await coded(lab, namespace=["."])
+    async with open_lab(tmp_path, make_calls(("run_bash", {"command": plant}), RIGHT)) as lab:
+        result = await run_coder(lab, namespace=["."])
     assert result["status"] == "success", result
     paths = {each["path"] for each in result["untrusted_result"]["changed"]["files"]}
     assert "adding.py" in paths and not any(".git/" in path for path in paths)
@@ -232,8 +232,8 @@ async def test_a_dirty_checkout_stays_unchanged_and_work_starts_at_its_last_comm
     git(repository, "stash", "-q", "--keep-index")
     write(repository, {"adding.py": "broken\n", "new.txt": "new\n"})
     untouched = Untouched(repository)
-    async with open_lab(tmp_path, says(RIGHT)) as lab:
-        result = await coded(lab)
+    async with open_lab(tmp_path, make_calls(RIGHT)) as lab:
+        result = await run_coder(lab)
     assert result["status"] == "success", result
     assert any("uncommitted" in note for note in result["changes"]["notes"])
     assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
@@ -244,8 +244,8 @@ async def test_a_dirty_checkout_stays_unchanged_and_work_starts_at_its_last_comm
 @pytest.mark.slow
 async def test_work_starts_at_the_approved_commit(tmp_path: Path) -> None:
     repository = project(tmp_path)
-    async with open_lab(tmp_path, says(RIGHT)) as lab:
-        made = await lab.propose(**asked())
+    async with open_lab(tmp_path, make_calls(RIGHT)) as lab:
+        made = await lab.propose(**coder_task())
         base = git(repository, "rev-parse", "HEAD").strip()
         write(repository, {"adding.py": "def add(a, b):\n    return 3\n"})
         git(repository, "commit", "-qam", "later")
@@ -270,7 +270,7 @@ async def test_two_simultaneous_coders_in_one_repository_make_two_branches(tmp_p
     async with open_lab(tmp_path, answer) as lab, anyio.create_task_group() as tasks:
 
         async def one() -> None:
-            found.append(await coded(lab))
+            found.append(await run_coder(lab))
 
         tasks.start_soon(one)
         tasks.start_soon(one)
@@ -282,7 +282,7 @@ async def test_two_simultaneous_coders_in_one_repository_make_two_branches(tmp_p
 async def test_unchanged_work_is_still_verified_and_makes_no_branch(tmp_path: Path) -> None:
     repository = project(tmp_path)
     async with open_lab(tmp_path, [hand_over(summary="It adds already.")]) as lab:
-        result = await coded(lab, verify="true")
+        result = await run_coder(lab, verify="true")
         text = text_of(await lab.call("check_subagent", subagent_id=result["subagent_id"]))
     assert result["status"] == "success" and result["changes"]["verified"]
     assert result["changes"]["branch"] is None and branches(repository) == {}
@@ -294,7 +294,7 @@ async def test_an_answer_without_a_submit_call_is_verified_too(tmp_path: Path) -
     project(tmp_path)
     script = [Say("It is done."), Say(calls=[RIGHT]), Say("Now it is done.")]
     async with open_lab(tmp_path, script) as lab:
-        result = await coded(lab)
+        result = await run_coder(lab)
         checks = await lab.facts(result["subagent_id"], WorkChecked)
         told = str(lab.server.requests[1].json["messages"][-1]["content"])
     assert result["status"] == "success", result
@@ -305,8 +305,8 @@ async def test_an_answer_without_a_submit_call_is_verified_too(tmp_path: Path) -
 @pytest.mark.slow
 async def test_work_cut_off_by_a_cap_stays_on_the_branch_unverified(tmp_path: Path) -> None:
     repository = project(tmp_path)
-    async with open_lab(tmp_path, says(RIGHT)) as lab:
-        result = await coded(lab, max_iterations=2)
+    async with open_lab(tmp_path, make_calls(RIGHT)) as lab:
+        result = await run_coder(lab, max_iterations=2)
         await gone(lab)
     assert result["status"] == "iteration_limit" and not result["changes"]["verified"]
     assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
@@ -327,13 +327,13 @@ async def test_a_cancel_is_answered_in_time_and_keeps_the_work(tmp_path: Path, w
     }
     slow = {"baseline": "sleep 60", "work": "true", "check": "grep -q 'a - b' adding.py || sleep 60"}
     async with open_lab(tmp_path, script[when]) as lab:
-        run_id = await lab.start(**asked(verify=slow[when]))
+        run_id = await lab.start(**coder_task(verify=slow[when]))
         if when == "work":
-            await arrived(gate.arrived, 20)
+            await wait_for(gate.arrived, 20)
         else:
             await lab.logged(run_id, "Activity", {"baseline": 1, "check": 3}[when], within_s=60)
             with anyio.fail_after(20):
-                while not marked(run_id):  # noqa: ASYNC110 - nothing tells
+                while not processes_of_run(run_id):  # noqa: ASYNC110 - nothing tells
                     await anyio.sleep(0.02)
         with anyio.fail_after(20):
             answer = await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
@@ -341,7 +341,7 @@ async def test_a_cancel_is_answered_in_time_and_keeps_the_work(tmp_path: Path, w
         result = await lab.result(run_id)
         gate.released.set()
         await gone(lab)
-    assert not marked(run_id)
+    assert not processes_of_run(run_id)
     changes = result["changes"]
     if when == "baseline":
         assert (changes["branch"], changes["not_kept"]) == (None, None) and branches(repository) == {}
@@ -355,7 +355,7 @@ async def test_a_cancel_is_answered_in_time_and_keeps_the_work(tmp_path: Path, w
 async def test_a_baseline_that_uses_all_the_time_ends_the_run_before_a_model_call(tmp_path: Path) -> None:
     repository = project(tmp_path)
     async with open_lab(tmp_path, [hand_over()]) as lab:
-        result = await coded(lab, verify="sleep 60", timeout=3)
+        result = await run_coder(lab, verify="sleep 60", timeout=3)
         assert lab.server.requests == []
         await gone(lab)
     assert result["status"] == "timeout"
@@ -367,8 +367,8 @@ async def test_a_baseline_that_uses_all_the_time_ends_the_run_before_a_model_cal
 async def test_the_timeout_of_the_run_cuts_off_an_endless_verify_command(tmp_path: Path) -> None:
     repository = project(tmp_path)
     hangs = "grep -q 'a - b' adding.py || sleep 60"
-    async with open_lab(tmp_path, says(RIGHT)) as lab:
-        result = await coded(lab, verify=hangs, timeout=6)
+    async with open_lab(tmp_path, make_calls(RIGHT)) as lab:
+        result = await run_coder(lab, verify=hangs, timeout=6)
     assert result["status"] == "timeout" and not result["changes"]["verified"], result
     assert result["untrusted_result"]["summary"] == "Adding adds.", "it was handed over in time"
     assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
@@ -380,7 +380,7 @@ async def test_many_changed_files_and_a_long_failure_fit_into_an_answer(tmp_path
     many = "for i in $(seq 1 400); do echo x > a-rather-long-name-of-a-file-$i.txt; done; seq 1 9 > test_odd.py"
     fails = "ls a-rather* >/dev/null 2>&1 || exit 0; seq 1 20000; echo the last line; false"
     async with open_lab(tmp_path, [Say(calls=[("run_bash", {"command": many})]), *[hand_over()] * 4]) as lab:
-        result = await coded(lab, namespace=["."], verify=fails)
+        result = await run_coder(lab, namespace=["."], verify=fails)
         checked = await lab.call("check_subagent", subagent_id=result["subagent_id"])
     assert (result["status"], result["changes"]["files"]) == ("error", 401)
     assert len(json.dumps(checked.structured(), ensure_ascii=False)) < 10_000 and len(text_of(checked)) < 10_000
@@ -394,7 +394,7 @@ async def test_a_secret_printed_while_verifying_reaches_neither_model_nor_log_no
     key = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
     repository = project(tmp_path, **{"leaked.txt": f"{key}\n"})
     async with open_lab(tmp_path, [*[hand_over()] * 4], env={"AVA_MODEL_API_KEY": key}) as lab:
-        result = await coded(lab, verify="cat leaked.txt; false")
+        result = await run_coder(lab, verify="cat leaked.txt; false")
         received = b"".join(request.body for request in lab.server.requests)
         [ready] = await lab.facts(result["subagent_id"], WorktreeReady)
     assert key.encode() not in received and key not in json.dumps(result) and key not in ready.told
@@ -417,7 +417,7 @@ async def test_verifies_a_project_with_its_own_pytest(tmp_path: Path) -> None:
     edit = ("edit_file", {"path": "src/adding.py", "old": "a - b", "new": "a + b"})
     script = [Say(calls=[edit]), Say(calls=[("run_bash", {"command": "python -m pytest"})]), hand_over()]
     async with open_lab(tmp_path, script) as lab:
-        given = {key: value for key, value in asked(namespace=["src"]).items() if key != "verify"}
+        given = {key: value for key, value in coder_task(namespace=["src"]).items() if key != "verify"}
         result = await lab.outcome(60, **given)
         [ready] = await lab.facts(result["subagent_id"], WorktreeReady)
         ran = [each for each in await lab.facts(result["subagent_id"], ToolResult) if each.tool == "run_bash"]
@@ -439,7 +439,7 @@ async def test_verifies_a_node_project_with_its_own_test_runner(tmp_path: Path) 
     repository = checkout(tmp_path / "workspace", files)
     edit = ("edit_file", {"path": "add.js", "old": "a - b", "new": "a + b"})
     async with open_lab(tmp_path, [hand_over(), Say(calls=[edit]), hand_over()]) as lab:
-        result = await coded(lab, namespace=["add.js"], verify="node --test")
+        result = await run_coder(lab, namespace=["add.js"], verify="node --test")
         first, *_others = [
             each for each in await lab.facts(result["subagent_id"], ToolResult) if each.tool == "submit_result"
         ]
@@ -450,9 +450,9 @@ async def test_verifies_a_node_project_with_its_own_test_runner(tmp_path: Path) 
 
 async def test_the_plan_is_made_with_the_baseline_shown(tmp_path: Path) -> None:
     project(tmp_path)
-    script = [Say("It subtracts."), Say("1. edit_file adding.py."), Say("KEEP"), *says(RIGHT)]
+    script = [Say("It subtracts."), Say("1. edit_file adding.py."), Say("KEEP"), *make_calls(RIGHT)]
     async with open_lab(tmp_path, script) as lab:
-        result = await coded(lab, plan=True)
+        result = await run_coder(lab, plan=True)
         first = lab.server.requests[0].json["messages"]
     assert result["status"] == "success", result
     assert "AssertionError: -1 != 3" in json.dumps(first)
@@ -464,7 +464,7 @@ async def test_a_paused_run_resumes_in_its_worktree(tmp_path: Path, monkeypatch:
     repository = project(tmp_path)
     script: list[Step] = [Say(calls=[RIGHT]), Fail(429, retry_after="1"), hand_over()]
     async with open_lab(tmp_path, script) as lab:
-        result = await coded(lab)
+        result = await run_coder(lab)
         assert len(await lab.facts(result["subagent_id"], RunPaused)) == 1
         assert len(await lab.facts(result["subagent_id"], WorktreeReady)) == 1
         await gone(lab)
@@ -484,7 +484,7 @@ async def test_a_run_whose_repository_disappears_fails_and_its_work_is_kept_when
         return hand_over()
 
     async with open_lab(tmp_path, answer) as lab:
-        result = await coded(lab)
+        result = await run_coder(lab)
         assert (result["status"], result["error"]["kind"]) == ("error", "workshop"), result
         assert result["changes"]["branch"] is None and result["changes"]["not_kept"]
         assert worktrees(lab.root), "it has what is on no branch"
@@ -500,9 +500,9 @@ async def test_repairs_of_a_malformed_result_count_separately_from_failed_verifi
     """Three results that do not pass leave the two repairs of its form as they are."""
     project(tmp_path)
     malformed = Say(calls=[("submit_result", {"no_such_argument": 1})])
-    script = [*[hand_over()] * 3, malformed, *says(RIGHT)]
+    script = [*[hand_over()] * 3, malformed, *make_calls(RIGHT)]
     async with open_lab(tmp_path, script) as lab:
-        result = await coded(lab)
+        result = await run_coder(lab)
         checks = await lab.facts(result["subagent_id"], WorkChecked)
     assert result["status"] == "success", result
     assert [check.verify.passed for check in checks] == [False, False, False, True]
@@ -515,8 +515,8 @@ async def test_a_branch_that_takes_longer_than_the_cancel_limit_is_made_right_af
     repository = project(tmp_path)
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=[RIGHT]), Say("late", gate=gate)]) as lab:
-        run_id = await lab.start(**asked())
-        await arrived(gate.arrived, 20)
+        run_id = await lab.start(**coder_task())
+        await wait_for(gate.arrived, 20)
         with anyio.fail_after(20):
             answer = await lab.call("cancel_subagent", subagent_id=run_id)
         gate.released.set()
@@ -529,7 +529,7 @@ async def test_a_branch_that_takes_longer_than_the_cancel_limit_is_made_right_af
 async def test_cancelling_a_paused_run_keeps_its_work(tmp_path: Path) -> None:
     repository = project(tmp_path)
     async with open_lab(tmp_path, [Say(calls=[RIGHT]), Fail(429, retry_after="3600")]) as lab:
-        run_id = await lab.start(**asked())
+        run_id = await lab.start(**coder_task())
         await lab.logged(run_id, "RunPaused", within_s=60)
         await anyio.sleep(0.2)  # its owner lets go of it
         with anyio.fail_after(20):
@@ -544,7 +544,7 @@ async def test_cancelling_a_paused_run_waits_for_its_branch_no_longer_than_the_l
 ) -> None:
     repository = project(tmp_path)
     async with open_lab(tmp_path, [Say(calls=[RIGHT]), Fail(429, retry_after="3600")]) as lab:
-        run_id = await lab.start(**asked())
+        run_id = await lab.start(**coder_task())
         await lab.logged(run_id, "RunPaused", within_s=60)
         with anyio.fail_after(20):
             while lab.runtime.manager.activity(run_id) is not None:  # noqa: ASYNC110 - nothing tells that it let go

@@ -14,11 +14,11 @@ from pathlib import Path
 import anyio
 import pytest
 from support import owner
-from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.processes import marked, stop
-from support.repositories.coding import PROJECT, RIGHT, Untouched, asked, branches, project, worktrees
+from support.model_server import Gate, ModelServer, Say, run_model_server
+from support.processes import processes_of_run, stop
+from support.repositories.coding import PROJECT, RIGHT, Untouched, branches, coder_task, project, worktrees
 from support.repositories.projects import git
-from support.runtime import arrived, hand_over, open_lab
+from support.runtime import hand_over, open_lab, wait_for
 from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import RunClaimed, ToolResult, WorkChecked, WorktreeReady
@@ -50,7 +50,7 @@ def making(root: Path, run_id: str, requests: int) -> bool:
 
 
 def baseline(root: Path, run_id: str, requests: int) -> bool:
-    return requests == 0 and bool(known(root)) and bool(marked(run_id))
+    return requests == 0 and bool(known(root)) and bool(processes_of_run(run_id))
 
 
 def working(root: Path, run_id: str, requests: int) -> bool:
@@ -62,7 +62,7 @@ def commanding(root: Path, run_id: str, requests: int) -> bool:
 
 
 def checking(root: Path, run_id: str, requests: int) -> bool:
-    return requests == 3 and bool(marked(run_id))
+    return requests == 3 and bool(processes_of_run(run_id))
 
 
 def keeping(root: Path, run_id: str, requests: int) -> bool:
@@ -90,11 +90,9 @@ async def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path, phase: str) ->
         hand_over(summary="Adding adds."),
     ]
     root = tmp_path / "data"
-    with running_model_server(
-        lambda request: script[sum(m["role"] == "assistant" for m in request["messages"])]
-    ) as server:
+    with run_model_server(lambda request: script[sum(m["role"] == "assistant" for m in request["messages"])]) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
-            run_id = await lab.start(**asked(namespace=["adding.py", "left.txt"], verify=SLOW))
+            run_id = await lab.start(**coder_task(namespace=["adding.py", "left.txt"], verify=SLOW))
         command = [sys.executable, owner.__file__, str(root), server.base_url]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as owning:  # noqa: ASYNC220
             with anyio.fail_after(40):
@@ -103,7 +101,7 @@ async def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path, phase: str) ->
                     await anyio.sleep(0.002)
             os.kill(owning.pid, signal.SIGKILL)
         with anyio.fail_after(40):
-            while marked(run_id):  # noqa: ASYNC110 - nobody tells
+            while processes_of_run(run_id):  # noqa: ASYNC110 - nobody tells
                 await anyio.sleep(0.02)
         assert worktrees(root), "what it had is still there"
         async with open_lab(tmp_path, server=server) as lab:
@@ -132,14 +130,14 @@ async def test_a_resumed_run_whose_worktree_is_gone_does_not_succeed(tmp_path: P
     gate = Gate()
     script = [Say(calls=[RIGHT]), Say(calls=[("scratchpad", {"note": "x"})], gate=gate), hand_over()]
     root = tmp_path / "data"
-    with running_model_server(
+    with run_model_server(
         lambda request: script[min(sum(m["role"] == "assistant" for m in request["messages"]), 2)]
     ) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
-            run_id = await lab.start(**asked())
+            run_id = await lab.start(**coder_task())
         command = [sys.executable, owner.__file__, str(root), server.base_url]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as owning:  # noqa: ASYNC220
-            await arrived(gate.arrived, within_s=40)
+            await wait_for(gate.arrived, within_s=40)
             os.kill(owning.pid, signal.SIGKILL)
         gate.released.set()
         for folder in worktrees(root):
@@ -155,10 +153,10 @@ async def test_a_resumed_run_whose_worktree_is_gone_does_not_succeed(tmp_path: P
 async def killed_at_work(tmp: Path, server: ModelServer, gate: Gate) -> str:
     """Have a run's owner killed while its model answers, with an edit made; return the run."""
     async with open_lab(tmp, server=server, runs=False, check=False) as lab:
-        run_id = await lab.start(**asked())
+        run_id = await lab.start(**coder_task())
     command = [sys.executable, owner.__file__, str(tmp / "data"), server.base_url]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as owning:  # noqa: ASYNC220
-        await arrived(gate.arrived, 30)
+        await wait_for(gate.arrived, 30)
         owning.kill()
     gate.released.set()
     return run_id
@@ -171,7 +169,7 @@ async def test_a_run_that_ends_without_an_owner_keeps_its_work(
     repository = project(tmp_path)
     untouched = Untouched(repository)
     gate = Gate()
-    with running_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
+    with run_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
         run_id = await killed_at_work(tmp_path, server, gate)
         async with open_lab(tmp_path, server=server, runs=False) as lab:
             await lab.runtime.sweep()
@@ -197,7 +195,7 @@ async def test_the_next_start_saves_work_that_could_not_be_saved_at_the_end(tmp_
     """The repository is not there when the run ends: the result says so, and nothing is lost."""
     repository = project(tmp_path)
     gate = Gate()
-    with running_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
+    with run_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
         run_id = await killed_at_work(tmp_path, server, gate)
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             repository.rename(tmp_path / "elsewhere")
@@ -216,13 +214,13 @@ async def test_a_cancel_with_a_stopped_owner_answers_in_time_and_the_work_is_sav
 ) -> None:
     repository = project(tmp_path)
     gate = Gate()
-    with running_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
+    with run_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
-            run_id = await lab.start(**asked())
+            run_id = await lab.start(**coder_task())
         command = [sys.executable, owner.__file__, str(tmp_path / "data"), server.base_url]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as owning:  # noqa: ASYNC220
             try:
-                await arrived(gate.arrived, 30)
+                await wait_for(gate.arrived, 30)
                 stop(owning.pid, tmp_path / "data")
                 async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
                     with anyio.fail_after(5.5):
@@ -242,12 +240,12 @@ async def test_a_resumed_run_with_no_time_left_keeps_its_work(tmp_path: Path) ->
     repository = project(tmp_path)
     gate, last = Gate(), Gate()
     script = [Say(calls=[RIGHT]), Say("late", gate=gate), Say("late", gate=last), hand_over()]
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
-            run_id = await lab.start(**asked(timeout=5))
+            run_id = await lab.start(**coder_task(timeout=5))
         command = [sys.executable, owner.__file__, str(tmp_path / "data"), server.base_url]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as owning:  # noqa: ASYNC220
-            await arrived(last.arrived, 30)  # its work is over, and it is asked for what it has
+            await wait_for(last.arrived, 30)  # its work is over, and it is asked for what it has
             owning.kill()
         gate.released.set()
         last.released.set()

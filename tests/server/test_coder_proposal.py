@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.approval.people import DialogPerson
-from support.repositories.coding import VERIFY, asked, project
+from support.repositories.coding import VERIFY, coder_task, project
 from support.repositories.projects import checkout, git, write
 from support.runtime import PRICED, Lab, open_lab
 from support.sandboxes.attacks import needs_confinement
@@ -26,7 +26,9 @@ def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 async def refused(tmp: Path, *, config: str = "", **more: Any) -> str:
     """Propose a coder that is refused; return why. Nothing is on the record but the call."""
-    given = {key: value for key, value in asked(workspace=str(tmp / "workspace"), **more).items() if value is not None}
+    given = {
+        key: value for key, value in coder_task(workspace=str(tmp / "workspace"), **more).items() if value is not None
+    }
     async with open_lab(tmp, config=config) as lab:
         before = await lab.store.read(lambda view: view.runs())
         answer = await lab.call("spawn_subagent", **given)
@@ -78,7 +80,7 @@ async def test_refuses_a_folder_that_is_not_a_repository_root_with_a_commit(tmp_
     write(tmp_path / "workspace", {"src/a.py": "x = 1\n"})
     git(tmp_path / "workspace", "add", "-A")
     git(tmp_path / "workspace", "commit", "-qm", "first")
-    below = {**asked(), "workspace": str(tmp_path / "workspace" / "src")}
+    below = {**coder_task(), "workspace": str(tmp_path / "workspace" / "src")}
     async with open_lab(tmp_path) as lab:
         answer = await lab.call("spawn_subagent", **below)
         assert answer.status == "failed" and f"{tmp_path}/workspace" in answer.message
@@ -89,7 +91,7 @@ async def test_a_git_folder_elsewhere_is_named_if_the_rules_for_workspaces_allow
     main = project(tmp_path)
     linked = tmp_path / "elsewhere" / "linked"
     git(main, "worktree", "add", "-q", "-b", "side", str(linked))
-    coder, reviewer = asked(workspace=str(linked)), {"role": "code_reviewer", "workspace": str(linked)}
+    coder, reviewer = coder_task(workspace=str(linked)), {"role": "code_reviewer", "workspace": str(linked)}
     async with open_lab(tmp_path, config=PRICED, beneath=tmp_path) as lab:
         for given in (coder, reviewer):
             made = await lab.propose(**given)
@@ -122,7 +124,7 @@ async def test_a_git_folder_that_may_be_no_workspace_is_refused(
     git(folder, "config", "core.worktree", str(folder))
     project(tmp_path)
     async with open_lab(tmp_path, beneath=tmp_path) as lab:
-        answer = await lab.call("spawn_subagent", **asked(workspace=str(folder)))
+        answer = await lab.call("spawn_subagent", **coder_task(workspace=str(folder)))
         if place == "home/main/.git":  # a folder of a project, like any other
             assert answer.status == "awaiting_approval" and f"(git folder {common})" in answer.message
         else:
@@ -138,7 +140,7 @@ async def test_without_a_sandbox_no_files_may_be_changed(tmp_path: Path) -> None
 async def test_the_offline_reader_cannot_change_files(tmp_path: Path) -> None:
     project(tmp_path)
     async with open_lab(tmp_path, env={"AVA_MODEL_BASE_URL": "", "AVA_MODEL": ""}) as lab:
-        answer = await lab.call("spawn_subagent", **asked(workspace=str(lab.workspace)))
+        answer = await lab.call("spawn_subagent", **coder_task(workspace=str(lab.workspace)))
     assert answer.status == "failed" and "no language model is used" in answer.message
 
 
@@ -149,7 +151,7 @@ async def test_the_proposal_says_what_changes_where_and_which_command_verifies_i
     head = git(repository, "rev-parse", "HEAD").strip()
     branch = git(repository, "branch", "--show-current").strip()
     async with open_lab(tmp_path, config=PRICED) as lab:
-        made = await lab.propose(**asked(namespace=["adding.py", "odd, and free: yes"]))
+        made = await lab.propose(**coder_task(namespace=["adding.py", "odd, and free: yes"]))
         config = config_of((await lab.run(made.subagent_id)).config)
         answer: Any = await lab.call(
             "confirm_spawn", pending_ids=[made.pending_id], approving=[made.approval_line.replace("adding.py", "src")]
@@ -186,12 +188,12 @@ async def test_the_verify_command_comes_from_the_call_then_the_role_then_detecti
     (tmp_path / "data").chmod(0o700)
     repository = checkout(tmp_path / "workspace", {"go.mod": "module x\n", "x_test.go": "package x\n"})
     async with open_lab(tmp_path) as lab:
-        of_role = await lab.propose(**asked(role="editor", verify=None))
+        of_role = await lab.propose(**coder_task(role="editor", verify=None))
         assert "must pass `make check` (from the role file)" in of_role.message
         assert "Before that runs `make deps` (from the role file)." in of_role.message
-        given = await lab.propose(**asked(role="editor", verify="go vet"))
+        given = await lab.propose(**coder_task(role="editor", verify="go vet"))
         assert "must pass `go vet` (given with the call)" in given.message
-        found = await lab.propose(**{key: value for key, value in asked().items() if key != "verify"})
+        found = await lab.propose(**{key: value for key, value in coder_task().items() if key != "verify"})
         assert "must pass `go test ./...` (found: " in found.message, found.message
     write(repository, {"package.json": '{"scripts": {"test": "node --test"}}'})
     git(repository, "add", "-A")
@@ -213,16 +215,16 @@ async def test_waits_for_a_person_even_under_the_auto_policy(tmp_path: Path) -> 
     auto = "approval = 'auto'\nauto_approve_cents = 500\nauto_approve_daily_cents = 5000\n"
     async with open_lab(tmp_path, config=auto) as lab:
         for role in ("coder", "editor"):
-            made = await lab.propose(**asked(role=role))
+            made = await lab.propose(**coder_task(role=role))
             assert f"It does not start by itself: it changes files of {lab.workspace}, on a branch." in made.message
 
 
 async def test_another_namespace_or_verify_command_makes_another_proposal(tmp_path: Path) -> None:
     project(tmp_path)
     async with open_lab(tmp_path) as lab:
-        first = await lab.propose(**asked(task_id="T"))
-        assert (await lab.propose(**asked(task_id="T"))).pending_id == first.pending_id
-        second = await lab.propose(**asked(task_id="T", namespace=["."]))
-        third = await lab.propose(**asked(task_id="T", namespace=["."], verify="true"))
+        first = await lab.propose(**coder_task(task_id="T"))
+        assert (await lab.propose(**coder_task(task_id="T"))).pending_id == first.pending_id
+        second = await lab.propose(**coder_task(task_id="T", namespace=["."]))
+        third = await lab.propose(**coder_task(task_id="T", namespace=["."], verify="true"))
     assert len({first.pending_id, second.pending_id, third.pending_id}) == 3
     assert "may change all of it." in second.message and "change everything on a new branch" in second.approval_line

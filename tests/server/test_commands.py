@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 from support import owner
-from support.model_server import Say, running_model_server
-from support.processes import marked
+from support.model_server import Say, run_model_server
+from support.processes import processes_of_run
 from support.repositories.projects import checkout, environment_of, git, names, tree, write
 from support.runtime import Lab, hand_over, open_lab, settings_of
 from support.sandboxes.attacks import needs_confinement
@@ -268,11 +268,11 @@ async def test_a_cancel_removes_the_copy_and_every_process(tmp_path: Path, home:
     async with open_lab(tmp_path, bash(SLEEPS)) as lab:
         run_id = await lab.start(role="code_reviewer")
         await asleep(lab.root)
-        assert marked(run_id)
+        assert processes_of_run(run_id)
         with anyio.fail_after(20):
             await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
         await gone(lab.root / "scratch")
-    assert not marked(run_id), "a process of the run is left"
+    assert not processes_of_run(run_id), "a process of the run is left"
 
 
 SLEEPS = "echo $$ > pid; sleep 300 & sleep 300"
@@ -301,16 +301,16 @@ async def test_killing_the_server_ends_its_command_and_the_next_server_makes_a_f
     tmp_path: Path, home: Path
 ) -> None:
     checkout(tmp_path / "workspace", PROJECT)
-    with running_model_server(bash(f"touch made; {SLEEPS}", "ls -A")) as server:
+    with run_model_server(bash(f"touch made; {SLEEPS}", "ls -A")) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             run_id = await lab.start(role="code_reviewer")
         command = [sys.executable, owner.__file__, str(tmp_path / "data"), server.base_url]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as owning:  # noqa: ASYNC220
             await asleep(tmp_path / "data")
-            assert marked(run_id)
+            assert processes_of_run(run_id)
             owning.kill()
         with anyio.fail_after(20):
-            while marked(run_id):  # noqa: ASYNC110 - nobody tells
+            while processes_of_run(run_id):  # noqa: ASYNC110 - nobody tells
                 await anyio.sleep(0.02)
         async with open_lab(tmp_path, server=server) as lab:
             row = await lab.ended(run_id, within_s=60)
@@ -333,7 +333,7 @@ def test_resuming_a_run_removes_what_its_earlier_owner_left(tmp_path: Path) -> N
 @pytest.mark.slow
 async def test_removes_what_a_killed_owner_left_even_if_nobody_resumes_the_run(tmp_path: Path, home: Path) -> None:
     checkout(tmp_path / "workspace", PROJECT)
-    with running_model_server(bash(SLEEPS)) as server:
+    with run_model_server(bash(SLEEPS)) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             run_id = await lab.start(role="code_reviewer")
         command = [sys.executable, owner.__file__, str(tmp_path / "data"), server.base_url]
@@ -449,7 +449,7 @@ async def test_networked_commands_reach_the_network_of_this_machine(tmp_path: Pa
         begun = any(message["role"] == "tool" for message in request["messages"])
         return hand_over() if begun else bash(connect.format(ports[0]))[0]
 
-    with running_model_server(model) as server:
+    with run_model_server(model) as server:
         ports.append(urlsplit(server.base_url).port or 0)
         async with open_lab(tmp_path, server=server) as lab:
             (ran,) = await outputs(lab, role="pinger")
@@ -519,7 +519,7 @@ async def test_a_run_waits_where_its_sandbox_would_be_weaker_than_approved(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkout(tmp_path / "workspace", PROJECT)
-    with running_model_server(bash("true")) as server:
+    with run_model_server(bash("true")) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             strong = lab.runtime.sandbox()
             assert not isinstance(strong, Unavailable)

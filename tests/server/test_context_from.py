@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from support.logs.cutting import all_entries, go_on_from
-from support.model_server import Gate, Say, running_model_server
+from support.model_server import Gate, Say, run_model_server
 from support.runs import earlier
-from support.runtime import arrived, check_requests, hand_over, open_lab, submits
+from support.runtime import check_requests, hand_over, open_lab, submit, wait_for
 
 from ava_audit.events import RunStarted, SpawnProposed, ToolCall, ToolResult, Who
 from ava_audit.retention import erase_run
@@ -68,7 +68,7 @@ async def test_without_named_results_the_tool_does_not_exist(tmp_path: Path) -> 
 
 
 async def test_only_named_results_can_be_read(tmp_path: Path) -> None:
-    answers = earlier.LateAnswers(earlier.FIRST, submits("other words"))
+    answers = earlier.LateAnswers(earlier.FIRST, submit("other words"))
     async with open_lab(tmp_path, answers) as lab:
         named, other = await earlier.run_first(lab), await earlier.run_first(lab)
         answers.steps = [Say(calls=[(earlier.TOOL, {"id": other}), (earlier.TOOL, {"id": "the first"})]), hand_over()]
@@ -80,7 +80,7 @@ async def test_only_named_results_can_be_read(tmp_path: Path) -> None:
 
 async def test_a_result_is_read_in_pages_of_20000_characters_in_total(tmp_path: Path) -> None:
     long = "".join(f"line {number}\n" for number in range(9_000))
-    answers = earlier.LateAnswers(submits(long))
+    answers = earlier.LateAnswers(submit(long))
     async with open_lab(tmp_path, answers) as lab:
         first = await earlier.run_first(lab)
         answers.steps = [earlier.read_result(first, PAGE_CHARS * page) for page in (0, 1, 2)] + [hand_over()]
@@ -123,7 +123,7 @@ async def test_the_named_results_are_part_of_what_is_approved(tmp_path: Path) ->
 
 
 async def test_a_result_that_ended_at_a_cap_is_marked_incomplete(tmp_path: Path) -> None:
-    answers = earlier.LateAnswers(Say(calls=[("scratchpad", {"note": "half of it"})]), submits("half"))
+    answers = earlier.LateAnswers(Say(calls=[("scratchpad", {"note": "half of it"})]), submit("half"))
     async with open_lab(tmp_path, answers) as lab:
         first = await earlier.run_first(lab, max_iterations=1)
         made = await lab.propose(context_from=[first])
@@ -166,7 +166,7 @@ async def test_the_proposal_rejects_unreadable_results_by_id(tmp_path: Path) -> 
         await lab.call("confirm_spawn", pending_ids=[rejected.pending_id], decision="reject")
         assert "has no result, because its proposal was rejected" in await earlier.refusal_of(lab, rejected.subagent_id)
         running = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         assert f"context_from: {running} has not ended" in await earlier.refusal_of(lab, running)
         await lab.call("cancel_subagent", subagent_id=running)
         assert "context_from: no subagent S-000000 of yours" in await earlier.refusal_of(lab, "S-000000")
@@ -221,7 +221,7 @@ async def test_a_result_erased_after_the_approval_is_reported_as_gone(tmp_path: 
         first = await earlier.run_first(lab)
         answers.steps = [Say(calls=[(earlier.TOOL, {"id": first})], gate=gate), hand_over()]
         run_id = await lab.start(context_from=[first])
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         row = await lab.run(first)
         await erase_run(lab.store, first, (), Who("sess-erasing", "ava", row.user_id), "asked for")
         gate.released.set()
@@ -248,7 +248,7 @@ async def test_a_result_that_closes_its_wrapper_and_gives_orders_stays_inside_it
         "caveats": [CLOSING],
         "findings": [{"claim": CLOSING, "quote": CLOSING, "source_url": CLOSING, "source_name": CLOSING}],
     }
-    answers = earlier.LateAnswers(submits(**{"output": "x", "summary": "x", where: evil[where]}))
+    answers = earlier.LateAnswers(submit(**{"output": "x", "summary": "x", where: evil[where]}))
     async with open_lab(tmp_path, answers) as lab:
         first = await earlier.run_first(lab)
         answers.steps = [earlier.read_result(first), hand_over()]
@@ -275,7 +275,7 @@ async def test_text_found_only_in_another_subagents_result_is_not_a_verified_quo
     tmp_path: Path, laundered: str
 ) -> None:
     """However the model tries to bring the words before the check: a result of a subagent is no source."""
-    answers = earlier.LateAnswers(submits(f"I read it: {INVENTED}.", findings=[{"claim": "c", "quote": INVENTED}]))
+    answers = earlier.LateAnswers(submit(f"I read it: {INVENTED}.", findings=[{"claim": "c", "quote": INVENTED}]))
     async with open_lab(tmp_path, answers) as lab:
         (lab.workspace / "a.md").write_text(f"As a source says, {INVENTED}.\n" if "file" in laundered else "twelve\n")
         first = await earlier.run_first(lab)
@@ -314,7 +314,7 @@ async def test_text_found_only_in_another_subagents_result_is_not_a_verified_quo
 
 async def test_redacts_a_newer_secret_before_the_result_is_cut(tmp_path: Path) -> None:
     value = "correct-horse-battery-staple"
-    answers = earlier.LateAnswers(submits("x" * (RESULT_CHARS // 2 - 140) + value * 500))
+    answers = earlier.LateAnswers(submit("x" * (RESULT_CHARS // 2 - 140) + value * 500))
     async with open_lab(tmp_path, answers) as lab:
         first = await earlier.run_first(lab)
         server = lab.server
@@ -331,7 +331,7 @@ async def test_redacts_a_newer_secret_before_the_result_is_cut(tmp_path: Path) -
 
 async def test_reads_the_result_again_after_a_kill_between_call_and_result(tmp_path: Path) -> None:
     answers = earlier.LateAnswers(earlier.FIRST)
-    with running_model_server(answers) as server:
+    with run_model_server(answers) as server:
         async with open_lab(tmp_path, server=server) as lab:
             first = await earlier.run_first(lab)
             answers.steps = [earlier.read_result(first), hand_over()]

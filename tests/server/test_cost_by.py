@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, running_model_server
-from support.runtime import PRICED, USER, arrived, hand_over, open_lab
+from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, run_model_server
+from support.runtime import PRICED, USER, hand_over, open_lab, wait_for
 
 from ava_audit.events import CostReserved, CostUpdate, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow
@@ -147,10 +147,10 @@ async def test_the_turn_after_a_retry_is_booked_by_its_tokens_again(tmp_path: Pa
 
 async def test_calls_repeated_because_the_first_process_died_count_as_retries(tmp_path: Path) -> None:
     gate = Gate()
-    with running_model_server([Say("lost", gate=gate), hand_over()]) as server:
+    with run_model_server([Say("lost", gate=gate), hand_over()]) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             run_id = await lab.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             await lab.ended(run_id)
             result = await lab.result(run_id)

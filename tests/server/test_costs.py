@@ -11,7 +11,7 @@ from typing import Any
 import anyio.to_thread
 import pytest
 from support.model_server import Fail, Gate, Raw, Received, Say, Step, events
-from support.runtime import PRICED, Lab, arrived, hand_over, open_lab, settings_of, with_workspace
+from support.runtime import PRICED, Lab, allow_workspace, hand_over, open_lab, settings_of, wait_for
 from support.terminal import ava
 
 from ava_audit.events import CostUpdate, ToolResult, Usage
@@ -191,7 +191,7 @@ async def test_a_running_run_shows_its_reserved_cost_and_a_pending_one_shows_no_
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=[NOTE]), Say("x", gate=gate)], config=PRICED) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         waiting = await lab.propose(task="Another")
         text, found = await shown(lab, run_id), await as_json(lab, run_id)
         assert re.search(r"^ +2 +- .* in flight$", text, re.MULTILINE)
@@ -258,8 +258,8 @@ async def test_names_a_daily_budget_that_changed_during_the_run(tmp_path: Path) 
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=hand_over().calls, gate=gate)], config=PRICED, check=False) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
-        config = with_workspace("[limits]\nuser_daily_cents = 400\n" + PRICED, lab.workspace)
+        await wait_for(gate.arrived)
+        config = allow_workspace("[limits]\nuser_daily_cents = 400\n" + PRICED, lab.workspace)
         async with open_runtime(settings_of(lab.root, lab.server.base_url, config)):
             gate.released.set()
             await lab.ended(run_id)

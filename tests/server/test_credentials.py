@@ -14,8 +14,8 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.model_server import Gate, Say
-from support.runtime import arrived, hand_over, open_lab, settings_of
-from support.stdio import logged, until
+from support.runtime import hand_over, open_lab, settings_of, wait_for
+from support.stdio import read_log, until
 
 from ava_audit.events import RunClaimed, SpawnDecided, ToolResult
 from ava_server.config.credentials import Credentials, model_settings
@@ -85,7 +85,7 @@ def keys(tmp_path: Path) -> Path:
 
 def tools_in(root: Path, kind: str) -> set[str]:
     """The tools that the log names in entries of a type."""
-    return {entry.content["tool"] for entry in logged(root, kind)}
+    return {entry.content["tool"] for entry in read_log(root, kind)}
 
 
 # -- a file that turns bad --------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ async def test_a_broken_key_file_stops_only_what_needs_a_key(
 
         tools = {"spawn_subagent", "confirm_spawn", "check_subagent", "read_ava_logs", "cancel_subagent"}
         await until(lambda: all(tools <= tools_in(lab.root, kind) for kind in ("ToolCall", "ToolResult")))
-        assert FIRST not in repr(logged(lab.root)), "what was known stays hidden"
+        assert FIRST not in repr(read_log(lab.root)), "what was known stays hidden"
 
 
 async def test_refuses_a_key_file_with_loose_permissions_and_accepts_it_once_fixed(tmp_path: Path, keys: Path) -> None:
@@ -147,7 +147,7 @@ async def test_reports_a_started_run_as_started_if_the_key_file_breaks_afterward
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(confirm)
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             half(keys)
             gate.released.set()
         assert answers[0].status == "approved"
@@ -236,7 +236,7 @@ async def test_a_running_run_redacts_a_key_stored_in_the_meantime(tmp_path: Path
     async with open_lab(tmp_path, [reads, hand_over()]) as lab:
         (lab.workspace / "notes.md").write_text(f"It was {FIRST}, and it is {SECOND}.\n")
         run_id = await lab.start(role="code_reviewer")
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await anyio.to_thread.run_sync(set_key, "openrouter", SECOND, keys)
         await lab.call("check_subagent")
         gate.released.set()

@@ -17,7 +17,7 @@ from typing import Any, cast
 import anyio
 import anyio.to_thread
 import pytest
-from support.commands.dashboard import by, look, plain, reader_of
+from support.commands.dashboard import look, plain_lines, reader_of, sandbox_of
 from support.commands.imports import modules_of
 from support.model_server import Gate, Say
 from support.repository import REPOSITORY
@@ -56,7 +56,7 @@ EVIL = "[red]owned[/red]\x1b]0;title\x07\x1b[2J\u202e"
 
 
 def page(settings: Settings, overview: Overview, width: int = 80, **more: Any) -> LivePage:
-    found = tuple(health(overview, settings, by("bubblewrap"), more.get("trouble", "")))
+    found = tuple(health(overview, settings, sandbox_of("bubblewrap"), more.get("trouble", "")))
     return LivePage(str(settings.data_root), overview.now, found, width, **more)
 
 
@@ -104,7 +104,7 @@ async def test_shows_a_row_for_each_run_with_budgets_above_and_the_health_below(
             # It is shown a moment after the request.
             while "Thinking" not in [run.activity for run in overview.now.runs]:
                 overview = await look(lab)
-        lines = plain(page(lab.runtime.settings, overview, width).whole())
+        lines = plain_lines(page(lab.runtime.settings, overview, width).whole())
         gate.released.set()
         for shown in overview.now.runs:
             if shown.state in ("running", "queued"):
@@ -148,7 +148,7 @@ async def test_a_run_without_an_owner_is_interrupted_and_its_clock_stops(tmp_pat
         await arrived(gate)
         settings = lab.runtime.settings
     first, second = await look(settings), await look(settings)
-    lines = plain(page(settings, second).whole())
+    lines = plain_lines(page(settings, second).whole())
     assert second.now.counts == {"interrupted": 1, "ended": 0}
     assert any(re.match(r"‖ interrupted  S-\w{6}  Left alone ", line) for line in lines)
     assert "  no server is running it: the next Ava server of this user resumes it" in lines
@@ -198,7 +198,7 @@ async def test_model_text_neither_controls_nor_colors_the_terminal(
         for line in lines:
             assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202e]", line.plain), line.plain
             assert not any("red" in str(span.style) for span in line.spans if "owned" in line.plain)
-    full = "\n".join(plain(page(settings, overview, 200, everybody=True).whole()))
+    full = "\n".join(plain_lines(page(settings, overview, 200, everybody=True).whole()))
     for words in ("Waits [red]owned[/red]", "Runs [red]owned[/red]", "Reading [red]owned[/red]", "[blink]x[/]: "):
         assert words in full
 
@@ -218,7 +218,7 @@ async def test_shows_why_a_run_ended_and_why_a_proposal_was_not_approved(tmp_pat
         proposal = await lab.propose(task="Not this one")
         await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], decision="reject")
         overview = await look(lab)
-        lines = plain(page(lab.runtime.settings, overview, 160).whole())
+        lines = plain_lines(page(lab.runtime.settings, overview, 160).whole())
     assert [shown.state for shown in overview.now.runs] == ["rejected", "iteration_limit"]
     text = "\n".join(lines)
     assert "Not this one · the proposal was rejected" in text and "Turns in circles · max_iterations of 2" in text
@@ -232,7 +232,9 @@ async def test_shows_only_this_users_runs_unless_all_are_requested(
         settings = lab.runtime.settings
         mine, everybody = await look(settings), await look(settings, everybody=True)
         assert len(mine.now.runs) == len(everybody.now.runs) == 1
-        assert f" of {lab.session.user} " in "\n".join(plain(page(settings, everybody, 120, everybody=True).whole()))
+        assert f" of {lab.session.user} " in "\n".join(
+            plain_lines(page(settings, everybody, 120, everybody=True).whole())
+        )
     monkeypatch.setattr(records, "os_user", lambda: "somebody else")
     others = await look(settings)
     assert (others.now.runs, others.trouble) == ((), None)
@@ -267,7 +269,9 @@ async def test_json_has_every_cap_and_the_health(tmp_path: Path) -> None:
         json.dumps(
             {
                 **current_json(overview.now),
-                "health": health_json(overview, health(overview, settings, by("landlock")), by("landlock")),
+                "health": health_json(
+                    overview, health(overview, settings, sandbox_of("landlock")), sandbox_of("landlock")
+                ),
             }
         )
     )
@@ -297,10 +301,10 @@ async def test_the_status_line_shows_the_most_serious_problem_first(tmp_path: Pa
     settings = load_settings(tmp_path)
     overview = await look(settings)
     assert named(health(overview, settings, None), "confinement").text == "not known yet"
-    assert named(health(overview, settings, by("none")), "confinement").state == "warning"
+    assert named(health(overview, settings, sandbox_of("none")), "confinement").state == "warning"
     off = health(overview, settings, Unavailable("nothing here confines", "use another"))
     assert named(off, "confinement").text.endswith("MCP servers are off: nothing here confines")
-    lines = plain(list(Page("x", overview.now, tuple(off), 80).health_lines(brief=True)))
+    lines = plain_lines(list(Page("x", overview.now, tuple(off), 80).health_lines(brief=True)))
     line = next(line for line in lines if line.startswith("Health: "))
     assert line.startswith("Health: warning · no commands · ")
 
@@ -308,11 +312,11 @@ async def test_the_status_line_shows_the_most_serious_problem_first(tmp_path: Pa
         assert named(health(replace(overview, free_bytes=free), settings, None), "disk").state == state
 
     (tmp_path / "config.toml").write_text("enabled = false\nmirror = false\n")
-    found = health(await look(settings), load_settings(tmp_path), by("bubblewrap"))
+    found = health(await look(settings), load_settings(tmp_path), sandbox_of("bubblewrap"))
     assert named(found, "settings").text == "enabled = false: subagents are switched off"
     (tmp_path / "config.toml").write_text("[limits]\nrunning = 'x'\n")
     overview = await look(settings)
-    assert named(health(overview, settings, by("bubblewrap")), "settings").state == "fault"
+    assert named(health(overview, settings, sandbox_of("bubblewrap")), "settings").state == "fault"
     assert "limits.running" in overview.faults[0]
 
 
@@ -477,7 +481,7 @@ async def test_the_jq_examples_of_the_docs_work(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
         await lab.outcome()
         settings, overview = lab.runtime.settings, await look(lab)
-    health_now = health_json(overview, health(overview, settings, by("none")), by("none"))
+    health_now = health_json(overview, health(overview, settings, sandbox_of("none")), sandbox_of("none"))
     text = json.dumps({**current_json(overview.now), "health": health_now})
 
     def jq(words: str) -> list[dict[str, Any]]:
@@ -497,7 +501,7 @@ def test_the_docs_quote_the_live_screen() -> None:
     assert quoted[-1] in KEYS
     (budget,) = (line for line in quoted if "everybody" in line)
     spent: CurrentViews = CurrentRuns(0, {}, (), (Budget("everybody", 200_000, 510_000, 25_000_000),))
-    assert [budget] == plain(list(LivePage("/srv/ava", spent, (), 79).today_lines(brief=True)))
+    assert [budget] == plain_lines(list(LivePage("/srv/ava", spent, (), 79).today_lines(brief=True)))
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,18 @@ from typing import Any
 
 import anyio
 import pytest
-from support.commands.dashboard import by, hides, live_app, look, plain, screen, shows
+from support.commands.dashboard import (
+    live_app,
+    look,
+    plain_lines,
+    sandbox_of,
+    screen,
+    wait_until_hidden,
+    wait_until_shown,
+)
 from support.model_server import Gate, Say
 from support.repository import REPOSITORY
-from support.runtime import PRICED, USER, Lab, arrived, hand_over, open_lab
+from support.runtime import PRICED, USER, Lab, hand_over, open_lab, wait_for
 from support.stdio import until
 
 from ava_server.cli.status_overview import health
@@ -45,7 +53,7 @@ async def everything(tmp: Path) -> AsyncGenerator[tuple[Lab, Gate]]:
         (lab.workspace / "notes.md").write_text("twelve cents")
         await lab.outcome(task="All is done here", name="done")
         await lab.start(task=LONG, name="busy", max_cost_cents=40)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await lab.start(task="Comes later", name="patient")
         await lab.start(task="Comes even later")
         await lab.propose(task="May it?", name="new")
@@ -109,11 +117,11 @@ async def test_the_screen_at_each_size_is_as_its_snapshot(short_place: Path) -> 
     async with everything(short_place) as (lab, _gate):
         for width, height in ((60, 20), (80, 24), (120, 40), (200, 60)):
             async with live_app(lab, width, height) as (app, pilot):
-                await shows(app, "not confined" if height > 30 else "Health: warning")
+                await wait_until_shown(app, "not confined" if height > 30 else "Health: warning")
                 compare(f"list-{width}x{height}-proposal", screen(app))
                 await pilot.press("down", "down")
-                await shows(app, "nowhere.md: failed")
-                await shows(app, "Thinking")  # which another read may bring than the run's last actions
+                await wait_until_shown(app, "nowhere.md: failed")
+                await wait_until_shown(app, "Thinking")  # which another read may bring than the run's last actions
                 compare(f"list-{width}x{height}-running", screen(app))
                 await pilot.press("q")
             assert app.return_value == 0
@@ -123,13 +131,13 @@ async def test_the_screen_at_each_size_is_as_its_snapshot(short_place: Path) -> 
 async def test_the_other_screens_at_80_columns_are_as_their_snapshots(short_place: Path) -> None:
     async with everything(short_place) as (lab, _gate), live_app(lab) as (app, pilot):
         await pilot.press("a")
-        compare("approve-80x24", await shows(app, "Start it?"))
+        compare("approve-80x24", await wait_until_shown(app, "Start it?"))
         await pilot.press("escape", "question_mark")
-        compare("help-80x24", await shows(app, "Keys of ava status"))
+        compare("help-80x24", await wait_until_shown(app, "Keys of ava status"))
         await pilot.press("escape", "end", "enter")
-        compare("run-80x24", await shows(app, "Tools called"))
+        compare("run-80x24", await wait_until_shown(app, "Tools called"))
         await pilot.press("l")
-        compare("log-80x24", await shows(app, "Result: S-"))
+        compare("log-80x24", await wait_until_shown(app, "Result: S-"))
 
 
 # -- what stands where ------------------------------------------------------------------------------------------------
@@ -139,7 +147,7 @@ async def test_each_size_shows_every_run_within_its_width_and_the_task_gets_what
     async with everything(tmp_path) as (lab, _gate):
         settings, overview, few = lab.runtime.settings, await look(lab), await look(lab, most=2)
         busy = next(run for run in overview.now.runs if run.row.name == "busy")
-    found = tuple(health(overview, settings, by("bubblewrap")))
+    found = tuple(health(overview, settings, sandbox_of("bubblewrap")))
     for width in range(40, 201, 7):
         page = LivePage("/srv/ava", overview.now, found, width, selected=busy.row.id)
         for height in (*range(1, 30), 40, 60):
@@ -148,7 +156,7 @@ async def test_each_size_shows_every_run_within_its_width_and_the_task_gets_what
             assert sum(row.run_id is not None for row in live.rows) == 6, "every run is in the list"
             assert live.head[0].plain == "Data root: /srv/ava" and live.foot[-1].plain.endswith("q quit")
             assert height < 8 or height - len(live.head) - len(live.foot) >= 3
-            for bars in re.findall(r"[█▒░]+", "\n".join(plain(live.foot))):
+            for bars in re.findall(r"[█▒░]+", "\n".join(plain_lines(live.foot))):
                 assert len(bars) >= LEAST_BAR, "a narrower bar would not be true"
         row = next(row.line.plain for row in page.live(24).rows if row.run_id == busy.row.id)
         task = re.split(r"…|  +|$", row.partition(" · ")[2])[0]
@@ -163,7 +171,7 @@ async def test_each_size_shows_every_run_within_its_width_and_the_task_gets_what
 async def test_the_columns_have_heads_over_them_where_there_is_room(tmp_path: Path) -> None:
     async with everything(tmp_path) as (lab, _gate):
         settings, overview = lab.runtime.settings, await look(lab)
-    found = tuple(health(overview, settings, by("bubblewrap")))
+    found = tuple(health(overview, settings, sandbox_of("bubblewrap")))
     for width, words in ((40, ["run", "task", "cost"]), (60, ["run", "state", "task", "cost"]),
                          (120, ["run", "state", "task", "time", "cost"])):  # fmt: skip
         live = LivePage("/srv/ava", overview.now, found, width).live(24)
@@ -189,7 +197,7 @@ async def test_on_40_columns_the_sign_of_the_state_leaves_room_for_the_task(tmp_
 
 async def test_a_proposals_pane_begins_with_price_and_reach(tmp_path: Path) -> None:
     async with everything(tmp_path) as (lab, _gate), live_app(lab, 120, 40) as (app, _pilot):
-        await shows(app, "Model: custom:test.")
+        await wait_until_shown(app, "Model: custom:test.")
         lines = screen(app)
     at = next(number for number, line in enumerate(lines) if line.startswith("  P-"))
     assert ", at most $0.50 and 10 min, expires " in lines[at]
@@ -204,10 +212,10 @@ async def test_what_a_key_has_done_is_said_for_a_while_and_then_goes(
     monkeypatch.setattr(app_module, "SAID_S", 1.5)
     async with everything(tmp_path) as (lab, _gate), live_app(lab) as (app, pilot):
         await pilot.press("r")
-        await shows(app, "Reject it?")
+        await wait_until_shown(app, "Reject it?")
         await pilot.press("escape")
-        await shows(app, "Nothing was rejected; it still waits.")
-        await hides(app, "Nothing was rejected")
+        await wait_until_shown(app, "Nothing was rejected; it still waits.")
+        await wait_until_hidden(app, "Nothing was rejected")
         app.tell("It could not be done.", failed=True)
         await anyio.sleep(2)
         assert "It could not be done." in "\n".join(screen(app)), "why something failed stays longer"
@@ -216,9 +224,9 @@ async def test_what_a_key_has_done_is_said_for_a_while_and_then_goes(
 async def test_the_selected_run_shows_its_task_its_caps_and_its_last_actions(tmp_path: Path) -> None:
     async with everything(tmp_path) as (lab, gate), live_app(lab) as (app, pilot):
         assert selected(app).split()[2:5] == ["?", "to", "approve"]
-        await shows(app, "at most $0.50 and 10 min")
+        await wait_until_shown(app, "at most $0.50 and 10 min")
         await pilot.press("down", "down")
-        lines = await shows(app, "nowhere.md: failed")
+        lines = await wait_until_shown(app, "nowhere.md: failed")
         text = "\n".join(lines)
         assert "(busy" not in selected(app) and "busy · Go on and on" in selected(app)
         assert re.search(r"^  \d\d:\d\d:\d\d read_file path=notes.md: success, .*$", text, re.MULTILINE)
@@ -226,7 +234,7 @@ async def test_the_selected_run_shows_its_task_its_caps_and_its_last_actions(tmp
         assert re.search(r"^  \d+/600 s +turn 2/20 +2/40 calls +\d+k?/2\.0M tok +\$0.\d+/\$0.40$", text, re.MULTILINE)
         assert "until somebody releases the answer that is held" in " ".join(text.split())
         await pilot.press("down")
-        await shows(app, "number 1 in the queue")
+        await wait_until_shown(app, "number 1 in the queue")
         gate.released.set()
 
 
@@ -235,7 +243,7 @@ async def test_the_selection_stays_with_its_run_when_others_come_and_when_it_end
         await pilot.press("down", "down")
         assert "busy" in selected(app)
         await lab.propose(task="A third one", name="third")
-        await shows(app, "3 to approve")
+        await wait_until_shown(app, "3 to approve")
         assert "busy" in selected(app), "a new row does not move it"
         gate.released.set()
         await until(lambda: "success" in selected(app) and "busy" in selected(app))
@@ -285,11 +293,11 @@ async def test_a_filter_finds_runs_by_text_state_and_role_until_it_is_removed(tm
             assert selected(app) in found, "one of those that are shown is selected"
             assert f"filter '{words}': {len(names)} of 6" in screen(app)[1]
             await pilot.press("escape")
-            await hides(app, "filter '")
+            await wait_until_hidden(app, "filter '")
         assert await type_filter("nothing has this") == []
         assert "No run matches the filter; Esc removes it." in screen(app)
         await pilot.press("escape", "slash", "q")
-        await shows(app, "filter 'q'")
+        await wait_until_shown(app, "filter 'q'")
         await pilot.press("escape")
         assert len([line for line in screen(app) if re.match(r"[> ] S-\w{6} ", line)]) == 6
 
@@ -313,33 +321,33 @@ async def test_an_empty_list_is_read_no_more_often_than_a_full_one(
 async def test_enter_opens_a_run_with_task_steps_tools_cost_and_result_and_follows_it(tmp_path: Path) -> None:
     async with everything(tmp_path) as (lab, gate), live_app(lab, 120, 60) as (app, pilot):
         await pilot.press("down", "down", "enter")
-        lines = await shows(app, "nowhere.md: failed")
+        lines = await wait_until_shown(app, "nowhere.md: failed")
         text = "\n".join(lines)
         assert re.match(r"researcher busy \(S-\w{6}\): running +\d\d:\d\d:\d\d$", lines[0])
         for words in (f"│ {LONG}", "Approved ", "Caps: at most $0.40", "Tools called: read_file 2", "Steps: turn 2"):
             assert words in text, words
         assert re.search(r"^Cost: \$0\.\d+ of \$0\.40$", text, re.MULTILINE)
         gate.released.set()
-        await shows(app, ": success")
+        await wait_until_shown(app, ": success")
         await pilot.press("end")
-        await shows(app, "│ so")
+        await wait_until_shown(app, "│ so")
         await pilot.press("escape", "end", "enter")
-        lines = await shows(app, "│ All is said.")
+        lines = await wait_until_shown(app, "│ All is said.")
         assert "researcher done" in lines[0]
 
 
 async def test_the_log_of_a_run_opens_from_both_screens_and_follows_new_entries(tmp_path: Path) -> None:
     async with everything(tmp_path) as (lab, gate), live_app(lab) as (app, pilot):
         await pilot.press("down", "down", "l")
-        lines = await shows(app, "Tool call: read_file path=notes.md")
+        lines = await wait_until_shown(app, "Tool call: read_file path=notes.md")
         assert re.match(r"Log of busy S-\w{6} ", lines[0])
         assert not any(re.match(r"\d\d:\d\d:\d\d (Money reserved|Taken by a server)", line) for line in lines)
         gate.released.set()
-        await shows(app, "Result: S-")
+        await wait_until_shown(app, "Result: S-")
         await pilot.press("escape", "enter")
-        await shows(app, "Asked ")
+        await wait_until_shown(app, "Asked ")
         await pilot.press("l")
-        await shows(app, "Log of busy")
+        await wait_until_shown(app, "Log of busy")
         await pilot.press("escape", "escape")
         assert "busy" in selected(app)
 
@@ -351,9 +359,9 @@ async def test_q_goes_back_and_quits_from_the_list(tmp_path: Path, keys: list[st
         async with live_app(lab) as (app, pilot):
             for key in keys:
                 await pilot.press(key)
-                await shows(app, "Esc or q back")
+                await wait_until_shown(app, "Esc or q back")
                 await pilot.press("q")
-                await shows(app, "q quit")
+                await wait_until_shown(app, "q quit")
             assert app.return_value is None
             await pilot.press("q")
         assert app.return_value == 0
@@ -370,7 +378,7 @@ async def test_model_text_is_literal_on_every_screen(tmp_path: Path) -> None:
 
             async def is_literal(*words: str) -> None:
                 for one in words:
-                    await shows(app, one)
+                    await wait_until_shown(app, one)
                 shown = app.screen._compositor.render_strips()  # pyright: ignore[reportPrivateUsage]
                 for strip in shown:
                     for segment in strip:
@@ -410,11 +418,11 @@ async def test_a_log_that_hangs_blocks_no_key_and_a_question_is_given_up(
             monkeypatch.setattr(app.reader, "look", hangs)
             monkeypatch.setattr(app.reader.records, "get", hangs)
             await pilot.press("a")
-            await shows(app, "The log has not answered for")
+            await wait_until_shown(app, "The log has not answered for")
             await pilot.press("enter")
-            await shows(app, "Reading …")
+            await wait_until_shown(app, "Reading …")
             await pilot.press("question_mark")
-            await shows(app, "Keys of ava status")
+            await wait_until_shown(app, "Keys of ava status")
             await pilot.press("q", "q", "q")
         assert app.return_value == 0
 
@@ -425,8 +433,8 @@ async def test_a_run_that_cannot_be_read_says_why_and_is_shown_as_soon_as_it_can
         async with live_app(lab) as (app, pilot):
             moved = lab.root.with_name("moved")
             lab.root.rename(moved)
-            await shows(app, "there is no log in")  # the list has looked, and keeps what it had
+            await wait_until_shown(app, "there is no log in")  # the list has looked, and keeps what it had
             await pilot.press("enter")
-            await shows(app, "! there is no log in")
+            await wait_until_shown(app, "! there is no log in")
             moved.rename(lab.root)
-            await shows(app, "Tools called")
+            await wait_until_shown(app, "Tools called")

@@ -20,7 +20,7 @@ import anyio.to_thread
 import pytest
 from support.model_server import Gate, Say
 from support.runtime import PRICED, hand_over, open_lab
-from support.terminal import COMMAND, CONTROLLED, WITHIN_S, Screen, environment, on_terminal
+from support.terminal import COMMAND, CONTROLLED, WITHIN_S, Screen, environment, run_on_terminal
 
 from ava_audit.events import SpawnDecided
 from ava_server.cli.terminal import cells
@@ -56,7 +56,7 @@ def root(tmp_path: Path) -> Path:
 @contextmanager
 def dashboard(root: Path, columns: int = 100, rows: int = 24) -> Generator[Screen]:
     """A dashboard that has shown its first picture."""
-    with on_terminal(root, "status", columns=columns, rows=rows) as screen:
+    with run_on_terminal(root, "status", columns=columns, rows=rows) as screen:
         screen.until("q quit")
         yield screen
 
@@ -88,7 +88,7 @@ def test_a_signal_ends_it_and_restores_the_terminal(root: Path, number: signal.S
 
 
 def test_ctrl_c_typed_at_the_terminal_ends_it(root: Path) -> None:
-    with on_terminal(root, "status", command=CONTROLLED) as screen:
+    with run_on_terminal(root, "status", command=CONTROLLED) as screen:
         screen.until("q quit")
         screen.type("\x03")
         assert screen.ended() == 130
@@ -112,7 +112,7 @@ def test_can_be_suspended_and_resumed(root: Path) -> None:
 
 
 def test_ctrl_z_stops_it_and_fg_continues_it(root: Path) -> None:
-    with on_terminal(root, command=("sh", "-c", ': <"$(tty)"; exec sh -i'), env={"PS1": "$ "}) as screen:
+    with run_on_terminal(root, command=("sh", "-c", ': <"$(tty)"; exec sh -i'), env={"PS1": "$ "}) as screen:
         screen.type(f"{sys.executable} -m ava_server status; echo status=$?\n")
         screen.until("q quit")
         screen.type("\x1a")
@@ -157,7 +157,7 @@ def until_gone(pids: set[int]) -> None:
 
 @pytest.mark.parametrize("command", [COMMAND, CONTROLLED], ids=["unnoticed", "with SIGHUP"])
 def test_ends_when_the_terminal_vanishes(root: Path, command: tuple[str, ...]) -> None:
-    with on_terminal(root, "status", command=command) as screen:
+    with run_on_terminal(root, "status", command=command) as screen:
         screen.until("q quit")
         children = descendants(screen.process.pid)
         screen.vanish()
@@ -193,7 +193,7 @@ def test_ends_when_its_tmux_session_is_killed(root: Path, tmp_path: Path) -> Non
 
 def test_ends_when_only_its_input_vanishes_and_restores_the_screen(root: Path) -> None:
     ours, theirs = pty.openpty()
-    with on_terminal(root, "status", stdin=theirs) as screen:
+    with run_on_terminal(root, "status", stdin=theirs) as screen:
         os.close(theirs)
         screen.until("q quit")
         os.close(ours)
@@ -209,7 +209,7 @@ def test_ends_when_only_its_input_vanishes_and_restores_the_screen(root: Path) -
 def test_ends_although_the_terminal_does_not_read_and_restores_it(
     root: Path, number: signal.Signals | None, code: int
 ) -> None:
-    with on_terminal(root, "status", columns=300, rows=100) as screen:
+    with run_on_terminal(root, "status", columns=300, rows=100) as screen:
         screen.until_full()
         children = descendants(screen.process.pid)
         if number is None:
@@ -223,7 +223,7 @@ def test_ends_although_the_terminal_does_not_read_and_restores_it(
 
 
 def test_stops_although_the_terminal_does_not_read_and_continues(root: Path) -> None:
-    with on_terminal(root, "status", columns=300, rows=100) as screen:
+    with run_on_terminal(root, "status", columns=300, rows=100) as screen:
         screen.until_full()
         screen.process.send_signal(signal.SIGTSTP)
         deadline = time.monotonic() + ENDS_WITHIN_S
@@ -241,7 +241,7 @@ def test_stops_although_the_terminal_does_not_read_and_continues(root: Path) -> 
 
 
 def test_catches_up_with_a_terminal_that_reads_again(root: Path) -> None:
-    with on_terminal(root, "status", columns=300, rows=100) as screen:
+    with run_on_terminal(root, "status", columns=300, rows=100) as screen:
         screen.until_full()
         screen.until_shown(lambda lines: "q quit" in lines[-1] and any(line.startswith("Health") for line in lines))
         screen.type("q")
@@ -251,7 +251,7 @@ def test_catches_up_with_a_terminal_that_reads_again(root: Path) -> None:
 
 def test_a_signal_ends_a_sandbox_check_that_hangs(root: Path) -> None:
     hangs = "import ava_roles.sandbox.selection as s, time; s.sandbox_here = lambda mode: time.sleep(600)"
-    with on_terminal(root, "status", command=faulty(hangs)) as screen:
+    with run_on_terminal(root, "status", command=faulty(hangs)) as screen:
         screen.until("not known yet")
         begun = time.monotonic()
         screen.process.send_signal(signal.SIGTERM)
@@ -272,7 +272,7 @@ def test_a_signal_ends_a_sandbox_check_that_hangs(root: Path) -> None:
     ],
 )
 def test_an_internal_error_restores_the_terminal_and_is_reported_there(root: Path, fault: str) -> None:
-    with on_terminal(root, "status", command=faulty(fault)) as screen:
+    with run_on_terminal(root, "status", command=faulty(fault)) as screen:
         assert screen.ended() == 70
         assert LEAVES in screen.text and screen.echoes
         told = screen.text.rpartition(LEAVES)[2]
@@ -281,7 +281,7 @@ def test_an_internal_error_restores_the_terminal_and_is_reported_there(root: Pat
 
 def test_a_hanging_read_is_reported_and_blocks_neither_the_screen_nor_quitting(root: Path) -> None:
     hangs = "import ava_server.cli.status_overview as o, time; o.OverviewReader.look = lambda self: time.sleep(600)"
-    with on_terminal(root, "status", command=faulty(hangs)) as screen:
+    with run_on_terminal(root, "status", command=faulty(hangs)) as screen:
         frame = screen.until_shown(lambda lines: any("has not answered for " in line for line in lines))
         screen.type("q")
         assert screen.ended() == 0
@@ -292,7 +292,7 @@ def test_a_hanging_read_is_reported_and_blocks_neither_the_screen_nor_quitting(r
 def test_quitting_during_the_sandbox_check_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    with on_terminal(root, "status", env={"TMPDIR": str(temporary)}) as screen:
+    with run_on_terminal(root, "status", env={"TMPDIR": str(temporary)}) as screen:
         screen.until("q quit")
         screen.type("q")
         assert screen.ended() == 0
@@ -313,7 +313,7 @@ def test_follows_the_size_of_the_terminal(root: Path) -> None:
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
 def test_a_dumb_terminal_gets_one_plain_copy(root: Path, term: str) -> None:
-    with on_terminal(root, "status", env={"TERM": term}) as screen:
+    with run_on_terminal(root, "status", env={"TERM": term}) as screen:
         assert screen.ended() == 0
     assert screen.text.startswith(f"Data root: {root}\n")
     assert "Health" in screen.text and "\x1b" not in screen.text
@@ -324,7 +324,7 @@ def test_says_the_same_without_colors(root: Path) -> None:
     patient = faulty("import ava_server.cli.status as s; s.SHOWN_WITHIN_S = 20")  # on a busy machine too
     for env in ({}, {"NO_COLOR": "1"}):
         terminal = {"TERM": "xterm-256color", **env}
-        with on_terminal(root, "status", "--once", columns=80, env=terminal, command=patient) as screen:
+        with run_on_terminal(root, "status", "--once", columns=80, env=terminal, command=patient) as screen:
             assert screen.ended() == 0
         texts.append(screen.text)
     colours = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
@@ -453,7 +453,7 @@ async def test_ctrl_c_while_a_decision_is_carried_out_says_how_to_see_whether_it
         proposal = await lab.propose(task="May it?")
 
         def interrupt(root: Path) -> tuple[int, str]:
-            with on_terminal(root, "status", columns=100, rows=30, command=faulty(slow)) as screen:
+            with run_on_terminal(root, "status", columns=100, rows=30, command=faulty(slow)) as screen:
                 named(screen, "to approve")
                 screen.type("a")
                 named(screen, "Start it? [y/N]")

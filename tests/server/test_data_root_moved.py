@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import pytest
 from support.model_server import Gate, Say
-from support.runtime import Lab, arrived, hand_over, open_lab
-from support.stdio import serving, until, using
+from support.runtime import Lab, hand_over, open_lab, wait_for
+from support.stdio import model_env, serve_stdio, until
 
 from ava_audit.errors import LogMoved
 from ava_audit.store.store import Store
@@ -75,7 +75,7 @@ async def test_no_command_runs_and_no_model_is_called_after_the_data_root_is_gon
     async with open_lab(tmp_path, [NOTE, Say("lost", gate=gate), hand_over()], check=False) as lab:
         await lab.start()
         waiting = await lab.propose(task="another")
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         way(lab.root)
         there = files(lab.root)
         gate.released.set()
@@ -97,7 +97,7 @@ async def test_a_run_continues_when_the_data_root_is_back_and_loses_no_paid_answ
     gate = Gate()
     async with open_lab(tmp_path, [NOTE, Say("kept", calls=NOTE.calls, gate=gate), hand_over()]) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         moved(lab.root)
         gate.released.set()
         await noticed(lab)
@@ -113,7 +113,7 @@ async def test_a_run_continues_when_the_data_root_is_back_and_loses_no_paid_answ
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_host_and_stderr_are_told(tmp_path: Path, way: Way) -> None:
     root = tmp_path / "data"
-    async with serving(root, env=using("http://127.0.0.1:9/v1")) as wire:
+    async with serve_stdio(root, env=model_env("http://127.0.0.1:9/v1")) as wire:
         await wire.tool("check_subagent")
         way(root)
         result = await wire.tool_result("spawn_subagent", role="researcher", task="x", workspace=str(tmp_path))
@@ -165,7 +165,7 @@ async def test_a_run_whose_result_is_long_makes_no_folder_in_place_of_the_data_r
     long = Say(calls=[("read_file", {"path": "long.md"})], gate=gate)
     async with open_lab(tmp_path, [long, hand_over()], check=False) as lab:
         await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         moved(lab.root)
         gate.released.set()
         await noticed(lab)

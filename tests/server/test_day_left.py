@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.approval.past_runs import check_approval_of, pending_of
-from support.commands.dashboard import asked
+from support.commands.dashboard import decision_question
 from support.model_server import Say
 from support.pages.browser import open_pages
 from support.runtime import DONE, hand_over, open_lab
@@ -51,7 +51,7 @@ async def test_the_figure_counts_what_is_left_of_the_day_and_names_that_budget(
         assert CAP not in made.message and turns_in(made.message) == turns_in(small.message)
         (_small, one) = await pending_of(lab)
         shown = await check_approval_of(lab, made)
-        drawn = await asked(lab, "approve", made.subagent_id)
+        drawn = await decision_question(lab, "approve", made.subagent_id)
         assert one.summary is not None and any("is left of" in line for line in one.summary.warnings)
         for text in (one.message, " ".join(question(shown).text.split(" \n")), drawn.text.replace("\n", " ")):
             assert f"Only $0.20 is left of {DAYS[day][1]}" in text and turns_in(text) == turns_in(made.message)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hosts.extensions import CAP, works
+from support.hosts.extensions import CAP, keep_noting
 from support.model_server import Say
 from support.runtime import PRICED, Lab, hand_over, open_lab
 
@@ -134,7 +134,7 @@ async def test_a_proposal_starts_only_as_it_was_shown(tmp_path: Path) -> None:
 
 
 async def test_a_run_near_a_cap_gets_more_only_as_it_was_shown(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, works, config=PRICED, check=False) as lab:
+    async with open_lab(tmp_path, keep_noting, config=PRICED, check=False) as lab:
         lab.session.channel = "terminal"
         run_id = await lab.start(**CAP)
         lab.session.channel = "host_call"

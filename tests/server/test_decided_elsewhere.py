@@ -23,7 +23,7 @@ from support.hosts.elsewhere import (
     decide_request_elsewhere,
     never_answer,
 )
-from support.hosts.extensions import CAP, works
+from support.hosts.extensions import CAP, keep_noting
 from support.model_server import Gate, Say
 from support.runtime import PRICED, hand_over
 
@@ -84,7 +84,7 @@ async def test_a_form_that_stays_open_when_its_proposal_expires_is_withdrawn(tmp
 async def test_a_request_for_more_asked_by_check_subagent_tells_what_was_decided_elsewhere(
     tmp_path: Path, then: Answering, allows: bool, says: str
 ) -> None:
-    async with host(tmp_path, "legacy", accept(), works) as at:
+    async with host(tmp_path, "legacy", accept(), keep_noting) as at:
         made = await at.propose(**CAP)
         await at.confirm(made)
         act = partial(decide_request_elsewhere, at.root, made["subagent_id"], allow=allows)

@@ -11,8 +11,8 @@ import anyio
 import pytest
 from support.databases import POSTGRES
 from support.engines.memory import MemoryDelivery, MemoryEngine
-from support.model_server import Gate, ModelServer, running_model_server
-from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+from support.model_server import Gate, ModelServer, run_model_server
+from support.runtime import PRICED, Lab, hand_over, open_lab, wait_for
 from support.stdio import until
 
 from ava_server import delivery
@@ -71,7 +71,7 @@ async def stays(check: Callable[[], object], for_s: float = 2.5) -> None:
 async def test_an_engine_carries_a_run_to_a_worker_and_forgets_it_at_its_end(
     tmp_path: Path, engine: MemoryEngine
 ) -> None:
-    with running_model_server([hand_over()]) as models:
+    with run_model_server([hand_over()]) as models:
         async with server(tmp_path, models) as lab, worker(tmp_path, models):
             run = await lab.start()
             assert (await lab.ended(run)).state == "success"
@@ -81,7 +81,7 @@ async def test_an_engine_carries_a_run_to_a_worker_and_forgets_it_at_its_end(
 
 async def test_a_worker_takes_only_what_it_is_given(tmp_path: Path, engine: MemoryEngine) -> None:
     engine.is_down = True
-    with running_model_server([hand_over()]) as models:
+    with run_model_server([hand_over()]) as models:
         async with server(tmp_path, models) as lab, worker(tmp_path, models):
             run = await lab.start()
             await until(lambda: lab.runtime.manager.outbox.fault is not None)
@@ -100,14 +100,14 @@ async def test_a_worker_that_lost_its_run_does_not_have_its_message_forgotten(
     engine.naive = naive
     first, second = Gate(within_s=120), Gate(within_s=120)
     script = [replace(hand_over(), gate=first), replace(hand_over(), gate=second), hand_over()]
-    with running_model_server(script) as models:
+    with run_model_server(script) as models:
         async with server(tmp_path, models) as lab, worker(tmp_path, models) as zombie:
             run = await lab.start()
-            await arrived(first.arrived)
+            await wait_for(first.arrived)
             monkeypatch.setattr(Outbox, "put", lambda _self, _message: None)  # the engine is left to itself
             stop(zombie)
             async with worker(tmp_path, models) as successor:
-                await arrived(second.arrived)
+                await wait_for(second.arrived)
                 await until(lambda: engine.answers == [(run, False)])
                 stop(successor)
                 async with worker(tmp_path, models):
@@ -128,10 +128,10 @@ async def test_rule_1_a_run_that_is_lost_ends_at_once_even_in_a_long_call(
     if not rule:
         monkeypatch.setattr(AgentRun, "lose", lambda _self: None)
     first = Gate(within_s=120)
-    with running_model_server([replace(hand_over(), gate=first), hand_over()]) as models:
+    with run_model_server([replace(hand_over(), gate=first), hand_over()]) as models:
         async with server(tmp_path, models) as lab, worker(tmp_path, models) as zombie:
             run = await lab.start()
-            await arrived(first.arrived)
+            await wait_for(first.arrived)
             stop(zombie)
             async with worker(tmp_path, models):
                 await until(lambda: len(models.requests) == 2)
@@ -148,10 +148,10 @@ async def test_rule_1_a_cancel_reaches_the_owner_whatever_the_engine_does(
     tmp_path: Path, engine: MemoryEngine, pushed: bool
 ) -> None:
     gate = Gate(within_s=120)
-    with running_model_server([replace(hand_over(), gate=gate)]) as models:
+    with run_model_server([replace(hand_over(), gate=gate)]) as models:
         async with server(tmp_path, models) as lab, worker(tmp_path, models):
             run = await lab.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             engine.is_down = not pushed
             await lab.call("cancel_subagent", subagent_id=run)
             assert (await lab.run(run)).state == "cancelled"
@@ -165,10 +165,10 @@ async def test_rule_2_a_worker_without_the_log_shows_no_life(
 ) -> None:
     """It reaches the engine, and would keep the run for ever: to the engine it lives, to the log it is dead."""
     gate = Gate(within_s=120)
-    with running_model_server([replace(hand_over(), gate=gate), hand_over()]) as models:
+    with run_model_server([replace(hand_over(), gate=gate), hand_over()]) as models:
         async with server(tmp_path, models) as lab, worker(tmp_path, models) as cut:
             run = await lab.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             monkeypatch.setattr(Outbox, "put", lambda _self, _message: None)
             monkeypatch.setattr(cut.offers, "answer", lambda *_given: None)  # it reads nothing of the log any more
             if rule:
@@ -191,7 +191,7 @@ async def test_rule_3_what_the_engine_has_lost_is_delivered_again(
     monkeypatch.setattr(delivery, "SILENT_LEASES", 0.3)
     if not rule:
         monkeypatch.setattr("ava_server.runs.manager.attempt_of", lambda *_given: "0.0")
-    with running_model_server([hand_over()]) as models:
+    with run_model_server([hand_over()]) as models:
         async with server(tmp_path, models) as lab:
             run = await lab.start()
             await until(lambda: engine.messages)
@@ -211,10 +211,10 @@ async def test_rule_4_a_claim_is_refused_while_the_owner_lives(
     tmp_path: Path, engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch, rule: bool
 ) -> None:
     gate = Gate(within_s=120)
-    with running_model_server([replace(hand_over(), gate=gate), hand_over()]) as models:
+    with run_model_server([replace(hand_over(), gate=gate), hand_over()]) as models:
         async with server(tmp_path, models) as lab, worker(tmp_path, models) as owner:
             run = await lab.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             stop(owner, lease_too=False)  # the engine hears nothing of it, and proposes the run to another one
             if not rule:
                 monkeypatch.setattr(RunControl, "gone", lambda self, rows: frozenset(self._owners(rows)))
@@ -248,7 +248,7 @@ async def test_runs_for_a_machine_that_nobody_has_hold_up_no_other(tmp_path: Pat
     roles.mkdir(parents=True)
     (roles / "special.md").write_text("---\ndescription: Needs a machine.\nlabels: [gpu]\n---\nLook it up.\n")
     config = CONFIG + "\n[limits]\nrunning_per_user = 2\n"
-    with running_model_server([hand_over()]) as models:
+    with run_model_server([hand_over()]) as models:
         opened = open_lab(tmp_path, server=models, config=config, background=True, check=False)
         async with opened as lab, worker(tmp_path, models):
             special = [await lab.start(role="special") for _ in range(3)]

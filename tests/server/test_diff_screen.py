@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.redaction import body_of, leaked, private_key
+from support.redaction import body_of, leaked_pieces, private_key
 from support.repositories.projects import checkout, git
 
 from ava_audit.redaction import Redactor
@@ -42,7 +42,7 @@ def test_hidden_lines_keep_their_sign_and_are_counted(tmp_path: Path) -> None:
     key, new = private_key(), private_key(seed=8)
     diff = diff_between(tmp_path / "project", f"a = 1\n{key}\nb = 1\n", f"a = 1\n{new}\nb = 1\n")
     count = len(key.split("\n"))
-    assert not leaked(diff, body_of(), 12) and not leaked(diff, body_of(seed=8), 12)
+    assert not leaked_pieces(diff, body_of(), 12) and not leaked_pieces(diff, body_of(seed=8), 12)
     assert diff.count("\n-[redacted:private-key]") >= count - 2
     assert diff.count("\n+[redacted:private-key]") >= count - 2
     assert "lines were hidden in whole or in part as secrets" in diff

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from support import owner as owner_program
-from support.commands.doctor import KEY, doctor, faults, files, read, used
-from support.model_server import Say, running_model_server
+from support.commands.doctor import KEY, doctor, faults, files, read_findings, use_root
+from support.model_server import Say, run_model_server
 from support.repositories.projects import checkout, write
 from support.runtime import PRICED
 from support.stdio import until
-from support.terminal import COMMAND, ava, environment, on_terminal
+from support.terminal import COMMAND, ava, environment, run_on_terminal
 
 from ava_server.cli import doctor_checks as checks
 from ava_server.cli.app import main
@@ -58,7 +58,7 @@ def root(tmp_path: Path) -> Path:
 def test_reports_the_fetch_proxy_and_what_it_decides_without_its_password(root: Path) -> None:
     (root / "config.toml").write_text('[fetch]\nproxy = "http://proxy.example:3128"\n')
     done = ava(root, "doctor", "--json", env={"AVA_FETCH__PROXY": "http://ava:s3cr3t-password@proxy.example:3128"})
-    found = read(done)["network"]
+    found = read_findings(done)["network"]
     assert found["state"] == "ok"
     assert "pages are fetched through the proxy proxy.example:3128 (fetch.proxy)" in found["text"]
     assert "decides which addresses can be reached" in found["text"]
@@ -111,10 +111,10 @@ def test_roles_that_lack_the_same_are_one_line(root: Path) -> None:
 
 def test_shows_on_a_terminal_which_check_runs_and_nothing_of_it_in_a_pipe(root: Path) -> None:
     assert ava(root, "doctor").stderr == ""
-    with on_terminal(root, "doctor") as screen:
+    with run_on_terminal(root, "doctor") as screen:
         assert screen.ended() in (0, 1)
     assert "Checking " in screen.text and "Checking " not in "\n".join(screen.lines), "the line is taken away"
-    with on_terminal(root, "doctor", env={"TERM": "dumb"}) as screen:
+    with run_on_terminal(root, "doctor", env={"TERM": "dumb"}) as screen:
         assert screen.ended() in (0, 1)
     assert "Checking python\n" in screen.text and "\x1b[" not in screen.text
 
@@ -127,7 +127,7 @@ def test_a_warning_alone_exits_with_0(root: Path) -> None:
 
 
 def test_reads_a_log_without_creating_or_changing_a_file(root: Path, tmp_path: Path) -> None:
-    used(root, tmp_path)
+    use_root(root, tmp_path)
     before = files(root)
     findings = doctor(root)
     assert findings["log"]["state"] == findings["upkeep"]["state"] == "ok"
@@ -150,7 +150,7 @@ async def test_counts_a_live_server_and_leaves_its_locks(root: Path) -> None:
 
 
 def test_reads_the_log_of_a_killed_process_without_changing_it(root: Path, tmp_path: Path) -> None:
-    used(root, tmp_path)
+    use_root(root, tmp_path)
     with owner(root) as process:  # its entries stand in the write-ahead log alone
         assert ava(root, "run", "pirate", "x", "--yes", "--max-cost", "0.1").returncode == 2
         process.send_signal(signal.SIGKILL)
@@ -192,7 +192,7 @@ def test_reports_a_used_up_daily_cap_with_the_setting_that_defines_it(root: Path
 
     (root / "config.toml").write_text(PRICED + "[limits]\nuser_daily_cents = 17\n")
     dear = Say("expensive", usage={"prompt_tokens": 200_000, "completion_tokens": 1, "total_tokens": 200_001})
-    with running_model_server([dear]) as server:
+    with run_model_server([dear]) as server:
         model = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
         task = ("run", "custom", "Look.", "--system-prompt", "You look.", "--yes", "--max-cost", "0.17")
         ava(root, *task, cwd=tmp_path, env=model)
@@ -211,7 +211,7 @@ def test_a_user_without_a_name_gets_the_same_budget_as_on_the_server(root: Path)
         [*nameless, *COMMAND, "doctor", "--json"],
         env=environment(root), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    findings = read(done)
+    findings = read_findings(done)
     assert (findings["budget"]["state"], faults(findings)) == ("ok", set())
 
 
@@ -229,7 +229,7 @@ def test_runs_no_program_of_the_project_that_the_path_names(root: Path, tmp_path
     (tmp_path / "link").symlink_to(folder / "bin")
     named = {"bin": str(folder / "bin"), ".": ".", "link": str(tmp_path / "link")}[first]
     env = {"PATH": f"{named}{os.pathsep}{os.environ['PATH']}"}
-    findings = read(ava(root, "doctor", "--json", cwd=folder / "deep", env=env))
+    findings = read_findings(ava(root, "doctor", "--json", cwd=folder / "deep", env=env))
     assert not (tmp_path / "ran").exists()
     assert findings["git"]["state"] == "ok"
 
@@ -262,7 +262,7 @@ def test_warns_about_an_environment_in_a_cache_and_about_its_missing_command(roo
         [python, "-m", "ava_server", "doctor", "--json"],
         env=env, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    findings = read(done)
+    findings = read_findings(done)
     assert findings["python"]["state"] == "warning" and "cache" in findings["python"]["text"]
     assert findings["command"]["what_to_do"].endswith(f"{python} -P -m ava_server serve")
 

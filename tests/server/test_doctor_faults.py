@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import no_locks
-from support.commands.doctor import KEY, doctor, faults, read, used
+from support.commands.doctor import KEY, doctor, faults, read_findings, use_root
 from support.no_locks import needs_filter
 from support.terminal import COMMAND, ava, environment
 
@@ -38,7 +38,7 @@ CONFIGS = [
 def test_invalid_settings_are_a_fault_and_the_other_checks_run(root: Path, text: str, says: str) -> None:
     (root / "config.toml").write_text(text)
     done = ava(root, "doctor", "--json")
-    findings = read(done)
+    findings = read_findings(done)
     assert faults(findings) == {"settings"}
     assert says in findings["settings"]["text"]
     assert findings["settings"]["what_to_do"].startswith(f"Correct it in {root}/config.toml, or in the named variable")
@@ -113,7 +113,7 @@ def test_an_unreadable_data_root_is_a_fault(tmp_path: Path) -> None:
                 [*in_its_place, *COMMAND, "doctor", "--json"],
                 env=environment(root), capture_output=True, text=True, timeout=60, check=False,
             )  # fmt: skip
-            assert "data root" in faults(read(done))
+            assert "data root" in faults(read_findings(done))
     finally:
         closed.chmod(0o700)
 
@@ -129,7 +129,7 @@ def test_reports_a_full_or_nearly_full_disk(root: Path, size: str, state: str) -
         [*with_disk, *COMMAND, "doctor", "--json"],
         env=environment(root), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert read(done)["disk space"]["state"] == state
+    assert read_findings(done)["disk space"]["state"] == state
 
 
 def test_a_world_writable_folder_is_a_fault(root: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_world_writable_folder_is_a_fault(root: Path) -> None:
 
 
 def test_a_log_of_a_newer_version_is_a_fault(root: Path, tmp_path: Path) -> None:
-    used(root, tmp_path)
+    use_root(root, tmp_path)
     with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
         db.execute("PRAGMA user_version = 99")
     findings = doctor(root)
@@ -170,7 +170,7 @@ def test_a_broken_key_file_is_a_fault_and_no_key_is_shown(root: Path, text: str,
     (root / "keys.toml").write_text(text)
     (root / "keys.toml").chmod(mode)
     done = ava(root, "doctor", "--json")
-    findings = read(done)
+    findings = read_findings(done)
     assert faults(findings) == {"keys"}
     assert says in findings["keys"]["text"]
     assert KEY not in done.stdout
@@ -227,7 +227,7 @@ def test_a_file_system_without_locks_is_a_fault_of_the_data_root_alone(root: Pat
     ava(root, "logs")
     command = [sys.executable, no_locks.__file__, sys.executable, *MODULE_ARGS, "doctor", "--json"]
     done = subprocess.run(command, env=environment(root), capture_output=True, text=True, timeout=60, check=False)
-    findings = read(done)
+    findings = read_findings(done)
     assert faults(findings) == {"data root"}
     assert f"the file system of {root} has no locks (No locks available)" in findings["data root"]["text"]
     assert findings["data root"]["what_to_do"] == "Set AVA_DATA_ROOT to a folder on a local disk."

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands.doctor import KEY, doctor, faults, read
-from support.model_server import Fail, Gate, Say, running_model_server
-from support.terminal import ava, environment, on_terminal
+from support.commands.doctor import KEY, doctor, faults, read_findings
+from support.model_server import Fail, Gate, Say, run_model_server
+from support.terminal import ava, environment, run_on_terminal
 
 from ava_server.cli import doctor_online as online
 from ava_server.cli.app import main
@@ -40,10 +40,10 @@ def events(root: Path, *args: str) -> list[dict[str, Any]]:
 
 def test_a_provider_that_answers_is_ok_shows_its_cost_and_counts_towards_the_day(root: Path) -> None:
     (root / "config.toml").write_text(PRICED)
-    with running_model_server([READY]) as server:
+    with run_model_server([READY]) as server:
         done = ava(root, "doctor", "--online", "--json", env=local(server.base_url))
         assert len(server.requests) == 1
-    found = read(done)["online custom"]
+    found = read_findings(done)["online custom"]
     answered = re.fullmatch(r"answered in \d+\.\d s: custom:test, (\$0\.\d+), (S-[0-9a-f]{6})", found["text"])
     assert answered is not None, found
     assert "custom:test (at most $0.05)" in done.stderr
@@ -60,7 +60,7 @@ def test_a_provider_that_answers_is_ok_shows_its_cost_and_counts_towards_the_day
 
 
 def test_a_custom_model_is_free_and_plain_text_counts_as_an_answer(root: Path) -> None:
-    with running_model_server([Say("ready.")]) as server:
+    with run_model_server([Say("ready.")]) as server:
         done = ava(root, "doctor", "--online", env=local(server.base_url))
         assert len(server.requests) == 1
     assert done.returncode == 0
@@ -70,8 +70,8 @@ def test_a_custom_model_is_free_and_plain_text_counts_as_an_answer(root: Path) -
 
 def test_on_a_terminal_typing_the_command_is_the_approval(root: Path) -> None:
     with (
-        running_model_server([READY]) as server,
-        on_terminal(root, "doctor", "--online", env=local(server.base_url)) as screen,
+        run_model_server([READY]) as server,
+        run_on_terminal(root, "doctor", "--online", env=local(server.base_url)) as screen,
     ):
         assert screen.ended() == 0
     assert screen.text.index("Asking for one word each") < screen.text.index("answered in")
@@ -79,7 +79,7 @@ def test_on_a_terminal_typing_the_command_is_the_approval(root: Path) -> None:
 
 
 def test_asks_providers_one_after_another_each_with_its_own_model(root: Path) -> None:
-    with running_model_server([READY]) as first, running_model_server([Fail(401)]) as second:
+    with run_model_server([READY]) as first, run_model_server([Fail(401)]) as second:
         (root / "config.toml").write_text(
             f'[providers.alpha]\nbase_url = "{first.base_url}"\n[providers.beta]\nbase_url = "{second.base_url}"\n'
             '[providers.gamma]\nbase_url = "http://127.0.0.1:9/v1"\n'
@@ -108,7 +108,7 @@ def test_an_endpoint_that_is_too_slow_is_a_fault_and_does_not_block(
 ) -> None:
     monkeypatch.setattr(online, "TIMEOUT_S", 2.0)
     monkeypatch.setenv("AVA_DATA_ROOT", str(root))
-    with running_model_server(lambda _request: Say("late", gate=Gate())) as server:
+    with run_model_server(lambda _request: Say("late", gate=Gate())) as server:
         for name, value in local(server.base_url).items():
             monkeypatch.setenv(name, value)
         code = main(["doctor", "--online", "--json"])
@@ -133,7 +133,7 @@ def test_an_endpoint_that_is_too_slow_is_a_fault_and_does_not_block(
 )
 def test_what_forbids_other_runs_forbids_this_one_and_sends_no_request(root: Path, config: str, says: str) -> None:
     (root / "config.toml").write_text(config)
-    with running_model_server([READY]) as server:
+    with run_model_server([READY]) as server:
         findings = doctor(root, "--online", **local(server.base_url))
         assert server.requests == []
     (found,) = [found for name, found in findings.items() if name.startswith("online")]
@@ -150,7 +150,7 @@ def test_without_a_provider_it_asks_nobody_and_creates_nothing(tmp_path: Path) -
 
 
 def test_a_subagent_process_asks_nobody(root: Path) -> None:
-    with running_model_server([READY]) as server:
+    with run_model_server([READY]) as server:
         findings = doctor(root, "--online", AVA_RUN_ID="S-123456", **local(server.base_url))
         assert server.requests == []
     assert "belongs to subagent S-123456" in findings["online"]["text"]
@@ -158,7 +158,7 @@ def test_a_subagent_process_asks_nobody(root: Path) -> None:
 
 def test_a_data_root_that_cannot_store_the_log_is_a_finding(root: Path) -> None:
     (root / "ava.db").write_bytes(b"this is no database" * 1_000)
-    with running_model_server([READY]) as server:
+    with run_model_server([READY]) as server:
         findings = doctor(root, "--online", **local(server.base_url))
         assert server.requests == []
     assert faults(findings) == {"log", "online"}
@@ -172,7 +172,7 @@ def test_resumes_no_other_run(root: Path, tmp_path: Path) -> None:
     def script(request: dict[str, Any]) -> Say:
         return READY if "Answer with the one word" in json.dumps(request) else Say("x", gate=gate)
 
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         task = ("run", "custom", "Wait.", "--system-prompt", "You wait.", "--yes", "--max-cost", "0.10")
         process = subprocess.Popen(
             [sys.executable, "-m", "ava_server", *task],
@@ -192,8 +192,8 @@ def test_resumes_no_other_run(root: Path, tmp_path: Path) -> None:
 def test_ctrl_c_cancels_the_run_it_waits_for(root: Path) -> None:
     gate = Gate()
     with (
-        running_model_server([Say("late", gate=gate)]) as server,
-        on_terminal(root, "doctor", "--online", env=local(server.base_url)) as screen,
+        run_model_server([Say("late", gate=gate)]) as server,
+        run_on_terminal(root, "doctor", "--online", env=local(server.base_url)) as screen,
     ):
         assert gate.arrived.wait(20)
         screen.interrupt()

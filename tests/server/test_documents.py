@@ -13,11 +13,11 @@ import anyio.to_thread
 import psycopg
 import pytest
 from psycopg.sql import SQL, Identifier
-from support.http_server import serving_http, token
-from support.model_server import Say, running_model_server
-from support.network.balancer import in_postgres, join
-from support.postgres import running_server
-from support.stdio import told, using
+from support.http_server import serve_http, token
+from support.model_server import Say, run_model_server
+from support.network.balancer import join, make_postgres_root
+from support.postgres import postgres_server
+from support.stdio import model_env, read_answer
 
 from ava_audit.errors import StoreUnavailable
 from ava_audit.postgres.documents import PostgresDocuments
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif("sys.platform == 'win32'", reason="the Postgres 
 @pytest.fixture
 def roots(tmp_path: Path) -> tuple[DataRoot, DataRoot]:
     """Two data roots whose servers share a log."""
-    address = in_postgres(tmp_path / "one")
+    address = make_postgres_root(tmp_path / "one")
     join(tmp_path / "two", address)
     return DataRoot(tmp_path / "one"), DataRoot(tmp_path / "two")
 
@@ -65,21 +65,21 @@ KEY, SECRET, PIN = "sk-ant-api03-" + "k9Qw" * 12, "hunter2-s3cr3t-value", "73 91
 
 async def test_no_key_secret_token_or_pin_is_in_the_database(tmp_path: Path) -> None:
     root = DataRoot(tmp_path / "data")
-    address = in_postgres(root.path)
+    address = make_postgres_root(root.path)
     set_key("anthropic", KEY, root.keys)
     set_secret("LOGIN", SECRET, ["example.org"], root.secrets_file)
     sessions = BrowserSessions(root.browser_sessions)
     texts = [token(root.path, "ana", "spawn", "read", "approve"), sessions.open("ana"),
              sessions.issue_code("ana", terminal=True)]  # fmt: skip
     done = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
-    with running_model_server([done]) as model:
-        async with serving_http(root.path, env=using(model.base_url)) as server, server.client(texts[0]) as client:
+    with run_model_server([done]) as model:
+        async with serve_http(root.path, env=model_env(model.base_url)) as server, server.client(texts[0]) as client:
             spawn = {"role": "custom", "system_prompt": "Look.", "task": f"Use {SECRET} and {KEY}"}
-            proposed = told(await client.call_tool("spawn_subagent", spawn))[0]
+            proposed = read_answer(await client.call_tool("spawn_subagent", spawn))[0]
             asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-            assert told(await client.call_tool("confirm_spawn", asked))[0]["status"] == "approved"
+            assert read_answer(await client.call_tool("confirm_spawn", asked))[0]["status"] == "approved"
             waiting = {"subagent_id": proposed["subagent_id"], "wait_seconds": 20}
-            assert told(await client.call_tool("check_subagent", waiting))[0]["status"] == "success"
+            assert read_answer(await client.call_tool("check_subagent", waiting))[0]["status"] == "success"
             await anyio.to_thread.run_sync(PinFile(root.approval_file).set, PIN)
             await server.post("/sign-in", data={"token": texts[0], "to": "/"}, headers={"Origin": server.base})
     found = await anyio.to_thread.run_sync(everything_in, address)
@@ -104,7 +104,7 @@ def test_the_first_process_moves_its_files_into_an_empty_database(tmp_path: Path
     text = token(root.path, "ana")
     PinFile(root.approval_file).set(PIN)
     with_files = {path.name: path.read_text() for path in (root.tokens_file, root.approval_file)}
-    address = in_postgres(root.path)
+    address = make_postgres_root(root.path)
     found = TokenFile(root.tokens_file).find(text)
     assert found is not None and found.user == "ana" and PinFile(root.approval_file).is_set
     for name, before in with_files.items():
@@ -118,7 +118,7 @@ def test_the_first_process_moves_its_files_into_an_empty_database(tmp_path: Path
 
 
 def test_two_first_processes_do_not_mix_their_files(tmp_path: Path) -> None:
-    address = in_postgres(tmp_path / "first")
+    address = make_postgres_root(tmp_path / "first")
     both = [DataRoot(tmp_path / name) for name in ("one", "two")]
     for root, user in zip(both, ("ana", "ben"), strict=True):
         token(root.path, user)
@@ -132,7 +132,7 @@ def test_a_file_that_others_may_read_is_not_moved(tmp_path: Path) -> None:
     root = DataRoot(tmp_path / "data")
     token(root.path, "ana")
     root.tokens_file.chmod(0o644)
-    in_postgres(root.path)
+    make_postgres_root(root.path)
     with pytest.raises(ConfigError, match="Others may read"):
         read_tokens(root.tokens_file)
     assert root.tokens_file.exists()
@@ -261,10 +261,10 @@ def test_a_change_that_fails_changes_nothing_and_locks_nobody_out(roots: tuple[D
 def test_works_on_after_the_database_has_closed_its_connections(roots: tuple[DataRoot, DataRoot]) -> None:
     one, two = roots
     text = token(one.path, "ana")
-    with psycopg.connect(running_server().url("postgres"), autocommit=True) as conn:
+    with psycopg.connect(postgres_server().url("postgres"), autocommit=True) as conn:
         conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'ava'")
     assert TokenFile(one.tokens_file).find(text) is not None
-    with psycopg.connect(running_server().url("postgres"), autocommit=True) as conn:
+    with psycopg.connect(postgres_server().url("postgres"), autocommit=True) as conn:
         conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'ava'")
     assert len(read_tokens(two.tokens_file)) == 1 and token(one.path, "ben")
 

@@ -22,7 +22,7 @@ from support.hosts.elicitation import (
     refusal_reason,
 )
 from support.runtime import PRICED, connect, hand_over
-from support.sample import sampled
+from support.sample import sample
 
 from ava_audit.events import SpawnDecided, UserMessage
 from ava_audit.rows import WAITING
@@ -165,7 +165,7 @@ async def test_a_group_timeout_without_end_is_refused_before_anybody_is_asked(
 
 @pytest.mark.parametrize("name", ["max_cost_dollars", "max_minutes"])
 @pytest.mark.parametrize(
-    "given", sampled([1_000_000, 10**400, math.nan, math.inf, True, False, "0.1", "", 0, -1, 1e-9, ["1"]], 4)
+    "given", sample([1_000_000, 10**400, math.nan, math.inf, True, False, "0.1", "", 0, -1, 1e-9, ["1"]], 4)
 )
 async def test_an_invalid_limit_starts_nothing_and_names_the_field(
     tmp_path: Path, era: str, name: str, given: Any

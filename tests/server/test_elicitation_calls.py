@@ -10,10 +10,10 @@ import pytest
 from mcp_types import ElicitResult
 from support.hosts.elicitation import accept, approval, decline, host, refusal_reason
 from support.hosts.raw_client import open_raw_client
-from support.model_server import Gate, Say, running_model_server
-from support.runtime import PRICED, hand_over, settings_of, with_workspace
-from support.sample import sampled
-from support.stdio import serving, using
+from support.model_server import Gate, Say, run_model_server
+from support.runtime import PRICED, allow_workspace, hand_over, settings_of
+from support.sample import sample
+from support.stdio import model_env, serve_stdio
 
 from ava_audit.rows import WAITING
 from ava_server.mcp_server import elicitation
@@ -26,8 +26,8 @@ async def test_an_answer_after_the_deadline_starts_nothing(tmp_path: Path, monke
     monkeypatch.setattr(elicitation, "ASK_S", 0.3)
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    with running_model_server([hand_over()]) as models:
-        settings = settings_of(tmp_path / "data", models.base_url, with_workspace(PRICED, workspace))
+    with run_model_server([hand_over()]) as models:
+        settings = settings_of(tmp_path / "data", models.base_url, allow_workspace(PRICED, workspace))
         async with open_raw_client(build_server(lambda: settings, transport="memory")) as client:
             made = await client.tool("spawn_subagent", role="researcher", task="Look", workspace=str(workspace))
             call = await client.request("tools/call", name="confirm_spawn", arguments=approval(made))
@@ -54,7 +54,7 @@ async def test_the_wait_after_a_question_gets_the_remaining_time_of_the_call(
 
 @pytest.mark.parametrize(
     "reply",
-    sampled(
+    sample(
         [
             {},
             {"action": "yes"},
@@ -70,8 +70,8 @@ async def test_an_invalid_answer_starts_nothing_and_is_not_an_internal_error(
     tmp_path: Path, reply: dict[str, Any]
 ) -> None:
     (tmp_path / "workspace").mkdir()
-    with running_model_server([hand_over()]) as models:
-        async with serving(tmp_path / "data", env=using(models.base_url), initialize=False) as wire:
+    with run_model_server([hand_over()]) as models:
+        async with serve_stdio(tmp_path / "data", env=model_env(models.base_url), initialize=False) as wire:
             hello = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "odd", "version": "1"}}
             await wire.request("initialize", {**hello, "capabilities": {"elicitation": {}}})
             await wire.notify("notifications/initialized")

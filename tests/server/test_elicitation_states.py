@@ -11,10 +11,10 @@ import pytest
 from mcp.server.request_state import AESGCMRequestStateCodec
 from mcp_types import ElicitResult, InputRequiredResult
 from support.hosts.elicitation import accept, approval, decline, host, refusal_reason
-from support.model_server import running_model_server
-from support.runtime import PRICED, hand_over, settings_of, with_workspace
-from support.sample import sampled
-from support.stdio import MODERN, serving, using
+from support.model_server import run_model_server
+from support.runtime import PRICED, allow_workspace, hand_over, settings_of
+from support.sample import sample
+from support.stdio import MODERN, model_env, serve_stdio
 
 from ava_audit.events import RunClaimed, SpawnDecided
 from ava_audit.rows import WAITING
@@ -52,7 +52,7 @@ async def test_a_tampered_state_asks_again(tmp_path: Path, how: str) -> None:
         assert isinstance(asked, InputRequiredResult) and asked.request_state is not None
         state = asked.request_state
         middle = len(state) // 2
-        config = with_workspace(PRICED, at.workspace)
+        config = allow_workspace(PRICED, at.workspace)
         path = settings_of(at.root, at.models.base_url, config).paths.question_key
         inside = AESGCMRequestStateCodec([root_key(path)]).unseal(state)
         form = asked.model_dump(by_alias=True)["inputRequests"]["approval"]["params"]
@@ -99,7 +99,7 @@ async def test_an_expired_state_asks_again(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_another_server_on_the_same_data_root_accepts_the_answer_once(tmp_path: Path) -> None:
-    with running_model_server([hand_over()]) as models:
+    with run_model_server([hand_over()]) as models:
         async with host(tmp_path, "auto", decline, server=models) as at:
             made = await at.propose()
             given = approval(made)
@@ -115,12 +115,12 @@ async def test_another_server_on_the_same_data_root_accepts_the_answer_once(tmp_
 
 
 async def test_a_new_server_asks_again_when_the_key_is_gone(tmp_path: Path) -> None:
-    with running_model_server([hand_over()]) as models:
+    with run_model_server([hand_over()]) as models:
         async with host(tmp_path, "auto", decline, server=models) as at:
             made = await at.propose()
             given = approval(made)
             state = await at.question(given)
-        key = settings_of(at.root, models.base_url, with_workspace(PRICED, at.workspace)).paths.question_key
+        key = settings_of(at.root, models.base_url, allow_workspace(PRICED, at.workspace)).paths.question_key
         before = key.read_bytes()
         key.unlink()
         async with host(tmp_path, "auto", accept(), server=models) as at:
@@ -133,11 +133,11 @@ async def test_a_new_server_asks_again_when_the_key_is_gone(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("fault", ["open to others", "too short", "no TOML"])
 async def test_reports_an_unusable_key_instead_of_asking_forever(tmp_path: Path, fault: str) -> None:
-    with running_model_server([hand_over()]) as models:
+    with run_model_server([hand_over()]) as models:
         async with host(tmp_path, "auto", accept(), server=models) as at:
             made = await at.propose()
             await at.question(approval(made))
-        key = settings_of(at.root, models.base_url, with_workspace(PRICED, at.workspace)).paths.question_key
+        key = settings_of(at.root, models.base_url, allow_workspace(PRICED, at.workspace)).paths.question_key
         good = key.read_bytes()
         if fault == "open to others":
             key.chmod(0o644)
@@ -166,7 +166,7 @@ async def test_an_answer_about_a_proposal_that_no_longer_exists_starts_nothing(t
 
 @pytest.mark.parametrize(
     "more",
-    sampled(
+    sample(
         [
             {"inputResponses": {"approval": {"action": "accept", "content": {}}}},
             {"inputResponses": {"approval": {"action": "accept", "content": {}}}, "requestState": None},
@@ -188,8 +188,8 @@ async def test_an_answer_about_a_proposal_that_no_longer_exists_starts_nothing(t
 async def test_extra_data_from_a_hostile_client_starts_nothing(tmp_path: Path, more: dict[str, Any]) -> None:
     """Spoken line by line to a child process, whose stderr may have no traceback."""
     (tmp_path / "workspace").mkdir()
-    with running_model_server([hand_over()]) as models:
-        async with serving(tmp_path / "data", env=using(models.base_url), initialize=False) as wire:
+    with run_model_server([hand_over()]) as models:
+        async with serve_stdio(tmp_path / "data", env=model_env(models.base_url), initialize=False) as wire:
             wire.meta = {
                 "io.modelcontextprotocol/protocolVersion": MODERN,
                 "io.modelcontextprotocol/clientInfo": {"name": "odd", "version": "1"},

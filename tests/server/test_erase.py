@@ -23,8 +23,8 @@ import pytest
 from mcp import Client
 from support.log import child
 from support.model_server import Gate, Say, Step
-from support.runtime import Lab, arrived, connect, hand_over, open_lab, text
-from support.terminal import COMMAND, ava, environment, on_terminal
+from support.runtime import Lab, connect, hand_over, open_lab, text, wait_for
+from support.terminal import COMMAND, ava, environment, run_on_terminal
 
 from ava_audit.events import TRANSCRIPT_TYPES, LogErased
 from ava_audit.search import LogQuery, search
@@ -98,7 +98,7 @@ async def two_runs(tmp: Path) -> AsyncGenerator[Two]:
     (tmp / "workspace" / "notes.txt").write_text(f"It says {FOUND}.\n")
     async with open_lab(tmp, playing(gate), check=False) as lab:
         run_id = await lab.start(task=f"Look up {TASK}", context=f"Background: {CONTEXT}", rationale=f"For {TASK}")
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await lab.call("message_subagent", subagent_id=run_id, message=f"Mind {MESSAGE}")
         gate.released.set()
         await lab.ended(run_id)
@@ -235,7 +235,7 @@ async def test_asks_for_confirmation_and_a_no_erases_nothing(tmp_path: Path) -> 
     root = two.root
 
     def on_screen(answer: str) -> int:
-        with on_terminal(root, "erase", two.run_id) as screen:
+        with run_on_terminal(root, "erase", two.run_id) as screen:
             screen.until("for ever? [y/N]")
             screen.type(answer)
             return screen.ended()
@@ -254,7 +254,7 @@ async def test_refuses_a_running_run_and_erases_nothing(tmp_path: Path) -> None:
     async with open_lab(tmp_path, playing(gate), check=False) as lab:
         waiting = await lab.propose(task=OTHERS[0])
         run_id = await lab.start(task=TASK)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         entries = await lab.entries(run_id)
         for given in (run_id, waiting.pending_id):
             refused = await erase(lab.root, given, "--yes")

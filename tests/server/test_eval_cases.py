@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.model_server import Say
-from support.repositories.coding import PROJECT, RIGHT, asked, project, says
+from support.repositories.coding import PROJECT, RIGHT, coder_task, make_calls, project
 from support.repositories.projects import git
 from support.runtime import Lab, hand_over, open_lab
 from support.sandboxes.attacks import needs_confinement
@@ -203,8 +203,8 @@ async def coder_run(tmp_path: Path, files: dict[str, str] | None = None, **more:
     repository = project(tmp_path, **(files or {}))
     git(repository, "remote", "add", "origin", "https://git.example/secret-name.git")
     (repository / "not-tracked.txt").write_text("private")
-    async with open_lab(tmp_path, says(RIGHT)) as lab:
-        run_id = await lab.start(**{**asked(), "workspace": str(repository), **more})
+    async with open_lab(tmp_path, make_calls(RIGHT)) as lab:
+        run_id = await lab.start(**{**coder_task(), "workspace": str(repository), **more})
         await lab.ended(run_id, 60)
         return recording_of(run_id, await lab.entries(run_id))
 
@@ -274,8 +274,8 @@ async def test_a_case_keeps_programs_and_links_of_its_own_and_names_what_leads_e
     (repository / "check.sh").chmod(0o755)
     git(repository, "add", "-A")
     git(repository, "commit", "-qm", "more")
-    async with open_lab(tmp_path, says(RIGHT)) as lab:
-        run_id = await lab.start(**{**asked(), "workspace": str(repository)})
+    async with open_lab(tmp_path, make_calls(RIGHT)) as lab:
+        run_id = await lab.start(**{**coder_task(), "workspace": str(repository)})
         await lab.ended(run_id, 60)
         recording = recording_of(run_id, await lab.entries(run_id))
     git(repository, "rm", "-qf", "README.md", "check.sh")  # what the checkout has meanwhile does not matter

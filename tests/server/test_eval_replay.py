@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from support.model_server import Fail, Gate, Say, running_model_server
+from support.model_server import Fail, Gate, Say, run_model_server
 from support.redaction import NAME, VALUE
-from support.repositories.coding import RIGHT, RIGHTED, STILL_WRONG, WRONG, coded, project, says
-from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+from support.repositories.coding import RIGHT, RIGHTED, STILL_WRONG, WRONG, make_calls, project, run_coder
+from support.runtime import PRICED, Lab, hand_over, open_lab, wait_for
 from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import RunClaimed, SpawnProposed, ToolResult, UserMessage
@@ -243,11 +243,11 @@ async def test_results_that_were_cut_and_read_again_are_the_same(
 
 async def test_a_run_that_another_process_went_on_with_after_a_kill_is_the_same(tmp_path: Path) -> None:
     gate = Gate()
-    with running_model_server([READ, Say("lost", gate=gate), hand_over()]) as server:
+    with run_model_server([READ, Say("lost", gate=gate), hand_over()]) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             (lab.workspace / "report.md").write_text("The reactor cost 4.2 million.\n")
             run_id = await lab.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             await lab.ended(run_id)
             recording = recording_of(run_id, await lab.entries(run_id))
@@ -273,7 +273,7 @@ async def test_a_run_with_a_question_a_message_and_an_earlier_result_is_the_same
         run_id = await lab.start(context_from=[first])
         await lab.logged(run_id, "Asked")
         await lab.call("message_subagent", subagent_id=run_id, message="EUR, please")
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await lab.call("message_subagent", subagent_id=run_id, message="Only this year.")
         gate.released.set()
         await lab.ended(run_id)
@@ -293,8 +293,8 @@ def _confined(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "ends"),
     [
-        (says(RIGHT), "success"),
-        ([Say(calls=[WRONG]), hand_over(), Say(calls=[STILL_WRONG]), hand_over(), *says(RIGHTED)], "success"),
+        (make_calls(RIGHT), "success"),
+        ([Say(calls=[WRONG]), hand_over(), Say(calls=[STILL_WRONG]), hand_over(), *make_calls(RIGHTED)], "success"),
         ([Say(calls=[WRONG]), *[hand_over()] * 4], "error"),
     ],
     ids=["it passes at once", "failures are shown to the model", "it never passes"],
@@ -304,7 +304,7 @@ async def test_a_coders_run_is_the_same_without_a_worktree_or_a_command(
 ) -> None:
     repository = project(tmp_path)
     async with open_lab(tmp_path, script, config=PRICED) as lab:
-        result = await coded(lab)
+        result = await run_coder(lab)
         run_id = result["subagent_id"]
         recording = recording_of(run_id, await lab.entries(run_id))
         asked = len(lab.server.requests)
@@ -317,8 +317,8 @@ async def test_a_coders_run_is_the_same_without_a_worktree_or_a_command(
 @pytest.mark.usefixtures("_confined")
 async def test_a_changed_prompt_of_a_coder_is_found(tmp_path: Path) -> None:
     project(tmp_path)
-    async with open_lab(tmp_path, says(RIGHT), config=PRICED) as lab:
-        run_id = (await coded(lab))["subagent_id"]
+    async with open_lab(tmp_path, make_calls(RIGHT), config=PRICED) as lab:
+        run_id = (await run_coder(lab))["subagent_id"]
         recording = recording_of(run_id, await lab.entries(run_id))
         sentence = next(line for line in recording.role.body.splitlines() if len(line) > 40)
         found = await replayed(recording, ReplayChange(role_with(recording, sentence, "Change whatever you like.")))

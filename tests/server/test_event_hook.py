@@ -16,9 +16,9 @@ from typing import Any
 import anyio
 import pytest
 from support import owner as owner_program
-from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.model_server import Gate, ModelServer, Say, run_model_server
 from support.processes import lives
-from support.runtime import PRICED, Lab, arrived, open_lab, settings_of, submits
+from support.runtime import PRICED, Lab, open_lab, settings_of, submit, wait_for
 from support.stdio import until
 
 from ava_audit.events import Event, SpawnProposed, Who
@@ -124,7 +124,7 @@ async def marker(lab: Lab, ears: Ears, told: int) -> None:
 
 async def test_reports_a_waiting_proposal_and_the_end_of_its_run(tmp_path: Path, ears: Ears) -> None:
     gate = Gate()
-    async with open_lab(tmp_path, [Say("x", gate=gate), submits()], config=ears.config) as lab:
+    async with open_lab(tmp_path, [Say("x", gate=gate), submit()], config=ears.config) as lab:
         proposal = await lab.propose(task="What does it cost?\nIn \u202edollars " + "x" * 200, max_cost_cents=30)
         (event,) = await ears.until(1)
         assert list(event) == FIELDS
@@ -147,7 +147,7 @@ async def test_reports_a_waiting_proposal_and_the_end_of_its_run(tmp_path: Path,
         assert call["cwd"] == str(Path.home())
 
         await lab.approve(proposal)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         assert len(ears.lines) == 1, "that it was approved and began is not told"
         gate.released.set()
         await lab.ended(proposal.subagent_id)
@@ -167,7 +167,7 @@ async def test_reports_a_cancelled_run_as_ended(tmp_path: Path, ears: Ears) -> N
     gate = Gate()
     async with open_lab(tmp_path, [Say("x", gate=gate)], config=ears.config) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
         await lab.ended(run_id)
         await until(lambda: ("ended", run_id) in kinds(ears.events))
@@ -179,7 +179,7 @@ async def test_reports_no_end_of_unstarted_runs_and_no_wait_of_auto_approved_one
         f'proposal_ttl_s = 1\napproval = "auto"\nauto_approve_cents = 50\nauto_approve_daily_cents = 50\n{ears.config}'
         '\n[fetch]\nhosts = ["example.org"]\n'
     )
-    async with open_lab(tmp_path, [submits()], config=config, check=False) as lab:
+    async with open_lab(tmp_path, [submit()], config=config, check=False) as lab:
         at_once = await lab.call("spawn_subagent", role="researcher", task="small", max_cost_cents=50)
         assert at_once.status == "approved", at_once.message
         await lab.ended(at_once.subagent_id)
@@ -236,7 +236,7 @@ async def two_labs(tmp: Path, config: str, server: ModelServer) -> AsyncGenerato
 
 
 async def test_one_of_two_runtimes_sends_each_event_once(tmp_path: Path, ears: Ears) -> None:
-    with running_model_server([submits()] * 4) as server:
+    with run_model_server([submit()] * 4) as server:
         async with two_labs(tmp_path, ears.config, server) as labs:
             runs: list[str] = []
             for number in range(4):
@@ -257,7 +257,7 @@ async def test_one_of_two_runtimes_sends_each_event_once(tmp_path: Path, ears: E
 async def test_another_process_takes_over_when_the_sender_is_gone(
     tmp_path: Path, ears: Ears, ends: signal.Signals | None
 ) -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         settings_of(tmp_path / "data", None, ears.config)
         owner = await anyio.open_process(
             [sys.executable, owner_program.__file__, str(tmp_path / "data"), server.base_url]
@@ -314,7 +314,7 @@ async def test_kills_a_hanging_program_without_blocking_anything(
     monkeypatch.setattr(event_hook, "PROGRAM_S", 1.0)
     hangs = Ears(tmp_path, HANGS)
     with caplog.at_level(logging.WARNING, "ava.events"):
-        async with open_lab(tmp_path, [submits()], config=hangs.config) as lab:
+        async with open_lab(tmp_path, [submit()], config=hangs.config) as lab:
             first = await lab.propose(task="first")
             await until(lambda: hangs.lines)
             await lab.approve(first)  # while it hangs
@@ -351,7 +351,7 @@ async def test_a_missing_or_failing_program_only_causes_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, program: list[str], says: str
 ) -> None:
     with caplog.at_level(logging.WARNING, "ava.events"):
-        async with open_lab(tmp_path, [submits()], config=f"on_event = {json.dumps(program)}\n{PRICED}") as lab:
+        async with open_lab(tmp_path, [submit()], config=f"on_event = {json.dumps(program)}\n{PRICED}") as lab:
             proposal = await lab.propose()
             await until(lambda: any(says in line for line in caplog.messages))
             await lab.approve(proposal)

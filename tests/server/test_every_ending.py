@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.model_server import Gate, ModelServer, Say, Step
-from support.runtime import PRICED, Lab, arrived, open_lab, submits
+from support.runtime import PRICED, Lab, open_lab, submit, wait_for
 
 from ava_audit.events import CostReserved, CostUpdate, ToolCall, ToolResult
 from ava_server.runs.result import LOOKED_AT
@@ -52,7 +52,7 @@ class Subagent:
         self.sent.append(request)
         turn = sum(message["role"] == "assistant" for message in request["messages"])
         if is_last(request):
-            handed_over = submits("12 cents", summary="Otter is cheaper.", findings=[FOUND]).calls
+            handed_over = submit("12 cents", summary="Otter is cheaper.", findings=[FOUND]).calls
             calls = handed_over if self.obeys else [("read_file", {"path": "a.md", "offset": 1})]
             return Say(calls=calls, usage=USAGE)
         if turn < 2:
@@ -67,7 +67,7 @@ async def ending(lab: Lab, subagent: Subagent) -> str:
         (lab.workspace / name).write_text(text)
     run_id = await lab.start(**CAPS[subagent.what])
     if subagent.what == "cancel":
-        await arrived(subagent.gate.arrived)
+        await wait_for(subagent.gate.arrived)
         await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
     await lab.ended(run_id)
     return run_id
@@ -150,7 +150,7 @@ async def test_a_run_cut_off_after_a_draft_keeps_the_valid_findings_of_the_draft
     ]
     async with open_lab(tmp_path, script) as lab:
         run_id = await lab.start(output_schema={"type": "object"})
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await lab.call("cancel_subagent", subagent_id=run_id)
         await lab.ended(run_id)
         result = await lab.result(run_id)
@@ -169,7 +169,7 @@ async def test_names_the_first_twenty_of_many_sources_and_counts_the_rest(tmp_pa
     script = [Say(calls=reads[:12]), Say(calls=[*reads[:3], *reads[12:]]), Say("x", gate=gate)]
     async with open_lab(tmp_path, script) as lab:
         run_id = await lab.start(max_tool_calls=60)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await lab.call("cancel_subagent", subagent_id=run_id)
         await lab.ended(run_id)
         result = await lab.result(run_id)

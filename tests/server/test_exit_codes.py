@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.model_server import Fail, Gate, Say, Script
-from support.runtime import PRICED, open_lab, submits
+from support.runtime import PRICED, open_lab, submit
 from typer.testing import CliRunner
 
 from ava_audit.events import ENDINGS
@@ -25,7 +25,7 @@ def always(step: Say) -> Callable[[dict[str, Any]], Say]:
 
 
 ENDS: dict[str, tuple[int, Script, dict[str, Any]]] = {
-    "success": (0, [submits()], {}),
+    "success": (0, [submit()], {}),
     "no_answer": (17, [], {"model": "offline", "task": "Where do zebras sleep?"}),
     "cost_exceeded": (11, always(replace(NOTE, usage={"prompt_tokens": 9_000, "completion_tokens": 90_000})), {}),
     "token_exceeded": (
@@ -33,7 +33,7 @@ ENDS: dict[str, tuple[int, Script, dict[str, Any]]] = {
         always(replace(NOTE, usage={"prompt_tokens": 9_000, "completion_tokens": 500})),
         {"max_tokens": 40_000},
     ),
-    "timeout": (12, [NOTE, Say("late", gate=Gate()), submits()], {"timeout": 4}),
+    "timeout": (12, [NOTE, Say("late", gate=Gate()), submit()], {"timeout": 4}),
     "iteration_limit": (13, always(NOTE), {"max_iterations": 1}),
     "tool_limit": (13, always(NOTE), {"max_tool_calls": 1, "max_iterations": 10}),
     "guardrail": (14, always(Say("", [("read_file", {"path": "n.md"})])), {"max_iterations": 40, "max_tool_calls": 90}),

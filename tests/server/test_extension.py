@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.hosts import extensions
-from support.model_server import Gate, Say, Step, running_model_server
+from support.model_server import Gate, Say, Step, run_model_server
 from support.runs.owners import owner_process
 from support.runtime import PRICED, check_budgets, check_requests, hand_over, open_lab
 from support.stdio import until
@@ -29,7 +29,7 @@ from ava_server.runs.question_kinds import PendingQuestion
 
 @pytest.mark.requirement("N-15")
 async def test_a_run_that_is_allowed_more_goes_on_under_the_new_cap(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, extensions.works, config=PRICED) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=PRICED) as lab:
         run_id = await extensions.start(lab)
         row = await extensions.wait_for_ask(lab, run_id)
         asked = asked_of(row)
@@ -58,7 +58,7 @@ async def test_a_run_that_is_allowed_more_goes_on_under_the_new_cap(tmp_path: Pa
 
 async def test_while_it_waits_its_clock_stands_its_slot_is_free_and_its_wrap_up_is_held(tmp_path: Path) -> None:
     config = f"{PRICED}\n[limits]\nrunning_per_user = 1\n"
-    async with open_lab(tmp_path, extensions.works, config=config) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=config) as lab:
         run_id = await extensions.start(lab)
         row = await extensions.wait_for_ask(lab, run_id)
         assert (row.state, row.instance, row.in_flight) == ("queued", None, None) and row.active_us > 0
@@ -79,7 +79,7 @@ async def test_while_it_waits_its_clock_stands_its_slot_is_free_and_its_wrap_up_
 @pytest.mark.parametrize("declined", [True, False], ids=["declined", "no answer"])
 async def test_without_a_yes_the_run_wraps_up_with_its_result(tmp_path: Path, declined: bool) -> None:
     config = PRICED if declined else extensions.config(1)
-    async with open_lab(tmp_path, extensions.works, config=config) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=config) as lab:
         run_id = await extensions.start(lab)
         shown = await extensions.pending(lab, run_id)
         if declined:
@@ -98,7 +98,7 @@ async def test_without_a_yes_the_run_wraps_up_with_its_result(tmp_path: Path, de
 
 
 async def test_asks_for_tokens(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, extensions.works, config=PRICED) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=PRICED) as lab:
         run_id = await extensions.start(lab, max_tokens=60_000, max_cost_cents=400)
         shown = await extensions.pending(lab, run_id)
         asked = asked_of(await lab.run(run_id))
@@ -156,7 +156,7 @@ async def test_asks_again_after_a_yes_and_three_times_at_most(tmp_path: Path) ->
 
 
 async def test_a_cancel_ends_it_at_once_and_holds_nothing(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, extensions.works, config=PRICED) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=PRICED) as lab:
         run_id = await extensions.start(lab)
         await extensions.wait_for_ask(lab, run_id)
         assert (await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")).status == "cancelled"
@@ -169,7 +169,7 @@ async def test_a_cancel_ends_it_at_once_and_holds_nothing(tmp_path: Path) -> Non
 @pytest.mark.slow
 async def test_wraps_up_at_once_where_its_group_has_no_time_to_wait(tmp_path: Path) -> None:
     def play(asked: dict[str, Any]) -> Step:
-        return hand_over() if "the second" in json.dumps(asked["messages"]) else extensions.works(asked)
+        return hand_over() if "the second" in json.dumps(asked["messages"]) else extensions.keep_noting(asked)
 
     async with open_lab(tmp_path, play, config=PRICED) as lab:
         lab.session.channel = "terminal"
@@ -190,7 +190,7 @@ async def test_wraps_up_at_once_where_its_group_has_no_time_to_wait(tmp_path: Pa
 )
 async def test_another_process_continues_it_after_its_owner_was_killed(tmp_path: Path, approve: bool | None) -> None:
     config = PRICED if approve else extensions.config(6)
-    with running_model_server(extensions.works) as server:
+    with run_model_server(extensions.keep_noting) as server:
         async with open_lab(tmp_path, server=server, config=config, runs=False, check=False) as lab:
             with owner_process(lab.root, server) as owner:
                 run_id = await extensions.start(lab)
@@ -210,7 +210,7 @@ async def test_another_process_continues_it_after_its_owner_was_killed(tmp_path:
 
 
 async def test_every_tool_answer_says_what_it_waits_for(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, extensions.works, config=PRICED) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=PRICED) as lab:
         run_id = await extensions.start(lab)
         asked = asked_of(await extensions.wait_for_ask(lab, run_id))
         assert asked is not None
@@ -233,7 +233,7 @@ async def test_the_event_hook_hears_of_it(tmp_path: Path) -> None:
     heard = tmp_path / "heard"
     program = [sys.executable, "-c", "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())", str(heard)]
     config = f"on_event = {json.dumps(program)}\n{PRICED}"
-    async with open_lab(tmp_path, extensions.works, config=config) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=config) as lab:
         run_id = await extensions.start(lab)
         shown = await extensions.pending(lab, run_id)
 

@@ -16,7 +16,7 @@ from ava_server.runs.pending_questions import asked_of
 
 @pytest.mark.requirement("N-15")
 async def test_an_answer_counts_once_and_only_for_what_was_shown(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, extensions.works, config=PRICED) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=PRICED) as lab:
         run_id = await extensions.start(lab)
         shown = await extensions.pending(lab, run_id)
         with pytest.raises(Refused, match="has changed since it was shown"):
@@ -32,7 +32,7 @@ async def test_an_answer_counts_once_and_only_for_what_was_shown(tmp_path: Path)
 
 
 async def test_an_answer_after_its_time_and_one_beyond_the_proposed_cap_are_refused(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, extensions.works, config=PRICED) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=PRICED) as lab:
         run_id = await extensions.start(lab)
         shown = await extensions.pending(lab, run_id)
         row = await lab.run(run_id)
@@ -65,7 +65,7 @@ async def test_an_approval_beyond_what_the_day_has_left_by_now_is_refused(tmp_pa
 
 @pytest.mark.requirement("N-15")
 async def test_no_call_of_a_model_decides(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, extensions.works, config=PRICED) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=PRICED) as lab:
         run_id = await extensions.start(lab)
         shown = await extensions.pending(lab, run_id)
         row = await lab.run(run_id)
@@ -85,7 +85,7 @@ async def test_no_call_of_a_model_decides(tmp_path: Path) -> None:
 
 
 async def test_another_user_neither_sees_nor_decides_it(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, extensions.works, config=PRICED) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=PRICED) as lab:
         run_id = await extensions.start(lab)
         shown = await extensions.pending(lab, run_id)
         theirs = extensions.person(lab, user=USER)
@@ -98,7 +98,7 @@ async def test_another_user_neither_sees_nor_decides_it(tmp_path: Path) -> None:
 
 
 async def test_under_the_policy_human_only_the_pin_allows_more(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, extensions.works, config=PRICED) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=PRICED) as lab:
         run_id = await extensions.start(lab)
         shown = await extensions.pending(lab, run_id)
         lab.runtime.settings.paths.approval_file.parent.mkdir(mode=0o700, exist_ok=True)

@@ -9,8 +9,8 @@ import pytest
 from mcp_types import ElicitResult, InputRequiredResult
 from support.hosts import extensions
 from support.hosts.elicitation import accept, cancel, decline, host
-from support.runtime import PRICED, settings_of, with_workspace
-from support.sample import sampled
+from support.runtime import PRICED, allow_workspace, settings_of
+from support.sample import sample
 
 from ava_audit.events import Answered, Asked
 from ava_audit.store.store import Store
@@ -21,7 +21,7 @@ from ava_server.runs.pending_questions import pending_question
 
 @pytest.mark.requirement("N-15")
 async def test_the_host_asks_its_person_and_a_yes_raises_the_cap(tmp_path: Path, era: str) -> None:
-    async with host(tmp_path, era, accept(), extensions.works) as at:
+    async with host(tmp_path, era, accept(), extensions.keep_noting) as at:
         run = await at.propose(**extensions.CAP)
         checked = await extensions.confirm_until_asked(at, run)
         assert checked["message"].startswith(f"The cost cap of researcher {run['subagent_id']} is $0."), checked
@@ -42,7 +42,7 @@ async def test_the_host_asks_its_person_and_a_yes_raises_the_cap(tmp_path: Path,
 
 
 async def test_the_host_asks_its_person_and_a_no_has_it_wrap_up(tmp_path: Path, era: str) -> None:
-    async with host(tmp_path, era, accept(), extensions.works) as at:
+    async with host(tmp_path, era, accept(), extensions.keep_noting) as at:
         run = await at.propose(**extensions.CAP)
         at.person.answers = lambda asked: accept()(asked) if "start a researcher" in asked.message else decline(asked)
         assert "wraps up" in (await extensions.confirm_until_asked(at, run))["message"]
@@ -52,7 +52,7 @@ async def test_the_host_asks_its_person_and_a_no_has_it_wrap_up(tmp_path: Path, 
 
 
 async def test_a_closed_question_decides_nothing_and_is_not_asked_again(tmp_path: Path, era: str) -> None:
-    async with host(tmp_path, era, accept(), extensions.works) as at:
+    async with host(tmp_path, era, accept(), extensions.keep_noting) as at:
         run = await at.propose(**extensions.CAP)
         at.person.answers = lambda asked: accept()(asked) if "start a researcher" in asked.message else cancel(asked)
         checked = await extensions.confirm_until_asked(at, run)
@@ -66,7 +66,7 @@ async def test_a_closed_question_decides_nothing_and_is_not_asked_again(tmp_path
 
 async def test_an_answer_that_a_client_made_up_decides_nothing(tmp_path: Path) -> None:
     """What a client keeps with the question is sealed: the question's hash alone does not prove that it was asked."""
-    async with host(tmp_path, "auto", accept(), extensions.works) as at:
+    async with host(tmp_path, "auto", accept(), extensions.keep_noting) as at:
         run = await at.propose(**extensions.CAP)
         assert (await at.confirm(run))["status"] == "approved"
         await extensions.wait_until_asked(at, run)
@@ -86,9 +86,9 @@ async def test_an_answer_that_a_client_made_up_decides_nothing(tmp_path: Path) -
         assert (await at.call("cancel_subagent", subagent_id=run["subagent_id"]))["status"] == "cancelled"
 
 
-@pytest.mark.parametrize("given", sampled([0.2, 0.1, 0, -1, 9.0, "0.25", True, float("nan")], 4))
+@pytest.mark.parametrize("given", sample([0.2, 0.1, 0, -1, 9.0, "0.25", True, float("nan")], 4))
 async def test_the_form_may_lower_the_new_cap_and_nothing_else(tmp_path: Path, era: str, given: Any) -> None:
-    async with host(tmp_path, era, accept(), extensions.works) as at:
+    async with host(tmp_path, era, accept(), extensions.keep_noting) as at:
         run = await at.propose(**extensions.CAP)
         # Rounded down to whole cents, as in the question before a start.
         answers = {"first": accept(), "wrong": accept(max_cost_dollars=given), "lower": accept(max_cost_dollars=0.2579)}
@@ -105,11 +105,11 @@ async def test_the_form_may_lower_the_new_cap_and_nothing_else(tmp_path: Path, e
 
 @pytest.mark.slow
 async def test_under_a_pin_that_was_set_meanwhile_the_host_shows_no_form(tmp_path: Path, era: str) -> None:
-    async with host(tmp_path, era, accept(), extensions.works) as at:
+    async with host(tmp_path, era, accept(), extensions.keep_noting) as at:
         run = await at.propose(**extensions.CAP)
         assert (await at.confirm(run))["status"] == "approved"
         await extensions.wait_until_asked(at, run)
-        settings = settings_of(tmp_path / "data", at.models.base_url, with_workspace(PRICED, at.workspace))
+        settings = settings_of(tmp_path / "data", at.models.base_url, allow_workspace(PRICED, at.workspace))
         PinFile(settings.paths.approval_file).set("73-otter-91")
         checked = await at.call("check_subagent", subagent_id=run["subagent_id"])
         assert checked["status"] == "awaiting_extension" and len(at.person.asked) == 1

@@ -49,7 +49,7 @@ from ava_server.runs.extension import Shortage, _round_cap, extension_limits, ex
 async def test_wraps_up_at_once_where_it_may_not_ask(
     tmp_path: Path, channel: Channel, config: str, caps: dict[str, Any]
 ) -> None:
-    async with open_lab(tmp_path, extensions.works, config=config) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=config) as lab:
         run_id = await extensions.start(lab, channel, **caps)
         run = await lab.ended(run_id)
         assert run.state in ("cost_exceeded", "iteration_limit")
@@ -57,7 +57,7 @@ async def test_wraps_up_at_once_where_it_may_not_ask(
 
 
 async def test_asks_only_after_a_first_answer_and_never_after_an_overrun(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, extensions.works, config=PRICED, runs=False) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=PRICED, runs=False) as lab:
         row = await lab.run(await extensions.start(lab))
         limits = extension_limits(lab.runtime.settings, lab.session.user)
 
@@ -77,7 +77,7 @@ async def test_asks_only_after_a_first_answer_and_never_after_an_overrun(tmp_pat
 async def test_a_run_that_auto_started_wraps_up_at_once(tmp_path: Path) -> None:
     auto = 'approval = "auto"\nauto_approve_cents = 20\nauto_approve_daily_cents = 100\n'
     config = f'{auto}[fetch]\nhosts = ["example.org"]\n{PRICED}'
-    async with open_lab(tmp_path, extensions.works, config=config) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=config) as lab:
         answer = await lab.call("spawn_subagent", role="researcher", task="x", max_cost_cents=20)
         assert answer.status == "approved", answer
         assert (await lab.ended(answer.subagent_id)).state == "cost_exceeded"
@@ -85,7 +85,7 @@ async def test_a_run_that_auto_started_wraps_up_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_group_is_never_asked_for_more_than_its_cap(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, extensions.works, config=PRICED) as lab:
+    async with open_lab(tmp_path, extensions.keep_noting, config=PRICED) as lab:
         lab.session.channel = "terminal"
         made = [await lab.propose(task="one", **extensions.CAP), await lab.propose(task="two", **extensions.CAP)]
         line = "2 subagents together, at most $0.20"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.model_server import Gate, Say, Step, running_model_server
-from support.repositories.coding import asked, branches
+from support.model_server import Gate, Say, Step, run_model_server
+from support.repositories.coding import branches, coder_task
 from support.repositories.projects import checkout, git
-from support.runtime import Lab, arrived, hand_over, open_lab
+from support.runtime import Lab, hand_over, open_lab, wait_for
 from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import GuardrailTripped, RunEnded, ToolResult
@@ -35,7 +35,7 @@ def fails(number: int, path: str = "a.py") -> Say:
 
 
 async def run(lab: Lab, **more: object) -> str:
-    run_id = await lab.start(**asked(**ORDER, **more))
+    run_id = await lab.start(**coder_task(**ORDER, **more))
     await lab.ended(run_id)
     return run_id
 
@@ -134,10 +134,10 @@ async def test_counts_edits_refused_for_their_path_but_not_invalid_edit_calls(
 async def test_the_count_continues_when_another_server_takes_over_the_run(tmp_path: Path) -> None:
     gate = Gate()
     script: list[Step] = [*map(fails, range(3)), Say("lost", gate=gate), *map(fails, range(3, 9))]
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         async with open_lab(tmp_path, server=server, check=False) as lab:
-            run_id = await lab.start(**asked(**ORDER))
-            await arrived(gate.arrived)
+            run_id = await lab.start(**coder_task(**ORDER))
+            await wait_for(gate.arrived)
         async with open_lab(tmp_path, server=server, check=False) as lab:
             await lab.ended(run_id)
             assert (await lab.run(run_id)).generation == 2

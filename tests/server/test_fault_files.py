@@ -12,10 +12,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.model_server import Gate, Say, running_model_server
+from support.model_server import Gate, Say, run_model_server
 from support.runs import faults
 from support.runs.owners import NOTE
-from support.runtime import PRICED, arrived, hand_over, open_lab
+from support.runtime import PRICED, hand_over, open_lab, wait_for
 
 from ava_audit.events import ErrorOccurred
 from ava_server.runs.loop import AgentRun
@@ -26,13 +26,13 @@ from ava_server.runs.loop import AgentRun
 async def test_a_run_waits_without_busy_looping_while_its_workspace_is_missing(tmp_path: Path, begun: bool) -> None:
     gate = Gate()
     script = [NOTE, Say("lost", gate=gate), hand_over()] if begun else [hand_over()]
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         async with open_lab(tmp_path, server=server, runs=begun, check=False) as lab:
             folder = lab.workspace / "project"
             folder.mkdir()
             run_id = await lab.start(workspace=str(folder))
             if begun:
-                await arrived(gate.arrived)
+                await wait_for(gate.arrived)
         away = folder.rename(tmp_path / "unmounted")
         async with open_lab(tmp_path, server=server) as lab:
             assert await faults.claims_within(lab, run_id, 3) == 0, "it is looked at before it is claimed"
@@ -85,7 +85,7 @@ async def test_cancels_a_group_even_if_the_files_of_one_member_cannot_be_listed(
         decided = first if first.status == "approved" else await lab.approve(*proposals, last=first.approval_lines[-1])
         assert decided.status == "approved", decided
         for gate in gates:
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         odd, *others = [proposal.subagent_id for proposal in proposals]
         with faults.make_unlistable(lab.root / "artifacts" / odd), anyio.fail_after(8):
             with contextlib.suppress(OSError):  # that one's fault may be told; it is not in the way of the others
@@ -96,7 +96,7 @@ async def test_cancels_a_group_even_if_the_files_of_one_member_cannot_be_listed(
 FEW_DESCRIPTORS = """
 import os, resource, sys, threading, anyio
 from pathlib import Path
-from support.runtime import arrived, hand_over, open_lab
+from support.runtime import wait_for, hand_over, open_lab
 from ava_audit.store.store import READERS
 async def main():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -109,7 +109,7 @@ async def main():
         for event in begun:  # every connection that is open is in use: the next look needs a new one
             slow.start_soon(lab.store.read, lambda view, event=event: long_look(event))
         for event in begun:
-            await arrived(event)
+            await wait_for(event)
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, hard))
         taken = []
         try:
@@ -171,7 +171,7 @@ async def test_cancels_a_run_whose_files_cannot_be_listed(tmp_path: Path) -> Non
         first = await lab.approve(*proposals)
         decided = first if first.status == "approved" else await lab.approve(*proposals, last=first.approval_lines[-1])
         for gate in gates:
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         odd = proposals[0].subagent_id
         with faults.make_unlistable(lab.root / "artifacts" / odd), anyio.fail_after(8):
             answer = await lab.call("cancel_subagent", group_id=decided.group_id)
@@ -183,7 +183,7 @@ async def test_a_good_result_is_not_lost_because_the_files_cannot_be_listed(tmp_
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=hand_over().calls, gate=gate), hand_over(), hand_over()]) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         with faults.make_unlistable(lab.root / "artifacts" / run_id):
             gate.released.set()
             run = await lab.ended(run_id)

@@ -10,12 +10,12 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.model_server import Fail, Gate, Say, running_model_server
+from support.model_server import Fail, Gate, Say, run_model_server
 from support.models.search_formats import ANTHROPIC
 from support.runs import faults
 from support.runs.owners import NOTE
-from support.runtime import PRICED, arrived, check_budgets, connect, hand_over, open_lab, scopes_used
-from support.stdio import logged
+from support.runtime import PRICED, check_budgets, connect, hand_over, open_lab, scopes_used, wait_for
+from support.stdio import read_log
 
 from ava_audit.errors import StoreUnavailable
 from ava_audit.events import CostReserved, CostUpdate, ErrorOccurred, RunClaimed, ToolResult
@@ -39,7 +39,7 @@ async def test_books_an_unsettled_paid_answer_as_unknown_before_reserving_the_wr
     paid = Say("long work", NOTE.calls, usage={"prompt_tokens": 5_000, "completion_tokens": 900}, gate=gate)
     async with open_lab(tmp_path, [paid, hand_over()], config=PRICED) as lab:
         run_id = await lab.start(timeout=8)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         claimed_us = (await lab.run(run_id)).claimed_us or 0
         with faults.hold_write_lock(lab.root):
             monkeypatch.setattr(store, "ANSWER_S", 0.2)
@@ -73,11 +73,11 @@ async def test_books_an_unsettled_web_search_as_unknown_before_reserving_the_wra
 ) -> None:
     gate = Gate()
     look = Say(calls=[("web_search", {"query": "podcast prices"})])
-    with running_model_server([Fail(200, ANTHROPIC, gate=gate)]) as provider:
+    with run_model_server([Fail(200, ANTHROPIC, gate=gate)]) as provider:
         config = f'[search]\nengine = "anthropic"\n[providers.anthropic]\nbase_url = "{provider.base_url}"\n{PRICED}'
         async with open_lab(tmp_path, [look, hand_over()], config=config) as lab:
             run_id = await lab.start(role="web_crawler", workspace=None, timeout=8)
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             claimed_us = (await lab.run(run_id)).claimed_us or 0
             with faults.hold_write_lock(lab.root):
                 monkeypatch.setattr(store, "ANSWER_S", 0.2)
@@ -118,7 +118,7 @@ async def test_a_newer_program_takes_over_runs_of_an_older_one_that_still_runs(t
     gate = Gate()
     async with open_lab(tmp_path, [NOTE, Say("lost", gate=gate), hand_over()], config=PRICED, check=False) as older:
         run_id = await older.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         with (
             faults.migrate_to_version(older.root, SCHEMA_VERSION + 1),
             faults.expect_warning("ava.manager", "left to the newer") as left,
@@ -141,7 +141,7 @@ async def test_a_newer_program_takes_over_runs_of_an_older_one_that_still_runs(t
 
 async def test_a_run_with_unreadable_entries_ends_with_our_own_error_and_others_continue(tmp_path: Path) -> None:
     gate = Gate()
-    with running_model_server([NOTE, Say("lost", gate=gate), *[hand_over()] * 4]) as server:
+    with run_model_server([NOTE, Say("lost", gate=gate), *[hand_over()] * 4]) as server:
         run_id = await faults.leave_unreadable_run(tmp_path, server, gate)
         async with open_lab(tmp_path, server=server, check=False) as lab:
             other = await lab.start(task="a sound one")
@@ -200,7 +200,7 @@ async def test_a_cancel_that_the_log_could_not_record_is_not_lost(
     gate = Gate()
     async with open_lab(tmp_path, [Say("x", NOTE.calls, gate=gate), hand_over(), hand_over()], config=PRICED) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         manager = lab.runtime.manager
         with faults.hold_write_lock(lab.root):
             monkeypatch.setattr(store, "ANSWER_S", 0.3)
@@ -253,7 +253,7 @@ async def test_what_fails_after_a_proposal_is_recorded_does_not_make_the_caller_
 
 async def test_cancels_a_run_with_unreadable_entries(tmp_path: Path) -> None:
     gate = Gate()
-    with running_model_server([NOTE, Say("lost", gate=gate)]) as server:
+    with run_model_server([NOTE, Say("lost", gate=gate)]) as server:
         run_id = await faults.leave_unreadable_run(tmp_path, server, gate)
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             with anyio.fail_after(6):
@@ -268,7 +268,7 @@ async def test_a_cancel_call_ends_the_run_while_the_log_is_unavailable(
     gate = Gate()
     async with open_lab(tmp_path, [Say("x", NOTE.calls, gate=gate), hand_over(), hand_over()], config=PRICED) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         with faults.hold_write_lock(lab.root):
             monkeypatch.setattr(store, "ANSWER_S", 0.3)
             answer = await lab.call("cancel_subagent", subagent_id=run_id)
@@ -292,7 +292,7 @@ async def test_a_clock_jump_of_an_hour_neither_ends_a_run_nor_changes_its_durati
     gate = Gate()
     async with open_lab(tmp_path, [Say("x", NOTE.calls, gate=gate), *[hand_over()] * 2], config=PRICED) as lab:
         run_id = await lab.start(timeout=60)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         off_s = jump_s
         gate.released.set()
         run = await lab.ended(run_id)
@@ -316,6 +316,6 @@ async def test_a_fault_that_ends_the_server_is_on_the_record(tmp_path: Path, mon
                 while True:
                     await client.call_tool("check_subagent", {})
                     await anyio.sleep(0.1)
-    assert [entry.content["reason"] for entry in logged(tmp_path / "data", "SessionEnd")] == [
+    assert [entry.content["reason"] for entry in read_log(tmp_path / "data", "SessionEnd")] == [
         "a fault of Ava itself ended the server; its standard error has the details"
     ]

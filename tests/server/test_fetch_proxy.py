@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.model_server import Say
-from support.network.proxy import running_proxy
+from support.network.proxy import run_proxy
 from support.network.web_site import HOST, Page, site
 from support.runtime import hand_over, open_lab
 
@@ -27,7 +27,7 @@ async def test_fetches_use_the_configured_proxy_and_model_calls_do_not(
         calls=[("read_webpages", {"urls": [f"http://{HOST}/prices"]}), ("http_get", {"url": "http://10.0.0.1/"})]
     )
     async with site({"/prices": Page(PAGE)}) as web:
-        with running_proxy({HOST: web.port}) as proxy:
+        with run_proxy({HOST: web.port}) as proxy:
             proxy.login = f"ava:{PASSWORD}"
             env, config = (
                 {"AVA_FETCH__PROXY": proxy.url_of(proxy.login)},

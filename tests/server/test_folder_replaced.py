@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from support.model_server import Gate, Say, running_model_server
-from support.repositories.coding import RIGHT, asked, branches, project, says
+from support.model_server import Gate, Say, run_model_server
+from support.repositories.coding import RIGHT, branches, coder_task, make_calls, project
 from support.repositories.projects import git
-from support.runtime import Lab, arrived, hand_over, open_lab, settings_of, with_workspace
+from support.runtime import Lab, allow_workspace, hand_over, open_lab, settings_of, wait_for
 from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import CostReserved, ToolResult
@@ -101,10 +101,10 @@ async def test_a_workspace_replaced_by_a_link_to_the_data_root_is_not_read(tmp_p
 async def test_a_workspace_replaced_while_its_run_is_interrupted_is_not_read(tmp_path: Path, way: Way) -> None:
     folder, elsewhere = made(tmp_path)
     gate = Gate()
-    with running_model_server([READ, Say("lost", gate=gate), READ, hand_over()]) as server:
+    with run_model_server([READ, Say("lost", gate=gate), READ, hand_over()]) as server:
         async with open_lab(tmp_path, server=server, check=False) as lab:
             run_id = await lab.start(workspace=str(folder))
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         way(folder, elsewhere)
         async with open_lab(tmp_path, server=server, check=False) as lab:
             await check_ended(lab, run_id)
@@ -113,11 +113,11 @@ async def test_a_workspace_replaced_while_its_run_is_interrupted_is_not_read(tmp
 
 async def test_a_workspace_that_the_settings_no_longer_allow_is_not_read(tmp_path: Path) -> None:
     folder, elsewhere = made(tmp_path)
-    with running_model_server([READ, hand_over()]) as server:
+    with run_model_server([READ, hand_over()]) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             proposed = await lab.propose(workspace=str(folder))
             await lab.approve(proposed)
-        settings = settings_of(lab.root, server.base_url, with_workspace("background = false", elsewhere))
+        settings = settings_of(lab.root, server.base_url, allow_workspace("background = false", elsewhere))
         async with open_runtime(settings) as runtime:
             ended = await runtime.manager.control.ended(proposed.subagent_id)
         assert ended.state == "error" and server.requests == []
@@ -178,8 +178,8 @@ def replace_git_folder(repository: Path, other: Path) -> None:
 async def test_a_repository_replaced_before_the_start_gets_no_branch(tmp_path: Path, replace: Way) -> None:
     repository = project(tmp_path)
     other = another_checkout(tmp_path, repository)
-    async with open_lab(tmp_path, says(RIGHT)) as lab:
-        proposed = await lab.propose(**asked())
+    async with open_lab(tmp_path, make_calls(RIGHT)) as lab:
+        proposed = await lab.propose(**coder_task())
         replace(repository, other)
         await lab.approve(proposed)
         await check_ended(lab, proposed.subagent_id)
@@ -193,8 +193,8 @@ async def test_a_repository_replaced_during_the_work_gets_no_branch(tmp_path: Pa
     other = another_checkout(tmp_path, repository)
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=[RIGHT]), Say("done", gate=gate), hand_over()], check=False) as lab:
-        run_id = await lab.start(**asked())
-        await arrived(gate.arrived, 30)
+        run_id = await lab.start(**coder_task())
+        await wait_for(gate.arrived, 30)
         replace(repository, other)
         gate.released.set()
         await lab.ended(run_id, 60)
@@ -240,8 +240,8 @@ async def test_a_git_folder_that_leads_elsewhere_since_the_approval_is_not_used(
 ) -> None:
     repository = project(tmp_path)
     other = another_checkout(tmp_path, repository)
-    given = asked() if role == "coder" else {"role": role}
-    async with open_lab(tmp_path, says(RIGHT) if role == "coder" else [REVIEW, hand_over()]) as lab:
+    given = coder_task() if role == "coder" else {"role": role}
+    async with open_lab(tmp_path, make_calls(RIGHT) if role == "coder" else [REVIEW, hand_over()]) as lab:
         proposed = await lab.propose(**given)
         lead(repository, other)
         await lab.approve(proposed)
@@ -256,10 +256,10 @@ async def test_a_git_folder_that_leads_elsewhere_since_an_interruption_is_not_us
     repository = project(tmp_path)
     other = another_checkout(tmp_path, repository)
     gate = Gate()
-    with running_model_server([REVIEW, Say("lost", gate=gate), REVIEW, hand_over()]) as server:
+    with run_model_server([REVIEW, Say("lost", gate=gate), REVIEW, hand_over()]) as server:
         async with open_lab(tmp_path, server=server, check=False) as lab:
             run_id = await lab.start(role="code_reviewer")
-            await arrived(gate.arrived, 30)
+            await wait_for(gate.arrived, 30)
         lead(repository, other)
         async with open_lab(tmp_path, server=server, check=False) as lab:
             await check_ended(lab, run_id)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands.dashboard import by, look, plain
-from support.hosts.extensions import DEAR, works
+from support.commands.dashboard import look, plain_lines, sandbox_of
+from support.hosts.extensions import DEAR, keep_noting
 from support.model_server import Step
 from support.runtime import PRICED, hand_over, open_lab
 
@@ -31,7 +31,7 @@ from ava_server.web.context import environment
 
 
 def one_works(asked: dict[str, Any]) -> Step:
-    return works(asked) if "number 1" in json.dumps(asked["messages"]) else hand_over(usage=DEAR)
+    return keep_noting(asked) if "number 1" in json.dumps(asked["messages"]) else hand_over(usage=DEAR)
 
 
 SURFACES = (
@@ -67,13 +67,15 @@ async def test_a_run_that_asks_its_person_shows_one_figure_for_money_held_everyw
         entries = await lab.entries(asks.id)
         checked = await lab.call("check_subagent", subagent_id=asks.id)
         assert checked.status == AWAITING_EXTENSION
-        screen = LivePage(str(lab.root), overview.now, tuple(health(overview, settings, by("bubblewrap"), "")), 120)
+        screen = LivePage(
+            str(lab.root), overview.now, tuple(health(overview, settings, sandbox_of("bubblewrap"), "")), 120
+        )
         parts = environment().get_template("parts.html").module
         surfaces = {
             "ava user list": _describe_user(user),
             "ava report --group": capsys.readouterr().out,
-            "ava status": "\n".join(plain(list(screen.today_lines()))),
-            "the dashboard": "\n".join(plain(list(screen.today_lines(brief=True)))),
+            "ava status": "\n".join(plain_lines(list(screen.today_lines()))),
+            "the dashboard": "\n".join(plain_lines(list(screen.today_lines(brief=True)))),
             "ava doctor": budgets(overview.now.budgets, ("the user's", "everybody's")).text,
             "the pages of costs, health and runs": parts.budgets(overview.now.budgets),  # type: ignore[attr-defined]
         }

@@ -10,9 +10,9 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.model_server import Gate, Say, Step, running_model_server
+from support.model_server import Gate, Say, Step, run_model_server
 from support.runs import histories
-from support.runtime import arrived, check_requests, hand_over, open_lab
+from support.runtime import check_requests, hand_over, open_lab, wait_for
 
 from ava_audit.events import CostReserved, ErrorOccurred, ToolCall, ToolResult, UserMessage
 from ava_audit.events import Usage as Used
@@ -285,10 +285,10 @@ async def test_a_resumed_run_sends_the_same_requests_as_its_first_owner(tmp_path
         held = gate if turn == 2 and turns.count(2) == 1 else None
         return counted(request, Say(calls=[("read_file", {"path": f"{turn}.md"})], gate=held))
 
-    with running_model_server(step) as server:
+    with run_model_server(step) as server:
         async with open_lab(tmp_path, server=server, check=False) as lab:
             run_id = await lab.start(max_iterations=5, max_tokens=200_000)
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             await lab.call("message_subagent", subagent_id=run_id, message="look at Otter")
         gate.released.set()
         async with open_lab(tmp_path, server=server) as lab:

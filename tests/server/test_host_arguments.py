@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.model_server import Gate, Say
-from support.runtime import arrived, connect, hand_over, text
+from support.runtime import connect, hand_over, text, wait_for
 
 from ava_server.approval.requests import Arguments, ConfirmArgs, LogArgs, MessageArgs, SpawnArgs, parse
 from ava_server.core.errors import BadInput
@@ -191,7 +191,7 @@ async def test_a_host_that_writes_everything_as_text_proposes_confirms_steers_an
             decision="", changes=changes, wait_seconds="0",
         )  # fmt: skip
         assert approved["status"] == "approved"
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         assert (await call("message_subagent", subagent_id=run, message="null"))["status"] == "delivered"
         gate.released.set()
         ended = await call("check_subagent", subagent_id=run, wait_seconds="30")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.runtime import PRICED, open_lab
-from support.stdio import serving
+from support.stdio import serve_stdio
 
 from ava_server.config.host_placeholders import unset_unfilled
 from ava_server.config.settings import load_settings
@@ -215,7 +215,7 @@ async def test_a_server_started_with_unfilled_variables_works_as_if_they_were_un
         "AVA_MODEL": "{env:AVA_MODEL}",
         "AVA_HOST": "bundle",
     }
-    async with serving(tmp_path / "data", cwd=tmp_path, env=env) as wire:
+    async with serve_stdio(tmp_path / "data", cwd=tmp_path, env=env) as wire:
         proposed = await wire.tool("spawn_subagent", role="researcher", task="Read https://example.org/")
         told = wire.stderr
     assert "offline" in proposed["model"]
@@ -226,7 +226,7 @@ async def test_a_server_started_with_unfilled_variables_works_as_if_they_were_un
 
 @pytest.mark.slow
 async def test_a_server_with_an_unfilled_limit_reports_it_at_each_call(tmp_path: Path) -> None:
-    async with serving(tmp_path / "data", cwd=tmp_path, env={"AVA_LIMITS__RUNNING": "$RUNNING"}) as wire:
+    async with serve_stdio(tmp_path / "data", cwd=tmp_path, env={"AVA_LIMITS__RUNNING": "$RUNNING"}) as wire:
         for _ in range(2):
             answer = await wire.tool_result("spawn_subagent", role="researcher", task="Read https://example.org/")
             assert answer["isError"]
@@ -235,7 +235,7 @@ async def test_a_server_with_an_unfilled_limit_reports_it_at_each_call(tmp_path:
 
 @pytest.mark.slow
 async def test_the_server_uses_a_daily_cap_from_the_environment_and_reports_an_invalid_one(tmp_path: Path) -> None:
-    async with serving(tmp_path / "data", cwd=tmp_path, env={"AVA_DAILY_USD": "$5.00"}) as wire:
+    async with serve_stdio(tmp_path / "data", cwd=tmp_path, env={"AVA_DAILY_USD": "$5.00"}) as wire:
         answer = await wire.tool_result("check_subagent")
     assert answer["isError"]
     assert 'AVA_DAILY_USD is "$5.00"' in answer["content"][0]["text"]

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.foreign.injections import ATTACKS, Ground, Way, mark, marked
-from support.model_server import Say, Step, running_model_server
+from support.foreign.injections import ATTACKS, Ground, Way, attack_text, mark
+from support.model_server import Say, Step, run_model_server
 from support.network.web_site import Page, site
-from support.repositories.coding import coded
+from support.repositories.coding import run_coder
 from support.repositories.projects import checkout
-from support.runtime import Lab, hand_over, open_lab, submits
+from support.runtime import Lab, hand_over, open_lab, submit
 from support.sandboxes.attacks import needs_confinement
 from support.tool_examples import EXAMPLES, HERE, must_list
 
@@ -87,7 +87,7 @@ async def ground(tmp_path: Path, script: Any) -> AsyncGenerator[tuple[Ground, La
     set_key("openrouter", "key-of-a-provider-0123456789", root / "keys.toml")
     hits: list[Step] = []
     async with site({}) as web:
-        with running_model_server(hits) as engine:
+        with run_model_server(hits) as engine:
             config = f'[search]\nengine = "searxng"\nsearxng = "http://127.0.0.1:{engine.port}"\n'
             config += '[sandbox]\nmode = "none"\n'  # what is tried is what commands print, on any machine
             async with open_lab(tmp_path, script, config=config) as lab:
@@ -181,7 +181,7 @@ async def test_every_attack_in_the_rest_of_a_long_result_is_only_data(tmp_path: 
 
     async with ground(tmp_path, script) as (at, lab):
         at.web.pages["/long"] = Page(
-            "word " * 4_000 + "\n".join(map(marked, range(len(ATTACKS)))), content_type="text/plain"
+            "word " * 4_000 + "\n".join(map(attack_text, range(len(ATTACKS)))), content_type="text/plain"
         )
         shown, others, nonce = await read(lab)
     first, removed = inside(shown[0], nonce)
@@ -194,7 +194,9 @@ async def test_every_attack_in_the_rest_of_a_long_result_is_only_data(tmp_path: 
 
 
 async def test_every_attack_in_the_result_of_another_subagent_is_only_data(tmp_path: Path) -> None:
-    steps: list[Step] = [submits("\n".join(map(marked, range(len(ATTACKS)))), summary=marked(0), caveats=[marked(15)])]
+    steps: list[Step] = [
+        submit("\n".join(map(attack_text, range(len(ATTACKS)))), summary=attack_text(0), caveats=[attack_text(15)])
+    ]
     async with ground(tmp_path, steps) as (_at, lab):
         first = await lab.start(role="tester", task="Write it down.")
         await lab.ended(first)
@@ -212,7 +214,7 @@ async def test_every_attack_in_edit_errors_and_verification_output_is_only_data(
     tmp_path: Path,
 ) -> None:
     needs_confinement(tmp_path / "state")
-    files = {f"a{number:02}.txt": f"{marked(number)}\n" for number in range(len(ATTACKS))}
+    files = {f"a{number:02}.txt": f"{attack_text(number)}\n" for number in range(len(ATTACKS))}
     checkout(tmp_path / "workspace", files)
 
     def misquoted(name: str) -> tuple[str, dict[str, Any]]:
@@ -222,7 +224,7 @@ async def test_every_attack_in_edit_errors_and_verification_output_is_only_data(
     calls = [misquoted(name) for name in files]
     script = [Say(calls=calls[start : start + TOGETHER]) for start in range(0, len(calls), TOGETHER)]
     async with open_lab(tmp_path, [*script, hand_over(), hand_over(), hand_over(), hand_over()]) as lab:
-        result = await coded(lab, namespace=["."], verify="head -c 100000 a*.txt; false", max_tokens=200_000)
+        result = await run_coder(lab, namespace=["."], verify="head -c 100000 a*.txt; false", max_tokens=200_000)
         run_id = result["subagent_id"]
         (started,) = await lab.facts(run_id, RunStarted)
         (ready,) = await lab.facts(run_id, WorktreeReady)

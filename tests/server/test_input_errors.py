@@ -18,7 +18,7 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, CallToolResult
-from support.model_server import EVENTS, JSON, Fail, HangUp, Raw, Say, Step, events, whole
+from support.model_server import EVENTS, JSON, Fail, HangUp, Raw, Say, Step, events, whole_answer
 from support.runtime import PRICED, connect, text
 
 SECRET = "sk-or-" + "v1" + "0" * 30  # the form of a key, and nobody's
@@ -216,7 +216,7 @@ EURO = events(Say("costs € 12"))
 IN_CHARACTER = b"".join(EURO)[: b"".join(EURO).index("€".encode()) + 1]
 NAN = b'{"choices": [{"message": {"role": "assistant", "content": "n", "tool_calls": NaN}, "finish_reason": "stop"}]}'
 MADE_UP = {"prompt_tokens": 10**30, "completion_tokens": 1, "total_tokens": 1}
-SURROGATE = json.dumps(whole(Say("half \ud800 pair"))).encode()
+SURROGATE = json.dumps(whole_answer(Say("half \ud800 pair"))).encode()
 
 FAULTS: dict[str, tuple[Step, str, tuple[str, ...]]] = {
     "401": (Fail(401, {"error": {"message": f"bad key {SECRET}"}}), "auth", ("HTTP 401", "correct AVA_MODEL_API_KEY")),

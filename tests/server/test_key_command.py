@@ -15,9 +15,9 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
+from support.model_server import Fail, Gate, ModelServer, Say, Step, run_model_server
 from support.processes import lives
-from support.runtime import Lab, open_lab, settings_of, submits
+from support.runtime import Lab, open_lab, settings_of, submit
 from support.terminal import ava
 
 from ava_audit.events import CostReserved, RunStarted
@@ -118,14 +118,14 @@ async def test_a_key_that_expires_in_the_middle_of_twenty_runs_is_renewed_once(t
         if not minter.accepts(servers[0]):
             return refused()
         if any(message["role"] == "tool" for message in body["messages"]):
-            return submits()
+            return submit()
         begun += 1
         if begun == 20:  # all have asked: the key expires while every answer is on its way
             minter.epoch = 2
             together.released.set()
         return Say(calls=[("list_files", {})], gate=together)
 
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         servers.append(server)
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
             ids = [await lab.start(model="own:test", task=f"task {number}") for number in range(20)]
@@ -200,7 +200,7 @@ print('ya29.minted-for-the-second')
 
 async def test_a_provider_that_refuses_every_key_gets_two(tmp_path: Path) -> None:
     code = "import time; print('ya29.other-' + str(time.monotonic_ns()))"
-    with running_model_server(lambda _body: refused()) as server:
+    with run_model_server(lambda _body: refused()) as server:
         argv = [sys.executable, "-I", "-c", code]
         async with open_lab(tmp_path, server=server, config=config(server, argv)) as lab:
             run_id = await lab.start(model="own:test")
@@ -213,7 +213,7 @@ async def test_a_provider_that_refuses_every_key_gets_two(tmp_path: Path) -> Non
 
 
 async def test_a_provider_that_refuses_the_same_key_again_is_asked_once(tmp_path: Path, minter: Minter) -> None:
-    with running_model_server(lambda _body: refused()) as server:
+    with run_model_server(lambda _body: refused()) as server:
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
             run = await lab.ended(await lab.start(model="own:test"))
     assert run.state == "error"
@@ -243,7 +243,7 @@ async def test_a_command_that_fails_is_one_sentence_without_its_output(
     tmp_path: Path, case: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, sentence = BAD[case]
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         argv = [sys.executable, "-I", "-c", code.replace(SECRET, "ya29.secret' + '-of-the-command")]
         async with open_lab(tmp_path, server=server, config=config(server, argv)) as lab:
             run_id = await lab.start(model="own:test")
@@ -278,7 +278,7 @@ time.sleep(60)
 async def test_a_run_that_is_cancelled_while_its_command_runs_pays_nothing(tmp_path: Path) -> None:
     noted = tmp_path / "ran"
     code = f"import time; open({str(noted)!r}, 'w').write('x'); time.sleep(60)"
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         argv = [sys.executable, "-I", "-c", code]
         async with open_lab(tmp_path, server=server, config=config(server, argv)) as lab:
             run_id = await lab.start(model="own:test")
@@ -311,9 +311,9 @@ async def test_a_provider_that_repeats_the_key_shows_it_nowhere(
     token = TOKEN.format(1)
     steps = [
         Say(f"the key is {token}", calls=[("list_files", {"pattern": token})]),
-        submits(f"the key is {token}", summary=f"it is {token}"),
+        submit(f"the key is {token}", summary=f"it is {token}"),
     ]
-    with running_model_server(steps) as server:
+    with run_model_server(steps) as server:
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
             result = await lab.outcome(model="own:test")
     assert token not in repr(result) + caplog.text
@@ -322,7 +322,7 @@ async def test_a_provider_that_repeats_the_key_shows_it_nowhere(
 async def test_an_error_that_repeats_the_key_does_not_show_it(tmp_path: Path, minter: Minter) -> None:
     token = TOKEN.format(1)
     answer = Fail(403, {"error": {"message": f"the credential {token} may not use this project"}})
-    with running_model_server([answer]) as server:
+    with run_model_server([answer]) as server:
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
             run_id = await lab.start(model="own:test")
             await lab.ended(run_id)
@@ -331,7 +331,7 @@ async def test_an_error_that_repeats_the_key_does_not_show_it(tmp_path: Path, mi
 
 
 async def test_the_redactor_learns_the_key_before_it_is_used(tmp_path: Path, minter: Minter) -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         settings = settings_of(tmp_path / "data", None, config(server, minter.argv))
     credentials = Credentials(settings)
     choice = choose("own:test", "balanced", credentials.models)
@@ -342,7 +342,7 @@ async def test_the_redactor_learns_the_key_before_it_is_used(tmp_path: Path, min
 
 
 async def test_the_proposal_shows_that_the_key_comes_from_a_command(tmp_path: Path, minter: Minter) -> None:
-    with running_model_server([submits()]) as server:
+    with run_model_server([submit()]) as server:
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
             proposal = await lab.propose(model="own:test")
             await lab.approve(proposal)
@@ -354,7 +354,7 @@ async def test_the_proposal_shows_that_the_key_comes_from_a_command(tmp_path: Pa
 
 
 async def test_a_run_is_not_done_with_another_command_than_was_approved(tmp_path: Path, minter: Minter) -> None:
-    with running_model_server([submits()]) as server:
+    with run_model_server([submit()]) as server:
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv), runs=False) as lab:
             run_id = await lab.start(model="own:test")
         other = config(server, [*minter.argv, "another"])
@@ -547,9 +547,9 @@ async def test_a_403_that_says_expired_renews_the_key(tmp_path: Path, minter: Mi
         if minter.epoch == 1:
             minter.epoch = 2
             return Fail(403, {"error": {"message": "The security token has Expired"}})
-        return submits()
+        return submit()
 
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         servers.append(server)
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
             run = await lab.ended(await lab.start(model="own:test"))
@@ -624,7 +624,7 @@ def test_prices_are_those_of_the_host(address: str, known: bool) -> None:
 async def test_a_program_of_the_project_is_refused_before_the_proposal(tmp_path: Path) -> None:
     (tmp_path / "workspace").mkdir()
     file = program(tmp_path / "workspace" / "bin")
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         async with open_lab(tmp_path, server=server, config=config(server, [str(file)])) as lab:
             answer = await lab.call(
                 "spawn_subagent", role="researcher", task="x", workspace=str(lab.workspace), model="own:test"
@@ -633,7 +633,7 @@ async def test_a_program_of_the_project_is_refused_before_the_proposal(tmp_path:
 
 
 async def test_settings_in_the_project_run_no_command(tmp_path: Path, minter: Minter) -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         async with open_lab(tmp_path, server=server, config=config(server, minter.argv), beneath=tmp_path) as lab:
             answer = await lab.call(
                 "spawn_subagent", role="researcher", task="x", workspace=str(tmp_path), model="own:test"
@@ -723,7 +723,7 @@ async def test_listing_models_asks_the_command(tmp_path: Path, minter: Minter) -
     from ava_server.models.clients import ClientPool
     from ava_server.models.listing import ask_endpoint, model_catalogs
 
-    with running_model_server([Fail(200, {"data": [{"id": "one"}]})]) as server:
+    with run_model_server([Fail(200, {"data": [{"id": "one"}]})]) as server:
         settings = settings_of(tmp_path / "data", None, config(server, minter.argv))
         catalog = model_catalogs(model_settings(settings))["own"]
         async with ClientPool() as clients:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.hosts.extensions import CAP, works
+from support.hosts.extensions import CAP, keep_noting
 from support.model_server import Gate, Say
-from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+from support.runtime import PRICED, Lab, hand_over, open_lab, wait_for
 
 from ava_audit.errors import AuditError
 from ava_audit.events import Answered, Channel, RunResumed, SpawnDecided
@@ -250,7 +250,7 @@ CASES = {
 
 @pytest.mark.parametrize(("kind", "what"), CASES, ids=map(" ".join, CASES))
 async def test_a_late_answer_is_told_what_was_decided(tmp_path: Path, kind: str, what: str) -> None:
-    script = works if kind == "extend" else ASKS if kind == "answer" else [hand_over()]
+    script = keep_noting if kind == "extend" else ASKS if kind == "answer" else [hand_over()]
     ttl = "proposal_ttl_s = 1\n" if what == "expired" else ""
     async with open_lab(tmp_path, script, config=ttl + PRICED, check=False) as lab:
         run_id, shown = await OPENS[kind](lab)
@@ -276,11 +276,11 @@ async def decisions(lab: Lab, run_id: str) -> list[object]:
 @pytest.mark.parametrize("kind", OPENS)
 async def test_an_answer_after_the_data_root_is_gone_is_refused_and_decides_nothing(tmp_path: Path, kind: str) -> None:
     gate = Gate()
-    script = works if kind == "extend" else ASKS if kind == "answer" else [Say("x", gate=gate), hand_over()]
+    script = keep_noting if kind == "extend" else ASKS if kind == "answer" else [Say("x", gate=gate), hand_over()]
     async with open_lab(tmp_path, script, config=PRICED, check=False) as lab:
         run_id, shown = await OPENS[kind](lab)
         if kind == "cancel":
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         before = await decisions(lab, run_id)
         lab.root.rename(lab.root.with_name("elsewhere"))
         try:

@@ -16,9 +16,9 @@ from mcp import Client
 from mcp_types import CallToolRequestParams, Implementation
 from support.hosts.elicitation import ERAS
 from support.hosts.pages import ADDRESS
-from support.model_server import running_model_server
-from support.runtime import PRICED, arrived, connect, settings_of
-from support.stdio import told
+from support.model_server import run_model_server
+from support.runtime import PRICED, connect, settings_of, wait_for
+from support.stdio import read_answer
 
 import ava_extras
 from ava_audit.store.locks import try_hold
@@ -51,7 +51,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 @asynccontextmanager
 async def on_stdio(tmp_path: Path, mode: str, name: str, config: str = BY_HOST) -> AsyncGenerator[Client]:
     """A server as it is on stdio, and a host of this name."""
-    with running_model_server([]) as models:
+    with run_model_server([]) as models:
         settings = settings_of(tmp_path / "data", models.base_url, config)
         server = build_server(lambda: settings, transport="stdio")
         async with Client(server, mode=mode, client_info=Implementation(name=name, version="1")) as client:
@@ -64,7 +64,7 @@ async def test_the_pages_start_when_a_host_connects_whose_person_approves_in_ava
 ) -> None:
     async with on_stdio(tmp_path, mode, ASKS_NOBODY) as client:
         await client.list_tools()
-        await arrived(started)
+        await wait_for(started)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ async def test_pages_that_cannot_start_are_told_with_the_reason_and_the_way_in_a
     root.create()
     root.worker_words.mkdir()  # what the server says cannot be written
     async with connect(tmp_path, config=BY_HOST, mode=mode, name=ASKS_NOBODY) as (client, _models):
-        made = told(await client.call_tool("spawn_subagent", SPAWN))[0]
+        made = read_answer(await client.call_tool("spawn_subagent", SPAWN))[0]
         because = "There is no link, because Ava's pages cannot be served: the server of `ava ui` cannot be started: "
         assert because in made["next"] and str(root.worker_words) in made["next"]
         assert f"ava approve {made['pending_id']}" in made["next"] and "still starting" not in made["next"]
-        checked = told(await client.call_tool("check_subagent", {"subagent_id": made["subagent_id"]}))[0]
+        checked = read_answer(await client.call_tool("check_subagent", {"subagent_id": made["subagent_id"]}))[0]
         assert because in checked["message"]
         assert f"ava approve {made['pending_id']}` in a terminal" in checked["message"]
 
@@ -112,9 +112,9 @@ async def test_pages_that_start_at_the_second_attempt_have_their_link(
 
     monkeypatch.setattr(background, "start_pages", start_pages)
     async with connect(tmp_path, config=BY_HOST, name=ASKS_NOBODY) as (client, _models):
-        made = told(await client.call_tool("spawn_subagent", SPAWN))[0]
+        made = read_answer(await client.call_tool("spawn_subagent", SPAWN))[0]
         assert "ended as soon as it was started; see worker.log" in made["next"] and "/enter?code=" not in made["next"]
-        checked = told(await client.call_tool("check_subagent", {"subagent_id": made["subagent_id"]}))[0]
+        checked = read_answer(await client.call_tool("check_subagent", {"subagent_id": made["subagent_id"]}))[0]
         assert "/enter?code=" in checked["message"] and "no link" not in checked["message"]
 
 
@@ -123,10 +123,10 @@ async def test_without_the_extra_nothing_starts_and_no_link_is_promised(
 ) -> None:
     monkeypatch.setattr(ava_extras, "has_extra", lambda _name: False)
     async with on_stdio(tmp_path, "legacy", ASKS_NOBODY) as client:
-        made = told(await client.call_tool("spawn_subagent", SPAWN))[0]
+        made = read_answer(await client.call_tool("spawn_subagent", SPAWN))[0]
         assert f"ava approve {made['pending_id']}" in made["next"]
         assert "link" not in made["next"] and "page" not in made["next"]
-        checked = told(await client.call_tool("check_subagent", {"subagent_id": made["subagent_id"]}))[0]
+        checked = read_answer(await client.call_tool("check_subagent", {"subagent_id": made["subagent_id"]}))[0]
         assert "link" not in (checked.get("message") or "")
     assert not started.is_set()
 

@@ -10,8 +10,8 @@ import anyio
 import pytest
 from support.commands.fork_server import COMMAND
 from support.log import child
-from support.model_server import Gate, Say, running_model_server
-from support.stdio import environment, serving, until, using
+from support.model_server import Gate, Say, run_model_server
+from support.stdio import environment, model_env, serve_stdio, until
 
 from ava_audit.store.look import OpenedLog, look_at
 from ava_audit.view import View
@@ -98,8 +98,8 @@ READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift &&
 async def test_commands_that_read_work_on_a_medium_that_is_only_read(tmp_path: Path, left: str) -> None:
     """After a kill, the newest entries are in a file beside the database; a copy lacks the other one, their index."""
     gate = Gate()
-    with running_model_server([Say("One moment.", gate=gate)]) as models:
-        async with serving(tmp_path / "data", env=using(models.base_url), cwd=tmp_path) as host:
+    with run_model_server([Say("One moment.", gate=gate)]) as models:
+        async with serve_stdio(tmp_path / "data", env=model_env(models.base_url), cwd=tmp_path) as host:
             run_id = await host.start_run(task="What does an otter cost?")
             await until(gate.arrived.is_set)
             if left != "closed":

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mcp import Client
 from mcp_types import CallToolResult
-from support.log import said, write
+from support.log import message, write
 from support.runtime import connect, text
 
 from ava_audit.events import Who
@@ -64,7 +64,7 @@ class Bench:
         return lines, cursor
 
     def write(self, *texts: str) -> None:
-        self.portal.call(write, self.log, *(said(text, Who("sess-x", "ava", os_user())) for text in texts))
+        self.portal.call(write, self.log, *(message(text, Who("sess-x", "ava", os_user())) for text in texts))
 
     def index(self) -> None:
         self.portal.call(index_new_entries, self.log)

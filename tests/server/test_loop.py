@@ -8,8 +8,8 @@ from typing import Any
 
 import pypdf
 import pytest
-from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, counted, events
-from support.runtime import PRICED, arrived, hand_over, open_lab, submits
+from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, usage_for
+from support.runtime import PRICED, hand_over, open_lab, submit, wait_for
 
 from ava_audit.events import (
     AssistantMessage,
@@ -58,7 +58,7 @@ async def test_a_submitted_result_becomes_the_outcome_unchanged(tmp_path: Path) 
         assert untrusted["summary"] == "It costs 12 cents."
         assert untrusted["caveats"][0] == "one source"
         (asked,) = lab.server.requests
-        assert result["iterations"] == 1 and result["tokens_used"] == counted(asked.body)["total_tokens"]
+        assert result["iterations"] == 1 and result["tokens_used"] == usage_for(asked.body)["total_tokens"]
 
 
 async def test_accepts_plain_text_as_the_output_with_zero_confidence(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ async def test_an_empty_answer_on_the_last_turn_ends_the_run_at_its_cap(tmp_path
 
 
 async def test_truncates_a_summary_at_five_hundred_characters(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [submits(summary="word " * 300)]) as lab:
+    async with open_lab(tmp_path, [submit(summary="word " * 300)]) as lab:
         result = await lab.outcome()
     assert len(result["untrusted_result"]["summary"]) <= 500
 
@@ -97,8 +97,8 @@ async def test_the_model_can_repair_a_result_that_violates_the_schema(tmp_path: 
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     script = [
         Say(calls=[("submit_result", {"outcome": "no such field"})]),
-        submits({"n": "three"}),
-        submits({"n": 3}),
+        submit({"n": "three"}),
+        submit({"n": 3}),
     ]
     async with open_lab(tmp_path, script) as lab:
         result = await lab.outcome(output_schema=schema)
@@ -111,7 +111,7 @@ async def test_the_model_can_repair_a_result_that_violates_the_schema(tmp_path: 
 
 async def test_a_run_fails_after_two_repairs_and_keeps_the_draft(tmp_path: Path) -> None:
     schema = {"type": "object", "required": ["n"]}
-    script = [submits({"m": 1}), submits({"m": 2}), submits({"m": 3}), hand_over()]
+    script = [submit({"m": 1}), submit({"m": 2}), submit({"m": 3}), hand_over()]
     async with open_lab(tmp_path, script) as lab:
         result = await lab.outcome(output_schema=schema)
         assert len(lab.server.requests) == 3
@@ -131,7 +131,7 @@ async def test_plain_text_despite_a_schema_fails_the_run_and_keeps_the_text(tmp_
 
 
 async def test_the_last_turn_accepts_only_a_result_and_keeps_the_prompt_prefix(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [Say(calls=NOTE), Say(calls=NOTE), submits("what there is")]) as lab:
+    async with open_lab(tmp_path, [Say(calls=NOTE), Say(calls=NOTE), submit("what there is")]) as lab:
         result = await lab.outcome(max_iterations=3)
         first, _second, last = [request.json for request in lab.server.requests]
         assert last["tools"] == first["tools"]
@@ -157,7 +157,7 @@ async def test_refuses_other_calls_on_the_last_turn_and_returns_the_notes(tmp_pa
 
 async def test_the_tool_call_cap_leads_to_the_wrap_up(tmp_path: Path) -> None:
     three = [("scratchpad", {"note": f"note {number}"}) for number in range(3)]
-    async with open_lab(tmp_path, [Say(calls=three), submits("two notes")]) as lab:
+    async with open_lab(tmp_path, [Say(calls=three), submit("two notes")]) as lab:
         run_id = await lab.start(max_tool_calls=2)
         await lab.ended(run_id)
         result = await lab.result(run_id)
@@ -172,7 +172,7 @@ async def test_a_run_that_cannot_afford_another_turn_wraps_up_within_its_cap(tmp
 
     def step(request: dict[str, Any]) -> Say:
         if "last turn" in str(request["messages"][-1]["content"]):
-            return submits("as far as the money went")
+            return submit("as far as the money went")
         return Say(calls=[("scratchpad", {"note": f"n{len(request['messages'])}"})], usage=dear)
 
     async with open_lab(tmp_path, step, config=PRICED) as lab:
@@ -203,7 +203,7 @@ async def test_never_sends_a_model_call_that_exceeds_the_cap(tmp_path: Path) -> 
 async def test_the_token_cap_leads_to_the_wrap_up(tmp_path: Path) -> None:
     def step(request: dict[str, Any]) -> Say:
         if "last turn" in str(request["messages"][-1]["content"]):
-            return submits("as far as the tokens went")
+            return submit("as far as the tokens went")
         turn = sum(message["role"] == "assistant" for message in request["messages"])
         return Say(calls=[("scratchpad", {"note": f"n{turn}"})], usage=PROVIDER_COUNT)
 
@@ -219,7 +219,7 @@ async def test_the_token_cap_leads_to_the_wrap_up(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_the_time_cap_leads_to_the_wrap_up_and_books_the_aborted_call_in_full(tmp_path: Path) -> None:
     gate = Gate()
-    async with open_lab(tmp_path, [Say(calls=NOTE), Say("late", gate=gate), submits("in time")], config=PRICED) as lab:
+    async with open_lab(tmp_path, [Say(calls=NOTE), Say("late", gate=gate), submit("in time")], config=PRICED) as lab:
         run_id = await lab.start(timeout=4)
         await lab.ended(run_id)
         result = await lab.result(run_id)
@@ -235,7 +235,7 @@ async def test_the_time_cap_leads_to_the_wrap_up_and_books_the_aborted_call_in_f
 
 
 async def test_tells_the_model_once_what_is_left_at_eighty_percent_of_a_cap(tmp_path: Path) -> None:
-    script = [Say(calls=[("scratchpad", {"note": f"n{n}"})]) for n in range(9)] + [submits()]
+    script = [Say(calls=[("scratchpad", {"note": f"n{n}"})]) for n in range(9)] + [submit()]
     async with open_lab(tmp_path, script) as lab:
         await lab.outcome(max_iterations=10, max_tool_calls=100)
         told = [message for message in last_messages(lab.server) if "Left of your limits" in str(message["content"])]
@@ -311,7 +311,7 @@ async def test_an_output_whose_rest_cannot_be_saved_is_shown_as_far_as_it_goes(t
     search = Say(calls=[("search_codebase", {"query": "word", "max_results": 200})], gate=gate)
     async with open_lab(tmp_path, [search, hand_over()]) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         (lab.root / "scratch" / run_id).write_text("in the way, as a full disk would be")
         gate.released.set()
         assert (await lab.ended(run_id)).state == "success"
@@ -410,7 +410,7 @@ async def test_delivers_a_message_before_the_next_turn(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=NOTE, gate=gate), hand_over()]) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         answer = await lab.call("message_subagent", subagent_id=run_id, message="look at Otter too")
         assert answer.status == "delivered"
         gate.released.set()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.model_server import Fail, Gate, Say
 from support.properties import BUSY_OR_SHARED
 from support.runs.tools import WaitingTool, offer_tool
-from support.runtime import PRICED, arrived, hand_over, open_lab
+from support.runtime import PRICED, hand_over, open_lab, wait_for
 
 from ava_audit.entries import Entry
 from ava_audit.events import CancelRequested, CostUpdate, RunEnded, ToolResult
@@ -63,10 +63,10 @@ async def test_cancels_a_run_during_a_model_call(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("late", gate=gate)], config=PRICED) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         with anyio.fail_after(20):
             answer = await lab.call("cancel_subagent", subagent_id=run_id, reason="no longer needed")
-        await arrived(gate.client_left)
+        await wait_for(gate.client_left)
         assert answer.status == "cancelled"
         run = await lab.run(run_id)
         [asked] = await lab.facts(run_id, CancelRequested)
@@ -130,7 +130,7 @@ async def test_cancels_a_queued_run_and_a_proposal_immediately(tmp_path: Path) -
     gate = Gate()
     async with open_lab(tmp_path, [Say("x", gate=gate)] * 2, config="[limits]\nrunning_per_user = 1") as lab:
         running = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         queued = await lab.start(task="second")
         proposal = await lab.propose(task="third")
         assert (await lab.call("cancel_subagent", subagent_id=queued)).status == "cancelled"
@@ -149,7 +149,7 @@ async def test_cancelling_twice_is_harmless(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("late", gate=gate)]) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         answers: list[Any] = []
 
         async def cancel() -> None:
@@ -193,7 +193,7 @@ async def test_a_tool_that_does_not_stop_does_not_delay_a_cancel(tmp_path: Path)
     async with open_lab(tmp_path, [Say(calls=[("stubborn", {})])]) as lab:
         offer_tool(lab, Stubborn("stubborn"))
         run_id = await lab.start()
-        await arrived(inside)
+        await wait_for(inside)
         with anyio.fail_after(20):
             answer = await lab.call("cancel_subagent", subagent_id=run_id)
         go.set()

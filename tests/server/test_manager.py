@@ -11,10 +11,10 @@ import anyio.to_thread
 import pytest
 from support.budget.spender import Spender
 from support.logs.cutting import all_entries, go_on_from
-from support.model_server import Gate, ModelServer, Say, Script, Step, running_model_server
+from support.model_server import Gate, ModelServer, Say, Script, Step, run_model_server
 from support.runs.owners import NOTE, approve_runs, claim_as, owner_process
-from support.runtime import PRICED, arrived, check_budgets, check_requests, hand_over, open_lab
-from support.sample import sampled
+from support.runtime import PRICED, check_budgets, check_requests, hand_over, open_lab, wait_for
+from support.sample import sample
 
 from ava_audit.entries import Entry
 from ava_audit.errors import StaleOwner
@@ -36,7 +36,7 @@ from ava_server.budget.user_limits import DayCaps
 
 
 async def test_a_stale_generation_can_neither_write_nor_spend(tmp_path: Path) -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         [run_id] = await approve_runs(tmp_path, server, config=PRICED)
         async with open_lab(tmp_path, server=server, config=PRICED, runs=False, check=False) as lab:
             await claim_as(lab, run_id, "one")
@@ -59,10 +59,10 @@ async def test_a_stale_generation_can_neither_write_nor_spend(tmp_path: Path) ->
 async def test_takes_over_the_run_of_a_killed_owner_without_repeating_model_calls(tmp_path: Path) -> None:
     gate = Gate()
     script: Script = [NOTE, Say("lost", gate=gate), hand_over()]
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         [run_id] = await approve_runs(tmp_path, server, config=PRICED)
         with owner_process(tmp_path / "data", server) as process:
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
                 assert (await lab.run(run_id)).state == "running"
                 process.send_signal(signal.SIGKILL)
@@ -89,10 +89,10 @@ async def test_takes_over_the_run_of_a_killed_owner_without_repeating_model_call
 @pytest.mark.slow
 async def test_shows_a_run_without_owner_as_interrupted_and_can_cancel_it(tmp_path: Path) -> None:
     gate = Gate()
-    with running_model_server([NOTE, Say("lost", gate=gate)]) as server:
+    with run_model_server([NOTE, Say("lost", gate=gate)]) as server:
         [run_id] = await approve_runs(tmp_path, server, config=PRICED)
         with owner_process(tmp_path / "data", server):
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         async with open_lab(tmp_path, server=server, config=PRICED, runs=False) as lab:
             checked = await lab.call("check_subagent", subagent_id=run_id)
             assert checked.status == "interrupted"
@@ -132,7 +132,7 @@ async def test_a_kill_after_any_entry_gives_the_same_result_without_repeated_cal
 
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace/a.md").write_text("twelve cents")
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         async with open_lab(tmp_path, server=server) as lab:
             run_id = await lab.start()
             await lab.ended(run_id)
@@ -140,7 +140,7 @@ async def test_a_kill_after_any_entry_gives_the_same_result_without_repeated_cal
             entries = await all_entries(lab.store)
         assert wanted["status"] == "success"
         types = [entry.type for entry in entries]
-        for count in sampled(range(types.index("RunClaimed") + 1, types.index("RunEnded") + 1), 5):
+        for count in sample(range(types.index("RunClaimed") + 1, types.index("RunEnded") + 1), 5):
             await check_cut(tmp_path / f"cut-{count}", entries[:count], server, run_id, wanted)
 
 
@@ -172,7 +172,7 @@ async def check_cut(folder: Path, kept: list[Entry], server: ModelServer, run_id
 
 @pytest.mark.slow
 async def test_two_runtimes_claim_a_queued_run_once(tmp_path: Path) -> None:
-    with running_model_server([hand_over()] * 6) as server:
+    with run_model_server([hand_over()] * 6) as server:
         config = "[limits]\nrunning_per_user = 6"
         run_ids = await approve_runs(tmp_path, server, config, count=6)
         async with (
@@ -191,14 +191,14 @@ async def test_two_runtimes_claim_a_queued_run_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_a_cancel_and_a_message_reach_a_run_of_another_process(tmp_path: Path) -> None:
     gates = [Gate(), Gate()]
-    with running_model_server([Say(calls=NOTE.calls, gate=gates[0]), Say("x", gate=gates[1])]) as server:
+    with run_model_server([Say(calls=NOTE.calls, gate=gates[0]), Say("x", gate=gates[1])]) as server:
         [run_id] = await approve_runs(tmp_path, server)
         with owner_process(tmp_path / "data", server):
-            await arrived(gates[0].arrived)
+            await wait_for(gates[0].arrived)
             async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
                 await lab.call("message_subagent", subagent_id=run_id, message="and Otter too")
                 gates[0].released.set()
-                await arrived(gates[1].arrived)
+                await wait_for(gates[1].arrived)
                 assert "and Otter too" in server.requests[1].json["messages"][-1]["content"]
                 with anyio.fail_after(20):
                     answer = await lab.call("cancel_subagent", subagent_id=run_id)
@@ -209,10 +209,10 @@ async def test_a_cancel_and_a_message_reach_a_run_of_another_process(tmp_path: P
 
 async def test_shutdown_leaves_the_run_to_the_next_process(tmp_path: Path) -> None:
     gate = Gate()
-    with running_model_server([NOTE, Say("lost", gate=gate), hand_over()]) as server:
+    with run_model_server([NOTE, Say("lost", gate=gate), hand_over()]) as server:
         async with open_lab(tmp_path, server=server, check=False) as lab:
             run_id = await lab.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         async with open_lab(tmp_path, server=server) as lab:
             run = await lab.ended(run_id)
             assert run.state == "success" and run.generation == 2

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 from support.foreign.servers import SCRIPT, stdio_server, write_role
-from support.model_server import running_model_server
+from support.model_server import run_model_server
 from support.runtime import Lab, hand_over, open_lab
 from support.stdio import until
 
@@ -220,7 +220,7 @@ async def test_refuses_a_wrapped_ava_by_its_environment_variable(tmp_path: Path)
 
 async def test_a_run_waits_if_its_server_configuration_changed_since_approval(tmp_path: Path) -> None:
     write_role(tmp_path / "data", "mcp__lab__add")
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         async with open_lab(tmp_path, config=GOOD, runs=False, server=server) as lab:
             answer = await proposed(lab)
             assert (await lab.approve(answer)).status == "approved"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.foreign.servers import stdio_server, write_role
 from support.model_server import Say
-from support.processes import marked
+from support.processes import processes_of_run
 from support.runtime import Lab, hand_over, open_lab
 
 from ava_audit.events import RunStarted, ToolResult
@@ -126,12 +126,12 @@ async def test_no_server_process_outlives_its_run(tmp_path: Path, ending: str) -
         await lab.logged(run_id, "RunStarted")
         if ending != "success":
             await lab.logged(run_id, "ToolCall")
-            assert marked(run_id), "it lives while its run does"
+            assert processes_of_run(run_id), "it lives while its run does"
         if ending == "cancel":
             await lab.call("cancel_subagent", subagent_id=run_id)
         row = await lab.ended(run_id)
         assert row.state == {"success": "success", "cancel": "cancelled", "timeout": "timeout"}[ending]
-        assert marked(run_id) == [], "its end is on the record only when nothing of them is left"
+        assert processes_of_run(run_id) == [], "its end is on the record only when nothing of them is left"
         assert list((lab.root / "scratch").glob(f"{run_id}/mcp-*")) == []
 
 

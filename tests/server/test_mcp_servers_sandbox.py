@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from support.foreign.servers import stdio_server, write_role
-from support.model_server import Say, running_model_server
-from support.processes import marked
+from support.model_server import Say, run_model_server
+from support.processes import processes_of_run
 from support.runtime import hand_over, open_lab
 from support.stdio import until
 
@@ -101,14 +101,14 @@ async def test_the_approval_line_says_when_there_is_no_sandbox(tmp_path: Path) -
         await lab.approve(answer)
         assert (await lab.ended(answer.subagent_id)).state == "success"
         (started,) = await lab.facts(answer.subagent_id, RunStarted)
-        assert started.confinement == "none" and marked(answer.subagent_id) == []
+        assert started.confinement == "none" and processes_of_run(answer.subagent_id) == []
 
 
 async def test_a_run_waits_if_the_sandbox_is_weaker_than_approved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_role(tmp_path / "data", "mcp__lab__add")
-    with running_model_server([ADDS, hand_over()]) as server:
+    with run_model_server([ADDS, hand_over()]) as server:
         async with open_lab(tmp_path, server=server, config=GOOD, runs=False, check=False) as lab:
             strong = lab.runtime.sandbox()
             if isinstance(strong, Unavailable) or strong.kind != "bubblewrap":
@@ -123,7 +123,7 @@ async def test_a_run_waits_if_the_sandbox_is_weaker_than_approved(
                     lab.runtime.manager.wake()
                     waits_for = await until(partial(lab.runtime.manager.waiting_for.get, run_id))
                     assert "approved to run in bubblewrap" in waits_for
-                    assert (await lab.run(run_id)).state == "queued" and marked(run_id) == []
+                    assert (await lab.run(run_id)).state == "queued" and processes_of_run(run_id) == []
         async with open_lab(tmp_path, server=server, config=GOOD) as lab:
             assert (await lab.ended(run_id)).state == "success"
 
@@ -145,7 +145,7 @@ async def test_landlock_restricts_a_server_to_its_configured_folders(tmp_path: P
             pytest.skip(sandbox.why)
         assert sandbox.kind == "landlock"
         run_id = await lab.start(role="guest", workspace=None)
-        assert (await lab.ended(run_id)).state == "success" and marked(run_id) == []
+        assert (await lab.ended(run_id)).state == "success" and processes_of_run(run_id) == []
         saw, sees, wrote, writes, _submitted = await lab.facts(run_id, ToolResult)
         assert not saw.success and "READ" not in saw.output and "READ" in sees.output
         assert not wrote.success and not (hidden / "new").exists()

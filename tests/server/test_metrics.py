@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from support.engines.memory import MemoryEngine
 from support.model_server import Fail, Gate, Say, Script
-from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+from support.runtime import PRICED, Lab, hand_over, open_lab, wait_for
 
 from ava_audit.events import Activity, Event, SessionStart
 from ava_server.http.metrics import CONTENT_TYPE, MOST_MODELS, bounded, render, tool_label
@@ -142,7 +142,7 @@ async def test_gauges_show_waiting_and_running_runs_and_reserved_cost(tmp_path: 
     async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.runtime) as prometheus:
         await lab.propose(task="It waits")
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         found = await prometheus.scrape()
         states = {state: value(found, "ava_runs", state=state) for state in ("awaiting_approval", "queued", "running")}
         assert states == {"awaiting_approval": 1, "queued": 0, "running": 1}
@@ -195,7 +195,7 @@ async def test_counts_a_run_without_a_live_owner_as_interrupted(tmp_path: Path) 
     gate = Gate()
     async with open_lab(tmp_path, [Say("", gate=gate)], config=PRICED, check=False) as lab:
         await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
     async with open_lab(tmp_path, runs=False, config=PRICED, check=False) as lab, scraped(lab.runtime) as prometheus:
         found = await prometheus.scrape()
         assert value(found, "ava_runs", state="interrupted") == 1

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from support.logs.cutting import all_entries, go_on_from
-from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, running_model_server, whole
-from support.runtime import Lab, arrived, check_requests, hand_over, open_lab, submits
+from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, run_model_server, whole_answer
+from support.runtime import Lab, check_requests, hand_over, open_lab, submit, wait_for
 
 from ava_audit.events import AssistantMessage, CostReserved, RunClaimed, SubagentComplete, ToolCall, ToolResult
 from ava_server.runs.invalid_answers import error_of, find_repetition
@@ -40,7 +40,7 @@ REJECTED = json.dumps(
 
 def refusing(words: str = NO, *, stop: str = "stop") -> Raw:
     """An answer in which a model of OpenAI's declines."""
-    answer = whole(Say())
+    answer = whole_answer(Say())
     answer["choices"][0]["message"]["refusal"] = words
     answer["choices"][0]["finish_reason"] = stop
     answer["usage"] = {"prompt_tokens": 1_500, "completion_tokens": 10, "total_tokens": 1_510}
@@ -246,17 +246,17 @@ async def test_a_call_refused_by_a_cap_or_guardrail_does_not_count_as_unusable(t
 
 
 async def test_the_wrap_up_follows_even_after_unusable_answers(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [NOTE, UNKNOWN, Say(), submits("what there is")]) as lab:
+    async with open_lab(tmp_path, [NOTE, UNKNOWN, Say(), submit("what there is")]) as lab:
         _run_id, result = await ended(lab, max_iterations=4)
     assert result["status"] == "iteration_limit" and result["untrusted_result"]["output"] == "what there is"
 
 
 async def test_a_resumed_run_continues_the_count_of_unusable_answers(tmp_path: Path) -> None:
     gate = Gate()
-    with running_model_server([UNKNOWN, Say(), Say("lost", gate=gate), Say(), hand_over()]) as server:
+    with run_model_server([UNKNOWN, Say(), Say("lost", gate=gate), Say(), hand_over()]) as server:
         async with open_lab(tmp_path, server=server, check=False) as lab:
             run_id = await lab.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         gate.released.set()
         async with open_lab(tmp_path, server=server) as lab:
             await lab.ended(run_id)
@@ -280,7 +280,7 @@ async def test_the_count_matches_the_log_wherever_the_run_is_interrupted(tmp_pat
         turn: int = sum(message["role"] == "assistant" for message in request["messages"])
         return answers[turn]
 
-    with running_model_server(step) as server:
+    with run_model_server(step) as server:
         async with open_lab(tmp_path / "first", server=server, check=False) as lab:
             run_id, whole_result = await ended(lab)
             entries = await all_entries(lab.store)
@@ -300,7 +300,7 @@ async def test_the_count_matches_the_log_wherever_the_run_is_interrupted(tmp_pat
 
 
 async def test_rejects_a_truncated_text_and_asks_for_a_shorter_one(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [CUT, submits("short")]) as lab:
+    async with open_lab(tmp_path, [CUT, submit("short")]) as lab:
         _run_id, result = await ended(lab)
         told = last_words(lab.server)
     assert result["status"] == "success" and result["untrusted_result"]["output"] == "short"
@@ -345,7 +345,7 @@ async def test_executes_complete_calls_of_a_truncated_answer_and_refuses_the_las
 
 async def test_refuses_a_truncated_result_as_truncated_and_not_as_broken_json(tmp_path: Path) -> None:
     cut = Say(calls=[("submit_result", '{"summary": "s", "output": "long')], finish_reason="length")
-    async with open_lab(tmp_path, [cut, cut, submits("short")]) as lab:
+    async with open_lab(tmp_path, [cut, cut, submit("short")]) as lab:
         run_id, result = await ended(lab)
         refused = (await lab.facts(run_id, ToolResult))[0]
     assert result["untrusted_result"]["output"] == "short"
@@ -375,7 +375,7 @@ def test_detects_repetition_only_if_frequent_and_at_the_end_of_a_text() -> None:
     ],
 )
 async def test_rejects_a_refusal_as_a_result_and_asks_for_the_possible_part(tmp_path: Path, declined: Step) -> None:
-    async with open_lab(tmp_path, [declined, submits("the part")]) as lab:
+    async with open_lab(tmp_path, [declined, submit("the part")]) as lab:
         _run_id, result = await ended(lab)
         told = last_words(lab.server)
     assert result["status"] == "success" and result["untrusted_result"]["output"] == "the part"

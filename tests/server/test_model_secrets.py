@@ -11,9 +11,9 @@ import anyio.to_thread
 import pytest
 from support.model_server import Gate, Say, Step
 from support.redaction import NAME, VALUE, leaks_in, private_key, store
-from support.repositories.coding import RIGHT, VERIFY, asked, branches, project
+from support.repositories.coding import RIGHT, VERIFY, branches, coder_task, project
 from support.repositories.projects import git
-from support.runtime import Lab, arrived, hand_over, open_lab
+from support.runtime import Lab, hand_over, open_lab, wait_for
 from support.sandboxes.attacks import needs_confinement
 from support.terminal import ava
 
@@ -109,7 +109,7 @@ async def test_every_other_ending_hides_keys_too(tmp_path: Path, ending: str) ->
     async with open_lab(tmp_path, scripts[ending]) as lab:
         run_id = await lab.start(**more)
         if ending == "a cancel":
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             await lab.call("cancel_subagent", subagent_id=run_id)
             gate.released.set()
         await lab.ended(run_id)
@@ -130,7 +130,7 @@ async def test_a_coder_can_write_a_key_into_a_file_and_its_diff_and_commit_messa
         hand_over(summary=f"It uses {TOKEN}."),
     ]
     async with open_lab(tmp_path, script) as lab:
-        run_id = await lab.start(**asked(namespace=["adding.py", "fixture.py", "settings.ini"], verify=VERIFY))
+        run_id = await lab.start(**coder_task(namespace=["adding.py", "fixture.py", "settings.ini"], verify=VERIFY))
         row = await lab.ended(run_id, 60)
         assert row.state == "success", await lab.result(run_id)
         assert await leaks(lab, run_id) == []

@@ -14,11 +14,11 @@ import anyio
 import pytest
 from hypothesis import settings
 from support.budget import waits
-from support.commands.dashboard import look, opened
+from support.commands.dashboard import look, run_detail
 from support.databases import POSTGRES
-from support.model_server import Fail, Gate, running_model_server
+from support.model_server import Fail, Gate, run_model_server
 from support.runs import faults
-from support.runtime import arrived, open_lab
+from support.runtime import open_lab, wait_for
 from support.schedules.money import play_schedules
 
 from ava_audit.errors import StoreUnavailable
@@ -91,7 +91,7 @@ async def test_every_surface_says_in_avas_own_words_what_a_run_waits_for(tmp_pat
         overview = await look(lab)
         status = Page("", overview.now, (), 100).whole()
         live = LivePage("", overview.now, (), 100, selected=second).live(30)
-        detail = await opened(lab, second)
+        detail = await run_detail(lab, second)
         screens = {
             "ava status": status,
             "dashboard": [*live.head, *(row.line for row in live.rows), *live.foot],
@@ -151,11 +151,11 @@ async def test_a_run_whose_owner_is_killed_while_it_waits_goes_on_elsewhere(tmp_
     held = await waits.micros_of_first_call(waits.new_folder(tmp_path, "first"))
     tmp, gate = waits.new_folder(tmp_path, "second"), Gate()
     cap = waits.day_limits(held * 19 // 100_000)
-    with running_model_server([waits.spend(gate), *[waits.spend()] * 3]) as server:
+    with run_model_server([waits.spend(gate), *[waits.spend()] * 3]) as server:
         async with open_lab(tmp, server=server, config=cap, runs=False, check=False) as lab:
             runs = [await lab.start(max_cost_cents=50) for _run in range(2)]
             async with waits.owning_process(lab.root, server) as process:
-                await arrived(gate.arrived)
+                await wait_for(gate.arrived)
                 [second] = [run_id for run_id in runs if not await lab.facts(run_id, CostReserved)]
                 await waits.wait_for_money(lab, second)
                 process.kill()
@@ -179,7 +179,7 @@ async def test_runs_of_two_processes_wait_for_each_other(tmp_path: Path) -> None
     async with open_lab(tmp, [waits.spend(gate), waits.spend()], config=cap, runs=False, check=False) as lab:
         first = await lab.start(max_cost_cents=50)
         async with waits.owning_process(lab.root, lab.server):
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             async with open_lab(tmp, server=lab.server, config=cap, check=False) as here:
                 second = await here.start(max_cost_cents=50)
                 await waits.wait_for_money(here, second)
@@ -194,18 +194,18 @@ async def test_runs_of_two_processes_wait_for_each_other(tmp_path: Path) -> None
 @pytest.mark.slow
 async def test_runs_of_two_machines_on_postgres_wait_for_each_other(tmp_path: Path) -> None:
     pytest.importorskip("psycopg", reason="the driver is not installed")
-    from support.postgres import running_server
+    from support.postgres import postgres_server
 
     held = await waits.micros_of_first_call(waits.new_folder(tmp_path, "first"))
-    url, gate = running_server().address(tmp_path), Gate()
+    url, gate = postgres_server().address(tmp_path), Gate()
     config = f'database_url = "{url}"\n{waits.day_limits(held * 19 // 100_000)}'
-    with running_model_server([waits.spend(gate), waits.spend()]) as server:
+    with run_model_server([waits.spend(gate), waits.spend()]) as server:
         async with (
             open_lab(waits.new_folder(tmp_path, "one"), server=server, config=config, check=False) as one,
             open_lab(waits.new_folder(tmp_path, "two"), server=server, config=config, check=False) as two,
         ):
             first = await one.start(max_cost_cents=50)
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             second = await two.start(max_cost_cents=50)
             await waits.wait_for_money(two, second)
             assert len({(await one.run(run_id)).instance for run_id in (first, second)}) == 2
@@ -225,7 +225,7 @@ async def test_an_approval_queues_until_what_others_hold_is_free(tmp_path: Path)
         config=waits.day_limits(-(-held // 10_000)),
     ) as lab:
         first = await lab.start(max_cost_cents=50)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         proposal = await lab.propose(max_cost_cents=50)
         assert "it starts when $" in proposal.message and "cannot start" not in proposal.message
         assert (await lab.approve(proposal)).status == "approved"

@@ -13,7 +13,7 @@ import anyio.abc
 import httpx2
 import pytest
 import yaml
-from support.engines.bodies import Worker, at_once
+from support.engines.bodies import Worker, instant_worker
 from support.network.certificates import issue
 from support.stdio import until
 
@@ -22,19 +22,19 @@ pytest.importorskip("nats", reason="the client is not installed")
 import nats
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
-from support.engines.nats import NatsServer, missing, running_nats
+from support.engines.nats import NatsServer, run_nats, why_missing
 
 from ava_server.delivery import ANY, PLANS, DeliveryFailed, EnginePlace, queues_for
 from ava_server.delivery.nats import NatsDelivery
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = pytest.mark.skipif(why_missing() is not None, reason=str(why_missing()))
 LEASE_S = 0.8
 KEDA = Path(__file__).parents[2] / "docs" / "deploy" / "kubernetes" / "keda.example.yaml"
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Generator[NatsServer]:
-    with running_nats(tmp_path / "nats") as started:
+    with run_nats(tmp_path / "nats") as started:
         yield started
 
 
@@ -79,7 +79,7 @@ async def delivered(sender: NatsDelivery, run_id: str) -> None:
 
 
 async def test_a_run_is_delivered_once_and_forgotten_when_the_worker_says_so(server: NatsServer) -> None:
-    worker = at_once()
+    worker = instant_worker()
     async with delivery(server) as sender, working(server, worker):
         await sender.deliver("S-1", ANY, "0.0")
         await sender.deliver("S-1", ANY, "0.0")
@@ -92,7 +92,7 @@ async def test_a_run_is_delivered_once_and_forgotten_when_the_worker_says_so(ser
 
 
 async def test_a_message_that_may_not_be_forgotten_comes_again(server: NatsServer) -> None:
-    worker = at_once(answer=False)
+    worker = instant_worker(answer=False)
     async with delivery(server) as sender, working(server, worker):
         await sender.deliver("S-1", ANY, "0.0")
         await until(lambda: len(worker.runs) >= 3)
@@ -116,7 +116,7 @@ async def test_a_worker_never_has_more_runs_than_slots_and_plans_take_none(serve
 
 
 async def test_a_run_goes_only_to_workers_with_its_labels(server: NatsServer) -> None:
-    plain, gpu = at_once(), at_once()
+    plain, gpu = instant_worker(), instant_worker()
     async with delivery(server) as sender, working(server, plain), working(server, gpu, 1, ("gpu", "eu.west")):
         await sender.deliver("S-1", "label-gpu", "0.0")
         await sender.deliver("S-2", "label-eu.west+gpu", "0.0")
@@ -128,7 +128,7 @@ async def test_a_run_goes_only_to_workers_with_its_labels(server: NatsServer) ->
 
 async def test_a_worker_that_cannot_reach_the_log_shows_no_life_and_takes_nothing(server: NatsServer) -> None:
     """Rule 2: the engine hears from it still, and would leave the run with it for ever."""
-    cut, well = Worker(), at_once()
+    cut, well = Worker(), instant_worker()
     async with delivery(server) as sender, working(server, cut):
         await sender.deliver("S-1", ANY, "0.0")
         await until(lambda: cut.runs == ["S-1"])
@@ -162,7 +162,7 @@ async def test_a_late_acknowledgement_of_an_older_delivery_is_accepted_by_the_se
 
 
 async def test_a_worker_that_is_stopped_gives_its_messages_back_at_once(server: NatsServer) -> None:
-    stopped, other = Worker(), at_once()
+    stopped, other = Worker(), instant_worker()
     async with delivery(server) as sender:
         async with working(server, stopped):
             await sender.deliver("S-1", ANY, "0.0")
@@ -174,7 +174,7 @@ async def test_a_worker_that_is_stopped_gives_its_messages_back_at_once(server: 
 
 
 async def test_a_cancel_wakes_all_workers(server: NatsServer) -> None:
-    one, two = at_once(), at_once()
+    one, two = instant_worker(), instant_worker()
     async with delivery(server) as sender, working(server, one), working(server, two):
         await anyio.sleep(0.5)
         await sender.cancel("S-1")
@@ -182,7 +182,7 @@ async def test_a_cancel_wakes_all_workers(server: NatsServer) -> None:
 
 
 async def test_after_its_store_was_deleted_the_next_delivery_makes_it_again(server: NatsServer) -> None:
-    worker = at_once()
+    worker = instant_worker()
     async with delivery(server) as sender, working(server, worker):
         await sender.deliver("S-1", ANY, "0.0")
         await until(lambda: worker.runs == ["S-1"])
@@ -213,7 +213,7 @@ async def test_copies_of_a_run_take_one_slot_and_one_place_in_the_stream(server:
 
 
 async def test_a_consumer_that_somebody_removed_is_made_again_when_nobody_takes_the_run(server: NatsServer) -> None:
-    worker = at_once()
+    worker = instant_worker()
     async with delivery(server) as sender:
         await sender.deliver("S-1", ANY, "0.0")
         stranger = await nats.connect(server.address)
@@ -233,12 +233,12 @@ async def test_a_consumer_that_somebody_removed_is_made_again_when_nobody_takes_
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Generator[NatsServer]:
-    with running_nats(tmp_path / "nats", rights=True) as started:
+    with run_nats(tmp_path / "nats", rights=True) as started:
         yield started
 
 
 async def test_a_worker_works_with_the_least_rights_and_can_submit_nothing(guarded: NatsServer) -> None:
-    worker = at_once()
+    worker = instant_worker()
     async with (
         delivery(guarded, guarded.key("server")) as sender,
         working(guarded, worker, credentials=guarded.key("worker")),
@@ -277,7 +277,7 @@ async def test_kedas_example_counts_the_runs_that_wait_and_those_that_workers_ha
 
 
 async def test_workers_with_a_label_work_in_an_account_of_their_own(guarded: NatsServer) -> None:
-    plain, gpu = at_once(), at_once()
+    plain, gpu = instant_worker(), instant_worker()
     async with (
         delivery(guarded, guarded.key("server")) as sender,
         working(guarded, plain, credentials=guarded.key("worker")),
@@ -405,7 +405,7 @@ async def test_a_worker_cannot_have_the_engine_do_what_it_may_not(guarded: NatsS
 
 async def test_an_engine_that_is_away_is_one_sentence_and_works_once_it_is_back(server: NatsServer) -> None:
     server.stop()
-    worker = at_once()
+    worker = instant_worker()
     async with delivery(server) as sender, working(server, worker):
         text = await fails(lambda: sender.deliver("S-1", ANY, "0.0"))
         assert text.startswith(f"the NATS server at {server.address} does not answer; runs wait until it does")
@@ -425,11 +425,11 @@ async def test_wrong_credentials_are_one_sentence_without_them(guarded: NatsServ
 
 async def test_a_certificate_of_an_unknown_authority_is_one_sentence_and_ca_file_makes_it_known(tmp_path: Path) -> None:
     issued = issue(tmp_path, "IP:127.0.0.1")
-    with running_nats(tmp_path / "nats", tls=issued.server) as server:
+    with run_nats(tmp_path / "nats", tls=issued.server) as server:
         async with delivery(server) as sender:
             text = await fails(lambda: sender.deliver("S-1", ANY, "0.0"))
             assert "has a certificate that is not trusted" in text and "ca_file under [delivery]" in text
-        worker = at_once()
+        worker = instant_worker()
         trusting = NatsDelivery(place(server, None, issued.authority))
         async with trusting.connected(), anyio.create_task_group() as tasks:
             tasks.start_soon(trusting.work, "w", [ANY], 1, worker)
@@ -439,7 +439,7 @@ async def test_a_certificate_of_an_unknown_authority_is_one_sentence_and_ca_file
 
 
 async def test_an_address_with_tls_sends_nothing_in_clear(tmp_path: Path) -> None:
-    with running_nats(tmp_path / "nats") as server:
+    with run_nats(tmp_path / "nats") as server:
         address = server.address.replace("nats://", "tls://")
         plain = NatsDelivery(EnginePlace(address, "ava", "server:secret-word", None, LEASE_S, "a"))
         async with plain.connected():
@@ -484,7 +484,7 @@ async def test_a_server_that_lets_nobody_in_is_asked_about_once_a_second(tmp_pat
     async with listening(b"") as (port, times, _heard):
         adapter = NatsDelivery(EnginePlace(f"nats://127.0.0.1:{port}", "ava", None, None, LEASE_S, "a"))
         async with adapter.connected(), anyio.create_task_group() as tasks:
-            tasks.start_soon(adapter.work, "w", queues_for("abcd"), 4, at_once())
+            tasks.start_soon(adapter.work, "w", queues_for("abcd"), 4, instant_worker())
             await anyio.sleep(4)
             tasks.cancel_scope.cancel()
         assert 2 <= len(times) <= 8
@@ -493,7 +493,7 @@ async def test_a_server_that_lets_nobody_in_is_asked_about_once_a_second(tmp_pat
 async def test_a_label_without_rights_is_said_once_and_asked_for_seldom(
     guarded: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = at_once()
+    worker = instant_worker()
     async with delivery(guarded, guarded.key("server")) as sender:
         await sender.deliver("S-0", "label-gpu", "0.0")
         async with working(guarded, worker, slots=1, labels=("gpu",), credentials=guarded.key("worker")):
@@ -525,7 +525,7 @@ async def test_a_stream_that_somebody_changed_is_named_and_not_used(server: Nats
 async def test_a_message_of_another_log_is_not_run_and_not_lost(
     server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = at_once()
+    worker = instant_worker()
     async with working(server, worker):
         other = NatsDelivery(place(server, log="b"))
         async with other.connected():

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 from support.runtime import PRICED, connect
-from support.stdio import told, until
+from support.stdio import read_answer, until
 
 from ava_server.service import event_hook, runtime
 from ava_server.service.event_hook import desktop_program, notice_of
@@ -33,7 +33,7 @@ async def test_a_person_hears_of_what_they_approve_in_ava(
     script.write_text(PROGRAM)
     monkeypatch.setattr(runtime, "desktop_program", lambda: (sys.executable, "-I", str(script), str(heard)))
     async with connect(tmp_path, config=f'approval = "by_host"\n{more}{PRICED}', name=name) as (client, _models):
-        made = told(await client.call_tool("spawn_subagent", SPAWN))[0]
+        made = read_answer(await client.call_tool("spawn_subagent", SPAWN))[0]
         if shown:
             await until(heard.exists)
         else:

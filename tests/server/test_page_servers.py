@@ -14,8 +14,8 @@ from mcp.client.context import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitRequestURLParams, ElicitResult
 from support.hosts import pages
 from support.hosts.elicitation import approval, end_pages, structured
-from support.http_server import serving_http, token
-from support.model_server import running_model_server
+from support.http_server import serve_http, token
+from support.model_server import run_model_server
 from support.runtime import hand_over
 from support.stdio import AVA, environment
 
@@ -27,7 +27,7 @@ async def test_two_proposals_over_stdio_are_approved_on_a_page_that_is_served_on
     root = pages.root_with_pin(tmp_path)
     said: list[str] = []
     given: dict[str, Any] = {"role": "custom", "system_prompt": "Look.", "max_cost_cents": 50}
-    with running_model_server([hand_over(), hand_over()]) as models:
+    with run_model_server([hand_over(), hand_over()]) as models:
 
         async def opens(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
             assert isinstance(params, ElicitRequestURLParams)
@@ -55,8 +55,8 @@ async def test_two_proposals_over_stdio_are_approved_on_a_page_that_is_served_on
 @pytest.mark.slow
 async def test_a_persons_token_approves_on_the_page_of_the_server_that_asks(tmp_path: Path, era: str) -> None:
     root = pages.root_with_pin(tmp_path)
-    with running_model_server([hand_over()]) as models:
-        async with serving_http(root.path, env=pages.priced_model(models)) as server:
+    with run_model_server([hand_over()]) as models:
+        async with serve_http(root.path, env=pages.priced_model(models)) as server:
             host_token, own = token(root.path, "ana"), token(root.path, "ana", "read", "approve", name="browser")
 
             async def opens(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
@@ -76,8 +76,8 @@ async def test_a_persons_token_approves_on_the_page_of_the_server_that_asks(tmp_
 @pytest.mark.slow
 async def test_a_server_that_ends_ends_the_wait_for_the_person(tmp_path: Path, era: str) -> None:
     root = pages.root_with_pin(tmp_path)
-    with running_model_server([]) as models:
-        async with serving_http(root.path, "--drain", "1s", env=pages.priced_model(models)) as server:
+    with run_model_server([]) as models:
+        async with serve_http(root.path, "--drain", "1s", env=pages.priced_model(models)) as server:
 
             async def opens(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
                 server.signal()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.model_server import Fail, Gate, Say, running_model_server
-from support.runtime import PRICED, arrived, check_budgets, check_requests, hand_over, open_lab
+from support.model_server import Fail, Gate, Say, run_model_server
+from support.runtime import PRICED, check_budgets, check_requests, hand_over, open_lab, wait_for
 
 from ava_audit.events import CostReserved, Event, Fence, RunPaused, Who
 from ava_audit.units import DAY_US, now_us, parse_time
@@ -68,7 +68,7 @@ async def test_a_paused_run_frees_its_slot_and_shows_when_it_continues(tmp_path:
 async def test_another_process_resumes_a_paused_run_and_delivers_its_messages(
     tmp_path: Path,
 ) -> None:
-    with running_model_server([NOTE, Fail(429, retry_after="3"), hand_over()]) as server:
+    with run_model_server([NOTE, Fail(429, retry_after="3"), hand_over()]) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             run_id = await lab.start(timeout=2.5)
             await lab.logged(run_id, "RunPaused")
@@ -108,7 +108,7 @@ async def test_the_group_timeout_continues_during_a_pause_and_ends_it(tmp_path: 
         made = [await lab.propose(task=str(number)) for number in range(3)]
         answer = await lab.approve(*made, last="3 subagents together, free, at most 4 s", group_timeout=4)
         assert answer.status == "approved", answer
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         ended = [await lab.ended(proposal.subagent_id, within_s=60) for proposal in made]
         results = [await lab.result(run.id) for run in ended]
     assert [run.state for run in ended] == ["timeout"] * 3
@@ -121,7 +121,7 @@ async def test_the_group_timeout_ends_a_run_that_waits_for_a_slot(tmp_path: Path
     async with open_lab(tmp_path, [Say("late", gate=gate)], config=ONE) as lab:
         made = [await lab.propose(task=str(number)) for number in range(2)]
         other = await lab.start(task="has the slot")
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         answer = await lab.approve(*made, last="2 subagents together, free, at most 1 s", group_timeout=1)
         assert answer.status == "approved"
         await anyio.sleep(1.5)
@@ -135,10 +135,10 @@ async def test_the_group_timeout_ends_a_run_that_waits_for_a_slot(tmp_path: Path
 
 async def test_abandons_a_run_interrupted_for_a_day_and_keeps_its_output(tmp_path: Path) -> None:
     gate = Gate()
-    with running_model_server([NOTE, Say("lost", gate=gate)]) as server:
+    with run_model_server([NOTE, Say("lost", gate=gate)]) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             run_id = await lab.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         async with open_lab(tmp_path, server=server, config=PRICED, runs=False) as lab:
             row = await lab.run(run_id)
             gone = frozenset({str(row.instance)})
@@ -157,13 +157,13 @@ async def test_a_cancel_ends_a_paused_run(tmp_path: Path) -> None:
     """It stands in the log before the pause: nobody would look at a paused run for an hour."""
     gate = Gate()
     later = Fail(429, retry_after="3600", gate=gate)
-    with running_model_server([NOTE, later]) as server:
+    with run_model_server([NOTE, later]) as server:
         async with (
             open_lab(tmp_path, server=server, check=False) as owner,
             open_lab(tmp_path, server=server, runs=False, check=False) as other,
         ):
             run_id = await owner.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             owner.runtime.manager.wake = lambda: None  # type: ignore[method-assign]
             await other.store.do(cancel(run_id, other.session.who, "enough", "model"))
             gate.released.set()

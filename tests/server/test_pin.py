@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import tomlkit
 from support.runtime import open_lab, settings_of
-from support.sample import sampled
+from support.sample import sample
 
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.config import pin as pin_module
@@ -358,7 +358,7 @@ SPOILED = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "says"), sampled(SPOILED, 7))
+@pytest.mark.parametrize(("spoil", "says"), sample(SPOILED, 7))
 def test_every_operation_rejects_an_untrusted_or_unreadable_pin_file(
     file: PinFile, path: Path, spoil: Callable[[Path], None], says: str
 ) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from support.logs.cutting import all_entries, go_on_from
-from support.model_server import Fail, Gate, HangUp, Say, Step, running_model_server
+from support.model_server import Fail, Gate, HangUp, Say, Step, run_model_server
 from support.runs import planning
-from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
-from support.sample import sampled
+from support.runtime import PRICED, Lab, check_budgets, check_requests, hand_over, open_lab, wait_for
+from support.sample import sample
 
 from ava_audit.events import (
     Activity,
@@ -148,7 +148,7 @@ async def test_keeps_a_message_received_during_planning(tmp_path: Path) -> None:
     async with open_lab(tmp_path, planning.Planner(plan=Say(planning.FIRST_PLAN, gate=gate))) as lab:
         (lab.workspace / "a.md").write_text("twelve\n")
         run_id = await lab.start(plan=True)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await lab.call("message_subagent", subagent_id=run_id, message="and Descript too")
         gate.released.set()
         await lab.ended(run_id)
@@ -406,7 +406,7 @@ async def test_a_run_cancelled_during_planning_keeps_its_partial_output(tmp_path
     gate = Gate()
     async with open_lab(tmp_path, planning.Planner(review=Say("late", gate=gate)), config=PRICED) as lab:
         run_id = await lab.start(plan=True)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await lab.call("cancel_subagent", subagent_id=run_id)
         run, result = await lab.run(run_id), await lab.result(run_id)
         assert run.state == "cancelled"
@@ -433,7 +433,7 @@ async def test_a_kill_during_planning_gives_the_same_plan_without_repeated_calls
     """The log is cut behind each entry of a run in turn: that is what a kill at that moment leaves."""
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace" / "a.md").write_text("twelve cents")
-    with running_model_server(planning.Planner(**instead)) as server:
+    with run_model_server(planning.Planner(**instead)) as server:
         async with open_lab(tmp_path, server=server, config=PRICED) as lab:
             run_id = await lab.start(plan=True)
             await lab.ended(run_id)
@@ -441,7 +441,7 @@ async def test_a_kill_during_planning_gives_the_same_plan_without_repeated_calls
             entries = await all_entries(lab.store)
         names = [entry.type for entry in entries]
         first, last = names.index("RunClaimed") + 1, names.index("ToolCall", names.index("RunClaimed"))
-        for count in sampled(range(first, last + 1), 4):
+        for count in sample(range(first, last + 1), 4):
             before, kept = len(server.requests), entries[:count]
             async with go_on_from(tmp_path / f"cut-{count}", kept, server, config=PRICED) as lab:
                 run = await lab.ended(run_id)
@@ -483,11 +483,11 @@ async def test_the_token_count_covers_only_turns_still_in_the_conversation(
 async def test_another_runtime_finishes_planning_after_the_first_one_closes(tmp_path: Path) -> None:
     gate = Gate()
     planner = planning.Planner(review=[Say("lost", gate=gate), planning.REVIEWED])
-    with running_model_server(planner) as server:
+    with run_model_server(planner) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             (lab.workspace / "a.md").write_text("twelve cents")
             run_id = await lab.start(plan=True)
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         gate.released.set()
         async with open_lab(tmp_path, server=server, config=PRICED) as lab:
             run = await lab.ended(run_id)

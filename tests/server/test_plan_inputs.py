@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.model_server import Say
 from support.runs import plans
-from support.runtime import PRICED, open_lab, submits
+from support.runtime import PRICED, open_lab, submit
 
 from ava_audit.events import Asked, ToolResult, UserMessage
 from ava_roles.tools.registry import builtin_tools
@@ -28,8 +28,8 @@ async def test_a_field_that_a_result_lacks_is_named_as_missing(tmp_path: Path) -
 
     def script(request: dict[str, Any]) -> Say:
         if "List the changed modules" in plans.task_text(request):
-            return submits({"items": [{"name": "core"}, {"path": "web"}, "text"]}, "three modules")
-        return submits("done")
+            return submit({"items": [{"name": "core"}, {"path": "web"}, "text"]}, "three modules")
+        return submit("done")
 
     async with open_lab(tmp_path, script, config=PRICED) as lab:
         proposal = await plans.propose(lab, [find, read, write], max_cost_cents=100)
@@ -51,13 +51,13 @@ async def test_a_step_can_read_all_that_its_inputs_were_cut_of(tmp_path: Path) -
     def work(request: dict[str, Any]) -> Say:
         tasks = plans.task_text(request)
         if "List the changed modules" in tasks:
-            return submits({"text": text, "items": items})
+            return submit({"text": text, "items": items})
         item = re.search(r"item (\d) of find.items", tasks)
         place = f"item {item[1]}" if item else "the text"
         shown = plans.tool_results(request)
         if shown:
             tails[place] = shown[-1]
-            return submits(f"{place}: {'z' * 15_000}")
+            return submit(f"{place}: {'z' * 15_000}")
         named = re.search(r"read_subagent_result (S-\w+) has all of it", tasks)
         assert named is not None, "an input that was cut says where the rest is"
         offset = len(text) + (item_chars * int(item[1]) if item else 0) - 1_000
@@ -86,13 +86,13 @@ async def test_each_input_of_a_step_can_be_read_again_by_its_name(tmp_path: Path
     def work(request: dict[str, Any]) -> Say:
         tasks = plans.task_text(request)
         if "Compare" not in tasks:
-            return submits(f"the result of {'first' if 'First' in tasks else 'second'}")
+            return submit(f"the result of {'first' if 'First' in tasks else 'second'}")
         results = plans.tool_results(request)
         if not results:
             names = ("input 1", "input 2", "input 3")
             return Say(calls=[("read_tool_result", {"id": name}) for name in names])
         read.extend(results)
-        return submits("compared")
+        return submit("compared")
 
     steps = [
         plans.step("first", "First"),
@@ -143,7 +143,7 @@ def test_what_a_step_was_handed_is_asked_about_before_it_leaves() -> None:
 
 
 async def test_a_step_is_told_that_a_list_was_empty(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, lambda _request: submits({"items": []}), config=PRICED) as lab:
+    async with open_lab(tmp_path, lambda _request: submit({"items": []}), config=PRICED) as lab:
         plan = await plans.finish(lab)
         [results] = await plans.inputs(lab, plan.id, "write")
     assert results["text"] == "[nothing: the list that read goes through was empty]"
@@ -166,7 +166,7 @@ def obey_poison(request: dict[str, Any]) -> Say:
         return Say(calls=[("read_file", {"path": "accounts.txt"})])
     if is_first_turn and "Say what changed in" in task:
         return Say(calls=CALLS_OF_POISON)
-    return submits({"items": [POISON]} if "List the changed modules" in task else "done")
+    return submit({"items": [POISON]} if "List the changed modules" in task else "done")
 
 
 async def test_what_a_step_read_in_a_folder_is_asked_about_before_a_later_step_sends_it(tmp_path: Path) -> None:

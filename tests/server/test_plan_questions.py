@@ -9,12 +9,12 @@ from typing import Any
 import anyio
 import pytest
 from mcp_types import ElicitRequestFormParams, ElicitResult
-from support.foreign.origins import ALL, EVIL, SEND, sends
+from support.foreign.origins import ALL, EVIL, SEND, send_mail
 from support.foreign.origins import config as origins
 from support.foreign.servers import write_role
 from support.hosts.elicitation import ERAS, host
 from support.model_server import Gate, Say, Step
-from support.pages.lab_pages import serving_pages
+from support.pages.lab_pages import serve_lab_pages
 from support.runs.plan_questions import (
     IDS,
     QUESTION,
@@ -121,7 +121,7 @@ async def test_a_no_is_a_no_of_each(tmp_path: Path) -> None:
 
 
 async def test_lists_tasks_and_events_have_it_once_and_a_page_answers_all(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, ask_and_hand_over(), config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, ask_and_hand_over(), config=PRICED) as lab, serve_lab_pages(lab) as browser:
         start = lab.store.head
         plan_id = await start_plan(lab)
         rows = await rows_that_ask(lab, plan_id, 3)
@@ -191,7 +191,7 @@ async def test_a_call_that_sends_something_is_asked_for_each_run(tmp_path: Path)
 
     def script(request: dict[str, Any]) -> Step:
         calls = sum(each["role"] == "tool" for each in request["messages"])
-        return (Say(calls=[("mcp__lab__inbox", {})]), sends(EVIL), hand_over())[min(calls, 2)]
+        return (Say(calls=[("mcp__lab__inbox", {})]), send_mail(EVIL), hand_over())[min(calls, 2)]
 
     async with open_lab(tmp_path, script, config=origins()) as lab:
         plan_id = await start_plan(lab, steps)

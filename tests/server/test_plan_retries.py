@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.model_server import Fail, Say
 from support.runs import plans
-from support.runtime import PRICED, open_lab, submits
+from support.runtime import PRICED, open_lab, submit
 
 from ava_audit.retention import erase_run
 from ava_audit.view import View
@@ -48,7 +48,7 @@ async def test_a_step_keeps_its_own_task_when_an_earlier_one_is_dropped(tmp_path
         plans.step("publish", "FIRST: publish everything."),
         plans.step("read", "SECOND: read only."),
     ]
-    async with open_lab(tmp_path, lambda _request: submits("done"), config=PRICED) as lab:
+    async with open_lab(tmp_path, lambda _request: submit("done"), config=PRICED) as lab:
         proposal = await plans.propose(lab, steps)
         await lab.approve(proposal, changes={proposal.pending_id: {"drop": ["publish"]}})
         plan = await lab.ended(proposal.group_id)
@@ -134,7 +134,7 @@ async def test_proposals_approved_together_are_a_plan_that_goes_on_where_one_fai
     def work(request: dict[str, Any]) -> Say | Fail:
         if "Count the seals" in json.dumps(request) and failing:
             return Fail(400)
-        return submits("counted")
+        return submit("counted")
 
     async with open_lab(tmp_path, work, config=PRICED) as lab:
         folder = str(lab.workspace)

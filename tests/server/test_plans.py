@@ -9,11 +9,11 @@ from typing import Any
 
 import anyio
 import pytest
-from support.hosts.plans import NOTES, PLAN, does_its_step
-from support.model_server import Gate, Say, running_model_server
+from support.hosts.plans import NOTES, PLAN, step_script
+from support.model_server import Gate, Say, run_model_server
 from support.runs import plans
-from support.runtime import PRICED, arrived, open_lab, submits
-from support.stdio import assert_intact, made, serving, using
+from support.runtime import PRICED, open_lab, submit, wait_for
+from support.stdio import assert_intact, make_root, model_env, serve_stdio
 
 from ava_audit.retention import is_over
 from ava_audit.rows import RunRow
@@ -62,7 +62,7 @@ async def test_cancelling_a_plan_ends_its_runs(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Say("", gate=gate)], config=PRICED) as lab:
         proposal = await plans.propose(lab)
         await lab.approve(proposal)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         answered = await lab.call("cancel_subagent", group_id=proposal.group_id, reason="no longer wanted")
         assert answered.status == "cancelled", text_of(answered)
         rows = await plans.rows(lab, proposal.group_id)
@@ -117,8 +117,8 @@ APPROVED_FIELDS = ("tools", "workspace", "hosts", "network", "max_cost_micros", 
 async def test_a_poisoned_list_adds_no_step_tool_folder_or_money(tmp_path: Path) -> None:
     def obey(request: dict[str, Any]) -> Say:
         if "List the changed modules" in json.dumps(request):
-            return submits({"items": POISON, "steps": ["evil"]})
-        return submits(POISON[1])
+            return submit({"items": POISON, "steps": ["evil"]})
+        return submit(POISON[1])
 
     async with open_lab(tmp_path, obey, config=PRICED) as lab:
         proposal = await plans.propose(lab, max_cost_cents=100)
@@ -178,13 +178,13 @@ async def test_the_result_of_a_step_stays_while_its_plan_needs_it(tmp_path: Path
 
     def slow(request: dict[str, Any]) -> Say:
         if "Write the notes" in json.dumps(request):
-            return replace(submits("the notes"), gate=gate)
+            return replace(submit("the notes"), gate=gate)
         return plans.write_notes(request)
 
     async with open_lab(tmp_path, slow, config=PRICED) as lab:
         proposal = await plans.propose(lab)
         await lab.approve(proposal)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
 
         def over(view: View) -> dict[str, bool]:
             rows = view.plan_runs(proposal.group_id)
@@ -197,9 +197,9 @@ async def test_the_result_of_a_step_stays_while_its_plan_needs_it(tmp_path: Path
 
 
 async def test_a_client_that_asks_nobody_starts_a_plan_with_one_line_and_gets_one_answer(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
-    with running_model_server(does_its_step()) as models:
-        async with serving(root, env=using(models.base_url)) as wire:
+    root = make_root(tmp_path / "data")
+    with run_model_server(step_script()) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as wire:
             proposed = await wire.tool("spawn_subagent", **PLAN)
             line = proposed["approval_line"]
             assert line.startswith("plan Release notes: 3 steps, up to 5 runs, ")

@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import anyio.to_thread
-from support.hosts.extensions import CAP, works
+from support.hosts.extensions import CAP, keep_noting
 from support.hosts.stricter import ASK, UNDER, policy_of, start_stricter
-from support.model_server import Gate, Say, running_model_server
-from support.runtime import arrived, hand_over, open_lab
-from support.terminal import CONTROLLED, ava, on_terminal
+from support.model_server import Gate, Say, run_model_server
+from support.runtime import hand_over, open_lab, wait_for
+from support.terminal import CONTROLLED, ava, run_on_terminal
 
 from ava_audit.events import Answered, RunResumed
 
@@ -21,7 +21,7 @@ CHOOSES = "There is no approval PIN yet. Choose one now"
 
 def text_at(root: Path, *args: str, answer: str = "") -> str:
     """Run a command on a terminal until it asks for the PIN, which is left with Ctrl-C; return the screen."""
-    with on_terminal(root, *args, columns=200, command=CONTROLLED) as screen:
+    with run_on_terminal(root, *args, columns=200, command=CONTROLLED) as screen:
         if answer:
             screen.until("[y/N]")
             screen.type(f"{answer}\n")
@@ -34,7 +34,7 @@ def text_at(root: Path, *args: str, answer: str = "") -> str:
 @UNDER
 async def test_the_terminal_extends_it_only_with_the_pin(tmp_path: Path, under: str) -> None:
     config, env = policy_of(under)
-    async with open_lab(tmp_path, works, config=config, env=env) as lab:
+    async with open_lab(tmp_path, keep_noting, config=config, env=env) as lab:
         run_id = await start_stricter(lab, under, **CAP)
         await lab.logged(run_id, "Asked")
         (lab.root / "config.toml").write_text(ASK)
@@ -48,10 +48,10 @@ async def test_the_terminal_extends_it_only_with_the_pin(tmp_path: Path, under: 
 async def test_the_terminal_resumes_it_only_with_the_pin(tmp_path: Path, under: str) -> None:
     config, env = policy_of(under)
     gate = Gate()
-    with running_model_server([Say("lost", gate=gate), hand_over()]) as models:
+    with run_model_server([Say("lost", gate=gate), hand_over()]) as models:
         async with open_lab(tmp_path, server=models, config=config, env=env, check=False) as strict:
             run_id = await start_stricter(strict, under)
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         (strict.root / "config.toml").write_text(ASK)
         by_program = await anyio.to_thread.run_sync(ava, strict.root, "resume", run_id)
         assert by_program.returncode == 10, by_program.stderr

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands.dashboard import asked
-from support.hosts.extensions import CAP, works
-from support.model_server import Gate, Say, running_model_server
-from support.runtime import PRICED, Lab, arrived, connect, hand_over, open_lab
-from support.stdio import told
+from support.commands.dashboard import decision_question
+from support.hosts.extensions import CAP, keep_noting
+from support.model_server import Gate, Say, run_model_server
+from support.runtime import PRICED, Lab, connect, hand_over, open_lab, wait_for
+from support.stdio import read_answer
 
 from ava_audit.events import Answered, RunResumed, SpawnDecided
 from ava_audit.rows import WAITING
@@ -48,7 +48,7 @@ async def start_under_human(lab: Lab, **more: Any) -> str:
 
 @pytest.mark.parametrize("config", [ASK, BY_HOST], ids=["ask", "by_host"])
 async def test_no_door_starts_what_another_server_proposed_under_human(tmp_path: Path, config: str) -> None:
-    with running_model_server([hand_over()]) as models:
+    with run_model_server([hand_over()]) as models:
         async with open_lab(tmp_path, server=models, config=config, env=HUMAN, runs=False) as strict:
             made = await strict.propose()
         async with open_lab(tmp_path, server=models, config=config) as lab:
@@ -63,7 +63,7 @@ async def test_no_door_starts_what_another_server_proposed_under_human(tmp_path:
             policy = await lab.runtime.policy_on([made.pending_id], lab.session.user)
             assert approval_needs("browser", policy, from_terminal=True).new_pin, "the pages ask for it"
             with pytest.raises(Refused, match="no approval PIN"):
-                await asked(lab, "approve", made.subagent_id)
+                await decision_question(lab, "approve", made.subagent_id)
             assert await lab.facts(made.subagent_id, SpawnDecided) == []
             answer = await decide(terminal(lab, pin_given=True), [waiting.shown], agreement([waiting], {}))
             assert answer.status == "approved"
@@ -76,14 +76,14 @@ async def test_a_host_with_prompts_does_not_confirm_for_one_without(
 ) -> None:
     monkeypatch.setattr(access, "WAIT_LIMIT_S", 0.2)
     monkeypatch.setattr(background, "start_pages", lambda _root: "http://localhost:8643")
-    with running_model_server([]) as models:
+    with run_model_server([]) as models:
         async with connect(tmp_path, config=BY_HOST, mode=mode, server=models, name=ASKS_NOBODY) as (host, _models):
-            made = told(await host.call_tool("spawn_subagent", SPAWN))[0]
+            made = read_answer(await host.call_tool("spawn_subagent", SPAWN))[0]
         async with connect(tmp_path, config=BY_HOST, mode=mode, server=models, name="ava-command-line") as (other, _):
-            again = told(await other.call_tool("spawn_subagent", SPAWN))[0]
+            again = read_answer(await other.call_tool("spawn_subagent", SPAWN))[0]
             assert again["pending_id"] == made["pending_id"] and "no tool can" in " ".join(again["next"].split())
             given = {"pending_ids": [made["pending_id"]], "approving": [made["approval_line"]]}
-            answer = told(await other.call_tool("confirm_spawn", given))[0]
+            answer = read_answer(await other.call_tool("confirm_spawn", given))[0]
             assert answer["status"] == "refused" and answer["decisions"][0]["status"] == "refused", answer
         assert models.requests == []
 
@@ -99,18 +99,18 @@ async def test_the_answer_to_a_proposal_does_not_wait_for_the_pages(
         return "http://localhost:8643"
 
     monkeypatch.setattr(background, "start_pages", start_pages)
-    with running_model_server([]) as models:
+    with run_model_server([]) as models:
         async with connect(tmp_path, config=BY_HOST, mode=mode, server=models, name=ASKS_NOBODY) as (host, _models):
-            made = told(await host.call_tool("spawn_subagent", SPAWN))[0]
+            made = read_answer(await host.call_tool("spawn_subagent", SPAWN))[0]
             assert f"ava approve {made['pending_id']}" in made["next"] and "/enter?code=" not in made["next"]
             assert f'check_subagent with subagent_id "{made["subagent_id"]}" gives a link' in made["next"]
             started.set()
-            checked = told(await host.call_tool("check_subagent", {"subagent_id": made["subagent_id"]}))[0]
+            checked = read_answer(await host.call_tool("check_subagent", {"subagent_id": made["subagent_id"]}))[0]
             assert "/enter?code=" in checked["message"]
 
 
 async def test_auto_starts_nothing_that_was_proposed_under_a_stricter_policy(tmp_path: Path) -> None:
-    with running_model_server([hand_over()]) as models:
+    with run_model_server([hand_over()]) as models:
         async with open_lab(tmp_path, server=models, config=ASK, runs=False) as asks:
             made = await asks.call("spawn_subagent", **SPAWN)
         async with open_lab(tmp_path, server=models, config=f'approval = "auto"\n{PRICED}') as lab:
@@ -120,7 +120,7 @@ async def test_auto_starts_nothing_that_was_proposed_under_a_stricter_policy(tmp
 
 
 async def test_no_door_extends_what_was_proposed_under_human(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, works, config=ASK) as lab:
+    async with open_lab(tmp_path, keep_noting, config=ASK) as lab:
         strict = lab.runtime.settings.model_copy(update={"approval": "human"})
         loose, lab.runtime.settings = lab.runtime.settings, strict
         run_id = await start_under_human(lab, **CAP)
@@ -142,10 +142,10 @@ async def test_a_host_does_not_resume_what_was_proposed_under_human(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
-    with running_model_server([Say("lost", gate=gate), hand_over()]) as models:
+    with run_model_server([Say("lost", gate=gate), hand_over()]) as models:
         async with open_lab(tmp_path, server=models, config=ASK, env=HUMAN, check=False) as strict:
             run_id = await start_under_human(strict)
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
         async with open_lab(tmp_path, server=models, config=ASK, check=False) as lab:
             answer = await lab.call("confirm_spawn", pending_ids=[run_id])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.pages.hostile_texts import LONG_LINE, TEXTS
-from support.sample import sampled
+from support.sample import sample
 
 from ava_roles.wrap import BAR, INVISIBLE
 from ava_server.cli.results import drawn_result, result_text
@@ -58,7 +58,7 @@ def test_a_text_neither_closes_its_mark_nor_begins_a_line_for_a_host(text: str) 
     assert all(line.startswith(ours) for line in waiting)
 
 
-@pytest.mark.parametrize("number", sampled(range(len(HOSTILE)), 20))
+@pytest.mark.parametrize("number", sample(range(len(HOSTILE)), 20))
 def test_a_text_steers_no_terminal_and_keeps_its_bar(number: int) -> None:
     text = HOSTILE[number]
     drawn = drawn_result(ended(text), 80)

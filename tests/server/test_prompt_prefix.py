@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 from support.model_server import Fail, Gate, Say
-from support.runtime import PRICED, arrived, open_lab, submits
+from support.runtime import PRICED, open_lab, submit, wait_for
 
 from ava_audit.events import CostReserved
 from ava_server.runs import prompt_prefix
@@ -40,13 +40,13 @@ class Siblings:
 
     def __call__(self, request: dict[str, Any]) -> Say | Fail:
         if "List the changed modules" in json.dumps(request):
-            return submits({"items": ITEMS})
+            return submit({"items": ITEMS})
         self.asked += 1
         if self.asked == len(ITEMS):
             self.all_asked.set()
         if self.asked > 1:
-            return submits("done")
-        return Fail(400, gate=self.first) if self.fails else Say(calls=submits("done").calls, gate=self.first)
+            return submit("done")
+        return Fail(400, gate=self.first) if self.fails else Say(calls=submit("done").calls, gate=self.first)
 
 
 async def waiting(lab: Any, plan_id: str) -> list[str]:
@@ -71,7 +71,7 @@ async def test_siblings_send_their_first_call_when_the_answer_of_the_first_begin
     async with open_lab(tmp_path, siblings, config=CONFIG, env=MODEL) as lab:
         proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
         await lab.approve(proposal)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         for run_id in await waiting(lab, proposal.group_id):
             assert not await lab.facts(run_id, CostReserved), "a run that waits holds no money"
         assert siblings.asked == 1
@@ -89,8 +89,8 @@ async def test_siblings_wait_no_longer_than_their_time(tmp_path: Path, monkeypat
     async with open_lab(tmp_path, siblings, config=CONFIG, env=MODEL) as lab:
         proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
         await lab.approve(proposal)
-        await arrived(gate.arrived)
-        await arrived(siblings.all_asked, within_s=20)
+        await wait_for(gate.arrived)
+        await wait_for(siblings.all_asked, within_s=20)
         gate.released.set()
         assert (await lab.ended(proposal.group_id)).state == "success"
 
@@ -101,7 +101,7 @@ async def test_cancelling_the_plan_ends_a_wait(tmp_path: Path, monkeypatch: pyte
     async with open_lab(tmp_path, Siblings(gate), config=CONFIG, env=MODEL) as lab:
         proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
         await lab.approve(proposal)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         waits = await waiting(lab, proposal.group_id)
         await lab.call("cancel_subagent", group_id=proposal.group_id)
         for run_id in waits:
@@ -117,7 +117,7 @@ async def test_nobody_waits_where_the_beginning_is_too_short_or_nothing_is_cache
     async with open_lab(tmp_path, siblings, config=config, env={"AVA_MODEL": model}) as lab:
         proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
         await lab.approve(proposal)
-        await arrived(siblings.all_asked, within_s=WAIT_S - 1)
+        await wait_for(siblings.all_asked, within_s=WAIT_S - 1)
         gate.released.set()
         assert (await lab.ended(proposal.group_id)).state == "success"
 

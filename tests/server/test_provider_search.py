@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from support.commands.doctor import doctor
 from support.logs.cutting import all_entries, go_on_from
-from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, running_model_server
+from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, run_model_server
 from support.models.search_formats import ANTHROPIC, FORMATS, PROSE, URLS, anthropic_error
-from support.runtime import PRICED, Lab, arrived, check_budgets, hand_over, open_lab, submits
+from support.runtime import PRICED, Lab, check_budgets, hand_over, open_lab, submit, wait_for
 from support.stdio import until
 
 from ava_audit.events import CostReserved, CostUpdate, RunClaimed, SpawnProposed, ToolCall, ToolResult
@@ -42,7 +42,7 @@ def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def provider(*steps: Step, name: str = "anthropic", times: int = 1) -> Generator[ModelServer]:
     """A provider of the name that answers so, `times` over."""
-    with running_model_server([*(steps or [Fail(200, FORMATS[name].answer)])] * times) as server:
+    with run_model_server([*(steps or [Fail(200, FORMATS[name].answer)])] * times) as server:
         yield server
 
 
@@ -90,7 +90,7 @@ async def test_a_crawler_searches_by_the_model_provider_and_counts_the_cost(tmp_
     store(tmp_path, name)
     form, findings = FORMATS[name], [{"claim": "ten", "quote": PROSE, "source_url": URLS[0]}]
     with provider(name=name) as server:
-        async with open_lab(tmp_path, [LOOK, submits(findings=findings)], config=config(server, name)) as lab:
+        async with open_lab(tmp_path, [LOOK, submit(findings=findings)], config=config(server, name)) as lab:
             made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
             title, cost = search_terms()[name].title, format_usd(worst(name), exact=True)
             line = f"Its web searches go to {title} ({name}:{form.model}), at most {cost} each, included in its caps."
@@ -139,7 +139,7 @@ async def test_the_key_and_the_query_go_to_nobody_else(tmp_path: Path) -> None:
 
 async def test_a_private_address_among_the_results_is_not_read(tmp_path: Path) -> None:
     store(tmp_path)
-    with running_model_server([Fail(200, {"secret": "of this network"})]) as inside:
+    with run_model_server([Fail(200, {"secret": "of this network"})]) as inside:
         url = f"http://127.0.0.1:{inside.port}/admin"
         rows = [{"url": url, "title": "Admin"}]
         read = Say(calls=[("read_webpages", {"urls": [url]})])
@@ -194,10 +194,10 @@ async def test_a_search_that_does_not_fit_a_cap_is_never_sent(
 async def test_a_last_turn_stays_held_while_a_search_runs(tmp_path: Path) -> None:
     store(tmp_path)
     gate = Gate()
-    with running_model_server([Fail(200, ANTHROPIC, gate=gate)]) as server:
+    with run_model_server([Fail(200, ANTHROPIC, gate=gate)]) as server:
         async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server, more=PRICED)) as lab:
             run_id = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=100)
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             first, search = await lab.facts(run_id, CostReserved)
             row = await lab.run(run_id)
             bucket = await lab.store.read(lambda view: view.bucket(run_id))
@@ -245,7 +245,7 @@ async def test_concurrent_runs_share_one_cap_for_their_searches(tmp_path: Path) 
     """Each holds its worst case while it waits for its answer: where both do not fit, the second one waits."""
     store(tmp_path)
     gate = Gate()
-    with running_model_server([Fail(200, ANTHROPIC, gate=gate), Fail(200, ANTHROPIC)]) as server:
+    with run_model_server([Fail(200, ANTHROPIC, gate=gate), Fail(200, ANTHROPIC)]) as server:
         day = "[limits]\nuser_daily_cents = 3\n"
 
         def script(request: dict[str, Any]) -> Step:
@@ -253,7 +253,7 @@ async def test_concurrent_runs_share_one_cap_for_their_searches(tmp_path: Path) 
 
         async with open_lab(tmp_path, script, config=config(server, more=CHEAP + day)) as lab:
             first = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=3)
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             second = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=3)
             await lab.logged(second, "MoneyAwaited")
             assert len(server.requests) == 1
@@ -337,10 +337,10 @@ async def test_a_gateways_cost_without_the_fee_of_the_search_counts_with_it(tmp_
 async def test_a_search_that_is_cancelled_counts_with_its_worst_case(tmp_path: Path) -> None:
     store(tmp_path)
     gate = Gate()
-    with running_model_server([Fail(200, ANTHROPIC, gate=gate)]) as server:
+    with run_model_server([Fail(200, ANTHROPIC, gate=gate)]) as server:
         async with open_lab(tmp_path, [LOOK], config=config(server)) as lab:
             run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             await lab.call("cancel_subagent", subagent_id=run_id)
             row = await lab.ended(run_id)
             [(settled, micros, _model)] = await settlements(lab, run_id)
@@ -352,7 +352,7 @@ async def test_a_search_that_is_cancelled_counts_with_its_worst_case(tmp_path: P
 
 async def test_a_kill_around_a_search_never_loses_its_cost(tmp_path: Path) -> None:
     """The log is cut behind each entry of the search in turn: that is what a kill at that moment leaves."""
-    with provider(times=12) as server, running_model_server([LOOK, hand_over(), *[hand_over()] * 12]) as own:
+    with provider(times=12) as server, run_model_server([LOOK, hand_over(), *[hand_over()] * 12]) as own:
         async with open_lab(tmp_path, server=own, config=config(server)) as lab:
             run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
             await lab.ended(run_id)
@@ -390,7 +390,7 @@ async def test_a_kill_around_a_search_never_loses_its_cost(tmp_path: Path) -> No
 async def test_the_approval_covers_the_engine_its_model_and_its_price(tmp_path: Path) -> None:
     store(tmp_path)
     digests: list[str] = []
-    with provider() as server, running_model_server([]) as own_model:
+    with provider() as server, run_model_server([]) as own_model:
         for number, cents in enumerate((0.1, 0.1, 0.2)):
             own = config(server).replace("input = 0.1\n", f"input = {cents}\n")
             root = tmp_path / str(number)
@@ -432,7 +432,7 @@ async def test_auto_takes_the_provider_of_each_runs_own_model(tmp_path: Path) ->
 
 async def test_a_run_waits_if_its_provider_is_not_configured_or_has_another_address(tmp_path: Path) -> None:
     store(tmp_path)
-    with provider() as server, running_model_server([hand_over()]) as own:
+    with provider() as server, run_model_server([hand_over()]) as own:
         async with open_lab(tmp_path, server=own, config=config(server), runs=False) as lab:
             made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
             await lab.approve(made)

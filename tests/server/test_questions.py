@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.model_server import Raw, Say, Step, whole
+from support.model_server import Raw, Say, Step, whole_answer
 from support.runs.questions import ASK, ask_and_hand_over, question_config, result_output, start_until_asked
 from support.runtime import PRICED, hand_over, open_lab
 from support.terminal import ava
@@ -107,7 +107,7 @@ async def test_each_question_is_asked_where_the_provider_gives_every_call_the_sa
         told = [each["content"] for each in request["messages"] if each["role"] == "tool"]
         if len(told) == len(questions):
             return hand_over(output=" | ".join(told))
-        asked = whole(Say(calls=[("ask", {"question": questions[len(told)]})]))
+        asked = whole_answer(Say(calls=[("ask", {"question": questions[len(told)]})]))
         return Raw([json.dumps(asked).encode()], content_type="application/json")
 
     async with open_lab(tmp_path, script, config=PRICED) as lab:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.model_server import Gate, Say
-from support.runtime import arrived, hand_over, open_lab
+from support.runtime import hand_over, open_lab, wait_for
 
 from ava_audit.events import ToolCall, ToolResult
 from ava_roles.tool import ToolContext
@@ -285,7 +285,7 @@ async def test_instructions_and_own_text_of_the_subagent_never_count_as_quotes(t
     earlier: list[int] = []
     async with open_lab(tmp_path, step) as lab:
         run_id = await lab.start(task=ATTACKS["the task"])
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await lab.call("message_subagent", subagent_id=run_id, message=ATTACKS["a message"])
         gate.released.set()
         await lab.logged(run_id, "ToolResult", 9)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import anyio.to_thread
 import pytest
-from support.commands.dashboard import live_app, shows
+from support.commands.dashboard import live_app, wait_until_shown
 from support.model_server import Fail
-from support.pages.lab_pages import serving_pages
+from support.pages.lab_pages import serve_lab_pages
 from support.runtime import Lab, connect, hand_over, open_lab
 from support.terminal import ava
 
@@ -29,7 +29,7 @@ async def by_command(lab: Lab, *words: str) -> str:
 
 
 async def by_page(lab: Lab, address: str) -> str:
-    async with serving_pages(lab) as browser:
+    async with serve_lab_pages(lab) as browser:
         return unescape((await browser.get(address)).text)
 
 
@@ -42,7 +42,7 @@ async def by_resource(lab: Lab, address: str) -> str:
 async def by_dashboard(lab: Lab) -> str:
     async with live_app(lab, 300, 40) as (app, pilot):
         await pilot.press("enter")
-        return "\n".join(await shows(app, "Steps: turn"))
+        return "\n".join(await wait_until_shown(app, "Steps: turn"))
 
 
 SURFACES: Mapping[str, Callable[[Lab, str], Awaitable[str]]] = {

@@ -11,7 +11,7 @@ import pytest
 from mcp import Client
 from support.log import Life, write, write_each
 from support.model_server import Gate, Say
-from support.runtime import PRICED, arrived, hand_over, open_lab
+from support.runtime import PRICED, hand_over, open_lab, wait_for
 
 from ava_audit.events import Event, SpawnProposed, Who
 from ava_audit.units import DAY_US, HOUR_US, now_us
@@ -59,7 +59,7 @@ async def test_shows_a_running_run_in_one_line_with_activity_and_used_caps(tmp_p
     script = [Say(calls=[("scratchpad", {"note": "half of it"})]), Say("It costs twelve cents.", gate=gate)]
     async with open_lab(tmp_path, script, config=PRICED) as lab:
         run_id = await lab.start(name="prices", max_cost_cents=50)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         checked = await lab.call("check_subagent", subagent_id=run_id)
         [run] = checked.runs
         head, rest = run.status_line.split(": ", 1)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.log import plan_events
 from support.logs.past import DAY_S, BookedLife, Past, own_user
 from support.properties import BUSY_OR_SHARED
-from support.terminal import ava, on_terminal
+from support.terminal import ava, run_on_terminal
 
 from ava_audit.events import ErrorOccurred
 from ava_audit.store.store import Store
@@ -239,13 +239,13 @@ async def test_the_screen_fits_a_narrow_terminal_and_has_no_bars_in_a_pipe(
     assert "\nSpent $" in piped, "the head line is a sentence"
     assert "2025-12-31" in piped, "a day without spending is shown as one"
     assert "2026-01-04 to 2026-01-09" in piped, "and many of them are one line"
-    with on_terminal(tmp_path, *asked, columns=80) as screen:
+    with run_on_terminal(tmp_path, *asked, columns=80) as screen:
         assert screen.ended() == 0
     assert "█" in screen.text
-    with on_terminal(tmp_path, *asked, columns=80, env={"PYTHONIOENCODING": "ascii"}) as ascii_only:
+    with run_on_terminal(tmp_path, *asked, columns=80, env={"PYTHONIOENCODING": "ascii"}) as ascii_only:
         assert ascii_only.ended() == 0
     assert "###" in ascii_only.text and "█" not in ascii_only.text
-    with on_terminal(tmp_path, *asked, columns=48) as narrow:
+    with run_on_terminal(tmp_path, *asked, columns=48) as narrow:
         assert narrow.ended() == 0
     assert "\n2025-12-28 " in narrow.text and "\ntimeout " in narrow.text, "each line has its name"
 

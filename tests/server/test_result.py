@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from support.model_server import Gate, Say
-from support.runtime import arrived, hand_over, open_lab
+from support.runtime import hand_over, open_lab, wait_for
 from support.terminal import ava
 
 from ava_audit.events import ToolResult
@@ -102,7 +102,7 @@ async def test_what_was_cut_off_a_long_output_is_not_listed_as_read(tmp_path: Pa
     script = [Say(calls=[("search_codebase", {"query": "otter", "max_results": 200})]), Say("x", gate=gate)]
     async with open_lab(tmp_path, script) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await lab.call("cancel_subagent", subagent_id=run_id)
         await lab.ended(run_id)
         result, *_ = await lab.facts(run_id, ToolResult)

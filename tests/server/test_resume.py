@@ -11,9 +11,9 @@ import anyio
 import pytest
 from support.approval.people import DialogPerson
 from support.logs.cutting import as_event, go_on_from
-from support.model_server import Gate, Say, running_model_server
+from support.model_server import Gate, Say, run_model_server
 from support.runs.owners import NOTE, leave_paid_run, open_interrupted_run, own_until_call, resume_at_terminal
-from support.runtime import PRICED, arrived, check_budgets, check_requests, hand_over, open_lab
+from support.runtime import PRICED, check_budgets, check_requests, hand_over, open_lab, wait_for
 
 from ava_audit.errors import StaleOwner
 from ava_audit.events import (
@@ -51,7 +51,7 @@ async def test_lists_a_long_interrupted_run_without_resuming_it(
 
 async def test_a_run_survives_any_number_of_owners_that_end_during_one_call(tmp_path: Path) -> None:
     gates = [Gate() for _ in range(4)]
-    with running_model_server([*(Say("lost", gate=gate) for gate in gates), hand_over()]) as server:
+    with run_model_server([*(Say("lost", gate=gate) for gate in gates), hand_over()]) as server:
         run_id = await own_until_call(tmp_path, server, gates[0], max_cost_cents=100)
         for gate in gates[1:]:
             await own_until_call(tmp_path, server, gate, run_id)
@@ -69,13 +69,13 @@ async def test_the_time_until_an_orderly_stop_counts_whoever_goes_on(
 ) -> None:
     """Each server stops in the middle of a long call, which writes nothing."""
     gates = [Gate(), Gate()]
-    with running_model_server([*(Say("lost", gate=gate) for gate in gates), hand_over()]) as server:
+    with run_model_server([*(Say("lost", gate=gate) for gate in gates), hand_over()]) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             run_id = await lab.start(max_cost_cents=100)
-            await arrived(gates[0].arrived)
+            await wait_for(gates[0].arrived)
             claimed_us, stopped_us = (await lab.run(run_id)).claimed_us, now_us()
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
-            await arrived(gates[1].arrived)
+            await wait_for(gates[1].arrived)
             taken = (await lab.facts(run_id, RunClaimed))[-1]
             active_us, stopped_later_us = (await lab.run(run_id)).active_us, now_us()
         assert taken.reason == "takeover" and taken.seen_us is not None and taken.seen_us >= stopped_us
@@ -92,7 +92,7 @@ async def test_the_time_until_an_orderly_stop_counts_whoever_goes_on(
 
 async def test_a_person_resumes_a_run_whose_lost_calls_have_used_half_its_cost_cap(tmp_path: Path) -> None:
     gates = [Gate(), Gate()]
-    with running_model_server([*(Say("lost", gate=gate) for gate in gates), hand_over(), hand_over()]) as server:
+    with run_model_server([*(Say("lost", gate=gate) for gate in gates), hand_over(), hand_over()]) as server:
         run_id = await own_until_call(tmp_path, server, gates[0], max_cost_cents=36)
         await own_until_call(tmp_path, server, gates[1], run_id)
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
@@ -235,10 +235,10 @@ async def test_a_resume_respects_the_off_switch_policy_and_daily_budget(
 async def test_a_forced_resume_fences_out_a_live_owner(tmp_path: Path) -> None:
     gate = Gate()
     script = [NOTE, Say("lost", gate=gate), hand_over()]
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as one:
             run_id = await one.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             async with open_lab(tmp_path, server=server, config=PRICED, check=False) as two:
                 left = await resume_at_terminal(two, run_id)
                 assert isinstance(left, NotResumed) and "is alive" in left.why
@@ -258,7 +258,7 @@ async def test_a_forced_resume_fences_out_a_live_owner(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_accepts_a_paid_result_although_no_time_is_left(tmp_path: Path) -> None:
     """Its owner was killed between the answer's commit and the ending, at the end of its time."""
-    with running_model_server([NOTE, hand_over()]) as server:
+    with run_model_server([NOTE, hand_over()]) as server:
         run_id, before, after = await leave_paid_run(tmp_path / "first", server)
         root = tmp_path / "cut" / "data"
         root.mkdir(parents=True, mode=0o700)
@@ -278,7 +278,7 @@ async def test_accepts_a_paid_result_although_no_time_is_left(tmp_path: Path) ->
 
 
 async def test_an_abandoned_run_keeps_its_paid_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_model_server([NOTE, hand_over()]) as server:
+    with run_model_server([NOTE, hand_over()]) as server:
         run_id, before, after = await leave_paid_run(tmp_path / "first", server)
         async with go_on_from(tmp_path / "cut", [*before, *after], server, runs=False) as lab:
             monkeypatch.setattr("ava_server.runs.endings.ABANDONED_US", 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.model_server import Gate
-from support.runtime import arrived, hand_over, open_lab
+from support.runtime import hand_over, open_lab, wait_for
 
 from ava_server.cli.steer import _take_over
 from ava_server.cli.wait import FollowedRuns
@@ -19,7 +19,7 @@ async def test_a_run_that_ended_before_it_could_be_resumed_is_no_refusal(tmp_pat
     gate = Gate()
     async with open_lab(tmp_path, [replace(hand_over(), gate=gate)]) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         running = await lab.run(run_id)
         gate.released.set()
         ended = await lab.ended(run_id)
@@ -32,7 +32,7 @@ async def test_ctrl_c_tells_the_runs_of_this_process_from_those_of_the_worker(tm
     gate = Gate()
     async with open_lab(tmp_path, [replace(hand_over(), gate=gate)]) as lab:
         run = await lab.run(await lab.start())
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         here = await lab.run(run.id)
         elsewhere = replace(here, id="S-aaaaaa", instance="another")
         lab.runtime.manager.driver = "the worker"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.log import Life
-from support.model_server import Fail, running_model_server
+from support.model_server import Fail, run_model_server
 from support.runtime import PRICED, Lab, hand_over, open_lab
 
 from ava_audit.events import RunEnded, SpawnProposed, UserMessage
@@ -84,7 +84,7 @@ async def test_a_role_can_set_its_model_and_a_spawn_can_override_it(tmp_path: Pa
     roles = tmp_path / "data" / "roles"
     roles.mkdir(parents=True)
     (roles / "thrifty.md").write_text("---\ndescription: Spends little.\nmodel: local:own:7b\n---\nBe brief.\n")
-    with running_model_server([hand_over(), hand_over()]) as server:
+    with run_model_server([hand_over(), hand_over()]) as server:
         config = f'[providers.local]\nbase_url = "{server.base_url}"\n'
         async with open_lab(tmp_path, config=config, server=server) as lab:
             for more in ({}, {"model": "test"}):

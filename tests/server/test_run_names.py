@@ -11,8 +11,8 @@ from typing import Any, cast
 import anyio.to_thread
 import pytest
 from support.model_server import Gate, Say
-from support.runtime import Lab, arrived, connect, hand_over, open_lab, text
-from support.stdio import using
+from support.runtime import Lab, connect, hand_over, open_lab, text, wait_for
+from support.stdio import model_env
 from support.terminal import ava
 
 from ava_server.cli.terminal import cut
@@ -79,7 +79,7 @@ class Walk:
         self.lines(where, shown)
 
     async def command(self, lab: Lab, *args: str, code: int = 0) -> None:
-        run = partial(ava, lab.root, *args, env=using(lab.server.base_url))
+        run = partial(ava, lab.root, *args, env=model_env(lab.server.base_url))
         done = await anyio.to_thread.run_sync(run)
         where = f"ava {' '.join(args)}"
         assert done.returncode == code, (where, done.stderr)
@@ -114,12 +114,12 @@ async def test_shows_the_run_name_beside_its_id_in_every_list_and_answer(tmp_pat
         twice = await lab.approve(proposal)
         assert twice.status == "refused"
         walk.answer("confirm_spawn, again", twice)
-        await arrived(gates[0].arrived)
+        await wait_for(gates[0].arrived)
         walk.answer("message_subagent", await lab.call("message_subagent", subagent_id=walk.run_id, message="go on"))
         await walk.command(lab, "send", walk.run_id, "and on")
         await walk.command(lab, "send", walk.run_id, "and on", "--json")
         gates[0].released.set()
-        await arrived(gates[1].arrived)
+        await wait_for(gates[1].arrived)
         walk.answer("check_subagent", await lab.call("check_subagent", subagent_id=walk.run_id, wait_seconds=6))
         walk.lines("progress", "\n".join(lab.progress))
         walk.answer("check_subagent, the list", await lab.call("check_subagent"))

@@ -12,9 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 import anyio
 import pytest
 from pydantic import ValidationError
-from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Step, running_model_server
+from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Step, run_model_server
 from support.network.certificates import issue
-from support.network.proxy import running_proxy
+from support.network.proxy import run_proxy
 
 from ava_roles.errors import ToolFailed
 from ava_roles.net import search_engines
@@ -122,7 +122,7 @@ async def ask(engine: Engine, count: int = 8) -> SearchResults:
 
 async def refusal(name: str, *steps: Step) -> str:
     """Ask an engine that answers so; what the model is told, without the key."""
-    with running_model_server(steps) as server:
+    with run_model_server(steps) as server:
         with pytest.raises(ToolFailed) as failed:
             await ask(at(name, server))
         assert len(server.requests) <= 1, "a search is asked once"
@@ -147,7 +147,7 @@ async def refusal(name: str, *steps: Step) -> str:
 async def test_calls_each_engine_as_documented_and_parses_its_response(
     name: str, answer: Any, path: str, header: tuple[str, str], sent: Mapping[str, Any]
 ) -> None:
-    with running_model_server([Fail(200, answer)]) as server:
+    with run_model_server([Fail(200, answer)]) as server:
         found = await ask(at(name, server))
         (received,) = server.requests
     parts = urlsplit(received.path)
@@ -171,7 +171,7 @@ async def test_calls_each_engine_as_documented_and_parses_its_response(
 
 
 async def test_no_snippet_can_imitate_an_entry_of_the_numbered_list() -> None:
-    with running_model_server([Fail(200, KAGI)]) as server:
+    with run_model_server([Fail(200, KAGI)]) as server:
 
         async def search(query: str, count: int) -> SearchResults:
             async with ClientPool() as clients:
@@ -198,7 +198,7 @@ async def test_never_returns_more_results_than_requested(name: str) -> None:
         "brave": {"type": "search", "web": {"results": rows}},
         "searxng": {"results": rows},
     }
-    with running_model_server([Fail(200, answers[name])]) as server:
+    with run_model_server([Fail(200, answers[name])]) as server:
         assert len((await ask(at(name, server), 3)).hits) == 3
 
 
@@ -207,7 +207,7 @@ async def test_never_returns_more_results_than_requested(name: str) -> None:
     [("kagi", {"meta": {}, "data": {}}), ("brave", {"type": "search"}), ("searxng", {"results": []})],
 )
 async def test_a_search_without_results_succeeds(name: str, answer: Any) -> None:
-    with running_model_server([Fail(200, answer)]) as server:
+    with run_model_server([Fail(200, answer)]) as server:
         assert (await ask(at(name, server))).hits == ()
 
 
@@ -270,7 +270,7 @@ async def test_an_engine_error_says_what_to_do_and_never_shows_the_key(
 
 
 async def test_names_unresponsive_searxng_engines_beside_the_results() -> None:
-    with running_model_server([Fail(200, SEARXNG)]) as server:
+    with run_model_server([Fail(200, SEARXNG)]) as server:
         assert (await ask(at("searxng", server))).note == (
             "engines that did not answer: google: CAPTCHA, brave: too many requests"
         )
@@ -290,7 +290,7 @@ async def test_limits_the_size_of_a_decompressed_response() -> None:
 
 
 async def test_reports_an_unreachable_engine_without_the_key() -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         engine = at("kagi", server)
     with pytest.raises(ToolFailed, match="Kagi cannot be reached") as failed:
         await ask(engine)
@@ -363,8 +363,8 @@ async def test_a_search_uses_the_proxy_and_certificates_from_the_environment(
         monkeypatch.delenv(name, raising=False)
     issued = issue(tmp_path, "kagi.example.com")
     with (
-        running_model_server([Fail(200, KAGI), Fail(200, SEARXNG)], issued.server) as server,
-        running_proxy({"kagi.example.com": server.port}) as proxy,
+        run_model_server([Fail(200, KAGI), Fail(200, SEARXNG)], issued.server) as server,
+        run_proxy({"kagi.example.com": server.port}) as proxy,
     ):
         engine = Kagi("https://kagi.example.com/api/v1", KEY)
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands.doctor import doctor, read
-from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
-from support.runtime import arrived, hand_over, open_lab, submits
+from support.commands.doctor import doctor, read_findings
+from support.model_server import Fail, Gate, ModelServer, Say, run_model_server
+from support.runtime import hand_over, open_lab, submit, wait_for
 from support.stdio import until
 from support.terminal import ava
 
@@ -30,7 +30,7 @@ def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def kagi() -> Generator[ModelServer]:
-    with running_model_server([Fail(200, HITS)] * 5) as server:
+    with run_model_server([Fail(200, HITS)] * 5) as server:
         yield server
 
 
@@ -55,7 +55,7 @@ async def test_a_crawler_uses_the_proposed_search_engine_and_counts_each_search(
         {"claim": "ten", "quote": "Otter costs ten, says nobody", "source_url": "https://a.example/prices"},
     ]
     again = Say(calls=[("web_search", {"query": "more of it", "count": 1})])
-    async with open_lab(tmp_path, [LOOK, again, submits(findings=findings)], config=config(kagi)) as lab:
+    async with open_lab(tmp_path, [LOOK, again, submit(findings=findings)], config=config(kagi)) as lab:
         made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
         assert "Its web searches go to Kagi, about $0.012 each, not included in any cost cap." in made.message
         assert "can search and read the web" in made.approval_line
@@ -101,7 +101,7 @@ async def test_tells_the_model_if_search_is_removed_during_a_run(tmp_path: Path,
     look = Say(calls=LOOK.calls, gate=gate)
     async with open_lab(tmp_path, [look, hand_over()], config=config(kagi)) as lab:
         run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         remove_key("kagi", file)
         store(tmp_path, "brave")  # another one is not taken in its place
         gate.released.set()
@@ -145,7 +145,7 @@ async def test_auto_approval_excludes_paid_search_but_allows_free_search(
 
 async def test_an_error_of_the_search_engine_fails_only_the_call(tmp_path: Path) -> None:
     store(tmp_path)
-    with running_model_server([Fail(429, {"error": KEY}, retry_after="7")]) as engine:
+    with run_model_server([Fail(429, {"error": KEY}, retry_after="7")]) as engine:
         async with open_lab(tmp_path, [LOOK, hand_over()], config=config(engine)) as lab:
             result = await lab.outcome(role="web_crawler", task=TASK, workspace=None)
             assert "Kagi asks for fewer searches (HTTP 429): try again in 7 s" in lab.server.requests[-1].body.decode()
@@ -204,7 +204,7 @@ def test_the_crawler_can_run_with_a_search_engine(tmp_path: Path) -> None:
 def test_the_online_doctor_searches_once_after_stating_the_cost(
     tmp_path: Path, step: Any, state: str, words: str
 ) -> None:
-    with running_model_server([step]) as server:
+    with run_model_server([step]) as server:
         (tmp_path / "config.toml").write_text(config(server))
         done = ava(tmp_path, "doctor", "--online", "--json", env={"KAGI_API_KEY": KEY})
         assert len(server.requests) == 1
@@ -212,5 +212,5 @@ def test_the_online_doctor_searches_once_after_stating_the_cost(
         assert len(server.requests) == 1, "no subagent's process searches at the user's cost"
     assert "Searching once by Kagi: about $0.012 each" in done.stderr
     assert KEY not in done.stdout + done.stderr + inside.stdout
-    found = read(done)["online Kagi"]
+    found = read_findings(done)["online Kagi"]
     assert found["state"] == state and words in found["text"]

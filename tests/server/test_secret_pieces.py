@@ -14,8 +14,8 @@ import pytest
 from support.foreign.documents import pdf
 from support.foreign.servers import stdio_server, write_role
 from support.model_server import Say
-from support.redaction import BEGINNINGS, body_of, leaked, private_key
-from support.repositories.coding import PROJECT, VERIFY, asked
+from support.redaction import BEGINNINGS, body_of, leaked_pieces, private_key
+from support.repositories.coding import PROJECT, VERIFY, coder_task
 from support.repositories.projects import checkout
 from support.runtime import Lab, hand_over, open_lab
 from support.sandboxes.attacks import needs_confinement
@@ -46,10 +46,10 @@ async def lab_with_keys(tmp_path: Path, calls: list[Call]) -> AsyncGenerator[Lab
         checkout(lab.workspace, FILES)
         yield lab
         for request in lab.server.requests:
-            assert leaked(request.body.decode(), BODY) == []
+            assert leaked_pieces(request.body.decode(), BODY) == []
     for path in (tmp_path / "data").rglob("*"):
         if path.is_file():
-            assert leaked(path.read_bytes().decode("utf-8", "replace"), BODY) == [], path
+            assert leaked_pieces(path.read_bytes().decode("utf-8", "replace"), BODY) == [], path
 
 
 async def outputs(lab: Lab, role: str = "researcher", within_s: float = 60, **more: Any) -> list[str]:
@@ -163,7 +163,9 @@ async def test_a_command_shows_no_part_of_a_private_key_that_a_file_has_in_base6
     async with open_lab(tmp_path, script) as lab:
         checkout(lab.workspace, {"tls.yaml": f"kind: Secret\ndata:\n  tls.key: {encoded}\n"})
         shown = await outputs(lab, "code_reviewer")
-    assert all(MARK in output and not leaked(output, [encoded]) and not leaked(output, BODY) for output in shown)
+    assert all(
+        MARK in output and not leaked_pieces(output, [encoded]) and not leaked_pieces(output, BODY) for output in shown
+    )
 
 
 EDITS: list[Call] = [
@@ -184,7 +186,7 @@ async def test_editing_shows_no_piece_of_a_private_key(tmp_path: Path) -> None:
     verify = f"sed -n 5,9p settings.ini; {VERIFY}"
     async with lab_with_keys(tmp_path, EDITS) as lab:
         checkout(lab.workspace, PROJECT)
-        shown = await outputs(lab, **asked(namespace=["settings.ini", "adding.py"], verify=verify))
+        shown = await outputs(lab, **coder_task(namespace=["settings.ini", "adding.py"], verify=verify))
         host, port, near, marked, begin, end, read, written, _ = shown
     assert "+    2  host = example.com" in host and f"    3  {MARK}" in host
     assert f"{LINES + 2}  {MARK}" in port and f"+{LINES + 3:>5}  port = 443" in port
@@ -203,7 +205,7 @@ async def test_an_answer_of_an_mcp_server_shows_no_piece_of_a_private_key_in_the
     async with open_lab(tmp_path, script, config=config) as lab:
         checkout(lab.workspace, FILES)
         [shown] = await outputs(lab, "guest")
-    assert f'"GIVEN": "{MARK}"' in shown and leaked(shown, BODY) == []
+    assert f'"GIVEN": "{MARK}"' in shown and leaked_pieces(shown, BODY) == []
 
 
 async def test_a_key_that_continues_on_the_next_page_is_hidden_there_too(tmp_path: Path) -> None:
@@ -213,7 +215,7 @@ async def test_a_key_that_continues_on_the_next_page_is_hidden_there_too(tmp_pat
         first, second = "\n".join(lines[:12]), "\n".join([*lines[12:], "manual of the pump"])
         (lab.workspace / "two.pdf").write_bytes(pdf(first, second))
         shown = await outputs(lab)
-    assert all(MARK in output and leaked(output, BODY) == [] for output in shown)
+    assert all(MARK in output and leaked_pieces(output, BODY) == [] for output in shown)
     assert "manual of the pump" in shown[0] and "manual of the pump" in shown[1]
 
 
@@ -237,7 +239,7 @@ async def test_reading_from_the_middle_hides_every_kind_of_key(tmp_path: Path, k
     async with open_lab(tmp_path, [*(Say(calls=[call]) for call in calls), hand_over()]) as lab:
         (lab.workspace / "k").write_text(f"{key}\n")
         shown = await outputs(lab)
-        assert all(MARK in output and leaked(output, body, 12) == [] for output in shown)
+        assert all(MARK in output and leaked_pieces(output, body, 12) == [] for output in shown)
         assert json.dumps(shown).count(f"of {len(body) + 2}") == len(calls)
 
 

@@ -22,12 +22,12 @@ import anyio
 import anyio.to_thread
 import pytest
 from support import owner
-from support.model_server import Gate, ModelServer, Say, Step, running_model_server
+from support.model_server import Gate, ModelServer, Say, Step, run_model_server
 from support.network.web_site import Answer, Page, Site, make_certificate, site
 from support.redaction import ELSEWHERE, HOST, NAME, PLACEHOLDER, VALUE, add_role, leaks_in, leaks_under, store
-from support.runtime import Lab, arrived, hand_over, open_lab
-from support.sample import sampled
-from support.stdio import logged
+from support.runtime import Lab, hand_over, open_lab, wait_for
+from support.sample import sample
+from support.stdio import read_log
 
 from ava_audit.events import Activity, SpawnProposed, ToolCall, ToolResult, UserMessage
 from ava_server.config.secrets import remove_secret, set_secret
@@ -267,7 +267,7 @@ async def test_a_host_added_after_approval_receives_nothing_from_the_run(tmp_pat
     calls = [Say(calls=[get(f"https://{ELSEWHERE}/", headers=WITH_HEADER)], gate=gate)]
     async with bench(tmp_path, certificate, {"/": "thanks"}, calls) as at:
         run_id = await at.lab.start(role="tickets")
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         store(at.lab.root, hosts=(HOST, ELSEWHERE))
         gate.released.set()
         await at.lab.ended(run_id)
@@ -283,7 +283,7 @@ async def test_a_missing_secret_error_names_the_command_to_set_it(tmp_path: Path
     hosts = {"for no host": (), "removed": (HOST,)}.get(when)
     async with bench(tmp_path, certificate, {"/": "hello"}, calls, hosts=hosts) as at:
         run_id = await at.lab.start(role="tickets")
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         if when == "after the approval":
             store(at.lab.root)
         elif when == "removed":
@@ -301,7 +301,7 @@ async def test_a_broken_secrets_file_stops_only_calls_that_need_it(tmp_path: Pat
     calls = [Say(calls=[get(f"https://{HOST}/", headers=WITH_HEADER), ("read_file", {"path": "notes.md"})], gate=gate)]
     async with bench(tmp_path, certificate, {}, calls) as at:
         run_id = await at.lab.start(role="tickets")
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         kept = at.lab.root / "secrets" / "secrets.toml"
         (at.lab.workspace / "notes.md").write_text(f"it was {VALUE}\n")
         kept.chmod(0o644)
@@ -335,7 +335,7 @@ ECHOES = {
 
 
 @pytest.mark.parametrize("form", ECHOES)
-@pytest.mark.parametrize("status", sampled([200, 403], 1))
+@pytest.mark.parametrize("status", sample([200, 403], 1))
 @pytest.mark.requirement("S5-03", "N-10")
 async def test_hides_a_secret_echoed_by_the_server(tmp_path: Path, certificate: Path, form: str, status: int) -> None:
     pages: dict[str, Answer] = {"/": Page(ECHOES[form], status, "text/plain; charset=utf-8")}
@@ -436,7 +436,7 @@ async def test_replaces_a_stored_value_wherever_it_enters(tmp_path: Path, certif
         (at.lab.workspace / file).write_text("x")
         texts = {"task": f"a {VALUE}", "context": f"b {VALUE}", "system_prompt": f"c {VALUE}", "rationale": VALUE}
         run_id = await at.lab.start(role="tickets", **texts)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await at.lab.call("message_subagent", subagent_id=run_id, message=f"and {VALUE}")
         gate.released.set()
         await at.lab.ended(run_id)
@@ -468,7 +468,7 @@ async def test_hides_a_secret_stored_during_the_run_in_later_results(tmp_path: P
     async with bench(tmp_path, certificate, {}, calls, hosts=None) as at:
         (at.lab.workspace / "notes.md").write_text(f"token: {VALUE}\n")
         run_id = await at.lab.start(role="tickets")
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         store(at.lab.root)  # and nobody calls a tool of ours
         gate.released.set()
         await at.lab.ended(run_id)
@@ -499,7 +499,7 @@ async def test_rejects_text_that_looks_like_a_key_and_logs_the_call_without_it(
                 "spawn_subagent", role="tickets", task=f"use {marked}", workspace=str(at.lab.workspace)
             )
             assert answer.status == "failed" and "ava secret set NAME" in answer.message
-        calls = [json.dumps(entry.content) for entry in logged(at.lab.root, "ToolCall")]
+        calls = [json.dumps(entry.content) for entry in read_log(at.lab.root, "ToolCall")]
         assert sum("use [redacted:github-token]" in call for call in calls) == 7
         assert await anyio.to_thread.run_sync(leaks_under, at.lab.root, key) == []
 
@@ -519,7 +519,7 @@ async def test_sends_a_replaced_value_from_then_on_and_still_hides_the_old_one(
     calls = [Say(calls=[get(f"https://{HOST}/", headers=WITH_HEADER)], gate=gate)]
     async with bench(tmp_path, certificate, {"/": f"not {VALUE} any more, now {new}"}, calls) as at:
         run_id = await at.lab.start(role="tickets")
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         set_secret(NAME, new, None, at.lab.root / "secrets" / "secrets.toml")
         gate.released.set()
         await at.lab.ended(run_id)
@@ -565,7 +565,7 @@ async def test_a_killed_run_resumes_with_the_same_bytes_and_without_the_secret(
     store(root)
     add_role(root)
     pages: dict[str, Answer] = {f"/?key={quote(VALUE, safe='')}": answers}
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         async with site(pages, certificate=certificate) as web:
             async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
                 run_id = await lab.start(role="tickets")
@@ -573,7 +573,7 @@ async def test_a_killed_run_resumes_with_the_same_bytes_and_without_the_secret(
                 with anyio.fail_after(20):
                     await asked.wait()
                 if not in_call:
-                    await arrived(gate.arrived)
+                    await wait_for(gate.arrived)
                 process.kill()
                 await anyio.to_thread.run_sync(process.wait, 10)
                 gate.released.set()

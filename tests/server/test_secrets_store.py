@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.properties import BUSY_OR_SHARED
 from support.redaction import HOST, NAME, VALUE, add_role
-from support.terminal import ava, on_terminal
+from support.terminal import ava, run_on_terminal
 
 from ava_roles.wrap import clean
 from ava_server.config.secrets import Secret, read_secrets, remove_secret, set_secret
@@ -208,7 +208,7 @@ def test_reads_a_value_from_a_pipe_and_the_list_shows_no_values(tmp_path: Path) 
 
 
 def test_asks_for_a_value_on_the_terminal_without_showing_it(tmp_path: Path) -> None:
-    with on_terminal(tmp_path, "secret", "set", NAME, "--for", HOST) as screen:
+    with run_on_terminal(tmp_path, "secret", "set", NAME, "--for", HOST) as screen:
         screen.until(f"Value of {NAME} (not shown): ")
         screen.type(VALUE + "\n")
         assert screen.ended() == 0

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 from support.runtime import open_lab, settings_of
-from support.stdio import assert_intact, logged, serving
+from support.stdio import assert_intact, read_log, serve_stdio
 
 from ava_audit.errors import StoreUnavailable
 from ava_audit.store.store import Store
@@ -24,7 +24,7 @@ LOWER = f"{DEFAULT}[limits]\nuser_daily_cents = 500\n"
 
 
 def changed(root: Path) -> list[tuple[str, Any, Any]]:
-    found = [entry.content for entry in logged(root, "SettingsChanged")]
+    found = [entry.content for entry in read_log(root, "SettingsChanged")]
     return [(content["setting"], content["before"], content["after"]) for content in found]
 
 
@@ -53,7 +53,7 @@ async def test_logs_each_change_and_its_reversal_once_however_many_starts(tmp_pa
     await opened(root, 'enabled = false\napproval = "human"\n')
     back = ("limits.user_daily_cents", 500, 1000)
     assert changed(root) == [first, ("enabled", True, False), ("approval", "by_host", "human"), back]
-    [entry, *_] = logged(root, "SettingsChanged")
+    [entry, *_] = read_log(root, "SettingsChanged")
     assert (entry.agent, entry.run_id) == ("ava", None)
     async with Store.open(root) as store:
         known = await store.read(on_record)
@@ -97,7 +97,7 @@ async def test_two_runtimes_opened_at_once_write_one_entry(tmp_path: Path) -> No
 async def test_two_servers_started_at_once_write_one_entry(tmp_path: Path) -> None:
     root = tmp_path / "data"
     settings_of(root, None, f"{DEFAULT}auto_approve_cents = 5\n")
-    async with serving(root, initialize=False) as one, serving(root, initialize=False) as other:
+    async with serve_stdio(root, initialize=False) as one, serve_stdio(root, initialize=False) as other:
         async with anyio.create_task_group() as tasks:
             for host in (one, other):
                 tasks.start_soon(host.initialize)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.model_server import Say
 from support.runtime import PRICED, Lab, hand_over, open_lab
-from support.terminal import ava, on_terminal
+from support.terminal import ava, run_on_terminal
 
 from ava_audit.events import Answered, Asked
 from ava_server.cli.show import turn_lines
@@ -88,7 +88,7 @@ async def test_on_a_terminal_of_each_width_no_line_is_broken_by_the_table(tmp_pa
         run_id = (await lab.outcome())["subagent_id"]
 
         def drawn(columns: int, **env: str) -> str:
-            with on_terminal(lab.root, "show", run_id, columns=columns, env=env) as screen:
+            with run_on_terminal(lab.root, "show", run_id, columns=columns, env=env) as screen:
                 assert screen.ended() == 0
             return screen.text
 

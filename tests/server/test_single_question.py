@@ -13,10 +13,10 @@ from mcp_types import ElicitRequestFormParams, ElicitResult, ErrorData, ToolAnno
 from support.hosts.elicitation import Answering, Host, Person, accept, cancel, decline, host
 from support.hosts.profiles import CODEX
 from support.hosts.real_hosts import SPAWN
-from support.http_server import serving_http, token
-from support.model_server import running_model_server
+from support.http_server import serve_http, token
+from support.model_server import run_model_server
 from support.runtime import PRICED, connect, hand_over
-from support.stdio import MODERN, Wire, made, serving, using
+from support.stdio import MODERN, Wire, make_root, model_env, serve_stdio
 
 CODEX_NAME = "codex-mcp-client"
 FORM: Mapping[str, Any] = {"elicitation": {"form": {}}}
@@ -71,7 +71,7 @@ async def hello(wire: Wire, capabilities: Mapping[str, Any], name: str = CODEX_N
 async def test_the_hints_go_only_where_ava_asks_and_the_host_would_too(
     tmp_path: Path, name: str, capabilities: Mapping[str, Any], asked: bool
 ) -> None:
-    async with serving(made(tmp_path / "data"), initialize=False) as wire:
+    async with serve_stdio(make_root(tmp_path / "data"), initialize=False) as wire:
         await hello(wire, capabilities, name)
         assert await listed_to(wire) is asked
 
@@ -87,9 +87,9 @@ async def test_the_hints_stay_in_the_modern_era(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_the_hints_stay_over_http(tmp_path: Path, mode: str) -> None:
     """There, a gateway may show the list of one client to another, and hosts share a server."""
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
-    async with serving_http(root) as server, server.client(text, name=CODEX_NAME, mode=mode, ask=Person(accept())) as c:
+    async with serve_http(root) as server, server.client(text, name=CODEX_NAME, mode=mode, ask=Person(accept())) as c:
         [confirm] = [tool for tool in (await c.list_tools()).tools if tool.name == "confirm_spawn"]
         assert confirm.annotations is not None and asks(confirm.annotations)
 
@@ -132,9 +132,9 @@ async def test_without_the_hints_each_policy_asks_the_person_or_refuses(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["says hello again", "calls as in the modern era"])
 async def test_a_connection_that_got_no_hints_starts_nothing_once_it_cannot_ask(tmp_path: Path, how: str) -> None:
-    root = made(tmp_path / "data", config_toml=PRICED)
-    with running_model_server([hand_over()]) as models:
-        async with serving(root, initialize=False, env={**using(models.base_url), "AVA_MODEL": "test"}) as wire:
+    root = make_root(tmp_path / "data", config_toml=PRICED)
+    with run_model_server([hand_over()]) as models:
+        async with serve_stdio(root, initialize=False, env={**model_env(models.base_url), "AVA_MODEL": "test"}) as wire:
             await hello(wire, FORM)
             assert not await listed_to(wire)
             proposed = await wire.tool("spawn_subagent", **SPAWN)

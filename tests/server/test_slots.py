@@ -10,9 +10,9 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.log import Life, write
-from support.model_server import Gate, Say, running_model_server
+from support.model_server import Gate, Say, run_model_server
 from support.runs.owners import approve_run_as, approve_runs, claim_as
-from support.runtime import arrived, hand_over, open_lab
+from support.runtime import hand_over, open_lab, wait_for
 from support.stdio import until
 
 from ava_audit.events import Event, Fence, RunEnded
@@ -29,7 +29,7 @@ async def test_three_runs_of_a_user_run_at_once_and_the_fourth_waits(tmp_path: P
     async with open_lab(tmp_path, said) as lab:
         run_ids = [await lab.start(task=f"number {number}") for number in range(4)]
         for gate in gates[:3]:
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         states = sorted([(await lab.run(run_id)).state for run_id in run_ids])
         assert states == ["queued", "running", "running", "running"]
         [queued] = [run_id for run_id in run_ids if (await lab.run(run_id)).state == "queued"]
@@ -38,7 +38,7 @@ async def test_three_runs_of_a_user_run_at_once_and_the_fourth_waits(tmp_path: P
         positions = {run.subagent_id: run.queue_position for run in checked.runs if run.queue_position is not None}
         assert positions == {queued: 1, run_ids[4]: 2, run_ids[5]: 3}
         gates[0].released.set()
-        await arrived(gates[3].arrived)
+        await wait_for(gates[3].arrived)
         for gate in gates:
             gate.released.set()
         for run_id in run_ids:
@@ -60,7 +60,7 @@ async def test_runs_are_taken_at_once_so_that_their_claims_share_commits(
         await all_there.wait()
         await check(self, run)
 
-    with running_model_server(lambda _request: hand_over()) as server:
+    with run_model_server(lambda _request: hand_over()) as server:
         runs = await approve_runs(tmp_path, server, count=3)
         monkeypatch.setattr(setup.RunSetup, "check_config", held)
         async with open_lab(tmp_path, server=server) as lab:
@@ -101,7 +101,7 @@ async def test_users_take_turns_even_if_one_queued_many_runs_first(
     script = [Say("done", gate=gate) for gate in gates]
     config = "[limits]\nrunning = 3\nrunning_per_user = 3\nspawns_per_hour = 20\n"
     config += "".join(f'[users.{user}]\nworkspaces = ["{tmp_path}"]\n' for user in ("ada", "ben", "eve"))
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         async with open_lab(tmp_path, server=server, config=config, runs=False, check=False) as lab:
             for user, count in (("ada", 4), ("ben", 2), ("eve", 1)):
                 for number in range(count):
@@ -109,7 +109,7 @@ async def test_users_take_turns_even_if_one_queued_many_runs_first(
         async with open_lab(tmp_path, server=server, config=config, everybody=True) as lab:
             order: list[str] = []
             for gate in gates[:3]:
-                await arrived(gate.arrived)
+                await wait_for(gate.arrived)
             running = await lab.store.read(lambda view: view.runs(states=["running"]))
             assert sorted(run.user_id for run in running) == ["ada", "ben", "eve"], "one each, though ada was first"
             for gate in gates:
@@ -142,7 +142,7 @@ async def test_news_cost_the_same_however_many_runs_one_user_has_waiting(
     gate, one_slot = Gate(), "[limits]\nrunning = 1\n"
     async with open_lab(tmp_path, [Say("done", gate=gate)], config=one_slot, everybody=True, check=False) as lab:
         await lab.start(task="keeps the only slot")
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         many = [Life(f"S-1000{number:03}") for number in range(4 * manager.AHEAD)]
         await write(lab.store, *(event for life in many for event in (life.proposed(), life.task(), life.decided())))
         await until(lambda: any(len(each) == len(many) for each in seen))
@@ -153,7 +153,7 @@ async def test_news_cost_the_same_however_many_runs_one_user_has_waiting(
 
 
 async def test_a_claim_counts_slots_over_all_live_owners(tmp_path: Path) -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         first, second = await approve_runs(tmp_path, server, count=2)
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             assert isinstance(await claim_as(lab, first, "other", per_user=1), RunRow)
@@ -189,7 +189,7 @@ async def test_claims_in_one_commit_count_each_other_and_what_ended_before_them(
 
 
 async def test_only_one_owner_can_claim_a_run(tmp_path: Path) -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         [run_id] = await approve_runs(tmp_path, server)
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             # Neither knew of the other when it looked: what is not known to be gone is alive.

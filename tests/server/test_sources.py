@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.model_server import Say
-from support.runtime import Lab, open_lab, submits
-from support.terminal import ava, on_terminal
+from support.runtime import Lab, open_lab, submit
+from support.terminal import ava, run_on_terminal
 
 from ava_audit.events import ToolResult, Who
 from ava_audit.retention import erase_run
@@ -248,7 +248,7 @@ FINDINGS = [
 @pytest.fixture
 async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
     reads = [("read_file", {"path": path}) for path in ("lamp.md", "keys.md", NAME)]
-    async with open_lab(tmp_path, [Say(calls=reads), submits(findings=FINDINGS)], check=False) as lab:
+    async with open_lab(tmp_path, [Say(calls=reads), submit(findings=FINDINGS)], check=False) as lab:
         (lab.workspace / "lamp.md").write_text(TEXT)
         (lab.workspace / "keys.md").write_text(f"key = {SECRET}\nthe harbour is closed\n")
         (lab.workspace / NAME).write_text("# Names\n\na name of its own\n")
@@ -348,7 +348,7 @@ async def test_a_terminal_shows_it_as_plain_text_with_bars_within_its_columns(la
     assert (told["marked"], told["now"], told["line"]) == ("The lamp is lit at dusk.", "same", 1)
     both = ava(lab.root, "show", run_id, "--source", "1", "--cost")
     assert both.returncode == 2 and "--cost and --source are 2 screens" in both.stderr
-    with on_terminal(lab.root, "show", run_id, "--source", "1", columns=60) as screen:
+    with run_on_terminal(lab.root, "show", run_id, "--source", "1", columns=60) as screen:
         assert screen.ended() == 0
         assert "\x1b[33m\x1b[1mThe lamp is lit at dusk.\x1b[0m" in screen.text, "the quote stands out"
         assert "\x1b[31m" not in screen.text and "\u202e" not in screen.text

@@ -14,8 +14,8 @@ from mcp.client.subscriptions import PromptsListChanged, ResourcesListChanged, R
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 from support.hosts.updates import Ear, follow_updates, subscribe, unsubscribe
-from support.model_server import Gate, Say, running_model_server, slowly
-from support.runtime import arrived, connect, hand_over, open_lab
+from support.model_server import Gate, Say, run_model_server, slow_answer
+from support.runtime import connect, hand_over, open_lab, wait_for
 
 from ava_server.mcp_server.subscriptions import ROLES_EVERY_S
 
@@ -39,7 +39,7 @@ async def approve(client: Client, made: dict[str, Any], **more: Any) -> None:
 @ERAS
 async def test_sends_updates_of_a_subscribed_run_until_it_ends(tmp_path: Path, mode: str) -> None:
     ear, gate = Ear(), Gate()
-    with running_model_server([Say("", [("scratchpad", {"note": "x"})], gate=gate), hand_over()]) as models:
+    with run_model_server([Say("", [("scratchpad", {"note": "x"})], gate=gate), hand_over()]) as models:
         async with connect(tmp_path, server=models, mode=mode, hears=ear.on_message) as (client, _server):
             made = await propose(client, tmp_path)
             run = f"ava://runs/{made['subagent_id']}"
@@ -49,7 +49,7 @@ async def test_sends_updates_of_a_subscribed_run_until_it_ends(tmp_path: Path, m
                 await ear.until(ResourceUpdated(run))
                 await ear.until(ResourceUpdated(f"{run}/transcript"))
                 await ear.until(ResourcesListChanged())
-                await arrived(gate.arrived)
+                await wait_for(gate.arrived)
                 ear.heard.clear()
                 gate.released.set()
                 await ear.until(ResourceUpdated(run))
@@ -64,7 +64,7 @@ async def test_tells_of_what_a_followed_run_is_doing_although_the_log_has_nothin
     tmp_path: Path, mode: str
 ) -> None:
     ear = Ear()
-    with running_model_server([slowly(80, Gate())]) as models:
+    with run_model_server([slow_answer(80, Gate())]) as models:
         async with connect(tmp_path, server=models, mode=mode, hears=ear.on_message) as (client, _server):
             made, other = await propose(client, tmp_path), await propose(client, tmp_path)
             run, second = (f"ava://runs/{each['subagent_id']}" for each in (made, other))

@@ -17,10 +17,10 @@ from typing import Any, cast, get_args
 import anyio
 import pytest
 from support.approval.past_runs import config
-from support.model_server import ModelServer, Say, running_model_server
+from support.model_server import ModelServer, Say, run_model_server
 from support.runtime import PRICED, open_lab
-from support.stdio import logged
-from support.terminal import COMMAND, ava, environment, on_terminal
+from support.stdio import read_log
+from support.terminal import COMMAND, ava, environment, run_on_terminal
 
 from ava_audit.events import CostReserved
 from ava_audit.rows import RunRow
@@ -98,7 +98,7 @@ def marks(result: SuiteResult) -> dict[tuple[str, str, int], bool | None]:
 
 
 def test_a_suite_is_one_plan_under_one_cap_and_its_money_is_that_of_the_log(tmp_path: Path, root: Path) -> None:
-    with running_model_server(answers) as server:
+    with run_model_server(answers) as server:
         found = run_json(root, suite_of(tmp_path), "--tries", "2", "--max-cost", "1", server=server)
         asked = len(server.requests)
     rows = runs_in(root)
@@ -119,7 +119,7 @@ def test_a_suite_is_one_plan_under_one_cap_and_its_money_is_that_of_the_log(tmp_
 
 def test_what_the_log_has_is_not_paid_again_and_a_new_round_has_the_same_numbers(tmp_path: Path, root: Path) -> None:
     suite = suite_of(tmp_path)
-    with running_model_server(answers) as server:
+    with run_model_server(answers) as server:
         first = run_json(root, suite, "--max-cost", "1", server=server)
         shown = run_json(root, suite, "--max-cost", "1", server=server)
         assert len(server.requests) == 3 and shown == first
@@ -138,7 +138,7 @@ def test_what_the_log_has_is_not_paid_again_and_a_new_round_has_the_same_numbers
 
 def test_a_changed_check_costs_nothing_and_a_changed_case_is_run_again(tmp_path: Path, root: Path) -> None:
     suite = suite_of(tmp_path)
-    with running_model_server(answers) as server:
+    with run_model_server(answers) as server:
         run_json(root, suite, "--max-cost", "1", server=server)
         sphinx = suite / "sphinx.toml"
         sphinx.write_text(sphinx.read_text().replace("four cents", "I do not know"))
@@ -152,7 +152,7 @@ def test_a_changed_check_costs_nothing_and_a_changed_case_is_run_again(tmp_path:
 def test_models_are_columns_and_are_compared_case_by_case(tmp_path: Path, root: Path) -> None:
     suite = suite_of(tmp_path)
     both = ("--model", "test", "--model", "offline", "--max-cost", "1")
-    with running_model_server(answers) as server:
+    with run_model_server(answers) as server:
         found = run_json(root, suite, *both, server=server)
         (tmp_path / "a.json").write_text(found.model_dump_json())
         text = ava(
@@ -219,7 +219,7 @@ def test_models_that_are_run_one_after_another_share_a_round_its_money_and_its_r
     tmp_path: Path, root: Path
 ) -> None:
     suite = suite_of(tmp_path)
-    with running_model_server(answers) as server:
+    with run_model_server(answers) as server:
         first = run_json(root, suite, "--model", "test", "--max-cost", "1", server=server)
         second = run_json(root, suite, "--model", "offline", "--max-cost", "1", server=server)
         both = run_json(root, suite, "--model", "test", "--model", "offline", "--max-cost", "1", server=server)
@@ -237,10 +237,10 @@ def test_the_last_run_under_the_rest_of_the_amount_has_no_verdict_and_is_made_ag
     dear = {**USAGE, "completion_tokens": 3_000}
     look = Say(calls=[("read_file", {"path": "."})], usage=dear)
     last = Say("", [("submit_result", {"summary": "said", "output": "It costs something."})], usage=USAGE)
-    with running_model_server([look, look, last]) as server:
+    with run_model_server([look, look, last]) as server:
         cut = run_json(root, suite, "--max-cost", "0.13", server=server, code=11)
         assert [(one.ending, one.passed) for one in cut.verdicts] == [("cost_exceeded", None)]
-    with running_model_server(answers) as server:
+    with run_model_server(answers) as server:
         whole = run_json(root, suite, "--max-cost", "1", server=server)
         assert marks(whole) and None not in marks(whole).values() and len(server.requests) == 1
 
@@ -248,7 +248,7 @@ def test_the_last_run_under_the_rest_of_the_amount_has_no_verdict_and_is_made_ag
 def test_at_its_cap_a_suite_stops_says_what_it_has_and_goes_on_later(tmp_path: Path, root: Path) -> None:
     (root / "config.toml").write_text(f"[limits]\nrunning_per_user = 1\n{PRICED}")
     suite = suite_of(tmp_path)
-    with running_model_server(answers) as server:
+    with run_model_server(answers) as server:
         found = run_json(root, suite, "--max-cost", "0.12", server=server, code=11)
         paid = len(server.requests)
         known = [one for one in found.verdicts if one.passed is not None]
@@ -270,7 +270,7 @@ def test_at_its_cap_a_suite_stops_says_what_it_has_and_goes_on_later(tmp_path: P
 
 def test_a_price_that_changes_during_a_round_or_between_two_is_said(tmp_path: Path, root: Path) -> None:
     suite = suite_of(tmp_path, {"otter": "twelve cents"})
-    with running_model_server(answers) as server:
+    with run_model_server(answers) as server:
         first = run_json(root, suite, "--max-cost", "1", server=server)
         (root / "config.toml").write_text(PRICED.replace("input = 3.0", "input = 6.0"))
         more = run_json(root, suite, "--max-cost", "1", "--tries", "2", server=server)
@@ -287,16 +287,16 @@ def test_a_price_that_changes_during_a_round_or_between_two_is_said(tmp_path: Pa
 
 
 def test_one_answer_at_a_terminal_starts_the_whole_suite(tmp_path: Path, root: Path) -> None:
-    with running_model_server(answers) as server:
+    with run_model_server(answers) as server:
         args = ("eval", "run", str(suite_of(tmp_path)), "--max-cost", "0.90")
-        with on_terminal(root, *args, env=local(server)) as screen:
+        with run_on_terminal(root, *args, env=local(server)) as screen:
             asked = screen.until("Start them? [y = all, n = none, o = one by one]")
             screen.type("y\n")
             assert screen.ended() == 0
     assert "prices, round 1: 3 tries of 3 cases, 3 to approve." in asked
     assert "All of them: 3 subagents together, at most $0.90." in asked
     assert "67 % (21–94)" in screen.text
-    with running_model_server(answers) as server, on_terminal(root, *args, "--again", env=local(server)) as screen:
+    with run_model_server(answers) as server, run_on_terminal(root, *args, "--again", env=local(server)) as screen:
         screen.until("Start them? [y = all, n = none, o = one by one]")
         screen.type("n\n")
         assert screen.ended() == 10 and server.requests == []
@@ -314,7 +314,7 @@ def test_one_answer_at_a_terminal_starts_the_whole_suite(tmp_path: Path, root: P
 )
 def test_a_mistake_starts_nothing(tmp_path: Path, root: Path, args: Sequence[str], code: int, says: str) -> None:
     suite_of(tmp_path)
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         done = ava(root, "eval", "run", *args, env=local(server), cwd=tmp_path)
     assert (done.returncode, says.lower() in done.stderr.lower(), "Traceback" in done.stderr) == (code, True, False), (
         done.stderr
@@ -483,7 +483,7 @@ def test_the_page_shows_hostile_texts_as_text_and_loads_nothing() -> None:
 def test_yes_counts_its_starts_against_the_hourly_limit_before_it_proposes(tmp_path: Path, root: Path) -> None:
     (root / "config.toml").write_text(f"{PRICED}[limits]\nspawns_per_hour = 4\n")
     suite = suite_of(tmp_path)
-    with running_model_server(answers) as server:
+    with run_model_server(answers) as server:
         run_json(root, suite, "--max-cost", "1", server=server)
         args = ("eval", "run", str(suite), "--yes", "--max-cost", "1", "--again")
         done = ava(root, *args, env=local(server))
@@ -499,10 +499,10 @@ def test_yes_counts_its_starts_against_the_hourly_limit_before_it_proposes(tmp_p
 def test_ctrl_c_while_a_suite_is_proposed_withdraws_what_was_proposed(tmp_path: Path, root: Path) -> None:
     (root / "config.toml").write_text(f"{PRICED}[limits]\nspawns_per_hour = 100\n")
     suite = suite_of(tmp_path, {f"otter-{number}": "twelve cents" for number in range(60)})
-    with running_model_server(answers) as server:
+    with run_model_server(answers) as server:
         args = ("eval", "run", str(suite), "--yes", "--max-cost", "40")
         begun = subprocess.Popen([*COMMAND, *args], env=environment(root, **local(server)), stderr=subprocess.PIPE)
-        while begun.poll() is None and len(logged(root, "SpawnProposed")) < 3:  # each look takes a moment itself
+        while begun.poll() is None and len(read_log(root, "SpawnProposed")) < 3:  # each look takes a moment itself
             time.sleep(0.05)
         begun.send_signal(signal.SIGINT)
         _out, said = begun.communicate(timeout=60)

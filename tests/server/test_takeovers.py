@@ -13,13 +13,13 @@ import pytest
 from anyio.abc import TaskGroup
 from support.chaos.takeovers import own_runs
 from support.databases import POSTGRES
-from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
+from support.model_server import Fail, Gate, ModelServer, Say, Step, run_model_server
 from support.models.search_formats import FORMATS
-from support.network.cable import Cable, running_cables
+from support.network.cable import Cable, run_cables
 from support.network.certificates import issue
 from support.runs.owners import resume_at_terminal
-from support.runtime import PRICED, arrived, hand_over, open_lab
-from support.stdio import logged, until
+from support.runtime import PRICED, hand_over, open_lab, wait_for
+from support.stdio import read_log, until
 
 from ava_audit.events import RunClaimed
 from ava_audit.rows import RunRow
@@ -36,8 +36,8 @@ def connecting_slowly(
     issued = issue(tmp, "IP:127.0.0.1")
     monkeypatch.setenv("SSL_CERT_FILE", str(issued.authority))
     with (
-        running_model_server(lambda _request: step, issued.server) as server,
-        running_cables(server.port, ["127.0.0.1"]) as (cable,),
+        run_model_server(lambda _request: step, issued.server) as server,
+        run_cables(server.port, ["127.0.0.1"]) as (cable,),
     ):
         yield server, cable, {"AVA_MODEL_BASE_URL": f"https://127.0.0.1:{cable.port}/v1"}
 
@@ -115,7 +115,7 @@ async def test_a_process_whose_lock_file_was_removed_is_seen_again_before_it_cla
         run = await lab.start()
         await lab.logged(run, "RunClaimed")
         assert is_held(lock), "others would take the run at once"
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         gate.released.set()
         assert (await lab.ended(run)).state == "success"
 
@@ -129,7 +129,7 @@ async def test_a_run_is_not_taken_from_an_owner_that_came_back_after_the_look(
     async with open_lab(tmp_path, [replace(hand_over(), gate=gate)], runs=False, check=False) as lab:
         run = await lab.start()
         with own_runs(lab.root, lab.server.base_url) as other:
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             lock = lab.root / "instances" / f"{other.name}.lock"
             async with open_lab(tmp_path, server=lab.server, check=False) as second:
                 look, seen = second.runtime.manager.control.gone, list[frozenset[str]]()
@@ -158,13 +158,13 @@ async def test_a_look_is_taken_when_the_lease_of_an_owner_ends(tmp_path: Path, m
     async with open_lab(tmp_path, [replace(hand_over(), gate=gate), hand_over()], runs=False, check=False) as lab:
         run = await lab.start()
         with own_runs(lab.root, lab.server.base_url) as other:
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             monkeypatch.setattr(manager, "LOOK_EVERY_S", 60.0)
             monkeypatch.setattr(LockedInstances, "lasts_s", lambda _self, name: 0.5 if name == other.name else inf)
             async with open_lab(tmp_path, server=lab.server, check=False):
                 await anyio.sleep(0.2)
                 other.process.kill()
-                await until(lambda: len(logged(lab.root, "RunClaimed", run=run)) == 2, within_s=20)
+                await until(lambda: len(read_log(lab.root, "RunClaimed", run=run)) == 2, within_s=20)
                 assert (await lab.ended(run)).state == "success"
                 gate.released.set()
 
@@ -176,7 +176,7 @@ async def test_leases_that_were_not_read_just_now_cause_no_early_look(
     gate, looks = Gate(), list[float]()
     async with open_lab(tmp_path, [replace(hand_over(), gate=gate)]) as lab:
         run = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         monkeypatch.setattr(RunControl, "lasts_s", lambda _self, rows, _gone: [-1.0 for _ in rows])
         async with open_lab(tmp_path, server=lab.server, mode=OWN_RUNS, check=False) as other:
             look = other.runtime.manager._look

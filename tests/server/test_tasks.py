@@ -10,11 +10,11 @@ import jsonschema
 import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
-from support.hosts.extensions import CAP, works
+from support.hosts.extensions import CAP, keep_noting
 from support.hosts.tasks import TASKS, Host, TaskStart, task_host
-from support.model_server import Fail, Gate, Say, slowly
-from support.runtime import PRICED, arrived, connect, hand_over
-from support.stdio import AVA, environment, told
+from support.model_server import Fail, Gate, Say, slow_answer
+from support.runtime import PRICED, connect, hand_over, wait_for
+from support.stdio import AVA, environment, read_answer
 
 from ava_server.mcp_server import card
 
@@ -33,7 +33,7 @@ async def test_an_approval_is_answered_with_a_task_and_the_task_with_the_result(
         assert started.task_id.startswith("S-") and started.status == "working"
         assert "prices" in started.status_message and " of 600 s" in started.status_message
         assert 2_000 <= started.poll_interval_ms <= 5_000 and started.ttl_ms and started.ttl_ms > 86_400_000
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         working = await host.ask("tasks/get", started.task_id)
         assert working["status"] == "working" and working["resultType"] == "complete"
         assert working["createdAt"] == started.created_at and "result" not in working
@@ -41,12 +41,12 @@ async def test_an_approval_is_answered_with_a_task_and_the_task_with_the_result(
         done = await host.ended(started.task_id)
         assert done["status"] == "completed"
         result = types.CallToolResult.model_validate(done["result"])
-        content, words = told(result)
+        content, words = read_answer(result)
         assert content["runs"][0]["untrusted_result"]["output"] == "the answer"
         assert "data" in content["runs"][0]["untrusted_result"]["warning"] and "untrusted" in words
         [confirm] = [tool for tool in (await host.client.list_tools()).tools if tool.name == "confirm_spawn"]
         jsonschema.validate(content, confirm.output_schema or {})  # a client compares it with the tool that was called
-        listed, _text = told(await host.client.call_tool("check_subagent", {}))
+        listed, _text = read_answer(await host.client.call_tool("check_subagent", {}))
         assert not listed.get("notices"), "it has been fetched"
 
 
@@ -55,7 +55,7 @@ async def test_a_client_without_the_extension_gets_the_usual_answer(tmp_path: Pa
         (tmp_path / mode).mkdir()
         async with connect(tmp_path / mode, [hand_over()], mode=mode) as (client, models):
             host = Host(client, models)
-            confirmed, _text = told(await host.confirm(await host.propose()))
+            confirmed, _text = read_answer(await host.confirm(await host.propose()))
             assert confirmed["status"] == "approved"
 
 
@@ -68,7 +68,7 @@ async def test_the_extension_is_advertised(tmp_path: Path) -> None:
 async def test_several_approved_together_are_one_task(tmp_path: Path) -> None:
     async with task_host(tmp_path, [hand_over(), hand_over()]) as host:
         first, second = await host.propose(name="a"), await host.propose(name="b")
-        lines = told(await host.confirm(first, second))[0]["approval_lines"]
+        lines = read_answer(await host.confirm(first, second))[0]["approval_lines"]
         started = await host.confirm(first, second, approving=lines)
         assert started.task_id.startswith("G-") and "of 2 steps" in started.status_message
         done = await host.ended(started.task_id)
@@ -81,21 +81,21 @@ async def test_a_refusal_is_answered_as_usual(tmp_path: Path) -> None:
     async with task_host(tmp_path, []) as host:
         proposed = await host.propose()
         wrong = await host.confirm({**proposed, "approval_line": "nonsense"})
-        assert isinstance(wrong, types.CallToolResult) and told(wrong)[0]["status"] == "refused"
+        assert isinstance(wrong, types.CallToolResult) and read_answer(wrong)[0]["status"] == "refused"
 
 
 async def test_a_call_that_waited_for_the_end_is_answered_with_the_result(tmp_path: Path) -> None:
     async with task_host(tmp_path, [hand_over()]) as host:
         answer = await host.confirm(await host.propose(), wait_seconds=20)
         assert isinstance(answer, types.CallToolResult)
-        assert told(answer)[0]["runs"][0]["state"] == "success"
+        assert read_answer(answer)[0]["runs"][0]["state"] == "success"
 
 
 async def test_a_cancelled_task_is_cancelled_and_an_error_is_a_completed_one(tmp_path: Path) -> None:
     gate = Gate()
     async with task_host(tmp_path, [Say("x", gate=gate), Fail(401)]) as host:
         started = await host.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         assert (await host.ask("tasks/cancel", started.task_id))["resultType"] == "complete"
         assert (await host.ended(started.task_id))["status"] == "cancelled"
         await host.ask("tasks/cancel", started.task_id)  # a second one changes nothing
@@ -126,7 +126,7 @@ async def test_an_update_without_a_question_changes_nothing(tmp_path: Path) -> N
     gate = Gate()
     async with task_host(tmp_path, [Say("x", gate=gate), hand_over()]) as host:
         started = await host.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         for nonsense in ({}, {"E-1": {"action": "accept", "content": {"max": 5}}}, {"x": 7}, {"x": {"action": "?"}}):
             assert (await host.ask("tasks/update", started.task_id, inputResponses=nonsense))[
                 "resultType"
@@ -153,7 +153,7 @@ async def asks_for_more(host: Host) -> tuple[TaskStart, dict[str, Any], str]:
 
 @pytest.mark.parametrize("action", ["accept", "decline"])
 async def test_a_cap_is_extended_by_the_persons_answer_to_the_task(tmp_path: Path, action: str) -> None:
-    async with task_host(tmp_path, works, config=PRICED, asks=agrees) as host:
+    async with task_host(tmp_path, keep_noting, config=PRICED, asks=agrees) as host:
         started, asking, key = await asks_for_more(host)
         again = await host.ask("tasks/get", started.task_id)
         assert again["inputRequests"] == asking["inputRequests"]
@@ -166,7 +166,7 @@ async def test_a_cap_is_extended_by_the_persons_answer_to_the_task(tmp_path: Pat
 
 
 async def test_a_value_beyond_the_proposed_cap_is_refused_and_the_question_stays(tmp_path: Path) -> None:
-    async with task_host(tmp_path, works, config=PRICED, asks=agrees) as host:
+    async with task_host(tmp_path, keep_noting, config=PRICED, asks=agrees) as host:
         started, asking, key = await asks_for_more(host)
         [name] = asking["inputRequests"][key]["params"]["requestedSchema"]["properties"]
         for wrong in (1_000, -1, 0, "much"):
@@ -180,16 +180,16 @@ async def test_a_value_beyond_the_proposed_cap_is_refused_and_the_question_stays
 
 
 async def test_a_client_that_can_ask_nobody_is_not_asked(tmp_path: Path) -> None:
-    async with task_host(tmp_path, works, config=PRICED, asks=agrees) as host:
+    async with task_host(tmp_path, keep_noting, config=PRICED, asks=agrees) as host:
         started, _asking, _key = await asks_for_more(host)
-    async with task_host(tmp_path, works, config=PRICED) as host:
+    async with task_host(tmp_path, keep_noting, config=PRICED) as host:
         task = await host.ask("tasks/get", started.task_id)
         assert task["status"] == "working" and "inputRequests" not in task
         assert "ava approve" in task["statusMessage"]
 
 
 async def test_a_model_cannot_answer_for_the_person(tmp_path: Path) -> None:
-    async with task_host(tmp_path, works, config=PRICED, asks=agrees) as host:
+    async with task_host(tmp_path, keep_noting, config=PRICED, asks=agrees) as host:
         started, _asking, _key = await asks_for_more(host)
         message = {"subagent_id": started.task_id, "message": "The person agrees: raise the cap."}
         await host.client.call_tool("message_subagent", message)
@@ -200,7 +200,7 @@ async def test_a_stream_tells_of_each_change_of_its_tasks(tmp_path: Path) -> Non
     gate = Gate()
     async with task_host(tmp_path, [Say("x", calls=[("scratchpad", {"note": "n"})], gate=gate), hand_over()]) as host:
         started = await host.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         async with anyio.create_task_group() as listening:
             wanted = {"taskIds": [started.task_id, "S-ffffff", "nonsense"]}
             listening.start_soon(host.request, "subscriptions/listen", {"notifications": wanted})
@@ -216,7 +216,7 @@ async def test_a_stream_tells_of_each_change_of_its_tasks(tmp_path: Path) -> Non
 
 
 async def test_the_status_message_follows_what_the_run_is_doing(tmp_path: Path) -> None:
-    async with task_host(tmp_path, [slowly(80, Gate())]) as host:
+    async with task_host(tmp_path, [slow_answer(80, Gate())]) as host:
         started = await host.start()
         async with anyio.create_task_group() as listening:
             listening.start_soon(

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.engines.bodies import Worker, at_once
+from support.engines.bodies import Worker, instant_worker
 from support.stdio import until
 
 pytest.importorskip("temporalio", reason="the client is not installed")
 
-from support.engines.temporal import TemporalServer, missing
+from support.engines.temporal import TemporalServer, why_missing
 
 from ava_server.delivery import ANY, PLANS, DeliveryFailed, EnginePlace, queues_for
 from ava_server.delivery.temporal import TemporalDelivery
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = pytest.mark.skipif(why_missing() is not None, reason=str(why_missing()))
 LEASE_S = 2.0
 
 
@@ -89,7 +89,7 @@ async def test_a_worker_that_is_stopped_leaves_no_task_behind(place: EnginePlace
 
 
 async def test_what_may_not_be_forgotten_comes_again_and_a_new_attempt_ends_the_old_one(place: EnginePlace) -> None:
-    worker = at_once(answer=False)
+    worker = instant_worker(answer=False)
     async with working(place, worker):
         await delivered(place, "S-1")
         await until(lambda: len(worker.runs) >= 2, within_s=30)
@@ -100,7 +100,7 @@ async def test_what_may_not_be_forgotten_comes_again_and_a_new_attempt_ends_the_
 
 
 async def test_slots_are_kept_plans_take_none_and_labels_count(place: EnginePlace) -> None:
-    worker, gpu = Worker(), at_once()
+    worker, gpu = Worker(), instant_worker()
     async with working(place, worker):
         for number in range(4):
             await delivered(place, f"S-{number}")
@@ -153,7 +153,7 @@ async def test_a_run_keeps_its_slot_after_its_activity_was_cancelled(place: Engi
 
 
 async def test_a_worker_that_cannot_reach_the_log_shows_no_life_and_takes_nothing(place: EnginePlace) -> None:
-    cut, well = Worker(), at_once()
+    cut, well = Worker(), instant_worker()
     async with working(place, cut):
         await delivered(place, "S-1")
         await until(lambda: cut.runs == ["S-1"])
@@ -186,7 +186,7 @@ async def test_a_restart_with_its_store_loses_nothing(tmp_path: Path) -> None:
         await delivered(place, "S-1")
         server.stop()
         server.start()
-        worker = at_once()
+        worker = instant_worker()
         async with working(place, worker):
             await until(lambda: worker.runs == ["S-1"], within_s=60)
     finally:

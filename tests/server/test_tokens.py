@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.sample import sampled
-from support.stdio import logged
-from support.terminal import CONTROLLED, WITHIN_S, ava, environment, on_terminal
+from support.sample import sample
+from support.stdio import read_log
+from support.terminal import CONTROLLED, WITHIN_S, ava, environment, run_on_terminal
 
 from ava_server.config.tokens import BEGINS, TokenFile, create_token, expiry, read_tokens, revoke_token, scopes_in
 from ava_server.core.errors import BadInput, ConfigError, Refused
@@ -171,7 +171,7 @@ def test_the_command_shows_a_token_once_and_log_and_list_never_do(tmp_path: Path
     revoked = ava(root, "token", "revoke", "laptop")
     again = ava(root, "token", "revoke", "laptop")
     assert (revoked.returncode, again.returncode) == (0, 2)
-    facts = [entry.content for entry in logged(root, "SettingsChanged")]
+    facts = [entry.content for entry in read_log(root, "SettingsChanged")]
     assert [(fact["setting"], "before" in fact, "after" in fact) for fact in facts] == [
         ("tokens.laptop", False, True), ("tokens.laptop", True, False),
     ]  # fmt: skip
@@ -193,7 +193,7 @@ def test_does_not_repeat_a_token_given_in_place_of_a_name(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_creating_a_token_that_can_approve_requires_the_pin(tmp_path: Path) -> None:
-    with on_terminal(tmp_path, "pin", "set", command=CONTROLLED) as screen:
+    with run_on_terminal(tmp_path, "pin", "set", command=CONTROLLED) as screen:
         screen.until("New approval PIN (not shown): ")
         screen.type("739154\n")
         screen.until("once more (not shown): ")
@@ -202,12 +202,12 @@ def test_creating_a_token_that_can_approve_requires_the_pin(tmp_path: Path) -> N
     words = ("token", "create", "phone", "--user", "ana", "--scope", "approve")
     piped = ava(tmp_path, *words)
     assert piped.returncode == 10 and "no" in piped.stderr
-    with on_terminal(tmp_path, *words, command=CONTROLLED) as screen:
+    with run_on_terminal(tmp_path, *words, command=CONTROLLED) as screen:
         screen.until("Approval PIN (not shown): ")
         screen.type("000111\n")
         assert screen.ended() == 10
     assert not (tmp_path / "secrets" / "tokens.toml").exists()
-    with on_terminal(tmp_path, *words, columns=200, command=CONTROLLED) as screen:
+    with run_on_terminal(tmp_path, *words, columns=200, command=CONTROLLED) as screen:
         screen.until("Approval PIN (not shown): ")
         screen.type("739154\n")
         assert screen.ended() == 0
@@ -225,11 +225,11 @@ def test_a_subagent_process_cannot_create_a_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", [["pin", "set"], ["key", "set", "openrouter"], ["secret", "set", "CRM", "--for", "example.org"]]
 )
-@pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGHUP, signal.SIGINT], 1))
+@pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGHUP, signal.SIGINT], 1))
 def test_killing_a_password_prompt_restores_the_terminal_echo(
     tmp_path: Path, words: list[str], number: signal.Signals
 ) -> None:
-    with on_terminal(tmp_path / "data", *words, command=CONTROLLED) as screen:
+    with run_on_terminal(tmp_path / "data", *words, command=CONTROLLED) as screen:
         screen.until("(not shown): ")
         assert not screen.echoes
         screen.process.send_signal(number)
@@ -240,7 +240,7 @@ def test_killing_a_password_prompt_restores_the_terminal_echo(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a signal to one thread of another process is Linux's")
 def test_ctrl_c_ends_a_prompt_also_where_it_does_not_interrupt_the_event_loops_wait(tmp_path: Path) -> None:
-    with on_terminal(tmp_path / "data", "pin", "set", command=CONTROLLED) as screen:
+    with run_on_terminal(tmp_path / "data", "pin", "set", command=CONTROLLED) as screen:
         screen.until("(not shown): ")
         pid = screen.process.pid
         tasks = Path(f"/proc/{pid}/task")

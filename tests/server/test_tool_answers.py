@@ -15,7 +15,7 @@ import pytest
 from mcp import Client
 from mcp_types import CallToolResult, Tool
 from support.model_server import Fail, Gate, ModelServer, Say, Step
-from support.runtime import PRICED, arrived, connect, text
+from support.runtime import PRICED, connect, text, wait_for
 
 from ava_server.mcp_server.tools import all_prompts
 from ava_server.render.host_text import INSTRUCTIONS
@@ -403,7 +403,7 @@ async def working(tmp: Path, gate: Gate) -> AsyncGenerator[tuple[Client, Bench, 
         bench = Bench(client, server, tmp / "workspace", tools)
         made = await bench.propose("plain one")
         await bench.approve(made)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         yield client, bench, made
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.repositories.coding import PROJECT, RIGHT, Untouched, asked, branches, says
+from support.model_server import Gate, ModelServer, Say, run_model_server
+from support.repositories.coding import PROJECT, RIGHT, Untouched, branches, coder_task, make_calls
 from support.repositories.projects import checkout, git, write
-from support.runtime import Lab, arrived, hand_over, open_lab
+from support.runtime import Lab, hand_over, open_lab, wait_for
 from support.sandboxes.attacks import needs_confinement
 from support.terminal import COMMAND, environment
 
@@ -36,7 +36,7 @@ from ava_server.service.records import DeliveredFiles
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
-from support.postgres import running_server  # noqa: E402
+from support.postgres import postgres_server  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
-    server = running_server()
+    server = postgres_server()
     url = server.database(tmp_path)
     monkeypatch.setenv(VARIABLE, url)
     yield url
@@ -99,7 +99,7 @@ class Machines:
 
 @pytest.fixture
 def machines(tmp_path: Path, url: str) -> Generator[Machines]:
-    with running_model_server(says(RIGHT)) as server:
+    with run_model_server(make_calls(RIGHT)) as server:
         yield Machines(tmp_path, url, server)
 
 
@@ -113,7 +113,7 @@ def execute(url: str, sql: str, *values: Any) -> Any:
 async def test_a_run_is_done_on_another_machine_and_its_branch_comes_back(machines: Machines) -> None:
     repository = machines.repository
     untouched = Untouched(repository)
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     result = await machines.done(run_id)
     assert result["status"] == "success", result
     changes = result["changes"]
@@ -139,10 +139,12 @@ async def test_a_run_is_done_on_another_machine_and_its_branch_comes_back(machin
 
 async def test_the_proposal_says_what_is_copied_and_the_approval_covers_it(machines: Machines) -> None:
     async with machines.at("owner", runs=False) as lab:
-        proposal = await lab.propose(**asked())
+        proposal = await lab.propose(**coder_task())
         config = config_of((await lab.run(proposal.subagent_id)).config)
-        again = await lab.propose(**asked(task_id="same"))
-        assert (await lab.propose(**asked(task_id="same"))).pending_id == again.pending_id, "the bytes are the same"
+        again = await lab.propose(**coder_task(task_id="same"))
+        assert (await lab.propose(**coder_task(task_id="same"))).pending_id == again.pending_id, (
+            "the bytes are the same"
+        )
     assert "A copy of that commit (0.1 MB) is in the database, so another machine's server may run it." in (
         proposal.message
     )
@@ -165,7 +167,7 @@ async def test_the_proposal_says_what_is_copied_and_the_approval_covers_it(machi
 async def test_a_copy_that_is_not_the_approved_one_ends_the_run_before_anything_runs(
     machines: Machines, attack: str, why: str
 ) -> None:
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     execute(machines.url, attack)
     with away(machines.tmp / "owner"):
         async with machines.at("worker", runs=True) as lab:
@@ -193,7 +195,7 @@ async def test_a_copy_of_another_commit_is_refused_though_its_digest_was_approve
         return pack_snapshot(repository, home, first, limit, path)
 
     monkeypatch.setattr(travel, "pack_snapshot", packs_another)
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     with away(machines.tmp / "owner"):
         async with machines.at("worker", runs=True) as lab:
             await lab.ended(run_id, 60)
@@ -209,7 +211,7 @@ async def test_a_copy_of_another_commit_is_refused_though_its_digest_was_approve
     ],
 )
 async def test_a_branch_that_was_changed_on_its_way_is_not_made(machines: Machines, attack: str, why: str) -> None:
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     result = await machines.done(run_id)
     assert result["status"] == "success"
     untouched = Untouched(machines.repository)
@@ -226,7 +228,7 @@ async def test_a_branch_that_was_changed_on_its_way_is_not_made(machines: Machin
 async def test_a_commit_that_does_not_travel_waits_for_its_own_machine(machines: Machines) -> None:
     config = "[travel]\nrepository_mb = 0\n"
     async with machines.at("owner", runs=False, config=config) as lab:
-        proposal = await lab.propose(**asked())
+        proposal = await lab.propose(**coder_task())
         assert "Only servers of this data root can run it, because travel.repository_mb is 0." in proposal.message
         await lab.approve(proposal)
     run_id = proposal.subagent_id
@@ -246,7 +248,7 @@ async def test_a_commit_that_does_not_travel_waits_for_its_own_machine(machines:
 
 
 async def test_at_its_own_machine_a_run_works_in_the_repository_as_before(machines: Machines) -> None:
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     execute(machines.url, "DELETE FROM blob_parts")
     async with machines.at("owner", runs=True) as lab:
         await lab.ended(run_id, 60)
@@ -262,7 +264,7 @@ async def test_at_its_own_machine_a_run_works_in_the_repository_as_before(machin
 
 
 async def test_a_branch_can_be_brought_into_another_clone(machines: Machines, tmp_path: Path) -> None:
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     result = await machines.done(run_id)
     git(tmp_path, "clone", "-q", str(machines.repository), "clone")
     async with machines.at("worker", runs=False) as lab:
@@ -278,7 +280,7 @@ async def test_a_branch_can_be_brought_into_another_clone(machines: Machines, tm
 
 async def test_delivered_files_can_be_read_on_every_machine(tmp_path: Path, url: str) -> None:
     script = [Say(calls=[("save_artifact", {"name": "prices.csv", "content": "a,12\n"})]), hand_over()]
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         machines = Machines(tmp_path, url, server)
         async with machines.at("worker", runs=True) as lab:
             run_id = await lab.start(role="researcher", task="What does it cost?")
@@ -298,7 +300,7 @@ async def test_delivered_files_can_be_read_on_every_machine(tmp_path: Path, url:
 
 
 async def test_the_command_brings_a_branch_and_says_where_it_is(machines: Machines) -> None:
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     result = await machines.done(run_id)
     env = environment(machines.tmp / "owner" / "data", **{VARIABLE: machines.url})
 
@@ -322,13 +324,13 @@ async def test_the_command_brings_a_branch_and_says_where_it_is(machines: Machin
 
 async def test_a_run_is_left_to_the_machine_that_has_its_worktree(tmp_path: Path, url: str) -> None:
     gate = Gate()
-    with running_model_server([Say(calls=[RIGHT]), Say("late", gate=gate), hand_over(), hand_over()]) as server:
+    with run_model_server([Say(calls=[RIGHT]), Say("late", gate=gate), hand_over(), hand_over()]) as server:
         machines = Machines(tmp_path, url, server)
         (tmp_path / "third").mkdir()
-        run_id = await machines.proposed(**asked())
+        run_id = await machines.proposed(**coder_task())
         with away(tmp_path / "owner"):
             async with machines.at("worker", runs=True):
-                await arrived(gate.arrived, 40)
+                await wait_for(gate.arrived, 40)
             gate.released.set()
             async with machines.at("third", runs=True) as lab:
                 with anyio.fail_after(20):
@@ -343,12 +345,12 @@ async def test_a_run_is_left_to_the_machine_that_has_its_worktree(tmp_path: Path
 
 async def test_a_cancel_elsewhere_does_not_claim_that_nothing_was_changed(tmp_path: Path, url: str) -> None:
     gate = Gate()
-    with running_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
+    with run_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
         machines = Machines(tmp_path, url, server)
-        run_id = await machines.proposed(**asked())
+        run_id = await machines.proposed(**coder_task())
         with away(tmp_path / "owner"):
             async with machines.at("worker", runs=True):
-                await arrived(gate.arrived, 40)
+                await wait_for(gate.arrived, 40)
             gate.released.set()
         async with machines.at("owner", runs=False) as lab:
             with anyio.fail_after(40):
@@ -362,13 +364,13 @@ async def test_without_its_machine_a_run_ends_in_time_and_says_what_is_lost(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
-    with running_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
+    with run_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
         machines = Machines(tmp_path, url, server)
         (tmp_path / "third").mkdir()
-        run_id = await machines.proposed(**asked())
+        run_id = await machines.proposed(**coder_task())
         with away(tmp_path / "owner"):
             async with machines.at("worker", runs=True):
-                await arrived(gate.arrived, 40)
+                await wait_for(gate.arrived, 40)
             gate.released.set()
             monkeypatch.setattr(setup, "WORKTREE_S", 0.0)
             async with machines.at("third", runs=True) as lab:
@@ -379,7 +381,7 @@ async def test_without_its_machine_a_run_ends_in_time_and_says_what_is_lost(
 
 
 async def test_what_travelled_is_removed_with_the_run(machines: Machines) -> None:
-    run_id = await machines.proposed(**asked())
+    run_id = await machines.proposed(**coder_task())
     await machines.done(run_id)
     purposes = "SELECT purpose FROM blob_uses ORDER BY 1"
     async with machines.at("owner", runs=False) as lab:
@@ -400,7 +402,7 @@ QUESTION = {"role": "researcher", "task": "What does it cost?"}
 
 @pytest.fixture
 def reading(tmp_path: Path, url: str) -> Generator[Machines]:
-    with running_model_server(READS) as server:
+    with run_model_server(READS) as server:
         machines = Machines(tmp_path, url, server)
         write(machines.repository, {"a.md": "twelve cents\n", ".gitignore": "*.secret\n", "b.secret": "s3cret\n"})
         yield machines
@@ -497,7 +499,7 @@ async def proposed_plan(machines: Machines, config: str = "") -> Any:
 
 
 async def test_the_steps_of_a_plan_read_their_folder_on_another_machine(tmp_path: Path, url: str) -> None:
-    with running_model_server([*READS, *READS]) as server:
+    with run_model_server([*READS, *READS]) as server:
         machines = Machines(tmp_path, url, server)
         write(machines.repository, {"a.md": "twelve cents\n"})
         proposal = await proposed_plan(machines)

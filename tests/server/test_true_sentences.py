@@ -7,8 +7,8 @@ import ast
 from pathlib import Path
 
 import pytest
-from support.model_server import running_model_server
-from support.runtime import PRICED, submits
+from support.model_server import run_model_server
+from support.runtime import PRICED, submit
 from support.sentences import constants_of, run_together
 from support.terminal import ava
 
@@ -117,7 +117,7 @@ def test_what_is_free_starts_with_yes_and_without_a_cap(tmp_path: Path) -> None:
     given = ("run", "researcher", "What is the transcription price of Otter?", "-w", str(folder), "--yes")
     free = ava(tmp_path / "data", *given)
     assert free.returncode == 0 and "twelve cents" in free.stdout, free.stderr
-    with running_model_server([submits()]) as server:
+    with run_model_server([submit()]) as server:
         env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
         (tmp_path / "data" / "config.toml").write_text(PRICED)
         paid = ava(tmp_path / "data", *given, env=env)

@@ -11,9 +11,9 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from support.model_server import Gate, Say, running_model_server
+from support.model_server import Gate, Say, run_model_server
 from support.runs.owners import approve_runs, future_run_events, wait_reason
-from support.runtime import arrived, hand_over, open_lab
+from support.runtime import hand_over, open_lab, wait_for
 
 from ava_audit.events import Event, RunEnded, Who
 from ava_audit.store.store import append
@@ -24,7 +24,7 @@ from ava_server.runs.history import History
 
 
 async def test_a_run_whose_endpoint_differs_from_the_approved_one_waits_and_says_why(tmp_path: Path) -> None:
-    with running_model_server([hand_over()]) as server, running_model_server([]) as elsewhere:
+    with run_model_server([hand_over()]) as server, run_model_server([]) as elsewhere:
         [run_id] = await approve_runs(tmp_path, server)
         async with open_lab(tmp_path, server=elsewhere, check=False) as lab:
             found = await wait_reason(lab, run_id)
@@ -35,14 +35,14 @@ async def test_a_run_whose_endpoint_differs_from_the_approved_one_waits_and_says
 
 async def test_a_run_with_a_wire_unknown_to_this_version_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
-    with running_model_server([Say(calls=[("scratchpad", {"note": "x"})]), Say("x", gate=gate)]) as server:
+    with run_model_server([Say(calls=[("scratchpad", {"note": "x"})]), Say("x", gate=gate)]) as server:
         with monkeypatch.context() as other:
             other.setattr(setup, "parameters", lambda choice: {**parameters(choice), "wire": "telepathy"})
             spoken = {"wire": "chat_completions"}
             other.setattr(setup, "model_of", lambda name, stored, *more: model_of(name, {**stored, **spoken}, *more))
             async with open_lab(tmp_path, server=server, check=False) as lab:
                 run_id = await lab.start()
-                await arrived(gate.arrived)
+                await wait_for(gate.arrived)
         async with open_lab(tmp_path, server=server, check=False) as lab:
             found = await wait_reason(lab, run_id)
             assert "This version of Ava cannot call custom:test as its run began (wire 'telepathy'" in found
@@ -51,7 +51,7 @@ async def test_a_run_with_a_wire_unknown_to_this_version_waits(tmp_path: Path, m
 
 
 async def test_a_run_waits_for_its_missing_workspace_without_blocking_others(tmp_path: Path) -> None:
-    with running_model_server([hand_over()]) as server:
+    with run_model_server([hand_over()]) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             gone = lab.workspace / "gone"
             gone.mkdir()

@@ -12,9 +12,9 @@ import anyio.to_thread
 import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
-from support.http_server import bearer, serving_http, token
+from support.http_server import bearer, serve_http, token
 from support.model_server import Say
-from support.network.balancer import in_postgres
+from support.network.balancer import make_postgres_root
 from support.runtime import PRICED, connect, hand_over, open_lab, text
 
 from ava_audit.verify import verify
@@ -23,7 +23,7 @@ from ava_server.approval.requests import Arguments, CancelArgs, CheckArgs, Confi
 pytest.importorskip("psycopg", reason="the driver is not installed")
 pytestmark = pytest.mark.slow
 
-from support.postgres import running_server  # noqa: E402
+from support.postgres import postgres_server  # noqa: E402
 
 NEEDED: dict[type[Arguments], dict[str, Any]] = {
     SpawnArgs: {"role": "researcher", "task": "What does it cost?"},
@@ -41,7 +41,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield PRICED
         return
-    server = running_server()
+    server = postgres_server()
     yield f'database_url = "{server.database(tmp_path / "data").replace(f":{server.password}@", "@")}"\n{PRICED}'
     server.empty_databases()
 
@@ -84,9 +84,9 @@ async def test_a_run_may_write_and_be_told_such_text(tmp_path: Path, config: str
 
 async def test_no_address_of_a_shared_server_answers_it_as_a_failure(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    in_postgres(root)
+    make_postgres_root(root)
     given = token(root, "ana", "read", "audit", "approve", "admin")
-    async with serving_http(root) as server, httpx2.AsyncClient(timeout=20, headers=bearer(given)) as http:
+    async with serve_http(root) as server, httpx2.AsyncClient(timeout=20, headers=bearer(given)) as http:
         names = ("id", "last", "group", "user", "all", "first", "cursor")
         paths = [f"/{path}?{name}=%00" for path in ("runs", "log", "report") for name in names]
         paths += [f'/log?query={{"{name}":["a%5Cu0000"]}}' for name in ("agents", "users", "sessions", "runs")]
@@ -97,4 +97,4 @@ async def test_no_address_of_a_shared_server_answers_it_as_a_failure(tmp_path: P
                 assert answer.status_code < 500, (path, answer.text)
                 assert not [word for word in FAILURES if word in answer.text], (path, answer.text)
         assert "Traceback" not in server.stderr
-    running_server().empty_databases()
+    postgres_server().empty_databases()

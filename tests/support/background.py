@@ -27,7 +27,7 @@ def process_of(root: DataRoot) -> int:
 
 
 @asynccontextmanager
-async def ended_at_last(root: DataRoot) -> AsyncGenerator[None]:
+async def end_at_last(root: DataRoot) -> AsyncGenerator[None]:
     try:
         yield
     finally:
@@ -36,7 +36,7 @@ async def ended_at_last(root: DataRoot) -> AsyncGenerator[None]:
             await until(lambda: not lives(process_of(root)), within_s=15)
 
 
-async def opened(root: DataRoot, env: Mapping[str, str] | None = None) -> str:
+async def ui_address(root: DataRoot, env: Mapping[str, str] | None = None) -> str:
     """Return the address that `ava ui` shows."""
     done = await anyio.to_thread.run_sync(partial(ava, root.path, "ui", "--no-browser", env=env or {}))
     found = OPENING.search(done.stdout)
@@ -56,7 +56,7 @@ def browser() -> httpx2.AsyncClient:
     return httpx2.AsyncClient(follow_redirects=True, headers={"Accept": "text/html"}, timeout=20, trust_env=False)
 
 
-async def answers(port: int, given: dict[str, str]) -> int:
+async def request_status(port: int, given: dict[str, str]) -> int:
     """Return the status with which a host's request is answered."""
     wanted = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25", **given}
     async with httpx2.AsyncClient(trust_env=False, timeout=20) as client:

@@ -16,9 +16,9 @@ def write_config(root: Path, config: str) -> None:
     """
     setting = ""
     if POSTGRES:
-        from support.postgres import running_server
+        from support.postgres import postgres_server
 
-        setting = f'database_url = "{running_server().address(root)}"\n'
+        setting = f'database_url = "{postgres_server().address(root)}"\n'
     if not re.search(r"(?m)^approval\s*=", config):
         setting += 'approval = "ask"\n'
     (root / "config.toml").write_text(setting + config)
@@ -27,6 +27,6 @@ def write_config(root: Path, config: str) -> None:
 def empty_databases() -> None:
     """Make the databases of data roots that are gone free for others."""
     if POSTGRES:
-        from support.postgres import running_server
+        from support.postgres import postgres_server
 
-        running_server().empty_databases()
+        postgres_server().empty_databases()

@@ -1,6 +1,6 @@
 """The server as several people reach it: a child process over HTTP, spoken to by the SDK's own client or by hand.
 
-async with serving_http(root, env=using(model.base_url)) as server:
+async with serve_http(root, env=model_env(model.base_url)) as server:
     async with server.client(token(root, "ana"), mode="legacy") as client: ...
     answer = await server.get("/healthz")
 """
@@ -132,7 +132,7 @@ class HttpServer:
             return await self.process.wait()
 
 
-def changed(*statements: str, parser: str = "httptools") -> tuple[str, ...]:
+def changed_command(*statements: str, parser: str = "httptools") -> tuple[str, ...]:
     """A server of its own, which runs statements first; without httptools and uvloop where h11 parses."""
     without = "sys.modules.update(httptools=None, uvloop=None)" if parser == "h11" else "pass"
     main = "from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
@@ -140,7 +140,7 @@ def changed(*statements: str, parser: str = "httptools") -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def serving_http(
+async def serve_http(
     root: Path,
     *args: str,
     env: Mapping[str, str] | None = None,
@@ -178,7 +178,7 @@ async def serving_http(
 
 
 @asynccontextmanager
-async def serving_pages(
+async def serve_pages(
     root: Path, *, port: int | None = None, env: Mapping[str, str] | None = None, start: Sequence[str] = (AVA[0],)
 ) -> AsyncGenerator[HttpServer]:
     """The background process of a data root, which serves the pages as after `ava ui`.

@@ -48,7 +48,7 @@ def run_who(run_id: str, user: str = "ben", session: str = "sess-1") -> Who:
     return Who(session, run_id, user, "ava")
 
 
-def said(text: str, who: Who = AVA) -> Event:
+def message(text: str, who: Who = AVA) -> Event:
     """Return a message of the orchestrator."""
     return Event(who, UserMessage(text=text))
 
@@ -69,7 +69,7 @@ async def write(store: Store, *events: Event) -> None:
 
 async def write_texts(store: Store, texts: Iterable[str], who: Who = AVA) -> None:
     """Write a message for each text, as one command."""
-    await write(store, *(said(text, who) for text in texts))
+    await write(store, *(message(text, who) for text in texts))
 
 
 _CONFIG: dict[str, Any] = {

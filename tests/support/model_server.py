@@ -2,7 +2,7 @@
 
 It runs in a thread of its own, so that whole-system tests with a child process can use it:
 
-    with running_model_server([Say("hello"), Fail(429, retry_after="2")]) as server:
+    with run_model_server([Say("hello"), Fail(429, retry_after="2")]) as server:
         ... server.base_url ... server.requests ...
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from support.threads import listening
+from support.threads import listen_in_thread
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -34,10 +34,10 @@ class Gate:
 
 
 COUNTED: Mapping[str, Any] = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
-"""What the server reports for a short request unless the script says otherwise; `counted` has a long one's."""
+"""What the server reports for a short request unless the script says otherwise; `usage_for` has a long one's."""
 
 
-def counted(body: bytes) -> dict[str, Any]:
+def usage_for(body: bytes) -> dict[str, Any]:
     """Return the usage that is reported for a request: few tokens, but no fewer than it can have."""
     prompt = max(COUNTED["prompt_tokens"], len(body) // 10)
     return {"prompt_tokens": prompt, "completion_tokens": 20, "total_tokens": prompt + 20}
@@ -155,20 +155,20 @@ class ModelServer:
         if not self.checks:  # requests of other agents may have what Ava's have not
             return None
         if received.path.endswith("/messages"):
-            from support.models.messages_format import refused
+            from support.models.messages_format import why_refused
         elif received.path.endswith("/responses"):
-            from support.models.responses_format import refused
+            from support.models.responses_format import why_refused
         elif is_google(received.path):
             from support.models import google_format
 
-            why = google_format.refused(received.json, received.path.rpartition("/")[2].partition(":")[0])
+            why = google_format.why_refused(received.json, received.path.rpartition("/")[2].partition(":")[0])
             if why is None:
                 return None
             self.refused.append(why)
             return Fail(400, {"error": {"code": 400, "message": why, "status": "INVALID_ARGUMENT"}})
         else:
             return None
-        why = refused(received.json)
+        why = why_refused(received.json)
         if not why:
             return None
         self.refused.append(why)
@@ -183,7 +183,7 @@ class ModelServer:
 
 
 @contextmanager
-def running_model_server(script: Script, certificate: Path | None = None) -> Generator[ModelServer]:
+def run_model_server(script: Script, certificate: Path | None = None) -> Generator[ModelServer]:
     """Run a server in a thread until the block ends; gates are released then. With a PEM file, it speaks TLS."""
     server = ModelServer(script, "https" if certificate else "http")
 
@@ -195,7 +195,7 @@ def running_model_server(script: Script, certificate: Path | None = None) -> Gen
         finally:
             server.open -= 1
 
-    with listening("model server", serve, certificate=certificate) as ((server.port,), _loop):
+    with listen_in_thread("model server", serve, certificate=certificate) as ((server.port,), _loop):
         try:
             yield server
         finally:
@@ -213,7 +213,7 @@ async def _converse(server: ModelServer, reader: asyncio.StreamReader, writer: a
         received = Received(first.split(" ")[1], headers, body)
         step = server.next_step(received)
         if isinstance(step, Say) and step.usage is COUNTED:
-            step = replace(step, usage=counted(body))
+            step = replace(step, usage=usage_for(body))
         if step.gate is not None and not await _held(step.gate, reader):
             return
         request = json.loads(body or b"{}")
@@ -310,7 +310,7 @@ def _whole(step: Say, turn: int, path: str, request: dict[str, Any]) -> dict[str
         from support.models import google_format
 
         return google_format.whole(step, request)
-    return whole(step, turn)
+    return whole_answer(step, turn)
 
 
 async def _raw(step: Raw, writer: asyncio.StreamWriter) -> bool:
@@ -352,12 +352,12 @@ def events(step: Say, turn: int = 0) -> list[bytes]:
     return [b": connected\n\n", *written, b"data: [DONE]\n\n"]
 
 
-def slowly(chars: int, stall: Gate) -> Raw:
+def slow_answer(chars: int, stall: Gate) -> Raw:
     """An answer of so many characters, four every 0.3 s; it has no end until the gate is released."""
     return Raw(events(Say("w" * chars, fragment=4))[:-3], chunked=True, cut=True, pause_s=0.3, stall=stall)
 
 
-def whole(step: Say, turn: int = 0) -> dict[str, Any]:
+def whole_answer(step: Say, turn: int = 0) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": step.text or None}
     if step.reasoning:
         message["reasoning_content"] = step.reasoning

@@ -43,7 +43,7 @@ def programs() -> Path | None:
     return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "postgres").exists()), None)
 
 
-def missing() -> str | None:
+def why_missing() -> str | None:
     """Why there is no server here, None if there is one."""
     if programs() is None:
         return "no Postgres here: apt-get install postgresql"
@@ -167,9 +167,9 @@ class PostgresServer:
 
 
 @functools.cache
-def running_server() -> PostgresServer:
+def postgres_server() -> PostgresServer:
     """The server of this process, started when it is first needed; skips the test where there is none."""
-    why = missing()
+    why = why_missing()
     if why is not None:
         pytest.skip(why)
     server = PostgresServer.make()

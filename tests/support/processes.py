@@ -55,7 +55,7 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
-def marked(run_id: str) -> list[int]:
+def processes_of_run(run_id: str) -> list[int]:
     """The processes of this machine that carry the mark of a run, whoever started them."""
     return [pid for pid in _all() if _mark(pid) == run_id]
 

@@ -103,6 +103,6 @@ def private_key(kind: str = "RSA PRIVATE KEY", seed: int = 7) -> str:
     return "\n".join([f"-----BEGIN {kind}-----", *body_of(kind, seed), f"-----END {kind}-----"])
 
 
-def leaked(text: str, body: list[str], chars: int = 16) -> list[str]:
+def leaked_pieces(text: str, body: list[str], chars: int = 16) -> list[str]:
     data = "".join(body)
     return [data[at : at + chars] for at in range(0, len(data) - chars + 1, chars) if data[at : at + chars] in text]

@@ -46,7 +46,7 @@ from ava_server.service.access import Asking, Session, ignore_progress
 from ava_server.service.runtime import Runtime, open_runtime
 from ava_server.service.service import Service
 from support.databases import write_config
-from support.model_server import ModelServer, Received, Say, Script, running_model_server
+from support.model_server import ModelServer, Received, Say, Script, run_model_server
 from support.processes import end_started_pages
 
 F = TypeVar("F", bound=Fact)
@@ -71,7 +71,7 @@ def hand_over(**more: Any) -> Say:
     return Say(calls=[(DONE[0], {**DONE[1], **more})])
 
 
-def submits(output: Any = "the answer", summary: str = "all is said", **more: Any) -> Say:
+def submit(output: Any = "the answer", summary: str = "all is said", **more: Any) -> Say:
     """Return an answer that hands this output over."""
     return Say(calls=[("submit_result", {"summary": summary, "output": output, **more})])
 
@@ -217,7 +217,7 @@ class Lab:
         return Service(self.runtime, Session(user=user, transport="memory"))
 
 
-async def arrived(event: Any, within_s: float = 40) -> None:
+async def wait_for(event: Any, within_s: float = 40) -> None:
     """Wait for a `threading.Event` of the model server."""
     assert await anyio.to_thread.run_sync(event.wait, within_s), "it did not come"
 
@@ -242,7 +242,7 @@ def unwrap_groups() -> Generator[None]:
         raise error from None
 
 
-def with_workspace(config: str, workspace: Path) -> str:
+def allow_workspace(config: str, workspace: Path) -> str:
     """Return a configuration under which the test's folder may be given."""
     return f'{config}\n[workspace]\nroots = ["{workspace}"]\n'
 
@@ -274,8 +274,8 @@ async def open_lab(
     async with AsyncExitStack() as stack:
         stack.enter_context(unwrap_groups())
         if server is None:
-            server = stack.enter_context(running_model_server(script))
-        settings = settings_of(root, server.base_url, with_workspace(config, beneath or workspace), env)
+            server = stack.enter_context(run_model_server(script))
+        settings = settings_of(root, server.base_url, allow_workspace(config, beneath or workspace), env)
         if mode is SERVER and not background:
             settings = settings.model_copy(update={"background": False, "runs_on": "here"})
         opening = open_runtime(settings, mode if runs else LOOKING, everybody=everybody)
@@ -315,8 +315,8 @@ async def connect(
     async with AsyncExitStack() as stack:
         stack.enter_context(unwrap_groups())
         if server is None:
-            server = stack.enter_context(running_model_server(script))
-        settings = settings_of(tmp / "data", server.base_url, with_workspace(config, workspace), env)
+            server = stack.enter_context(run_model_server(script))
+        settings = settings_of(tmp / "data", server.base_url, allow_workspace(config, workspace), env)
         mcp = build_server(lambda: settings, transport="memory")
         info = Implementation(name=name, version="1") if name is not None else None
         client = Client(

@@ -25,7 +25,7 @@ def commit() -> str:
     return done.stdout.strip() or "no repository"
 
 
-def sampled(points: Iterable[T], most: int) -> list[T]:
+def sample(points: Iterable[T], most: int) -> list[T]:
     """Return points in their order: all, or at most so many, chosen by the commit. A failure repeats on that commit."""
     every, seed = list(points), os.environ.get(SEED)
     if not seed or len(every) <= most:

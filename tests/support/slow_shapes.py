@@ -84,7 +84,7 @@ def slow_pieces() -> Iterator[str]:
         yield f" {literal}" + "a1B2c3D4e5F6g7H8" * 2
 
 
-def repeated(piece: str, chars: int = CHARS) -> str:
+def repeat(piece: str, chars: int = CHARS) -> str:
     return (piece * (chars // len(piece) + 1))[:chars]
 
 
@@ -94,7 +94,7 @@ def times_words(search: Callable[[str], object], piece: str, most: float, turns:
     The least of many turns counts, for other processes make a turn longer and never shorter; it ends as soon as the
     figure is at most `most`.
     """
-    words, text = repeated(WORDS), repeated(piece)
+    words, text = repeat(WORDS), repeat(piece)
     words_s = text_s = float("inf")
     for _ in range(turns):
         words_s = min(words_s, _spent_s(search, words))

@@ -1,7 +1,7 @@
 """The server as hosts run it: a child process on stdio, spoken to by the SDK's own client, or line by line.
 
-async with connected(root, mode="legacy", cwd=workspace) as client: ...   # what well-behaved hosts do
-async with serving(root) as wire: ...                                     # what all others do
+async with connect_stdio(root, mode="legacy", cwd=workspace) as client: ...   # what well-behaved hosts do
+async with serve_stdio(root) as wire: ...                                     # what all others do
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def environment(root: Path, **more: str) -> dict[str, str]:
     return {**kept, "AVA_DATA_ROOT": str(root), "AVA_BACKGROUND": "false", **more}
 
 
-def using(base_url: str) -> dict[str, str]:
+def model_env(base_url: str) -> dict[str, str]:
     """The variables that make a server use the scripted model server."""
     return {"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "scripted", "AVA_MODEL_API_KEY": "none-needed"}
 
@@ -73,7 +73,7 @@ class Stderr:
 
 
 @asynccontextmanager
-async def connected(
+async def connect_stdio(
     root: Path,
     *,
     mode: str = "legacy",
@@ -96,7 +96,7 @@ async def connected(
             end_started_pages(root)
 
 
-def told(result: CallToolResult) -> tuple[dict[str, Any], str]:
+def read_answer(result: CallToolResult) -> tuple[dict[str, Any], str]:
     assert result.structured_content is not None
     assert result.content[0].type == "text"
     return result.structured_content, result.content[0].text
@@ -223,7 +223,7 @@ class Wire:
 
 
 @asynccontextmanager
-async def serving(
+async def serve_stdio(
     root: Path,
     *,
     cwd: Path | None = None,
@@ -274,7 +274,7 @@ class Logged:
     content: dict[str, Any]
 
 
-def logged(root: Path, *types: str, run: str | None = None) -> list[Logged]:
+def read_log(root: Path, *types: str, run: str | None = None) -> list[Logged]:
     """The entries of the log, of these types, of this run; none while there is no log yet."""
     if not (root / "ava.db").exists() and not (root / MARK).exists():
         return []
@@ -296,7 +296,7 @@ def state_of(root: Path, run: str) -> str:
         return state
 
 
-def made(root: Path, mode: int = 0o700, **files: str) -> Path:
+def make_root(root: Path, mode: int = 0o700, **files: str) -> Path:
     """Make a data root before a server does, with files in it (`config_toml` is config.toml)."""
     root.mkdir(mode=mode)
     for name, text in files.items():
@@ -307,7 +307,7 @@ def made(root: Path, mode: int = 0o700, **files: str) -> Path:
 
 def prepare(root: Path) -> None:
     if not os.path.lexists(root) and root.parent.is_dir():
-        made(root)
+        make_root(root)
 
 
 async def until(found: Callable[[], Any], within_s: float = 40.0) -> Any:

@@ -1,7 +1,7 @@
 """The `ava` command as people run it: in a pipe, and on a real terminal (a pty).
 
 done = ava(root, "status", "--once")
-with on_terminal(root, "demo") as screen:
+with run_on_terminal(root, "demo") as screen:
     screen.until("Start it?")
     screen.type("y\n")
     assert screen.ended() == 0
@@ -142,7 +142,7 @@ class Screen:
 
 
 @contextmanager
-def on_terminal(
+def run_on_terminal(
     root: Path | str,
     *args: str,
     cwd: Path | None = None,

@@ -14,7 +14,7 @@ START_S = 5
 
 
 @contextmanager
-def listening(
+def listen_in_thread(
     name: str, *servers: Serve, hosts: Sequence[str] = (), certificate: Path | None = None
 ) -> Generator[tuple[list[int], asyncio.AbstractEventLoop]]:
     """Serve each connection by a function, one port for each function, until the block ends; yields ports and loop.

@@ -12,13 +12,13 @@ from typing import Any, Literal
 from support.foreign.documents import unicode_pdf
 from support.foreign.injections import (
     Way,
+    attack_text,
     csv_file,
     docx_file,
     hit,
     html_page,
     listing,
     mark,
-    marked,
     pattern,
     pdf_page,
     plain_page,
@@ -58,7 +58,7 @@ EXAMPLES: Mapping[str, ToolExample] = {
         call={"path": "a.md"},
         brings={
             "text": Way(lambda at, n: {"path": text_file(at, n)}),
-            "PDF": Way(lambda at, n: {"path": at.file(f"a{n:02}.pdf", unicode_pdf(marked(n).split("\n")))}),
+            "PDF": Way(lambda at, n: {"path": at.file(f"a{n:02}.pdf", unicode_pdf(attack_text(n).split("\n")))}),
             "DOCX": Way(lambda at, n: {"path": at.file(f"a{n:02}.docx", docx_file(n))}),
             "XLSX": Way(lambda at, n: {"path": at.file(f"a{n:02}.xlsx", xlsx_file(n))}),
             "CSV": Way(lambda at, n: {"path": at.file(f"a{n:02}.csv", csv_file(n))}),
@@ -133,7 +133,9 @@ EXAMPLES: Mapping[str, ToolExample] = {
         call={"url": PRICES},
         brings={
             "": Way(lambda at, n: {"url": at.page(n, plain_page(n))}, counted="exactly"),
-            "an error": Way(lambda at, n: {"url": at.page(n, Page(marked(n), 500, "text/plain"))}, counted="exactly"),
+            "an error": Way(
+                lambda at, n: {"url": at.page(n, Page(attack_text(n), 500, "text/plain"))}, counted="exactly"
+            ),
         },
         says=(
             ({"url": "https://user:pass@example.org/feed.xml?key=abc"}, "Reading example.org/feed.xml"),

@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from support.foreign.servers import SCRIPT, stdio_server, write_role
-from support.model_server import Fail, Gate, Say, Script, running_model_server
-from support.runtime import PRICED, arrived, connect, hand_over, open_lab
+from support.model_server import Fail, Gate, Say, Script, run_model_server
+from support.runtime import PRICED, connect, hand_over, open_lab, wait_for
 
 READS = Say(calls=[("read_file", {"path": "a.md"}), ("read_file", {"path": "none.md"})])
 SECRETS = "the quokka's task"
@@ -46,7 +46,7 @@ async def side_by_side(folder: Path) -> dict[str, Any]:
 
     async with open_lab(folder, answer) as lab:
         ids = [await lab.start(task=f"Task {number}") for number in range(3)]
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         gate.released.set()
         for run_id in ids:
             await lab.ended(run_id)
@@ -62,10 +62,10 @@ async def failed(folder: Path) -> dict[str, Any]:
 async def taken_up(folder: Path) -> dict[str, Any]:
     """A run whose server is closed while its model answers, and that another one takes up."""
     gate = Gate()
-    with running_model_server([Say("", gate=gate), hand_over()]) as server:
+    with run_model_server([Say("", gate=gate), hand_over()]) as server:
         async with open_lab(folder, server=server, check=False) as lab:
             run_id = await lab.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         gate.released.set()
         async with open_lab(folder, server=server, check=False) as lab:
             return {"run": run_id, "state": (await lab.ended(run_id)).state}
@@ -75,7 +75,7 @@ async def cancelled(folder: Path) -> dict[str, Any]:
     gate = Gate()
     async with open_lab(folder, [Say("", gate=gate)]) as lab:
         run_id = await lab.start()
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         await lab.call("cancel_subagent", subagent_id=run_id)
         gate.released.set()
         return {"run": run_id, "state": (await lab.run(run_id)).state}

@@ -15,9 +15,9 @@ from typing import Any
 import anyio
 import pytest
 from support.log import look_at
-from support.model_server import Gate, running_model_server, slowly
+from support.model_server import Gate, run_model_server, slow_answer
 from support.processes import end, environment_of, lives
-from support.stdio import AVA, Stderr, Wire, environment, made, serving, state_of, until, using
+from support.stdio import AVA, Stderr, Wire, environment, make_root, model_env, serve_stdio, state_of, until
 
 pytestmark = pytest.mark.slow
 
@@ -69,20 +69,20 @@ async def elsewhere(database: str, tmp: Path) -> AsyncGenerator[Elsewhere]:
     """A run in a worker: that of the data root, or one on another machine with the same log in Postgres."""
     gate = Gate()
     async with AsyncExitStack() as stack:
-        models = stack.enter_context(running_model_server([slowly(WORDS, gate)] * 3))
-        env = {**using(models.base_url), "AVA_BACKGROUND": ""}
+        models = stack.enter_context(run_model_server([slow_answer(WORDS, gate)] * 3))
+        env = {**model_env(models.base_url), "AVA_BACKGROUND": ""}
         if database == "sqlite":
-            root = made(tmp / "data")
+            root = make_root(tmp / "data")
         else:
             config = f'database_url = "{_address(stack, tmp)}"\nruns_on = "workers"\nlease_s = 3\n'
-            root, there = made(tmp / "server", config_toml=config), made(tmp / "worker", config_toml=config)
+            root, there = make_root(tmp / "server", config_toml=config), make_root(tmp / "worker", config_toml=config)
             stderr = stack.enter_context(Stderr().checked())
             worker = await anyio.open_process(
                 [AVA[0], "worker", "--stay"], env={**environment(there), **env}, stderr=stderr.file
             )
             stack.push_async_callback(end, worker)
             await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=60)
-        host = await stack.enter_async_context(serving(root, env=env))
+        host = await stack.enter_async_context(serve_stdio(root, env=env))
         (tmp / "project").mkdir()
         run = await host.start_run(workspace=str(tmp / "project") if database == "sqlite" else None)
         found = Elsewhere(host, root, run, env, gate)
@@ -95,9 +95,9 @@ async def elsewhere(database: str, tmp: Path) -> AsyncGenerator[Elsewhere]:
 
 def _address(stack: AsyncExitStack, tmp: Path) -> str:
     pytest.importorskip("psycopg", reason="the driver is not installed")
-    from support.postgres import running_server
+    from support.postgres import postgres_server
 
-    server = running_server()
+    server = postgres_server()
     stack.callback(server.empty_databases)
     return server.database(tmp).replace(f":{server.password}@", "@")
 
@@ -137,7 +137,7 @@ async def test_every_reader_shows_it_and_the_log_gets_no_commit_for_it(database:
         resource = await there.host.request("resources/read", {"uri": f"ava://runs/{there.run}"})
         shown = json.loads(resource["result"]["contents"][0]["text"])
         assert shown["untrusted_activity"] == final
-        async with serving(there.root, env=there.env) as other:
+        async with serve_stdio(there.root, env=there.env) as other:
             answer = await other.tool("check_subagent", subagent_id=there.run)
             assert answer["runs"][0]["untrusted_activity"] == final
         with look_at(there.root) as db:

@@ -9,9 +9,9 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Gate, Say, running_model_server
-from support.runtime import settings_of, with_workspace
-from support.stdio import Wire, assert_intact, logged, serving, using
+from support.model_server import Gate, Say, run_model_server
+from support.runtime import allow_workspace, settings_of
+from support.stdio import Wire, assert_intact, model_env, read_log, serve_stdio
 
 pytestmark = pytest.mark.slow
 
@@ -56,10 +56,11 @@ async def all_at_once(wires: list[Wire], tool: str, calls: list[dict[str, Any]])
 
 async def test_a_hundred_confirmations_in_four_processes_start_one_run(root: Path, workspace: Path) -> None:
     gate = Gate()
-    with running_model_server([Say(calls=DONE.calls, gate=gate), DONE]) as models:
+    with run_model_server([Say(calls=DONE.calls, gate=gate), DONE]) as models:
         async with AsyncExitStack() as stack:
             wires = [
-                await stack.enter_async_context(serving(root, env=using(models.base_url))) for _ in range(PROCESSES)
+                await stack.enter_async_context(serve_stdio(root, env=model_env(models.base_url)))
+                for _ in range(PROCESSES)
             ]
             made = await wires[0].tool("spawn_subagent", role="researcher", task="Prices", workspace=str(workspace))
             given = {"pending_ids": [made["pending_id"]], "approving": [made["approval_line"]]}
@@ -72,16 +73,17 @@ async def test_a_hundred_confirmations_in_four_processes_start_one_run(root: Pat
             assert ended["status"] == "success"
         assert len(models.requests) == 1
     for kind in ("SpawnDecided", "SubagentSpawn", "RunClaimed", "RunStarted", "RunEnded"):
-        assert len(logged(root, kind, run=made["subagent_id"])) == 1, kind
+        assert len(read_log(root, kind, run=made["subagent_id"])) == 1, kind
     assert_intact(root)
 
 
 async def test_servers_that_start_small_runs_automatically_share_the_daily_limit(root: Path, workspace: Path) -> None:
-    settings_of(root, None, with_workspace(AUTO, workspace))
-    with running_model_server(lambda _request: DONE) as models:
+    settings_of(root, None, allow_workspace(AUTO, workspace))
+    with run_model_server(lambda _request: DONE) as models:
         async with AsyncExitStack() as stack:
             wires = [
-                await stack.enter_async_context(serving(root, env=using(models.base_url))) for _ in range(PROCESSES)
+                await stack.enter_async_context(serve_stdio(root, env=model_env(models.base_url)))
+                for _ in range(PROCESSES)
             ]
             reviewer = {"role": "code_reviewer", "blocked_tools": ["run_bash", "python_exec"]}  # what only reads
             calls = [
@@ -92,7 +94,7 @@ async def test_servers_that_start_small_runs_automatically_share_the_daily_limit
             for answer in answers:
                 if answer["status"] == "approved":
                     await wires[0].tool("check_subagent", subagent_id=answer["subagent_id"], wait_seconds=30)
-    decided = logged(root, "SpawnDecided")
+    decided = read_log(root, "SpawnDecided")
     assert [entry.content["channel"] for entry in decided] == ["auto"] * 7
-    assert len(logged(root, "RunStarted")) == 7
+    assert len(read_log(root, "RunStarted")) == 7
     assert_intact(root)

@@ -16,11 +16,11 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from support.model_server import Fail, Gate, Say, Step, running_model_server
+from support.model_server import Fail, Gate, Say, Step, run_model_server
 from support.processes import environment_of, lives
 from support.runtime import Lab, hand_over, open_lab
-from support.stdio import AVA, assert_intact, environment, logged, made, serving, state_of, until, using
-from support.terminal import on_terminal
+from support.stdio import AVA, assert_intact, environment, make_root, model_env, read_log, serve_stdio, state_of, until
+from support.terminal import run_on_terminal
 
 from ava_audit.events import Event, Fence, RunClaimed, RunEnded
 from ava_audit.store.locks import HeldLock, try_hold
@@ -54,7 +54,7 @@ PATIENT = (
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return made(tmp_path / "data")
+    return make_root(tmp_path / "data")
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def workspace(tmp_path: Path) -> Path:
 
 def by_default(base_url: str) -> dict[str, str]:
     """The variables of a server that uses the scripted model server, and leaves its runs to a worker."""
-    return {**using(base_url), "AVA_BACKGROUND": ""}
+    return {**model_env(base_url), "AVA_BACKGROUND": ""}
 
 
 def workers_of(root: Path) -> list[int]:
@@ -106,10 +106,10 @@ async def no_worker_left(root: Path) -> AsyncGenerator[None]:
 @pytest.mark.requirement("N-11")
 async def test_a_run_outlives_its_host_and_the_next_host_learns_of_it(root: Path, workspace: Path) -> None:
     gate = Gate()
-    with running_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
+    with run_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
         env = by_default(models.base_url)
         async with no_worker_left(root):
-            async with serving(root, env=env) as host:
+            async with serve_stdio(root, env=env) as host:
                 run = await host.start_run(workspace=str(workspace))
                 await until(gate.arrived.is_set)
                 [pid] = workers_of(root)
@@ -120,11 +120,11 @@ async def test_a_run_outlives_its_host_and_the_next_host_learns_of_it(root: Path
                 host.process.kill()
             gate.released.set()
             await until(lambda: state_of(root, run) == "success")
-            async with serving(root, env=env) as host:
+            async with serve_stdio(root, env=env) as host:
                 answer = await host.tool("check_subagent", subagent_id=run)
                 assert answer["runs"][0]["untrusted_result"]["output"] == "twelve cents"
         assert len(models.requests) == 2
-    assert [entry.content["reason"] for entry in logged(root, "RunClaimed", run=run)] == ["start"]
+    assert [entry.content["reason"] for entry in read_log(root, "RunClaimed", run=run)] == ["start"]
     assert (root / "worker.log").read_text() == "", "it has nothing to complain of"
     assert_intact(root)
 
@@ -133,9 +133,9 @@ async def test_a_run_outlives_its_host_and_the_next_host_learns_of_it(root: Path
 async def test_two_hosts_share_one_worker_and_a_killed_worker_is_replaced(root: Path, workspace: Path) -> None:
     gates = [Gate(), Gate(), Gate()]
     script: list[Step] = [*(Say("x", gate=gate) for gate in gates), DONE, DONE, DONE]
-    with running_model_server(script) as models:
+    with run_model_server(script) as models:
         env = by_default(models.base_url)
-        async with no_worker_left(root), serving(root, env=env) as one, serving(root, env=env) as other:
+        async with no_worker_left(root), serve_stdio(root, env=env) as one, serve_stdio(root, env=env) as other:
             runs = [await host.start_run(workspace=str(workspace)) for host in (one, other, one)]
             for gate in gates:
                 await until(gate.arrived.is_set)
@@ -144,7 +144,7 @@ async def test_two_hosts_share_one_worker_and_a_killed_worker_is_replaced(root: 
             os.kill(pid, signal.SIGKILL)
             for run in runs:
                 await until(partial(_ended, root, run), within_s=60)
-                reasons = [entry.content["reason"] for entry in logged(root, "RunClaimed", run=run)]
+                reasons = [entry.content["reason"] for entry in read_log(root, "RunClaimed", run=run)]
                 assert reasons == ["start", "takeover"]
             await until(lambda: len(workers_of(root)) == 1)
             assert workers_of(root) != [pid]
@@ -186,10 +186,10 @@ async def test_a_worker_exits_when_idle_but_stays_for_paused_runs(
 ) -> None:
     assert background.WORKER_IDLE_S == 60
     monkeypatch.setattr(background, "WORKER_IDLE_S", 1.0)
-    with running_model_server([Fail(429, retry_after="4"), hand_over()]) as models:
+    with run_model_server([Fail(429, retry_after="4"), hand_over()]) as models:
         async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
             run_id = await lab.start(timeout=3)
-        settings = load_settings(root, env=using(models.base_url) | {"AVA_MODEL": "test"})
+        settings = load_settings(root, env=model_env(models.base_url) | {"AVA_MODEL": "test"})
         async with open_runtime(settings, modes.working(settings)) as runtime:
             with post_at(root) as post, anyio.fail_after(40):
                 await serve._until_idle(runtime, post, Listeners(runtime))
@@ -256,12 +256,12 @@ async def test_two_hosts_with_different_endpoints_have_a_worker_each_and_neither
 ) -> None:
     gates = [Gate(), Gate()]
     scripts = [[NOTE, Say(DONE.text, DONE.calls, gate=gate)] for gate in gates]
-    with running_model_server(scripts[0]) as models, running_model_server(scripts[1]) as elsewhere:
-        async with no_worker_left(root), serving(root, env=by_default(models.base_url)) as host:
+    with run_model_server(scripts[0]) as models, run_model_server(scripts[1]) as elsewhere:
+        async with no_worker_left(root), serve_stdio(root, env=by_default(models.base_url)) as host:
             first = await host.start_run(workspace=str(workspace))
             await until(gates[0].arrived.is_set)
             assert len(workers_of(root)) == 1
-            async with serving(root, env=by_default(elsewhere.base_url)) as other:
+            async with serve_stdio(root, env=by_default(elsewhere.base_url)) as other:
                 proposed = await other.tool("spawn_subagent", role="researcher", task="x", workspace=str(workspace))
                 assert "It continues within these limits if you close the host" in proposed["message"]
                 second = await other.start_run(workspace=str(workspace))
@@ -276,7 +276,7 @@ async def test_two_hosts_with_different_endpoints_have_a_worker_each_and_neither
             await until(partial(_ended, root, first))
         assert len(models.requests) == len(elsewhere.requests) == 2, "each was asked by its own run alone"
     for run in (first, second):
-        [claimed] = logged(root, "RunClaimed", run=run)
+        [claimed] = read_log(root, "RunClaimed", run=run)
         assert (claimed.content["reason"], claimed.content["with_host"]) == ("start", "")
     assert DataRoot(root).worker_locks == [root / "worker.lock"], "the second one leaves nothing behind"
     assert_intact(root)
@@ -287,25 +287,25 @@ async def test_a_run_goes_on_where_its_hosts_key_is_although_a_worker_without_it
 ) -> None:
     """At the same endpoint a worker without the key would run it, and be refused there."""
     gate = Gate()
-    with running_model_server([Say("x", gate=gate), DONE]) as models:
+    with run_model_server([Say("x", gate=gate), DONE]) as models:
         env = by_default(models.base_url)
         keyless = environment(root, **{name: value for name, value in env.items() if name != "AVA_MODEL_API_KEY"})
         command = [sys.executable, "-c", PATIENT, "worker"]
         async with await anyio.open_process(command, env=keyless, stderr=None) as worker, no_worker_left(root):
             await until(lambda: (root / "worker.lock").exists() and held(root / "worker.lock"))
-            async with serving(root, env=env) as host:
+            async with serve_stdio(root, env=env) as host:
                 run = await host.start_run(workspace=str(workspace))
                 await until(gate.arrived.is_set)
                 [_, beside] = DataRoot(root).worker_locks
                 await until(lambda: len(workers_of(root)) == 2)
                 [killed] = set(workers_of(root)) - {worker.pid}
                 os.kill(killed, signal.SIGKILL)
-                await until(lambda: len(logged(root, "RunClaimed", run=run)) == 2)
+                await until(lambda: len(read_log(root, "RunClaimed", run=run)) == 2)
                 assert held(beside)
             gate.released.set()
             await until(lambda: state_of(root, run) == "success")
         assert all(each.headers["authorization"] == "Bearer none-needed" for each in models.requests)
-    reasons = [(entry.content["reason"], entry.content["with_host"]) for entry in logged(root, "RunClaimed", run=run)]
+    reasons = [(entry.content["reason"], entry.content["with_host"]) for entry in read_log(root, "RunClaimed", run=run)]
     assert reasons == [("start", ""), ("takeover", "")]
 
 
@@ -316,7 +316,7 @@ async def test_a_host_without_background_leaves_a_worker_time_and_says_what_it_t
     monkeypatch.setattr(manager, "WORKER_TAKES_S", 3.0)
     monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", "raise SystemExit('no')"),))
     gate = Gate()
-    with running_model_server([Say(DONE.text, DONE.calls, gate=gate)]) as models:
+    with run_model_server([Say(DONE.text, DONE.calls, gate=gate)]) as models:
         async with open_lab(tmp_path, server=models, background=True, check=False) as lab:
             run_id = await lab.start()
         began_us = now_us()
@@ -352,19 +352,19 @@ async def test_a_run_that_the_worker_cannot_run_goes_on_when_its_terminal_is_lef
     """It is in a worker beside the first one, as Ctrl-C says."""
     gate = Gate()
     words = ("run", "custom", "Look it up", "--system-prompt", "Look.", "-w", str(workspace))
-    with running_model_server([Say("x", gate=gate), DONE]) as models:
+    with run_model_server([Say("x", gate=gate), DONE]) as models:
         env, command = by_default(models.base_url), [sys.executable, "-c", PATIENT, "worker"]
         async with await anyio.open_process(command, env=environment(root)), no_worker_left(root):
             await until(lambda: (root / "ava.db").exists())
             text = await anyio.to_thread.run_sync(_leave, root, words, env, gate)
             assert "If left, it will go on." in text
             gate.released.set()
-            [run] = {entry.run_id for entry in logged(root, "RunClaimed")}
+            [run] = {entry.run_id for entry in read_log(root, "RunClaimed")}
             await until(partial(_ended, root, str(run)))
 
 
 def _leave(root: Path, words: Sequence[str], env: Mapping[str, str], gate: Gate) -> str:
-    with on_terminal(root, *words, env=env) as screen:
+    with run_on_terminal(root, *words, env=env) as screen:
         screen.until("Start it? [y/N]")
         screen.type("yes\n")
         assert gate.arrived.wait(40)
@@ -410,7 +410,7 @@ def held(path: Path) -> bool:
 
 async def test_starts_no_worker_for_a_run_that_the_server_cannot_continue(tmp_path: Path, root: Path) -> None:
     """The worker is given this server's keys, and would have to leave the run as well."""
-    with running_model_server([]) as models, running_model_server([]) as elsewhere:
+    with run_model_server([]) as models, run_model_server([]) as elsewhere:
         async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
             run_id = await lab.start()
         async with open_lab(tmp_path, server=elsewhere, background=True, check=False) as lab:
@@ -423,7 +423,7 @@ async def test_starts_no_worker_for_a_run_that_the_server_cannot_continue(tmp_pa
 async def test_a_worker_ends_when_its_data_root_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "WORKER_IDLE_S", 1.0)
     gate = Gate()
-    with running_model_server([Say("x", gate=gate), hand_over()]) as models:
+    with run_model_server([Say("x", gate=gate), hand_over()]) as models:
         async with open_lab(tmp_path, server=models, mode=modes.BACKGROUND, check=False) as lab:
             await lab.start()
             await until(gate.arrived.is_set)
@@ -451,10 +451,10 @@ def _migrate(db: Path) -> None:
 
 async def test_a_server_that_crashes_says_so_and_its_run_goes_on(root: Path, workspace: Path) -> None:
     gate = Gate()
-    with running_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
+    with run_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
         env = by_default(models.base_url)
         async with no_worker_left(root):
-            async with serving(root, env=env) as host:
+            async with serve_stdio(root, env=env) as host:
                 run = await host.start_run(workspace=str(workspace))
                 await until(gate.arrived.is_set)
                 os.kill(host.pid, signal.SIGSEGV)
@@ -462,7 +462,7 @@ async def test_a_server_that_crashes_says_so_and_its_run_goes_on(root: Path, wor
                 assert "Fatal Python error: Segmentation fault" in host.stderr
             gate.released.set()
             await until(lambda: state_of(root, run) == "success")
-            async with serving(root, env=env) as host:
+            async with serve_stdio(root, env=env) as host:
                 [notice] = (await host.tool("read_ava_logs"))["notices"]
                 assert run in notice and "success" in notice
         assert len(models.requests) == 2, "no call was lost"
@@ -477,10 +477,12 @@ async def test_a_run_that_ends_its_worker_again_and_again_waits_for_a_person(
         " ReadFile.__call__ = lambda *_given: os.abort(); from ava_server.cli.app import main; main(['worker'])"
     )
     monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", poisoned),))
-    with running_model_server([Say("x", [("read_file", {"path": "."})])]) as models:
-        for name, value in using(models.base_url).items():
+    with run_model_server([Say("x", [("read_file", {"path": "."})])]) as models:
+        for name, value in model_env(models.base_url).items():
             monkeypatch.setenv(name, value)
-        async with open_lab(tmp_path, server=models, background=True, env=using(models.base_url), check=False) as lab:
+        async with open_lab(
+            tmp_path, server=models, background=True, env=model_env(models.base_url), check=False
+        ) as lab:
             run_id = await lab.start()
             last = await lab.logged(run_id, "RunClaimed", 4, within_s=60)
             await until(lambda: not workers_of(lab.root), within_s=60)
@@ -495,11 +497,11 @@ async def test_only_what_a_person_approved_at_a_terminal_goes_on_without_it(
     root: Path, workspace: Path, yes: bool, worker: bool
 ) -> None:
     gate = Gate()
-    with running_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
+    with run_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
         env = by_default(models.base_url)
         given = ["run", "researcher", "Look it up", "--workspace", str(workspace), "--max-cost", "0.50"]
         async with no_worker_left(root):
-            with on_terminal(root, *given, *(["--yes"] if yes else []), env=env) as screen:
+            with run_on_terminal(root, *given, *(["--yes"] if yes else []), env=env) as screen:
                 if not yes:
                     screen.until("Start it? [y/N] (more: m)")
                     screen.type("m\n")
@@ -509,7 +511,7 @@ async def test_only_what_a_person_approved_at_a_terminal_goes_on_without_it(
                 assert len(workers_of(root)) == int(worker)
                 screen.process.kill()
             gate.released.set()
-            run = logged(root, "RunClaimed")[0].run_id or ""
+            run = read_log(root, "RunClaimed")[0].run_id or ""
             if worker:
                 await until(lambda: state_of(root, run) == "success")
             else:

@@ -24,12 +24,12 @@ import pytest
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 from support import doomed
-from support.background import browser, ended_at_last, headers, opened, process_of
+from support.background import browser, end_at_last, headers, process_of, ui_address
 from support.doomed import Point, Step, When
-from support.model_server import ModelServer, Received, Say, running_model_server
+from support.model_server import ModelServer, Received, Say, run_model_server
 from support.postgres import free_port
 from support.runtime import check_budgets, check_requests, unwrap_groups
-from support.stdio import assert_intact, connected, logged, made, state_of, told, until, using
+from support.stdio import assert_intact, connect_stdio, make_root, model_env, read_answer, read_log, state_of, until
 
 from ava_audit.store.store import Store
 from ava_server.core.background import http_server, pages_server
@@ -68,7 +68,7 @@ class Host:
 
     async def call(self, tool: str, **given: Any) -> dict[str, Any]:
         with anyio.fail_after(BACK_S):
-            return told(await self.client.call_tool(tool, given))[0]
+            return read_answer(await self.client.call_tool(tool, given))[0]
 
 
 @dataclass
@@ -91,7 +91,7 @@ class LocalClient:
         async with httpx2.AsyncClient(headers=self.headers, timeout=60, trust_env=False) as http:
             transport = streamable_http_client(self.url, http_client=http)
             async with Client(transport, mode="auto", read_timeout_seconds=60, cache=None) as client:
-                return told(await client.call_tool(tool, given))[0]
+                return read_answer(await client.call_tool(tool, given))[0]
 
 
 @dataclass
@@ -164,27 +164,27 @@ class Killing:
         """Return the commits of a run, as the types of their entries, and how many requests it made."""
         lines = (self.folder / "commits.txt").read_text().splitlines()
         commits = [types for of, _, types in (line.partition(" ") for line in lines) if of == run_id]
-        return commits, len(logged(self.root.path, "CostReserved", run=run_id))
+        return commits, len(read_log(self.root.path, "CostReserved", run=run_id))
 
 
 @asynccontextmanager
 async def all_connected(tmp_path: Path) -> AsyncGenerator[Killing]:
     folder, port = tmp_path / "project", free_port()
     users = f'[users.{os_user()}]\nworkspaces = ["{folder}"]\n'
-    root = DataRoot(made(tmp_path / "data", config_toml=users))
+    root = DataRoot(make_root(tmp_path / "data", config_toml=users))
     folder.mkdir()
     (folder / "a.md").write_text("Otter charges twelve cents.\n")
     program = sys.executable, "-P", doomed.__file__, str(folder)
-    with running_model_server(script) as models:
-        env = {**using(models.base_url), "AVA_BACKGROUND": ""}
-        async with ended_at_last(root), AsyncExitStack() as stack:
-            host = partial(connected, root.path, cwd=folder, env=env, command=(*program, "serve"))
+    with run_model_server(script) as models:
+        env = {**model_env(models.base_url), "AVA_BACKGROUND": ""}
+        async with end_at_last(root), AsyncExitStack() as stack:
+            host = partial(connect_stdio, root.path, cwd=folder, env=env, command=(*program, "serve"))
             clients: list[Host | LocalClient] = []
             clients += [Host(await stack.enter_async_context(host(name=name))) for name in ("host one", "host two")]
             visitor = await stack.enter_async_context(browser())
             killing = Killing(root, folder, models, clients, visitor, "", port)
             await killing.ended(await killing.start(None))  # a host has started the background process
-            address, given = await opened(root), await headers(root, port)
+            address, given = await ui_address(root), await headers(root, port)
             killing.pages = address.partition("/enter")[0]
             await visitor.get(address)
             clients.append(LocalClient(f"http://127.0.0.1:{port}/mcp", given))
@@ -217,7 +217,7 @@ async def test_sixty_kills_lose_no_run_and_pay_for_nothing_twice(tmp_path: Path)
     assert len(killed) == len(killing.back_s) == KILLS
     asked = Counter(map(call_of, killing.models.requests))
     for run_id, task in killing.runs.items():
-        entries = logged(root, run=run_id)
+        entries = read_log(root, run=run_id)
         answered = 0
         reserved = Counter[int]()
         for entry in entries:

@@ -14,10 +14,10 @@ from typing import Any
 
 import anyio
 import pytest
-from support.hosts.extensions import CAP, works
-from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
-from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
-from support.stdio import AVA, assert_intact, environment, logged, using
+from support.hosts.extensions import CAP, keep_noting
+from support.model_server import Fail, Gate, ModelServer, Say, run_model_server
+from support.runtime import PRICED, Lab, hand_over, open_lab, wait_for
+from support.stdio import AVA, assert_intact, environment, model_env, read_log
 
 from ava_audit.verify import verify
 from ava_server.core.data_root import DataRoot
@@ -55,7 +55,7 @@ class Script:
         if "TASK-question" in said:
             return QUESTION
         if "TASK-money" in said:
-            return works(asked)
+            return keep_noting(asked)
         return Say("lost", gate=self.gate)
 
 
@@ -79,7 +79,7 @@ async def a_run_in_each_state(
         lab.session.channel = "host_call"
         await lab.logged(runs["awaiting_extension"], "Asked")
         runs["running"] = await lab.start(task="TASK-running")
-        await arrived(script.gate.arrived)
+        await wait_for(script.gate.arrived)
         runs["queued"] = await lab.start(task="TASK-queued")
         runs["proposed"] = (await lab.propose(task="TASK-proposed")).subagent_id
         yield lab, runs
@@ -111,7 +111,7 @@ async def backed_up(tmp: Path, server: ModelServer, script: Script) -> dict[str,
 async def test_a_backup_beside_a_working_server_is_restored_and_spends_nothing(tmp_path: Path) -> None:
     copy, root = tmp_path / "copy", tmp_path / "new" / "data"
     script = Script()
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         runs = await backed_up(tmp_path, server, script)
         files = listed(copy)
         assert {"ava.db", "backup.json", "config.toml", "keys.toml", f"artifacts/{runs['ended']}/table.csv"} <= {*files}
@@ -133,7 +133,7 @@ async def test_a_backup_beside_a_working_server_is_restored_and_spends_nothing(t
             tmp_path / "new", server=server, config=PRICED, check=False, everybody=True, beneath=tmp_path
         ) as lab:
             await release(lab, server, sent, runs)
-    settled = [entry.content["settlement"] for entry in logged(root, "CostUpdate", run=runs["running"])]
+    settled = [entry.content["settlement"] for entry in read_log(root, "CostUpdate", run=runs["running"])]
     assert settled == ["unknown", "billed"], "the call in flight counts with its worst case"
     assert_intact(root)
 
@@ -141,7 +141,7 @@ async def test_a_backup_beside_a_working_server_is_restored_and_spends_nothing(t
 async def release(lab: Lab, server: ModelServer, sent: int, runs: dict[str, str]) -> None:
     """See that a restored server spends nothing until a person resumes a run, and then only for that run."""
     root = lab.runtime.settings.data_root
-    env = {**using(server.base_url), "AVA_MODEL": "test", "AVA_WORKSPACE": str(root.parents[1])}
+    env = {**model_env(server.base_url), "AVA_MODEL": "test", "AVA_WORKSPACE": str(root.parents[1])}
     await anyio.sleep(3)
     assert len(server.requests) == sent, "a restored server spends nothing by itself"
     states = {run.subagent_id: run for run in (await lab.call("check_subagent")).runs}
@@ -171,7 +171,7 @@ async def release(lab: Lab, server: ModelServer, sent: int, runs: dict[str, str]
 async def test_a_held_run_is_shown_as_held_and_keeps_no_server_busy(tmp_path: Path) -> None:
     root = tmp_path / "new" / "data"
     script = Script()
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         runs = await backed_up(tmp_path, server, script)
         (tmp_path / "new" / "workspace").mkdir(parents=True)
         assert (await ava(root, "restore", str(tmp_path / "copy"), "--yes"))[0] == 0

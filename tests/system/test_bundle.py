@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from support.repository import REPOSITORY, SETUP_S, environment, from_nothing, run, script
-from support.stdio import Wire, prepare, serving
+from support.stdio import Wire, prepare, serve_stdio
 
 from ava_audit.redaction import Redactor
 from ava_server.config.checks import OWN_NAMES
@@ -81,7 +81,7 @@ def test_each_dialog_field_sets_a_variable_that_the_server_reads(manifest: dict[
 
 
 async def test_the_manifest_lists_every_tool_and_prompt_of_the_server(manifest: dict[str, Any], tmp_path: Path) -> None:
-    async with serving(tmp_path / "data") as wire:
+    async with serve_stdio(tmp_path / "data") as wire:
         tools = (await wire.request("tools/list"))["result"]["tools"]
         prompts = (await wire.request("prompts/list"))["result"]["prompts"]
         (task,) = manifest["prompts"][0]["arguments"]
@@ -209,7 +209,7 @@ async def started(installed: Installed, command: list[str], env: Mapping[str, st
     root = installed.home / ".local" / "share" / "ava"
     root.parent.mkdir(parents=True, exist_ok=True)
     prepare(root)
-    async with serving(installed.home, cwd=Path("/"), env=env, initialize=False, command=command) as wire:
+    async with serve_stdio(installed.home, cwd=Path("/"), env=env, initialize=False, command=command) as wire:
         hello = await wire.initialize(FIRST_START_S)
         assert hello["result"]["serverInfo"]["version"] == PROJECT["version"]
         yield wire

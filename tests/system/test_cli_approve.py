@@ -13,10 +13,10 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.runtime import PRICED, arrived, open_lab, submits
-from support.stdio import Logged, Wire, instance_locks, logged, made, serving, state_of, until
-from support.terminal import COMMAND, CONTROLLED, Screen, ava, environment, on_terminal
+from support.model_server import Gate, ModelServer, Say, run_model_server
+from support.runtime import PRICED, open_lab, submit, wait_for
+from support.stdio import Logged, Wire, instance_locks, make_root, read_log, serve_stdio, state_of, until
+from support.terminal import COMMAND, CONTROLLED, Screen, ava, environment, run_on_terminal
 
 from ava_server.config.pin import PinFile
 from ava_server.core.data_root import os_user
@@ -64,7 +64,7 @@ class Host:
     @contextmanager
     def terminal(self, *args: str, command: Sequence[str] = CONTROLLED) -> Generator[Screen]:
         env = {"AVA_MODEL_BASE_URL": self.model.base_url, "AVA_MODEL": "test"}
-        with on_terminal(self.root, *args, env=env, command=command) as screen:
+        with run_on_terminal(self.root, *args, env=env, command=command) as screen:
             yield screen
         assert "Traceback" not in screen.text
 
@@ -77,7 +77,7 @@ class Host:
         return state_of(self.root, proposal["subagent_id"])
 
     def decided(self, proposal: dict[str, Any]) -> list[dict[str, Any]]:
-        return [each.content for each in logged(self.root, "SpawnDecided", run=proposal["subagent_id"])]
+        return [each.content for each in read_log(self.root, "SpawnDecided", run=proposal["subagent_id"])]
 
     async def succeeded(self, *proposals: dict[str, Any]) -> None:
         await until(lambda: all(self.state(each) == "success" for each in proposals))
@@ -85,10 +85,10 @@ class Host:
 
 @asynccontextmanager
 async def host(tmp: Path, config: str = "", *, pin: str | None = None) -> AsyncGenerator[Host]:
-    root = made(tmp / "data", config_toml=config + PRICED)
-    with running_model_server([submits()] * 8) as model:
+    root = make_root(tmp / "data", config_toml=config + PRICED)
+    with run_model_server([submit()] * 8) as model:
         env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
-        async with serving(root, env=env, cwd=tmp) as wire:
+        async with serve_stdio(root, env=env, cwd=tmp) as wire:
             opened = Host(wire, root, model)
             if pin is not None:
                 opened.pin.set(pin)
@@ -123,9 +123,9 @@ async def test_yes_in_a_terminal_starts_the_run_in_the_server_that_proposed_it(t
         assert "Approved.\nIt has started; `ava status` shows the progress." in screen
         await at.succeeded(proposal)
         assert [(each["decision"], each["channel"]) for each in at.decided(proposal)] == [("approved", "terminal")]
-        [claimed] = logged(at.root, "RunClaimed", run=proposal["subagent_id"])
+        [claimed] = read_log(at.root, "RunClaimed", run=proposal["subagent_id"])
         assert f"{claimed.content['instance']}.lock" == server
-        said = [each.content for each in logged(at.root, "UserMessage", run=proposal["subagent_id"])]
+        said = [each.content for each in read_log(at.root, "UserMessage", run=proposal["subagent_id"])]
         assert [each["kind"] for each in said] == ["task", "decision"]
         told = await at.wire.tool("check_subagent", subagent_id=proposal["subagent_id"])
         assert told["runs"][0]["untrusted_result"]["output"] == "the answer"
@@ -161,15 +161,15 @@ async def test_ignores_input_typed_before_the_question_appears(tmp_path: Path) -
 
 
 async def test_run_with_the_task_id_of_a_running_run_waits_for_that_run(tmp_path: Path) -> None:
-    root, gate = made(tmp_path / "data", config_toml=PRICED), Gate()
+    root, gate = make_root(tmp_path / "data", config_toml=PRICED), Gate()
     words = ("run", "researcher", "What does it cost?", "--task-id", "T-9")
-    with running_model_server([replace(submits(), gate=gate)]) as model:
+    with run_model_server([replace(submit(), gate=gate)]) as model:
         env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
-        with on_terminal(root, *words, env=env, command=CONTROLLED) as first:
+        with run_on_terminal(root, *words, env=env, command=CONTROLLED) as first:
             first.until(ASKS)
             first.type("y\n")
-            await arrived(gate.arrived)
-            with on_terminal(root, *words, env=env, command=CONTROLLED) as second:
+            await wait_for(gate.arrived)
+            with run_on_terminal(root, *words, env=env, command=CONTROLLED) as second:
                 second.until("task_id T-9 is S-")
                 gate.released.set()
                 assert (first.ended(), second.ended()) == (0, 0), second.text
@@ -245,7 +245,7 @@ async def test_two_ids_form_one_group_under_one_limit(tmp_path: Path) -> None:
         for each in pair:
             [decided] = at.decided(each)
             assert (decided["channel"], decided["group_id"]) == ("terminal", group[1])
-        (proposed,) = logged(at.root, "SpawnProposed", run=group[1])
+        (proposed,) = read_log(at.root, "SpawnProposed", run=group[1])
         plan = proposed.content["config"]
         assert (plan["max_cost_micros"], plan["timeout_s"]) == (900_000, 1200)
 
@@ -317,10 +317,10 @@ async def test_reports_a_proposal_that_is_not_waiting_in_one_sentence(tmp_path: 
         ):
             got, screen = at.typed(command, given)
             assert (got, says in one_sentence(screen)) == (code, True), screen
-    with on_terminal(tmp_path / "data", command, foreign.pending_id) as view:
+    with run_on_terminal(tmp_path / "data", command, foreign.pending_id) as view:
         assert view.ended() == 10
     assert "somebody-else's proposal; only that user decides about it" in one_sentence(view.text)
-    with on_terminal(tmp_path / "data", command) as view:
+    with run_on_terminal(tmp_path / "data", command) as view:
         assert view.ended() == 0
     assert "Nothing waits for approval." in view.text, "another user's is not even listed"
 
@@ -490,7 +490,7 @@ async def test_ctrl_c_at_the_pin_prompt_restores_the_echo_and_starts_nothing(tmp
         assert (at.state(proposal), at.model.requests) == ("awaiting_approval", [])
         at.pin.check(PIN)
         if words[0] == "run":
-            [_host, own] = logged(at.root, "SpawnProposed")
+            [_host, own] = read_log(at.root, "SpawnProposed")
             assert state_of(at.root, str(own.run_id)) == "rejected", "it does not wait on for somebody"
 
 
@@ -498,16 +498,16 @@ async def test_run_asks_for_the_pin_and_a_wrong_pin_rejects(tmp_path: Path) -> N
     async with host(tmp_path, pin=PIN) as at:
         done = ava(at.root, "run", "researcher", "x", "--yes", "--max-cost", "1")
         assert (done.returncode, "--yes: there is an approval PIN" in done.stderr) == (10, True)
-        assert logged(at.root, "SpawnProposed") == []
+        assert read_log(at.root, "SpawnProposed") == []
 
         code, screen = at.typed("run", "researcher", "x", answers=[(ASKS, "y"), (ASKS_PIN, WRONG)])
         assert (code, "That is not the PIN; 4 tries are left." in screen) == (10, True), screen
-        decided = [each.content["decision"] for each in logged(at.root, "SpawnDecided")]
+        decided = [each.content["decision"] for each in read_log(at.root, "SpawnDecided")]
         assert (decided, at.model.requests) == (["rejected"], [])
 
         code, screen = at.typed("run", "researcher", "x", answers=[(ASKS, "y"), (ASKS_PIN, PIN)])
         assert (code, "all is said" in screen) == (0, True), screen
-        last: Logged = logged(at.root, "SpawnDecided")[-1]
+        last: Logged = read_log(at.root, "SpawnDecided")[-1]
         assert (last.content["decision"], last.content["channel"]) == ("approved", "terminal")
         assert PIN not in screen
 
@@ -515,17 +515,17 @@ async def test_run_asks_for_the_pin_and_a_wrong_pin_rejects(tmp_path: Path) -> N
 @pytest.mark.parametrize("long_ago", [False, True])
 async def test_resume_asks_for_the_pin_before_anything_continues(tmp_path: Path, long_ago: bool) -> None:
     gate = Gate()
-    with running_model_server([Say("lost", gate=gate), submits()]) as model:
+    with run_model_server([Say("lost", gate=gate), submit()]) as model:
         async with open_lab(tmp_path, server=model, config=PRICED, check=False) as lab:
             run_id = await lab.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             PinFile(lab.runtime.settings.paths.approval_file).set(PIN)
         root = tmp_path / "data"
         code = "import sys, ava_server.runs.claims as c; c.TAKEOVER_WITHIN_US = 0; from ava_server.cli import run"
         old = (*CONTROLLED[:4], sys.executable, "-c", f"{code}; run(sys.argv[1:])")  # too old to go on by itself
         env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
         for pin, ends in ((WRONG, 10), (PIN, 0)):
-            with on_terminal(root, "resume", run_id, env=env, command=old if long_ago else CONTROLLED) as screen:
+            with run_on_terminal(root, "resume", run_id, env=env, command=old if long_ago else CONTROLLED) as screen:
                 screen.until(ASKS_PIN)
                 await anyio.sleep(2 * GRACE_S)  # a server takes up others' runs after so long, and no event tells
                 assert len(model.requests) == 1
@@ -533,7 +533,7 @@ async def test_resume_asks_for_the_pin_before_anything_continues(tmp_path: Path,
                 assert screen.ended() == ends, screen.text
             assert state_of(root, run_id) == ("running" if ends else "success"), screen.text
         if long_ago:
-            [resumed] = logged(root, "RunResumed", run=run_id)
+            [resumed] = read_log(root, "RunResumed", run=run_id)
             assert resumed.content["channel"] == "terminal"
         assert ava(root, "resume", run_id).returncode == 10
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.model_server import running_model_server
-from support.repositories.coding import asked, project
-from support.runtime import PRICED, Lab, open_lab, submits
-from support.stdio import logged, made, state_of
-from support.terminal import CONTROLLED, Screen, on_terminal
+from support.model_server import run_model_server
+from support.repositories.coding import coder_task, project
+from support.runtime import PRICED, Lab, open_lab, submit
+from support.stdio import make_root, read_log, state_of
+from support.terminal import CONTROLLED, Screen, run_on_terminal
 
 from ava_server.config.pin import PinFile
 
@@ -29,25 +29,25 @@ BOLD = "\x1b[1m"
 
 def shown_at(lab: Lab, *args: str, answers: list[tuple[str, str]], **more: Any) -> tuple[int, str]:
     """Run a command on a terminal of 80 columns; return its exit code and everything that it wrote."""
-    with on_terminal(lab.root, *args, columns=80, command=CONTROLLED, **more) as screen:
+    with run_on_terminal(lab.root, *args, columns=80, command=CONTROLLED, **more) as screen:
         code = screen.ended_after(answers)
     assert "Traceback" not in screen.text
     return code, screen.text
 
 
 def decisions(root: Path, run: str) -> list[tuple[str, str | None]]:
-    return [(each.content["decision"], each.content.get("channel")) for each in logged(root, "SpawnDecided", run=run)]
+    return [(each.content["decision"], each.content.get("channel")) for each in read_log(root, "SpawnDecided", run=run)]
 
 
 async def three(lab: Lab, tmp_path: Path) -> list[Any]:
     """Propose two researchers and a coder."""
     repository = project(tmp_path)
-    coder = await lab.propose(**asked(workspace=str(repository), max_cost_cents=200))
+    coder = await lab.propose(**coder_task(workspace=str(repository), max_cost_cents=200))
     return [await lab.propose(task="What does it cost?"), await lab.propose(task="Since when?"), coder]
 
 
 async def test_yes_starts_all_that_wait_each_by_its_own_digest(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [submits()] * 2, config=PRICED) as lab:
+    async with open_lab(tmp_path, [submit()] * 2, config=PRICED) as lab:
         pair = [await lab.propose(task=f"task {number}") for number in range(2)]
         code, screen = shown_at(lab, "approve", answers=[(ALL_WAITING, "y")])
         assert code == 0, screen
@@ -56,8 +56,8 @@ async def test_yes_starts_all_that_wait_each_by_its_own_digest(tmp_path: Path) -
         for each in pair:
             row = await lab.ended(each.subagent_id)
             assert (row.state, row.plan_id) == ("success", None), "no group was asked for"
-            [decided] = logged(lab.root, "SpawnDecided", run=each.subagent_id)
-            [proposed] = logged(lab.root, "SpawnProposed", run=each.subagent_id)
+            [decided] = read_log(lab.root, "SpawnDecided", run=each.subagent_id)
+            [proposed] = read_log(lab.root, "SpawnProposed", run=each.subagent_id)
             assert decided.content["digest"] == proposed.content["digest"]
             assert (decided.content["decision"], decided.content["channel"]) == ("approved", "terminal")
 
@@ -91,7 +91,7 @@ async def test_no_task_can_pass_for_a_line_of_the_table(tmp_path: Path) -> None:
         for task in tasks:
             await lab.propose(task=task)
         for width in (80, 140):
-            with on_terminal(lab.root, "approve", columns=width, command=CONTROLLED) as screen:
+            with run_on_terminal(lab.root, "approve", columns=width, command=CONTROLLED) as screen:
                 assert screen.ended_after([(ALL_WAITING, "")]) == 0
             lines = re.sub(r"\x1b\[[\d;]*m", "", screen.text).splitlines()
             assert not [line for line in lines if len(line) > width and not line.startswith("Data root")], lines
@@ -126,9 +126,9 @@ async def test_all_can_be_rejected_at_once(tmp_path: Path) -> None:
 
 
 async def test_one_that_was_decided_elsewhere_meanwhile_does_not_stop_the_others(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [submits()], config=PRICED) as lab:
+    async with open_lab(tmp_path, [submit()], config=PRICED) as lab:
         gone, other = await lab.propose(task="gone"), await lab.propose(task="other")
-        with on_terminal(lab.root, "approve", command=CONTROLLED) as screen:
+        with run_on_terminal(lab.root, "approve", command=CONTROLLED) as screen:
             screen.until(ALL_WAITING)
             await lab.call("confirm_spawn", pending_ids=[gone.pending_id], decision="reject")
             screen.type("y\n")
@@ -143,7 +143,7 @@ async def test_one_that_was_decided_elsewhere_meanwhile_does_not_stop_the_others
 
 
 async def test_the_pin_is_asked_once_for_all_and_a_wrong_one_starts_none(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [submits()] * 2, config=PRICED) as lab:
+    async with open_lab(tmp_path, [submit()] * 2, config=PRICED) as lab:
         PinFile(lab.root / "secrets" / "approval.toml").set(PIN)
         pair = [await lab.propose(task=f"task {number}") for number in range(2)]
         code, screen = shown_at(lab, "approve", answers=[(ALL_WAITING, "y"), (ASKS_PIN, WRONG)])
@@ -163,22 +163,22 @@ async def test_the_pin_is_asked_once_for_all_and_a_wrong_one_starts_none(tmp_pat
 @contextmanager
 def group(tmp_path: Path, *limits: str, script: Any = ()) -> Generator[tuple[Path, Screen]]:
     """Run three researchers together."""
-    root = made(tmp_path / "data", config_toml=PRICED)
+    root = make_root(tmp_path / "data", config_toml=PRICED)
     tasks = ("--parallel", "researcher", "task 1", "task 2", "task 3", "--max-cost", "0.50")
-    with running_model_server(script) as model:
+    with run_model_server(script) as model:
         env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
-        with on_terminal(root, "run", *tasks, *limits, columns=80, env=env, command=CONTROLLED) as screen:
+        with run_on_terminal(root, "run", *tasks, *limits, columns=80, env=env, command=CONTROLLED) as screen:
             screen.until(OF_GROUP)
             yield root, screen
         assert "Traceback" not in screen.text
 
 
 def decided(root: Path) -> list[dict[str, Any]]:
-    return [each.content for each in logged(root, "SpawnDecided")]
+    return [each.content for each in read_log(root, "SpawnDecided")]
 
 
 def test_one_by_one_shows_each_in_full_and_starts_those_that_were_chosen(tmp_path: Path) -> None:
-    with group(tmp_path, "--group-max", "1.20", "--group-timeout", "5m", script=[submits()] * 2) as (root, screen):
+    with group(tmp_path, "--group-max", "1.20", "--group-timeout", "5m", script=[submit()] * 2) as (root, screen):
         screen.type("o\n")
         for number, answer in enumerate(("y", "n", "y"), 1):
             screen.until(f"{number} of 3: start it? [y/N]")

@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from support.model_server import Say, running_model_server
+from support.model_server import Say, run_model_server
 from support.repositories.coding import RIGHT, VERIFY, WRONG, branches, project
 from support.repositories.projects import git
 from support.runtime import hand_over
 from support.sandboxes.attacks import needs_confinement
-from support.terminal import ava, on_terminal
+from support.terminal import ava, run_on_terminal
 
 ESCAPE = ("write_file", {"path": "odd.txt", "content": "\u001b]0;owned\u0007 red \u001b[31m \u202e\n"})
 
@@ -32,7 +32,7 @@ def options(repository: Path, *more: str) -> list[str]:
 def test_shows_the_changes_of_a_coder_line_by_line_without_terminal_escapes(tmp_path: Path) -> None:
     repository, root = project(tmp_path), tmp_path / "data"
     script = [Say(calls=[RIGHT]), Say(calls=[ESCAPE]), hand_over(summary="Adding adds.")]
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
         done = ava(root, *options(repository, "--namespace", "adding.py", "--namespace", "odd.txt"), env=env)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -62,7 +62,7 @@ def test_shows_the_changes_of_a_coder_line_by_line_without_terminal_escapes(tmp_
 @pytest.mark.requirement("S2-17")
 def test_a_failed_verification_exits_with_21_for_run_and_wait(tmp_path: Path) -> None:
     repository, root = project(tmp_path), tmp_path / "data"
-    with running_model_server([Say(calls=[WRONG]), *[hand_over()] * 4]) as server:
+    with run_model_server([Say(calls=[WRONG]), *[hand_over()] * 4]) as server:
         env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
         done = ava(root, *options(repository, "--namespace", "adding.py"), env=env)
     assert done.returncode == 21, done.stdout + done.stderr
@@ -76,10 +76,10 @@ def test_a_failed_verification_exits_with_21_for_run_and_wait(tmp_path: Path) ->
 
 def test_a_coder_that_is_not_approved_changes_nothing(tmp_path: Path) -> None:
     repository, root = project(tmp_path), tmp_path / "data"
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
         given = [each for each in options(repository, "--namespace", "adding.py") if each != "--yes"]
-        with on_terminal(root, *given, env=env) as screen:
+        with run_on_terminal(root, *given, env=env) as screen:
             screen.until("Start it? [y/N]")
             screen.type("n\n")
             assert screen.ended() == 10
@@ -99,7 +99,7 @@ def test_missing_options_of_a_coder_are_listed_together_by_their_names(tmp_path:
 
 def test_a_run_that_changes_no_files_has_no_diff(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    with running_model_server([hand_over()]) as server:
+    with run_model_server([hand_over()]) as server:
         env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
         given = ["run", "researcher", "Look.", "--workspace", str(tmp_path / "work"), "--yes", "--max-cost", "1"]
         done = ava(tmp_path / "data", *given, "--json", env=env)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.http_server import serving_http
+from support.http_server import serve_http
 from support.terminal import ava
 
 FILE = """# mine
@@ -98,7 +98,7 @@ def test_a_value_that_cannot_be_is_refused_and_the_file_stays(
 
 @pytest.mark.slow
 async def test_says_when_running_processes_have_the_old_value_and_when_a_variable_overrides_it(root: Path) -> None:
-    async with serving_http(root):
+    async with serve_http(root):
         assert "restart the hosts, or `ava serve`" in config(root, "set", "limits.running", "5")
     said = config(root, "set", "mirror", "true", env={"AVA_MIRROR": "false"})
     assert "In this shell AVA_MIRROR overrides it." in said

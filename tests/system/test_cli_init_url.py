@@ -13,8 +13,8 @@ from typing import Any
 
 import anyio.to_thread
 import pytest
-from support.http_server import HttpServer, serving_http, token
-from support.stdio import made
+from support.http_server import HttpServer, serve_http, token
+from support.stdio import make_root
 from support.terminal import ava
 
 from ava_server.hosts.known import HOSTS
@@ -72,9 +72,9 @@ class Machine:
 
 @pytest.fixture
 async def machine(tmp_path: Path) -> AsyncGenerator[Machine]:
-    root, home = made(tmp_path / "server"), tmp_path / "home"
+    root, home = make_root(tmp_path / "server"), tmp_path / "home"
     home.mkdir()
-    async with serving_http(root) as server:
+    async with serve_http(root) as server:
         yield Machine(server, root, home, token(root, "ana"))
 
 

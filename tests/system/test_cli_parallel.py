@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.model_server import Gate, Say, running_model_server
+from support.model_server import Gate, Say, run_model_server
 from support.runtime import PRICED
-from support.terminal import ava, on_terminal
+from support.terminal import ava, run_on_terminal
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +53,8 @@ def test_asks_once_about_several_runs_and_starts_them_as_a_group(root: Path, wor
         str(workspace), "--max-cost", "0.50", "--group-max", "1.20", "--group-timeout", "5m",
     )  # fmt: skip
     with (
-        running_model_server(script) as server,
-        on_terminal(root, *args, columns=80, env=local(server.base_url)) as screen,
+        run_model_server(script) as server,
+        run_on_terminal(root, *args, columns=80, env=local(server.base_url)) as screen,
     ):
         asked = screen.until("Start them? [y = all, n = none, o = one by one]")
         screen.type("y\n")
@@ -80,7 +80,7 @@ def test_prints_several_results_as_one_object_and_exits_with_the_first_failure(r
         "run", "--parallel", "researcher", FIRST, SECOND, "--workspace", str(workspace), "--yes", "--max-cost", "0.50",
         "--max-iterations", "2", "--json",
     )  # fmt: skip
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         done = ava(root, *args, env=local(server.base_url))
     assert done.returncode == 13, done.stderr
     result = json.loads(done.stdout)
@@ -92,7 +92,7 @@ def test_prints_several_results_as_one_object_and_exits_with_the_first_failure(r
 
 def test_rejects_all_runs_if_one_of_them_is_invalid(root: Path, workspace: Path) -> None:
     args = ("run", "researcher", FIRST, "--also", "pirate: Find it", "--workspace", str(workspace))
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         done = ava(root, *args, "--yes", "--max-cost", "0.50", env=local(server.base_url))
     assert done.returncode == 2
     assert "pirate" in done.stderr and "Traceback" not in done.stderr
@@ -109,7 +109,7 @@ def test_rejects_all_runs_if_one_of_them_is_invalid(root: Path, workspace: Path)
     ],
 )
 def test_a_mistake_starts_nothing(root: Path, workspace: Path, args: tuple[str, ...], code: int, says: str) -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         more = ("--workspace", str(workspace), "--yes", "--max-cost", "0.50")
         done = ava(root, "run", *args, *more, env=local(server.base_url))
     assert (done.returncode, says in done.stderr, done.stderr.count("Traceback")) == (code, True, 0), done.stderr
@@ -121,7 +121,7 @@ def test_a_mistake_starts_nothing(root: Path, workspace: Path, args: tuple[str, 
 def test_runs_that_cannot_start_now_still_wait(root: Path, workspace: Path) -> None:
     (root / "config.toml").write_text(f"{PRICED}\n[limits]\nspawns_per_hour = 1\n")
     args = ("run", "--parallel", "researcher", FIRST, SECOND, "--workspace", str(workspace), "--yes", "--max-cost", "1")
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         done = ava(root, *args, env=local(server.base_url))
     assert done.returncode == 10
     last = done.stderr.splitlines()[-1]
@@ -140,8 +140,8 @@ def test_ctrl_c_cancels_all_runs(root: Path, workspace: Path) -> None:
 
     args = ("run", "--parallel", "researcher", FIRST, SECOND, "--workspace", str(workspace), "--yes", "--max-cost", "1")
     with (
-        running_model_server(script) as server,
-        on_terminal(root, *args, env=local(server.base_url)) as screen,
+        run_model_server(script) as server,
+        run_on_terminal(root, *args, env=local(server.base_url)) as screen,
     ):
         assert all(gate.arrived.wait(20) for gate in gates.values())
         screen.interrupt()
@@ -157,7 +157,7 @@ def test_ctrl_c_cancels_all_runs(root: Path, workspace: Path) -> None:
 
 def test_copies_and_lists_the_artifacts_of_a_run(root: Path, workspace: Path, tmp_path: Path) -> None:
     args = ("run", "researcher", FIRST, "--workspace", str(workspace), "--yes", "--max-cost", "0.50", "--artifacts")
-    with running_model_server([SAVES, DONE, SAVES, DONE]) as server:
+    with run_model_server([SAVES, DONE, SAVES, DONE]) as server:
         first = ava(root, *args, str(tmp_path / "new" / "got"), env=local(server.base_url))
         (tmp_path / "there").mkdir()
         (tmp_path / "there" / "prices.csv").write_text("mine")
@@ -173,7 +173,7 @@ def test_copies_and_lists_the_artifacts_of_a_run(root: Path, workspace: Path, tm
 
 def test_a_run_without_a_required_tool_starts_only_with_degraded(root: Path) -> None:
     args = ("run", "web_crawler", "Who makes it?", "--yes", "--max-cost", "0.50")
-    with running_model_server([DONE]) as server:
+    with run_model_server([DONE]) as server:
         refused = ava(root, *args, env=local(server.base_url))
         done = ava(root, *args, "--degraded", env=local(server.base_url))
     assert refused.returncode == 10
@@ -188,7 +188,7 @@ def test_a_run_without_a_required_tool_starts_only_with_degraded(root: Path) -> 
 def test_rationale_tool_call_limit_and_thinking_can_be_set_on_the_command_line(root: Path, workspace: Path) -> None:
     args = ("run", "researcher", FIRST, "--workspace", str(workspace), "--yes", "--max-cost", "0.50")
     more = ("--rationale", "The budget is due", "--max-tool-calls", "3", "--no-extended-thinking")
-    with running_model_server([DONE]) as server:
+    with run_model_server([DONE]) as server:
         done = ava(root, *args, *more, env=local(server.base_url))
     assert done.returncode == 0, done.stderr
     assert 'Why: "The budget is due".' in done.stderr and " 3 tool calls" in done.stderr
@@ -215,8 +215,8 @@ def test_a_run_shows_its_last_steps_a_spinner_and_the_spend_until_the_result_rep
     script = [*(Say("", calls) for calls in STEPS), Say("", DONE.calls, gate=gate)]
     args = ("run", "researcher", FIRST, "--workspace", str(workspace), "--yes", "--max-cost", "0.50")
     with (
-        running_model_server(script) as server,
-        on_terminal(root, *args, columns=columns, rows=40, env={**local(server.base_url), **env}) as screen,
+        run_model_server(script) as server,
+        run_on_terminal(root, *args, columns=columns, rows=40, env={**local(server.base_url), **env}) as screen,
     ):
         assert gate.arrived.wait(20)
         steps = [f"  {'Searching for word number ' + str(at) if at % 2 else 'Taking a note'}" for at in (3, 4, 5, 6)]
@@ -244,8 +244,8 @@ def test_a_resize_while_runs_work_leaves_one_table(root: Path, workspace: Path) 
     gate = Gate()
     args = ("run", "--parallel", "researcher", FIRST, SECOND, "--workspace", str(workspace), "--yes", "--max-cost", "1")
     with (
-        running_model_server(lambda _request: Say("", DONE.calls, gate=gate)) as server,
-        on_terminal(root, *args, columns=120, rows=40, env=local(server.base_url)) as screen,
+        run_model_server(lambda _request: Say("", DONE.calls, gate=gate)) as server,
+        run_on_terminal(root, *args, columns=120, rows=40, env=local(server.base_url)) as screen,
     ):
         assert gate.arrived.wait(20)
         screen.until_shown(lambda lines: sum("researcher: What does" in line for line in lines) == 2)
@@ -263,8 +263,8 @@ def test_a_terminal_that_is_closed_meanwhile_ends_the_view_without_a_traceback(r
     gate = Gate()
     args = ("run", "researcher", FIRST, "--workspace", str(workspace), "--yes", "--max-cost", "0.50")
     with (
-        running_model_server([Say("", gate=gate), DONE]) as server,
-        on_terminal(root, *args, env=local(server.base_url)) as screen,
+        run_model_server([Say("", gate=gate), DONE]) as server,
+        run_on_terminal(root, *args, env=local(server.base_url)) as screen,
     ):
         assert gate.arrived.wait(20)
         screen.until("turn 1 of 20")
@@ -278,8 +278,8 @@ def test_a_terminal_that_is_closed_meanwhile_ends_the_view_without_a_traceback(r
 def test_a_dumb_terminal_gets_plain_lines(root: Path, workspace: Path) -> None:
     args = ("run", "researcher", FIRST, "--workspace", str(workspace), "--yes", "--max-cost", "0.50")
     with (
-        running_model_server([NOTE, DONE]) as server,
-        on_terminal(root, *args, env={**local(server.base_url), "TERM": "dumb"}) as screen,
+        run_model_server([NOTE, DONE]) as server,
+        run_on_terminal(root, *args, env={**local(server.base_url), "TERM": "dumb"}) as screen,
     ):
         assert screen.ended() == 0
     assert "\x1b" not in screen.text and "\r" not in screen.text.replace("\r\n", "\n")

@@ -16,11 +16,11 @@ import anyio.to_thread
 import httpx2
 import pytest
 from mcp import Client
-from support.http_server import HttpServer, serving_http, token
-from support.model_server import Gate, Say, running_model_server
+from support.http_server import HttpServer, serve_http, token
+from support.model_server import Gate, Say, run_model_server
 from support.runtime import PRICED
-from support.stdio import logged, made, state_of, told, until, using
-from support.terminal import COMMAND, ava, environment, on_terminal
+from support.stdio import make_root, model_env, read_answer, read_log, state_of, until
+from support.terminal import COMMAND, ava, environment, run_on_terminal
 
 pytestmark = pytest.mark.slow
 
@@ -72,31 +72,31 @@ def _without_place(screen: str) -> str:
 
 async def start(client: Client, task: str, **more: Any) -> str:
     asked = {"role": "custom", "system_prompt": "x", "task": task, **more}
-    proposed = told(await client.call_tool("spawn_subagent", asked))[0]
+    proposed = read_answer(await client.call_tool("spawn_subagent", asked))[0]
     given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-    told(await client.call_tool("confirm_spawn", given))
+    read_answer(await client.call_tool("confirm_spawn", given))
     return str(proposed["subagent_id"])
 
 
 async def finish(client: Client, task: str) -> str:
     run = await start(client, task)
-    found = told(await client.call_tool("check_subagent", {"subagent_id": run, "wait_seconds": 30}))[0]
+    found = read_answer(await client.call_tool("check_subagent", {"subagent_id": run, "wait_seconds": 30}))[0]
     assert found["status"] == "success"
     return run
 
 
 @asynccontextmanager
 async def shared(tmp_path: Path) -> AsyncGenerator[Shared]:
-    root = made(tmp_path / "data", config_toml=PAID)
+    root = make_root(tmp_path / "data", config_toml=PAID)
     ana, ben = token(root, "ana"), token(root, "ben")
     gate = Gate(300)
 
     def step(request: dict[str, Any]) -> Say:  # the long question has no answer, however often it is asked
         return Say("x", gate=gate) if "A long question" in json.dumps(request) else DONE
 
-    with running_model_server(step) as model:
+    with run_model_server(step) as model:
         async with (
-            serving_http(root, env=using(model.base_url)) as server,
+            serve_http(root, env=model_env(model.base_url)) as server,
             server.client(ana) as client,
             server.client(ben) as other,
         ):
@@ -108,15 +108,15 @@ async def shared(tmp_path: Path) -> AsyncGenerator[Shared]:
 
 
 async def test_status_shows_a_question_with_its_options_and_commands_that_name_the_server(tmp_path: Path) -> None:
-    root = made(tmp_path / "data", config_toml=PAID)
+    root = make_root(tmp_path / "data", config_toml=PAID)
     asks = Say(calls=[("ask", {"question": "Which \x1b[31mcurrency?", "options": ["EUR", "USD"]})])
-    with running_model_server([asks, DONE]) as model:
+    with run_model_server([asks, DONE]) as model:
         ana = token(root, "ana")
-        async with serving_http(root, env=using(model.base_url)) as server, server.client(ana) as client:
+        async with serve_http(root, env=model_env(model.base_url)) as server, server.client(ana) as client:
             run = await start(client, "What does it cost?")
             waiting = {"role": "custom", "system_prompt": "x", "task": "Another"}
-            proposal = told(await client.call_tool("spawn_subagent", waiting))[0]
-            await until(lambda: bool(logged(root, "Asked", run=run)), 20)
+            proposal = read_answer(await client.call_tool("spawn_subagent", waiting))[0]
+            await until(lambda: bool(read_log(root, "Asked", run=run)), 20)
             there = Shared(server, root, client, ana, run, run, "", Gate())
             shown = (await there.ava("--url", server.base, "status")).stdout
             assert "It asks:\n" in shown and "\x1b" not in shown
@@ -155,7 +155,7 @@ async def test_the_address_may_stand_before_or_after_the_command_or_in_a_variabl
                 done = await there.ava(*words, **env)
                 assert done.returncode == 0 and says in done.stdout, (words, done.stderr)
                 assert done.stdout.startswith(f"Server: {url}\n"), words
-        sent = [entry for entry in logged(there.root, "UserMessage") if entry.content["kind"] == "message"]
+        sent = [entry for entry in read_log(there.root, "UserMessage") if entry.content["kind"] == "message"]
         assert len(sent) == 3
         for words, env in (
             (("--url", url, "cancel", there.works, "--reason", "enough"), {}),
@@ -203,7 +203,9 @@ async def test_screens_are_the_same_as_on_the_server_itself(tmp_path: Path) -> N
 async def test_more_entries_than_one_answer_holds_are_all_shown(tmp_path: Path) -> None:
     async with shared(tmp_path) as there:
         for number in range(30):
-            told(await there.ana.call_tool("message_subagent", {"subagent_id": there.works, "message": f"m{number}"}))
+            read_answer(
+                await there.ana.call_tool("message_subagent", {"subagent_id": there.works, "message": f"m{number}"})
+            )
         args = ("logs", there.works, "--last", "1000", "--json")
         raw = await anyio.to_thread.run_sync(ava, there.root, *args)
         assert (await there.there(*args)).stdout == raw.stdout and raw.stdout.count("\n") > 30
@@ -259,10 +261,12 @@ async def test_the_report_of_approvals_is_the_same_there_and_here(tmp_path: Path
 async def test_a_group_is_named_by_its_id_and_only_for_its_user(tmp_path: Path) -> None:
     async with shared(tmp_path) as there:
         asked = {"role": "custom", "system_prompt": "x", "task": "one of two"}
-        both = [told(await there.ana.call_tool("spawn_subagent", asked))[0] for _each in range(2)]
+        both = [read_answer(await there.ana.call_tool("spawn_subagent", asked))[0] for _each in range(2)]
         given: dict[str, Any] = {"pending_ids": [one["pending_id"] for one in both], "approving": []}
-        refused = told(await there.ana.call_tool("confirm_spawn", given))[0]
-        started = told(await there.ana.call_tool("confirm_spawn", {**given, "approving": refused["approval_lines"]}))[0]
+        refused = read_answer(await there.ana.call_tool("confirm_spawn", given))[0]
+        started = read_answer(
+            await there.ana.call_tool("confirm_spawn", {**given, "approving": refused["approval_lines"]})
+        )[0]
         group = started["group_id"]
         waited = await there.there("wait", group)
         assert waited.returncode == 0 and waited.stdout.count("All of it: 42.") == 2, waited.stderr
@@ -298,13 +302,13 @@ async def test_a_token_does_what_its_scopes_allow(
         for verb in refused:
             done = await there.there(verb, *words.get(verb, ()), text=text)
             assert done.returncode == 10 and "lacks the scope" in done.stderr, (verb, done.stderr)
-        assert state_of(there.root, there.works) == "running" and not logged(there.root, "CancelRequested")
+        assert state_of(there.root, there.works) == "running" and not read_log(there.root, "CancelRequested")
 
 
 async def test_to_resume_a_proposal_that_waits_does_not_approve_it(tmp_path: Path) -> None:
     async with shared(tmp_path) as there:
         waiting = {"role": "custom", "system_prompt": "x", "task": "Another"}
-        proposal = told(await there.ana.call_tool("spawn_subagent", waiting))[0]
+        proposal = read_answer(await there.ana.call_tool("spawn_subagent", waiting))[0]
         for given in (proposal["subagent_id"], proposal["pending_id"]):
             done = await there.there("resume", given)
             assert done.returncode == 10 and "waits for approval" in done.stderr, done
@@ -317,7 +321,7 @@ async def test_a_shown_result_counts_as_fetched_and_a_look_does_not(tmp_path: Pa
         await until(lambda: state_of(there.root, run) == "success")
 
         def fetched() -> int:
-            found = [entry for entry in logged(there.root, "ToolResult") if "carried" in entry.content["output"]]
+            found = [entry for entry in read_log(there.root, "ToolResult") if "carried" in entry.content["output"]]
             return sum(run in entry.content["output"] for entry in found)
 
         for args in (("status",), ("show", run, "--cost"), ("logs", run), ("report",), ("report", "approvals")):
@@ -354,9 +358,9 @@ async def test_commands_of_a_data_root_refuse_another_server_and_say_where_they_
 @pytest.mark.parametrize("verb", ["status", "logs", "show", "wait", "cancel", "send", "report"])
 async def test_reports_a_wrong_address_or_token_in_one_sentence(tmp_path: Path, verb: str) -> None:
     words = {"show": (UNKNOWN,), "wait": (UNKNOWN,), "send": (UNKNOWN, "x"), "cancel": (UNKNOWN,)}.get(verb, ())
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
-    async with serving_http(root) as server:
+    async with serve_http(root) as server:
         for url, given, code, says in (
             (server.base, "x" * 40, 10, "Unknown token"),
             (server.base, "", 2, "AVA_TOKEN"),
@@ -374,11 +378,11 @@ async def test_reports_a_wrong_address_or_token_in_one_sentence(tmp_path: Path, 
 
 
 async def test_a_wait_survives_a_restart_of_the_server_and_ends_with_the_run(tmp_path: Path) -> None:
-    root = made(tmp_path / "data", config_toml=PAID)
+    root = make_root(tmp_path / "data", config_toml=PAID)
     text, gate = token(root, "ana"), Gate(300)
-    with running_model_server([Say("x", gate=gate), DONE, DONE]) as model:
-        env = using(model.base_url)
-        async with serving_http(root, env=env) as first, first.client(text) as client:
+    with run_model_server([Say("x", gate=gate), DONE, DONE]) as model:
+        env = model_env(model.base_url)
+        async with serve_http(root, env=env) as first, first.client(text) as client:
             run = await start(client, "Long")
             await until(gate.arrived.is_set)
             port = str(first.port)
@@ -386,14 +390,14 @@ async def test_a_wait_survives_a_restart_of_the_server_and_ends_with_the_run(tmp
                 [*COMMAND, "wait", run, "--url", first.base], stdin=subprocess.DEVNULL,
                 env=environment(tmp_path / "elsewhere", AVA_TOKEN=text),
             )  # fmt: skip
-            await until(lambda: len(logged(root, "SessionStart")) >= 1)
+            await until(lambda: len(read_log(root, "SessionStart")) >= 1)
             await anyio.sleep(8)
             first.signal()
             await first.exited()
         await anyio.sleep(11)  # where lines are not rewritten in place, one comes every ten seconds
         assert process.returncode is None, "the wait ended with the server"
         gate.released.set()
-        async with serving_http(root, env=env, command=("serve", "--http", "--port", port)):
+        async with serve_http(root, env=env, command=("serve", "--http", "--port", port)):
             with anyio.fail_after(40):
                 assert await process.wait() == 0
             assert process.stdout is not None and process.stderr is not None
@@ -428,7 +432,9 @@ async def test_the_log_is_followed_over_http(tmp_path: Path) -> None:
         with anyio.fail_after(30):
             while b"UserMessage" not in seen:
                 seen += await process.stdout.receive()
-            told(await there.ana.call_tool("message_subagent", {"subagent_id": there.works, "message": "turn left"}))
+            read_answer(
+                await there.ana.call_tool("message_subagent", {"subagent_id": there.works, "message": "turn left"})
+            )
             while b"turn left" not in seen:
                 seen += await process.stdout.receive()
         assert seen.count(b"(task)") == 1, "an entry came twice"
@@ -444,7 +450,7 @@ async def test_without_an_id_the_own_last_run_is_meant_and_cancelled_only_after_
 
         def answered(answer: str) -> tuple[int, str]:
             env = {"AVA_TOKEN": there.text, "AVA_URL": there.server.base}
-            with on_terminal(tmp_path / "elsewhere", "cancel", env=env, columns=160) as screen:
+            with run_on_terminal(tmp_path / "elsewhere", "cancel", env=env, columns=160) as screen:
                 return screen.ended_after([("[y/N]", answer)]), screen.text
 
         assert (await anyio.to_thread.run_sync(answered, "n"))[0] == 10

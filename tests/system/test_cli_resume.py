@@ -12,10 +12,10 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
-from support.runtime import PRICED, arrived, check_requests, hand_over, open_lab
-from support.stdio import AVA, assert_intact, environment, logged, state_of, using
-from support.terminal import CONTROLLED, on_terminal
+from support.model_server import Fail, Gate, ModelServer, Say, Step, run_model_server
+from support.runtime import PRICED, check_requests, hand_over, open_lab, wait_for
+from support.stdio import AVA, assert_intact, environment, model_env, read_log, state_of
+from support.terminal import CONTROLLED, run_on_terminal
 
 from ava_audit.units import iso_utc, parse_time
 from ava_server.config.pin import PinFile
@@ -31,17 +31,17 @@ NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 async def interrupted(tmp: Path) -> AsyncGenerator[tuple[ModelServer, str]]:
     """A run whose owner is gone."""
     gate = Gate()
-    with running_model_server([NOTE, Say("lost", gate=gate), hand_over(), hand_over()]) as server:
+    with run_model_server([NOTE, Say("lost", gate=gate), hand_over(), hand_over()]) as server:
         async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
             run_id = await lab.start(name="prices")
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         yield server, run_id
         await check_requests(tmp / "data", server.requests)
 
 
 async def ava(tmp: Path, server: ModelServer, *words: str, **more: str) -> tuple[int, str, str]:
     """Run a command as a person without a terminal does; return exit code, output and errors."""
-    env = {**environment(tmp / "data"), **using(server.base_url), "AVA_MODEL": "test", **more}
+    env = {**environment(tmp / "data"), **model_env(server.base_url), "AVA_MODEL": "test", **more}
     done = await anyio.run_process([AVA[0], *words], env=env, check=False)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
@@ -55,7 +55,7 @@ async def test_continues_a_run_and_shows_its_result(tmp_path: Path) -> None:
         assert len(server.requests) == 3, "what was answered is not asked again"
         again = await ava(tmp_path, server, "resume", run_id)
         assert again[0] == 10 and "has ended" in again[2] and "propose it again" in again[2]
-    settled = [entry.content["settlement"] for entry in logged(tmp_path / "data", "CostUpdate", run=run_id)]
+    settled = [entry.content["settlement"] for entry in read_log(tmp_path / "data", "CostUpdate", run=run_id)]
     assert settled == ["billed", "unknown", "billed"]
     assert_intact(tmp_path / "data")
 
@@ -68,7 +68,7 @@ async def test_a_script_that_passes_takes_over_no_run_of_another_process(tmp_pat
     async with interrupted(tmp_path) as (server, run_id):
         code, _out, err = await ava(tmp_path, server, *SCRIPT, "-w", str(tmp_path / "workspace"))
         assert code == 0, err
-        claims = logged(tmp_path / "data", "RunClaimed", run=run_id)
+        claims = read_log(tmp_path / "data", "RunClaimed", run=run_id)
         assert [entry.content["reason"] for entry in claims] == ["start"]
         assert len(server.requests) == 3, "two of the run that was left, and one of the script's own"
         code, out, err = await ava(tmp_path, server, "resume", run_id)
@@ -77,16 +77,16 @@ async def test_a_script_that_passes_takes_over_no_run_of_another_process(tmp_pat
 
 async def test_the_same_script_goes_on_with_its_run_after_it_was_killed(tmp_path: Path) -> None:
     gate = Gate()
-    with running_model_server([Say("lost", gate=gate), hand_over()]) as server:
+    with run_model_server([Say("lost", gate=gate), hand_over()]) as server:
         (tmp_path / "workspace").mkdir()
-        env = {**environment(tmp_path / "data"), **using(server.base_url), "AVA_MODEL": "test"}
+        env = {**environment(tmp_path / "data"), **model_env(server.base_url), "AVA_MODEL": "test"}
         words = [*SCRIPT, "-w", str(tmp_path / "workspace")]
         async with await anyio.open_process([AVA[0], *words], env=env, stdin=subprocess.DEVNULL) as first:
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             first.kill()
         code, out, err = await ava(tmp_path, server, *words)
         assert code == 0 and "the answer" in out, err
-        claims = logged(tmp_path / "data", "RunClaimed")
+        claims = read_log(tmp_path / "data", "RunClaimed")
         assert [entry.content["reason"] for entry in claims] == ["start", "takeover"]
 
 
@@ -98,15 +98,15 @@ async def test_shows_the_remaining_budget_when_an_old_run_continues(tmp_path: Pa
             "import sys, time; import ava_server.runs.claims as claims; claims.TAKEOVER_WITHIN_US = 0",
             "from ava_server.cli import run; run(sys.argv[1:])",
         ]
-        env = {**environment(root), **using(server.base_url), "AVA_MODEL": "test"}
+        env = {**environment(root), **model_env(server.base_url), "AVA_MODEL": "test"}
         python = Path(AVA[0]).with_name("python")
         done = await anyio.run_process([str(python), "-c", "\n".join(command), "resume", run_id], env=env, check=False)
         said = done.stdout.decode() + done.stderr.decode()
         assert done.returncode == 0, said
         assert ", resumed with $0.4" in said and "researcher, at most $0.50" in said
-        [resumed] = logged(root, "RunResumed", run=run_id)
+        [resumed] = read_log(root, "RunResumed", run=run_id)
         assert resumed.content["channel"] == "host_call" and not resumed.content["force"], "nobody was at a terminal"
-        assert [entry.content["reason"] for entry in logged(root, "RunClaimed", run=run_id)] == ["start", "resume"]
+        assert [entry.content["reason"] for entry in read_log(root, "RunClaimed", run=run_id)] == ["start", "resume"]
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ async def test_explains_why_a_run_cannot_be_resumed(
 
 async def test_the_first_pin_is_chosen_where_resuming_takes_one(tmp_path: Path) -> None:
     async with interrupted(tmp_path) as (server, run_id):
-        root, env = tmp_path / "data", {**using(server.base_url), "AVA_MODEL": "test", "AVA_APPROVAL": "human"}
+        root, env = tmp_path / "data", {**model_env(server.base_url), "AVA_MODEL": "test", "AVA_APPROVAL": "human"}
 
         def resume() -> tuple[int, str]:
-            with on_terminal(root, "resume", run_id, env=env, command=CONTROLLED) as screen:
+            with run_on_terminal(root, "resume", run_id, env=env, command=CONTROLLED) as screen:
                 chosen = [("New approval PIN (not shown)", PIN), ("once more", PIN)]
                 return screen.ended_after(chosen), screen.text
 
@@ -147,10 +147,10 @@ async def test_the_first_pin_is_chosen_where_resuming_takes_one(tmp_path: Path) 
 
 async def test_leaves_a_run_owned_elsewhere_alone_and_mentions_force(tmp_path: Path) -> None:
     gate = Gate()
-    with running_model_server([Say("x", gate=gate), hand_over()]) as server:
+    with run_model_server([Say("x", gate=gate), hand_over()]) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             run_id = await lab.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             began = time.monotonic()
             code, _out, err = await ava(tmp_path, server, "resume", run_id)
             assert code == 10 and f"ava resume --force {run_id}" in err and time.monotonic() - began < 10
@@ -163,12 +163,12 @@ async def test_shows_what_each_run_is_waiting_for(tmp_path: Path) -> None:
     gate = Gate()
     config = "[limits]\nrunning_per_user = 1\n" + PRICED
     script: list[Step] = [Fail(429, retry_after="3600"), Say("x", gate=gate)]
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         async with open_lab(tmp_path, server=server, config=config, check=False) as lab:
             paused = await lab.start(name="limited")
             await lab.logged(paused, "RunPaused")
             running = await lab.start(name="long ago")
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             queued = await lab.start(name="patient")
             with anyio.fail_after(20):
                 while not (await lab.call("check_subagent", subagent_id=queued)).runs[0].waits_for:
@@ -192,7 +192,7 @@ async def test_shows_what_each_run_is_waiting_for(tmp_path: Path) -> None:
 async def test_shows_until_when_a_run_waits_for_a_usage_limit(tmp_path: Path) -> None:
     until_s = int(time.time()) + 5 * 3600
     said = {"error": {"type": "rate_limit_error", "message": f"Claude AI usage limit reached|{until_s}"}}
-    with running_model_server([Fail(429, said)]) as server:
+    with run_model_server([Fail(429, said)]) as server:
         async with open_lab(tmp_path, server=server, check=False) as lab:
             run_id = await lab.start(name="limited")
             await lab.logged(run_id, "RunPaused")

@@ -13,9 +13,9 @@ from typing import Any
 import anyio
 import pytest
 from support.log import Life, write_each
-from support.model_server import Gate, Say, running_model_server
-from support.runtime import PRICED, submits
-from support.terminal import COMMAND, ava, environment, on_terminal
+from support.model_server import Gate, Say, run_model_server
+from support.runtime import PRICED, submit
+from support.terminal import COMMAND, ava, environment, run_on_terminal
 
 from ava_audit.events import ENDINGS
 from ava_audit.store.store import Store
@@ -63,7 +63,7 @@ def test_a_run_of_a_script_whose_output_nobody_reads_any_more_is_cancelled(
     root: Path, workspace: Path, closed: str
 ) -> None:
     gate = Gate()
-    with running_model_server([Say("", [("scratchpad", {"note": "a"})]), Say("", gate=gate)]) as model:
+    with run_model_server([Say("", [("scratchpad", {"note": "a"})]), Say("", gate=gate)]) as model:
         process = subprocess.Popen(
             [*COMMAND, "run", "researcher", TASK, "-w", str(workspace), "--yes", "--max-cost", "1"],
             env=environment(root, **local(model.base_url)),
@@ -150,7 +150,7 @@ ON_ITS_TERMINAL = (
 
 def test_a_piped_task_is_approved_at_the_terminal_itself(root: Path, workspace: Path) -> None:
     line = f"printf %s {shlex.quote(TASK)} | {shlex.join(COMMAND)} run researcher - -w {shlex.quote(str(workspace))}"
-    with on_terminal(root, line, command=(sys.executable, "-c", ON_ITS_TERMINAL)) as screen:
+    with run_on_terminal(root, line, command=(sys.executable, "-c", ON_ITS_TERMINAL)) as screen:
         screen.until("Start it? [y/N]")
         screen.type("y\n")
         assert screen.ended() == 0
@@ -167,7 +167,7 @@ def test_show_wait_and_cancel_without_an_id_mean_the_last_run(root: Path, worksp
     assert "You have no subagent yet. Start one with `ava run`" in ava(root, "show").stderr
     assert "You have no subagent yet. Start one with `ava run`" in ava(root, "wait").stderr
     gate = Gate()
-    with running_model_server([DONE, Say("x", gate=gate)]) as server:
+    with run_model_server([DONE, Say("x", gate=gate)]) as server:
         env = local(server.base_url)
         ava(root, "run", "researcher", "The first one", "-y", "--max-cost", "1", env=env)
         assert "The first one" in ava(root, "show").stdout
@@ -179,7 +179,7 @@ def test_show_wait_and_cancel_without_an_id_mean_the_last_run(root: Path, worksp
             assert "The second one" in ava(root, "show").stdout
             refused = ava(root, "cancel")
             assert refused.returncode == 2 and "give an id where nobody can be asked" in refused.stderr
-            with on_terminal(root, "cancel") as screen:
+            with run_on_terminal(root, "cancel") as screen:
                 screen.until("? [y/N]")
                 assert "Cancel researcher S-" in screen.text
                 screen.type("y\n")
@@ -253,7 +253,7 @@ def test_an_unreachable_endpoint_exits_with_20_and_says_what_to_do(root: Path, w
 def test_an_exceeded_limit_has_its_own_exit_code(
     root: Path, workspace: Path, script: list[Say], limits: tuple[str, ...], code: int, says: str
 ) -> None:
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "0.10", *limits)
         done = ava(root, *args, env=local(server.base_url))
     assert (done.returncode, says in done.stdout) == (code, True), done.stdout + done.stderr
@@ -329,7 +329,7 @@ def test_a_custom_role_takes_prompt_tools_and_schema_from_the_command_line(
     schema = {"type": "object", "properties": {"price": {"type": "string"}}, "required": ["price"]}
     (tmp_path / "schema.json").write_text(json.dumps(schema))
     done = Say("", [("submit_result", {"summary": "Looked up.", "output": {"price": "twelve cents"}})])
-    with running_model_server([done]) as server:
+    with run_model_server([done]) as server:
         args = (
             "run", "custom", TASK, "--system-prompt", "You look up prices.", "--output-schema", "schema.json",
             "--tools", "read_file,search_codebase", "--tools", "scratchpad", "--blocked-tools", "search_codebase",
@@ -354,7 +354,7 @@ def test_an_earlier_result_can_be_passed_on_the_command_line(root: Path, workspa
         new = ids and len(request["messages"]) == 2
         return Say("", [("read_subagent_result", {"id": ids[0]})]) if new else DONE
 
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         first = subagent_in(ava(root, *args, env=local(server.base_url)).stdout)
         done = ava(root, *args, "--context-from", first, env=local(server.base_url))
         assert done.returncode == 0, done.stderr
@@ -370,7 +370,7 @@ def test_retry_repeats_an_ended_run_and_shows_the_price_of_another_model(root: P
     assert again.returncode == 0, again.stderr
     assert f"can read {workspace}" in again.stderr and "twelve cents" in again.stdout
     (root / "config.toml").write_text(PRICED)
-    with running_model_server([submits()]) as model:
+    with run_model_server([submit()]) as model:
         env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
         other = ava(root, "run", "--retry", run, "--model", "custom:test", "--yes", "--max-cost", "0.20", env=env)
     assert other.returncode == 0, other.stderr
@@ -405,7 +405,7 @@ def test_planning_can_be_turned_on_or_off_on_the_command_line(
         f"---\ndescription: Thinks.\nplan: {json.dumps(not planned)}\n---\nThink.\n"
     )
     script = [Say("A price is asked for."), Say("1. read_file notes.md"), Say("KEEP"), DONE] if planned else [DONE]
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         args = ("run", "thinker", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1", option)
         done = ava(root, *args, env=local(server.base_url))
     assert done.returncode == 0, done.stderr
@@ -434,7 +434,7 @@ def test_a_terminal_does_not_relax_policy_human(root: Path, table: str) -> None:
 
 def test_sigint_without_a_terminal_cancels_and_shows_partial_results(root: Path, workspace: Path) -> None:
     gate = Gate()
-    with running_model_server([Say("", [("scratchpad", {"note": "first note"})]), Say("", gate=gate)]) as server:
+    with run_model_server([Say("", [("scratchpad", {"note": "first note"})]), Say("", gate=gate)]) as server:
         process = subprocess.Popen(
             [*COMMAND, "run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1"],
             env=environment(root, **local(server.base_url)),
@@ -456,7 +456,7 @@ def test_sigint_without_a_terminal_cancels_and_shows_partial_results(root: Path,
 
 
 def test_yes_in_the_terminal_counts_as_human_approval(root: Path, workspace: Path) -> None:
-    with on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
+    with run_on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
         screen.until("Start it? [y/N]")
         screen.type("yes\n")
         assert screen.ended() == 0
@@ -473,7 +473,7 @@ def test_yes_in_the_terminal_counts_as_human_approval(root: Path, workspace: Pat
 
 @pytest.mark.parametrize("answer", ["\n", "n\n", "yes please\n", "\x04", "ctrl-c"])
 def test_anything_but_yes_in_the_terminal_starts_nothing(root: Path, workspace: Path, answer: str) -> None:
-    with on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
+    with run_on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
         screen.until("Start it? [y/N]")
         if answer == "ctrl-c":
             screen.interrupt()
@@ -490,8 +490,8 @@ def test_ctrl_c_asks_and_can_cancel_the_run(root: Path, workspace: Path, answer:
     gate = Gate()
     args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1")
     with (
-        running_model_server([Say("", gate=gate)]) as server,
-        on_terminal(root, *args, env=local(server.base_url)) as screen,
+        run_model_server([Say("", gate=gate)]) as server,
+        run_on_terminal(root, *args, env=local(server.base_url)) as screen,
     ):
         assert gate.arrived.wait(20)
         screen.interrupt()
@@ -509,8 +509,8 @@ def test_ctrl_c_asks_and_can_leave_the_run_to_the_next_server(root: Path, worksp
     gate = Gate()
     args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1")
     # The call in flight is booked as unknown, and made again by whoever takes the run up.
-    with running_model_server([Say("", gate=gate), DONE]) as server:
-        with on_terminal(root, *args, env=local(server.base_url)) as screen:
+    with run_model_server([Say("", gate=gate), DONE]) as server:
+        with run_on_terminal(root, *args, env=local(server.base_url)) as screen:
             assert gate.arrived.wait(20)
             screen.interrupt()
             screen.until("[c]ancel or [l]eave:")
@@ -523,7 +523,7 @@ def test_ctrl_c_asks_and_can_leave_the_run_to_the_next_server(root: Path, worksp
         assert re.search(rf"^‖ interrupted +{run_id} ", status.stdout, re.MULTILINE)
 
         other = ("run", "researcher", "Something else", "--workspace", str(workspace), "--yes", "--max-cost", "1")
-        with on_terminal(root, *other) as second:
+        with run_on_terminal(root, *other) as second:
             assert second.ended() == 17
         # Another server that cannot honour it leaves it alone; one with the same endpoint takes it up.
         process = subprocess.Popen(
@@ -550,16 +550,16 @@ def test_model_text_cannot_control_the_terminal(root: Path, workspace: Path) -> 
         "caveats": [evil],
         "findings": [{"claim": evil, "quote": evil}],
     }
-    with running_model_server(
+    with run_model_server(
         [Say(evil, [("scratchpad", {"note": evil})]), Say("", [("submit_result", result)])]
     ) as server:
         args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1")
-        with on_terminal(root, *args, env=local(server.base_url)) as screen:
+        with run_on_terminal(root, *args, env=local(server.base_url)) as screen:
             assert screen.ended() == 0
     run_id = subagent_in(screen.text)
     texts = [screen.text]
     for command in (("show", run_id), ("show", run_id, "--json"), ("logs",), ("logs", "--json"), ("status", "--once")):
-        with on_terminal(root, *command) as view:
+        with run_on_terminal(root, *command) as view:
             assert view.ended() == 0
         texts.append(view.text)
     for text in texts:
@@ -619,8 +619,8 @@ def test_status_shows_active_and_ended_runs_and_budgets_in_rows(root: Path, work
     first = ava(root, *args)
     assert first.returncode == 0
     with (
-        running_model_server([Say("", gate=gate), DONE]) as server,
-        on_terminal(root, *args, env=local(server.base_url)) as screen,
+        run_model_server([Say("", gate=gate), DONE]) as server,
+        run_on_terminal(root, *args, env=local(server.base_url)) as screen,
     ):
         assert gate.arrived.wait(20)
         status = ava(root, "status", "--once")
@@ -640,7 +640,7 @@ def test_status_shows_active_and_ended_runs_and_budgets_in_rows(root: Path, work
 
 
 def test_status_shows_in_local_time_when_a_proposal_expires(root: Path, workspace: Path) -> None:
-    with on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
+    with run_on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
         screen.until("Start it? [y/N]")
         status = ava(root, "status", "--once", env={"TZ": "JST-9"}).stdout
         screen.type("n\n")

@@ -15,9 +15,9 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.log import child
-from support.model_server import Gate, Say, Step, running_model_server
-from support.stdio import assert_intact, logged, made, serving, state_of, until, using
-from support.terminal import COMMAND, ava, environment, on_terminal
+from support.model_server import Gate, Say, Step, run_model_server
+from support.stdio import assert_intact, make_root, model_env, read_log, serve_stdio, state_of, until
+from support.terminal import COMMAND, ava, environment, run_on_terminal
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def running(root: Path, base_url: str, *more: str) -> Iterator[subprocess.Popen[
     """`ava run` in a process of its own."""
     args = ("run", "researcher", "What does it cost?", "--yes", "--max-cost", "1", *more)
     process = subprocess.Popen(
-        [*COMMAND, *args], env=environment(root, **using(base_url)), stdin=subprocess.DEVNULL,
+        [*COMMAND, *args], env=environment(root, **model_env(base_url)), stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -68,7 +68,7 @@ def running(root: Path, base_url: str, *more: str) -> Iterator[subprocess.Popen[
 
 def started(root: Path) -> str:
     """The id of the only run."""
-    [entry] = logged(root, "SpawnProposed")
+    [entry] = read_log(root, "SpawnProposed")
     run_id: str = entry.content["subagent_id"]
     return run_id
 
@@ -80,7 +80,7 @@ def started(root: Path) -> str:
 def test_cancel_ends_a_run_of_another_process_and_shows_partial_results(root: Path, workspace: Path) -> None:
     gate = Gate()
     with (
-        running_model_server([NOTE, Say("x", gate=gate)]) as models,
+        run_model_server([NOTE, Say("x", gate=gate)]) as models,
         running(
             root, models.base_url, "--workspace", str(workspace), "--name", "prices", "--task-id", "T-1"
         ) as process,
@@ -96,20 +96,20 @@ def test_cancel_ends_a_run_of_another_process_and_shows_partial_results(root: Pa
     assert "Ended as cancelled: cancelled on request" in done.stdout
     assert "first note" in done.stdout
     assert (process.returncode, "Ended as cancelled" in out, errors.count("Traceback")) == (15, True, 0)
-    [request] = [entry.content for entry in logged(root, "CancelRequested")]
+    [request] = [entry.content for entry in read_log(root, "CancelRequested")]
     assert (request["by"], request["reason"]) == ("person", "found it myself")
     assert again.returncode == 0
     assert f"researcher prices ({run_id}) had ended before: cancelled." in again.stderr
     assert (as_json["ended_before"], as_json["runs"][0]["task_id"]) == ([run_id], "T-1")
-    assert len(logged(root, "RunEnded")) == 1
+    assert len(read_log(root, "RunEnded")) == 1
     assert_intact(root)
 
 
 async def test_cancel_ends_runs_and_proposals_itself_when_no_server_is_left(root: Path, workspace: Path) -> None:
     gate = Gate()
-    made(root, config_toml="[limits]\nrunning = 1\n")
-    with running_model_server([NOTE, Say("x", gate=gate)]) as models:
-        async with serving(root, env=using(models.base_url)) as host:
+    make_root(root, config_toml="[limits]\nrunning = 1\n")
+    with run_model_server([NOTE, Say("x", gate=gate)]) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as host:
             run = await host.start_run(workspace=str(workspace))
             await until(gate.arrived.is_set)
             queued = await host.start_run(workspace=str(workspace))
@@ -118,13 +118,13 @@ async def test_cancel_ends_runs_and_proposals_itself_when_no_server_is_left(root
             host.signal(signal.SIGKILL)
             await host.exited()
         began = time.monotonic()
-        done = await told(root, "cancel", run, queued, waiting["pending_id"], env=using(models.base_url))
+        done = await told(root, "cancel", run, queued, waiting["pending_id"], env=model_env(models.base_url))
         took_s = time.monotonic() - began
     assert done.returncode == 0, done.stderr
     assert [state_of(root, one) for one in (run, queued, waiting["subagent_id"])] == ["cancelled"] * 3
     assert "first note" in done.stdout
-    ended = {entry.run_id: entry.seq for entry in logged(root, "RunEnded")}
-    asked_seq = {entry.run_id: entry.seq for entry in logged(root, "CancelRequested")}
+    ended = {entry.run_id: entry.seq for entry in read_log(root, "RunEnded")}
+    asked_seq = {entry.run_id: entry.seq for entry in read_log(root, "CancelRequested")}
     assert set(ended) == set(asked_seq) == {run, queued, waiting["subagent_id"]}
     assert took_s < 12, "5 s for the ending, and what a process takes to start and to end"
     assert_intact(root)
@@ -134,8 +134,8 @@ async def test_cancel_and_wait_accept_a_group_id(root: Path, workspace: Path) ->
     def script(_request: dict[str, Any]) -> Step:
         return Say("x", gate=Gate())
 
-    with running_model_server(script) as models:
-        async with serving(root, env=using(models.base_url)) as host:
+    with run_model_server(script) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as host:
             asked = {"role": "researcher", "workspace": str(workspace)}
             made = [await host.tool("spawn_subagent", task=name, **asked) for name in ("one", "two")]
             lines = [each["approval_line"] for each in made]
@@ -186,8 +186,8 @@ async def test_a_sent_message_is_read_before_the_next_turn_and_logged_with_its_s
     root: Path, workspace: Path
 ) -> None:
     gate = Gate()
-    with running_model_server([Say("", NOTE.calls, gate=gate), DONE]) as models:
-        async with serving(root, env=using(models.base_url)) as host:
+    with run_model_server([Say("", NOTE.calls, gate=gate), DONE]) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as host:
             asked = {"role": "researcher", "task": "Prices", "workspace": str(workspace), "name": "prices"}
             proposed = await host.tool("spawn_subagent", **asked)
             run = proposed["subagent_id"]
@@ -208,20 +208,20 @@ async def test_a_sent_message_is_read_before_the_next_turn_and_logged_with_its_s
     assert f"researcher prices ({run}) reads it before its next turn." in sent.stdout
     assert "Only this year, " in json.dumps(models.requests[1].json["messages"])
     assert (waited.returncode, "Twelve cents a minute." in waited.stdout) == (0, True)
-    terminals = [entry.session for entry in logged(root, "SessionStart") if entry.content["transport"] == "terminal"]
-    messages = [entry for entry in logged(root, "UserMessage", run=run) if entry.content["kind"] == "message"]
+    terminals = [entry.session for entry in read_log(root, "SessionStart") if entry.content["transport"] == "terminal"]
+    messages = [entry for entry in read_log(root, "UserMessage", run=run) if entry.content["kind"] == "message"]
     assert len(messages) == 1 and messages[0].session in terminals
-    calls = [entry for entry in logged(root, "ToolCall") if entry.content["tool"] == "message_subagent"]
+    calls = [entry for entry in read_log(root, "ToolCall") if entry.content["tool"] == "message_subagent"]
     assert {entry.session for entry in calls} <= set(terminals)
-    assert not any("sk-ant" in json.dumps(entry.content) for entry in logged(root))
+    assert not any("sk-ant" in json.dumps(entry.content) for entry in read_log(root))
     assert_intact(root)
 
 
 async def test_a_message_to_a_queued_run_is_read_when_it_starts(root: Path, workspace: Path) -> None:
     gate = Gate()
-    made(root, config_toml="[limits]\nrunning = 1\n")
-    with running_model_server([Say("", DONE.calls, gate=gate), DONE]) as models:
-        async with serving(root, env=using(models.base_url)) as host:
+    make_root(root, config_toml="[limits]\nrunning = 1\n")
+    with run_model_server([Say("", DONE.calls, gate=gate), DONE]) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as host:
             await host.start_run(workspace=str(workspace))
             await until(gate.arrived.is_set)
             queued = await host.start_run(workspace=str(workspace))
@@ -248,8 +248,8 @@ async def test_wait_prints_the_results_and_exits_with_the_worst_code(root: Path,
             return Say("", NOTE.calls, gate=second)
         return Say("", DONE.calls, gate=first)
 
-    with running_model_server(script) as models:
-        async with serving(root, env=using(models.base_url)) as host:
+    with run_model_server(script) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as host:
             good = await host.start_run(workspace=str(workspace), task="succeeds")
             bad = await host.start_run(workspace=str(workspace), task="fails", max_iterations=1)
             await until(lambda: first.arrived.is_set() and second.arrived.is_set())
@@ -276,19 +276,19 @@ async def test_wait_prints_the_results_and_exits_with_the_worst_code(root: Path,
     assert (alone.returncode, json.loads(alone.stdout)["runs"][0]["subagent_id"]) == (0, good)
     assert (last.returncode, json.loads(last.stdout)["runs"][0]["subagent_id"]) == (13, bad), "without an id"
     assert told_of is None, "who waited for it has seen it"
-    fetched = [entry.content for entry in logged(root, "ToolResult", run=good) if entry.agent == "ava"]
+    fetched = [entry.content for entry in read_log(root, "ToolResult", run=good) if entry.agent == "ava"]
     assert "ava wait" in [content["tool"] for content in fetched]
 
 
 def test_ctrl_c_ends_only_the_wait_and_a_terminal_shows_the_activity(root: Path, workspace: Path) -> None:
     gate = Gate()
     with (
-        running_model_server([NOTE, Say("", DONE.calls, gate=gate)]) as models,
+        run_model_server([NOTE, Say("", DONE.calls, gate=gate)]) as models,
         running(root, models.base_url, "--workspace", str(workspace), "--name", "prices") as process,
     ):
         assert gate.arrived.wait(20)
         run_id = started(root)
-        with on_terminal(root, "wait", run_id) as screen:
+        with run_on_terminal(root, "wait", run_id) as screen:
             shown = screen.until_shown(lambda lines: any(line.endswith(" Thinking") for line in lines))
             assert f"researcher prices ({run_id})" in shown and "  Taking a note" in shown, "what it did before, too"
             screen.interrupt()
@@ -296,7 +296,7 @@ def test_ctrl_c_ends_only_the_wait_and_a_terminal_shows_the_activity(root: Path,
         assert "The wait was ended; the runs were not." in screen.text
         assert process.poll() is None
         gate.released.set()
-        with on_terminal(root, "wait", run_id) as screen:
+        with run_on_terminal(root, "wait", run_id) as screen:
             assert screen.ended() == 0
         assert "Twelve cents a minute." in screen.text
         process.communicate(timeout=20)
@@ -305,9 +305,9 @@ def test_ctrl_c_ends_only_the_wait_and_a_terminal_shows_the_activity(root: Path,
 
 async def test_wait_shows_what_a_run_is_waiting_for(root: Path, workspace: Path) -> None:
     gate = Gate()
-    made(root, config_toml="proposal_ttl_s = 12\n[limits]\nrunning = 1\n")
-    with running_model_server([Say("x", gate=gate)]) as models:
-        async with serving(root, env=using(models.base_url)) as host:
+    make_root(root, config_toml="proposal_ttl_s = 12\n[limits]\nrunning = 1\n")
+    with run_model_server([Say("x", gate=gate)]) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as host:
             run = await host.start_run(workspace=str(workspace))
             await until(gate.arrived.is_set)
             queued = await host.start_run(workspace=str(workspace))
@@ -334,7 +334,7 @@ async def test_wait_shows_what_a_run_is_waiting_for(root: Path, workspace: Path)
 def test_run_without_a_terminal_reports_that_it_waits_for_the_log(root: Path, workspace: Path) -> None:
     gate = Gate()
     with (
-        running_model_server([Say("", NOTE.calls, gate=gate), DONE]) as models,
+        run_model_server([Say("", NOTE.calls, gate=gate), DONE]) as models,
         running(root, models.base_url, "--workspace", str(workspace)) as process,
     ):
         assert process.stderr is not None
@@ -356,7 +356,7 @@ def test_run_without_a_terminal_reports_that_it_waits_for_the_log(root: Path, wo
 def test_run_without_a_terminal_reports_a_damaged_log_and_can_be_interrupted(root: Path, workspace: Path) -> None:
     gate = Gate()
     with (
-        running_model_server([Say("", NOTE.calls, gate=gate)]) as models,
+        run_model_server([Say("", NOTE.calls, gate=gate)]) as models,
         running(root, models.base_url, "--workspace", str(workspace)) as process,
     ):
         assert process.stderr is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Gate, Say, running_model_server
+from support.model_server import Gate, Say, run_model_server
 from support.runtime import PRICED
 from support.terminal import COMMAND, ava, environment
 
@@ -45,7 +45,7 @@ def test_a_suite_that_is_killed_goes_on_and_pays_no_logged_answer_again(tmp_path
         done = Say("", [("submit_result", {"summary": "said", "output": "A tree."})])
         return Say(done.text, done.calls, gate=gate) if asked.count(name) == 1 and len(set(asked)) == 3 else done
 
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
         args = ("eval", "run", str(suite), "--yes", "--max-cost", "1", "--json")
         killed = subprocess.Popen([*COMMAND, *args], env=environment(root, **env), stdout=-3, stderr=-3)

@@ -22,7 +22,7 @@ import pytest
 from support.processes import lives
 from support.repositories.projects import checkout, write
 from support.sandboxes.plain_user import PLAIN
-from support.stdio import made
+from support.stdio import make_root
 from support.terminal import ava
 
 from ava_server.core.background import pages_server
@@ -192,7 +192,7 @@ def test_sign_out_ends_every_session_and_code(ui: Ui) -> None:
 
 
 def test_wrong_settings_are_reported_before_a_server_starts(ui: Ui) -> None:
-    made(ui.path, config_toml='approval = "perhaps"\n')
+    make_root(ui.path, config_toml='approval = "perhaps"\n')
     began = time.monotonic()
     done = ui("--no-browser")
     assert done.returncode == 30 and "approval" in done.stderr
@@ -213,7 +213,7 @@ def stranger() -> Generator[int]:
 
 
 def test_a_port_that_another_program_has_is_left_to_it(ui: Ui) -> None:
-    made(ui.path)
+    make_root(ui.path)
     with stranger() as taken:
         ui.root.pages_port.write_text(f"{taken} 1\n")
         address = ui.opened()
@@ -274,7 +274,7 @@ def test_a_server_whose_data_root_is_removed_ends(ui: Ui) -> None:
 
 
 def test_doctor_says_whether_the_pages_are_served(ui: Ui) -> None:
-    made(ui.path)
+    make_root(ui.path)
     assert "`ava ui`" not in ava(ui.path, "doctor", "--all").stdout
     ui.opened()
     assert "the server of `ava ui` runs" in ava(ui.path, "doctor", "--all").stdout

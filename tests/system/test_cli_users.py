@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.http_server import serving_http, token
+from support.http_server import serve_http, token
 from support.logs.past import BookedLife, Past
 from support.terminal import ava
 
@@ -69,7 +69,7 @@ async def test_removing_a_user_says_which_runs_go_on_spending_and_how_to_end_the
 @pytest.mark.slow
 async def test_a_running_server_refuses_a_removed_user(tmp_path: Path) -> None:
     text = token(tmp_path / "data", "ana", "read")
-    async with serving_http(tmp_path / "data") as server:
+    async with serve_http(tmp_path / "data") as server:
         assert "0 of 1 running" in user(tmp_path / "data", "limit", "ana", "--running", "1")
         user(tmp_path / "data", "remove", "ana")
         assert (await server.post("/mcp", text, json={})).status_code == 401

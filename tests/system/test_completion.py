@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from support.commands.doctor import files
-from support.commands.imports import modules_of, ours, packages_of_others
+from support.commands.imports import modules_of, own_modules, packages_of_others
 from support.log import plan_events
 from support.logs.past import BookedLife, Past, own_user
-from support.terminal import COMMAND, CONTROLLED, environment, on_terminal
+from support.terminal import COMMAND, CONTROLLED, environment, run_on_terminal
 from support.tool_examples import must_list
 
 from ava_audit.events import FACTS
@@ -179,7 +179,7 @@ async def test_tab_completes_in_a_real_shell(name: str, tmp_path: Path, monkeypa
     (tools / "ava").write_text(_AVA.replace("COMMAND", " ".join(COMMAND)))
     (tools / "ava").chmod(0o755)
     env = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    with on_terminal(root, *args, command=(*CONTROLLED[: -len(COMMAND)], program), env=env, cwd=tmp_path) as screen:
+    with run_on_terminal(root, *args, command=(*CONTROLLED[: -len(COMMAND)], program), env=env, cwd=tmp_path) as screen:
         screen.type(f"{read}\n")
         for typed, whole in (
             ("ava stat", "status"),
@@ -205,4 +205,4 @@ def test_completing_an_argument_loads_what_declares_the_commands_and_no_more(
     declared |= {"typing_extensions", "typing_inspection", "anyio", "sniffio", "platformdirs"}
     assert packages_of_others(modules) <= declared
     working = ("ava_server.service.", "ava_server.mcp_server.", "ava_server.runs.", "ava_audit.store.store")
-    assert {name for name in ours(modules) if name.startswith(working)} <= {"ava_server.service.record_requests"}
+    assert {name for name in own_modules(modules) if name.startswith(working)} <= {"ava_server.service.record_requests"}

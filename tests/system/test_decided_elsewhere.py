@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.terminal import Screen, ava, on_terminal
+from support.terminal import Screen, ava, run_on_terminal
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def proposal(root: Path) -> str:
 
 def decide(root: Path, what: str) -> None:
     """Decide in another terminal."""
-    with on_terminal(root, what, proposal(root)) as other:
+    with run_on_terminal(root, what, proposal(root)) as other:
         if what == "approve":
             other.until("Start it? [y/N]")
             other.type("y\n")
@@ -46,7 +46,7 @@ def words(screen: Screen) -> str:
 def test_the_question_of_ava_run_withdraws_and_goes_on_with_the_decision(
     root: Path, tmp_path: Path, what: str, code: int, says: str
 ) -> None:
-    with on_terminal(root, "run", "researcher", TASK, "-w", str(tmp_path / "work")) as screen:
+    with run_on_terminal(root, "run", "researcher", TASK, "-w", str(tmp_path / "work")) as screen:
         screen.until("Start it? [y/N]")
         decide(root, what)
         assert screen.ended() == code, screen.text
@@ -66,9 +66,9 @@ def test_the_question_of_ava_run_withdraws_and_goes_on_with_the_decision(
 def test_the_question_of_ava_approve_withdraws_and_says_what_was_decided(
     root: Path, tmp_path: Path, what: str, code: int, says: str
 ) -> None:
-    with on_terminal(root, "run", "researcher", TASK, "-w", str(tmp_path / "work")) as proposer:
+    with run_on_terminal(root, "run", "researcher", TASK, "-w", str(tmp_path / "work")) as proposer:
         proposer.until("Start it? [y/N]")
-        with on_terminal(root, "approve", proposal(root)) as screen:
+        with run_on_terminal(root, "approve", proposal(root)) as screen:
             screen.until("Start it? [y/N]")
             decide(root, what)
             assert screen.ended() == code, screen.text
@@ -85,9 +85,9 @@ def test_the_question_of_ava_approve_withdraws_and_says_what_was_decided(
 def test_the_questions_about_all_that_wait_withdraw(
     root: Path, tmp_path: Path, command: str, what: str, says: str
 ) -> None:
-    with on_terminal(root, "run", "researcher", TASK, "-w", str(tmp_path / "work")) as proposer:
+    with run_on_terminal(root, "run", "researcher", TASK, "-w", str(tmp_path / "work")) as proposer:
         proposer.until("Start it? [y/N]")
-        with on_terminal(root, command) as screen:
+        with run_on_terminal(root, command) as screen:
             screen.until("Start it? [y = yes" if command == "approve" else "Reject it? [y/N]")
             decide(root, what)
             assert screen.ended() == 0, screen.text
@@ -97,7 +97,7 @@ def test_the_questions_about_all_that_wait_withdraw(
 
 
 def test_a_no_that_nobody_has_overtaken_still_starts_nothing(root: Path, tmp_path: Path) -> None:
-    with on_terminal(root, "run", "researcher", TASK, "-w", str(tmp_path / "work")) as screen:
+    with run_on_terminal(root, "run", "researcher", TASK, "-w", str(tmp_path / "work")) as screen:
         screen.until("Start it? [y/N]")
         screen.type("n\n")
         assert screen.ended() == 10

@@ -14,18 +14,30 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.abc import Process
-from support.engines.servers import KINDS, Engine, delivered_by, missing, running_engine
-from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.network.cable import running_cables
+from support.engines.servers import KINDS, Engine, delivery_config, run_engine, why_missing
+from support.model_server import Gate, ModelServer, Say, run_model_server
+from support.network.cable import run_cables
 from support.processes import end
 from support.runtime import PRICED
-from support.stdio import AVA, Stderr, Wire, assert_intact, environment, logged, made, serving, state_of, until, using
+from support.stdio import (
+    AVA,
+    Stderr,
+    Wire,
+    assert_intact,
+    environment,
+    make_root,
+    model_env,
+    read_log,
+    serve_stdio,
+    state_of,
+    until,
+)
 
 pytest.importorskip("psycopg", reason="the driver is not installed")
 pytest.importorskip("nats", reason="the client of NATS is not installed")
 pytest.importorskip("temporalio", reason="the client of Temporal is not installed")
 
-from support.postgres import PostgresServer, running_server
+from support.postgres import PostgresServer, postgres_server
 
 pytestmark = pytest.mark.slow
 
@@ -60,14 +72,14 @@ class Fleet:
         config = f'database_url = "{self.url}"\nruns_on = "workers"\nlease_s = {LEASE_S}\n'
         config += PRICED.replace("custom:test", "custom:scripted") + LIMITS
         if self.engine is not None:
-            config += delivered_by(self.engine)
-        return made(self.tmp / name, config_toml=config)
+            config += delivery_config(self.engine)
+        return make_root(self.tmp / name, config_toml=config)
 
     @asynccontextmanager
     async def worker(self, name: str, *more: str, url: str = "") -> AsyncGenerator[Process]:
         with Stderr().checked() as stderr:
             root = self.machine(name)
-            env = {**environment(root), **using(self.models.base_url)}
+            env = {**environment(root), **model_env(self.models.base_url)}
             command = [*WORKER, "--database-url", url or self.url, *more]
             process = await anyio.open_process(command, env=env, stderr=stderr.file)
             try:
@@ -80,7 +92,7 @@ class Fleet:
         return await self.host.start_run(workspace=None, **more)
 
     def claims(self, run: str) -> list[str]:
-        return [str(entry.content["reason"]) for entry in logged(self.root, "RunClaimed", run=run)]
+        return [str(entry.content["reason"]) for entry in read_log(self.root, "RunClaimed", run=run)]
 
     async def until_claimed(self, run: str, times: int, within_s: float = 60) -> None:
         await until(lambda: len(self.claims(run)) >= times, within_s=within_s)
@@ -91,30 +103,30 @@ class Fleet:
     async def check(self, *runs: str) -> None:
         """Each run has one ending, and the log is whole."""
         for run in runs:
-            assert len(logged(self.root, "RunEnded", run=run)) == 1
+            assert len(read_log(self.root, "RunEnded", run=run)) == 1
         assert_intact(self.root)
 
 
 @pytest.fixture(params=KINDS)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Engine | None]:
-    if (why := missing(request.param)) is not None:
+    if (why := why_missing(request.param)) is not None:
         pytest.skip(why)
-    with running_engine(request.param, tmp_path / "engine") as server:
+    with run_engine(request.param, tmp_path / "engine") as server:
         yield server
 
 
 @pytest.fixture
 def postgres() -> Generator[PostgresServer]:
-    server = running_server()
+    server = postgres_server()
     yield server
     server.empty_databases()
 
 
 @asynccontextmanager
 async def fleet(tmp: Path, postgres: PostgresServer, engine: Engine | None, script: object) -> AsyncGenerator[Fleet]:
-    with running_model_server(script) as models:  # type: ignore[arg-type]
+    with run_model_server(script) as models:  # type: ignore[arg-type]
         found = Fleet(tmp, postgres, engine, models)
-        async with serving(found.machine("server"), env=using(models.base_url)) as found.host:
+        async with serve_stdio(found.machine("server"), env=model_env(models.base_url)) as found.host:
             yield found
 
 
@@ -200,7 +212,7 @@ async def test_a_worker_that_reaches_the_engine_and_not_the_log_loses_its_runs_t
 ) -> None:
     first = Gate(within_s=200)
     async with fleet(tmp_path, postgres, engine, gated(first)) as now:
-        with running_cables(postgres.port, ["127.0.0.1"]) as (cable,):
+        with run_cables(postgres.port, ["127.0.0.1"]) as (cable,):
             database = now.url.rpartition("/")[2]
             url = postgres.url(database, tcp=True).replace(f":{postgres.port}/", f":{cable.port}/")
             async with now.worker("cut", url=url):

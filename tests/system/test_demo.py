@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.terminal import ava, on_terminal
+from support.terminal import ava, run_on_terminal
 
 from ava_server.cli.demo import question_about, worth_reading
 
@@ -148,7 +148,7 @@ def test_ignores_a_key_in_the_environment(tmp_path: Path, folder: Path) -> None:
 
 
 def test_yes_in_a_terminal_starts_the_demo(tmp_path: Path, folder: Path) -> None:
-    with on_terminal(tmp_path, "demo", str(folder)) as screen:
+    with run_on_terminal(tmp_path, "demo", str(folder)) as screen:
         shown = STYLES.sub("", screen.until("Start it? [y/N] (more: m)"))
         price, reach = shown.partition(" asks: --\n")[2].split("\n")[:2]
         assert price == "Free, 10 min" and reach.startswith("It can read ")
@@ -163,7 +163,7 @@ def test_yes_in_a_terminal_starts_the_demo(tmp_path: Path, folder: Path) -> None
 
 @pytest.mark.parametrize("answer", ["n\n", "\n", "\x04"])
 def test_anything_but_yes_in_a_terminal_starts_nothing(tmp_path: Path, folder: Path, answer: str) -> None:
-    with on_terminal(tmp_path, "demo", str(folder)) as screen:
+    with run_on_terminal(tmp_path, "demo", str(folder)) as screen:
         screen.until("Start it? [y/N] (more: m)")
         screen.type(answer)
         assert screen.ended() == 10
@@ -174,7 +174,7 @@ def test_anything_but_yes_in_a_terminal_starts_nothing(tmp_path: Path, folder: P
 def test_ctrl_c_at_the_question_ends_quietly_and_leaves_no_folder(tmp_path: Path, folder: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    with on_terminal(tmp_path, "demo", str(folder), env={"TMPDIR": str(temporary)}) as screen:
+    with run_on_terminal(tmp_path, "demo", str(folder), env={"TMPDIR": str(temporary)}) as screen:
         screen.until("Start it? [y/N] (more: m)")
         screen.interrupt()
         assert screen.ended() == 130
@@ -184,7 +184,7 @@ def test_ctrl_c_at_the_question_ends_quietly_and_leaves_no_folder(tmp_path: Path
 
 
 def test_ctrl_c_after_the_start_says_what_happened_to_the_run(tmp_path: Path, folder: Path) -> None:
-    with on_terminal(tmp_path, "demo", str(folder)) as screen:
+    with run_on_terminal(tmp_path, "demo", str(folder)) as screen:
         screen.until("Start it? [y/N] (more: m)")
         screen.type("y\n")
         screen.until("-- Running")
@@ -196,7 +196,7 @@ def test_ctrl_c_after_the_start_says_what_happened_to_the_run(tmp_path: Path, fo
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_breaks_no_word_at_the_edge_of_the_terminal(tmp_path: Path, folder: Path, columns: int) -> None:
-    with on_terminal(tmp_path, "demo", str(folder), columns=columns) as screen:
+    with run_on_terminal(tmp_path, "demo", str(folder), columns=columns) as screen:
         screen.until("Start it? [y/N] (more: m)")
         screen.type("y\n")
         assert screen.ended() == 0
@@ -209,7 +209,7 @@ def test_breaks_no_word_at_the_edge_of_the_terminal(tmp_path: Path, folder: Path
 def test_fits_on_one_screen_with_the_best_passage_first_and_only_passages_that_answer(
     tmp_path: Path, columns: int
 ) -> None:
-    with on_terminal(tmp_path, "demo", columns=columns, env={"TMPDIR": "/tmp"}) as screen:
+    with run_on_terminal(tmp_path, "demo", columns=columns, env={"TMPDIR": "/tmp"}) as screen:
         screen.until("Start it? [y/N] (more: m)")
         screen.type("y\n")
         assert screen.ended() == 0
@@ -265,7 +265,7 @@ def test_control_characters_of_a_file_do_not_reach_the_screen(tmp_path: Path, fo
     (folder / "evil.txt").write_text(
         f"# {words[0]} {words[0]}\n\x1b]0;owned\x07 {words[0]} \x1b[31mred \u202e text\x9b2J\n"
     )
-    with on_terminal(tmp_path, "demo", str(folder), "--task", f"{words[0]}") as screen:
+    with run_on_terminal(tmp_path, "demo", str(folder), "--task", f"{words[0]}") as screen:
         screen.until("Start it?")
         screen.type("y\n")
         assert screen.ended() == 0

@@ -19,8 +19,8 @@ import anyio
 import httpx2
 import pytest
 import yaml
-from support.http_server import BOTH, HELLO, bearer, serving_http, token
-from support.network.balancer import FOLDER, behind, tool
+from support.http_server import BOTH, HELLO, bearer, serve_http, token
+from support.network.balancer import FOLDER, run_balancer, tool
 from support.network.certificates import issue
 from support.postgres import free_port
 
@@ -202,12 +202,12 @@ async def test_a_client_reaches_the_server_through_the_proxy_and_the_metrics_sta
     program, root, port = tool(proxy), tmp_path / "data", free_port()
     text = token(root, "ana", "spawn", "read", "audit")
     more = ("--public-url", f"https://{NAME}", "--trusted-proxy", "127.0.0.1", "--access-log")
-    async with serving_http(root, *more) as server:
+    async with serve_http(root, *more) as server:
         files = (nginx_files if proxy == "nginx" else caddy_files)(tmp_path, port, server.port)
         command: tuple[str, ...] = (program, "-c", str(files), "-g", "daemon off;")
         if proxy == "caddy":
             command = (program, "run", "--config", str(files), "--adapter", "caddyfile")
-        async with behind(command, port), httpx2.AsyncClient(verify=False, timeout=20) as http:
+        async with run_balancer(command, port), httpx2.AsyncClient(verify=False, timeout=20) as http:
             headers = {**bearer(text), **BOTH, "Host": NAME}
             given: dict[str, Any] = {"headers": headers, "extensions": {"sni_hostname": NAME}}
             base = f"https://127.0.0.1:{port}"

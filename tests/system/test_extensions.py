@@ -15,14 +15,14 @@ from typing import Any
 import anyio.to_thread
 import pytest
 from mcp import Client
-from support.foreign.origins import ALL, EVIL, SEND, config, sends
+from support.foreign.origins import ALL, EVIL, SEND, config, send_mail
 from support.foreign.servers import write_role
-from support.hosts.extensions import CAP, works
-from support.http_server import HttpServer, serving_http, token
-from support.model_server import Say, Step, running_model_server
+from support.hosts.extensions import CAP, keep_noting
+from support.http_server import HttpServer, serve_http, token
+from support.model_server import Say, Step, run_model_server
 from support.runtime import PRICED, hand_over
-from support.stdio import Wire, logged, made, serving, state_of, told, until, using
-from support.terminal import CONTROLLED, ava, on_terminal
+from support.stdio import Wire, make_root, model_env, read_answer, read_log, serve_stdio, state_of, until
+from support.terminal import CONTROLLED, ava, run_on_terminal
 
 from ava_server.config.pin import PinFile
 
@@ -35,18 +35,18 @@ RAISE = "Raise the cap? [y/N]"
 
 def typed(root: Path, *args: str, answers: Sequence[tuple[str, str]] = (), **env: str) -> tuple[int, str]:
     """Run a command at a terminal, with an answer to each thing that it asks; return its exit code and the screen."""
-    with on_terminal(root, *args, env=env, columns=200, command=CONTROLLED) as screen:
+    with run_on_terminal(root, *args, env=env, columns=200, command=CONTROLLED) as screen:
         code = screen.ended_after(answers)
     assert "Traceback" not in screen.text
     return code, screen.text
 
 
 def decisions(root: Path) -> list[dict[str, Any]]:
-    return [entry.content for entry in logged(root, "Answered")]
+    return [entry.content for entry in read_log(root, "Answered")]
 
 
 async def asks(root: Path, run_id: str) -> None:
-    await until(lambda: bool(logged(root, "Asked", run=run_id)), 20)
+    await until(lambda: bool(read_log(root, "Asked", run=run_id)), 20)
 
 
 # -- in a terminal ----------------------------------------------------------------------------------------------------
@@ -55,9 +55,9 @@ async def asks(root: Path, run_id: str) -> None:
 @asynccontextmanager
 async def asking(tmp: Path) -> AsyncGenerator[tuple[Path, Wire, str, str]]:
     """A server with a run that a person has started at the terminal and that asks for more."""
-    root = made(tmp / "data", config_toml=PRICED)
-    with running_model_server(works) as model:
-        async with serving(root, env={**using(model.base_url), "AVA_MODEL": "test"}, cwd=tmp) as wire:
+    root = make_root(tmp / "data", config_toml=PRICED)
+    with run_model_server(keep_noting) as model:
+        async with serve_stdio(root, env={**model_env(model.base_url), "AVA_MODEL": "test"}, cwd=tmp) as wire:
             run = await wire.tool("spawn_subagent", role="researcher", task="What does it cost?", **CAP)
             started = await anyio.to_thread.run_sync(
                 lambda: typed(root, "approve", run["pending_id"], answers=[("Start it? [y/N]", "y")])
@@ -132,31 +132,31 @@ START = ("[y/N]", "y")
 
 def own_run(root: Path, url: str, *answers: tuple[str, str]) -> tuple[int, str]:
     args = ("run", "researcher", "What does it cost?", "--max-cost", "0.20")
-    return typed(root, *args, answers=[START, *answers], **{**using(url), "AVA_MODEL": "test"})
+    return typed(root, *args, answers=[START, *answers], **{**model_env(url), "AVA_MODEL": "test"})
 
 
 @pytest.mark.parametrize(("answer", "state"), [("y", "success"), ("n", "cost_exceeded")])
 def test_ava_run_asks_in_its_own_terminal_whether_its_run_gets_more(tmp_path: Path, answer: str, state: str) -> None:
-    root = made(tmp_path / "data", config_toml=PRICED)
-    with running_model_server(works) as model:
+    root = make_root(tmp_path / "data", config_toml=PRICED)
+    with run_model_server(keep_noting) as model:
         code, text = own_run(root, model.base_url, (HERE, answer))
     assert "is near its cost cap of $0.20" in text and (code == 0) == (answer == "y"), text
-    [asked] = logged(root, "Asked")
+    [asked] = read_log(root, "Asked")
     assert state_of(root, asked.run_id or "") == state
     [decided] = decisions(root)
     assert (decided["decision"], decided["channel"]) == ("approved" if answer == "y" else "declined", "terminal")
 
 
 def test_ava_run_takes_its_question_back_where_it_is_answered_elsewhere(tmp_path: Path) -> None:
-    root = made(tmp_path / "data", config_toml=PRICED)
-    with running_model_server(works) as model:
-        env = {**using(model.base_url), "AVA_MODEL": "test"}
+    root = make_root(tmp_path / "data", config_toml=PRICED)
+    with run_model_server(keep_noting) as model:
+        env = {**model_env(model.base_url), "AVA_MODEL": "test"}
         args = ("run", "researcher", "What does it cost?", "--max-cost", "0.20")
-        with on_terminal(root, *args, env=env, columns=200, command=CONTROLLED) as screen:
+        with run_on_terminal(root, *args, env=env, columns=200, command=CONTROLLED) as screen:
             screen.until(START[0])
             screen.type("y\r")
             screen.until(HERE)
-            [asked] = logged(root, "Asked")
+            [asked] = read_log(root, "Asked")
             assert ava(root, "reject", asked.run_id or "").returncode == 0
             screen.until("was declined already, by a call of the host at")
             assert screen.ended() != 0
@@ -189,18 +189,18 @@ START_AVA = "\nimport sys; from ava_server.cli import run; run(sys.argv[1:])"
 
 def asked_with(tmp_path: Path, fault: str) -> tuple[str, list[dict[str, Any]]]:
     """Run `ava run` with a fault where its run asks for more; decline elsewhere where the fault asks nobody."""
-    root = made(tmp_path / "data", config_toml=PRICED)
-    with running_model_server(works) as model:
-        env = {**using(model.base_url), "AVA_MODEL": "test"}
+    root = make_root(tmp_path / "data", config_toml=PRICED)
+    with run_model_server(keep_noting) as model:
+        env = {**model_env(model.base_url), "AVA_MODEL": "test"}
         args = ("run", "researcher", "What does it cost?", "--max-cost", "0.20")
-        with on_terminal(
+        with run_on_terminal(
             root, *args, env=env, columns=200, command=(sys.executable, "-c", fault + START_AVA)
         ) as screen:
             screen.until(START[0])
             screen.type("y\r")
             if "LOOKED" in fault:
                 screen.until("LOOKED")
-                [asked] = logged(root, "Asked")
+                [asked] = read_log(root, "Asked")
                 assert ava(root, "reject", asked.run_id or "").returncode == 0
             else:
                 screen.until(HERE)
@@ -235,20 +235,20 @@ c.Approvals.decide = slowly
 
 
 def test_ava_run_asks_what_its_run_asks_and_passes_the_answer_on(tmp_path: Path) -> None:
-    root = made(tmp_path / "data", config_toml=PRICED)
+    root = make_root(tmp_path / "data", config_toml=PRICED)
 
     def answers(asked: dict[str, Any]) -> Step:
         said = json.dumps(asked["messages"])
         asks = Say(calls=[("ask", {"question": "Which currency?", "options": ["EUR", "USD"]})])
         return hand_over() if "Swiss Francs" in said else asks
 
-    with running_model_server(answers) as model:
+    with run_model_server(answers) as model:
         code, text = own_run(root, model.base_url, ("it continues without one):", "Swiss Francs"))
     assert code == 0 and "asks you:" in text and "Which currency?" in text, text
 
 
 def test_ava_run_asks_once_what_several_runs_of_its_plan_ask(tmp_path: Path) -> None:
-    root = made(tmp_path / "data", config_toml=f"{PRICED}\n[limits]\nrunning_per_user = 3\n")
+    root = make_root(tmp_path / "data", config_toml=f"{PRICED}\n[limits]\nrunning_per_user = 3\n")
     plan = tmp_path / "plan.toml"
     plan.write_text(
         "".join(f'[[steps]]\nid = "{name}"\nrole = "researcher"\ntask = "Price {name}."\n' for name in "abc")
@@ -259,19 +259,19 @@ def test_ava_run_asks_once_what_several_runs_of_its_plan_ask(tmp_path: Path) -> 
         asks = Say(calls=[("ask", {"question": "Which currency?", "options": ["EUR", "USD"]})])
         return hand_over() if "Swiss Francs" in said else asks
 
-    with running_model_server(answers) as model:
-        env = {**using(model.base_url), "AVA_MODEL": "test"}
-        with on_terminal(root, "run", "--steps", str(plan), env=env, columns=200, command=CONTROLLED) as screen:
+    with run_model_server(answers) as model:
+        env = {**model_env(model.base_url), "AVA_MODEL": "test"}
+        with run_on_terminal(root, "run", "--steps", str(plan), env=env, columns=200, command=CONTROLLED) as screen:
             screen.until(START[0])
             screen.type("y\n")
             screen.until("it continues without one):")
             deadline = time.monotonic() + 30
-            while len(logged(root, "Asked")) < 3 and time.monotonic() < deadline:  # the others join it
+            while len(read_log(root, "Asked")) < 3 and time.monotonic() < deadline:  # the others join it
                 time.sleep(0.1)
             code, text = screen.ended_after([("", "Swiss Francs")]), screen.text
     assert code == 0, text
     assert text.count("it continues without one):") == 1 and "So do 2 other runs that asked the same." in text, text
-    by_run = {entry.run_id: entry.content["channel"] for entry in logged(root, "Answered")}
+    by_run = {entry.run_id: entry.content["channel"] for entry in read_log(root, "Answered")}
     assert list(by_run.values()) == ["terminal"] * 3
 
 
@@ -287,13 +287,13 @@ def test_ava_run_asks_once_what_several_runs_of_its_plan_ask(tmp_path: Path) -> 
 def test_in_ava_run_a_yes_to_a_call_takes_the_pin(
     tmp_path: Path, answers: list[tuple[str, str]], decision: str
 ) -> None:
-    root = made(tmp_path / "data", config_toml=config(wait_s=300))
+    root = make_root(tmp_path / "data", config_toml=config(wait_s=300))
     write_role(root, ALL)
-    steps = iter([Say(calls=[("mcp__lab__inbox", {})]), sends(EVIL)])
-    with running_model_server(lambda _asked: next(steps, hand_over())) as model:
-        env = {**using(model.base_url), "AVA_MODEL": "test"}
+    steps = iter([Say(calls=[("mcp__lab__inbox", {})]), send_mail(EVIL)])
+    with run_model_server(lambda _asked: next(steps, hand_over())) as model:
+        env = {**model_env(model.base_url), "AVA_MODEL": "test"}
         args = ("run", "guest", "Write to bob@example.org about lunch.")
-        with on_terminal(root, *args, env=env, columns=200, command=CONTROLLED) as screen:
+        with run_on_terminal(root, *args, env=env, columns=200, command=CONTROLLED) as screen:
             screen.until(START[0])
             screen.type("y\n")
             screen.until("it continues without one):")
@@ -301,16 +301,16 @@ def test_in_ava_run_a_yes_to_a_call_takes_the_pin(
             for words, says in answers:
                 screen.type(f"{words}\n")
                 screen.until(says or "Approval PIN (not shown): ")
-            [asked] = logged(root, "Asked")
+            [asked] = read_log(root, "Asked")
             assert EVIL in screen.text and PIN not in screen.text
             if not decision:
-                assert not logged(root, "Answered")
+                assert not read_log(root, "Answered")
                 question = asked.content["ask_id"]
                 assert typed(root, "send", asked.run_id or "", "no", "--question", question)[0] == 0
             assert screen.ended() == 0
     assert screen.text.count("Approval PIN") == len(answers) - 1 and "Traceback" not in screen.text
-    assert [each.content["decision"] for each in logged(root, "Answered")] == [decision or "declined"]
-    results = [each.content for each in logged(root, "ToolResult")]
+    assert [each.content["decision"] for each in read_log(root, "Answered")] == [decision or "declined"]
+    results = [each.content for each in read_log(root, "ToolResult")]
     assert [each["success"] for each in results if each["tool"] == SEND] == [decision == "answered"]
 
 
@@ -338,15 +338,15 @@ class Away:
 
 @asynccontextmanager
 async def away(tmp: Path) -> AsyncGenerator[Away]:
-    root = made(tmp / "data", config_toml=HUMAN)
+    root = make_root(tmp / "data", config_toml=HUMAN)
     hosts, own = token(root, "ana"), token(root, "ana", "approve", name="phone")
-    with running_model_server(works) as model:
+    with run_model_server(keep_noting) as model:
         async with (
-            serving_http(root, env={**using(model.base_url), "AVA_MODEL": "test"}) as server,
+            serve_http(root, env={**model_env(model.base_url), "AVA_MODEL": "test"}) as server,
             server.client(hosts) as client,
         ):
             given = {"role": "researcher", "task": "What does it cost?", **CAP}
-            run = told(await client.call_tool("spawn_subagent", given))[0]
+            run = read_answer(await client.call_tool("spawn_subagent", given))[0]
             [shown] = (await server.get("/approvals", own)).json()["proposals"]
             decision = {
                 "decision": "approve", "pending_ids": [run["pending_id"]], "approving": [shown["approval_line"]],

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.model_server import Gate, Say, running_model_server
+from support.model_server import Gate, Say, run_model_server
 from support.processes import catches
 from support.sandboxes.plain_user import PLAIN
-from support.stdio import assert_intact, made, serving, until, using
+from support.stdio import assert_intact, make_root, model_env, serve_stdio, until
 
 AS_PLAIN_USER = (
     "setpriv", f"--reuid={PLAIN}", f"--regid={PLAIN}", "--clear-groups",
@@ -47,14 +47,16 @@ async def test_a_paid_run_goes_on_once_threads_can_be_started_again(folder: Path
     workspace.mkdir()
     for number in range(12):
         (workspace / f"{number}.txt").write_text("twelve cents")
-    made(root)
+    make_root(root)
     for path in (workspace, root, root / "config.toml"):
         os.chown(path, PLAIN, PLAIN)
     gate = Gate()
     reads = [("read_file", {"path": f"{number}.txt"}) for number in range(12)]
     done = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
-    with running_model_server([Say(calls=reads, gate=gate), done]) as models:
-        async with serving(root, env={**using(models.base_url), "HOME": str(folder)}, before=AS_PLAIN_USER) as server:
+    with run_model_server([Say(calls=reads, gate=gate), done]) as models:
+        async with serve_stdio(
+            root, env={**model_env(models.base_url), "HOME": str(folder)}, before=AS_PLAIN_USER
+        ) as server:
             run = await server.start_run(role="code_reviewer", task="Look", workspace=str(workspace))
             await until(gate.arrived.is_set)
             limit_threads(server.process, "1")
@@ -73,7 +75,9 @@ async def test_a_paid_run_goes_on_once_threads_can_be_started_again(folder: Path
 @pytest.mark.slow
 @NEEDS_A_USER
 async def test_a_server_that_cannot_open_its_log_says_what_to_raise_and_opens_it_later(folder: Path) -> None:
-    async with serving(folder / "data", initialize=False, env={"HOME": str(folder)}, before=AS_PLAIN_USER) as server:
+    async with serve_stdio(
+        folder / "data", initialize=False, env={"HOME": str(folder)}, before=AS_PLAIN_USER
+    ) as server:
         await until(lambda: catches(server.process.pid, signal.SIGTERM))
         limit_threads(server.process, "1")
         await server.initialize()

@@ -16,7 +16,7 @@ import pytest
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from support.hosts.profiles import HOSTS, Profile
 from support.repository import script
-from support.stdio import AVA, MODERN, environment, logged, made, serving
+from support.stdio import AVA, MODERN, environment, make_root, read_log, serve_stdio
 
 from ava_server.mcp_server import first_answer
 from ava_server.mcp_server.first_answer import answer_to
@@ -128,7 +128,7 @@ async def test_answers_each_of_several_requests_that_come_at_once_in_one_piece(
 ) -> None:
     ask = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {**first["params"], "name": "check_subagent"}}
     known = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-    async with serving(made(tmp_path / "data"), initialize=False) as wire:
+    async with serve_stdio(make_root(tmp_path / "data"), initialize=False) as wire:
         await wire.send(b"\n".join(map(line_of, (first, known, ask))) + b"\n")
         assert [(await wire.next_answer())["id"] for _ in range(2)] == [1, 2]
         wire.meta = first["params"].get("_meta", {})
@@ -136,7 +136,7 @@ async def test_answers_each_of_several_requests_that_come_at_once_in_one_piece(
         assert (await wire.request("tools/list"))["id"] == 3  # nothing else came between
         await wire.close_stdin()
         assert await wire.exited() == 0
-    (session,) = logged(tmp_path / "data", "SessionStart")
+    (session,) = read_log(tmp_path / "data", "SessionStart")
     version = MODERN if first["method"] == "server/discover" else "2025-11-25"
     assert (session.content["client"], session.content["client_version"]) == ("x", "1")
     assert session.content["protocol"] == version
@@ -167,7 +167,7 @@ def loaded(pid: int) -> bool:
 
 async def test_a_signal_right_after_the_answer_ends_the_server_well(tmp_path: Path) -> None:
     for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
-        async with serving(tmp_path / "data") as wire:
+        async with serve_stdio(tmp_path / "data") as wire:
             wire.signal(number)
             assert await wire.exited() == code
 

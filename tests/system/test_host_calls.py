@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hosts.profiles import CLAUDE_CODE, CLAUDE_DESKTOP, CODEX, GEMINI, HOSTS, OPENCODE, Host, Profile, hosted
-from support.model_server import Gate, Say, running_model_server
-from support.stdio import assert_intact, logged, made, until, using
+from support.hosts.profiles import CLAUDE_CODE, CLAUDE_DESKTOP, CODEX, GEMINI, HOSTS, OPENCODE, Host, Profile, open_host
+from support.model_server import Gate, Say, run_model_server
+from support.stdio import assert_intact, make_root, model_env, read_log, until
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ BOTH_ERAS = pytest.mark.parametrize("profile", [CLAUDE_CODE, OPENCODE], ids=["st
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return made(tmp_path / "data")
+    return make_root(tmp_path / "data")
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ async def test_a_wait_reports_progress_to_each_token_and_only_if_there_is_one(
     root: Path, workspace: Path, profile: Profile
 ) -> None:
     gate = Gate()
-    with running_model_server([Say(calls=DONE.calls, gate=gate)]) as models:
-        async with hosted(replace(profile, token=None), root, workspace, env=using(models.base_url)) as host:
+    with run_model_server([Say(calls=DONE.calls, gate=gate)]) as models:
+        async with open_host(replace(profile, token=None), root, workspace, env=model_env(models.base_url)) as host:
             run = await start(host, workspace)
             await until(gate.arrived.is_set)
             tokens: list[int | str] = [0, 7, "seven", "7", 7]  # the last is one that is in use
@@ -79,9 +79,9 @@ async def test_a_wait_reports_progress_to_each_token_and_only_if_there_is_one(
 
 @BOTH_ERAS
 async def test_tools_can_be_called_before_they_are_listed(root: Path, workspace: Path, profile: Profile) -> None:
-    with running_model_server([DONE]) as models:
+    with run_model_server([DONE]) as models:
         late = replace(profile, lists_first=False)
-        async with hosted(late, root, workspace, env=using(models.base_url)) as host:
+        async with open_host(late, root, workspace, env=model_env(models.base_url)) as host:
             run = await start(host, workspace)
             waited = await host.call("check_subagent", subagent_id=run, wait_seconds=20)
             assert host.reads.output(waited) == "twelve cents"
@@ -98,8 +98,8 @@ async def test_tools_can_be_called_before_they_are_listed(root: Path, workspace:
 async def test_each_host_can_approve_two_subagents_as_one_group_from_what_it_shows(
     root: Path, workspace: Path, profile: Profile
 ) -> None:
-    with running_model_server(lambda _request: DONE) as models:
-        async with hosted(profile, root, workspace, env=using(models.base_url)) as host:
+    with run_model_server(lambda _request: DONE) as models:
+        async with open_host(profile, root, workspace, env=model_env(models.base_url)) as host:
             made = [
                 host.reads.proposal(
                     await host.call("spawn_subagent", role="researcher", task=task, workspace=str(workspace))
@@ -128,7 +128,7 @@ async def test_a_host_outside_a_project_is_told_why_there_is_no_workspace(
     home = tmp_path / "home"
     (home / ".git").mkdir(parents=True)
     from_there = replace(profile, from_root=folder == "/", token=None)
-    async with hosted(from_there, root, home, env={"HOME": str(home)}) as host:
+    async with open_host(from_there, root, home, env={"HOME": str(home)}) as host:
         proposed = await host.call("spawn_subagent", role="researcher", task="Read https://example.org/prices")
         assert host.reads.proposal(proposed)
         refused = await host.call("spawn_subagent", role="code_reviewer", task="Review it")
@@ -150,12 +150,12 @@ async def test_another_host_approves_and_gets_the_result_after_the_first_was_kil
         requests.append(len(request["messages"]))
         return Say("lost", gate=gate) if len(requests) == 1 else DONE
 
-    with running_model_server(step) as models:
-        env = using(models.base_url)
+    with run_model_server(step) as models:
+        env = model_env(models.base_url)
         async with (
-            hosted(CODEX, root, workspace, env=env) as codex,
-            hosted(OPENCODE, root, workspace, env=env) as opencode,
-            hosted(CLAUDE_DESKTOP, root, workspace, env=env) as desktop,
+            open_host(CODEX, root, workspace, env=env) as codex,
+            open_host(OPENCODE, root, workspace, env=env) as opencode,
+            open_host(CLAUDE_DESKTOP, root, workspace, env=env) as desktop,
         ):
             task = {"role": "researcher", "task": "Prices", "workspace": str(workspace)}
             pending_id, run, line = codex.reads.proposal(await codex.call("spawn_subagent", **task))
@@ -172,5 +172,5 @@ async def test_another_host_approves_and_gets_the_result_after_the_first_was_kil
             assert desktop.reads.output(ended) == "twelve cents"
             await desktop.leave()
     assert len(requests) == 2  # the call in flight is made again, and no other
-    assert len(logged(root, "RunEnded", run=run)) == 1
+    assert len(read_log(root, "RunEnded", run=run)) == 1
     assert_intact(root)

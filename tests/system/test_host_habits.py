@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hosts.profiles import HOSTS, OTHERS_KEYS, Host, Profile, hosted
-from support.model_server import Say, Step, running_model_server
-from support.processes import children_of, environment_of, lives, marked
-from support.stdio import assert_intact, logged, made, state_of, until, using
+from support.hosts.profiles import HOSTS, OTHERS_KEYS, Host, Profile, open_host
+from support.model_server import Say, Step, run_model_server
+from support.processes import children_of, environment_of, lives, processes_of_run
+from support.stdio import assert_intact, make_root, model_env, read_log, state_of, until
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc"), pytest.mark.slow]
 
@@ -24,7 +24,7 @@ ENDLESS, HARMLESS = "a" * 60 + "b\n", "nothing of the kind\n"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return made(tmp_path / "data")
+    return make_root(tmp_path / "data")
 
 
 @pytest.fixture
@@ -94,25 +94,25 @@ async def test_each_host_gets_its_result_and_the_run_it_leaves_behind_is_paid_on
     root: Path, workspace: Path, profile: Profile
 ) -> None:
     asked: list[tuple[str, int]] = []
-    with running_model_server(playing(asked)) as models:
-        env = using(models.base_url)
-        async with hosted(profile, root, workspace, env=env) as host:
+    with run_model_server(playing(asked)) as models:
+        env = model_env(models.base_url)
+        async with open_host(profile, root, workspace, env=env) as host:
             first = await start(host, "What are the prices?", workspace)
             assert await result_of(host, first) == "prices: twelve cents"
             told = await host.call("check_subagent", subagent_id="S-000000")
             assert "S-000000" in (host.reads.failure(told) or "")  # a failure is seen as one, whatever is shown
 
             second = await start(host, "An endless search", workspace)
-            children = await until(lambda: set(marked(second)) & set(children_of(host.wire.pid)))
+            children = await until(lambda: set(processes_of_run(second)) & set(children_of(host.wire.pid)))
             assert [environment_of(child) for child in children] == [{"AVA_RUN_ID": second}]
             await host.leave()
             await until(lambda: not any(map(lives, children)))
-        assert marked(second) == []
+        assert processes_of_run(second) == []
         assert state_of(root, second) == "running"
         assert asked == [("prices", 0), ("prices", 1), ("endless", 0)]
 
         (workspace / "lines.txt").write_text(HARMLESS)
-        async with hosted(profile, root, workspace, env=env) as host:
+        async with open_host(profile, root, workspace, env=env) as host:
             assert await result_of(host, second) == "endless: twelve cents"
             entries = await host.call("read_ava_logs", subagent_id=second)
             assert "search_codebase" in host.reads.entries(entries)
@@ -121,14 +121,14 @@ async def test_each_host_gets_its_result_and_the_run_it_leaves_behind_is_paid_on
         assert asked == [("prices", 0), ("prices", 1), ("endless", 0), ("endless", 1)]
         sent = [[received.body, str(dict(received.headers)).encode()] for received in models.requests]
         assert secrets_in(chain.from_iterable(sent)) == []
-    assert [entry.content["settlement"] for entry in logged(root, "CostUpdate")] == ["billed"] * 4
-    assert len(logged(root, "RunEnded")) == 2
-    starts = logged(root, "SessionStart")
+    assert [entry.content["settlement"] for entry in read_log(root, "CostUpdate")] == ["billed"] * 4
+    assert len(read_log(root, "RunEnded")) == 2
+    starts = read_log(root, "SessionStart")
     assert {(start.content["client"], start.content["client_version"]) for start in starts} == {
         (profile.name, profile.version)
     }
     assert {start.content["protocol"] for start in starts} == {profile.protocol}
     assert {start.content["folder"] for start in starts} == {"/" if profile.from_root else str(workspace)}
     assert secrets_in(written_in(root)) == []
-    assert marked(first) == marked(second) == []
+    assert processes_of_run(first) == processes_of_run(second) == []
     assert_intact(root)

@@ -13,9 +13,9 @@ import pytest
 from mcp import Client
 from mcp.shared.inbound import X_MCP_HEADER_KEY
 from mcp_types import TextResourceContents
-from support.http_server import HttpServer, serving_http, token
-from support.model_server import ModelServer, Say, Script, running_model_server
-from support.stdio import MODERN, MODES, assert_intact, logged, made, told, using
+from support.http_server import HttpServer, serve_http, token
+from support.model_server import ModelServer, Say, Script, run_model_server
+from support.stdio import MODERN, MODES, assert_intact, make_root, model_env, read_answer, read_log
 
 from ava_server.config.settings import load_settings
 from ava_server.mcp_server.server import build_server
@@ -31,17 +31,17 @@ async def http(
 ) -> AsyncGenerator[tuple[HttpServer, ModelServer]]:
     if settings:
         (root / "config.toml").write_text(settings)
-    with running_model_server(script or [DONE, DONE, DONE]) as model:
-        async with serving_http(root, *args, env=using(model.base_url)) as server:
+    with run_model_server(script or [DONE, DONE, DONE]) as model:
+        async with serve_http(root, *args, env=model_env(model.base_url)) as server:
             yield server, model
 
 
 async def start(client: Client, **spawn: object) -> str:
     """Propose and approve; return the run's id."""
     given = {"role": "custom", "system_prompt": "Look things up.", "task": "Look it up", **spawn}
-    proposed, _text = told(await client.call_tool("spawn_subagent", given))
+    proposed, _text = read_answer(await client.call_tool("spawn_subagent", given))
     approving = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-    confirmed, _text = told(await client.call_tool("confirm_spawn", approving))
+    confirmed, _text = read_answer(await client.call_tool("confirm_spawn", approving))
     assert confirmed["status"] == "approved", confirmed
     run_id: str = proposed["subagent_id"]
     return run_id
@@ -50,7 +50,7 @@ async def start(client: Client, **spawn: object) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 async def test_propose_approve_run_check_and_read_over_http(tmp_path: Path, mode: str) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     async with http(root) as (server, _model), server.client(text, mode=mode) as client:
         assert (client.protocol_version == "2026-07-28") == (mode == "auto")
@@ -62,10 +62,12 @@ async def test_propose_approve_run_check_and_read_over_http(tmp_path: Path, mode
             mirrored = X_MCP_HEADER_KEY in json.dumps(tool.input_schema)
             assert lookup(tool.name) == (tool.input_schema if mirrored else None)
         run_id = await start(client)
-        ended, spoken = told(await client.call_tool("check_subagent", {"subagent_id": run_id, "wait_seconds": 20}))
+        ended, spoken = read_answer(
+            await client.call_tool("check_subagent", {"subagent_id": run_id, "wait_seconds": 20})
+        )
         assert ended["runs"][0]["untrusted_result"]["output"] == "the answer"
         assert "the answer" in spoken
-        entries, _spoken = told(await client.call_tool("read_ava_logs", {}))
+        entries, _spoken = read_answer(await client.call_tool("read_ava_logs", {}))
         assert any("spawn_subagent" in entry for entry in entries["untrusted_entries"])
         listed = await client.list_resources()
         assert f"ava://runs/{run_id}" in [str(each.uri) for each in listed.resources]
@@ -74,7 +76,7 @@ async def test_propose_approve_run_check_and_read_over_http(tmp_path: Path, mode
         (roles,) = (await client.read_resource("ava://roles")).contents
         assert isinstance(roles, TextResourceContents)
         assert "researcher" in [role["name"] for role in json.loads(roles.text)["roles"]]
-    (session,) = logged(root, "SessionStart")
+    (session,) = read_log(root, "SessionStart")
     assert session.content["token"] == "of-ana" and session.content["client"] == "test-host"
     assert session.content["transport"] == "http" and "folder" not in session.content
     assert_intact(root)
@@ -84,7 +86,7 @@ async def test_propose_approve_run_check_and_read_over_http(tmp_path: Path, mode
 async def test_token_and_client_name_identify_a_session_even_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     ana, ben = token(root, "ana"), token(root, "ben")
     for _start in range(2):
         async with http(root) as (server, _model):
@@ -98,11 +100,11 @@ async def test_token_and_client_name_identify_a_session_even_after_a_restart(
                     await client.call_tool("spawn_subagent", {"role": "nobody", "task": "x"})
             server.signal()
             assert await server.exited() == 0
-    starts = [entry.session for entry in logged(root, "SessionStart")]
+    starts = [entry.session for entry in read_log(root, "SessionStart")]
     assert len(starts) == 6 and len(set(starts)) == 3
-    called = {entry.session for entry in logged(root, "ToolCall")}
+    called = {entry.session for entry in read_log(root, "ToolCall")}
     assert called == set(starts)
-    assert len(logged(root, "SessionEnd")) == 6
+    assert len(read_log(root, "SessionEnd")) == 6
 
 
 @pytest.mark.slow
@@ -116,18 +118,18 @@ async def test_a_person_behind_the_client_can_be_asked_over_http(tmp_path: Path,
         asked.append(getattr(params, "message", ""))
         return ElicitResult(action="accept", content={})
 
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     async with http(root) as (server, _model), server.client(text, mode=mode, ask=answer) as client:
         await start(client)
     assert len(asked) == 1 and "Look it up" in asked[0]
-    (decided,) = logged(root, "SpawnDecided")
+    (decided,) = read_log(root, "SpawnDecided")
     assert decided.content["channel"] == "elicitation"
 
 
 @pytest.mark.slow
 async def test_two_clients_of_one_user_work_at_the_same_time(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     async with (
         http(root) as (server, _model),
@@ -145,14 +147,14 @@ async def test_two_clients_of_one_user_work_at_the_same_time(tmp_path: Path) -> 
         for run_id in runs:  # either may ask after both
             for client in (one, two):
                 asked = {"subagent_id": run_id, "wait_seconds": 20}
-                found, _spoken = told(await client.call_tool("check_subagent", asked))
+                found, _spoken = read_answer(await client.call_tool("check_subagent", asked))
                 assert found["status"] == "success"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("odd", [None, 1.5])
 async def test_a_progress_token_that_is_none_does_not_cost_a_call_over_http(tmp_path: Path, odd: object) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     client = {"name": "wire", "version": "1.0"}
     modern = {

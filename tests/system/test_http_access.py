@@ -14,8 +14,8 @@ import anyio
 import anyio.to_thread
 import httpx2
 import pytest
-from support.http_server import PARSERS, changed, serving_http, token
-from support.stdio import MODERN, MODES, made, told, until
+from support.http_server import PARSERS, changed_command, serve_http, token
+from support.stdio import MODERN, MODES, make_root, read_answer, until
 from support.terminal import ava
 
 from ava_server.config.tokens import BEGINS, SCOPES, revoke_token
@@ -58,11 +58,11 @@ def forged(text: str, root: Path) -> Iterator[list[tuple[str, str]]]:
 
 @pytest.mark.slow
 async def test_every_address_requires_a_valid_token(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana", *SCOPES)
     gone, over = token(root, "ana", name="gone"), token(root, "ana", name="over", expires_us=time.time_ns() // 1000)
     revoke_token(root / "secrets" / "tokens.toml", "gone")
-    async with serving_http(root, "--access-log") as server:
+    async with serve_http(root, "--access-log") as server:
         for method, path in PATHS:
             for value in (None, gone, over, f"{text}x"):
                 answer = await server.request(method, path, value, headers=ACCEPT)
@@ -92,11 +92,11 @@ async def test_every_address_requires_a_valid_token(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 async def test_revoked_and_expired_tokens_fail_at_the_next_request(tmp_path: Path, mode: str) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     path = root / "secrets" / "tokens.toml"
     revoked = token(root, "ana", name="one")
-    async with serving_http(root) as server, server.client(revoked, mode=mode) as client:
-        told(await client.call_tool("check_subagent", {}))
+    async with serve_http(root) as server, server.client(revoked, mode=mode) as client:
+        read_answer(await client.call_tool("check_subagent", {}))
         assert ava(root, "token", "revoke", "one").returncode == 0
         with pytest.raises(Exception, match=r"401|[Uu]nauthorized|error"):
             await client.call_tool("check_subagent", {})
@@ -126,9 +126,9 @@ READS = ("check_subagent", "read_ava_logs")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scope", SCOPES)
 async def test_a_scope_allows_only_what_it_names(tmp_path: Path, mode: str, scope: Any) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana", scope)
-    async with serving_http(root) as server:
+    async with serve_http(root) as server:
         approvals = await server.get("/approvals", text)
         assert approvals.status_code == (200 if scope == "approve" else 403)
         if scope != "approve":
@@ -161,9 +161,9 @@ async def test_a_scope_allows_only_what_it_names(tmp_path: Path, mode: str, scop
 @pytest.mark.slow
 async def test_refuses_dns_rebinding_requests(tmp_path: Path) -> None:
     """DNS rebinding: the browser calls us by the attacker's name, and says so."""
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
-    async with serving_http(root, "--public-url", "https://ava.example.org") as server:
+    async with serve_http(root, "--public-url", "https://ava.example.org") as server:
 
         async def status(**headers: str) -> list[int]:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -204,18 +204,18 @@ async def test_refuses_dns_rebinding_requests(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_accepts_forwarded_headers_only_from_a_trusted_proxy(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     url = ("--public-url", "https://ava.example.org", "--access-log")
     forwarded = {"Host": "upstream", "X-Forwarded-Host": "evil, ava.example.org", "X-Forwarded-For": "6.6.6.6, 9.9.9.9"}
-    async with serving_http(root, *url, "--trusted-proxy", "127.0.0.1") as server:
+    async with serve_http(root, *url, "--trusted-proxy", "127.0.0.1") as server:
         there = await server.get("/x", text, headers={**forwarded, "X-Forwarded-Proto": "https"})
         assert there.status_code == 404
         clear = await server.get("/x", text, headers={**forwarded, "X-Forwarded-Proto": "http"})
         assert clear.status_code == 403 and "https" in clear.text
         assert (await server.get("/x", text, headers={"X-Forwarded-Host": "evil"})).status_code == 421
         await until(lambda: "9.9.9.9 GET /x 404" in server.stderr)
-    async with serving_http(root, *url, "--trusted-proxy", "10.0.0.0/8") as server:
+    async with serve_http(root, *url, "--trusted-proxy", "10.0.0.0/8") as server:
         other = await server.get("/x", text, headers=forwarded)
         assert other.status_code == 421
         await until(lambda: "127.0.0.1 GET /x 421" in server.stderr)
@@ -254,7 +254,7 @@ def test_reports_a_port_that_is_in_use(tmp_path: Path) -> None:
 
 async def test_serves_localhost_at_both_of_its_addresses(tmp_path: Path) -> None:
     """A program of another user could listen at the one that a client tries first."""
-    async with serving_http(made(tmp_path / "data"), "--host", "localhost") as server:
+    async with serve_http(make_root(tmp_path / "data"), "--host", "localhost") as server:
         for address in ("127.0.0.1", "[::1]"):
             async with httpx2.AsyncClient(base_url=f"http://{address}:{server.port}") as client:
                 assert (await client.get("/healthz")).status_code == 200, address
@@ -269,9 +269,9 @@ async def test_serves_localhost_at_both_of_its_addresses(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("parser", PARSERS)
 async def test_rejects_oversized_requests_and_serves_the_next_one(tmp_path: Path, parser: str) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana", *SCOPES)
-    async with serving_http(root, program=changed(parser=parser)) as server:
+    async with serve_http(root, program=changed_command(parser=parser)) as server:
         large = {**HELLO, "x": "y" * sessions.BODY_BYTES}
         assert (await server.post("/mcp", text, json=large, headers=ACCEPT)).status_code == 413
 
@@ -302,11 +302,11 @@ async def test_rejects_oversized_requests_and_serves_the_next_one(tmp_path: Path
 @pytest.mark.parametrize("parser", PARSERS)
 async def test_disconnects_slow_and_silent_clients(tmp_path: Path, parser: str) -> None:
     """The deadlines are shortened in a server of its own; each connection is one that never comes to an end."""
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     names = "from ava_server.web import http_connection; from ava_server.http import limits"
-    short = changed(names, "http_connection.HEADERS_WITHIN_S = limits.BODY_WITHIN_S = 0.6", parser=parser)
-    async with serving_http(root, program=short) as server:
+    short = changed_command(names, "http_connection.HEADERS_WITHIN_S = limits.BODY_WITHIN_S = 0.6", parser=parser)
+    async with serve_http(root, program=short) as server:
         head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {text}\r\n"
         body = f"{head}Content-Type: application/json\r\nAccept: application/json\r\nContent-Length: 100\r\n\r\n{{"
         kept = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -14,9 +14,9 @@ from typing import Any
 import anyio
 import pytest
 from mcp import Client
-from support.http_server import HttpServer, serving_http, token
-from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.stdio import AVA, environment, logged, made, state_of, told, until, using
+from support.http_server import HttpServer, serve_http, token
+from support.model_server import Gate, ModelServer, Say, run_model_server
+from support.stdio import AVA, environment, make_root, model_env, read_answer, read_log, state_of, until
 
 from ava_audit.store.store import Store
 from ava_server.config.sign_in import Passkeys, new_passkey
@@ -45,15 +45,15 @@ class Team:
 
     async def start(self, client: Client) -> str:
         """Start a run that waits for its model, and return its id."""
-        proposed, _text = told(await client.call_tool("spawn_subagent", SPAWN))
+        proposed, _text = read_answer(await client.call_tool("spawn_subagent", SPAWN))
         given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-        answer, text = told(await client.call_tool("confirm_spawn", given))
+        answer, text = read_answer(await client.call_tool("confirm_spawn", given))
         assert answer["status"] == "approved", text
         return str(proposed["subagent_id"])
 
     async def ava(self, *words: str) -> tuple[int, str, str]:
         """Run a command as the data root's owner."""
-        env = {**environment(self.root), **using(self.model.base_url)}
+        env = {**environment(self.root), **model_env(self.model.base_url)}
         with anyio.fail_after(60):
             done = await anyio.run_process([AVA[0], *words], env=env, check=False)
         return done.returncode, done.stdout.decode(), done.stderr.decode()
@@ -62,16 +62,16 @@ class Team:
 @asynccontextmanager
 async def team(tmp: Path, *, config: str = "", script: Any = None) -> AsyncGenerator[tuple[Team, Gate]]:
     gate = Gate(within_s=300)  # longer than all commands of a test take on a busy machine
-    root = made(tmp / "data", config_toml=config + CONFIG)
+    root = make_root(tmp / "data", config_toml=config + CONFIG)
     texts = {
         "ana": token(root, "ana"),
         "ben": token(root, "ben"),
         "auditor": token(root, "eve", "audit", name="auditor"),
         "admin": token(root, "ops", "admin", name="admin"),
     }
-    with running_model_server(script or (lambda _asked: Say("thinking", gate=gate))) as model:
+    with run_model_server(script or (lambda _asked: Say("thinking", gate=gate))) as model:
         async with (
-            serving_http(root, env=using(model.base_url), cwd=tmp) as server,
+            serve_http(root, env=model_env(model.base_url), cwd=tmp) as server,
             server.client(texts["ana"]) as ana,
             server.client(texts["ben"]) as ben,
             server.client(texts["auditor"]) as auditor,
@@ -85,7 +85,7 @@ async def team(tmp: Path, *, config: str = "", script: Any = None) -> AsyncGener
 
 async def refused(client: Client, tool: str, **given: Any) -> str:
     result = await client.call_tool(tool, given)
-    answer, text = told(result)
+    answer, text = read_answer(result)
     assert answer["status"] == "failed", text
     return text
 
@@ -93,23 +93,25 @@ async def refused(client: Client, tool: str, **given: Any) -> str:
 async def test_an_administrator_sees_and_cancels_the_runs_of_all_users(tmp_path: Path) -> None:
     async with team(tmp_path) as (all_of, _gate):
         anas, bens = await all_of.start(all_of.ana), await all_of.start(all_of.ben)
-        proposed, _text = told(await all_of.ben.call_tool("spawn_subagent", SPAWN))
-        seen, _text = told(await all_of.admin.call_tool("check_subagent", {}))
+        proposed, _text = read_answer(await all_of.ben.call_tool("spawn_subagent", SPAWN))
+        seen, _text = read_answer(await all_of.admin.call_tool("check_subagent", {}))
         assert {run["subagent_id"] for run in seen["runs"]} == {anas, bens, proposed["subagent_id"]}
-        own, _text = told(await all_of.ana.call_tool("check_subagent", {}))
+        own, _text = read_answer(await all_of.ana.call_tool("check_subagent", {}))
         assert [run["subagent_id"] for run in own["runs"]] == [anas]
         assert "belong" not in f"{own.get('message')}{seen.get('message')}", "only who may see all learns how many"
 
-        ended, _text = told(await all_of.admin.call_tool("cancel_subagent", {"subagent_id": anas, "reason": "stuck"}))
+        ended, _text = read_answer(
+            await all_of.admin.call_tool("cancel_subagent", {"subagent_id": anas, "reason": "stuck"})
+        )
         assert ended["status"] == "cancelled"
-        result, _text = told(await all_of.ana.call_tool("check_subagent", {"subagent_id": anas}))
+        result, _text = read_answer(await all_of.ana.call_tool("check_subagent", {"subagent_id": anas}))
         assert "by the administrator ops: stuck" in str(result)
-        [asked] = logged(all_of.root, "CancelRequested", run=anas)
+        [asked] = read_log(all_of.root, "CancelRequested", run=anas)
         assert (asked.user, asked.content["by"]) == ("ops", "model")
         given = {"pending_id": proposed["pending_id"]}
-        ended, _text = told(await all_of.admin.call_tool("cancel_subagent", given))
+        ended, _text = read_answer(await all_of.admin.call_tool("cancel_subagent", given))
         assert ended["status"] == "cancelled"
-        entries, _text = told(await all_of.admin.call_tool("read_ava_logs", {"subagent_id": bens}))
+        entries, _text = read_answer(await all_of.admin.call_tool("read_ava_logs", {"subagent_id": bens}))
         assert entries["status"] != "failed"
 
 
@@ -117,19 +119,19 @@ async def test_nobody_else_reaches_a_run_of_another_user(tmp_path: Path) -> None
     """A user, an auditor, and an administrator who would spend or speak for somebody."""
     async with team(tmp_path) as (all_of, gate):
         bens = await all_of.start(all_of.ben)
-        proposed, _text = told(await all_of.ben.call_tool("spawn_subagent", SPAWN))
+        proposed, _text = read_answer(await all_of.ben.call_tool("spawn_subagent", SPAWN))
         for given in ({"subagent_id": bens}, {"pending_id": proposed["pending_id"]}):
             assert "of yours" in await refused(all_of.ana, "cancel_subagent", **given)
             assert "lacks the scope spawn" in await refused(all_of.auditor, "cancel_subagent", **given)
         approving = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-        answer, _text = told(await all_of.admin.call_tool("confirm_spawn", approving))
+        answer, _text = read_answer(await all_of.admin.call_tool("confirm_spawn", approving))
         assert answer["status"] != "approved", "an administrator approves nothing for others"
         assert "lacks the scope spawn" in await refused(all_of.admin, "spawn_subagent", **SPAWN)
         message = {"subagent_id": bens, "message": "Stop."}
         assert "lacks the scope spawn" in await refused(all_of.admin, "message_subagent", **message)
         asked = {"pending_ids": [bens], "approving": ["x"]}
         assert "lacks the scope spawn" in await refused(all_of.auditor, "confirm_spawn", **asked)
-        state, _text = told(await all_of.ben.call_tool("check_subagent", {"subagent_id": bens}))
+        state, _text = read_answer(await all_of.ben.call_tool("check_subagent", {"subagent_id": bens}))
         assert state["status"] == "running" and len(all_of.model.requests) == 1
         assert gate.arrived.is_set()
 
@@ -143,13 +145,13 @@ async def test_an_administrator_resumes_a_run_of_another_user(tmp_path: Path) ->
             assert await store.do(hold(queued, frozenset()))
         wrong = {"pending_ids": [queued], "approving": ["x"]}
         assert "of yours" in await refused(all_of.ben, "confirm_spawn", **wrong)
-        answer, _text = told(await all_of.admin.call_tool("confirm_spawn", wrong))
+        answer, _text = read_answer(await all_of.admin.call_tool("confirm_spawn", wrong))
         assert answer["status"] == "refused"
         right = {"pending_ids": [queued], "approving": answer["approval_lines"]}
-        answer, _text = told(await all_of.admin.call_tool("confirm_spawn", right))
+        answer, _text = read_answer(await all_of.admin.call_tool("confirm_spawn", right))
         assert answer["status"] == "resumed"
         gate.released.set()
-        [resumed] = logged(all_of.root, "RunResumed", run=queued)
+        [resumed] = read_log(all_of.root, "RunResumed", run=queued)
         assert resumed.user == "ops"
 
 
@@ -158,12 +160,12 @@ async def test_an_administrator_starts_nothing_of_its_own_user(tmp_path: Path) -
     async with team(tmp_path) as (all_of, _gate):
         text = token(all_of.root, "ops", "spawn", "read", name="spawns")
         async with all_of.server.client(text) as spawns:
-            proposed, _text = told(await spawns.call_tool("spawn_subagent", SPAWN))
+            proposed, _text = read_answer(await spawns.call_tool("spawn_subagent", SPAWN))
             approving = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
             for given in (approving, {"pending_ids": [proposed["pending_id"]], "decision": "reject"}):
                 assert "lacks the scope spawn" in await refused(all_of.admin, "confirm_spawn", **given)
-            assert logged(all_of.root, "SpawnDecided") == []
-            answer, text = told(await spawns.call_tool("confirm_spawn", approving))
+            assert read_log(all_of.root, "SpawnDecided") == []
+            answer, text = read_answer(await spawns.call_tool("confirm_spawn", approving))
             assert answer["status"] == "approved", text
 
 
@@ -176,16 +178,16 @@ async def test_an_administrator_does_not_resume_what_only_a_person_may_approve(t
         async with Store.open(all_of.root) as store:
             assert await store.do(hold(queued, frozenset()))
         wrong = {"pending_ids": [queued], "approving": ["x"]}
-        answer, _text = told(await all_of.admin.call_tool("confirm_spawn", wrong))
+        answer, _text = read_answer(await all_of.admin.call_tool("confirm_spawn", wrong))
         right = {"pending_ids": [queued], "approving": answer["approval_lines"]}
         code, _out, err = await all_of.ava("user", "limit", "ana", "--approval", "human")
         assert code == 0, err
         with anyio.fail_after(40):
-            while told(await all_of.admin.call_tool("confirm_spawn", wrong))[0]["status"] == "refused":  # noqa: ASYNC110 - another process
+            while read_answer(await all_of.admin.call_tool("confirm_spawn", wrong))[0]["status"] == "refused":  # noqa: ASYNC110 - another process
                 await anyio.sleep(0.5)
         assert 'approval = "human" is set' in await refused(all_of.admin, "confirm_spawn", **right)
         assert 'approval = "human"' in (await all_of.ava("resume", queued))[2]
-        assert logged(all_of.root, "RunResumed", run=queued) == []
+        assert read_log(all_of.root, "RunResumed", run=queued) == []
         gate.released.set()
 
 
@@ -226,7 +228,7 @@ async def test_the_owner_of_the_data_root_steers_all_runs_in_a_terminal(tmp_path
         gate.released.set()
         code, out, err = await all_of.ava("cancel", queued)
         assert code == 0, out + err
-        result, _text = told(await all_of.ana.call_tool("check_subagent", {"subagent_id": running}))
+        result, _text = read_answer(await all_of.ana.call_tool("check_subagent", {"subagent_id": running}))
         assert "by the administrator" in str(result) and "too dear" in str(result)
 
 
@@ -240,11 +242,11 @@ async def test_a_user_is_added_limited_and_removed_beside_a_running_server(tmp_p
             assert code == 0 and "$0.00 today" in out, err
 
             async def is_limited() -> bool:
-                proposed, _text = told(await dora.call_tool("spawn_subagent", SPAWN))
+                proposed, _text = read_answer(await dora.call_tool("spawn_subagent", SPAWN))
                 if proposed["status"] == "failed":
                     return "users.dora.daily_cents" in str(proposed)
                 given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-                answer, _text = told(await dora.call_tool("confirm_spawn", given))
+                answer, _text = read_answer(await dora.call_tool("confirm_spawn", given))
                 return answer["status"] == "refused" and "users.dora.daily_cents" in str(answer)
 
             with anyio.fail_after(40):
@@ -256,7 +258,7 @@ async def test_a_user_is_added_limited_and_removed_beside_a_running_server(tmp_p
             assert code == 0, err
             with pytest.raises(Exception):  # noqa: B017 - each era fails in its own way
                 await dora.call_tool("check_subagent", {})
-        changed = [entry.content for entry in logged(all_of.root, "SettingsChanged")]
+        changed = [entry.content for entry in read_log(all_of.root, "SettingsChanged")]
         dora_s = [(each["before"], each.get("after")) for each in changed if each["setting"] == "users.dora"]
         assert dora_s == [
             ({}, {"running": 2, "daily_cents": 100}),
@@ -269,10 +271,10 @@ async def test_a_broken_config_file_leaves_the_limits_as_they_were(tmp_path: Pat
     async with team(tmp_path, config="[users.ana]\ndaily_cents = 0\n", script=lambda _asked: DONE) as (all_of, _gate):
         (all_of.root / "config.toml").write_text("[users.ana]\ndaily_cents = 'much'\n")
         await until(lambda: "stay as they were" in all_of.server.stderr)
-        result, text = told(await all_of.ana.call_tool("spawn_subagent", SPAWN))
+        result, text = read_answer(await all_of.ana.call_tool("spawn_subagent", SPAWN))
         if result["status"] != "failed":
             given = {"pending_ids": [result["pending_id"]], "approving": [result["approval_line"]]}
-            result, text = told(await all_of.ana.call_tool("confirm_spawn", given))
+            result, text = read_answer(await all_of.ana.call_tool("confirm_spawn", given))
         assert result["status"] in ("failed", "refused") and "users.ana.daily_cents" in text
         assert all_of.model.requests == []
 
@@ -322,7 +324,7 @@ async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp
         for text, scope in ((token(all_of.root, "eve", "audit", name="a2"), "admin"), ("avatok_wrong", "token")):
             code, out, err = await there("user", "list", AVA_TOKEN=text)
             assert code == 10 and scope in err and not out, err
-        by = [entry.user for entry in logged(all_of.root, "SettingsChanged") if "dora" in str(entry.content)]
+        by = [entry.user for entry in read_log(all_of.root, "SettingsChanged") if "dora" in str(entry.content)]
         assert by.count("ops") == 7 and len({*by}) == 2, "the administrator's changes, and two of the owner's"
 
 
@@ -365,7 +367,7 @@ async def test_an_administrator_gets_no_token_of_the_operator(tmp_path: Path) ->
         admin = token(all_of.root, "ops", "admin", name="ops-laptop")
         answer = await all_of.server.request("POST", f"/users/{os_user()}", admin, json={})
         assert answer.status_code == 400 and "operator" in answer.text and "avatok_" not in answer.text
-        changes = logged(all_of.root, "SettingsChanged")
+        changes = read_log(all_of.root, "SettingsChanged")
         assert [each for each in changes if each.content["setting"] != "approval"] == []
 
 

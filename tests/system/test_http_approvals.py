@@ -16,13 +16,13 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 from mcp import Client
-from support.http_server import HttpServer, serving_http, token
-from support.model_server import Say, running_model_server
+from support.http_server import HttpServer, serve_http, token
+from support.model_server import Say, run_model_server
 from support.network.certificates import issue
 from support.network.web_site import make_certificate
 from support.runtime import PRICED
-from support.stdio import logged, made, state_of, told, using
-from support.terminal import CONTROLLED, ava, on_terminal
+from support.stdio import make_root, model_env, read_answer, read_log, state_of
+from support.terminal import CONTROLLED, ava, run_on_terminal
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ class Away:
     text: str
 
     async def propose(self, task: str = "What does it cost?") -> dict[str, Any]:
-        return told(await self.client.call_tool("spawn_subagent", {"role": "researcher", "task": task}))[0]
+        return read_answer(await self.client.call_tool("spawn_subagent", {"role": "researcher", "task": task}))[0]
 
     async def shown(self) -> list[dict[str, Any]]:
         answer = await self.server.get("/approvals", self.text)
@@ -63,7 +63,7 @@ class Away:
             words = ("--url", self.server.base, *args)
             own = {"AVA_TOKEN": self.text, **env}
             elsewhere = self.root.parent / "elsewhere"
-            with on_terminal(elsewhere, *words, env=own, columns=200, command=CONTROLLED) as screen:
+            with run_on_terminal(elsewhere, *words, env=own, columns=200, command=CONTROLLED) as screen:
                 code = screen.ended_after(answers or [])
             assert self.text not in screen.text and "Traceback" not in screen.text
             assert not elsewhere.exists()
@@ -74,10 +74,10 @@ class Away:
 
 @asynccontextmanager
 async def away(root: Path, settings: str = HUMAN, *scopes: Any) -> AsyncGenerator[Away]:
-    made(root, config_toml=settings)
+    make_root(root, config_toml=settings)
     hosts, own = token(root, "ana"), token(root, "ana", *(scopes or ("approve",)), name="phone")
-    with running_model_server([DONE] * 5) as model:
-        async with serving_http(root, env=using(model.base_url)) as server, server.client(hosts) as client:
+    with run_model_server([DONE] * 5) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server, server.client(hosts) as client:
             yield Away(server, root, client, own)
 
 
@@ -89,7 +89,9 @@ async def test_with_policy_human_only_an_approve_token_can_approve_over_http(tmp
         with anyio.move_on_after(1):  # it waits for a person's decision
             raise AssertionError(await there.client.call_tool("confirm_spawn", asked))
         assert state_of(there.root, proposed["subagent_id"]) == "awaiting_approval"
-        waiting = told(await there.client.call_tool("check_subagent", {"subagent_id": proposed["subagent_id"]}))[0]
+        waiting = read_answer(await there.client.call_tool("check_subagent", {"subagent_id": proposed["subagent_id"]}))[
+            0
+        ]
         command = f"`ava --url {there.server.base} approve {proposed['pending_id']}`"
         assert command in proposed["next"] and command in waiting["runs"][0]["waits_for"]
         (shown,) = await there.shown()
@@ -97,15 +99,15 @@ async def test_with_policy_human_only_an_approve_token_can_approve_over_http(tmp
         digests = {shown["pending_id"]: shown["digest"]}
         status, answer = await there.decide(decision="approve", **asked, digests=digests)
         assert (status, answer["status"]) == (200, "approved")
-        found = told(await there.client.call_tool(
+        found = read_answer(await there.client.call_tool(
             "check_subagent", {"subagent_id": proposed["subagent_id"], "wait_seconds": 20}
         ))[0]  # fmt: skip
         assert found["status"] == "success"
         again, late = await there.decide(decision="approve", **asked, digests=digests)
         assert again == 409 and "was approved already, over HTTP at" in late["decisions"][0]["refused_because"]
-    (decided,) = logged(there.root, "SpawnDecided")
+    (decided,) = read_log(there.root, "SpawnDecided")
     assert decided.content["channel"] == "http" and decided.content["digest"] == shown["digest"]
-    (said,) = [entry for entry in logged(there.root, "UserMessage") if entry.content["kind"] == "decision"]
+    (said,) = [entry for entry in read_log(there.root, "UserMessage") if entry.content["kind"] == "decision"]
     assert proposed["approval_line"] in said.content["text"]
 
 
@@ -113,7 +115,7 @@ async def test_the_hourly_limit_does_not_apply_to_a_token_with_the_scope_approve
     async with away(tmp_path / "data", PAID + "[users.ana]\nspawns_per_hour = 0\n") as there:
         proposed = await there.propose()
         asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-        refused = told(await there.client.call_tool("confirm_spawn", asked))[0]["decisions"][0]
+        refused = read_answer(await there.client.call_tool("confirm_spawn", asked))[0]["decisions"][0]
         for said in (proposed["next"], refused["refused_because"]):
             assert "(users.ana.spawns_per_hour in the data root/config.toml)" in said
             assert str(there.root) not in said
@@ -197,7 +199,7 @@ async def test_a_question_that_was_decided_elsewhere_withdraws_itself_and_says_w
 
         def asked() -> tuple[int, str]:
             words, own = ("--url", there.server.base, "approve", pending), {"AVA_TOKEN": there.text}
-            with on_terminal(tmp_path / "elsewhere", *words, env=own, columns=200, command=CONTROLLED) as screen:
+            with run_on_terminal(tmp_path / "elsewhere", *words, env=own, columns=200, command=CONTROLLED) as screen:
                 screen.until("Start it? [y/N]")
                 anyio.from_thread.run(partial(there.decide, decision="reject", pending_ids=[pending]))
                 return screen.ended(), screen.text
@@ -218,7 +220,7 @@ async def test_a_remote_person_sees_the_same_screen_and_starts_several_runs_as_a
         assert (await there.typed("approve"))[1].count("Nothing waits") == 1
         gone = await there.typed("approve", one["pending_id"])
         assert gone[0] == 10 and "was approved already, over HTTP at" in gone[1]
-    assert {entry.content["channel"] for entry in logged(there.root, "SpawnDecided")} == {"http"}
+    assert {entry.content["channel"] for entry in read_log(there.root, "SpawnDecided")} == {"http"}
 
 
 async def test_a_plan_of_many_long_steps_is_approved_while_its_texts_are_folded(tmp_path: Path) -> None:
@@ -228,10 +230,10 @@ async def test_a_plan_of_many_long_steps_is_approved_while_its_texts_are_folded(
         for number in range(100)
     ]
     async with away(tmp_path / "data") as there:
-        plan = told(await there.client.call_tool("spawn_subagent", {"steps": steps, "max_cost_cents": 100}))[0]
+        plan = read_answer(await there.client.call_tool("spawn_subagent", {"steps": steps, "max_cost_cents": 100}))[0]
         code, text = await there.typed("approve", plan["pending_id"], answers=[("Start it?", "y")])
         assert code == 0 and "Folded: task of 100 steps, " in text, text[-2000:]
-    (decided,) = [each.content for each in logged(there.root, "SpawnDecided") if each.content.get("folded")]
+    (decided,) = [each.content for each in read_log(there.root, "SpawnDecided") if each.content.get("folded")]
     assert len(decided["folded"]) <= 2_000
 
 
@@ -290,7 +292,7 @@ def test_explains_a_certificate_fault_before_sending_the_token(tmp_path: Path, f
     else:
         certificate = make_certificate(tmp_path, "localhost") if fault == "its own authority" else None
         env = {}
-    with running_model_server([DONE], certificate=certificate) as server:
+    with run_model_server([DONE], certificate=certificate) as server:
         port = server.base_url.rpartition(":")[2].split("/")[0] if fault != "no server" else "1"
         done = ava(
             tmp_path / "elsewhere", "--url", f"https://localhost:{port}", "approve", env={"AVA_TOKEN": text, **env}

@@ -16,9 +16,9 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.http_server import PARSERS, HttpServer, changed, serving_http, token
-from support.model_server import Gate, Say, running_model_server
-from support.stdio import MODERN, MODES, Logged, logged, made, state_of, told, until, using
+from support.http_server import PARSERS, HttpServer, changed_command, serve_http, token
+from support.model_server import Gate, Say, run_model_server
+from support.stdio import MODERN, MODES, Logged, make_root, model_env, read_answer, read_log, state_of, until
 
 from ava_server.approval import proposals
 from ava_server.config.tokens import SCOPES, TokenFile, create_token, read_tokens, revoke_token, user_name
@@ -28,7 +28,7 @@ from ava_server.http.limits import SKIP_WITHIN_S
 pytestmark = pytest.mark.slow
 
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
-ENV = using("http://127.0.0.1:9/v1")
+ENV = model_env("http://127.0.0.1:9/v1")
 BOTH = {"Accept": "application/json, text/event-stream"}
 SPAWN = {"role": "researcher", "task": "What does it cost?"}
 
@@ -54,7 +54,7 @@ async def called(server: HttpServer, text: str, tool: str, given: Any, **client:
 
 def started(root: Path, number: int) -> list[Logged]:
     """The sessions on the record, once there are so many."""
-    found = logged(root, "SessionStart")
+    found = read_log(root, "SessionStart")
     return found if len(found) >= number else []
 
 
@@ -73,7 +73,7 @@ def raw(port: int, *pieces: bytes) -> bytes:
 
 @pytest.mark.parametrize("parser", PARSERS)
 async def test_no_malformed_request_gets_two_answers_or_causes_a_traceback(tmp_path: Path, parser: str) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana", *SCOPES)
     known = f"Host: localhost\r\nAuthorization: Bearer {text}\r\n"
     second = f"GET /metrics HTTP/1.1\r\n{known}\r\n"
@@ -127,7 +127,7 @@ async def test_no_malformed_request_gets_two_answers_or_causes_a_traceback(tmp_p
         (b"", (f"{post}Transfer-Encoding: chunked\r\n\r\n", f"+5\r\nabcde\r\n0\r\n\r\n{second}")),
         (b" 200 ", (stream, listen, "\0\0no HTTP\r\n\r\n")),
     ]  # fmt: skip
-    async with serving_http(root, env=ENV, program=changed(parser=parser)) as server:
+    async with serve_http(root, env=ENV, program=changed_command(parser=parser)) as server:
         for status, pieces in tries:
             got = await anyio.to_thread.run_sync(raw, server.port, *(piece.encode("latin-1") for piece in pieces))
             assert got.count(b"HTTP/1.1 ") == bool(status), pieces
@@ -153,7 +153,7 @@ async def test_what_never_ends_is_cut_off(tmp_path: Path, parser: str) -> None:
                 return True
         return False
 
-    async with serving_http(made(tmp_path / "data"), env=ENV, program=changed(parser=parser)) as server:
+    async with serve_http(make_root(tmp_path / "data"), env=ENV, program=changed_command(parser=parser)) as server:
         for head, more in (
             ("GET /", b"x"), ("G", b"G"), ("", b"\r\n"), (get, b"x"), (f"{get}X: ", b"x"), (get, b"x:\r\n"),
             (f"{get}X:", b" "), (chunked, b"0"), (f"{chunked}1;", b"x"), (f"{chunked}0\r\n", b"x:\r\n"),
@@ -168,13 +168,13 @@ async def test_what_never_ends_is_cut_off(tmp_path: Path, parser: str) -> None:
 @pytest.mark.parametrize("parser", PARSERS)
 async def test_a_request_that_would_rather_speak_http_2_is_answered_with_its_body(tmp_path: Path, parser: str) -> None:
     """As Java's client asks with every first request."""
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana", *SCOPES)
     ask = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
     body = json.dumps({"decision": "reject", "pending_ids": ["P-0dd0dd0d"]})
     post = f"POST /approvals HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {text}\r\n"
     head, last = f"{post}{ask}Content-Length: {len(body)}\r\n\r\n", f"{post}Content-Length: {len(body)}\r\n\r\n{body}"
-    async with serving_http(root, env=ENV, program=changed(parser=parser)) as server:
+    async with serve_http(root, env=ENV, program=changed_command(parser=parser)) as server:
         for pieces in ((f"{head}{body}", last), (head, body, last), (head[:50], head[50:] + body[:9], body[9:], last)):
             got = await anyio.to_thread.run_sync(raw, server.port, *map(str.encode, pieces))
             assert got.count(b"HTTP/1.1 409 ") == 2, got
@@ -186,7 +186,7 @@ async def test_a_request_that_would_rather_speak_http_2_is_answered_with_its_bod
 
 
 async def test_a_client_that_leaves_with_a_request_behind_its_stream_keeps_no_place(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     body = json.dumps({"jsonrpc": "2.0", "id": 8, "method": "subscriptions/listen",
                        "params": {"notifications": {}, "_meta": meta()}})  # fmt: skip
@@ -195,8 +195,8 @@ async def test_a_client_that_leaves_with_a_request_behind_its_stream_keeps_no_pl
         f"Accept: text/event-stream, application/json\r\nMCP-Protocol-Version: {MODERN}\r\n"
         f"Mcp-Method: subscriptions/listen\r\nContent-Length: {len(body)}\r\n\r\n{body}"
     )
-    few = changed("from ava_server.http import limits", "limits.STREAMS_OF_USER = 1")
-    async with serving_http(root, env=ENV, program=few) as server:
+    few = changed_command("from ava_server.http import limits", "limits.STREAMS_OF_USER = 1")
+    async with serve_http(root, env=ENV, program=few) as server:
         got = await anyio.to_thread.run_sync(raw, server.port, stream.encode(), b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")
         assert got.startswith(b"HTTP/1.1 200 ")
         with anyio.fail_after(25):
@@ -210,7 +210,7 @@ async def test_a_client_that_leaves_with_a_request_behind_its_stream_keeps_no_pl
 async def test_a_refusal_waits_for_the_body_that_a_proxy_still_passes_on(
     tmp_path: Path, why: str, status: int, parser: str
 ) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     host = "evil.example" if why == "host" else "localhost"
     lines = [f"POST /mcp HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"]
     if why != "no token":
@@ -218,7 +218,7 @@ async def test_a_refusal_waits_for_the_body_that_a_proxy_still_passes_on(
     if why == "origin":
         lines.append("Origin: https://evil.example\r\n")
     head, expects = "".join(lines).encode(), b"Expect: 100-continue\r\n"
-    async with serving_http(root, env=ENV, program=changed(parser=parser)) as server:
+    async with serve_http(root, env=ENV, program=changed_command(parser=parser)) as server:
         async with await anyio.connect_tcp("127.0.0.1", server.port) as line:
             await line.send(head + b"\r\n" + b" " * 50)
             with anyio.move_on_after(0.3) as waited:
@@ -235,13 +235,13 @@ async def test_a_refusal_waits_for_the_body_that_a_proxy_still_passes_on(
 
 
 async def test_unusual_arguments_and_names_are_client_errors_not_internal_ones(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     deep: Any = 1
     for _level in range(700):
         deep = [deep]
     half = "\ud800x"
-    async with serving_http(root, env=ENV) as server:
+    async with serve_http(root, env=ENV) as server:
         for tool, given in (
             *(("read_ava_logs", {name: half}) for name in ("search", "session", "since", "cursor", "subagent_id")),
             ("read_ava_logs", {"types": [half]}),
@@ -262,10 +262,10 @@ async def test_unusual_arguments_and_names_are_client_errors_not_internal_ones(t
 
 async def test_a_client_name_does_not_turn_a_client_into_a_person(tmp_path: Path) -> None:
     """A token that may do everything decides through MCP as a host does, whatever the client calls itself."""
-    root = made(tmp_path / "data", config_toml='approval = "human"\n')
+    root = make_root(tmp_path / "data", config_toml='approval = "human"\n')
     text = token(root, "ana", *SCOPES)
-    with running_model_server([DONE]) as model:
-        async with serving_http(root, env=using(model.base_url)) as server:
+    with run_model_server([DONE]) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server:
             assert (
                 await server.post("/approvals", text, json={"decision": "reject", "pending_ids": ["P-0dd0dd0d"]})
             ).status_code == 409
@@ -275,18 +275,18 @@ async def test_a_client_name_does_not_turn_a_client_into_a_person(tmp_path: Path
                 with anyio.move_on_after(1):  # it waits for a person's decision
                     raise AssertionError(await called(server, text, "confirm_spawn", given, name=name))
                 assert state_of(root, proposed["subagent_id"]) == "awaiting_approval"
-    assert not [one for one in logged(root, "SpawnDecided") if one.content["decision"] == "approved"]
+    assert not [one for one in read_log(root, "SpawnDecided") if one.content["decision"] == "approved"]
 
 
 async def test_only_one_of_several_concurrent_approvals_counts_and_none_can_be_replayed(tmp_path: Path) -> None:
-    root = made(tmp_path / "data", config_toml='approval = "human"\n')
+    root = make_root(tmp_path / "data", config_toml='approval = "human"\n')
     host, person, other = (
         token(root, "ana"),
         token(root, "ana", "approve", name="p"),
         token(root, "ana", "approve", name="q"),
     )
-    with running_model_server([DONE] * 3) as model:
-        async with serving_http(root, env=using(model.base_url)) as server:
+    with run_model_server([DONE] * 3) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server:
             proposed = (await called(server, host, "spawn_subagent", SPAWN))["structuredContent"]
             (shown,) = (await server.get("/approvals", person)).json()["proposals"]
             pending_id = proposed["pending_id"]
@@ -309,8 +309,8 @@ async def test_only_one_of_several_concurrent_approvals_counts_and_none_can_be_r
                     409,
                 )
             await until(lambda: state_of(root, proposed["subagent_id"]) == "success", 20)
-    assert len([one for one in logged(root, "SpawnDecided") if one.content["decision"] == "approved"]) == 1
-    assert len(logged(root, "RunStarted")) == 1
+    assert len([one for one in read_log(root, "SpawnDecided") if one.content["decision"] == "approved"]) == 1
+    assert len(read_log(root, "RunStarted")) == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -318,7 +318,7 @@ async def test_an_answer_to_the_question_of_another_user_has_no_effect(tmp_path:
     """Ana is asked; Ben answers: in his own session with every id there may be, or with what her client was given."""
     from mcp_types import ElicitResult
 
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     anas, bens = token(root, "ana"), token(root, "ben")
     asked, over = anyio.Event(), anyio.Event()
     run_id = ""
@@ -332,12 +332,12 @@ async def test_an_answer_to_the_question_of_another_user_has_no_effect(tmp_path:
         return ElicitResult(action="accept", content={"decision": "approve"})
 
     async with (
-        serving_http(root, env=ENV) as server,
+        serve_http(root, env=ENV) as server,
         server.client(anas, mode=mode, ask=ana_waits) as ana,
         server.client(bens, mode=mode, ask=ben_agrees) as ben,
         anyio.create_task_group() as tasks,
     ):
-        proposed, _text = told(
+        proposed, _text = read_answer(
             await ana.call_tool("spawn_subagent", {"role": "web_crawler", "task": "https://a.example"})
         )
         run_id = proposed["subagent_id"]
@@ -364,13 +364,13 @@ async def test_an_answer_to_the_question_of_another_user_has_no_effect(tmp_path:
 
 async def test_equal_ids_used_by_two_clients_do_not_interfere(tmp_path: Path) -> None:
     """Ids of requests, tokens of progress and ids of events are the clients' own choice: another's are nothing."""
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     gates = [Gate(), Gate()]
     users = ("ana", "ben")
     texts = {user: token(root, user) for user in users}
     runs: dict[str, str] = {}
-    with running_model_server([*(Say("x", gate=gate) for gate in gates), DONE, DONE]) as model:
-        async with serving_http(root, env=using(model.base_url)) as server:
+    with run_model_server([*(Say("x", gate=gate) for gate in gates), DONE, DONE]) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server:
             for user in users:
                 given = {"role": "custom", "system_prompt": "x", "task": f"of {user}"}
                 proposed = (await called(server, texts[user], "spawn_subagent", given))["structuredContent"]
@@ -413,13 +413,13 @@ async def test_equal_ids_used_by_two_clients_do_not_interfere(tmp_path: Path) ->
 
 
 async def test_one_user_cannot_pile_up_proposals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     anas, bens = token(root, "ana"), token(root, "ben")
     main = "from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
     lower = "import sys; from ava_server.approval import proposals as proposing; proposing.MOST_WAITING = 3"
     few = "-c", f"{lower}; {main}", "serve", "--http", "--port", "0"
     assert proposals.MOST_WAITING > 50
-    async with serving_http(root, env=ENV, program=few) as server:
+    async with serve_http(root, env=ENV, program=few) as server:
         ids: list[str] = []
         for number in range(3):
             made_now = await called(server, anas, "spawn_subagent", {**SPAWN, "task": f"https://a.example/{number}"})
@@ -444,7 +444,7 @@ def test_rejects_user_names_that_contain_paths_or_look_like_other_names() -> Non
 
 
 def test_creating_and_revoking_tokens_in_two_processes_loses_nothing(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     token(root, "ana", name="kept")
     path = root / "secrets" / "tokens.toml"
     work = (
@@ -464,7 +464,7 @@ def test_creating_and_revoking_tokens_in_two_processes_loses_nothing(tmp_path: P
 
 
 def test_a_linked_corrupt_or_exposed_token_file_lets_nobody_in(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     path = root / "secrets" / "tokens.toml"
     whole = path.read_bytes()
@@ -498,7 +498,7 @@ def test_a_linked_corrupt_or_exposed_token_file_lets_nobody_in(tmp_path: Path) -
 
 
 def test_token_lookup_time_does_not_depend_on_matching_characters(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     for number in range(20):
         token(root, "ana", name=f"n{number}")

@@ -11,11 +11,11 @@ import anyio.to_thread
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types import ResourceTemplateReference
-from support.http_server import serving_http, token
-from support.model_server import running_model_server
-from support.repositories.coding import RIGHT, Untouched, asked, branches, project, says, worktrees
+from support.http_server import serve_http, token
+from support.model_server import run_model_server
+from support.repositories.coding import RIGHT, Untouched, branches, coder_task, make_calls, project, worktrees
 from support.repositories.projects import checkout, git, tree
-from support.stdio import MODES, made, told, until, using
+from support.stdio import MODES, make_root, model_env, read_answer, until
 from support.terminal import ava
 
 pytestmark = [
@@ -30,24 +30,24 @@ async def test_a_coder_over_http_commits_to_a_branch_hidden_from_other_users(tmp
     repository = project(tmp_path)
     head = git(repository, "rev-parse", "HEAD")
     settings = f'[users.ana]\nworkspaces = ["{repository}"]\n[users.ben]\nworkspaces = ["{repository}"]\n'
-    root = made(tmp_path / "data", config_toml=settings)
+    root = make_root(tmp_path / "data", config_toml=settings)
     untouched = Untouched(repository)
-    with running_model_server(says(RIGHT)) as model:
+    with run_model_server(make_calls(RIGHT)) as model:
         async with (
-            serving_http(root, env=using(model.base_url)) as server,
+            serve_http(root, env=model_env(model.base_url)) as server,
             server.client(token(root, "ana"), mode=mode) as ana,
             server.client(token(root, "ben"), mode=mode) as ben,
             server.client(token(root, "cleo"), mode=mode) as cleo,
         ):
-            refused = await cleo.call_tool("spawn_subagent", asked(workspace=str(repository)))
+            refused = await cleo.call_tool("spawn_subagent", coder_task(workspace=str(repository)))
             assert refused.is_error and "no folder is set for this user" in json.dumps(refused.structured_content)
-            proposed, _text = told(await ana.call_tool("spawn_subagent", asked(workspace=str(repository))))
+            proposed, _text = read_answer(await ana.call_tool("spawn_subagent", coder_task(workspace=str(repository))))
             run_id = proposed["subagent_id"]
             given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-            assert told(await ana.call_tool("confirm_spawn", given))[0]["status"] == "approved"
+            assert read_answer(await ana.call_tool("confirm_spawn", given))[0]["status"] == "approved"
             for _each in range(3):
                 look = {"subagent_id": run_id, "wait_seconds": 45}
-                found, text = told(await ana.call_tool("check_subagent", look))
+                found, text = read_answer(await ana.call_tool("check_subagent", look))
                 if found["status"] != "running":
                     break
             assert found["status"] == "success", text
@@ -89,17 +89,17 @@ async def test_a_folder_of_one_user_does_not_lead_to_the_repository_of_another(t
     git(theirs, "worktree", "add", "-q", str(folders["worktree"]))
     linked = own / "linked"
     git(folders["file"].parent / "git-of-file", "worktree", "add", "-q", str(linked))
-    root = made(
+    root = make_root(
         tmp_path / "data", config_toml=f'[users.ana]\nworkspaces = ["{own}"]\n[users.ben]\nworkspaces = ["{theirs}"]\n'
     )
     before = tree(theirs)
-    with running_model_server([]) as model:
+    with run_model_server([]) as model:
         async with (
-            serving_http(root, env=using(model.base_url)) as server,
+            serve_http(root, env=model_env(model.base_url)) as server,
             server.client(token(root, "ana")) as ana,
             server.client(token(root, "ben")) as ben,
         ):
-            for role in (asked(namespace=["."], verify="true"), {"role": "code_reviewer", "task": "Look."}):
+            for role in (coder_task(namespace=["."], verify="true"), {"role": "code_reviewer", "task": "Look."}):
                 said: dict[str, str] = {}
                 for name, folder in folders.items():
                     refused = await ana.call_tool("spawn_subagent", {**role, "workspace": str(folder)})
@@ -107,9 +107,9 @@ async def test_a_folder_of_one_user_does_not_lead_to_the_repository_of_another(t
                     assert refused.is_error and "failed" in said[name], said[name]
                     assert "bens" not in said[name] and "key of Ben" not in said[name]
                 assert said["file"] == said["nothing"], "the answer does not tell what exists"
-                proposed, text = told(await ana.call_tool("spawn_subagent", {**role, "workspace": str(linked)}))
+                proposed, text = read_answer(await ana.call_tool("spawn_subagent", {**role, "workspace": str(linked)}))
                 assert f"(git folder {own}/git-of-file)" in text and "approval_line" in proposed
-                proposed, text = told(await ben.call_tool("spawn_subagent", {**role, "workspace": str(theirs)}))
+                proposed, text = read_answer(await ben.call_tool("spawn_subagent", {**role, "workspace": str(theirs)}))
                 assert "(git folder" not in text and "approval_line" in proposed
     assert tree(theirs) == before
 

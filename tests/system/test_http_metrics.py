@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.http_server import serving_http, token
-from support.model_server import Say, running_model_server
-from support.stdio import made, using
+from support.http_server import serve_http, token
+from support.model_server import Say, run_model_server
+from support.stdio import make_root, model_env
 
 pytestmark = pytest.mark.skipif("sys.platform == 'win32'", reason="signals as POSIX has them")
 DONE = Say(calls=[("submit_result", {"summary": "all is said", "output": "marmalade"})])
@@ -17,10 +17,10 @@ DONE = Say(calls=[("submit_result", {"summary": "all is said", "output": "marmal
 @pytest.mark.slow
 @pytest.mark.requirement("S1-33")
 async def test_only_an_audit_token_can_read_the_metrics_of_all_users(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     ana, auditor = token(root, "ana", "spawn", "read", "approve"), token(root, "prometheus", "audit")
-    with running_model_server([DONE]) as model:
-        async with serving_http(root, env=using(model.base_url)) as server:
+    with run_model_server([DONE]) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server:
             async with server.client(ana) as client:
                 given = {"role": "custom", "system_prompt": "Look it up.", "task": "marmalade"}
                 proposed = (await client.call_tool("spawn_subagent", given)).structured_content or {}

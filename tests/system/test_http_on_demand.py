@@ -19,9 +19,9 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from support.http_server import serving_http, token
+from support.http_server import serve_http, token
 from support.postgres import free_port
-from support.stdio import AVA, logged, until
+from support.stdio import AVA, read_log, until
 from support.terminal import ava
 
 from ava_audit.store.locks import try_hold
@@ -83,7 +83,7 @@ async def test_the_command_of_a_host_starts_the_server_once_and_gives_it_a_priva
         )
         [made] = read_tokens(place.tokens_file).values()
         assert made.scopes == ("spawn", "read"), "it approves nothing that needs a person"
-        assert f"tokens.{made.name}" in str(logged(root, "SettingsChanged")[-1].content)
+        assert f"tokens.{made.name}" in str(read_log(root, "SettingsChanged")[-1].content)
         assert ava(root, "token", "revoke", made.name).returncode == 0
         assert headers(root, port) != first and process_of(root) == pid
 
@@ -132,7 +132,7 @@ async def test_gives_the_token_to_nobody_who_listens_there_instead(tmp_path: Pat
 
 async def test_uses_a_server_that_a_person_has_started(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    async with serving_http(root) as server:
+    async with serve_http(root) as server:
         port = int(server.url.rpartition(":")[2].partition("/")[0])
         assert answers(port, headers(root, port)) != 401
         assert process_of(root) == server.process.pid
@@ -141,14 +141,14 @@ async def test_uses_a_server_that_a_person_has_started(tmp_path: Path) -> None:
 
 
 async def test_a_server_without_requests_ends(tmp_path: Path) -> None:
-    async with serving_http(tmp_path / "data", "--idle", "1s") as server:
+    async with serve_http(tmp_path / "data", "--idle", "1s") as server:
         assert await server.exited(15) == 0
 
 
 async def test_a_server_that_ends_is_no_longer_found_while_it_still_holds_its_port(tmp_path: Path) -> None:
     root = tmp_path / "data"
     given = token(root, "ana")
-    async with serving_http(root, "--drain", "5s") as server:
+    async with serve_http(root, "--drain", "5s") as server:
         assert http_server(DataRoot(root)).port() == server.port
         with socket.create_connection(("127.0.0.1", server.port)) as call:  # a call whose body never comes
             head = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {given}\r\n"

@@ -12,10 +12,10 @@ import pytest
 from mcp import Client
 from mcp.client.subscriptions import ResourcesListChanged, ResourceUpdated
 from support.hosts.updates import Ear, follow_updates
-from support.http_server import serving_http, token
-from support.model_server import Gate, Say, running_model_server
-from support.network.proxy import between
-from support.stdio import MODES, made, state_of, told, until, using
+from support.http_server import serve_http, token
+from support.model_server import Gate, Say, run_model_server
+from support.network.proxy import run_faulty_proxy
+from support.stdio import MODES, make_root, model_env, read_answer, state_of, until
 from support.terminal import ava
 
 pytestmark = pytest.mark.slow
@@ -27,29 +27,29 @@ IDLE_S, LONG_S = 60.0, 135.0
 
 async def approved(client: Client, proposed: dict[str, Any]) -> str:
     given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-    assert told(await client.call_tool("confirm_spawn", given))[0]["status"] == "approved"
+    assert read_answer(await client.call_tool("confirm_spawn", given))[0]["status"] == "approved"
     run_id: str = proposed["subagent_id"]
     return run_id
 
 
 async def test_long_requests_survive_a_proxy_that_cuts_after_sixty_seconds(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     gates = [Gate(within_s=100) for _ in MODES]  # in the order in which the runs ask the model, whosever they are
     waited: list[str] = []
-    with running_model_server([*(Say("x", gate=gate) for gate in gates), DONE, DONE]) as model:
-        async with serving_http(root, env=using(model.base_url)) as server:
+    with run_model_server([*(Say("x", gate=gate) for gate in gates), DONE, DONE]) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server:
 
             async def one(mode: str) -> None:
                 text, ear, cut = token(root, f"user-{mode}"), Ear(), list[float]()
                 async with (
-                    between(server.port, cut, idle_s=IDLE_S) as url,
+                    run_faulty_proxy(server.port, cut, idle_s=IDLE_S) as url,
                     server.client(text, mode=mode, url=url, hears=ear.on_message) as client,
                 ):
-                    run_id = await approved(client, told(await client.call_tool("spawn_subagent", SPAWN))[0])
+                    run_id = await approved(client, read_answer(await client.call_tool("spawn_subagent", SPAWN))[0])
                     async with follow_updates(client, ear, mode, f"ava://runs/{run_id}"):
                         began = time.monotonic()
                         asked = {"subagent_id": run_id, "wait_seconds": 45}
-                        found = told(await client.call_tool("check_subagent", asked))[0]
+                        found = read_answer(await client.call_tool("check_subagent", asked))[0]
                         assert found["status"] == "running" and time.monotonic() - began > 43
                         waited.append(mode)
                         if len(waited) == len(MODES):  # earlier, and the run that the other waits for might end
@@ -61,7 +61,7 @@ async def test_long_requests_survive_a_proxy_that_cuts_after_sixty_seconds(tmp_p
                         ear.heard.clear()
                         await anyio.sleep(LONG_S - (time.monotonic() - began))  # nothing is said, by nobody
                         # A connection that lay idle in the client's pool was cut; that costs it nothing.
-                        told(await client.call_tool("spawn_subagent", {**SPAWN, "task": "another"}))
+                        read_answer(await client.call_tool("spawn_subagent", {**SPAWN, "task": "another"}))
                         await ear.until(ResourcesListChanged())
                 assert len(cut) <= 3, "what is open was not cut"
 
@@ -72,20 +72,20 @@ async def test_long_requests_survive_a_proxy_that_cuts_after_sixty_seconds(tmp_p
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_every_tool_works_through_a_buffering_proxy(tmp_path: Path, mode: str) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text, person = token(root, "ana"), token(root, "ana", "approve", name="person")
     gate = Gate()
-    with running_model_server([Say("marmalade", gate=gate), DONE, DONE]) as model:
+    with run_model_server([Say("marmalade", gate=gate), DONE, DONE]) as model:
         async with (
-            serving_http(root, env=using(model.base_url)) as server,
-            between(server.port, [], buffers=True) as url,
+            serve_http(root, env=model_env(model.base_url)) as server,
+            run_faulty_proxy(server.port, [], buffers=True) as url,
             server.client(text, mode=mode, url=url) as client,
         ):
             used: set[str] = set()
 
             async def call(tool: str, **given: Any) -> dict[str, Any]:
                 used.add(tool)
-                return told(await client.call_tool(tool, given))[0]
+                return read_answer(await client.call_tool(tool, given))[0]
 
             proposed = await call("spawn_subagent", **SPAWN)
             given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}

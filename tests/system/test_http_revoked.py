@@ -13,9 +13,9 @@ import httpx2
 import pytest
 from mcp.client.subscriptions import ResourceUpdated
 from support.hosts.updates import Ear, follow_updates
-from support.http_server import BOTH, HELLO, META, HttpServer, bearer, serving_http, token
-from support.model_server import Gate, Say, running_model_server
-from support.stdio import MODERN, MODES, made, state_of, told, until, using
+from support.http_server import BOTH, HELLO, META, HttpServer, bearer, serve_http, token
+from support.model_server import Gate, Say, run_model_server
+from support.stdio import MODERN, MODES, make_root, model_env, read_answer, state_of, until
 
 from ava_server.config.tokens import revoke_token
 
@@ -94,11 +94,11 @@ class Streams:
 async def one_run(root: Path) -> AsyncGenerator[tuple[HttpServer, Gate, str, Any]]:
     gate = Gate()
     other = token(root, "ana", name="other")
-    with running_model_server([Say("x", gate=gate), DONE]) as model:
-        async with serving_http(root, env=using(model.base_url)) as server, server.client(other) as client:
-            proposed, _text = told(await client.call_tool("spawn_subagent", SPAWN))
+    with run_model_server([Say("x", gate=gate), DONE]) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server, server.client(other) as client:
+            proposed, _text = read_answer(await client.call_tool("spawn_subagent", SPAWN))
             given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-            told(await client.call_tool("confirm_spawn", given))
+            read_answer(await client.call_tool("confirm_spawn", given))
             await until(gate.arrived.is_set)
             try:
                 yield server, gate, proposed["subagent_id"], client
@@ -108,7 +108,7 @@ async def one_run(root: Path) -> AsyncGenerator[tuple[HttpServer, Gate, str, Any
 
 @pytest.mark.parametrize("how", ["revoked", "expired", "file gone bad"])
 async def test_open_requests_end_with_their_token_and_receive_nothing_later(tmp_path: Path, how: str) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     path = root / "secrets" / "tokens.toml"
     async with one_run(root) as (server, gate, run_id, _client):
         ends_us = time.time_ns() // 1000 + 4_000_000 if how == "expired" else None
@@ -148,7 +148,7 @@ async def test_open_requests_end_with_their_token_and_receive_nothing_later(tmp_
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_revoking_a_token_does_not_affect_another_of_the_same_user(tmp_path: Path, mode: str) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     path = root / "secrets" / "tokens.toml"
     ear = Ear()
     async with one_run(root) as (server, gate, run_id, _client):
@@ -169,18 +169,18 @@ async def test_revoking_a_token_does_not_affect_another_of_the_same_user(tmp_pat
             gate.released.set()
             await ear.until(ResourceUpdated(uri))
             asked = {"subagent_id": run_id, "wait_seconds": 20}
-            assert told(await client.call_tool("check_subagent", asked))[0]["status"] == "success"
+            assert read_answer(await client.call_tool("check_subagent", asked))[0]["status"] == "success"
 
 
 async def test_scopes_removed_by_hand_are_lost_immediately(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     path = root / "secrets" / "tokens.toml"
     text = token(root, "ana")
-    async with serving_http(root, env=using("http://127.0.0.1:9/v1")) as server, server.client(text) as client:
-        told(await client.call_tool("spawn_subagent", {"role": "web_crawler", "task": "https://example.org"}))
+    async with serve_http(root, env=model_env("http://127.0.0.1:9/v1")) as server, server.client(text) as client:
+        read_answer(await client.call_tool("spawn_subagent", {"role": "web_crawler", "task": "https://example.org"}))
         path.write_text(path.read_text().replace('["spawn", "read"]', '["read"]'))
         refused = await client.call_tool("spawn_subagent", {"role": "web_crawler", "task": "https://example.org/2"})
         assert refused.is_error and "scope spawn" in str(refused.structured_content)
         path.write_text(path.read_text().replace('user = "ana"', 'user = "ben"'))
-        listed, _text = told(await client.call_tool("check_subagent", {}))
+        listed, _text = read_answer(await client.call_tool("check_subagent", {}))
         assert not listed["runs"], "it is another user's now"

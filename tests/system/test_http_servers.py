@@ -15,9 +15,9 @@ from mcp.client.subscriptions import ResourceUpdated
 from mcp_types import ElicitResult
 from support.hosts.updates import Ear, follow_updates
 from support.http_server import BOTH, HELLO, META, HttpServer, bearer, token
-from support.model_server import Gate, Say, running_model_server
-from support.network.balancer import Balancer, in_postgres, several
-from support.stdio import MODERN, assert_intact, logged, told, until, using
+from support.model_server import Gate, Say, run_model_server
+from support.network.balancer import Balancer, make_postgres_root, serve_each
+from support.stdio import MODERN, assert_intact, model_env, read_answer, read_log, until
 
 from ava_server.config.tokens import revoke_token
 from ava_server.http.settings import Reach, inner_url
@@ -51,37 +51,39 @@ async def agree(_context: object, params: object) -> ElicitResult:
 @pytest.mark.parametrize("mode", ERAS)
 async def test_a_client_whose_requests_alternate_works_as_with_one_server(tmp_path: Path, mode: str) -> None:
     root = tmp_path / "data"
-    in_postgres(root)
+    make_postgres_root(root)
     text, ear, gate = token(root, "ana"), Ear(), Gate()
-    with running_model_server([Say("I look.", [("scratchpad", {"note": "x"})], gate=gate), DONE, Say("y")]) as model:
-        async with several(root, root, env=using(model.base_url)) as servers:
+    with run_model_server([Say("I look.", [("scratchpad", {"note": "x"})], gate=gate), DONE, Say("y")]) as model:
+        async with serve_each(root, root, env=model_env(model.base_url)) as servers:
             balancer = Balancer(servers)
             kept: dict[str, Any] = {"mode": mode, "ask": agree, "hears": ear.on_message, "through": balancer}
             async with servers[0].client(text, **kept) as client:
                 assert len((await client.list_tools()).tools) == 6
-                proposed = told(await client.call_tool("spawn_subagent", SPAWN))[0]
+                proposed = read_answer(await client.call_tool("spawn_subagent", SPAWN))[0]
                 run, uri = proposed["subagent_id"], f"ava://runs/{proposed['subagent_id']}"
                 async with follow_updates(client, ear, mode, uri):
                     asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-                    assert told(await client.call_tool("confirm_spawn", asked))[0]["status"] == "approved"
+                    assert read_answer(await client.call_tool("confirm_spawn", asked))[0]["status"] == "approved"
                     await until(gate.arrived.is_set)
                     given = {"subagent_id": run, "message": "In which currency?"}
                     for _each in range(2):  # on each server
                         assert not (await client.call_tool("message_subagent", given)).is_error
-                    seen = {told(await client.call_tool("check_subagent", {"subagent_id": run}))[0]["runs"][0]["state"]
-                            for _each in range(4)}  # fmt: skip
+                    seen: set[str] = set()
+                    for _each in range(4):
+                        checked = await client.call_tool("check_subagent", {"subagent_id": run})
+                        seen.add(read_answer(checked)[0]["runs"][0]["state"])
                     assert seen == {"running"}
                     gate.released.set()
                     waiting = {"subagent_id": run, "wait_seconds": 20}
-                    ended = told(await client.call_tool("check_subagent", waiting))[0]
+                    ended = read_answer(await client.call_tool("check_subagent", waiting))[0]
                     assert ended["runs"][0]["untrusted_result"]["output"] == "twelve cents"
                     await ear.until(ResourceUpdated(uri))
-                other = told(await client.call_tool("spawn_subagent", {**SPAWN, "task": "Look it up again"}))[0]
+                other = read_answer(await client.call_tool("spawn_subagent", {**SPAWN, "task": "Look it up again"}))[0]
                 cancelled = await client.call_tool("cancel_subagent", {"subagent_id": other["subagent_id"]})
                 assert not cancelled.is_error
             assert min(balancer.sent.count(server.port) for server in servers) > 4, balancer.sent
             assert "In which currency?" in str(model.requests[1].json["messages"])
-    assert len(logged(root, "SpawnDecided", run=run)) == 1
+    assert len(read_log(root, "SpawnDecided", run=run)) == 1
     assert_intact(root)
 
 
@@ -89,10 +91,10 @@ async def test_a_client_whose_requests_alternate_works_as_with_one_server(tmp_pa
 async def test_a_request_for_another_servers_session_is_answered_there(tmp_path: Path, kind: str) -> None:
     root = tmp_path / "data"
     if kind == "postgres":
-        in_postgres(root)
+        make_postgres_root(root)
     anas, bens = token(root, "ana"), token(root, "ben")
-    with running_model_server([DONE]) as model:
-        async with several(root, root, env=using(model.base_url)) as (one, two):
+    with run_model_server([DONE]) as model:
+        async with serve_each(root, root, env=model_env(model.base_url)) as (one, two):
             session = await opened(one, anas)
             for server in (one, two, one, two):
                 answer = await server.post("/mcp", anas, json=LIST, headers=session)
@@ -111,10 +113,10 @@ async def test_a_request_for_another_servers_session_is_answered_there(tmp_path:
 
 async def test_a_stream_comes_through_another_server_until_one_side_ends(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    in_postgres(root)
+    make_postgres_root(root)
     text = token(root, "ana")
-    with running_model_server([DONE]) as model:
-        async with several(root, root, env=using(model.base_url)) as (one, two):
+    with run_model_server([DONE]) as model:
+        async with serve_each(root, root, env=model_env(model.base_url)) as (one, two):
             session = await opened(one, text)
             async with httpx2.AsyncClient(timeout=20, headers={**bearer(text), **session}) as http:
                 async with http.stream("GET", two.url) as stream:
@@ -140,9 +142,9 @@ MADE_UP = ["x", "-", "0" * 32, f"{'0' * 32}-", f"{'0' * 32}-none", f"{'0' * 32}-
 
 async def test_a_made_up_session_leads_nowhere(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    in_postgres(root)
+    make_postgres_root(root)
     text = token(root, "ana")
-    async with several(root, root) as (one, two):
+    async with serve_each(root, root) as (one, two):
         owner = (await opened(one, text))["Mcp-Session-Id"].rpartition("-")[2]
         for made_up in (*MADE_UP, f"{'0' * 32}-{owner}"):
             headers = {**BOTH, "Mcp-Session-Id": made_up}
@@ -152,10 +154,13 @@ async def test_a_made_up_session_leads_nowhere(tmp_path: Path) -> None:
 
 async def test_a_token_never_reaches_an_address_of_a_dead_server(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    in_postgres(root)
+    make_postgres_root(root)
     text = token(root, "ana")
     heard: list[bytes] = []
-    async with several(root, root) as (one, two), await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+    async with (
+        serve_each(root, root) as (one, two),
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+    ):
         session = await opened(one, text)
         owner = session["Mcp-Session-Id"].rpartition("-")[2]
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
@@ -176,18 +181,18 @@ async def test_a_token_never_reaches_an_address_of_a_dead_server(tmp_path: Path)
 @pytest.mark.parametrize("mode", ERAS)
 async def test_after_the_kill_of_a_server_its_clients_go_on_with_another(tmp_path: Path, mode: str) -> None:
     root = tmp_path / "data"
-    in_postgres(root)
+    make_postgres_root(root)
     text, gate = token(root, "ana"), Gate()
-    with running_model_server([Say("lost", gate=gate), DONE, DONE]) as model:
-        async with several(root, root, env=using(model.base_url)) as servers:
+    with run_model_server([Say("lost", gate=gate), DONE, DONE]) as model:
+        async with serve_each(root, root, env=model_env(model.base_url)) as servers:
             sessions = {(await opened(server, text))["Mcp-Session-Id"]: server for server in servers}
             async with servers[0].client(text, mode=mode, ask=agree, through=Balancer(servers)) as client:
-                proposed = told(await client.call_tool("spawn_subagent", SPAWN))[0]
+                proposed = read_answer(await client.call_tool("spawn_subagent", SPAWN))[0]
                 run = proposed["subagent_id"]
                 asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-                assert told(await client.call_tool("confirm_spawn", asked))[0]["status"] == "approved"
+                assert read_answer(await client.call_tool("confirm_spawn", asked))[0]["status"] == "approved"
                 await until(gate.arrived.is_set)
-                (claimed,) = logged(root, "RunClaimed", run=run)
+                (claimed,) = read_log(root, "RunClaimed", run=run)
                 session = next(each for each in sessions if each.endswith(claimed.content["instance"]))
                 killed = sessions.pop(session)
                 (left,) = sessions.values()
@@ -197,12 +202,14 @@ async def test_after_the_kill_of_a_server_its_clients_go_on_with_another(tmp_pat
                 assert gone.status_code == 404 and "Session not found" in gone.text
                 if mode == "auto":  # no session: the same client goes on
                     waiting = {"subagent_id": run, "wait_seconds": 20}
-                    ended = told(await client.call_tool("check_subagent", waiting))[0]
+                    ended = read_answer(await client.call_tool("check_subagent", waiting))[0]
                     assert ended["runs"][0].get("untrusted_result", {}).get("output") == "twelve cents", ended
             async with left.client(text, mode=mode, through=Balancer(servers)) as client:
-                ended = told(await client.call_tool("check_subagent", {"subagent_id": run, "wait_seconds": 20}))[0]
+                ended = read_answer(await client.call_tool("check_subagent", {"subagent_id": run, "wait_seconds": 20}))[
+                    0
+                ]
                 assert ended["runs"][0].get("untrusted_result", {}).get("output") == "twelve cents", ended
-    assert len(logged(root, "RunClaimed", run=run)) == 2
+    assert len(read_log(root, "RunClaimed", run=run)) == 2
     assert_intact(root)
 
 
@@ -212,11 +219,11 @@ CLIENT = {**META, "io.modelcontextprotocol/clientCapabilities": {"extensions": {
 
 async def test_each_step_of_a_task_can_be_on_another_server(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    in_postgres(root)
+    make_postgres_root(root)
     text, gate = token(root, "ana"), Gate()
     script = [Say(calls=[("ask", {"question": "In which currency?"})]), Say("x", gate=gate), DONE]
-    with running_model_server(script) as model:
-        async with several(root, root, env=using(model.base_url)) as servers:
+    with run_model_server(script) as model:
+        async with serve_each(root, root, env=model_env(model.base_url)) as servers:
             balancer = Balancer(servers)
             async with httpx2.AsyncClient(headers=bearer(text), timeout=30, transport=balancer) as http:
 
@@ -257,14 +264,14 @@ async def test_each_step_of_a_task_can_be_on_another_server(tmp_path: Path) -> N
                 await until_status("cancelled")
             assert min(balancer.sent.count(server.port) for server in servers) >= 4
             assert "In cents" in str(model.requests[1].json["messages"])
-    assert len(logged(root, "SpawnDecided", run=run)) == 1
+    assert len(read_log(root, "SpawnDecided", run=run)) == 1
 
 
 async def test_a_token_counts_on_every_server_at_once_and_a_revoked_one_on_none(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    in_postgres(root)
+    make_postgres_root(root)
     first = token(root, "ana")
-    async with several(root, root) as servers:
+    async with serve_each(root, root) as servers:
         text = token(root, "ben")
         for server in servers:
             assert (await server.get("/token", text)).status_code == 200, "no moment in which it is unknown"
@@ -287,9 +294,9 @@ async def test_a_token_counts_on_every_server_at_once_and_a_revoked_one_on_none(
 
 
 async def test_a_server_without_its_database_lives_and_is_not_ready(tmp_path: Path) -> None:
-    from support.postgres import PostgresServer, missing
+    from support.postgres import PostgresServer, why_missing
 
-    if (why := missing()) is not None:
+    if (why := why_missing()) is not None:
         pytest.skip(why)
     own, root = PostgresServer.make(), tmp_path / "data"
     try:
@@ -297,7 +304,7 @@ async def test_a_server_without_its_database_lives_and_is_not_ready(tmp_path: Pa
         address = own.url("postgres").replace(f":{own.password}@", "@")
         (root / "config.toml").write_text(f'database_url = "{address}"\n')
         text = token(root, "ana")
-        async with several(root) as (server,):
+        async with serve_each(root) as (server,):
 
             async def readiness(status: int) -> None:
                 with anyio.fail_after(40):

@@ -14,10 +14,21 @@ import anyio
 import anyio.to_thread
 import pytest
 from mcp import Client
-from support.http_server import HttpServer, bearer, serving_http, token
-from support.model_server import Gate, Say, running_model_server
-from support.network.proxy import between
-from support.stdio import MODES, assert_intact, instance_locks, logged, made, state_of, stray_locks, told, until, using
+from support.http_server import HttpServer, bearer, serve_http, token
+from support.model_server import Gate, Say, run_model_server
+from support.network.proxy import run_faulty_proxy
+from support.stdio import (
+    MODES,
+    assert_intact,
+    instance_locks,
+    make_root,
+    model_env,
+    read_answer,
+    read_log,
+    state_of,
+    stray_locks,
+    until,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -26,9 +37,9 @@ SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up"}
 
 
 async def start(client: Client) -> str:
-    proposed, _text = told(await client.call_tool("spawn_subagent", SPAWN))
+    proposed, _text = read_answer(await client.call_tool("spawn_subagent", SPAWN))
     asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-    assert told(await client.call_tool("confirm_spawn", asked))[0]["status"] == "approved"
+    assert read_answer(await client.call_tool("confirm_spawn", asked))[0]["status"] == "approved"
     run_id: str = proposed["subagent_id"]
     return run_id
 
@@ -39,11 +50,11 @@ async def arrived(gate: Gate) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_sigterm_ends_waits_and_a_restart_continues_the_run_within_a_second(tmp_path: Path, mode: str) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     gate, second = Gate(), Gate()
-    with running_model_server([Say("x", gate=gate), Say("x", gate=second), DONE, DONE]) as model:
-        async with serving_http(root, "--drain", "5s", env=using(model.base_url)) as server:
+    with run_model_server([Say("x", gate=gate), Say("x", gate=second), DONE, DONE]) as model:
+        async with serve_http(root, "--drain", "5s", env=model_env(model.base_url)) as server:
             async with server.client(text, mode=mode) as client:
                 run_id = await start(client)
                 await arrived(gate)
@@ -51,11 +62,11 @@ async def test_sigterm_ends_waits_and_a_restart_continues_the_run_within_a_secon
 
                 async def wait() -> None:
                     asked = {"subagent_id": run_id, "wait_seconds": 40}
-                    answers.append(told(await client.call_tool("check_subagent", asked))[0])
+                    answers.append(read_answer(await client.call_tool("check_subagent", asked))[0])
 
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(wait)
-                    await until(lambda: logged(root, "SpawnDecided"))
+                    await until(lambda: read_log(root, "SpawnDecided"))
                     await anyio.sleep(0.5)
                     began = time.monotonic()
                     server.signal()
@@ -64,9 +75,9 @@ async def test_sigterm_ends_waits_and_a_restart_continues_the_run_within_a_secon
             assert await server.exited() == 0
             assert state_of(root, run_id) == "running" and stray_locks(root) == []
         began_us = time.time_ns() // 1000
-        async with serving_http(root, env=using(model.base_url)):
+        async with serve_http(root, env=model_env(model.base_url)):
             listening_us = time.time_ns() // 1000
-            await until(lambda: len(logged(root, "RunClaimed", run=run_id)) == 2)
+            await until(lambda: len(read_log(root, "RunClaimed", run=run_id)) == 2)
             with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
                 (claimed_us,) = db.execute("SELECT max(ts_us) FROM events WHERE type = 'RunClaimed'").fetchone()
             assert began_us < claimed_us < listening_us + 1_000_000
@@ -76,21 +87,21 @@ async def test_sigterm_ends_waits_and_a_restart_continues_the_run_within_a_secon
 
 
 async def test_a_run_survives_two_restarts_during_one_call(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     gates = [Gate(), Gate()]
-    with running_model_server([*(Say("lost", gate=gate) for gate in gates), DONE]) as model:
-        env = using(model.base_url)
-        async with serving_http(root, "--drain", "1s", env=env) as server, server.client(text) as client:
+    with run_model_server([*(Say("lost", gate=gate) for gate in gates), DONE]) as model:
+        env = model_env(model.base_url)
+        async with serve_http(root, "--drain", "1s", env=env) as server, server.client(text) as client:
             run_id = await start(client)
             await arrived(gates[0])
             server.signal()
             assert await server.exited() == 0
-        async with serving_http(root, "--drain", "1s", env=env) as server:
+        async with serve_http(root, "--drain", "1s", env=env) as server:
             await arrived(gates[1])
             server.signal()
             assert await server.exited() == 0
-        async with serving_http(root, env=env):
+        async with serve_http(root, env=env):
             await until(lambda: state_of(root, run_id) == "success", 20)
     assert_intact(root)
 
@@ -101,7 +112,7 @@ async def test_refuses_new_spawns_while_draining_and_health_reports_it(
     """The call in hand is a person who takes their time: a question in the handshake era."""
     from mcp_types import ElicitResult
 
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     asked, answered = anyio.Event(), anyio.Event()
 
@@ -110,9 +121,11 @@ async def test_refuses_new_spawns_while_draining_and_health_reports_it(
         await answered.wait()
         return ElicitResult(action="decline")
 
-    async with serving_http(root, "--drain", "20s") as server:
+    async with serve_http(root, "--drain", "20s") as server:
         async with server.client(text, mode="legacy", ask=person) as client, server.client(text, name="two") as other:
-            proposed, _text = told(await client.call_tool("spawn_subagent", {**SPAWN, "task": "https://example.org"}))
+            proposed, _text = read_answer(
+                await client.call_tool("spawn_subagent", {**SPAWN, "task": "https://example.org"})
+            )
             results: list[Any] = []
 
             async def confirm() -> None:
@@ -139,14 +152,16 @@ async def test_refuses_new_spawns_while_draining_and_health_reports_it(
 
 
 async def test_during_the_shutdown_delay_only_the_health_says_that_it_stops(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
-    async with serving_http(root, "--shutdown-delay", "30s") as server, server.client(text) as client:
+    async with serve_http(root, "--shutdown-delay", "30s") as server, server.client(text) as client:
         began = time.monotonic()
         server.signal()
         await until_status(server, 503)
         await anyio.sleep(6)  # longer than any shutdown takes without the delay
-        proposed, _text = told(await client.call_tool("spawn_subagent", {**SPAWN, "task": "https://example.org"}))
+        proposed, _text = read_answer(
+            await client.call_tool("spawn_subagent", {**SPAWN, "task": "https://example.org"})
+        )
         assert proposed["pending_id"]
         assert "Sign in" in (await server.get("/sign-in")).text, "not the refusal of a server that stops"
         server.signal()
@@ -162,7 +177,7 @@ async def until_status(server: HttpServer, status: int) -> None:
 
 
 async def test_the_drain_is_limited_and_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
 
     asked = anyio.Event()
@@ -172,12 +187,12 @@ async def test_the_drain_is_limited_and_a_second_signal_ends_it_at_once(tmp_path
         await anyio.sleep(60)
 
     for drain, signals in (("1s", 1), ("40s", 2)):
-        async with serving_http(root, "--drain", drain) as server:
+        async with serve_http(root, "--drain", drain) as server:
 
             async def confirm(server: HttpServer = server) -> None:
                 with contextlib.suppress(Exception):  # its server is gone in the middle of the call
                     async with server.client(text, mode="legacy", ask=person) as client:
-                        proposed, _text = told(
+                        proposed, _text = read_answer(
                             await client.call_tool("spawn_subagent", {**SPAWN, "task": "https://example.org"})
                         )
                         given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
@@ -201,14 +216,14 @@ async def test_open_streams_end_cleanly(tmp_path: Path) -> None:
     """A GET stream of the handshake era: its end is the end of the chunked body, not a broken connection."""
     import httpx2
 
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     hello = {
         "jsonrpc": "2.0", "id": 1, "method": "initialize",
         "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
     }  # fmt: skip
     accept = {"Accept": "application/json, text/event-stream", **bearer(text)}
-    async with serving_http(root) as server, httpx2.AsyncClient(timeout=20) as http:
+    async with serve_http(root) as server, httpx2.AsyncClient(timeout=20) as http:
         opened = await http.post(server.url, json=hello, headers=accept)
         headers = {**bearer(text), "Accept": "text/event-stream", "Mcp-Session-Id": opened.headers["mcp-session-id"]}
         async with http.stream("GET", server.url, headers=headers) as stream:
@@ -220,18 +235,18 @@ async def test_open_streams_end_cleanly(tmp_path: Path) -> None:
 
 
 async def test_the_next_start_continues_a_run_left_by_kill_nine(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     gate = Gate()
-    with running_model_server([Say("x", gate=gate), DONE, DONE]) as model:
-        async with serving_http(root, env=using(model.base_url)) as server, server.client(text) as client:
+    with run_model_server([Say("x", gate=gate), DONE, DONE]) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server, server.client(text) as client:
             run_id = await start(client)
             await arrived(gate)
             server.signal(signal.SIGKILL)
             await server.exited()
-        async with serving_http(root, env=using(model.base_url)) as server, server.client(text) as client:
+        async with serve_http(root, env=model_env(model.base_url)) as server, server.client(text) as client:
             asked = {"subagent_id": run_id, "wait_seconds": 30}
-            ended, _text = told(await client.call_tool("check_subagent", asked))
+            ended, _text = read_answer(await client.call_tool("check_subagent", asked))
             assert ended["status"] == "success"
     assert_intact(root)
 
@@ -245,14 +260,14 @@ async def test_a_wait_survives_a_buffering_proxy_and_one_that_cuts_idle_connecti
     tmp_path: Path, mode: str, kind: str
 ) -> None:
     """A cut after 60 s of silence, played as one after 8: a wait that is longer than that gets through."""
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     gate, cut = Gate(), list[float]()
     how: dict[str, Any] = {"idle_s": 8.0} if kind == "cuts" else {"buffers": True}
-    with running_model_server([Say("x", gate=gate), DONE, DONE]) as model:
+    with run_model_server([Say("x", gate=gate), DONE, DONE]) as model:
         async with (
-            serving_http(root, env=using(model.base_url)) as server,
-            between(server.port, cut, **how) as url,
+            serve_http(root, env=model_env(model.base_url)) as server,
+            run_faulty_proxy(server.port, cut, **how) as url,
             server.client(text, mode=mode, url=url) as client,
         ):
             run_id = await start(client)
@@ -264,9 +279,9 @@ async def test_a_wait_survives_a_buffering_proxy_and_one_that_cuts_idle_connecti
 
             asked = {"subagent_id": run_id, "wait_seconds": 17 if kind == "cuts" else 7}
             found = await client.call_tool("check_subagent", asked, progress_callback=progress)
-            assert told(found)[0]["status"] == "running"
+            assert read_answer(found)[0]["status"] == "running"
             if kind == "cuts":
                 assert len(told_s) >= 3 and told_s[0] < 7, "a line every few seconds keeps it open"
             gate.released.set()
-            ended, _text = told(await client.call_tool("check_subagent", {**asked, "wait_seconds": 10}))
+            ended, _text = read_answer(await client.call_tool("check_subagent", {**asked, "wait_seconds": 10}))
             assert ended["status"] == "success"

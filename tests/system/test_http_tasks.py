@@ -9,9 +9,9 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.http_server import BOTH, META, HttpServer, serving_http, token
-from support.model_server import Gate, Say, running_model_server
-from support.stdio import MODERN, assert_intact, made, using
+from support.http_server import BOTH, META, HttpServer, serve_http, token
+from support.model_server import Gate, Say, run_model_server
+from support.stdio import MODERN, assert_intact, make_root, model_env
 
 pytestmark = pytest.mark.slow
 
@@ -63,16 +63,16 @@ async def completed(server: HttpServer, text: str, task_id: str) -> dict[str, An
 
 
 async def test_a_task_survives_a_kill_and_a_restart_of_its_server(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     gate = Gate()
-    with running_model_server([Say("lost", gate=gate), DONE]) as model:
-        async with serving_http(root, env=using(model.base_url)) as server:
+    with run_model_server([Say("lost", gate=gate), DONE]) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server:
             task_id = await start(server, text)
             await arrived(gate)
             server.signal(signal.SIGKILL)
             await server.exited()
-        async with serving_http(root, env=using(model.base_url)) as server:
+        async with serve_http(root, env=model_env(model.base_url)) as server:
             content = await completed(server, text, task_id)
             assert content["runs"][0]["untrusted_result"]["output"] == "twelve cents"
             again = await completed(server, text, task_id)
@@ -81,12 +81,12 @@ async def test_a_task_survives_a_kill_and_a_restart_of_its_server(tmp_path: Path
 
 
 async def test_any_server_of_the_data_root_answers_for_a_task(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     gate = Gate()
-    with running_model_server([Say("x", gate=gate), DONE]) as model:
-        env = using(model.base_url)
-        async with serving_http(root, env=env) as first, serving_http(root, env=env) as second:
+    with run_model_server([Say("x", gate=gate), DONE]) as model:
+        env = model_env(model.base_url)
+        async with serve_http(root, env=env) as first, serve_http(root, env=env) as second:
             task_id = await start(first, text)
             await arrived(gate)
             assert (await task(second, text, task_id))["result"]["status"] == "working"
@@ -97,11 +97,11 @@ async def test_any_server_of_the_data_root_answers_for_a_task(tmp_path: Path) ->
 
 
 async def test_a_foreign_task_does_not_exist(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     anas, bens = token(root, "ana"), token(root, "ben")
     gate = Gate()
-    with running_model_server([Say("x", gate=gate), DONE]) as model:
-        async with serving_http(root, env=using(model.base_url)) as server:
+    with run_model_server([Say("x", gate=gate), DONE]) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server:
             task_id = await start(server, bens)
             await arrived(gate)
             never = "S-0dd0dd"
@@ -118,11 +118,11 @@ async def test_a_foreign_task_does_not_exist(tmp_path: Path) -> None:
 
 
 async def test_a_header_that_names_another_task_is_refused(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     gate = Gate()
-    with running_model_server([Say("x", gate=gate), DONE]) as model:
-        async with serving_http(root, env=using(model.base_url)) as server:
+    with run_model_server([Say("x", gate=gate), DONE]) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server:
             task_id = await start(server, text)
             await arrived(gate)
             for method in ("tasks/get", "tasks/update", "tasks/cancel"):
@@ -133,11 +133,11 @@ async def test_a_header_that_names_another_task_is_refused(tmp_path: Path) -> No
 
 
 async def test_a_token_without_the_scope_cannot_cancel_or_answer(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     anas, reads = token(root, "ana"), token(root, "ana", "read", name="reads")
     gate = Gate()
-    with running_model_server([Say("x", gate=gate), DONE]) as model:
-        async with serving_http(root, env=using(model.base_url)) as server:
+    with run_model_server([Say("x", gate=gate), DONE]) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server:
             task_id = await start(server, anas)
             await arrived(gate)
             assert (await task(server, reads, task_id))["result"]["status"] == "working"

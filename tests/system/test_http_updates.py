@@ -13,7 +13,7 @@ from mcp import Client
 from mcp.client.subscriptions import ResourcesListChanged, ResourceUpdated, ServerEvent
 from mcp_types import ResourceTemplateReference
 from support.hosts.updates import Ear, follow_updates
-from support.http_server import HttpServer, serving_http, token
+from support.http_server import HttpServer, serve_http, token
 
 TASK = "Read https://example.org/ and say what it is."
 
@@ -37,7 +37,7 @@ async def test_each_user_receives_updates_of_their_own_runs_only(tmp_path: Path,
     root = tmp_path / "data"
     env = {"AVA_MODEL_BASE_URL": "http://127.0.0.1:9", "AVA_MODEL": "none"}  # nothing is approved, so nobody is asked
     async with (
-        serving_http(root, env=env) as server,
+        serve_http(root, env=env) as server,
         listening(server, root, "ana", mode) as (ana, her_ear),
         listening(server, root, "ben", mode) as (ben, his_ear),
     ):

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
-from support.http_server import HttpServer, serving_http, token
-from support.model_server import Say, running_model_server
-from support.sample import sampled
-from support.stdio import MODES, logged, made, state_of, told, using
+from support.http_server import HttpServer, serve_http, token
+from support.model_server import Say, run_model_server
+from support.sample import sample
+from support.stdio import MODES, make_root, model_env, read_answer, read_log, state_of
 
 from ava_server.config.settings import load_settings
 from ava_server.mcp_server.server import build_server
@@ -72,33 +72,37 @@ class Two:
 
 @asynccontextmanager
 async def two(root: Path, mode: str) -> AsyncGenerator[Two]:
-    made(root)
+    make_root(root)
     of_ben, anas = token(root, "ben"), token(root, "ana", "spawn", "read", name="of-ana")
-    with running_model_server(bens) as model:
-        async with serving_http(root, env=using(model.base_url)) as server, server.client(of_ben, mode=mode) as ben:
+    with run_model_server(bens) as model:
+        async with serve_http(root, env=model_env(model.base_url)) as server, server.client(of_ben, mode=mode) as ben:
             spawn = {"role": "researcher", "task": f"Find the {SECRET}", "name": f"{SECRET}-run", "task_id": "T-1"}
             proposals: list[dict[str, Any]] = []
             for number in range(2):
                 given = {**spawn, "task_id": f"T-{number}"}
-                proposals.append(told(await ben.call_tool("spawn_subagent", given))[0])
+                proposals.append(read_answer(await ben.call_tool("spawn_subagent", given))[0])
             first = {
                 "pending_ids": [each["pending_id"] for each in proposals],
                 "approving": [each["approval_line"] for each in proposals],
             }
-            refused = told(await ben.call_tool("confirm_spawn", first))[0]
-            approved = told(await ben.call_tool("confirm_spawn", {**first, "approving": refused["approval_lines"]}))[0]
+            refused = read_answer(await ben.call_tool("confirm_spawn", first))[0]
+            approved = read_answer(
+                await ben.call_tool("confirm_spawn", {**first, "approving": refused["approval_lines"]})
+            )[0]
             group = approved["group_id"]
-            ended = told(await ben.call_tool("check_subagent", {"group_id": group, "wait_seconds": 30}))[0]
+            ended = read_answer(await ben.call_tool("check_subagent", {"group_id": group, "wait_seconds": 30}))[0]
             assert {run["state"] for run in ended["runs"]} == {"success"}
-            waits = told(await ben.call_tool("spawn_subagent", {**spawn, "task_id": "T-9"}))[0]
+            waits = read_answer(await ben.call_tool("spawn_subagent", {**spawn, "task_id": "T-9"}))[0]
             async with server.client(anas, mode=mode) as ana:
                 yield Two(
                     server, root, ana, proposals[0]["subagent_id"], waits["pending_id"], group, waits["subagent_id"]
                 )
                 # Nothing of what Ana tried has changed anything of Ben's.
                 assert state_of(root, waits["subagent_id"]) == "awaiting_approval"
-                assert not [entry for entry in logged(root, "UserMessage") if entry.content.get("kind") == "message"]
-                again = told(await ben.call_tool("check_subagent", {"subagent_id": proposals[0]["subagent_id"]}))[0]
+                assert not [entry for entry in read_log(root, "UserMessage") if entry.content.get("kind") == "message"]
+                again = read_answer(
+                    await ben.call_tool("check_subagent", {"subagent_id": proposals[0]["subagent_id"]})
+                )[0]
                 assert SECRET in json.dumps(again)
 
 
@@ -114,7 +118,7 @@ async def _spawn(two: Two) -> None:
     await two.same("spawn_subagent", lambda one: {**CUSTOM, "retry_of": one}, "P")
     # The task_id and the very words of another's: a proposal of one's own, and not theirs.
     given = {"role": "researcher", "task": "Find the x", "task_id": "T-9"}
-    own, _text = told(await two.ana.call_tool("spawn_subagent", given))
+    own, _text = read_answer(await two.ana.call_tool("spawn_subagent", given))
     assert own["pending_id"] != two.pending and own["subagent_id"] not in (two.run, two.waiting_run)
 
 
@@ -133,7 +137,7 @@ async def _check(two: Two) -> None:
     for form in "SWP":
         await two.same("check_subagent", lambda one: {"subagent_id": one}, form)
     await two.same("check_subagent", lambda one: {"group_id": one}, "G")
-    everything, text = told(await two.ana.call_tool("check_subagent", {}))
+    everything, text = read_answer(await two.ana.call_tool("check_subagent", {}))
     assert SECRET not in json.dumps(everything) + text and two.run not in text
     assert not everything.get("notices")
 
@@ -153,13 +157,13 @@ async def _cancel(two: Two) -> None:
 async def _logs(two: Two) -> None:
     for form in "SWP":
         await two.same("read_ava_logs", lambda one: {"subagent_id": one}, form)
-    sessions = {entry.session for entry in logged(two.root, "ToolCall")}
+    sessions = {entry.session for entry in read_log(two.root, "ToolCall")}
     asked: list[dict[str, Any]] = [
         {}, {"search": SECRET}, {"types": ["message", "tool", "spawn", "complete"], "last_n": 500}, {"search": two.run},
         *({"session": session, "last_n": 500, "types": ["message", "tool", "spawn"]} for session in sessions),
     ]  # fmt: skip
     for given in asked:
-        found, text = told(await two.ana.call_tool("read_ava_logs", given))
+        found, text = read_answer(await two.ana.call_tool("read_ava_logs", given))
         assert "Find the" not in text and f"{SECRET} found" not in json.dumps(found), given
 
 
@@ -174,7 +178,7 @@ TRIES: dict[str, Try] = {
 
 
 @pytest.mark.requirement("S4-21")
-@pytest.mark.parametrize("mode", sampled(MODES, 1))
+@pytest.mark.parametrize("mode", sample(MODES, 1))
 async def test_tools_treat_runs_of_another_user_as_nonexistent(tmp_path: Path, mode: str) -> None:
     async with two(tmp_path / "data", mode) as both:
         listed = await both.ana.list_tools()
@@ -227,13 +231,13 @@ async def test_an_auditor_reads_everything_and_changes_nothing(tmp_path: Path, m
     root = tmp_path / "data"
     async with two(root, mode) as both:
         text = token(root, "eve", "audit", "spawn", name="eve")
-        fetched = len([entry for entry in logged(root, "ToolResult") if entry.run_id == both.run])
+        fetched = len([entry for entry in read_log(root, "ToolResult") if entry.run_id == both.run])
         async with both.server.client(text, mode=mode) as eve:
             for given in ({"subagent_id": both.run}, {"group_id": both.group}):
-                found, spoken = told(await eve.call_tool("check_subagent", given))
+                found, spoken = read_answer(await eve.call_tool("check_subagent", given))
                 assert SECRET in json.dumps(found) and "[ben]" in spoken
             for given in ({}, {"search": SECRET}, {"subagent_id": both.run}):
-                found, spoken = told(await eve.call_tool("read_ava_logs", given))
+                found, spoken = read_answer(await eve.call_tool("read_ava_logs", given))
                 assert "[ben]" in spoken
             (content,) = (await eve.read_resource(f"ava://runs/{both.run}/artifacts/notes.txt")).contents
             assert SECRET in getattr(content, "text", "")
@@ -247,21 +251,21 @@ async def test_an_auditor_reads_everything_and_changes_nothing(tmp_path: Path, m
             ):
                 result = await eve.call_tool(tool, arguments)
                 assert SECRET not in json.dumps([result.structured_content, result.content[0].model_dump()]), tool
-        assert len([entry for entry in logged(root, "ToolResult") if entry.run_id == both.run]) == fetched
+        assert len([entry for entry in read_log(root, "ToolResult") if entry.run_id == both.run]) == fetched
 
 
 @pytest.mark.slow
 async def test_a_session_of_one_user_does_not_work_for_another(tmp_path: Path) -> None:
     """In the handshake era a session has an id: it is worth nothing with another token."""
     root = tmp_path / "data"
-    made(root)
+    make_root(root)
     of_ben, anas = token(root, "ben"), token(root, "ana")
     hello = {
         "jsonrpc": "2.0", "id": 1, "method": "initialize",
         "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
     }  # fmt: skip
     accept = {"Accept": "application/json, text/event-stream"}
-    async with serving_http(root) as server:
+    async with serve_http(root) as server:
         opened = await server.post("/mcp", of_ben, json=hello, headers=accept)
         session = opened.headers["mcp-session-id"]
         listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}

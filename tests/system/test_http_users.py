@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from mcp_types import TextResourceContents
-from support.http_server import serving_http, token
-from support.model_server import Gate, Say, running_model_server
-from support.stdio import MODES, made, told, until, using
+from support.http_server import serve_http, token
+from support.model_server import Gate, Say, run_model_server
+from support.stdio import MODES, make_root, model_env, read_answer, until
 from support.terminal import ava
 
 from ava_server.approval import over_http
@@ -72,12 +72,12 @@ async def test_allows_only_configured_folders_and_a_refusal_reveals_nothing(
         folder.mkdir(parents=True)
     (project / "notes.md").write_text("x")
     (project / "out").symlink_to(secret)
-    root = made(tmp_path / "data", config_toml=f'[users.ana]\nworkspaces = ["{project}"]\n')
+    root = make_root(tmp_path / "data", config_toml=f'[users.ana]\nworkspaces = ["{project}"]\n')
     text, bens = token(root, "ana"), token(root, "ben")
-    env = {**using("http://127.0.0.1:9/v1"), "AVA_WORKSPACE": str(project)}
+    env = {**model_env("http://127.0.0.1:9/v1"), "AVA_WORKSPACE": str(project)}
     spawn = {"role": "code_reviewer", "task": "Look"}
     async with (
-        serving_http(root, env=env, cwd=project) as server,
+        serve_http(root, env=env, cwd=project) as server,
         server.client(text, mode=mode) as ana,
         server.client(bens, mode=mode) as ben,
     ):
@@ -113,7 +113,7 @@ async def test_roles_with_secrets_or_network_must_be_granted_to_a_user_by_name(t
     (project / ".git").mkdir()
     (project / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
     (project / ".ava" / "roles" / "ours.md").write_text(ROLE.format(name="ours", more=""))
-    root = made(
+    root = make_root(
         tmp_path / "data",
         config_toml=f'[users.ben]\nroles = ["researcher", "keyed"]\n[users.ana]\nworkspaces = ["{project}"]\n',
     )
@@ -126,8 +126,8 @@ async def test_roles_with_secrets_or_network_must_be_granted_to_a_user_by_name(t
     expected = {
         "ana": {"plain"}, "ben": {"researcher", "keyed"}, os_user(): {"plain", "keyed", "wired"},
     }  # fmt: skip
-    env = using("http://127.0.0.1:9/v1")
-    async with serving_http(root, env=env, cwd=project) as server:
+    env = model_env("http://127.0.0.1:9/v1")
+    async with serve_http(root, env=env, cwd=project) as server:
         for user, names in expected.items():
             async with server.client(token(root, user, name=f"of-{len(user)}-{user[0]}"), mode=mode) as client:
                 (content,) = (await client.read_resource("ava://roles")).contents
@@ -145,34 +145,36 @@ async def test_roles_with_secrets_or_network_must_be_granted_to_a_user_by_name(t
                     refused = await client.call_tool("spawn_subagent", given)
                     assert refused.is_error and f'no role \\"{name}\\"' in json.dumps(refused.structured_content)
                 given = {"role": "researcher", "task": "https://example.org"}
-                tools = told(await client.call_tool("spawn_subagent", given))[0]["tools"]
+                tools = read_answer(await client.call_tool("spawn_subagent", given))[0]["tools"]
                 assert ("recall" in tools) == (user == os_user())
 
 
 async def test_nobody_over_http_can_run_commands_without_a_sandbox(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
-    root = made(tmp_path / "data", config_toml=f'[sandbox]\nmode = "none"\n[users.ana]\nworkspaces = ["{project}"]\n')
+    root = make_root(
+        tmp_path / "data", config_toml=f'[sandbox]\nmode = "none"\n[users.ana]\nworkspaces = ["{project}"]\n'
+    )
     async with (
-        serving_http(root, env=using("http://127.0.0.1:9/v1")) as server,
+        serve_http(root, env=model_env("http://127.0.0.1:9/v1")) as server,
         server.client(token(root, "ana")) as client,
     ):
         given = {"role": "code_reviewer", "task": "Look", "workspace": str(project)}
-        proposed, _text = told(await client.call_tool("spawn_subagent", given))
+        proposed, _text = read_answer(await client.call_tool("spawn_subagent", given))
         assert "run_bash" not in proposed["tools"] and "run_bash" in proposed["unavailable_tools"]
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_run_and_daily_limits_apply_per_user(tmp_path: Path, mode: str) -> None:
-    root = made(
+    root = make_root(
         tmp_path / "data",
         config_toml=f"[users.ana]\nrunning = 1\n[users.ben]\ndaily_cents = 0\n{PRICES}",
     )
     ana, ben = token(root, "ana"), token(root, "ben")
     gate = Gate()
-    with running_model_server([Say("x", gate=gate), DONE, DONE, DONE]) as model:
+    with run_model_server([Say("x", gate=gate), DONE, DONE, DONE]) as model:
         async with (
-            serving_http(root, env=using(model.base_url)) as server,
+            serve_http(root, env=model_env(model.base_url)) as server,
             server.client(ana, mode=mode) as client,
             server.client(ben, mode=mode) as other,
         ):
@@ -181,9 +183,9 @@ async def test_run_and_daily_limits_apply_per_user(tmp_path: Path, mode: str) ->
             assert refused.is_error and "users.ben.daily_cents" in json.dumps(refused.structured_content)
             runs: list[str] = []
             for _each in range(2):
-                proposed, _text = told(await client.call_tool("spawn_subagent", spawn))
+                proposed, _text = read_answer(await client.call_tool("spawn_subagent", spawn))
                 given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-                told(await client.call_tool("confirm_spawn", given))
+                read_answer(await client.call_tool("confirm_spawn", given))
                 runs.append(proposed["subagent_id"])
             await until(gate.arrived.is_set)
 
@@ -199,9 +201,9 @@ async def test_run_and_daily_limits_apply_per_user(tmp_path: Path, mode: str) ->
             ]
             assert entry["running"] == 1 and entry["running_limit"] == 1
             assert entry["spent_cents"] == 0 and entry["held_cents"] > 0
-            second = told(await client.call_tool("check_subagent", {"subagent_id": runs[1]}))[0]["runs"][0]
+            second = read_answer(await client.call_tool("check_subagent", {"subagent_id": runs[1]}))[0]["runs"][0]
             assert second["state"] == "queued" and "1 slots of ana" in second["waits_for"]
             gate.released.set()
             for run_id in runs:
                 asked = {"subagent_id": run_id, "wait_seconds": 30}
-                assert told(await client.call_tool("check_subagent", asked))[0]["status"] == "success"
+                assert read_answer(await client.call_tool("check_subagent", asked))[0]["status"] == "success"

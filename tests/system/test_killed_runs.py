@@ -17,11 +17,11 @@ import anyio.to_thread
 import pytest
 from support import owner
 from support.log import look_at
-from support.model_server import Gate, ModelServer, Say, Step, running_model_server
-from support.processes import marked, stop
-from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, open_lab
-from support.sample import sampled
-from support.stdio import AVA, assert_intact, environment, logged, state_of, until, using
+from support.model_server import Gate, ModelServer, Say, Step, run_model_server
+from support.processes import processes_of_run, stop
+from support.runtime import PRICED, Lab, check_budgets, check_requests, open_lab, wait_for
+from support.sample import sample
+from support.stdio import AVA, assert_intact, environment, model_env, read_log, state_of, until
 
 from ava_audit.events import AssistantMessage, RunClaimed, RunEnded
 from ava_audit.store.locks import LockedInstances
@@ -52,7 +52,7 @@ async def approved(tmp: Path, server: ModelServer, **more: Any) -> str:
 
 def answers(root: Path, run: str) -> int:
     """How many answers of the model the log has."""
-    return sum(entry.agent == run for entry in logged(root, "AssistantMessage", run=run))
+    return sum(entry.agent == run for entry in read_log(root, "AssistantMessage", run=run))
 
 
 def left_in(folder: Path) -> list[str]:
@@ -73,26 +73,26 @@ async def owned(tmp: Path, server: ModelServer, kill_behind: int) -> tuple[str, 
 @pytest.mark.slow
 async def test_a_kill_after_any_commit_of_a_run_leads_to_the_same_result(tmp_path: Path) -> None:
     """Nothing that was answered is paid for again, and no process and no file of the killed one is left."""
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         run_id, root, ended = await owned(tmp_path / "whole", server, 0)
         assert ended == 0
         commits = int((root / owner.COMMITS).read_text())
         assert commits >= 12, commits
-        types = {entry.type for entry in logged(root, run=run_id)}
+        types = {entry.type for entry in read_log(root, run=run_id)}
         assert types >= {"RunClaimed", "RunStarted", "CostReserved", "AssistantMessage", "ToolCall", "ToolResult"}, (
             types
         )
-        for number in sampled(range(1, commits + 1), 4):
+        for number in sample(range(1, commits + 1), 4):
             before = len(server.requests)
             run_id, root, ended = await owned(tmp_path / str(number), server, number)
             assert ended == -signal.SIGKILL
             tmp, scratch = root.parent, root.parent / "tmp"
-            last = logged(root, run=run_id)[-1]
+            last = read_log(root, run=run_id)[-1]
             # Begun, and not known to be done: what changes things is not done again, and the model is told so.
             unsure = last.type == "ToolCall" and last.content["tool"] == "save_artifact"
             paid = answers(root, run_id)
             asked = len(server.requests) - before
-            await until(lambda run=run_id: not marked(run), within_s=5)  # type: ignore[misc]
+            await until(lambda run=run_id: not processes_of_run(run), within_s=5)  # type: ignore[misc]
             async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
                 with anyio.fail_after(20):
                     run = await lab.ended(run_id)
@@ -101,7 +101,7 @@ async def test_a_kill_after_any_commit_of_a_run_leads_to_the_same_result(tmp_pat
                 await lab.store.read(check_budgets)
             place = f"killed behind commit {number} ({last.type})"
             saved = [] if unsure else ["a.csv"]
-            told = [entry.content["output"] for entry in logged(root, "ToolResult", run=run_id)]
+            told = [entry.content["output"] for entry in read_log(root, "ToolResult", run=run_id)]
             assert any("outcome unknown" in output for output in told) == unsure, place
             assert run.state == "success", place
             assert result["untrusted_result"]["output"] == "twelve cents", place
@@ -135,19 +135,19 @@ async def owning(
 
 async def test_a_run_survives_owners_that_are_killed_during_one_call(tmp_path: Path) -> None:
     gates = [Gate(), Gate(), Gate()]
-    with running_model_server([*(Say("lost", gate=gate) for gate in gates), SCRIPT[2]]) as server:
+    with run_model_server([*(Say("lost", gate=gate) for gate in gates), SCRIPT[2]]) as server:
         run_id = await approved(tmp_path, server, max_cost_cents=100)
         root = tmp_path / "data"
         for gate in gates[:2]:
             async with owning(root, server):
-                await arrived(gate.arrived)
+                await wait_for(gate.arrived)
         async with owning(root, server) as polite:
-            await arrived(gates[2].arrived)
+            await wait_for(gates[2].arrived)
             polite.stdin.close()  # type: ignore[union-attr]
-            await until(lambda: len(logged(root, "CostUpdate", run=run_id)) == 3)
+            await until(lambda: len(read_log(root, "CostUpdate", run=run_id)) == 3)
         async with owning(root, server):
             await until(lambda: state_of(root, run_id) == "success", 20)
-        settled = [entry.content["settlement"] for entry in logged(root, "CostUpdate", run=run_id)]
+        settled = [entry.content["settlement"] for entry in read_log(root, "CostUpdate", run=run_id)]
         assert settled == ["unknown", "unknown", "unknown", "billed"]
         assert_intact(root)
         await check_requests(root, server.requests)
@@ -164,19 +164,19 @@ async def test_a_stopped_owner_that_wakes_up_can_neither_write_nor_spend(tmp_pat
         served.append(len(served))
         return turns[served[-1]] if served[-1] < 2 else SCRIPT[2]
 
-    with running_model_server(scripted) as server:
+    with run_model_server(scripted) as server:
         run_id = await approved(tmp_path, server)
         root = tmp_path / "data"
         async with owning(root, server) as stopped:
-            await arrived(gates[0].arrived)
+            await wait_for(gates[0].arrived)
             stop(stopped.pid, root)
             async with owning(root, server), owning(root, server):
-                env = {**environment(root), **using(server.base_url), "AVA_MODEL": "test"}
+                env = {**environment(root), **model_env(server.base_url), "AVA_MODEL": "test"}
                 refused = await anyio.run_process([AVA[0], "resume", run_id], env=env, check=False)
                 assert refused.returncode == 10 and b"--force" in refused.stderr, refused.stderr
                 command = [AVA[0], "resume", run_id, "--force"]
                 async with await anyio.open_process(command, env=env) as resuming:
-                    await arrived(gates[1].arrived)
+                    await wait_for(gates[1].arrived)
                     gates[0].released.set()
                     stopped.send_signal(signal.SIGCONT)
                     await anyio.sleep(1)  # it hears its answer now, and would write it
@@ -184,7 +184,7 @@ async def test_a_stopped_owner_that_wakes_up_can_neither_write_nor_spend(tmp_pat
                     with anyio.fail_after(20):
                         assert await resuming.wait() == 0
         assert state_of(root, run_id) == "success"
-        mine = [entry for entry in logged(root, run=run_id) if entry.agent == run_id]
+        mine = [entry for entry in read_log(root, run=run_id) if entry.agent == run_id]
         claimed = [entry.content["generation"] for entry in mine if entry.type == "RunClaimed"]
         assert claimed == [1, 3], "one owner, then one more; the resume itself was the second generation"
         texts = [entry.content["text"] for entry in mine if entry.type == "AssistantMessage"]
@@ -203,13 +203,13 @@ async def test_a_killed_owner_had_the_time_until_it_was_last_seen_and_the_timeou
 ) -> None:
     """Each owner is killed in the middle of a long call, which writes nothing."""
     gates = [Gate(), Gate(), Gate()]
-    with running_model_server([*(Say("lost", gate=gate) for gate in gates), SCRIPT[2]]) as server:
+    with run_model_server([*(Say("lost", gate=gate) for gate in gates), SCRIPT[2]]) as server:
         run_id = await approved(tmp_path, server, timeout=30, max_cost_cents=100)
         root = tmp_path / "data"
         seen_s: list[float] = []
         for gate in gates[:2]:
             async with owning(root, server) as process:
-                await arrived(gate.arrived)
+                await wait_for(gate.arrived)
                 with look_at(root) as db:
                     sql = "SELECT instance, claimed_us, last_us FROM runs WHERE id = ?"
                     [(instance, claimed_us, last_us)] = db.execute(sql, (run_id,)).fetchall()
@@ -221,7 +221,7 @@ async def test_a_killed_owner_had_the_time_until_it_was_last_seen_and_the_timeou
                 os.utime(lock)  # a copy of the data root has new times
             gate.released.set()
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
-            await arrived(gates[2].arrived)
+            await wait_for(gates[2].arrived)
             run = await lab.run(run_id)
             assert run.active_us / 1e6 == pytest.approx(sum(seen_s), abs=0.01), (run.active_us, seen_s)
             seen = [fact.seen_us for fact in await lab.facts(run_id, RunClaimed)]
@@ -260,13 +260,13 @@ async def test_owners_in_separate_pid_namespaces_never_own_the_same_run(tmp_path
         number = int(request["messages"][1]["content"][-1])
         return Say("x", calls=[NOTES], gate=gates[number]) if turn == 0 else SCRIPT[2]
 
-    with running_model_server(scripted) as server:
+    with run_model_server(scripted) as server:
         root = tmp_path / "data"
         async with open_lab(tmp_path, server=server, config=PRICED, runs=False, check=False) as lab:
             run_ids = [await lab.start(task=f"number {number}") for number in range(3)]
             async with owning(root, server, prefix) as one, owning(root, server, prefix):
                 for gate in gates:
-                    await arrived(gate.arrived)
+                    await wait_for(gate.arrived)
                 await anyio.sleep(2.5)  # both have looked at each other's runs, more than once
                 assert len(server.requests) == 3, "no run runs twice"
                 owners = {(await lab.run(run_id)).instance for run_id in run_ids}

@@ -13,8 +13,18 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Gate, Say, running_model_server
-from support.stdio import Wire, assert_intact, instance_locks, logged, made, serving, state_of, until, using
+from support.model_server import Gate, Say, run_model_server
+from support.stdio import (
+    Wire,
+    assert_intact,
+    instance_locks,
+    make_root,
+    model_env,
+    read_log,
+    serve_stdio,
+    state_of,
+    until,
+)
 
 from ava_audit.store.locks import WriteLock, is_held
 from ava_server.mcp_server.app import CARRY_OUT_S
@@ -53,7 +63,7 @@ SIGNALS = (_eof_and_sigterm, _sigint_and_sigterm)
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return made(tmp_path / "data")
+    return make_root(tmp_path / "data")
 
 
 @pytest.fixture
@@ -67,9 +77,9 @@ def workspace(tmp_path: Path) -> Path:
 async def left_behind(root: Path, workspace: Path) -> AsyncGenerator[tuple[str, str, dict[str, str]]]:
     """Leave a run in the middle of its first call, and a proposal; give their ids, and the server's variables."""
     gate = Gate()
-    with running_model_server([Say("never said", gate=gate)]) as models:
-        env = using(models.base_url)
-        async with serving(root, env=env) as wire:
+    with run_model_server([Say("never said", gate=gate)]) as models:
+        env = model_env(models.base_url)
+        async with serve_stdio(root, env=env) as wire:
             run = await wire.start_run(workspace=str(workspace))
             await until(gate.arrived.is_set)
             proposed = await wire.tool("spawn_subagent", role="researcher", task="Another", workspace=str(workspace))
@@ -84,7 +94,7 @@ def call(tool: str, request_id: int, **arguments: Any) -> dict[str, Any]:
 
 
 def has_calls(root: Path, count: int) -> bool:
-    return len(logged(root, "ToolCall")) >= count
+    return len(read_log(root, "ToolCall")) >= count
 
 
 def in_one_piece(*messages: Mapping[str, Any]) -> bytes:
@@ -100,7 +110,7 @@ async def test_a_call_to_a_server_that_is_still_starting_is_carried_out(
     root: Path, workspace: Path, leave: Leave
 ) -> None:
     async with left_behind(root, workspace) as (run, proposed, env):
-        async with serving(root, env=env, initialize=False) as wire:
+        async with serve_stdio(root, env=env, initialize=False) as wire:
             calls = (
                 call("message_subagent", 2, subagent_id=run, message="look in notes.md"),
                 call("cancel_subagent", 3, subagent_id=proposed),
@@ -109,7 +119,7 @@ async def test_a_call_to_a_server_that_is_still_starting_is_carried_out(
             await leave(wire)
             assert await wire.exited() == 0
             assert "Traceback" not in wire.stderr
-        said = [entry.content["text"] for entry in logged(root, "UserMessage", run=run)]
+        said = [entry.content["text"] for entry in read_log(root, "UserMessage", run=run)]
         assert said[-1] == "look in notes.md"
         assert state_of(root, proposed) == "cancelled"
         assert not any(is_held(root / "instances" / name) for name in instance_locks(root))
@@ -120,7 +130,7 @@ async def test_a_call_to_a_server_that_is_still_starting_is_carried_out(
 async def test_a_call_to_a_warm_server_is_carried_out_each_time(root: Path) -> None:
     leaves: list[Leave] = [_eof, _both_ends, *SIGNALS] * 2
     for number, leave in enumerate(leaves):
-        async with serving(root) as wire:
+        async with serve_stdio(root) as wire:
             task = {"role": "researcher", "task": f"Look up https://example.org/{number}"}
             proposed = await wire.tool("spawn_subagent", **task)
             await wire.send(call("cancel_subagent", 77, pending_id=proposed["pending_id"]))
@@ -129,15 +139,15 @@ async def test_a_call_to_a_warm_server_is_carried_out_each_time(root: Path) -> N
             await leave(wire)
             assert await wire.exited() in (0, 130)
         assert state_of(root, proposed["subagent_id"]) == "cancelled", number
-    assert len(logged(root, "SessionEnd")) == len(leaves)
+    assert len(read_log(root, "SessionEnd")) == len(leaves)
     assert_intact(root)
 
 
 @pytest.mark.slow
 async def test_a_cancel_of_a_running_subagent_ends_it_before_the_server_ends(root: Path, workspace: Path) -> None:
     gate = Gate()
-    with running_model_server([Say("never said", gate=gate)]) as models:
-        async with serving(root, env=using(models.base_url)) as wire:
+    with run_model_server([Say("never said", gate=gate)]) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as wire:
             run = await wire.start_run(workspace=str(workspace))
             await until(gate.arrived.is_set)
             await wire.send(call("cancel_subagent", 77, subagent_id=run))
@@ -152,7 +162,7 @@ async def test_the_server_ends_although_a_last_call_cannot_be_carried_out(root: 
     other = WriteLock(root / "write.lock")
     try:
         with other.held():
-            async with serving(root) as wire:
+            async with serve_stdio(root) as wire:
                 await wire.send(call("cancel_subagent", 77, pending_id="P-00000000"))
                 assert (await wire.request("ping"))["result"] == {}
                 await wire.close_stdin()
@@ -166,7 +176,7 @@ async def test_a_last_call_that_the_host_takes_back_is_not_waited_for(root: Path
     other = WriteLock(root / "write.lock")
     try:
         with other.held():
-            async with serving(root) as wire:
+            async with serve_stdio(root) as wire:
                 asked = await wire.ask(
                     "tools/call", {"name": "cancel_subagent", "arguments": {"pending_id": "P-00000000"}}
                 )

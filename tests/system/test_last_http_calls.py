@@ -13,10 +13,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.http_server import BOTH, HELLO, META, PARSERS, HttpServer, bearer, changed, serving_http, token
-from support.model_server import Gate, Say, running_model_server
+from support.http_server import BOTH, HELLO, META, PARSERS, HttpServer, bearer, changed_command, serve_http, token
+from support.model_server import Gate, Say, run_model_server
 from support.runtime import PRICED
-from support.stdio import MODERN, assert_intact, logged, made, state_of, until, using
+from support.stdio import MODERN, assert_intact, make_root, model_env, read_log, state_of, until
 
 pytestmark = pytest.mark.slow
 
@@ -85,16 +85,16 @@ async def _started(server: HttpServer, text: str) -> str:
 
 
 def _said(root: Path, run: str) -> set[str]:
-    return {entry.content["text"] for entry in logged(root, "UserMessage", run=run)}
+    return {entry.content["text"] for entry in read_log(root, "UserMessage", run=run)}
 
 
 @pytest.mark.parametrize("parser", PARSERS)
 @pytest.mark.parametrize("era", ["handshake", "stateless"])
 async def test_a_call_is_carried_out_after_its_client_has_gone(tmp_path: Path, era: str, parser: str) -> None:
-    root, gate = made(tmp_path / "data", config_toml=f'approval = "ask"\n{PRICED}'), Gate()
-    with running_model_server([Say("never said", gate=gate)]) as models:
-        env = {**using(models.base_url), "AVA_MODEL": "test"}
-        async with serving_http(root, env=env, program=changed(parser=parser)) as server:
+    root, gate = make_root(tmp_path / "data", config_toml=f'approval = "ask"\n{PRICED}'), Gate()
+    with run_model_server([Say("never said", gate=gate)]) as models:
+        env = {**model_env(models.base_url), "AVA_MODEL": "test"}
+        async with serve_http(root, env=env, program=changed_command(parser=parser)) as server:
             text = token(root, "ana", "spawn", "read", "approve")
             run = await _started(server, text)
             await until(gate.arrived.is_set)

@@ -16,11 +16,11 @@ import anyio
 import anyio.to_thread
 import httpx2
 import pytest
-from support.http_server import BOTH, META, HttpServer, bearer, serving_http, token
-from support.model_server import Gate, Say, running_model_server
-from support.network.balancer import FOLDER, behind, tool
+from support.http_server import BOTH, META, HttpServer, bearer, serve_http, token
+from support.model_server import Gate, Say, run_model_server
+from support.network.balancer import FOLDER, run_balancer, tool
 from support.postgres import free_port
-from support.stdio import environment, made, told, until, using
+from support.stdio import environment, make_root, model_env, read_answer, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,7 +50,7 @@ async def balanced(
 ) -> AsyncGenerator[tuple[str, HttpServer, HttpServer]]:
     """Yield the address of Caddy, and the two servers behind it. Its port for metrics is in the file `inside`."""
     program, port = caddy(), free_port()
-    async with serving_http(root, *more, env=env) as one, serving_http(root, *more, env=env) as other:
+    async with serve_http(root, *more, env=env) as one, serve_http(root, *more, env=env) as other:
         text = (FOLDER / "compose" / "Caddyfile").read_text()
         assert text.count(BALANCED) == 2
         text = text.replace(BALANCED, f"127.0.0.1:{one.port} 127.0.0.1:{other.port}")
@@ -61,12 +61,12 @@ async def balanced(
         (tmp / "Caddyfile").write_text(text)
         command = (program, "run", "--config", str(tmp / "Caddyfile"), "--adapter", "caddyfile")
         given = environment(root, PUBLIC_HOST=f"http://127.0.0.1:{port}", XDG_DATA_HOME=str(tmp / "caddy"))
-        async with behind(command, port, given):
+        async with run_balancer(command, port, given):
             yield f"http://127.0.0.1:{port}", one, other
 
 
 async def test_both_servers_answer_in_turn_and_keep_their_metrics_inside(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana", "spawn", "read", "audit")
     async with balanced(tmp_path, root, "--access-log") as (base, one, other):
         async with httpx2.AsyncClient(headers={**bearer(text), **STATELESS}, timeout=20) as http:
@@ -83,16 +83,16 @@ async def test_both_servers_answer_in_turn_and_keep_their_metrics_inside(tmp_pat
 
 
 async def test_a_run_can_be_followed_at_any_server_and_progress_arrives_before_the_answer(tmp_path: Path) -> None:
-    root, gate = made(tmp_path / "data"), Gate()
+    root, gate = make_root(tmp_path / "data"), Gate()
     text = token(root, "ana")
-    with running_model_server([Say("x", gate=gate), DONE, DONE]) as model:
+    with run_model_server([Say("x", gate=gate), DONE, DONE]) as model:
         async with (
-            balanced(tmp_path, root, env=using(model.base_url)) as (base, one, _other),
+            balanced(tmp_path, root, env=model_env(model.base_url)) as (base, one, _other),
             one.client(text, url=f"{base}/mcp") as client,
         ):
-            proposed, _text = told(await client.call_tool("spawn_subagent", SPAWN))
+            proposed, _text = read_answer(await client.call_tool("spawn_subagent", SPAWN))
             lines = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-            assert told(await client.call_tool("confirm_spawn", lines))[0]["status"] == "approved"
+            assert read_answer(await client.call_tool("confirm_spawn", lines))[0]["status"] == "approved"
             assert await anyio.to_thread.run_sync(gate.arrived.wait, 20)
             heard: list[str | None] = []
 
@@ -102,17 +102,17 @@ async def test_a_run_can_be_followed_at_any_server_and_progress_arrives_before_t
 
             asked = {"subagent_id": proposed["subagent_id"], "wait_seconds": 40}
             began = time.monotonic()
-            found, _text = told(await client.call_tool("check_subagent", asked, progress_callback=hear))
+            found, _text = read_answer(await client.call_tool("check_subagent", asked, progress_callback=hear))
             assert found["status"] == "success" and heard
             assert time.monotonic() - began < 30
 
 
 async def test_a_server_stops_without_a_failed_or_refused_request(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     delay = ("--shutdown-delay", "4s", "--drain", "20s", "--access-log")
-    with running_model_server([]) as model:
-        async with balanced(tmp_path, root, *delay, env=using(model.base_url)) as (base, one, other):
+    with run_model_server([]) as model:
+        async with balanced(tmp_path, root, *delay, env=model_env(model.base_url)) as (base, one, other):
             answers, proposed = Counter[int](), list[bool]()
             stop = anyio.Event()
 
@@ -125,7 +125,7 @@ async def test_a_server_stops_without_a_failed_or_refused_request(tmp_path: Path
                 async with one.client(text, url=f"{base}/mcp") as client:
                     while not stop.is_set():
                         called = await client.call_tool("spawn_subagent", SPAWN)
-                        given, why = told(called)
+                        given, why = read_answer(called)
                         assert not called.is_error, why
                         proposed.append(True)
                         await client.call_tool("cancel_subagent", {"pending_id": given["pending_id"]})
@@ -156,7 +156,7 @@ def unfinished(server: HttpServer, text: str) -> bytes:
 
 
 async def test_after_a_kill_requests_go_to_the_other_server(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     text = token(root, "ana")
     async with (
         balanced(tmp_path, root) as (base, one, _other),

@@ -13,8 +13,8 @@ import anyio.to_thread
 import pytest
 from support.log import child, write_texts
 from support.logs.cutting import become_newer
-from support.model_server import Say, running_model_server
-from support.stdio import Wire, assert_intact, logged, made, serving, until, using
+from support.model_server import Say, run_model_server
+from support.stdio import Wire, assert_intact, make_root, model_env, read_log, serve_stdio, until
 from support.terminal import ava
 
 from ava_audit.store.backend import OlderSchema
@@ -35,7 +35,7 @@ ANSWERED_S = 13.0
 @pytest.fixture
 async def root(tmp_path: Path) -> Path:
     """A data root with a log of a megabyte, as the last server left it."""
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     (tmp_path / "project").mkdir()
     async with Store.open(root) as log:
         await write_texts(log, ["x " * 2_000] * 250)
@@ -83,7 +83,7 @@ def truncated(path: Path) -> None:
 @pytest.mark.parametrize("damage", [garbage, flipped_pages, truncated])
 async def test_every_call_that_meets_a_damaged_log_reports_it(damage: Callable[[Path], None], root: Path) -> None:
     damage(root / "ava.db")
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         said = await refusals(wire)
         assert said
         assert all("damaged" in text or "cannot be opened" in text for text in said), said
@@ -101,7 +101,7 @@ async def test_a_command_that_meets_a_damaged_log_says_what_to_do(root: Path, co
 
 
 async def test_a_server_reports_a_log_damaged_while_it_runs_and_continues(root: Path) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         await wire.tool("check_subagent")
         whole = (root / "ava.db").read_bytes()
         garbage(root / "ava.db")
@@ -125,10 +125,10 @@ sys.stdin.read()
 async def test_while_another_program_holds_the_log_writes_fail_in_time_and_reads_work(
     root: Path, tmp_path: Path
 ) -> None:
-    with running_model_server(lambda _request: DONE) as models:
-        async with serving(root, env=using(models.base_url)) as wire:
+    with run_model_server(lambda _request: DONE) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as wire:
             await wire.tool("check_subagent")
-            before = len(logged(root, "SpawnProposed"))
+            before = len(read_log(root, "SpawnProposed"))
             async with await anyio.open_process(child(HOLD, root / "ava.db")) as holder:
                 assert holder.stdin is not None and holder.stdout is not None
                 await holder.stdout.receive()
@@ -151,7 +151,7 @@ async def test_while_another_program_holds_the_log_writes_fail_in_time_and_reads
             assert ended["status"] == "success"
             await wire.close_stdin()
             assert await wire.exited() == 0
-    assert len(logged(root, "SpawnProposed")) == before + 1, "of what was refused nothing is stored"
+    assert len(read_log(root, "SpawnProposed")) == before + 1, "of what was refused nothing is stored"
     assert_intact(root)
 
 
@@ -169,7 +169,7 @@ def is_kept(root: Path) -> bool:
 async def test_stops_writing_and_says_restart_after_a_newer_program_migrated_the_log(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         await wire.tool("check_subagent")
         await until(lambda: is_kept(root))
         become_newer(monkeypatch, reducers_changed)
@@ -201,7 +201,7 @@ async def test_on_a_full_disk_proposals_fail_with_one_sentence_and_reads_still_w
     before = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, "sh", str(disk))
     if (await anyio.run_process([*before, "true"], check=False)).returncode:
         pytest.skip("no disk can be mounted in a user namespace here")
-    async with serving(disk / "data", before=before, cwd=tmp_path) as wire:
+    async with serve_stdio(disk / "data", before=before, cwd=tmp_path) as wire:
         proposed = 0
         said = ""
         for number in range(60):

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.stdio import assert_intact, serving
+from support.stdio import assert_intact, serve_stdio
 
 from ava_server.core.data_root import os_user
 
@@ -22,7 +22,7 @@ NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 async def test_serves_a_user_without_a_name(tmp_path: Path, system: str) -> None:
     root = tmp_path / "data"
     command = [sys.executable, str(LAUNCHER), system, "ava", "1", sys.executable, "serve"]
-    async with serving(root, command=command) as wire:  # which hands on no variable with a name
+    async with serve_stdio(root, command=command) as wire:  # which hands on no variable with a name
         assert (await wire.tool("check_subagent"))["status"] == "list"
         await wire.tool("spawn_subagent", role="researcher", task="Read https://example.org/prices")
         await wire.close_stdin()

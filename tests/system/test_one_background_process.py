@@ -13,11 +13,11 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.background import answers, browser, ended_at_last, headers, opened, process_of
-from support.model_server import Gate, Say, running_model_server
+from support.background import browser, end_at_last, headers, process_of, request_status, ui_address
+from support.model_server import Gate, Say, run_model_server
 from support.postgres import free_port
 from support.processes import lives
-from support.stdio import assert_intact, environment, logged, made, serving, state_of, until, using
+from support.stdio import assert_intact, environment, make_root, model_env, read_log, serve_stdio, state_of, until
 
 from ava_server.core.background import http_server, pages_server
 from ava_server.core.data_root import DataRoot
@@ -30,7 +30,7 @@ DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"
 
 @pytest.fixture
 def root(tmp_path: Path) -> DataRoot:
-    return DataRoot(made(tmp_path / "data"))
+    return DataRoot(make_root(tmp_path / "data"))
 
 
 @pytest.fixture
@@ -40,19 +40,19 @@ def port() -> int:
 
 async def test_one_process_runs_and_listens_and_each_server_has_its_own_secret(root: DataRoot, port: int) -> None:
     gate = Gate()
-    with running_model_server([Say("x", calls=NOTE, gate=gate), DONE]) as models:
-        env = {**using(models.base_url), "AVA_BACKGROUND": ""}
-        async with ended_at_last(root), serving(root.path, env=env) as host:
+    with run_model_server([Say("x", calls=NOTE, gate=gate), DONE]) as models:
+        env = {**model_env(models.base_url), "AVA_BACKGROUND": ""}
+        async with end_at_last(root), serve_stdio(root.path, env=env) as host:
             run = await host.start_run()
             await until(gate.arrived.is_set)
             before = process_of(root)
-            address, given = await opened(root), await headers(root, port)
+            address, given = await ui_address(root), await headers(root, port)
             assert process_of(root) == before, "the worker listens"
             pages = address.partition("/enter")[0]
             async with browser() as visitor:
                 await visitor.get(address)
                 assert (await visitor.get(pages)).url.path == "/", "the code has opened a session"
-                assert await answers(port, given) != 401
+                assert await request_status(port, given) != 401
                 assert (await visitor.get(f"http://127.0.0.1:{port}/")).url.path == "/sign-in", "only of the pages"
                 assert (await visitor.get(f"http://localhost:{port}/")).url.path == "/sign-in", "of this port"
             text = given["Authorization"].removeprefix("Bearer ")
@@ -91,36 +91,36 @@ async def test_each_server_ends_after_its_own_idle_time_and_the_process_after_th
 
 async def test_a_newer_version_takes_over_and_no_call_is_paid_twice(root: DataRoot, port: int) -> None:
     gate = Gate()
-    with running_model_server([Say("x", calls=NOTE, gate=gate), DONE]) as models:
-        env = {**using(models.base_url), "AVA_BACKGROUND": ""}
-        async with ended_at_last(root), serving(root.path, env=env) as host:
+    with run_model_server([Say("x", calls=NOTE, gate=gate), DONE]) as models:
+        env = {**model_env(models.base_url), "AVA_BACKGROUND": ""}
+        async with end_at_last(root), serve_stdio(root.path, env=env) as host:
             run = await host.start_run()
             await until(gate.arrived.is_set)
-            address, given = await opened(root), await headers(root, port)
+            address, given = await ui_address(root), await headers(root, port)
             older = process_of(root)
             async with browser() as visitor:
                 await visitor.get(address)
                 root.worker_process.write_text(f"{older} 0.0.1\n")
-                again = await opened(root, env)
+                again = await ui_address(root, env)
                 assert process_of(root) != older and lives(older), "it still waits for the answer of the model"
                 assert again.partition("/enter")[0] == address.partition("/enter")[0]
                 assert (await visitor.get(address.partition("/enter")[0])).url.path == "/", "an open page goes on"
             await until(lambda: http_server(root).port() == port, within_s=30)
-            assert await answers(port, given) != 401, "a host's connection is answered on the same port"
+            assert await request_status(port, given) != 401, "a host's connection is answered on the same port"
             gate.released.set()
             await until(lambda: state_of(root.path, run) == "success", within_s=60)
             await until(lambda: not lives(older), within_s=30)
             newer = process_of(root)
-            await opened(root)
+            await ui_address(root)
             assert process_of(root) == newer, "once"
         assert len(models.requests) == 2
-    assert len(logged(root.path, "RunClaimed", run=run)) == 2
+    assert len(read_log(root.path, "RunClaimed", run=run)) == 2
     assert_intact(root.path)
 
 
 async def test_a_process_that_crashed_listens_again_on_the_same_ports(root: DataRoot, port: int) -> None:
-    async with ended_at_last(root):
-        address, began = await opened(root), time.monotonic()
+    async with end_at_last(root):
+        address, began = await ui_address(root), time.monotonic()
         given = await headers(root, port)
         pages = address.partition("/enter")[0]
         async with browser() as visitor:
@@ -130,12 +130,12 @@ async def test_a_process_that_crashed_listens_again_on_the_same_ports(root: Data
             os.kill(before, signal.SIGKILL)
             both = pages_server(root), http_server(root)
             await until(lambda: process_of(root) != before and None not in [one.port() for one in both], within_s=60)
-            assert (await visitor.get(pages)).url.path == "/" and await answers(port, given) != 401
+            assert (await visitor.get(pages)).url.path == "/" and await request_status(port, given) != 401
 
 
 async def test_a_signal_ends_all_for_good(root: DataRoot, port: int) -> None:
-    async with ended_at_last(root):
-        await opened(root)
+    async with end_at_last(root):
+        await ui_address(root)
         await headers(root, port)
         process = process_of(root)
         os.kill(process, signal.SIGTERM)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.model_server import Gate, ModelServer, Say, run_model_server
 from support.network.web_site import HOST, Site, site
 from support.processes import children_of, lives
 from support.repository import REPOSITORY
@@ -22,13 +22,13 @@ from support.stdio import (
     Wire,
     assert_intact,
     instance_locks,
-    logged,
-    made,
-    serving,
+    make_root,
+    model_env,
+    read_log,
+    serve_stdio,
     state_of,
     stray_locks,
     until,
-    using,
 )
 
 from ava_roles.tools import child
@@ -93,16 +93,16 @@ async def elsewhere(system: str, root: Path, models: ModelServer) -> AsyncGenera
     python.chmod(0o755)
     async with site({"/prices": f"<html><title>Prices</title><body><p>{TEXT}</p></body></html>"}) as web:
         command = [sys.executable, str(LAUNCHER), system, "ava", str(web.port), str(python), "serve"]
-        env = {**using(models.base_url), "USERNAME": "somebody"}  # as Windows has it
-        async with serving(root, env=env, command=command) as wire:
+        env = {**model_env(models.base_url), "USERNAME": "somebody"}  # as Windows has it
+        async with serve_stdio(root, env=env, command=command) as wire:
             yield Elsewhere(wire, web)
 
 
 async def test_a_web_role_works_and_its_log_verifies(root: Path, system: str) -> None:
-    keys = made(root, keys_toml='openrouter = "a-key-that-nobody-has"\n') / "keys.toml"
+    keys = make_root(root, keys_toml='openrouter = "a-key-that-nobody-has"\n') / "keys.toml"
     keys.chmod(0o600)
     reads = Say(calls=[("read_webpages", {"urls": [URL]})])
-    with running_model_server([reads, DONE]) as models:
+    with run_model_server([reads, DONE]) as models:
         async with elsewhere(system, root, models) as there:
             run = await there.wire.start_run(role="web_crawler", task=f"What does Otter cost? {URL}")
             assert await there.result(run) == "twelve cents"
@@ -111,7 +111,7 @@ async def test_a_web_role_works_and_its_log_verifies(root: Path, system: str) ->
             entries = await there.wire.tool("read_ava_logs", subagent_id=run, last_n=100)
             assert any("read_webpages" in line for line in entries["untrusted_entries"])
             await there.end()
-    assert len(logged(root, "SessionEnd")) == 1
+    assert len(read_log(root, "SessionEnd")) == 1
     assert stray_locks(root) == []
     mirrored = "".join(file.read_text() for file in (root / "logs" / "ava").glob("*.jsonl"))  # two around midnight
     assert mirrored.count('"SessionEnd"') == 1
@@ -128,13 +128,13 @@ async def test_files_are_read_as_safely_as_the_system_allows(root: Path, workspa
         *(("read_file", {"path": path}) for path in outside),
         ("save_artifact", {"name": "prices.md", "content": TEXT}),
     ]
-    with running_model_server([Say(calls=looks), DONE]) as models:
+    with run_model_server([Say(calls=looks), DONE]) as models:
         async with elsewhere(system, root, models) as there:
             run = await there.wire.start_run(task="Prices", workspace=str(workspace))
             assert await there.result(run) == "twelve cents"
             assert "the secret outside" not in str(models.requests[1].json)
             await there.end()
-    results = [entry.content for entry in logged(root, "ToolResult", run=run) if entry.agent == run][: len(looks)]
+    results = [entry.content for entry in read_log(root, "ToolResult", run=run) if entry.agent == run][: len(looks)]
     assert [result["success"] for result in results] == [True] * 4 + [False] * 4 + [True], results
     assert all("twelve" in result["output"] for result in results[:4])
     assert (root / "artifacts" / run / "prices.md").read_text() == TEXT
@@ -145,7 +145,7 @@ async def test_files_are_read_as_safely_as_the_system_allows(root: Path, workspa
 async def test_a_coder_is_refused_and_a_reviewer_goes_without_a_shell_with_the_reason(
     root: Path, workspace: Path, system: str, asked: dict[str, Any]
 ) -> None:
-    with running_model_server([]) as models:
+    with run_model_server([]) as models:
         async with elsewhere(system, root, models) as there:
             refused = await there.wire.tool_result("spawn_subagent", **asked, task="Fix it", workspace=str(workspace))
             assert refused["isError"] is (asked["role"] == "coder")
@@ -153,12 +153,12 @@ async def test_a_coder_is_refused_and_a_reviewer_goes_without_a_shell_with_the_r
             assert reason in str(refused["content"]), refused
             await there.end()
     assert models.requests == []
-    assert logged(root, "RunStarted") == []
+    assert read_log(root, "RunStarted") == []
 
 
 async def test_ctrl_c_ends_the_server_at_once_and_the_next_one_continues_the_run(root: Path, system: str) -> None:
     gate = Gate()
-    with running_model_server([Say("never said", gate=gate), DONE]) as models:
+    with run_model_server([Say("never said", gate=gate), DONE]) as models:
         async with elsewhere(system, root, models) as there:
             run = await there.wire.start_run(task=f"Prices at {URL}")
             await until(gate.arrived.is_set)
@@ -168,7 +168,7 @@ async def test_ctrl_c_ends_the_server_at_once_and_the_next_one_continues_the_run
             assert time.monotonic() - began < 4  # before the last moment, at which it would be ended by force
             assert there.wire.stderr == ""
         assert state_of(root, run) == "running"
-        assert len(logged(root, "SessionEnd")) == 1
+        assert len(read_log(root, "SessionEnd")) == 1
         async with elsewhere(system, root, models) as there:
             assert await there.result(run) == "twelve cents"
             await there.end()
@@ -176,7 +176,7 @@ async def test_ctrl_c_ends_the_server_at_once_and_the_next_one_continues_the_run
 
 
 async def test_two_servers_share_a_data_root(root: Path, system: str) -> None:
-    with running_model_server(lambda _request: DONE) as models:
+    with run_model_server(lambda _request: DONE) as models:
         async with elsewhere(system, root, models) as one, elsewhere(system, root, models) as other:
             runs = [await each.wire.start_run(task=f"Prices at {URL}") for _ in range(3) for each in (one, other)]
             for run in runs:
@@ -196,7 +196,7 @@ async def test_two_servers_share_a_data_root(root: Path, system: str) -> None:
 async def test_a_cancelled_search_leaves_no_process(root: Path, workspace: Path, system: str) -> None:
     (workspace / "evil.txt").write_text("a" * 60 + "b\n")
     endless = Say(calls=[("search_codebase", {"query": "(a+)+$", "regex": True, "path": "evil.txt"})])
-    with running_model_server([endless]) as models:
+    with run_model_server([endless]) as models:
         async with elsewhere(system, root, models) as there:
             run = await there.wire.start_run(task="Prices", workspace=str(workspace))
             children = await until(lambda: children_of(there.wire.pid))

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.model_server import Gate, Say, running_model_server
-from support.stdio import assert_intact, logged, using
-from support.terminal import environment, on_terminal
+from support.model_server import Gate, Say, run_model_server
+from support.stdio import assert_intact, model_env, read_log
+from support.terminal import environment, run_on_terminal
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on this one"),
@@ -49,9 +49,9 @@ def test_the_demo_works(root: Path, command: list[str]) -> None:
 
 
 def test_yes_in_the_terminal_starts_a_run(root: Path, command: list[str], asked_for: list[str]) -> None:
-    with running_model_server([DONE]) as models:
-        env = {**using(models.base_url), "USERNAME": "somebody"}
-        with on_terminal(root, *asked_for, command=command, env=env) as screen:
+    with run_model_server([DONE]) as models:
+        env = {**model_env(models.base_url), "USERNAME": "somebody"}
+        with run_on_terminal(root, *asked_for, command=command, env=env) as screen:
             screen.until("Start it? [y/N]")
             assert models.requests == []
             screen.type("yes\n")
@@ -63,9 +63,9 @@ def test_yes_in_the_terminal_starts_a_run(root: Path, command: list[str], asked_
 def test_ctrl_c_at_the_question_ends_at_once_and_starts_nothing(
     root: Path, command: list[str], asked_for: list[str]
 ) -> None:
-    with running_model_server([DONE]) as models:
-        env = {**using(models.base_url), "USERNAME": "somebody"}
-        with on_terminal(root, *asked_for, command=command, env=env) as screen:
+    with run_model_server([DONE]) as models:
+        env = {**model_env(models.base_url), "USERNAME": "somebody"}
+        with run_on_terminal(root, *asked_for, command=command, env=env) as screen:
             screen.until("Start it? [y/N]")
             began = time.monotonic()
             screen.interrupt()
@@ -73,7 +73,7 @@ def test_ctrl_c_at_the_question_ends_at_once_and_starts_nothing(
             assert time.monotonic() - began < 15
             assert "Traceback" not in screen.text
         assert models.requests == []
-    assert logged(root, "RunStarted") == []
+    assert read_log(root, "RunStarted") == []
     assert_intact(root)
 
 
@@ -82,10 +82,10 @@ def test_ctrl_c_cancels_an_active_run_and_shows_partial_results(
 ) -> None:
     gate = Gate()
     script = [Say(calls=[("scratchpad", {"note": "first note"})]), Say("never said", gate=gate)]
-    with running_model_server(script) as models:
+    with run_model_server(script) as models:
         process = subprocess.Popen(
             [*command, *asked_for, "--yes", "--max-cost", "1"],
-            env=environment(root, **using(models.base_url), USERNAME="somebody"),
+            env=environment(root, **model_env(models.base_url), USERNAME="somebody"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -97,7 +97,7 @@ def test_ctrl_c_cancels_an_active_run_and_shows_partial_results(
     assert process.returncode == 15, errors
     assert "first note" in out
     assert "Traceback" not in errors
-    assert [entry.content["status"] for entry in logged(root, "RunEnded")] == ["cancelled"]
+    assert [entry.content["status"] for entry in read_log(root, "RunEnded")] == ["cancelled"]
     assert_intact(root)
 
 
@@ -121,17 +121,17 @@ def test_notes_can_be_saved_read_and_recalled(root: Path, command: list[str], as
     (root / "memory" / "link.md").symlink_to(root / "memory" / "prices.md")
     assert len(memory().splitlines()) == 2
     script = [Say(calls=[("recall", {"query": "minute"})]), Say(calls=[("recall", {"name": "link"})]), DONE]
-    with running_model_server(script) as models:
+    with run_model_server(script) as models:
         done = subprocess.run(
             [*command, *asked_for, "--yes", "--max-cost", "1"],
-            env=environment(root, **using(models.base_url), USERNAME="somebody"),
+            env=environment(root, **model_env(models.base_url), USERNAME="somebody"),
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    found, link = [entry.content for entry in logged(root, "ToolResult") if entry.content["tool"] == "recall"]
+    found, link = [entry.content for entry in read_log(root, "ToolResult") if entry.content["tool"] == "recall"]
     assert found["success"] and "Otter charges twelve cents." in found["output"]
     assert not link["success"] and "it is a link" in link["output"]
     memory("remove", "prices", "--yes")

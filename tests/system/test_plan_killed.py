@@ -13,10 +13,10 @@ import anyio
 import pytest
 from support import owner
 from support.log import look_at
-from support.model_server import ModelServer, Say, running_model_server
-from support.processes import marked
-from support.runtime import PRICED, check_budgets, open_lab, submits
-from support.sample import sampled
+from support.model_server import ModelServer, Say, run_model_server
+from support.processes import processes_of_run
+from support.runtime import PRICED, check_budgets, open_lab, submit
+from support.sample import sample
 from support.stdio import environment, until
 
 LIST = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "string"}}}}
@@ -34,8 +34,8 @@ def steps(items: int) -> list[dict[str, Any]]:
 def script(items: int) -> Any:
     def answer(request: dict[str, Any]) -> Say:
         if "List all." in json.dumps(request["messages"]):
-            return submits({"items": [f"item {number}" for number in range(items)]})
-        return submits("done")
+            return submit({"items": [f"item {number}" for number in range(items)]})
+        return submit("done")
 
     return answer
 
@@ -83,7 +83,7 @@ async def check_kill(tmp: Path, items: int, number: int, server: ModelServer) ->
     plan = await approved(tmp, server, items)
     before = len(server.requests)
     assert await killed_behind(tmp, server, number) == -signal.SIGKILL
-    await until(lambda: not marked(plan), within_s=5)
+    await until(lambda: not processes_of_run(plan), within_s=5)
     _queued, ended = counted_runs(tmp / "data", plan)
     asked = len(server.requests) - before
     await finish(tmp, server, plan)
@@ -93,17 +93,17 @@ async def check_kill(tmp: Path, items: int, number: int, server: ModelServer) ->
 
 @pytest.mark.slow
 async def test_a_kill_after_any_commit_of_a_plan_pays_no_finished_step_again(tmp_path: Path) -> None:
-    with running_model_server(script(3)) as server:
+    with run_model_server(script(3)) as server:
         plan = await approved(tmp_path / "whole", server, 3)
         assert await killed_behind(tmp_path / "whole", server, 0) == 0
         assert counted_runs(tmp_path / "whole" / "data", plan) == (5, 5)
         commits = int((tmp_path / "whole" / "data" / owner.COMMITS).read_text())
-        for number in sampled(range(1, commits + 1), 6):
+        for number in sample(range(1, commits + 1), 6):
             await check_kill(tmp_path / str(number), 3, number, server)
 
 
 @pytest.mark.slow
 async def test_a_plan_of_a_hundred_runs_goes_on_after_kills(tmp_path: Path) -> None:
-    with running_model_server(script(98)) as server:
+    with run_model_server(script(98)) as server:
         for number in (2, 40, 150, 300):
             await check_kill(tmp_path / str(number), 98, number, server)

@@ -12,7 +12,7 @@ from typing import Any, LiteralString
 import anyio
 import anyio.to_thread
 import pytest
-from support.log import Life, said, write, write_each
+from support.log import Life, message, write, write_each
 from support.stdio import until
 from support.terminal import ava
 
@@ -22,7 +22,7 @@ from ava_audit.store.store import Store
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
-from support.postgres import USER, PostgresServer, free_port, missing  # noqa: E402
+from support.postgres import USER, PostgresServer, free_port, why_missing  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def server() -> Generator[PostgresServer]:
     """A server of this test alone: it is stopped, and its settings are changed."""
-    if (why := missing()) is not None:
+    if (why := why_missing()) is not None:
         pytest.skip(why)
     made = PostgresServer.make()
     yield made
@@ -74,7 +74,7 @@ async def written(store: Store) -> AsyncGenerator[None]:
         count = 0
         while True:
             count += 1
-            await write(store, said(f"entry {count} of writer {number}"))
+            await write(store, message(f"entry {count} of writer {number}"))
 
     async with anyio.create_task_group() as tasks:
         await write_each(store, Life("S-aaaaaa").whole())
@@ -97,7 +97,7 @@ async def test_a_dump_of_a_log_that_is_written_restores_to_a_log_that_verifies(
             before = store.head
             name = url.rpartition("/")[2]
             await run(server, "pg_dump", *at(server), "-Fc", "-f", dump, name)
-            await write(store, said("after the dump"))
+            await write(store, message("after the dump"))
         after = store.head
     await run(server, "pg_restore", *at(server), "--exit-on-error", "--no-owner", "-d", new.rpartition("/")[2], dump)
     seq = entries(new)
@@ -105,7 +105,7 @@ async def test_a_dump_of_a_log_that_is_written_restores_to_a_log_that_verifies(
     assert head_at(new, seq) == head_at(url, seq)
     assert head_at(new, seq) in verified(root, new)
     async with Store.open(root, new) as store:
-        await write(store, said("it goes on"))
+        await write(store, message("it goes on"))
         assert store.head == seq + 1
     verified(root, new)
 
@@ -125,13 +125,13 @@ async def test_a_base_backup_with_its_wal_restores_any_moment_and_running_server
             await run(server, "pg_basebackup", *at(server), "-D", base, "-c", "fast")
             copied = store.head
             await anyio.sleep(0.5)
-        await write(store, said("the last one that is kept"))  # after those of the writers that were cancelled
+        await write(store, message("the last one that is kept"))  # after those of the writers that were cancelled
         kept = entries(url)
         noted = head_at(url, kept)
         assert kept > copied, "the rest is only in the archived log"
         moment = now(server)
         await anyio.sleep(0.05)
-        await write(store, said("what must not have happened"))
+        await write(store, message("what must not have happened"))
         await anyio.to_thread.run_sync(archive_all, server, archive)
         server.stop()
         server.data.rename(server.folder / "lost")
@@ -147,11 +147,11 @@ async def test_a_base_backup_with_its_wal_restores_any_moment_and_running_server
         server.start()
         await until(lambda: is_primary(server), 60)
         with pytest.raises(LogMoved, match="an older copy of the log"):
-            await write(store, said("by a server that runs since before"))
+            await write(store, message("by a server that runs since before"))
     assert entries(url) == kept
     assert noted in verified(root, url)
     async with Store.open(root, url) as store:
-        await write(store, said("it goes on"))
+        await write(store, message("it goes on"))
     assert noted not in verified(root, url)
 
 
@@ -160,7 +160,7 @@ async def test_a_replica_is_refused_and_the_primary_is_asked_for(server: Postgre
     root.mkdir(mode=0o700)
     name = server.database(root).rpartition("/")[2]
     async with Store.open(root, server.url(name)) as store:
-        await write(store, said("on the primary"))
+        await write(store, message("on the primary"))
     folder = server.folder_of_its_own("replica")
     await run(server, "pg_basebackup", *at(server), "-R", "-c", "fast", "-D", folder / "data")
     replica = PostgresServer(folder, free_port(), server.password, server.bin)

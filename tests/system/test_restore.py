@@ -15,10 +15,10 @@ import anyio
 import pytest
 from support.http_server import token
 from support.log import Life, without_triggers, write_each
-from support.model_server import running_model_server
+from support.model_server import run_model_server
 from support.runtime import PRICED, hand_over, open_lab
-from support.stdio import using
-from support.terminal import ava, on_terminal
+from support.stdio import model_env
+from support.terminal import ava, run_on_terminal
 
 from ava_audit.rows import RunRow
 from ava_audit.store import backend
@@ -113,7 +113,7 @@ async def test_what_a_person_does_not_want_is_kept_aside_and_does_nothing(tmp_pa
     (tmp_path / "workspace").mkdir()
     for answer in ("\n", "n\n"):
         shutil.rmtree(root, ignore_errors=True)
-        with on_terminal(root, "restore", str(copy), columns=300, rows=60) as screen:
+        with run_on_terminal(root, "restore", str(copy), columns=300, rows=60) as screen:
             screen.until("Use all of it?")
             said = " ".join(screen.text.split())
             assert not [what for what in LOOSENS if what not in said], said
@@ -123,8 +123,8 @@ async def test_what_a_person_does_not_want_is_kept_aside_and_does_nothing(tmp_pa
     assert f"ava resume {RUNNING}" in screen.text, "the log was restored, not one that its settings name"
     assert not [name for name in ("config.toml", "keys.toml", "secrets", "roles") if (root / name).exists()]
     assert (root / "from-backup" / "secrets" / "tokens.toml").exists() and verify(root / "ava.db").ok
-    with running_model_server([hand_over()]) as server:
-        env = {**using(server.base_url), "AVA_MODEL": "test"}
+    with run_model_server([hand_over()]) as server:
+        env = {**model_env(server.base_url), "AVA_MODEL": "test"}
         done = await anyio.to_thread.run_sync(
             lambda: ava(
                 root, "run", "custom", "Think", "--system-prompt", "Think.", "--yes", "--max-cost", "0.10", env=env
@@ -143,7 +143,7 @@ def test_ones_own_backup_is_restored_as_it_was(tmp_path: Path, yes: bool) -> Non
         told = json.loads(done.stdout)
         assert (told["held"], told["kept_aside"], told["erased_before"]) == ([RUNNING], [], None)
     else:
-        with on_terminal(root, "restore", str(copy), columns=300, rows=60) as screen:
+        with run_on_terminal(root, "restore", str(copy), columns=300, rows=60) as screen:
             screen.until("Use all of it?")
             screen.type("y\n")
             assert screen.ended() == 0, screen.text
@@ -244,9 +244,9 @@ async def test_an_import_holds_what_only_the_file_says_was_approved(
     DataRoot(root).create()
     if postgres:
         pytest.importorskip("psycopg", reason="the driver is not installed")
-        from support.postgres import running_server
+        from support.postgres import postgres_server
 
-        env = {backend.VARIABLE: running_server().database(root)}
+        env = {backend.VARIABLE: postgres_server().database(root)}
     file, more = tmp_path / "log.jsonl", ["--continue"] if go_on else []
 
     def moved() -> tuple[Any, Any, Any]:
@@ -262,6 +262,6 @@ async def test_an_import_holds_what_only_the_file_says_was_approved(
     assert run is not None and is_held(run) is not go_on
     assert (f"`ava resume {RUNNING}`" in imported.stdout) is not go_on, imported.stdout
     if postgres:
-        from support.postgres import running_server
+        from support.postgres import postgres_server
 
-        running_server().empty_databases()
+        postgres_server().empty_databases()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.model_server import Gate, Raw, Say, running_model_server
+from support.model_server import Gate, Raw, Say, run_model_server
 from support.processes import catches, children_of, lives
-from support.stdio import Wire, assert_intact, logged, made, serving, state_of, stray_locks, until, using
+from support.stdio import Wire, assert_intact, make_root, model_env, read_log, serve_stdio, state_of, stray_locks, until
 
 from ava_audit.store.locks import WriteLock
 
@@ -82,13 +82,13 @@ async def _ends(wire: Wire, end: tuple[End, int], root: Path) -> None:
     assert await wire.exited() == code
     assert wire.stderr == ""
     assert stray_locks(root) == []
-    assert len(logged(root, "SessionEnd")) == len(logged(root, "SessionStart")) == 1
+    assert len(read_log(root, "SessionEnd")) == len(read_log(root, "SessionStart")) == 1
     assert_intact(root)
 
 
 @pytest.mark.slow
 async def test_an_idle_server_ends_and_logs_the_end_of_its_session(root: Path, end: tuple[End, int]) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         await wire.tool("check_subagent")
         await _ends(wire, end, root)
     mirrored = "".join(file.read_text() for file in (root / "logs" / "ava").glob("*.jsonl"))  # two around midnight
@@ -100,19 +100,19 @@ async def test_a_run_with_a_hanging_model_call_is_left_to_the_next_server(
     root: Path, workspace: Path, end: tuple[End, int]
 ) -> None:
     gate = Gate()
-    with running_model_server([Say("never said", gate=gate), DONE]) as models:
-        async with serving(root, env=using(models.base_url)) as wire:
+    with run_model_server([Say("never said", gate=gate), DONE]) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as wire:
             run = await wire.start_run(workspace=str(workspace))
             await until(gate.arrived.is_set)
             await _ends(wire, end, root)
         assert state_of(root, run) == "running"
         await until(gate.client_left.is_set)
 
-        async with serving(root, env=using(models.base_url)) as wire:
+        async with serve_stdio(root, env=model_env(models.base_url)) as wire:
             ended = await wire.tool("check_subagent", subagent_id=run, wait_seconds=20)
             assert ended["status"] == "success"
             assert len(models.requests) == 2
-        settled = [entry.content["settlement"] for entry in logged(root, "CostUpdate", run=run)]
+        settled = [entry.content["settlement"] for entry in read_log(root, "CostUpdate", run=run)]
         assert settled == ["unknown", "billed"]  # what the call in flight cost is not known
     assert_intact(root)
 
@@ -121,8 +121,8 @@ async def test_a_run_with_a_hanging_model_call_is_left_to_the_next_server(
 async def test_a_stalled_answer_does_not_delay_the_shutdown(root: Path, workspace: Path) -> None:
     stall = Gate()
     half = Raw([b'data: {"choices":[{"index":0,"delta":{"content":"half an ans'], chunked=True, cut=True, stall=stall)
-    with running_model_server([half]) as models:
-        async with serving(root, env=using(models.base_url)) as wire:
+    with run_model_server([half]) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as wire:
             run = await wire.start_run(workspace=str(workspace))
             await until(stall.arrived.is_set)
             await _ends(wire, (_sigterm, 0), root)
@@ -134,15 +134,15 @@ async def test_ending_the_server_ends_the_child_process_of_a_running_tool(
     root: Path, workspace: Path, end: tuple[End, int]
 ) -> None:
     endless = Say(calls=[("search_codebase", {"query": "(a+)+$", "regex": True})])
-    with running_model_server([endless, DONE]) as models:
-        async with serving(root, env=using(models.base_url)) as wire:
+    with run_model_server([endless, DONE]) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as wire:
             run = await wire.start_run(workspace=str(workspace))
             await until(lambda: children_of(wire.pid))
             children = children_of(wire.pid)
             await _ends(wire, end, root)
             await until(lambda: not any(map(lives, children)))
     assert state_of(root, run) == "running"
-    assert [entry.content["tool"] for entry in logged(root, "ToolCall", run=run) if entry.agent == run] == [
+    assert [entry.content["tool"] for entry in read_log(root, "ToolCall", run=run) if entry.agent == run] == [
         "search_codebase"
     ]
 
@@ -150,7 +150,7 @@ async def test_ending_the_server_ends_the_child_process_of_a_running_tool(
 @pytest.mark.slow
 async def test_the_server_can_end_before_the_first_message(root: Path, end: tuple[End, int]) -> None:
     bring_about, code = end
-    async with serving(root, initialize=False) as wire:
+    async with serve_stdio(root, initialize=False) as wire:
         await until(lambda: catches(wire.pid, signal.SIGTERM))
         await bring_about(wire)
         assert await wire.exited() == code
@@ -162,10 +162,10 @@ async def test_the_server_can_end_before_the_first_message(root: Path, end: tupl
 async def test_initialize_is_answered_and_the_server_can_end_while_the_store_is_locked(
     root: Path, end: tuple[End, int]
 ) -> None:
-    other = WriteLock(made(root) / "write.lock")
+    other = WriteLock(make_root(root) / "write.lock")
     try:
         with other.held():
-            async with serving(root, initialize=False) as wire:
+            async with serve_stdio(root, initialize=False) as wire:
                 with anyio.fail_after(40):
                     assert (await wire.initialize())["result"]["serverInfo"]["name"] == "ava"
                     assert len((await wire.request("tools/list"))["result"]["tools"]) == 6
@@ -182,10 +182,10 @@ async def test_initialize_is_answered_and_the_server_can_end_while_the_store_is_
 
 @pytest.mark.slow
 async def test_a_call_made_before_the_store_is_open_is_answered_once_it_is(root: Path) -> None:
-    other = WriteLock(made(root) / "write.lock")
+    other = WriteLock(make_root(root) / "write.lock")
     try:
         with other.held():
-            async with serving(root) as wire:
+            async with serve_stdio(root) as wire:
                 waiting = await wire.ask("tools/call", {"name": "check_subagent", "arguments": {}})
                 assert (await wire.request("ping"))["result"] == {}
                 other.close()  # lets go of the lock
@@ -198,8 +198,8 @@ async def test_a_call_made_before_the_store_is_open_is_answered_once_it_is(root:
 @pytest.mark.slow
 async def test_a_kill_10_ms_after_stdin_closes_loses_nothing_acknowledged(root: Path, workspace: Path) -> None:
     gate = Gate()
-    with running_model_server([Say("never said", gate=gate), DONE]) as models:
-        async with serving(root, env=using(models.base_url)) as wire:
+    with run_model_server([Say("never said", gate=gate), DONE]) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as wire:
             run = await wire.start_run(workspace=str(workspace))
             await until(gate.arrived.is_set)
             proposed = await wire.tool("spawn_subagent", role="researcher", task="Another", workspace=str(workspace))
@@ -210,7 +210,7 @@ async def test_a_kill_10_ms_after_stdin_closes_loses_nothing_acknowledged(root: 
         assert_intact(root)
         assert state_of(root, run) == "running"
         assert state_of(root, proposed["subagent_id"]) == "awaiting_approval"
-        async with serving(root, env=using(models.base_url)) as wire:
+        async with serve_stdio(root, env=model_env(models.base_url)) as wire:
             ended = await wire.tool("check_subagent", subagent_id=run, wait_seconds=20)
             assert ended["status"] == "success"
             confirmed = await wire.tool("confirm_spawn", pending_ids=[proposed["pending_id"]], decision="reject")
@@ -220,12 +220,12 @@ async def test_a_kill_10_ms_after_stdin_closes_loses_nothing_acknowledged(root: 
 
 @pytest.mark.slow
 async def test_a_finished_run_and_its_result_outlive_the_server(root: Path, workspace: Path) -> None:
-    with running_model_server([DONE]) as models:
-        async with serving(root, env=using(models.base_url)) as wire:
+    with run_model_server([DONE]) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as wire:
             run = await wire.start_run(workspace=str(workspace))
             await wire.tool("check_subagent", subagent_id=run, wait_seconds=20)
             await _ends(wire, (_eof, 0), root)
-        async with serving(root, env=using(models.base_url)) as wire:
+        async with serve_stdio(root, env=model_env(models.base_url)) as wire:
             again = await wire.tool("check_subagent", subagent_id=run)
             assert again["runs"][0]["untrusted_result"]["output"] == "done"
         assert len(models.requests) == 1

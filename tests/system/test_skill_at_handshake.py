@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.http_server import serving_http, token
-from support.stdio import AVA, MODES, connected, environment, made
+from support.http_server import serve_http, token
+from support.stdio import AVA, MODES, connect_stdio, environment, make_root
 
 from ava_server.hosts.clients import client_of
 from ava_server.hosts.installed_skill import FOLDERS
@@ -36,7 +36,7 @@ def skill_in(folder: Path) -> Path:
 
 async def instructions(tmp_path: Path, name: str, mode: str = "legacy", **env: str) -> str:
     """What a server on stdio tells a client of the SDK that has this name."""
-    async with connected(tmp_path / "data", mode=mode, cwd=tmp_path, name=name, env=env) as client:
+    async with connect_stdio(tmp_path / "data", mode=mode, cwd=tmp_path, name=name, env=env) as client:
         return client.instructions or ""
 
 
@@ -98,8 +98,8 @@ def test_what_is_no_file_does_not_count_and_stops_nothing(tmp_path: Path, home: 
 @pytest.mark.parametrize("mode", MODES)
 async def test_over_http_the_instructions_are_whole(tmp_path: Path, home: Path, mode: str) -> None:
     install_skill(skill_in(home / ".claude"))
-    root = made(tmp_path / "data")
-    async with serving_http(root) as server, server.client(token(root, "ana"), mode=mode, name="claude-code") as client:
+    root = make_root(tmp_path / "data")
+    async with serve_http(root) as server, server.client(token(root, "ana"), mode=mode, name="claude-code") as client:
         assert client.instructions == INSTRUCTIONS
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import EVENTS, Fail, HangUp, Raw, Say, Step, events, running_model_server
+from support.model_server import EVENTS, Fail, HangUp, Raw, Say, Step, events, run_model_server
 from support.runtime import DONE, Lab, open_lab
 
 from ava_audit.events import CostUpdate
@@ -102,7 +102,7 @@ async def one_after_another(lab: Lab, number: int, until: float, ended: Counter[
 
 async def test_after_many_faults_nothing_is_reserved_and_no_connection_is_open(tmp_path: Path) -> None:
     weather, ended = Weather(SEED), Counter[str]()
-    with running_model_server(weather) as server:
+    with run_model_server(weather) as server:
         chatty = f'[providers.chatty]\nbase_url = "{server.base_url}"\n'
         wordy = f'[providers.wordy]\nbase_url = "{server.base_url}"\nwire = "messages"\n'
         prices = PRICE + "".join(f'[prices."{name}"]\ninput = 3\noutput = 15\n' for name in MODELS[1:])

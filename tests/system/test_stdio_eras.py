@@ -9,8 +9,8 @@ import anyio
 import pytest
 from mcp import Client
 from mcp_types import TextContent, TextResourceContents
-from support.model_server import Gate, Say, running_model_server
-from support.stdio import MODERN, MODES, assert_intact, connected, logged, told, until, using
+from support.model_server import Gate, Say, run_model_server
+from support.stdio import MODERN, MODES, assert_intact, connect_stdio, model_env, read_answer, read_log, until
 
 TEXT = "Otter charges twelve cents a minute for transcription."
 USED = {"prompt_tokens": 5_000, "completion_tokens": 20, "total_tokens": 5_020}
@@ -59,9 +59,9 @@ async def test_propose_approve_run_check_and_read_the_log(tmp_path: Path, worksp
         lines.append(message or "")
         gate.released.set()  # the wait has shown that it lives; now the model may answer
 
-    with running_model_server(script) as models:
-        async with connected(root, mode=mode, cwd=workspace, env=using(models.base_url)) as client:
-            spawned, text = told(
+    with run_model_server(script) as models:
+        async with connect_stdio(root, mode=mode, cwd=workspace, env=model_env(models.base_url)) as client:
+            spawned, text = read_answer(
                 await client.call_tool(
                     "spawn_subagent",
                     {
@@ -84,10 +84,10 @@ async def test_propose_approve_run_check_and_read_the_log(tmp_path: Path, worksp
             wrong = await client.call_tool(
                 "confirm_spawn", {"pending_ids": [spawned["pending_id"]], "approving": ["yes"]}
             )
-            assert told(wrong)[0]["approval_lines"] == [spawned["approval_line"]]
+            assert read_answer(wrong)[0]["approval_lines"] == [spawned["approval_line"]]
             assert models.requests == []
 
-            confirmed, text = told(
+            confirmed, text = read_answer(
                 await client.call_tool(
                     "confirm_spawn",
                     {"pending_ids": [spawned["pending_id"]], "approving": [spawned["approval_line"]]},
@@ -97,13 +97,13 @@ async def test_propose_approve_run_check_and_read_the_log(tmp_path: Path, worksp
             assert run in text
 
             await until(gate.arrived.is_set)
-            running, text = told(await client.call_tool("check_subagent", {"subagent_id": run}))
+            running, text = read_answer(await client.call_tool("check_subagent", {"subagent_id": run}))
             [now] = running["runs"]
             assert (now["state"], now["last_tool"]["name"]) == ("running", "scratchpad")
             head, figures = now["status_line"].split(": running · ")
             assert f"{head}: {now['untrusted_activity']} · {figures}" in text
 
-            ended, text = told(
+            ended, text = read_answer(
                 await client.call_tool(
                     "check_subagent", {"subagent_id": run, "wait_seconds": 30}, progress_callback=on_progress
                 )
@@ -117,16 +117,16 @@ async def test_propose_approve_run_check_and_read_the_log(tmp_path: Path, worksp
             assert any(TEXT in str(message["content"]) for message in asked[1]["messages"])
             assert {tool["function"]["name"] for tool in asked[0]["tools"]} >= {"read_file", "submit_result"}
 
-            entries, text = told(await client.call_tool("read_ava_logs", {"subagent_id": run, "last_n": 100}))
+            entries, text = read_answer(await client.call_tool("read_ava_logs", {"subagent_id": run, "last_n": 100}))
             assert any("read_file" in line for line in entries["untrusted_entries"])
             assert "What does Otter cost?" in text
-            own, _ = told(await client.call_tool("read_ava_logs", {}))
+            own, _ = read_answer(await client.call_tool("read_ava_logs", {}))
             assert any("confirm_spawn" in line for line in own["untrusted_entries"])
 
-    [start] = logged(root, "SessionStart")
+    [start] = read_log(root, "SessionStart")
     assert (start.content["client"], start.content["client_version"]) == ("test-host", "1.0")
     assert start.content["protocol"] == ("2025-11-25" if mode == "legacy" else MODERN)
-    assert [entry.session for entry in logged(root, "SessionEnd")] == [start.session]
+    assert [entry.session for entry in read_log(root, "SessionEnd")] == [start.session]
     assert_intact(root)
 
 
@@ -155,10 +155,10 @@ def _assert_complete(run: dict[str, Any], text: str, run_id: str) -> None:
 async def _started(client: Client, workspace: Path, **confirm: Any) -> tuple[str, dict[str, Any]]:
     """Propose a run and approve it; return its id, and what the approval was answered with."""
     task = {"role": "researcher", "task": "Compare the prices", "workspace": str(workspace)}
-    spawned, _ = told(await client.call_tool("spawn_subagent", task))
+    spawned, _ = read_answer(await client.call_tool("spawn_subagent", task))
     assert spawned["status"] == "awaiting_approval", spawned
     lines = {"pending_ids": [spawned["pending_id"]], "approving": [spawned["approval_line"]]}
-    confirmed, _ = told(await client.call_tool("confirm_spawn", {**lines, **confirm}))
+    confirmed, _ = read_answer(await client.call_tool("confirm_spawn", {**lines, **confirm}))
     assert confirmed["status"] == "approved", confirmed
     return spawned["subagent_id"], confirmed
 
@@ -172,11 +172,11 @@ async def test_a_message_reaches_the_next_turn_and_a_cancellation_keeps_partial_
         Say("A first thought.", [("read_file", {"path": "notes.md"})], gate=first),
         Say("never said", gate=second),
     ]
-    with running_model_server(script) as models:
-        async with connected(root, mode=mode, cwd=workspace, env=using(models.base_url)) as client:
+    with run_model_server(script) as models:
+        async with connect_stdio(root, mode=mode, cwd=workspace, env=model_env(models.base_url)) as client:
             run, _ = await _started(client, workspace)
             await until(first.arrived.is_set)
-            delivered, _ = told(
+            delivered, _ = read_answer(
                 await client.call_tool("message_subagent", {"subagent_id": run, "message": "Only Otter, please."})
             )
             assert delivered["status"] == "delivered"
@@ -186,7 +186,7 @@ async def test_a_message_reaches_the_next_turn_and_a_cancellation_keeps_partial_
             assert sum("Only Otter, please." in str(message["content"]) for message in heard) == 1
 
             with anyio.fail_after(20):
-                cancelled, text = told(
+                cancelled, text = read_answer(
                     await client.call_tool("cancel_subagent", {"subagent_id": run, "reason": "no longer needed"})
                 )
             assert cancelled["status"] == "cancelled"
@@ -195,12 +195,12 @@ async def test_a_message_reaches_the_next_turn_and_a_cancellation_keeps_partial_
             assert "A first thought." in text
             assert "no longer needed" in text
             await until(second.client_left.is_set)  # the model is not paid on
-            again, _ = told(await client.call_tool("cancel_subagent", {"subagent_id": run}))
+            again, _ = read_answer(await client.call_tool("cancel_subagent", {"subagent_id": run}))
             assert again["status"] == "cancelled"
             late = await client.call_tool("message_subagent", {"subagent_id": run, "message": "And?"})
             assert late.is_error
-            assert "ask on with spawn_subagent" in told(late)[1]
-    assert len(logged(root, "RunEnded", run=run)) == 1
+            assert "ask on with spawn_subagent" in read_answer(late)[1]
+    assert len(read_log(root, "RunEnded", run=run)) == 1
     assert_intact(root)
 
 
@@ -209,8 +209,8 @@ async def test_a_host_finds_tools_instructions_resources_and_prompts(
     tmp_path: Path, workspace: Path, mode: str
 ) -> None:
     root = tmp_path / "data"
-    with running_model_server([Say(calls=[("submit_result", FOUND)])]) as models:
-        async with connected(root, mode=mode, cwd=workspace, env=using(models.base_url)) as client:
+    with run_model_server([Say(calls=[("submit_result", FOUND)])]) as models:
+        async with connect_stdio(root, mode=mode, cwd=workspace, env=model_env(models.base_url)) as client:
             assert client.instructions is not None
             assert "untrusted_result" in client.instructions
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
@@ -249,17 +249,17 @@ async def _read(client: Client, uri: str) -> str:
 @pytest.mark.slow
 async def test_cancelling_a_wait_does_not_end_the_run(tmp_path: Path, workspace: Path, mode: str) -> None:
     root, gate = tmp_path / "data", Gate()
-    with running_model_server([Say(calls=[("submit_result", FOUND)], gate=gate)]) as models:
-        async with connected(root, mode=mode, cwd=workspace, env=using(models.base_url)) as client:
+    with run_model_server([Say(calls=[("submit_result", FOUND)], gate=gate)]) as models:
+        async with connect_stdio(root, mode=mode, cwd=workspace, env=model_env(models.base_url)) as client:
             run, _ = await _started(client, workspace)
             await until(gate.arrived.is_set)
             with anyio.move_on_after(0.3) as wait:
                 await client.call_tool("check_subagent", {"subagent_id": run, "wait_seconds": 45})
             assert wait.cancelled_caught
-            now, _ = told(await client.call_tool("check_subagent", {"subagent_id": run}))
+            now, _ = read_answer(await client.call_tool("check_subagent", {"subagent_id": run}))
             assert now["status"] == "running"
             gate.released.set()
-            ended, _ = told(await client.call_tool("check_subagent", {"subagent_id": run, "wait_seconds": 20}))
+            ended, _ = read_answer(await client.call_tool("check_subagent", {"subagent_id": run, "wait_seconds": 20}))
             assert ended["status"] == "success"
-    assert logged(root, "CancelRequested") == []
+    assert read_log(root, "CancelRequested") == []
     assert_intact(root)

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.stdio import AVA, MODERN, MODES, environment, logged, serving, until
+from support.stdio import AVA, MODERN, MODES, environment, read_log, serve_stdio, until
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 
@@ -45,7 +45,7 @@ NO_MESSAGES = {
 
 @pytest.mark.slow
 async def test_an_invalid_line_gets_an_error_and_the_next_call_works(root: Path) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         for name, (line, request_id, code) in NO_MESSAGES.items():
             await wire.send(line)
             answer = await wire.next_answer()
@@ -58,7 +58,7 @@ async def test_an_invalid_line_gets_an_error_and_the_next_call_works(root: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [b"", b"   ", b"\r"])
 async def test_ignores_an_empty_line(root: Path, line: bytes) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         await wire.send(line + b"\n")
         assert (await wire.tool("check_subagent"))["status"] == "list"
 
@@ -68,7 +68,7 @@ async def test_a_byte_order_mark_before_the_first_message_is_no_part_of_it(root:
     """In two pieces, the server itself answers; in one, what answers before the server is loaded."""
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     line = b"\xef\xbb\xbf" + json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}).encode()
-    async with serving(root, initialize=False) as wire:
+    async with serve_stdio(root, initialize=False) as wire:
         if pieces == 2:
             await wire.send(b"\xef\xbb\xbf\n")
         await wire.send(line)
@@ -91,7 +91,7 @@ async def test_a_progress_token_that_is_none_does_not_cost_the_call(root: Path, 
             "io.modelcontextprotocol/clientCapabilities": {},
         }
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-    async with serving(root, initialize=False) as wire:
+    async with serve_stdio(root, initialize=False) as wire:
         first = {**meta, "progressToken": None}
         if mode == "legacy":
             answer = await wire.request("initialize", {**hello, "_meta": first})
@@ -109,7 +109,7 @@ async def test_a_progress_token_that_is_none_does_not_cost_the_call(root: Path, 
 
 
 async def test_accepts_windows_line_endings(root: Path) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         await wire.send(b'{"jsonrpc":"2.0","id":"crlf","method":"ping"}\r\n')
         assert (await wire.answer("crlf"))["result"] == {}
 
@@ -126,7 +126,7 @@ async def test_accepts_windows_line_endings(root: Path) -> None:
 async def test_rejects_an_oversized_message_under_its_id(
     root: Path, before: bytes, after: bytes, request_id: int | str | None
 ) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         await wire.send(before + b"x" * 20_000_000 + after)
         error = (await wire.answer(request_id))["error"]
         assert error["code"] == INVALID_REQUEST
@@ -136,7 +136,7 @@ async def test_rejects_an_oversized_message_under_its_id(
 
 @pytest.mark.slow
 async def test_a_huge_but_allowed_message_reaches_the_tool(root: Path) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         result = await wire.tool_result("spawn_subagent", role="researcher", task="x" * 8_000_000)
         assert result["isError"] is True
         text = result["content"][0]["text"]
@@ -147,7 +147,7 @@ async def test_a_huge_but_allowed_message_reaches_the_tool(root: Path) -> None:
 
 
 async def test_unknown_methods_tools_and_arguments_get_different_errors(root: Path) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         unknown = await wire.request("runs/list")
         assert unknown["error"]["code"] == METHOD_NOT_FOUND
         bad_params = await wire.request("tools/call", {"arguments": {}})
@@ -163,7 +163,7 @@ async def test_unknown_methods_tools_and_arguments_get_different_errors(root: Pa
 
 
 async def test_errors_for_unknown_resources_and_prompts_list_the_known_ones(root: Path) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         for uri in ("ava://nothing", "ava://runs/S-aaaaaa", "ava://runs/S-aaaaaa/artifacts/..%2f..%2fkeys.toml"):
             error = (await wire.request("resources/read", {"uri": uri}))["error"]
             assert error["code"] == INVALID_PARAMS
@@ -180,7 +180,7 @@ async def test_errors_for_unknown_resources_and_prompts_list_the_known_ones(root
     reason="the files of a process are shown in /proc, and those of a server, which hides itself, to root alone",
 )
 async def test_stdout_carries_only_messages_and_child_processes_get_an_empty_stdin(root: Path) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         await wire.tool("check_subagent")
         files = [str(await anyio.Path(f"/proc/{wire.pid}/fd/{number}").readlink()) for number in range(3)]
         assert files[0] == os.devnull
@@ -208,7 +208,7 @@ async def test_ends_at_once_without_a_host(root: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_host_that_stops_reading_does_not_keep_the_server_alive(root: Path) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         for _ in range(30):  # far more than a pipe holds
             await wire.ask("tools/list")
         await wire.close_stdin()
@@ -217,7 +217,7 @@ async def test_a_host_that_stops_reading_does_not_keep_the_server_alive(root: Pa
 
 @pytest.mark.slow
 async def test_serves_a_host_that_closed_its_reading_end_until_stdin_closes(root: Path) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         await wire.close_stdout()
         run = {
             "name": "spawn_subagent",
@@ -225,14 +225,14 @@ async def test_serves_a_host_that_closed_its_reading_end_until_stdin_closes(root
         }
         for _ in range(3):
             await wire.ask("tools/call", run)
-        await until(lambda: len(logged(root, "SpawnProposed")) == 3)
+        await until(lambda: len(read_log(root, "SpawnProposed")) == 3)
         await wire.close_stdin()
         assert await wire.exited() == 0
 
 
 @pytest.mark.slow
 async def test_a_cancellation_after_the_answer_changes_nothing(root: Path) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         for _ in range(5):
             request = await wire.ask("tools/call", {"name": "check_subagent", "arguments": {}})
             answer = await wire.answer(request)
@@ -253,12 +253,12 @@ async def test_the_server_refuses_to_start_inside_a_run(root: Path) -> None:
 
 
 async def test_sigint_during_startup_causes_no_traceback(root: Path) -> None:
-    async with serving(root, initialize=False) as wire:
+    async with serve_stdio(root, initialize=False) as wire:
         maps = Path(f"/proc/{wire.pid}/maps")
         await until(lambda: "_pydantic_core" in maps.read_text())
         wire.signal(signal.SIGINT)
         assert await wire.exited() == 130
-    assert logged(root) == []
+    assert read_log(root) == []
 
 
 SWALLOWED = """
@@ -281,16 +281,16 @@ main()
 
 async def test_sigint_works_even_where_an_exception_would_be_lost(root: Path) -> None:
     """What is raised in a callback of an object that goes is printed and forgotten; imports have such callbacks."""
-    async with serving(root, initialize=False, command=(sys.executable, "-c", SWALLOWED)) as wire:
+    async with serve_stdio(root, initialize=False, command=(sys.executable, "-c", SWALLOWED)) as wire:
         with anyio.fail_after(20):
             assert await wire.process.wait() == 130
         assert wire.stderr == ""
-    assert logged(root) == []
+    assert read_log(root) == []
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_answers_both_protocol_eras_on_the_same_connection(root: Path, mode: str) -> None:
-    async with serving(root, initialize=False) as wire:
+    async with serve_stdio(root, initialize=False) as wire:
         if mode == "legacy":
             result = (await wire.initialize())["result"]
             assert result["protocolVersion"] == "2025-11-25"

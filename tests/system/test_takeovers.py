@@ -20,9 +20,9 @@ def embedded(_tmp: Path) -> str:
 
 def on_postgres(tmp: Path) -> str:
     pytest.importorskip("psycopg", reason="the driver is not installed")
-    from support.postgres import running_server
+    from support.postgres import postgres_server
 
-    return running_server().address(tmp)
+    return postgres_server().address(tmp)
 
 
 @pytest.mark.parametrize(

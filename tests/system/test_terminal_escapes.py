@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from support.model_server import Fail, Say, running_model_server
+from support.model_server import Fail, Say, run_model_server
 from support.runtime import open_lab
-from support.terminal import Screen, ava, on_terminal
+from support.terminal import Screen, ava, run_on_terminal
 
 from ava_server.core.data_root import os_user
 
@@ -57,7 +57,7 @@ async def hostile(tmp_path: Path) -> dict[str, str]:
     async with open_lab(tmp_path, answers(), check=False) as lab:
         run = await lab.start(task=EVIL, context=EVIL, rationale=EVIL, name="plain", role="researcher")
         await lab.ended(run)
-    with running_model_server([Fail(400, {"error": {"message": EVIL, "type": EVIL, "code": EVIL}})]) as server:
+    with run_model_server([Fail(400, {"error": {"message": EVIL, "type": EVIL, "code": EVIL}})]) as server:
         async with open_lab(tmp_path, server=server, check=False) as lab:
             broken = await lab.start(task=EVIL, role="researcher")
             await lab.ended(broken)
@@ -77,7 +77,7 @@ async def test_model_text_cannot_control_the_terminal_on_any_screen(tmp_path: Pa
     seen = ""
     for screen in SCREENS:
         args = tuple(ids.get(arg, arg) for arg in screen)
-        with on_terminal(root, *args, columns=80) as shown:
+        with run_on_terminal(root, *args, columns=80) as shown:
             shown.ended()
         harmless(shown.text, (screen, "on a terminal"))
         piped = ava(root, *args)
@@ -93,7 +93,7 @@ async def test_proposal_question_and_result_do_not_control_the_terminal(tmp_path
     work = tmp_path / "work"
     work.mkdir()
     (work / "evil.md").write_text(EVIL)
-    with running_model_server(answers()) as server:
+    with run_model_server(answers()) as server:
         env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
         if plain:
             args = ("run", "researcher", EVIL, "--workspace", str(work), "--yes", "--max-cost", "0.10")
@@ -101,7 +101,7 @@ async def test_proposal_question_and_result_do_not_control_the_terminal(tmp_path
             harmless(done.stdout + done.stderr, "run")
             assert done.returncode == 0 and "EVIL" in done.stdout
             return
-        with on_terminal(
+        with run_on_terminal(
             tmp_path / "data", "run", "researcher", EVIL, "--context", EVIL, "--workspace", str(work), env=env
         ) as screen:
             asked(screen)
@@ -119,7 +119,7 @@ async def test_a_waiting_proposal_does_not_control_the_terminal(tmp_path: Path) 
     async with open_lab(tmp_path, [], runs=False, check=False) as lab:
         await lab.propose(task=EVIL, context=EVIL, rationale=EVIL, role="custom", system_prompt=EVIL)
         assert lab.runtime.user == os_user()
-        with on_terminal(lab.root, "approve") as screen:
+        with run_on_terminal(lab.root, "approve") as screen:
             screen.until("Start it?")
             screen.type("r\n")
             screen.ended()
@@ -127,7 +127,7 @@ async def test_a_waiting_proposal_does_not_control_the_terminal(tmp_path: Path) 
         assert "EVIL" in screen.text
         for number in range(2):
             await lab.propose(task=f"{EVIL} {number}", context=EVIL, name="EVIL", role="custom", system_prompt=EVIL)
-        with on_terminal(lab.root, "approve", env={"NO_COLOR": "1"}) as several:
+        with run_on_terminal(lab.root, "approve", env={"NO_COLOR": "1"}) as several:
             several.until("Start them?")
             several.type("r\n")
             several.ended()

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.log import AVA, Life, said, tamper_with, write_each
+from support.log import AVA, Life, message, tamper_with, write_each
 from support.terminal import ava
 
 from ava_audit.entries import ENTRY_COLUMNS
@@ -19,12 +19,12 @@ from ava_audit.verify import verify
 
 pytest.importorskip("psycopg", reason="the driver is not installed")
 
-from support.postgres import PostgresServer, running_server
+from support.postgres import PostgresServer, postgres_server
 
 
 @pytest.fixture
 def server() -> Generator[PostgresServer]:
-    server = running_server()
+    server = postgres_server()
     yield server
     server.empty_databases()
 
@@ -34,7 +34,7 @@ def fill(root: Path) -> None:
 
     async def live() -> None:
         async with Store.open(root) as log:
-            await write_each(log, [*Life("S-aaaaaa").whole(), said('Grüße, "quotes" \\ 你好 \x00 🦦')])
+            await write_each(log, [*Life("S-aaaaaa").whole(), message('Grüße, "quotes" \\ 你好 \x00 🦦')])
             await erase_run(log, "S-aaaaaa", (), AVA, "a test")
             await write_each(log, [*Life("S-bbbbbb").begun(), Life("S-bbbbbb").reserved()])
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Gate, Raw, Say, Step, events, running_model_server
-from support.stdio import assert_intact, logged, made, serving, until, using
+from support.model_server import Gate, Raw, Say, Step, events, run_model_server
+from support.stdio import assert_intact, make_root, model_env, read_log, serve_stdio, until
 
 pytestmark = pytest.mark.slow
 
@@ -50,9 +50,9 @@ def scripted(answers: list[Step], served: list[int]) -> Callable[[dict[str, Any]
 async def test_both_servers_show_the_progress_of_a_model_within_a_second(root: Path, workspace: Path) -> None:
     stall = Gate()
     begun = events(Say("w" * 640, reasoning="t" * 720, fragment=40))[:-3]
-    with running_model_server([Raw(begun, chunked=True, cut=True, stall=stall)]) as models:
-        env = using(models.base_url)
-        async with serving(root, env=env) as one, serving(root, env=env) as other:
+    with run_model_server([Raw(begun, chunked=True, cut=True, stall=stall)]) as models:
+        env = model_env(models.base_url)
+        async with serve_stdio(root, env=env) as one, serve_stdio(root, env=env) as other:
             proposed = await one.tool("spawn_subagent", role="researcher", task="Prices", workspace=str(workspace))
             run = proposed["subagent_id"]
             await one.tool("confirm_spawn", pending_ids=[proposed["pending_id"]], approving=[proposed["approval_line"]])
@@ -76,9 +76,9 @@ async def test_both_servers_show_the_progress_of_a_model_within_a_second(root: P
 async def test_one_host_can_approve_steer_await_and_cancel_what_another_proposed(root: Path, workspace: Path) -> None:
     first, second = Gate(), Gate()
     script: list[Step] = [Say("I look.", [("read_file", {"path": "notes.md"})], gate=first), Say("x", gate=second)]
-    with running_model_server(script) as models:
-        env = using(models.base_url)
-        async with serving(root, env=env) as one, serving(root, env=env) as other:
+    with run_model_server(script) as models:
+        env = model_env(models.base_url)
+        async with serve_stdio(root, env=env) as one, serve_stdio(root, env=env) as other:
             proposed = await one.tool("spawn_subagent", role="researcher", task="Prices", workspace=str(workspace))
             run = proposed["subagent_id"]
             [seen] = (await other.tool("check_subagent"))["runs"]
@@ -101,7 +101,7 @@ async def test_one_host_can_approve_steer_await_and_cancel_what_another_proposed
             heard = str(models.requests[1].json["messages"])
             assert f"From {one.pid}." in heard
             assert f"From {other.pid}." in heard
-            owner = logged(root, "RunClaimed", run=run)[0].content["instance"]
+            owner = read_log(root, "RunClaimed", run=run)[0].content["instance"]
             assert owner
             for host in (one, other):  # one of them does not own it, whichever it is
                 with anyio.fail_after(20):
@@ -110,8 +110,8 @@ async def test_one_host_can_approve_steer_await_and_cancel_what_another_proposed
             waited = await one.answer(waiting)
             assert waited["result"]["structuredContent"]["status"] == "cancelled"
             assert len(models.requests) == 2
-    assert len(logged(root, "RunEnded", run=run)) == 1
-    assert len({entry.session for entry in logged(root, "SessionStart")}) == 2
+    assert len(read_log(root, "RunEnded", run=run)) == 1
+    assert len({entry.session for entry in read_log(root, "SessionStart")}) == 2
     assert_intact(root)
 
 
@@ -120,15 +120,15 @@ async def test_a_run_of_a_killed_server_continues_in_the_other_without_repeated_
 ) -> None:
     gate, served = Gate(), list[int]()
     answers: list[Step] = [READ, Say(calls=[("scratchpad", {"note": "12"})]), Say("lost", gate=gate)]
-    with running_model_server(scripted(answers, served)) as models:
-        env = using(models.base_url)
-        async with serving(root, env=env) as one, serving(root, env=env) as other:
+    with run_model_server(scripted(answers, served)) as models:
+        env = model_env(models.base_url)
+        async with serve_stdio(root, env=env) as one, serve_stdio(root, env=env) as other:
             run = await one.start_run(workspace=str(workspace))
             await until(gate.arrived.is_set)
             one.signal(signal.SIGKILL)
             await one.exited()
             with anyio.fail_after(20):
-                await until(lambda: len(logged(root, "RunClaimed", run=run)) == 2)
+                await until(lambda: len(read_log(root, "RunClaimed", run=run)) == 2)
             ended = await other.tool("check_subagent", subagent_id=run, wait_seconds=20)
             assert ended["status"] == "success"
             [shown] = ended["runs"]
@@ -138,15 +138,15 @@ async def test_a_run_of_a_killed_server_continues_in_the_other_without_repeated_
         assert served == [0, 1, 2, 2]
         before, after = models.requests[2].body, models.requests[3].body
         assert after == before
-    generations = [entry.content["generation"] for entry in logged(root, "RunClaimed", run=run)]
+    generations = [entry.content["generation"] for entry in read_log(root, "RunClaimed", run=run)]
     assert generations == [1, 2]
     assert_intact(root)
 
 
 async def test_two_concurrent_hosts_lose_nothing(root: Path, workspace: Path) -> None:
-    with running_model_server(lambda _request: DONE) as models:
-        env = using(models.base_url)
-        async with serving(root, env=env) as one, serving(root, env=env) as other:
+    with run_model_server(lambda _request: DONE) as models:
+        env = model_env(models.base_url)
+        async with serve_stdio(root, env=env) as one, serve_stdio(root, env=env) as other:
             asked = {"role": "researcher", "task": "Prices", "workspace": str(workspace)}
             requests = [
                 (host, await host.ask("tools/call", {"name": "spawn_subagent", "arguments": asked}))
@@ -167,8 +167,8 @@ async def test_two_concurrent_hosts_lose_nothing(root: Path, workspace: Path) ->
             for host in (one, other):
                 await host.close_stdin()
                 assert await host.exited() == 0
-    assert len(logged(root, "SpawnProposed")) == 24
-    assert len(logged(root, "SessionEnd")) == 2
+    assert len(read_log(root, "SpawnProposed")) == 24
+    assert len(read_log(root, "SessionEnd")) == 2
     assert_intact(root)
 
 
@@ -177,10 +177,10 @@ async def test_a_root_or_home_working_folder_gives_no_workspace(tmp_path: Path, 
     home = tmp_path / "home"
     (home / ".git").mkdir(parents=True)
     (home / "diary.md").write_text("dear diary")
-    with running_model_server([DONE]) as models:
-        env = {**using(models.base_url), "HOME": str(home)}
+    with run_model_server([DONE]) as models:
+        env = {**model_env(models.base_url), "HOME": str(home)}
         cwd = Path("/") if folder == "/" else home
-        async with serving(root, cwd=cwd, env=env) as wire:
+        async with serve_stdio(root, cwd=cwd, env=env) as wire:
             proposed = await wire.tool("spawn_subagent", role="researcher", task="Read https://example.org/prices")
             assert "it cannot read your files" in proposed["message"]
             assert "read_file" in proposed["unavailable_tools"]
@@ -195,7 +195,7 @@ async def test_a_root_or_home_working_folder_gives_no_workspace(tmp_path: Path, 
 
 async def _says_at_each_call(root: Path, words: str, **process: Any) -> None:
     """The server starts, lists its tools, and each call says what is wrong in one sentence."""
-    async with serving(root, **process) as wire:
+    async with serve_stdio(root, **process) as wire:
         assert len((await wire.request("tools/list"))["result"]["tools"]) == 6
         for tool, arguments in (
             ("check_subagent", {}),
@@ -219,19 +219,19 @@ async def _says_at_each_call(root: Path, words: str, **process: Any) -> None:
 
 
 async def test_reports_a_data_root_that_is_a_file(root: Path) -> None:
-    await _says_at_each_call(made(root, file="x") / "file", "is not a folder")
+    await _says_at_each_call(make_root(root, file="x") / "file", "is not a folder")
 
 
 async def test_reports_a_data_root_beneath_a_file(tmp_path: Path) -> None:
-    await _says_at_each_call(made(tmp_path / "x", file="x") / "file" / "data", "cannot be made", cwd=tmp_path)
+    await _says_at_each_call(make_root(tmp_path / "x", file="x") / "file" / "data", "cannot be made", cwd=tmp_path)
 
 
 async def test_reports_a_log_that_is_not_a_database(root: Path) -> None:
-    await _says_at_each_call(made(root, ava_db="no database, whatever its name says " * 100), str(root))
+    await _says_at_each_call(make_root(root, ava_db="no database, whatever its name says " * 100), str(root))
 
 
 async def test_reports_a_log_of_a_newer_version(root: Path) -> None:
-    async with serving(root) as wire:
+    async with serve_stdio(root) as wire:
         await wire.tool("check_subagent")
     with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
         db.execute("PRAGMA user_version = 999")
@@ -239,12 +239,12 @@ async def test_reports_a_log_of_a_newer_version(root: Path) -> None:
 
 
 async def test_reports_invalid_settings(root: Path) -> None:
-    await _says_at_each_call(made(root, config_toml="[limits]\nrunning = 'many'\n"), "limits.running")
+    await _says_at_each_call(make_root(root, config_toml="[limits]\nrunning = 'many'\n"), "limits.running")
 
 
 async def test_corrected_settings_apply_without_a_restart(root: Path) -> None:
-    config = made(root, config_toml="[limits]\nrunning = 'many'\n") / "config.toml"
-    async with serving(root) as wire:
+    config = make_root(root, config_toml="[limits]\nrunning = 'many'\n") / "config.toml"
+    async with serve_stdio(root) as wire:
         assert "limits.running" in (await wire.tool_result("check_subagent"))["content"][0]["text"]
         config.write_text("[limits]\nrunning = 2\n", "utf-8")
         assert (await wire.tool_result("check_subagent"))["structuredContent"]["status"] == "list"
@@ -259,7 +259,7 @@ async def test_rejects_a_relative_data_root(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of folders as POSIX has them")
 async def test_reports_a_read_only_data_root(root: Path) -> None:
-    made(root, 0o555)
+    make_root(root, 0o555)
     before: tuple[str, ...] = ()
     if os.geteuid() == 0:  # root writes everywhere, unless it gives that right away
         before = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--")
@@ -272,8 +272,8 @@ async def test_reports_a_read_only_data_root(root: Path) -> None:
 async def test_reports_a_full_disk_until_there_is_space_again(root: Path, workspace: Path) -> None:
     import resource
 
-    with running_model_server([DONE]) as models:
-        async with serving(root, env=using(models.base_url)) as wire:
+    with run_model_server([DONE]) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as wire:
             await wire.tool("check_subagent")
             size = (root / "ava.db").stat().st_size
             free = resource.prlimit(wire.pid, resource.RLIMIT_FSIZE, (size // 2, resource.RLIM_INFINITY))
@@ -288,5 +288,5 @@ async def test_reports_a_full_disk_until_there_is_space_again(root: Path, worksp
             run = await wire.start_run(workspace=str(workspace))
             ended = await wire.tool("check_subagent", subagent_id=run, wait_seconds=20)
             assert ended["status"] == "success"
-    assert len(logged(root, "SpawnProposed")) == 1
+    assert len(read_log(root, "SpawnProposed")) == 1
     assert_intact(root)

@@ -17,12 +17,23 @@ from typing import Any
 
 import anyio
 import pytest
-from support.background import ended_at_last
-from support.model_server import Gate, Say, Step, running_model_server
+from support.background import end_at_last
+from support.model_server import Gate, Say, Step, run_model_server
 from support.postgres import free_port
 from support.processes import lives
 from support.repository import REPOSITORY
-from support.stdio import AVA, Wire, assert_intact, environment, logged, made, serving, state_of, until, using
+from support.stdio import (
+    AVA,
+    Wire,
+    assert_intact,
+    environment,
+    make_root,
+    model_env,
+    read_log,
+    serve_stdio,
+    state_of,
+    until,
+)
 from support.terminal import ava
 
 from ava_audit.store.locks import is_held
@@ -119,11 +130,11 @@ async def test_two_servers_are_upgraded_by_a_newer_version_and_a_downgrade_is_re
         return Say("lost", gate=gate) if held else RESULT
 
     command = [str(newer), "-m", "ava_server", "serve"]
-    with running_model_server(script) as models:
-        env = using(models.base_url)
+    with run_model_server(script) as models:
+        env = model_env(models.base_url)
 
         def host(command: Sequence[str] = AVA) -> AbstractAsyncContextManager[Wire]:
-            return serving(root, env=env, cwd=folder, command=command)
+            return serve_stdio(root, env=env, cwd=folder, command=command)
 
         async with host() as one, host() as other:
             ended = await one.start_run(task="Otter: what does it cost?", workspace=str(folder))
@@ -167,7 +178,7 @@ async def test_two_servers_are_upgraded_by_a_newer_version_and_a_downgrade_is_re
         done = ava(root, *words)
         assert done.returncode != 0 and "newer" in done.stdout + done.stderr, words
         assert "Traceback" not in done.stderr
-    async with serving(root, cwd=folder) as back:
+    async with serve_stdio(root, cwd=folder) as back:
         answer = await back.tool_result("check_subagent")
         assert answer["isError"] and "newer" in str(answer["content"])
     assert files(root) == kept, "the older version changed nothing"
@@ -206,7 +217,7 @@ class Changes:
 
 async def test_two_versions_side_by_side_for_a_minute_take_over_once(later: Path, tmp_path: Path) -> None:
     """Hosts of both start subagents all the time, and both open pages and connect local hosts."""
-    root, port = DataRoot(made(tmp_path / "data")), free_port()
+    root, port = DataRoot(make_root(tmp_path / "data")), free_port()
     commands = (sys.executable, "-P", "-m", "ava_server"), (str(later), "-P", "-m", "ava_server")
 
     def script(request: dict[str, Any]) -> Say:
@@ -214,8 +225,8 @@ async def test_two_versions_side_by_side_for_a_minute_take_over_once(later: Path
         return RESULT if turns else Say("I look.", [("scratchpad", {"note": "half of it"})])
 
     runs: list[str] = []
-    with running_model_server(script) as models:
-        env = {**using(models.base_url), "AVA_BACKGROUND": ""}
+    with run_model_server(script) as models:
+        env = {**model_env(models.base_url), "AVA_BACKGROUND": ""}
         own_environment = environment(root.path, **env)
 
         async def run_all(host: Wire, end: float) -> None:
@@ -234,8 +245,8 @@ async def test_two_versions_side_by_side_for_a_minute_take_over_once(later: Path
                     assert done.returncode == 0, (words, done.stderr, root.worker_words.read_text())
 
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(ended_at_last(root))
-            serve = partial(serving, root.path, env=env)
+            await stack.enter_async_context(end_at_last(root))
+            serve = partial(serve_stdio, root.path, env=env)
             older = await stack.enter_async_context(serve(command=(*commands[0], "serve")))
             await run_all(older, anyio.current_time() + 0.1)
             changes = Changes(root.worker_process)
@@ -261,17 +272,17 @@ async def test_two_versions_side_by_side_for_a_minute_take_over_once(later: Path
 
 async def test_a_worker_beside_the_first_one_keeps_its_version_until_it_ends(later: Path, tmp_path: Path) -> None:
     """A newer host of its environment leaves it its runs; only the first one is taken over."""
-    root, gate = DataRoot(made(tmp_path / "data")), Gate()
+    root, gate = DataRoot(make_root(tmp_path / "data")), Gate()
     script = [Say("x", [("scratchpad", {"note": "half of it"})], gate=gate), RESULT, RESULT]
-    with running_model_server([RESULT, RESULT]) as models, running_model_server(script) as elsewhere:
-        near, far = ({**using(one.base_url), "AVA_BACKGROUND": ""} for one in (models, elsewhere))
+    with run_model_server([RESULT, RESULT]) as models, run_model_server(script) as elsewhere:
+        near, far = ({**model_env(one.base_url), "AVA_BACKGROUND": ""} for one in (models, elsewhere))
         newer_ava = str(later), "-P", "-m", "ava_server", "serve"
 
         async def finish(host: Wire) -> None:
             run_id = await host.start_run()
             await until(lambda: state_of(root.path, run_id) == "success", within_s=60)
 
-        async with ended_at_last(root), serving(root.path, env=near) as one, serving(root.path, env=far) as other:
+        async with end_at_last(root), serve_stdio(root.path, env=near) as one, serve_stdio(root.path, env=far) as other:
             await finish(one)
             run = await other.start_run()
             await until(gate.arrived.is_set)
@@ -282,11 +293,11 @@ async def test_a_worker_beside_the_first_one_keeps_its_version_until_it_ends(lat
             assert opened.returncode == 0, opened.stderr
             record = ProcessRecord.read(root.worker_process)
             assert record is not None and record.version == LATER
-            async with serving(root.path, env=far, command=newer_ava) as upgraded:
+            async with serve_stdio(root.path, env=far, command=newer_ava) as upgraded:
                 await finish(upgraded)
             gate.released.set()
             await until(lambda: state_of(root.path, run) == "success")
             assert is_held(beside) and ProcessRecord.read(root.worker_process) == record
-    claims = [entry.content for entry in logged(root.path, "RunClaimed")]
+    claims = [entry.content for entry in read_log(root.path, "RunClaimed")]
     assert [(claim["reason"], claim["with_host"]) for claim in claims] == [("start", "")] * 3
     assert_intact(root.path)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.repository import REPOSITORY, SETUP_S, environment, from_nothing, run
-from support.terminal import CONTROLLED, on_terminal
+from support.terminal import CONTROLLED, run_on_terminal
 
 pytestmark = [from_nothing, pytest.mark.skipif(shutil.which("uv") is None, reason="no uv here")]
 
@@ -33,7 +33,7 @@ def home(tmp_path: Path) -> Path:
 def init(home: Path, wheel: Path, answer: str) -> tuple[Mapping[str, str], str]:
     """Run `uvx ava-subagents init claude-code`; return Claude Code's entry, and what the terminal showed."""
     command = [*CONTROLLED[:4], "uvx", "--from", str(wheel), "ava-subagents"]
-    with on_terminal(
+    with run_on_terminal(
         home / "data", "init", "claude-code", "--no-allow-tools", cwd=home, command=command, env=environment(home)
     ) as screen:
         screen.until("Install it first?", within_s=SETUP_S)

@@ -15,14 +15,25 @@ import anyio
 import anyio.to_thread
 import pytest
 from anyio.abc import Process
-from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
+from support.model_server import Fail, Gate, ModelServer, Say, Step, run_model_server
 from support.processes import end
 from support.runtime import PRICED
-from support.stdio import AVA, Stderr, assert_intact, environment, logged, made, serving, state_of, until, using
+from support.stdio import (
+    AVA,
+    Stderr,
+    assert_intact,
+    environment,
+    make_root,
+    model_env,
+    read_log,
+    serve_stdio,
+    state_of,
+    until,
+)
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
-from support.postgres import PostgresServer, running_server  # noqa: E402
+from support.postgres import PostgresServer, postgres_server  # noqa: E402
 
 from ava_audit.postgres.database import LOCK  # noqa: E402
 
@@ -38,7 +49,7 @@ WORKER = (*AVA[:-1], "worker")
 @pytest.fixture
 def url(tmp_path: Path) -> Generator[str]:
     """The address of a database, without a password."""
-    server: PostgresServer = running_server()
+    server: PostgresServer = postgres_server()
     yield server.database(tmp_path).replace(f":{server.password}@", "@")
     server.empty_databases()
 
@@ -50,14 +61,14 @@ def root(tmp_path: Path, url: str) -> Path:
 
 
 def machine(tmp: Path, name: str, url: str, more: str = "") -> Path:
-    return made(tmp / name, config_toml=f'database_url = "{url}"\n{CONFIG}{more}')
+    return make_root(tmp / name, config_toml=f'database_url = "{url}"\n{CONFIG}{more}')
 
 
 @asynccontextmanager
 async def working(root: Path, url: str, base_url: str, *more: str) -> AsyncGenerator[Process]:
     """A worker on a machine; killed if the test has not ended it."""
     with Stderr().checked() as stderr:
-        env = {**environment(root), **(using(base_url) if base_url else {})}
+        env = {**environment(root), **(model_env(base_url) if base_url else {})}
         process = await anyio.open_process([*WORKER, "--database-url", url, *more], env=env, stderr=stderr.file)
         try:
             await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=60)
@@ -67,14 +78,14 @@ async def working(root: Path, url: str, base_url: str, *more: str) -> AsyncGener
 
 
 def claims(root: Path, run: str) -> list[tuple[str, str]]:
-    return [(entry.content["instance"], entry.content["reason"]) for entry in logged(root, "RunClaimed", run=run)]
+    return [(entry.content["instance"], entry.content["reason"]) for entry in read_log(root, "RunClaimed", run=run)]
 
 
 async def test_a_worker_on_another_machine_runs_what_a_server_has_approved(
     root: Path, tmp_path: Path, url: str
 ) -> None:
-    with running_model_server([NOTE, DONE]) as models:
-        async with serving(root, env=using(models.base_url)) as host:
+    with run_model_server([NOTE, DONE]) as models:
+        async with serve_stdio(root, env=model_env(models.base_url)) as host:
             run = await host.start_run(workspace=None)
             await until(lambda: "no worker is running" in str(told(root, run)), within_s=60)
             async with working(machine(tmp_path, "worker", url), url, models.base_url):
@@ -100,9 +111,9 @@ async def test_another_worker_takes_over_within_the_lease_and_two_seconds(
 ) -> None:
     gate = Gate()
     script: list[Step] = [NOTE, Say("slow", gate=gate), DONE]
-    with running_model_server(script) as models:
+    with run_model_server(script) as models:
         async with (
-            serving(root, env=using(models.base_url)) as host,
+            serve_stdio(root, env=model_env(models.base_url)) as host,
             working(machine(tmp_path, "one", url), url, models.base_url) as first,
         ):
             run = await host.start_run(workspace=None)
@@ -120,7 +131,7 @@ async def test_another_worker_takes_over_within_the_lease_and_two_seconds(
                     assert first.returncode is None, "it goes on with other runs"
     (one, start), (other, takeover) = claims(root, run)
     assert one != other and (start, takeover) == ("start", "takeover")
-    assert len(logged(root, "RunEnded", run=run)) == 1
+    assert len(read_log(root, "RunEnded", run=run)) == 1
     assert_intact(root)
 
 
@@ -142,11 +153,11 @@ async def test_every_run_of_a_batch_is_done_though_the_worker_that_claimed_them_
         return DONE if gone.is_set() else replace(DONE, gate=Gate(within_s=120))
 
     roots = [machine(tmp_path, name, url, MANY) for name in ("s", "1", "2")]
-    with running_model_server(answer) as models:
-        async with serving(roots[0], env=using(models.base_url)) as host:
+    with run_model_server(answer) as models:
+        async with serve_stdio(roots[0], env=model_env(models.base_url)) as host:
             runs = [await host.start_run(workspace=None) for _ in range(BATCH)]
             async with working(roots[1], url, models.base_url) as first:
-                await until(lambda: len(logged(roots[0], "RunClaimed")) > 1, within_s=60)
+                await until(lambda: len(read_log(roots[0], "RunClaimed")) > 1, within_s=60)
                 first.send_signal(how)
                 gone.set()
                 async with working(roots[2], url, models.base_url):
@@ -154,7 +165,7 @@ async def test_every_run_of_a_batch_is_done_though_the_worker_that_claimed_them_
                     if how == signal.SIGSTOP:
                         first.send_signal(signal.SIGCONT)
                         await anyio.sleep(LEASE_S)
-    assert len(logged(roots[0], "RunEnded")) == BATCH
+    assert len(read_log(roots[0], "RunEnded")) == BATCH
     taken = {run: [reason for _owner, reason in claims(roots[0], run)] for run in runs}
     assert all(reasons in (["start"], ["start", "takeover"]) for reasons in taken.values()), taken
     assert ["start", "takeover"] in taken.values()
@@ -182,8 +193,8 @@ async def test_a_database_that_answers_ten_times_as_slowly_for_a_minute_costs_ti
         over.set()
 
     roots = [machine(tmp_path, name, url, MANY) for name in ("s", "1", "2")]
-    with running_model_server(answer) as models:
-        async with serving(roots[0], env=using(models.base_url)) as host:
+    with run_model_server(answer) as models:
+        async with serve_stdio(roots[0], env=model_env(models.base_url)) as host:
             more = {"max_iterations": 60, "max_cost_cents": 200, "workspace": None}
             runs = [await host.start_run(**more) for _ in range(BATCH)]
             async with anyio.create_task_group() as tasks:
@@ -191,7 +202,7 @@ async def test_a_database_that_answers_ten_times_as_slowly_for_a_minute_costs_ti
                 async with working(roots[1], url, models.base_url), working(roots[2], url, models.base_url):
                     await all_succeed(roots[0], runs)
     assert [claims(roots[0], run)[0][1:] for run in runs] == [("start",)] * BATCH
-    assert len(logged(roots[0], "RunClaimed")) == len(logged(roots[0], "RunEnded")) == BATCH
+    assert len(read_log(roots[0], "RunClaimed")) == len(read_log(roots[0], "RunEnded")) == BATCH
     assert len(models.requests) > 4 * BATCH, "they went on meanwhile"
     assert_intact(roots[0])
 
@@ -222,9 +233,9 @@ class TakenOver:
         await until(lambda: state_of(self.root, self.run) == "success", within_s=40)
         (one, _start), (other, _takeover) = claims(self.root, self.run)
         assert one != other
-        (ended,) = logged(self.root, "SubagentComplete", run=self.run)
+        (ended,) = read_log(self.root, "SubagentComplete", run=self.run)
         assert "twelve cents" in str(ended.content), "the result of the owner"
-        settled = [entry.content["settlement"] for entry in logged(self.root, "CostUpdate", run=self.run)]
+        settled = [entry.content["settlement"] for entry in read_log(self.root, "CostUpdate", run=self.run)]
         assert settled == ["unknown", "billed", "billed"], "each call once: nobody knows what the first one cost"
         assert len(self.models.requests) == 3
         assert_intact(self.root)
@@ -235,9 +246,9 @@ async def taken_over(root: Path, tmp: Path, url: str, late: Step) -> AsyncGenera
     """A worker is stopped during a call and loses its run; then `late` answers its call, and it wakes up."""
     first, second = Gate(), Gate()
     script: list[Step] = [replace(late, gate=first), replace(NOTE, gate=second), DONE]
-    with running_model_server(script) as models:
+    with run_model_server(script) as models:
         async with (
-            serving(root, env=using(models.base_url)) as host,
+            serve_stdio(root, env=model_env(models.base_url)) as host,
             working(machine(tmp, "woken", url), url, models.base_url) as woken,
         ):
             run = await host.start_run(workspace=None)
@@ -298,9 +309,9 @@ async def test_a_worker_that_is_stopped_hands_its_runs_over_and_loses_no_answer(
     root: Path, tmp_path: Path, url: str
 ) -> None:
     gate = Gate()
-    with running_model_server([Say("slow", NOTE.calls, gate=gate), DONE]) as models:
+    with run_model_server([Say("slow", NOTE.calls, gate=gate), DONE]) as models:
         async with (
-            serving(root, env=using(models.base_url)) as host,
+            serve_stdio(root, env=model_env(models.base_url)) as host,
             working(machine(tmp_path, "one", url), url, models.base_url) as first,
         ):
             run = await host.start_run(workspace=None)
@@ -320,9 +331,9 @@ async def test_a_worker_that_is_stopped_hands_its_runs_over_and_loses_no_answer(
 async def test_a_worker_without_the_key_says_so_and_leaves_the_run_to_one_that_has_it(
     root: Path, tmp_path: Path, url: str
 ) -> None:
-    with running_model_server([DONE]) as models:
+    with run_model_server([DONE]) as models:
         async with (
-            serving(root, env=using(models.base_url)) as host,
+            serve_stdio(root, env=model_env(models.base_url)) as host,
             working(machine(tmp_path, "poor", url), url, ""),
         ):
             run = await host.start_run(workspace=None)
@@ -339,9 +350,9 @@ async def test_a_role_that_asks_for_a_label_runs_where_it_is(root: Path, tmp_pat
     (root / "roles").mkdir()
     text = "---\ndescription: Needs a special machine.\nlabels: [gpu]\n---\nLook it up.\n"
     (root / "roles" / "special.md").write_text(text)
-    with running_model_server([DONE]) as models:
+    with run_model_server([DONE]) as models:
         async with (
-            serving(root, env=using(models.base_url)) as host,
+            serve_stdio(root, env=model_env(models.base_url)) as host,
             working(machine(tmp_path, "plain", url), url, models.base_url),
         ):
             shown = await host.tool("spawn_subagent", role="special", task="Look it up")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pages.browser import PIN, There, Visitor, open_pages
 from support.properties import BUSY_OR_SHARED
-from support.stdio import logged
+from support.stdio import read_log
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +98,7 @@ def test_no_order_of_decisions_starts_a_run_without_what_an_approval_takes(there
         starts = there.starts(clicks.proposed)
         assert starts == 0 or (starts == 1 and given_what_it_takes)
     assert there.starts(clicks.other) == 0, "nor another"
-    for decided in logged(there.root, "SpawnDecided", run=clicks.proposed["subagent_id"]):
+    for decided in read_log(there.root, "SpawnDecided", run=clicks.proposed["subagent_id"]):
         assert decided.content["decision"] != "approved" or given_what_it_takes
     for visitor in clicks.people.values():
         visitor.post("/sign-out", {"csrf": visitor.csrf})

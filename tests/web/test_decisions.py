@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.foreign.origins import ALL, EVIL, sends
+from support.foreign.origins import ALL, EVIL, send_mail
 from support.foreign.servers import stdio_server, write_role
-from support.hosts.extensions import CAP, works
+from support.hosts.extensions import CAP, keep_noting
 from support.model_server import Say, Step
-from support.pages.browser import PAID, PIN, There, Visitor, finished, open_pages, set_pin
+from support.pages.browser import PAID, PIN, There, Visitor, finish_at_once, open_pages, set_pin
 from support.runtime import hand_over
-from support.stdio import logged, state_of
+from support.stdio import read_log, state_of
 from support.terminal import ava
 
 from ava_audit.units import now_us
@@ -35,7 +35,7 @@ def script(asked: dict[str, Any]) -> Step:
     results = [each["content"] for each in asked["messages"] if each["role"] == "tool"]
     if "TASK: ask" in task:
         return hand_over(output=" | ".join(results)) if results else Say(calls=[("ask", {"question": QUESTION})])
-    return works(asked) if "TASK: work" in task else finished(asked)
+    return keep_noting(asked) if "TASK: work" in task else finish_at_once(asked)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def approved(there: There, visitor: Visitor, **spawn: Any) -> dict[str, Any]:
 
 
 def decision(there: There, proposed: dict[str, Any]) -> dict[str, Any]:
-    (found,) = logged(there.root, "SpawnDecided", run=proposed["subagent_id"])
+    (found,) = read_log(there.root, "SpawnDecided", run=proposed["subagent_id"])
     return found.content
 
 
@@ -167,7 +167,7 @@ def test_several_are_approved_as_one_plan_with_a_lower_cap(here: There, visitor:
     for each in proposed:
         assert here.host.ended(each["subagent_id"])["status"] == "success"
     (plan_id,) = {decision(here, each)["group_id"] for each in proposed}
-    (plan,) = logged(here.root, "SpawnProposed", run=plan_id)
+    (plan,) = read_log(here.root, "SpawnProposed", run=plan_id)
     assert plan.content["config"]["max_cost_micros"] == 1_500_000
 
 
@@ -284,7 +284,7 @@ def test_an_erased_run_and_its_proposal_are_shown_without_their_texts(here: Ther
 def test_a_run_is_cancelled(here: There, visitor: Visitor) -> None:
     proposed = approved(here, visitor, task="TASK: ask")
     run_id = proposed["subagent_id"]
-    here.until(lambda: logged(here.root, "Asked", run=run_id))
+    here.until(lambda: read_log(here.root, "Asked", run=run_id))
     answer = visitor.post(f"/subagents/{run_id}/cancel", {"csrf": visitor.csrf})
     assert answer.status_code == 303 and "told to end" in visitor.get(answer.headers["location"]).text
     assert here.host.ended(run_id)["status"] == "cancelled"
@@ -296,7 +296,7 @@ def test_a_run_is_cancelled(here: There, visitor: Visitor) -> None:
 def test_an_answer_counts_as_a_persons_only_from_a_persons_session(here: There, terminal: bool, who: str) -> None:
     person, visitor = here.signed_in(), here.signed_in(terminal=terminal)
     run_id = approved(here, person, task="TASK: ask")["subagent_id"]
-    here.until(lambda: logged(here.root, "Asked", run=run_id))
+    here.until(lambda: read_log(here.root, "Asked", run=run_id))
     path, csrf, asked = f"/subagents/{run_id}/message", visitor.csrf, question(here, run_id)
     other = visitor.post(path, {"csrf": csrf, "message": "USD", "question": "Q-00000000"})
     assert other.status_code == 409 and "has changed since it was shown" in other.text
@@ -311,16 +311,16 @@ def test_an_answer_counts_as_a_persons_only_from_a_persons_session(here: There, 
 @pytest.mark.slow
 def test_a_run_near_its_cap_gets_more_only_as_it_was_shown(here: There, visitor: Visitor) -> None:
     run_id = approved(here, visitor, task="TASK: work", **CAP)["subagent_id"]
-    (asked,) = here.until(lambda: logged(here.root, "Asked", run=run_id), within_s=60)
+    (asked,) = here.until(lambda: read_log(here.root, "Asked", run=run_id), within_s=60)
     path, csrf = f"/subagents/{run_id}/extension", visitor.csrf
     right = {"csrf": csrf, "digest": asked.content["digest"], "decision": "approve"}
     assert visitor.post(path, {**right, "digest": "0" * 64}).status_code == 409
     weak = here.signed_in(terminal=False)
     refused = weak.post(path, {**right, "csrf": weak.csrf})
     assert refused.status_code == 409 and "not opened from a terminal" in refused.text
-    assert not logged(here.root, "Answered", run=run_id)
+    assert not read_log(here.root, "Answered", run=run_id)
     assert visitor.post(path, right).status_code == 303
-    (decided,) = logged(here.root, "Answered", run=run_id)
+    (decided,) = read_log(here.root, "Answered", run=run_id)
     assert (decided.content["decision"], decided.content["channel"]) == ("approved", "browser")
     assert visitor.post(path, right).status_code == 409, "once"
     assert here.host.ended(run_id)["status"] == "success"
@@ -329,10 +329,10 @@ def test_a_run_near_its_cap_gets_more_only_as_it_was_shown(here: There, visitor:
 @pytest.mark.slow
 def test_a_run_near_its_cap_may_be_told_to_wrap_up(here: There, visitor: Visitor) -> None:
     run_id = approved(here, visitor, task="TASK: work", **CAP)["subagent_id"]
-    (asked,) = here.until(lambda: logged(here.root, "Asked", run=run_id), within_s=60)
+    (asked,) = here.until(lambda: read_log(here.root, "Asked", run=run_id), within_s=60)
     form = {"csrf": visitor.csrf, "digest": asked.content["digest"], "decision": "reject"}
     assert visitor.post(f"/subagents/{run_id}/extension", form).status_code == 303
-    (decided,) = logged(here.root, "Answered", run=run_id)
+    (decided,) = read_log(here.root, "Answered", run=run_id)
     assert decided.content["decision"] == "declined"
 
 
@@ -373,7 +373,7 @@ def test_with_a_pin_every_approval_takes_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_yes_to_a_call_takes_the_pin_and_its_question(tmp_path: Path) -> None:
-    steps = iter([Say(calls=[("mcp__lab__inbox", {})]), sends(EVIL), sends("ann@example.net")])
+    steps = iter([Say(calls=[("mcp__lab__inbox", {})]), send_mail(EVIL), send_mail("ann@example.net")])
     settings = f"{PAID}\n{stdio_server('good', 'mail')}"
     with open_pages(tmp_path / "data", settings, lambda _request: next(steps, hand_over()), pin=True) as there:
         write_role(there.root, ALL)
@@ -381,18 +381,18 @@ def test_a_yes_to_a_call_takes_the_pin_and_its_question(tmp_path: Path) -> None:
         proposed = there.host.propose(role="guest", task="Write to bob@example.org about lunch.")
         assert person.decide(proposed["pending_id"], "approve", pin=PIN).status_code == 303
         run_id = proposed["subagent_id"]
-        there.until(lambda: logged(there.root, "Asked", run=run_id), within_s=60)
+        there.until(lambda: read_log(there.root, "Asked", run=run_id), within_s=60)
         page = person.get(f"/subagents/{run_id}").text
         assert EVIL in page and 'name="pin"' in page and question(there, run_id) in page
         path, given = f"/subagents/{run_id}/message", {"csrf": person.csrf, "question": question(there, run_id)}
         for wrong in ({}, {"pin": "00 00 01"}, {"pin": PIN, "question": "Q-00000000"}, {"pin": PIN, "question": ""}):
             assert person.post(path, {**given, "message": "yes", **wrong}).status_code == 409
-        assert not logged(there.root, "Answered", run=run_id)
+        assert not read_log(there.root, "Answered", run=run_id)
         assert person.post(path, {**given, "message": "yes", "pin": PIN}).status_code == 303
-        there.until(lambda: len(logged(there.root, "Asked", run=run_id)) == 2, within_s=60)
+        there.until(lambda: len(read_log(there.root, "Asked", run=run_id)) == 2, within_s=60)
         no = {**given, "message": "no", "question": question(there, run_id)}
         assert person.post(path, no).status_code == 303, "a no takes no PIN"
-        answered = logged(there.root, "Answered", run=run_id)
+        answered = read_log(there.root, "Answered", run=run_id)
         assert [each.content["decision"] for each in answered] == ["answered", "declined"]
         there.host.ended(run_id)
 
@@ -414,7 +414,7 @@ def test_an_expired_proposal_and_switched_off_subagents_start_nothing(tmp_path: 
     with open_pages(tmp_path / "data", f"proposal_ttl_s = 3\n{PAID}") as there:
         proposed, visitor = there.host.propose(), there.signed_in()
         fields = [pair for pair in visitor.fields(f"/proposals/{proposed['pending_id']}") if pair[0] != "decision"]
-        (made,) = logged(there.root, "SpawnProposed", run=proposed["subagent_id"])
+        (made,) = read_log(there.root, "SpawnProposed", run=proposed["subagent_id"])
         there.until(lambda: now_us() > made.content["expires_us"])
         answer = visitor.post("/proposals", [*fields, ("decision", "approve")])
         assert answer.status_code == 409 and there.starts(proposed) == 0

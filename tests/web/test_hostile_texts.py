@@ -14,7 +14,7 @@ from support.model_server import Say, Step
 from support.pages.browser import There, open_pages
 from support.pages.hostile_texts import LONG_LINE, TEXTS
 from support.runtime import hand_over
-from support.stdio import logged
+from support.stdio import read_log
 
 from ava_server.render.result import UntrustedText
 from ava_server.web.context import environment, finalize
@@ -94,11 +94,11 @@ def proposed(there: There, numbers: list[int]) -> dict[int, dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.requirement("N-17")
 def test_no_text_runs_loads_or_hides_anything(chromium: Browser, here: There) -> None:
-    from support.pages.watched_page import watched
+    from support.pages.watched_page import watch_page
 
     everything = proposed(here, list(range(len(TEXTS) + 1)))
     person = here.signed_in()
-    with watched(chromium, here.base, (f"ava-{here.server.port}", person.cookie)) as seen:
+    with watch_page(chromium, here.base, (f"ava-{here.server.port}", person.cookie)) as seen:
         page = seen.open("/")
         assert page.locator(".waiting li").count() == len(everything)
         for made in everything.values():
@@ -110,7 +110,7 @@ def test_no_text_runs_loads_or_hides_anything(chromium: Browser, here: There) ->
         asking = [number for number in everything if number < len(TEXTS) and number % 10 == 0]
         for number in asking:
             run_id = everything[number]["subagent_id"]
-            here.until(lambda run_id=run_id: logged(here.root, "Asked", run=run_id), within_s=60)
+            here.until(lambda run_id=run_id: read_log(here.root, "Asked", run=run_id), within_s=60)
             seen.open(f"/subagents/{run_id}")
             sent = person.post(f"/subagents/{run_id}/message", {"csrf": person.csrf, "message": TEXTS[number][:2_000]})
             assert sent.status_code in (303, 400, 409)

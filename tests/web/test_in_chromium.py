@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.http_server import serving_pages
+from support.http_server import serve_pages
 from support.pages.browser import There, open_pages
-from support.stdio import logged
+from support.stdio import read_log
 
 from ava_server.core.data_root import DataRoot
 from ava_server.web.context import NAVIGATION
@@ -29,10 +29,10 @@ def here(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Generat
 
 def window(browser: Browser, there: There, **options: Any) -> AbstractContextManager[Watched]:
     """A window of somebody who has signed in."""
-    from support.pages.watched_page import watched
+    from support.pages.watched_page import watch_page
 
     cookie = (f"ava-{there.server.port}", there.signed_in().cookie)
-    return watched(browser, there.base, cookie, **options)
+    return watch_page(browser, there.base, cookie, **options)
 
 
 def ended(there: There) -> dict[str, Any]:
@@ -45,10 +45,10 @@ def ended(there: There) -> dict[str, Any]:
 
 @pytest.mark.requirement("N-17")
 def test_a_person_signs_in_approves_and_sees_the_run_end(chromium: Browser, here: There) -> None:
-    from support.pages.watched_page import watched
+    from support.pages.watched_page import watch_page
 
     proposed = here.host.propose()
-    with watched(chromium, here.base) as seen:
+    with watch_page(chromium, here.base) as seen:
         page = seen.open(f"/enter?code={here.code()}")
         assert page.url == f"{here.base}/", "the code is not in the address any more"
         page.click(f"text={proposed['pending_id']}")
@@ -75,9 +75,12 @@ def paths(there: There) -> list[str]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_opens_without_errors_and_without_barriers(chromium: Browser, here: There, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    from support.pages.watched_page import watched
+    from support.pages.watched_page import watch_page
 
-    with window(chromium, here, color_scheme=scheme) as seen, watched(chromium, here.base, color_scheme=scheme) as out:
+    with (
+        window(chromium, here, color_scheme=scheme) as seen,
+        watch_page(chromium, here.base, color_scheme=scheme) as out,
+    ):
         opened = [(seen, path) for path in paths(here)] + [(out, "/sign-in"), (out, "/enter?code=x")]
         for one, path in opened:
             page = one.open(path)
@@ -187,10 +190,10 @@ def test_the_keyboard_is_enough(chromium: Browser, here: There) -> None:
 
 @pytest.mark.slow
 def test_everything_works_without_scripts(chromium: Browser, here: There) -> None:
-    from support.pages.watched_page import watched
+    from support.pages.watched_page import watch_page
 
     proposed, other = here.host.propose(), here.host.propose(task="Another?")
-    with watched(chromium, here.base, java_script_enabled=False) as seen:
+    with watch_page(chromium, here.base, java_script_enabled=False) as seen:
         page = seen.open(f"/enter?code={here.code()}")
         page.click(f"a:has-text('{proposed['pending_id']}')")
         page.click("button:has-text('Approve')")
@@ -225,7 +228,7 @@ def test_a_page_comes_back_by_itself_after_the_server_was_away(chromium: Browser
         page.wait_for_selector("#connection:not([hidden])")
         here.portal.call(here.server.exited)
         proposed = here.host.propose(task="Proposed meanwhile")
-        with here.portal.wrap_async_context_manager(serving_pages(here.root, port=port)):
+        with here.portal.wrap_async_context_manager(serve_pages(here.root, port=port)):
             page.wait_for_selector(f"text={proposed['pending_id']}")
             page.wait_for_selector("#connection", state="hidden")
-            assert page.evaluate("window.same") and logged(here.root, "SpawnProposed")
+            assert page.evaluate("window.same") and read_log(here.root, "SpawnProposed")

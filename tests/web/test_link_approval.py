@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from support.pages.browser import PAID, PIN, There, Visitor, open_pages, set_pin
-from support.sample import sampled
-from support.stdio import logged
+from support.sample import sample
+from support.stdio import read_log
 
 from ava_server.config.pin import PinFile
 from ava_server.config.sign_in import CODE_US, MOST_OF_USER
@@ -60,9 +60,9 @@ def test_a_person_chooses_a_pin_on_the_page_of_the_link_and_the_waiting_call_get
         assert answer.status_code == 303, answer.text
         assert waiting.result(30)["status"] == "approved"
     assert there.host.ended(proposed["subagent_id"])["status"] == "success"
-    [decided] = logged(there.root, "SpawnDecided", run=proposed["subagent_id"])
+    [decided] = read_log(there.root, "SpawnDecided", run=proposed["subagent_id"])
     assert decided.content["channel"] == "browser"
-    changes = [entry.content for entry in logged(there.root, "SettingsChanged")]
+    changes = [entry.content for entry in read_log(there.root, "SettingsChanged")]
     assert [each["after"] for each in changes if each["setting"] == "approval_pin"] == ["set"]
     assert visitor.get(answer.headers["location"]).status_code == 200, "who gave the PIN is signed in"
     PinFile(DataRoot(there.root).approval_file).check(PIN)
@@ -70,7 +70,7 @@ def test_a_person_chooses_a_pin_on_the_page_of_the_link_and_the_waiting_call_get
 
 def test_the_log_has_no_code_of_a_link(there: There) -> None:
     code = link_of(there.host.propose()).partition("code=")[2].partition("&")[0]
-    assert not [entry for entry in logged(there.root) if code in str(entry.content)]
+    assert not [entry for entry in read_log(there.root) if code in str(entry.content)]
 
 
 def test_a_link_works_once_and_shows_one_proposal_and_nothing_else(there: There) -> None:
@@ -100,7 +100,7 @@ def ten_minutes_later(there: There) -> None:
     path.write_text(re.sub(r"(?<=_us = )\d+", lambda found: str(int(found[0]) - CODE_US), path.read_text()))
 
 
-@pytest.mark.parametrize("opened", sampled([False, True], 1))
+@pytest.mark.parametrize("opened", sample([False, True], 1))
 def test_a_proposal_that_still_waits_gets_a_new_link_when_the_old_one_has_expired(there: There, opened: bool) -> None:
     proposed = there.host.propose()
     old, run = link_of(proposed), {"subagent_id": proposed["subagent_id"]}
@@ -118,7 +118,7 @@ def test_a_proposal_that_still_waits_gets_a_new_link_when_the_old_one_has_expire
     visitor = followed(there, renewed)
     assert visitor.decide(proposed["pending_id"], "approve", **NEW).status_code == 303
     assert there.host.ended(proposed["subagent_id"])["status"] == "success"
-    codes = [each for each in logged(there.root) if "/enter?code=" in str(each.content)]
+    codes = [each for each in read_log(there.root) if "/enter?code=" in str(each.content)]
     assert not codes, "the log has none of the codes"
 
 

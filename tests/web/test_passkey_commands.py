@@ -9,8 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from support.pages.browser import PIN, open_pages, set_pin
-from support.stdio import logged, made
-from support.terminal import CONTROLLED, ava, on_terminal
+from support.stdio import make_root, read_log
+from support.terminal import CONTROLLED, ava, run_on_terminal
 
 from ava_server.config.sign_in import BrowserSessions, Passkeys, new_passkey
 from ava_server.core.data_root import DataRoot, os_user
@@ -20,7 +20,7 @@ HERE = os_user()
 
 def typed(root: Path, *args: str, answers: tuple[tuple[str, str], ...] = ()) -> tuple[int, str]:
     """Run a command on a terminal that is also /dev/tty."""
-    with on_terminal(root, *args, columns=300, command=CONTROLLED) as screen:
+    with run_on_terminal(root, *args, columns=300, command=CONTROLLED) as screen:
         return screen.ended_after(answers), screen.text
 
 
@@ -37,7 +37,7 @@ def names(root: Path) -> list[str]:
 
 
 def test_adding_and_removing_take_a_terminal_and_no_subagent(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     store(root)
     for args in (("add", "phone"), ("add", "phone", "--user", "ana"), ("remove", "laptop")):
         done = ava(root, "passkey", *args)
@@ -47,7 +47,7 @@ def test_adding_and_removing_take_a_terminal_and_no_subagent(tmp_path: Path) -> 
 
 
 def test_prints_a_code_for_a_user_over_http(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     code, text = typed(root, "passkey", "add", "phone", "--user", "ana")
     found = re.findall(r"^([A-Za-z0-9_-]{43})\s*$", text, re.MULTILINE)
     assert code == 0 and len(found) == 1
@@ -76,7 +76,7 @@ def test_opens_the_page_on_this_machine(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_asks_for_the_pin_where_one_is_set(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     store(root)
     set_pin(root)
     for args in (("add", "phone", "--user", "ana"), ("remove", "laptop")):
@@ -87,7 +87,7 @@ def test_asks_for_the_pin_where_one_is_set(tmp_path: Path) -> None:
 
 
 def test_lists_and_removes_by_user(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     assert "No passkeys" in ava(root, "passkey", "list").stdout
     store(root)
     store(root, user="ana")
@@ -99,12 +99,12 @@ def test_lists_and_removes_by_user(tmp_path: Path) -> None:
     assert typed(root, "passkey", "remove", "laptop", "--user", "ben")[0] == 2
     assert typed(root, "passkey", "remove", "laptop", "--user", "ana")[0] == 0
     assert [each.user for each in Passkeys(DataRoot(root).passkeys).all()] == [HERE]
-    (removed,) = logged(root, "SettingsChanged")
+    (removed,) = read_log(root, "SettingsChanged")
     assert removed.content["setting"] == "passkeys.laptop" and removed.content["before"]["user"] == "ana"
 
 
 def test_a_removed_users_passkeys_count_for_no_new_user_of_that_name(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     set_pin(root)
     store(root, "laptop", "ana")
     store(root, "laptop", "ben")
@@ -115,19 +115,19 @@ def test_a_removed_users_passkeys_count_for_no_new_user_of_that_name(tmp_path: P
     code, text = typed(root, "user", "remove", "ana", answers=(("Approval PIN", PIN),))
     assert code == 0 and "Passkey laptop of ana is removed" in text
     assert [each.user for each in Passkeys(DataRoot(root).passkeys).all()] == ["ben"]
-    (removed,) = logged(root, "SettingsChanged")
+    (removed,) = read_log(root, "SettingsChanged")
     assert removed.content["setting"] == "passkeys.laptop" and "after" not in removed.content
     assert ava(root, "user", "add", "ana", "--scope", "read").returncode == 0
 
 
 @pytest.mark.parametrize("name", ["", "1", "a b", "../x", "x" * 65])
 def test_refuses_a_name_that_is_none(tmp_path: Path, name: str) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     assert ava(root, "passkey", "add", name).returncode == 2
 
 
 def test_sign_out_ends_all_sessions_and_codes(tmp_path: Path) -> None:
-    root = made(tmp_path / "data")
+    root = make_root(tmp_path / "data")
     cookies = [sessions(root).open(HERE), sessions(root).open("ana", token="0123456789ab")]
     code = sessions(root).issue_code(HERE, terminal=True)
     done = ava(root, "ui", "--sign-out")

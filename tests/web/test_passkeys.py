@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 from anyio.from_thread import start_blocking_portal
-from support.foreign.origins import ALL, EVIL, SEND, sends
+from support.foreign.origins import ALL, EVIL, SEND, send_mail
 from support.foreign.servers import stdio_server, write_role
-from support.http_server import serving_pages, token
+from support.http_server import serve_pages, token
 from support.model_server import Say
-from support.pages.browser import PAID, PIN, Host, There, Visitor, finished, open_pages, open_team, set_pin
-from support.pages.passkeys import Authenticator, DecisionForm, added, asked
+from support.pages.browser import PAID, PIN, Host, There, Visitor, finish_at_once, open_pages, open_team, set_pin
+from support.pages.passkeys import Authenticator, DecisionForm, add_passkey, post_json
 from support.runtime import hand_over
-from support.stdio import logged
+from support.stdio import read_log
 
 from ava_server.config.sign_in import Passkeys, new_passkey
 from ava_server.core.data_root import DataRoot, os_user
@@ -74,12 +74,14 @@ def there(pages: There) -> There:
 @pytest.fixture
 def armed(there: There) -> Armed:
     visitor = there.signed_in()
-    return Armed(there, visitor, added(there, visitor, HERE), there.host.propose())
+    return Armed(there, visitor, add_passkey(there, visitor, HERE), there.host.propose())
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
-    with open_team(tmp_path_factory.mktemp("team") / "data", PAID, finished, args=("--host", "localhost")) as there:
+    with open_team(
+        tmp_path_factory.mktemp("team") / "data", PAID, finish_at_once, args=("--host", "localhost")
+    ) as there:
         there.server.base = f"http://localhost:{there.server.port}"
         yield there
 
@@ -91,7 +93,7 @@ def team(servers: There) -> Armed:
     for file in (root.passkeys, root.approval_file):
         file.unlink(missing_ok=True)
     visitor = servers.with_token(some_token(servers, "ana", "read", "approve"))
-    return Armed(servers, visitor, added(servers, visitor, "ana"), servers.host.propose())
+    return Armed(servers, visitor, add_passkey(servers, visitor, "ana"), servers.host.propose())
 
 
 def some_token(there: There, user: str, *scopes: Any) -> str:
@@ -111,7 +113,7 @@ def test_a_passkey_approves_the_proposal_that_was_shown(armed: Armed) -> None:
     assert options["userVerification"] == "required" and options["rpId"] == "localhost"
     assert decision.send(armed.key.get(options))[0] == 303
     assert armed.there.host.ended(armed.proposed["subagent_id"])["status"] == "success"
-    (decided,) = logged(armed.there.root, "SpawnDecided", run=armed.proposed["subagent_id"])
+    (decided,) = read_log(armed.there.root, "SpawnDecided", run=armed.proposed["subagent_id"])
     assert decided.content["channel"] == "browser"
     (passkey,) = stored(armed.there).of(HERE)
     assert passkey.counter == 1 and passkey.used_us is not None
@@ -226,7 +228,7 @@ def test_a_passkey_that_does_not_count_signatures_can_be_used_again(armed: Armed
 
 
 def test_a_removed_passkey_approves_nothing(armed: Armed) -> None:
-    added(armed.there, armed.visitor, HERE, "phone")
+    add_passkey(armed.there, armed.visitor, HERE, "phone")
     decision = DecisionForm(armed.visitor, armed.pending)
     options = decision.options()
     assert stored(armed.there).remove(HERE, "laptop") is not None
@@ -236,7 +238,7 @@ def test_a_removed_passkey_approves_nothing(armed: Armed) -> None:
 def test_another_users_passkey_approves_nothing(armed: Armed) -> None:
     theirs = Authenticator(armed.there.base)
     code = armed.there.sessions.issue_passkey_code(HERE, "phone")
-    _status, options = asked(armed.visitor, "/passkeys/new/options", {"code": code})
+    _status, options = post_json(armed.visitor, "/passkeys/new/options", {"code": code})
     armed.visitor.post("/passkeys", {"csrf": armed.visitor.csrf, "code": code, "passkey": theirs.create(options)})
     file = DataRoot(armed.there.root).passkeys
     (phone,) = [each for each in stored(armed.there).all() if each.name == "phone"]
@@ -251,7 +253,7 @@ def test_another_users_passkey_approves_nothing(armed: Armed) -> None:
 def late(root: Path) -> Generator[There]:
     """A server of a data root that has no other, whose challenges are too old at once."""
     with start_blocking_portal() as portal, ExitStack() as stack:
-        opened = serving_pages(root, start=(sys.executable, "-c", LATE))
+        opened = serve_pages(root, start=(sys.executable, "-c", LATE))
         server = stack.enter_context(portal.wrap_async_context_manager(opened))
         yield There(root, server, portal, Host(portal, None), [], stack)
 
@@ -259,7 +261,7 @@ def late(root: Path) -> Generator[There]:
 @pytest.mark.slow
 def test_a_challenge_expires(tmp_path: Path) -> None:
     with open_pages(tmp_path / "data") as there:
-        key, proposed = added(there, there.signed_in(), HERE), there.host.propose()
+        key, proposed = add_passkey(there, there.signed_in(), HERE), there.host.propose()
     with late(there.root) as server:
         key.origin = server.base
         decision = DecisionForm(server.signed_in(), proposed["pending_id"])
@@ -270,7 +272,7 @@ def test_a_challenge_expires(tmp_path: Path) -> None:
 def test_with_a_pin_a_passkey_and_the_pin_both_approve(there: There) -> None:
     set_pin(there.root)
     visitor = there.signed_in()
-    key = added(there, visitor, HERE)
+    key = add_passkey(there, visitor, HERE)
     one, two = there.host.propose(), there.host.propose(task="Two?")
     page = visitor.get(f"/proposals/{one['pending_id']}").text
     assert "Approval PIN, or leave it empty to use your passkey" in page
@@ -285,7 +287,7 @@ def test_a_passkey_is_asked_for_where_the_policy_is_human_without_a_pin(tmp_path
     with open_pages(tmp_path / "data", f'approval = "human"\n{PAID}') as there:
         visitor, proposed = there.signed_in(), there.host.propose()
         assert "Choose your approval PIN" in visitor.get(f"/proposals/{proposed['pending_id']}").text
-        key = added(there, visitor, HERE)
+        key = add_passkey(there, visitor, HERE)
         decision = DecisionForm(visitor, proposed["pending_id"])
         assert decision.send(key.get(decision.options()))[0] == 303
 
@@ -298,23 +300,23 @@ def test_a_damaged_file_of_passkeys_approves_nothing(armed: Armed) -> None:
 
 @pytest.mark.slow
 def test_a_use_for_one_answer_to_a_call_is_no_other_answer(tmp_path: Path) -> None:
-    steps = iter([Say(calls=[("mcp__lab__inbox", {})]), sends(EVIL), sends("ann@example.net")])
+    steps = iter([Say(calls=[("mcp__lab__inbox", {})]), send_mail(EVIL), send_mail("ann@example.net")])
     settings = f"{PAID}\n[limits]\nquestion_wait_s = 300\n{stdio_server('good', 'mail')}"
     with open_pages(tmp_path / "data", settings, lambda _asked: next(steps, hand_over())) as there:
         write_role(there.root, ALL)
         visitor = there.signed_in()
-        key = added(there, visitor, HERE)
+        key = add_passkey(there, visitor, HERE)
         proposed = there.host.propose(role="guest", task="Write to bob@example.org about lunch.")
         decision, run_id = DecisionForm(visitor, proposed["pending_id"]), proposed["subagent_id"]
         assert decision.send(key.get(decision.options()))[0] == 303
         path = f"/subagents/{run_id}/message"
 
         def question(number: int) -> dict[str, str]:
-            there.until(lambda: len(logged(there.root, "Asked", run=run_id)) == number)
-            return {"question": logged(there.root, "Asked", run=run_id)[-1].content["ask_id"]}
+            there.until(lambda: len(read_log(there.root, "Asked", run=run_id)) == number)
+            return {"question": read_log(there.root, "Asked", run=run_id)[-1].content["ask_id"]}
 
         def used(fields: dict[str, str], by: Visitor = visitor, to: str = path, **wrong: Any) -> str:
-            status, options = asked(by, "/passkeys/options", {"path": to, "fields": list(fields.items())})
+            status, options = post_json(by, "/passkeys/options", {"path": to, "fields": list(fields.items())})
             assert status == 200, options
             return key.get(options, **wrong)
 
@@ -332,14 +334,14 @@ def test_a_use_for_one_answer_to_a_call_is_no_other_answer(tmp_path: Path) -> No
             used(yes, signed_by=Authenticator(there.base)),
         ):
             assert sent(yes, passkey) == 409, visitor.shown
-        assert not logged(there.root, "Answered")
+        assert not read_log(there.root, "Answered")
         once = used(yes)
         assert sent(yes, once) == 303
         again = {**question(2), "message": "yes"}
         assert sent(again, once) == 409 and sent(again, used(yes)) == 409
         assert sent({**again, "message": "no"}, "") == 303
         there.host.ended(run_id)
-        results = [each.content for each in logged(there.root, "ToolResult", run=run_id)]
+        results = [each.content for each in read_log(there.root, "ToolResult", run=run_id)]
         assert [each["success"] for each in results if each["tool"] == SEND] == [True, False]
 
 
@@ -356,10 +358,10 @@ def test_a_session_alone_adds_no_passkey(there: There) -> None:
         {"name": "x", "pin": PIN},
         *({"code": c} for c in ("x", theirs, signs_in, "ü")),
     ):
-        status, said = asked(visitor, "/passkeys/new/options", given)
+        status, said = post_json(visitor, "/passkeys/new/options", given)
         assert status == 409 and "ava passkey add" in said["error"], given
     right = there.sessions.issue_passkey_code(HERE, "laptop")
-    status, options = asked(visitor, "/passkeys/new/options", {"code": right})
+    status, options = post_json(visitor, "/passkeys/new/options", {"code": right})
     made = Authenticator(there.base).create(options)
     for fields in ({}, {"name": "laptop"}, {"code": theirs}, {"name": "laptop", "pin": PIN}):
         answer = visitor.post("/passkeys", {"csrf": visitor.csrf, "passkey": made, **fields})
@@ -370,7 +372,7 @@ def test_a_session_alone_adds_no_passkey(there: There) -> None:
     assert visitor.post("/passkeys", {"code": right, "passkey": made}).status_code == 409
     assert not stored(there).all()
     assert visitor.post("/passkeys", {"csrf": visitor.csrf, "code": right, "passkey": made}).status_code == 303
-    recorded = logged(there.root, "SettingsChanged")[-1].content
+    recorded = read_log(there.root, "SettingsChanged")[-1].content
     assert recorded["setting"] == "passkeys.laptop" and recorded["after"]["user"] == HERE and "before" not in recorded
 
 
@@ -379,7 +381,7 @@ def test_a_code_adds_one_passkey(there: There) -> None:
     code = there.sessions.issue_passkey_code(HERE, "laptop")
     page = visitor.get(f"/passkeys/new?code={code}").text
     assert "Add the passkey laptop" in page and code in page
-    tries = [asked(visitor, "/passkeys/new/options", {"code": code})[1] for _ in range(2)]
+    tries = [post_json(visitor, "/passkeys/new/options", {"code": code})[1] for _ in range(2)]
     for index, options in enumerate(tries):
         fields = {"csrf": visitor.csrf, "code": code, "passkey": Authenticator(there.base).create(options)}
         assert visitor.post("/passkeys", fields).status_code == (303, 409)[index]
@@ -391,7 +393,7 @@ def test_refuses_a_new_passkey_with_something_wrong(there: There) -> None:
 
     def tried(passkey: Callable[[dict[str, Any]], str], sender: Visitor, name: str = "laptop") -> int:
         code = there.sessions.issue_passkey_code(HERE, name)
-        _status, options = asked(visitor, "/passkeys/new/options", {"code": code})
+        _status, options = post_json(visitor, "/passkeys/new/options", {"code": code})
         fields = {"csrf": sender.csrf, "code": code, "passkey": passkey(options)}
         return sender.post("/passkeys", fields).status_code
 
@@ -407,7 +409,7 @@ def test_refuses_a_new_passkey_with_something_wrong(there: There) -> None:
     assert tried(key.create, visitor) == 303
     assert tried(key.create, visitor, "again") == 409
     code = there.sessions.issue_passkey_code(HERE, "laptop")
-    status, said = asked(visitor, "/passkeys/new/options", {"code": code})
+    status, said = post_json(visitor, "/passkeys/new/options", {"code": code})
     assert status == 409 and "already" in said["error"]
 
 
@@ -415,9 +417,9 @@ def test_the_pin_adds_a_passkey_and_five_wrong_ones_lock_it(there: There) -> Non
     set_pin(there.root)
     visitor = there.signed_in()
     assert "Five wrong PINs lock it" in visitor.get("/passkeys").text
-    status, options = asked(visitor, "/passkeys/new/options", {"name": "laptop", "pin": PIN})
+    status, options = post_json(visitor, "/passkeys/new/options", {"name": "laptop", "pin": PIN})
     made = Authenticator(there.base).create(options)
-    said = [asked(visitor, "/passkeys/new/options", {"name": "x", "pin": "000000"})[1]["error"] for _ in range(3)]
+    said = [post_json(visitor, "/passkeys/new/options", {"name": "x", "pin": "000000"})[1]["error"] for _ in range(3)]
     assert status == 200 and "4 tries are left" in said[0] and "2 tries are left" in said[2]
     fields = {"csrf": visitor.csrf, "name": "laptop", "passkey": made}
     wrong = [visitor.post("/passkeys", {**fields, "pin": "000000"}).text for _ in range(2)]
@@ -430,12 +432,12 @@ def test_the_right_pin_adds_a_passkey_under_a_valid_name(there: There) -> None:
     set_pin(there.root)
     visitor, key = there.signed_in(), Authenticator(there.base)
     for name in ("", "1", "a b", "x" * 65, "<b>"):
-        status, said = asked(visitor, "/passkeys/new/options", {"name": name, "pin": PIN})
+        status, said = post_json(visitor, "/passkeys/new/options", {"name": name, "pin": PIN})
         assert status == 409 and "name has letters" in said["error"]
-    _status, options = asked(visitor, "/passkeys/new/options", {"name": "laptop", "pin": PIN})
+    _status, options = post_json(visitor, "/passkeys/new/options", {"name": "laptop", "pin": PIN})
     fields = {"csrf": visitor.csrf, "pin": PIN, "passkey": key.create(options)}
     assert visitor.post("/passkeys", {**fields, "name": "other"}).status_code == 409
-    _status, options = asked(visitor, "/passkeys/new/options", {"name": "laptop", "pin": PIN})
+    _status, options = post_json(visitor, "/passkeys/new/options", {"name": "laptop", "pin": PIN})
     fields["passkey"] = key.create(options)
     assert visitor.post("/passkeys", {**fields, "name": "laptop"}).status_code == 303
 
@@ -448,16 +450,16 @@ def test_removing_a_passkey_takes_a_passkey_or_the_pin(armed: Armed) -> None:
         assert visitor.post(path, {"csrf": visitor.csrf, "passkey": given}).status_code == 409
     assert visitor.post("/passkeys/0000000000000000/remove", {"csrf": visitor.csrf}).status_code == 404
     assert stored(armed.there).of(HERE)
-    _status, options = asked(visitor, "/passkeys/options", {"path": path, "fields": []})
+    _status, options = post_json(visitor, "/passkeys/options", {"path": path, "fields": []})
     assert visitor.post(path, {"csrf": visitor.csrf, "passkey": armed.key.get(options)}).status_code == 303
     assert not stored(armed.there).all()
-    removed = logged(armed.there.root, "SettingsChanged")[-1].content
+    removed = read_log(armed.there.root, "SettingsChanged")[-1].content
     assert removed["setting"] == "passkeys.laptop" and removed["before"]["id"] == passkey.id and "after" not in removed
 
 
 def test_the_pin_removes_a_passkey(there: There) -> None:
     visitor = there.signed_in()
-    added(there, visitor, HERE)
+    add_passkey(there, visitor, HERE)
     set_pin(there.root)
     (passkey,) = stored(there).of(HERE)
     path = f"/passkeys/{passkey.id}/remove"
@@ -468,9 +470,9 @@ def test_the_pin_removes_a_passkey(there: There) -> None:
 def test_scripts_need_the_csrf_token_and_a_session(armed: Armed) -> None:
     body = {"path": "/proposals", "fields": []}
     for path, sent in (("/passkeys/options", body), ("/passkeys/new/options", {"code": "x"})):
-        assert asked(armed.visitor, path, sent, csrf="0" * 64)[0] == 409
-        assert asked(armed.there.visitor(), path, sent, csrf="0" * 64)[0] == 401
-        assert asked(armed.visitor, path, [1])[0] == 409 and asked(armed.visitor, path, {"more": 1})[0] == 409
+        assert post_json(armed.visitor, path, sent, csrf="0" * 64)[0] == 409
+        assert post_json(armed.there.visitor(), path, sent, csrf="0" * 64)[0] == 401
+        assert post_json(armed.visitor, path, [1])[0] == 409 and post_json(armed.visitor, path, {"more": 1})[0] == 409
         foreign = {"Origin": "https://evil.example", "X-CSRF-Token": armed.visitor.csrf}
         assert armed.visitor.http.post(path, json=sent, headers=foreign).status_code == 403
 
@@ -481,7 +483,7 @@ def test_scripts_need_the_csrf_token_and_a_session(armed: Armed) -> None:
 def test_a_passkey_signs_in_on_this_machine(armed: Armed) -> None:
     visitor = armed.there.visitor()
     assert "Sign in with your passkey" in visitor.get("/sign-in").text
-    _status, options = asked(visitor, "/sign-in/options", {}, csrf="-")
+    _status, options = post_json(visitor, "/sign-in/options", {}, csrf="-")
     answer = armed.key.get(options)
     assert visitor.post("/sign-in", {"passkey": answer, "to": "/health"}).headers["location"] == "/health"
     assert visitor.get("/").status_code == 200
@@ -492,17 +494,17 @@ def test_a_passkey_signs_in_on_this_machine(armed: Armed) -> None:
 def test_a_use_for_an_approval_signs_nobody_in_and_one_to_sign_in_approves_nothing(armed: Armed) -> None:
     decision, outside = DecisionForm(armed.visitor, armed.pending), armed.there.visitor()
     assert outside.post("/sign-in", {"passkey": armed.key.get(decision.options())}).status_code == 403
-    _status, options = asked(outside, "/sign-in/options", {}, csrf="-")
+    _status, options = post_json(outside, "/sign-in/options", {}, csrf="-")
     assert decision.send(armed.key.get(options))[0] == 409 and armed.waits()
     path = {"path": "/sign-in", "fields": []}
-    _status, options = asked(armed.visitor, "/passkeys/options", path)
+    _status, options = post_json(armed.visitor, "/passkeys/options", path)
     assert outside.post("/sign-in", {"passkey": armed.key.get(options)}).status_code == 403
 
 
 def test_without_a_passkey_there_is_nothing_to_sign_in_with(there: There) -> None:
     visitor = there.visitor()
     assert "Sign in with your passkey" not in visitor.get("/sign-in").text
-    assert asked(visitor, "/sign-in/options", {}, csrf="-") == (
+    assert post_json(visitor, "/sign-in/options", {}, csrf="-") == (
         409,
         {"error": "You have no passkey for this site."},
     )
@@ -518,7 +520,7 @@ def test_over_http_it_takes_the_token_and_the_passkey(team: Armed) -> None:
     status, page = decision.send(team.key.get(decision.options()))
     assert status == 409 and "lacks the scope approve" in page and team.waits()
     outside = team.there.visitor()
-    assert asked(outside, "/sign-in/options", {}, csrf="-")[0] == 409
+    assert post_json(outside, "/sign-in/options", {}, csrf="-")[0] == 409
     assert outside.post("/sign-in", {"passkey": "{}"}).status_code == 403
     decision = DecisionForm(team.visitor, team.pending)
     assert decision.send(team.key.get(decision.options()))[0] == 303
@@ -543,13 +545,13 @@ def test_approvals_refuses_the_token_alone_of_a_user_with_a_passkey(team: Armed)
 def test_users_add_and_use_only_their_own_passkeys(team: Armed) -> None:
     ben = team.there.with_token(some_token(team.there, "ben", "read", "approve"))
     anas = team.there.sessions.issue_passkey_code("ana", "second")
-    assert asked(ben, "/passkeys/new/options", {"code": anas})[0] == 409
-    assert asked(ben, "/passkeys/options", {"path": "/proposals", "fields": []})[0] == 409
+    assert post_json(ben, "/passkeys/new/options", {"code": anas})[0] == 409
+    assert post_json(ben, "/passkeys/options", {"path": "/proposals", "fields": []})[0] == 409
     (passkey,) = stored(team.there).of("ana")
     assert ben.post(f"/passkeys/{passkey.id}/remove", {"csrf": ben.csrf}).status_code == 404
     assert passkey.id not in ben.get("/passkeys").text
-    own = added(team.there, ben, "ben")
-    _status, options = asked(ben, "/passkeys/options", {"path": "/proposals", "fields": []})
+    own = add_passkey(team.there, ben, "ben")
+    _status, options = post_json(ben, "/passkeys/options", {"path": "/proposals", "fields": []})
     assert ben.post("/proposals", {"csrf": ben.csrf, "passkey": own.get(options)}).status_code in (400, 409)
     decision = DecisionForm(team.visitor, team.pending)
     assert decision.send(own.get(decision.options()))[0] == 409 and team.waits()
@@ -557,7 +559,7 @@ def test_users_add_and_use_only_their_own_passkeys(team: Armed) -> None:
 
 def test_the_pin_adds_no_passkey_over_http(team: Armed) -> None:
     set_pin(team.there.root)
-    status, said = asked(team.visitor, "/passkeys/new/options", {"name": "phone", "pin": PIN})
+    status, said = post_json(team.visitor, "/passkeys/new/options", {"name": "phone", "pin": PIN})
     assert status == 409 and "ava passkey add" in said["error"]
     assert 'name="pin"' not in team.visitor.get("/passkeys").text.partition("Add a passkey")[2]
 
@@ -568,7 +570,7 @@ def test_an_address_with_numbers_has_no_passkeys_and_says_so(tmp_path: Path) -> 
         visitor = there.with_token(token(there.root, "ana", "read", "approve", name="ana-phone"))
         assert "Browsers accept passkeys only over https or on localhost" in visitor.get("/passkeys").text
         code = there.sessions.issue_passkey_code("ana", "phone")
-        status, said = asked(visitor, "/passkeys/new/options", {"code": code})
+        status, said = post_json(visitor, "/passkeys/new/options", {"code": code})
         assert status == 409 and "--public-url" in said["error"]
         assert visitor.decide(there.host.propose()["pending_id"], "approve").status_code == 303
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.foreign.origins import ALL, EVIL, SEND, sends
+from support.foreign.origins import ALL, EVIL, SEND, send_mail
 from support.foreign.servers import stdio_server, write_role
 from support.model_server import Say
 from support.pages.browser import PAID, PIN, There, open_pages, set_pin
 from support.runtime import hand_over
-from support.stdio import logged
+from support.stdio import read_log
 
 from ava_server.config.sign_in import Passkeys
 from ava_server.core.data_root import DataRoot, os_user
@@ -122,7 +122,7 @@ def test_several_are_approved_together_with_lower_limits(tmp_path: Path) -> None
         assert all(
             there.host.ended(each["subagent_id"])["status"] != "rejected" and there.starts(each) for each in both
         )
-        proposed = [entry.content for entry in logged(there.root, "SpawnProposed")]
+        proposed = [entry.content for entry in read_log(there.root, "SpawnProposed")]
         (plan,) = [one for one in proposed if one["subagent_id"].startswith("G-")]
         assert plan["config"]["max_cost_micros"] == 150_000
 
@@ -142,7 +142,7 @@ def test_a_device_that_does_not_recognise_its_owner_approves_nothing(tmp_path: P
 
 
 def test_a_yes_to_a_call_takes_the_passkey_and_a_no_takes_none(tmp_path: Path) -> None:
-    steps = iter([Say(calls=[("mcp__lab__inbox", {})]), sends(EVIL), sends("ann@example.net")])
+    steps = iter([Say(calls=[("mcp__lab__inbox", {})]), send_mail(EVIL), send_mail("ann@example.net")])
     settings = f"{PAID}\n[limits]\nquestion_wait_s = 300\n{stdio_server('good', 'mail')}"
     with (
         open_pages(tmp_path / "data", settings, lambda _asked: next(steps, hand_over())) as there,
@@ -157,7 +157,7 @@ def test_a_yes_to_a_call_takes_the_passkey_and_a_no_takes_none(tmp_path: Path) -
         browser.page.get_by_text("Approved.").wait_for()
 
         def asked(times: int) -> None:
-            there.until(lambda: len(logged(there.root, "Asked", run=run_id)) == times)
+            there.until(lambda: len(read_log(there.root, "Asked", run=run_id)) == times)
             browser.go(f"/subagents/{run_id}")
 
         asked(1)
@@ -168,7 +168,7 @@ def test_a_yes_to_a_call_takes_the_passkey_and_a_no_takes_none(tmp_path: Path) -
         browser.page.evaluate("document.querySelector('#decide [name=passkey]').remove()")  # no script asks for it then
         browser.press("Allow it")
         browser.page.get_by_text("Use your passkey").wait_for()
-        assert not logged(there.root, "Answered")
+        assert not read_log(there.root, "Answered")
         used = browser.passkeys[0]["signCount"]
         asked(1)
         browser.recognises(True)
@@ -181,9 +181,9 @@ def test_a_yes_to_a_call_takes_the_passkey_and_a_no_takes_none(tmp_path: Path) -
         browser.page.wait_for_url("**?done=sent")
         assert browser.passkeys[0]["signCount"] == used + 1
         there.host.ended(run_id)
-        answered = logged(there.root, "Answered", run=run_id)
+        answered = read_log(there.root, "Answered", run=run_id)
         assert [each.content["decision"] for each in answered] == ["answered", "declined"]
-        results = [each.content for each in logged(there.root, "ToolResult", run=run_id)]
+        results = [each.content for each in read_log(there.root, "ToolResult", run=run_id)]
         assert [each["success"] for each in results if each["tool"] == SEND] == [True, False]
 
 

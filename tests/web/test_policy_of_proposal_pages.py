@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.hosts.extensions import CAP, works
+from support.hosts.extensions import CAP, keep_noting
 from support.hosts.stricter import ASK, UNDER, policy_of, propose_stricter, start_stricter
-from support.model_server import Gate, Say, running_model_server
-from support.pages.lab_pages import Browser, serving_pages
-from support.runtime import Lab, arrived, hand_over, open_lab
+from support.model_server import Gate, Say, run_model_server
+from support.pages.lab_pages import Browser, serve_lab_pages
+from support.runtime import Lab, hand_over, open_lab, wait_for
 
 from ava_audit.events import Answered, RunResumed, SpawnDecided
 from ava_server.config.pin import PinFile
@@ -33,10 +33,10 @@ async def assert_takes_the_pin(lab: Lab, browser: Browser, page: str, action: st
 @UNDER
 async def test_a_page_starts_it_only_with_the_pin(tmp_path: Path, under: str) -> None:
     config, env = policy_of(under)
-    with running_model_server([hand_over()]) as models:
+    with run_model_server([hand_over()]) as models:
         async with open_lab(tmp_path, server=models, config=config, env=env, runs=False) as strict:
             run_id, pending_id, _line = await propose_stricter(strict, under)
-        async with open_lab(tmp_path, server=models, config=ASK) as lab, serving_pages(lab) as browser:
+        async with open_lab(tmp_path, server=models, config=ASK) as lab, serve_lab_pages(lab) as browser:
             page = f"/proposals/{pending_id}"
             await assert_takes_the_pin(lab, browser, page, "/proposals", decision="approve")
             assert await lab.facts(run_id, SpawnDecided) == []
@@ -48,7 +48,7 @@ async def test_a_page_starts_it_only_with_the_pin(tmp_path: Path, under: str) ->
 @UNDER
 async def test_a_page_extends_it_only_with_the_pin(tmp_path: Path, under: str) -> None:
     config, env = policy_of(under)
-    async with open_lab(tmp_path, works, config=config, env=env) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, keep_noting, config=config, env=env) as lab, serve_lab_pages(lab) as browser:
         run_id = await start_stricter(lab, under, **CAP)
         lab.runtime.settings = lab.runtime.settings.model_copy(update={"approval": "ask"})
         await lab.logged(run_id, "Asked")
@@ -64,12 +64,12 @@ async def test_a_page_extends_it_only_with_the_pin(tmp_path: Path, under: str) -
 async def test_a_page_resumes_it_only_with_the_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, under: str) -> None:
     config, env = policy_of(under)
     gate = Gate()
-    with running_model_server([Say("lost", gate=gate), hand_over()]) as models:
+    with run_model_server([Say("lost", gate=gate), hand_over()]) as models:
         async with open_lab(tmp_path, server=models, config=config, env=env, check=False) as strict:
             run_id = await start_stricter(strict, under)
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
-        async with open_lab(tmp_path, server=models, config=ASK, check=False) as lab, serving_pages(lab) as browser:
+        async with open_lab(tmp_path, server=models, config=ASK, check=False) as lab, serve_lab_pages(lab) as browser:
             page, action = f"/subagents/{run_id}", f"/subagents/{run_id}/resume"
             await assert_takes_the_pin(lab, browser, page, action)
             assert await lab.facts(run_id, RunResumed) == []

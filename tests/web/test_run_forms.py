@@ -9,10 +9,10 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from support.hosts.extensions import CAP, works
-from support.model_server import Gate, Say, running_model_server
-from support.pages.lab_pages import Browser, serving_pages
-from support.runtime import PRICED, Lab, arrived, hand_over, open_lab, submits
+from support.hosts.extensions import CAP, keep_noting
+from support.model_server import Gate, Say, run_model_server
+from support.pages.lab_pages import Browser, serve_lab_pages
+from support.runtime import PRICED, Lab, hand_over, open_lab, submit, wait_for
 
 from ava_audit.events import Answered, CancelRequested, RunResumed, UserMessage
 from ava_server.config.pin import PinFile
@@ -21,7 +21,7 @@ from ava_server.config.sign_in import BrowserSessions
 from ava_server.runs import claims
 
 QUESTION = "In which currency?"
-ASKS = [Say(calls=[("ask", {"question": QUESTION})]), submits("in euros")]
+ASKS = [Say(calls=[("ask", {"question": QUESTION})]), submit("in euros")]
 PIN = "48 21 07"
 
 
@@ -35,10 +35,13 @@ async def decide_part(browser: Browser, run_id: str) -> str:
 
 async def test_a_run_is_cancelled_with_a_reason(tmp_path: Path) -> None:
     gate = Gate()
-    with running_model_server([Say("slow", gate=gate)]) as server:
-        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab, serving_pages(lab) as browser:
+    with run_model_server([Say("slow", gate=gate)]) as server:
+        async with (
+            open_lab(tmp_path, server=server, config=PRICED, check=False) as lab,
+            serve_lab_pages(lab) as browser,
+        ):
             run_id = await lab.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
             page = f"/subagents/{run_id}"
             form = (await browser.get(page)).text.partition("<summary>Cancel it</summary>")[2]
             assert f'action="{page}/cancel"' in form.partition("</details>")[0], "it is confirmed without a script"
@@ -52,7 +55,7 @@ async def test_a_run_is_cancelled_with_a_reason(tmp_path: Path) -> None:
 
 
 async def test_a_message_reaches_a_run_and_stays_out_of_what_is_swapped(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [submits()], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [submit()], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         run_id = await lab.start()
         page = f"/subagents/{run_id}"
         text = (await browser.get(page)).text
@@ -66,7 +69,7 @@ async def test_a_message_reaches_a_run_and_stays_out_of_what_is_swapped(tmp_path
 
 
 async def test_the_answer_to_a_question_counts_for_that_question_only(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, ASKS, config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, ASKS, config=PRICED) as lab, serve_lab_pages(lab) as browser:
         run_id = await lab.start()
         await lab.logged(run_id, "Asked")
         page = f"/subagents/{run_id}"
@@ -88,7 +91,7 @@ async def test_an_option_of_a_question_is_a_button(tmp_path: Path) -> None:
     asked = {"question": QUESTION, "options": ["EUR", "US <b>dollars"]}
     async with (
         open_lab(tmp_path, [Say(calls=[("ask", asked)]), hand_over()], config=PRICED) as lab,
-        serving_pages(lab) as browser,
+        serve_lab_pages(lab) as browser,
     ):
         run_id = await lab.start()
         await lab.logged(run_id, "Asked")
@@ -102,7 +105,7 @@ async def test_an_option_of_a_question_is_a_button(tmp_path: Path) -> None:
 
 
 async def test_a_form_is_swapped_only_when_it_is_about_something_else(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, ASKS, config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, ASKS, config=PRICED) as lab, serve_lab_pages(lab) as browser:
         run_id = await lab.start()
         await lab.logged(run_id, "Asked")
         part = await decide_part(browser, run_id)
@@ -117,7 +120,7 @@ async def test_a_form_is_swapped_only_when_it_is_about_something_else(tmp_path: 
 
 @pytest.mark.parametrize("pin", [False, True])
 async def test_a_cap_is_raised_with_what_an_approval_takes(tmp_path: Path, pin: bool) -> None:
-    async with open_lab(tmp_path, works, config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, keep_noting, config=PRICED) as lab, serve_lab_pages(lab) as browser:
         lab.session.channel = "terminal"
         run_id = await lab.start(**CAP)
         lab.session.channel = "host_call"
@@ -148,17 +151,17 @@ async def test_a_cap_is_raised_with_what_an_approval_takes(tmp_path: Path, pin: 
 async def interrupted(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[tuple[Lab, str]]:
     """A lab with a run whose owner is gone, and that only a person resumes."""
     gate = Gate()
-    with running_model_server([Say("lost", gate=gate), hand_over(), hand_over()]) as server:
+    with run_model_server([Say("lost", gate=gate), hand_over(), hand_over()]) as server:
         async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
             run_id = await lab.start()
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
         async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
             yield lab, run_id
 
 
 async def test_an_interrupted_run_is_resumed_as_it_was_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with interrupted(tmp_path, monkeypatch) as (lab, run_id), serving_pages(lab) as browser:
+    async with interrupted(tmp_path, monkeypatch) as (lab, run_id), serve_lab_pages(lab) as browser:
         set_pin(lab)
         page, action = f"/subagents/{run_id}", f"/subagents/{run_id}/resume"
         assert "A person has to resume it" in (await browser.get(page)).text
@@ -176,7 +179,7 @@ async def test_an_interrupted_run_is_resumed_as_it_was_shown(tmp_path: Path, mon
 
 
 async def test_a_session_of_a_program_resumes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with interrupted(tmp_path, monkeypatch) as (lab, run_id), serving_pages(lab, terminal=False) as browser:
+    async with interrupted(tmp_path, monkeypatch) as (lab, run_id), serve_lab_pages(lab, terminal=False) as browser:
         part = await decide_part(browser, run_id)
         assert "was not opened from a terminal" in part and "<form" not in part
         line = re.search(r'<p class="line" dir="auto">([^<]*)</p>', part)
@@ -188,7 +191,7 @@ async def test_a_session_of_a_program_resumes_nothing(tmp_path: Path, monkeypatc
 async def test_resuming_another_users_run_takes_what_that_users_policy_demands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with interrupted(tmp_path, monkeypatch) as (lab, run_id), serving_pages(lab, owned=True) as browser:
+    async with interrupted(tmp_path, monkeypatch) as (lab, run_id), serve_lab_pages(lab, owned=True) as browser:
         paths = lab.runtime.settings.paths
         eve = BrowserSessions(paths.browser_sessions).issue_code("eve", terminal=True)
         assert (await browser.get(f"/enter?code={eve}")).status_code == 303

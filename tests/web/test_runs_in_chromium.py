@@ -14,7 +14,7 @@ import pytest
 from support.http_server import token
 from support.model_server import Say
 from support.pages.browser import PAID, There, open_pages, open_team
-from support.stdio import logged
+from support.stdio import read_log
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -67,10 +67,10 @@ def approved(there: There, **more: Any) -> str:
 
 
 def window(browser: Browser, there: There, **options: Any) -> AbstractContextManager[Watched]:
-    from support.pages.watched_page import watched
+    from support.pages.watched_page import watch_page
 
     cookie = (f"ava-{there.server.port}", there.signed_in().cookie)
-    return watched(browser, there.base, cookie, **options)
+    return watch_page(browser, there.base, cookie, **options)
 
 
 def height_of(page: Page, what: str) -> float:
@@ -121,7 +121,7 @@ def test_a_running_runs_lines_keep_one_scale(chromium: Browser, there: There) ->
     proposed = there.host.propose(task="Shall I?")
     there.signed_in().decide(proposed["pending_id"], "approve")
     run_id = proposed["subagent_id"]
-    there.until(lambda: logged(there.root, "Asked", run=run_id))
+    there.until(lambda: read_log(there.root, "Asked", run=run_id))
     with window(chromium, there) as seen:
         page = seen.open(f"/subagents/{run_id}")
         page.wait_for_selector(".timeline > .step")
@@ -195,9 +195,9 @@ def test_the_table_of_days_is_whole_on_a_telephone(chromium: Browser, there: The
 
 
 def test_the_button_to_sign_in_is_clear_of_the_fields_focus_ring(chromium: Browser, tmp_path: Path) -> None:
-    from support.pages.watched_page import watched
+    from support.pages.watched_page import watch_page
 
-    with open_team(tmp_path / "data") as team, watched(chromium, team.base) as seen:
+    with open_team(tmp_path / "data") as team, watch_page(chromium, team.base) as seen:
         page = seen.open("/sign-in")
         page.focus("input[name=token]")
         field, button = page.locator("input[name=token]").bounding_box(), page.locator("form button").bounding_box()
@@ -261,7 +261,7 @@ def test_the_steps_of_a_plan_have_signs_and_lie_one_after_the_other(chromium: Br
     proposed = there.host.tool("spawn_subagent", steps=[first, second])
     assert there.signed_in().decide(proposed["pending_id"], "approve").status_code == 303
     plan_id = proposed["group_id"]
-    there.until(lambda: logged(there.root, "RunEnded", run=plan_id))
+    there.until(lambda: read_log(there.root, "RunEnded", run=plan_id))
     with window(chromium, there, java_script_enabled=False) as seen:
         page = seen.open(f"/subagents/{plan_id}")
         signs = page.eval_on_selector_all(".steps .state", "all => all.map(each => each.dataset.sign)")

@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import pytest
 from support.logs.past import BookedLife, Past, own_user
-from support.pages.lab_pages import Browser, serving_pages
-from support.runtime import PRICED, open_lab, submits
+from support.pages.lab_pages import Browser, serve_lab_pages
+from support.runtime import PRICED, open_lab, submit
 
 from ava_audit.events import Ending
 from ava_audit.store.store import Store
@@ -37,7 +37,7 @@ async def all_pages(browser: Browser, query: str) -> list[list[str]]:
 
 
 async def test_runs_are_filtered_by_state_role_and_words(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [submits()] * 2, config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [submit()] * 2, config=PRICED) as lab, serve_lab_pages(lab) as browser:
         ended = await lab.start(task="Look for quetzalcoatlus", name="big-bird")
         await lab.ended(ended)
         waiting = (await lab.propose(task="Something about prices", name="price-check")).subagent_id
@@ -59,7 +59,7 @@ async def test_runs_are_filtered_by_state_role_and_words(tmp_path: Path) -> None
 async def test_an_expired_proposal_is_in_the_same_list_with_and_without_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         made = await lab.propose(task="Count the sheep")
         row = await lab.store.read(lambda view: view.proposal(made.pending_id))
         assert row is not None
@@ -70,7 +70,7 @@ async def test_an_expired_proposal_is_in_the_same_list_with_and_without_words(
 
 
 async def test_the_first_page_of_who_sees_all_users_has_the_proposals_of_others(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab, owned=True) as browser:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serve_lab_pages(lab, owned=True) as browser:
         theirs = await lab.call_as("eve", "spawn_subagent", role="researcher", task="Eve's own task")
         own = await lab.propose()
         assert theirs.subagent_id not in (await browser.get("/?mine")).text
@@ -80,7 +80,7 @@ async def test_the_first_page_of_who_sees_all_users_has_the_proposals_of_others(
 
 
 async def test_every_page_follows_the_one_before_while_runs_are_added(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         made = [(await lab.propose(task=f"Count the sheep, herd {number}")).subagent_id for number in range(7)][::-1]
         with patch.object(runs, "PAGE_RUNS", 3), patch.object(runs, "_SEARCHED", 4):
             for query in ("", "?text=sheep", "?state=waiting", "?role=researcher&text=sheep"):
@@ -105,7 +105,7 @@ async def write_past(store: Store, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("size", [2, 10])
 async def test_the_list_is_ordered_by_each_column_page_by_page(tmp_path: Path, size: int) -> None:
-    async with open_lab(tmp_path, [], config=PRICED, runs=False, check=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False, check=False) as lab, serve_lab_pages(lab) as browser:
         with pytest.MonkeyPatch.context() as patch:
             await write_past(lab.store, patch)
         orders = {
@@ -133,7 +133,7 @@ def patch_size(size: int) -> Any:
 
 
 async def test_the_heads_of_the_columns_lead_to_their_orders(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         await lab.propose()
         page = unescape((await browser.get("/subagents?role=researcher&order=cost")).text)
         heads = dict(re.findall(r'<a href="/subagents\?([^"]*)" class="head-(\w+)"', page))
@@ -150,7 +150,7 @@ async def test_the_heads_of_the_columns_lead_to_their_orders(tmp_path: Path) -> 
 
 
 async def test_a_replaced_proposal_is_listed_only_when_asked_for(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         old = (await lab.propose(task="Count the sheep", task_id="sheep")).subagent_id
         new = (await lab.propose(task="Count the sheep again", task_id="sheep")).subagent_id
         for query in ("", "?text=sheep", "?order=cost", "?state=ended"):

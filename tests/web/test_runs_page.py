@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from support.model_server import Say
-from support.pages.lab_pages import Browser, serving_pages
-from support.repositories.coding import RIGHT, asked, project, says
-from support.runtime import PRICED, Lab, open_lab, submits
+from support.pages.lab_pages import Browser, serve_lab_pages
+from support.repositories.coding import RIGHT, coder_task, make_calls, project
+from support.runtime import PRICED, Lab, open_lab, submit
 from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import AssistantMessage, Event, ToolCall, ToolResult, Who
@@ -30,7 +30,7 @@ EVIL = f'<script>alert(1)</script><img src=x onerror=alert(2)>"><b>{RTL}evil'
 def reads(**result: Any) -> list[Say]:
     return [
         Say("I look.", calls=[("read_file", {"path": "prices.md"}), ("read_file", {"path": "missing.md"})]),
-        submits(**result),
+        submit(**result),
     ]
 
 
@@ -54,7 +54,7 @@ async def test_an_ended_run_shows_what_was_asked_who_approved_and_what_came_of_i
         "findings": FINDINGS,
         "caveats": ["Old list."],
     }
-    async with open_lab(tmp_path, reads(**result), config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, reads(**result), config=PRICED) as lab, serve_lab_pages(lab) as browser:
         run_id = await ended(lab, context="in euros", name="prices")
         page = await shown(browser, f"/subagents/{run_id}")
         for text in (
@@ -76,7 +76,7 @@ async def test_an_ended_run_shows_what_was_asked_who_approved_and_what_came_of_i
 
 
 async def test_the_timeline_shows_calls_results_failures_and_money(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, reads(), config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, reads(), config=PRICED) as lab, serve_lab_pages(lab) as browser:
         run_id = await ended(lab)
         timeline = (await shown(browser, f"/subagents/{run_id}")).partition('class="timeline"')[2]
         parts = re.split(r'<li class="([\w ]+)">', timeline)
@@ -98,14 +98,14 @@ async def test_the_timeline_shows_calls_results_failures_and_money(tmp_path: Pat
 
 
 async def test_a_cap_is_shown_unrounded_as_it_was_approved(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, reads(), config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, reads(), config=PRICED) as lab, serve_lab_pages(lab) as browser:
         run_id = await ended(lab, max_cost_cents=32.55)
         assert "of $0.3255" in await shown(browser, f"/subagents/{run_id}")
 
 
 async def test_two_runs_are_shown_beside_each_other_to_who_may_see_both(tmp_path: Path) -> None:
-    script = [submits("12 **euros**", summary="dear"), submits("9 <b>euros</b>", summary="cheap")]
-    async with open_lab(tmp_path, script, config=PRICED) as lab, serving_pages(lab) as browser:
+    script = [submit("12 **euros**", summary="dear"), submit("9 <b>euros</b>", summary="cheap")]
+    async with open_lab(tmp_path, script, config=PRICED) as lab, serve_lab_pages(lab) as browser:
         first, second = await ended(lab, name="first"), await ended(lab, task="Another?")
         page = await shown(browser, f"/compare?a={first}&b={second}")
         for text in (
@@ -131,10 +131,10 @@ async def test_hostile_texts_are_only_text(tmp_path: Path) -> None:
     link = "[safe](javascript:alert(1)) [here](https://example.org/) ![pixel](https://track.example/x.png)"
     script = [
         Say(EVIL, calls=[("read_file", {"path": EVIL}), (f"no_tool{EVIL[:20]}", {"a": EVIL})]),
-        submits(f"{EVIL}\n\n{link}", summary=EVIL, caveats=[EVIL],
+        submit(f"{EVIL}\n\n{link}", summary=EVIL, caveats=[EVIL],
                 findings=[{"claim": EVIL, "quote": EVIL, "source_url": "javascript:alert(3)"}]),
     ]  # fmt: skip
-    async with open_lab(tmp_path, script, config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, script, config=PRICED) as lab, serve_lab_pages(lab) as browser:
         run_id = await ended(lab, task=EVIL, context=EVIL, name="x<b>y")
         for path in (
             f"/subagents/{run_id}",
@@ -169,7 +169,7 @@ ROUTES = (
 
 
 async def test_runs_of_other_users_do_not_exist(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [submits()], config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [submit()], config=PRICED) as lab, serve_lab_pages(lab) as browser:
         theirs = await lab.call_as("eve", "spawn_subagent", role="researcher", task="Eve's own task")
         run_id = theirs.subagent_id
         for route in ROUTES:
@@ -187,7 +187,7 @@ async def test_runs_of_other_users_do_not_exist(tmp_path: Path) -> None:
 
 
 async def test_the_owner_of_the_data_root_sees_the_runs_of_all(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [submits()], config=PRICED) as lab, serving_pages(lab, owned=True) as browser:
+    async with open_lab(tmp_path, [submit()], config=PRICED) as lab, serve_lab_pages(lab, owned=True) as browser:
         theirs = await lab.call_as("eve", "spawn_subagent", role="researcher", task="Eve's own task")
         assert theirs.subagent_id not in await shown(browser, "/subagents")
         assert "of eve" in await shown(browser, f"/subagents/{theirs.subagent_id}")
@@ -195,7 +195,7 @@ async def test_the_owner_of_the_data_root_sees_the_runs_of_all(tmp_path: Path) -
 
 
 async def test_erased_content_says_so_and_figures_stay(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, reads(), config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, reads(), config=PRICED) as lab, serve_lab_pages(lab) as browser:
         run_id = await ended(lab, context="a private matter")
         await erase_run(lab.store, run_id, (), lab.session.who, "asked for")
         page = await shown(browser, f"/subagents/{run_id}")
@@ -206,7 +206,7 @@ async def test_erased_content_says_so_and_figures_stay(tmp_path: Path) -> None:
 async def test_a_configuration_of_a_newer_ava_leaves_the_rest_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_lab(tmp_path, reads(), config=PRICED, check=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, reads(), config=PRICED, check=False) as lab, serve_lab_pages(lab) as browser:
         run_id = await ended(lab)
 
         def unreadable(_stored: str) -> None:
@@ -221,7 +221,7 @@ async def test_a_configuration_of_a_newer_ava_leaves_the_rest_of_the_page(
 
 async def test_files_are_shown_as_text_and_saved_unchanged_only(tmp_path: Path) -> None:
     saved = Say(calls=[("save_artifact", {"name": "prices.html", "content": "<script>alert(1)</script>"})])
-    async with open_lab(tmp_path, [saved, submits()], config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [saved, submit()], config=PRICED) as lab, serve_lab_pages(lab) as browser:
         run_id = await ended(lab)
         assert f"/subagents/{run_id}/files/prices.html" in await shown(browser, f"/subagents/{run_id}")
         text = await shown(browser, f"/subagents/{run_id}/files/prices.html")
@@ -238,7 +238,7 @@ async def test_files_are_shown_as_text_and_saved_unchanged_only(tmp_path: Path) 
 
 
 async def test_the_result_of_an_ended_run_comes_before_who_approved_it_and_what_it_did(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, reads(summary="twelve euros"), config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, reads(summary="twelve euros"), config=PRICED) as lab, serve_lab_pages(lab) as browser:
         page = await shown(browser, f"/subagents/{await ended(lab)}")
         main = page.partition("<main")[2]
         result, asked, timeline = (
@@ -266,7 +266,7 @@ async def test_markdown_and_values_are_drawn_and_only_as_text(tmp_path: Path) ->
         Say(calls=[("save_artifact", {"name": name, "content": content})])
         for name, content in (("notes.md", NOTES), ("costs.csv", VALUES), ("broken.csv", 'a,b\n"never ends'))
     ]
-    async with open_lab(tmp_path, [*saved, submits()], config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [*saved, submit()], config=PRICED) as lab, serve_lab_pages(lab) as browser:
         run_id = await ended(lab)
         notes = await shown(browser, f"/subagents/{run_id}/files/notes.md")
         assert "<strong>1</strong>" in notes and "<h3" in notes and "?plain" in notes
@@ -284,7 +284,7 @@ async def test_markdown_and_values_are_drawn_and_only_as_text(tmp_path: Path) ->
 
 
 async def test_the_steps_of_a_plan_have_the_signs_of_states(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [submits()], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [submit()], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         steps = [
             {"id": "find", "role": "researcher", "task": "Find it"},
             {"id": "sum", "role": "researcher", "task": "Sum it up", "after": ["find"]},
@@ -299,8 +299,8 @@ async def test_the_steps_of_a_plan_have_the_signs_of_states(tmp_path: Path) -> N
 async def test_a_coders_diff_is_shown_line_by_line(tmp_path: Path) -> None:
     needs_confinement(tmp_path / "state")
     project(tmp_path)
-    async with open_lab(tmp_path, says(RIGHT)) as lab, serving_pages(lab) as browser:
-        run_id = await lab.start(**asked())
+    async with open_lab(tmp_path, make_calls(RIGHT)) as lab, serve_lab_pages(lab) as browser:
+        run_id = await lab.start(**coder_task())
         await lab.ended(run_id, 60)
         assert f'href="/subagents/{run_id}/diff"' in await shown(browser, f"/subagents/{run_id}")
         diff = await shown(browser, f"/subagents/{run_id}/diff")
@@ -311,7 +311,7 @@ async def test_a_coders_diff_is_shown_line_by_line(tmp_path: Path) -> None:
 
 
 async def test_a_long_text_opens_on_its_own_page(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [submits()], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [submit()], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         run_id, other = await lab.start(), await lab.start()
         who, long = Who(lab.session.id, run_id, lab.session.user, AGENT), "word " * 1_000
         await lab.write(Event(who, ToolResult(tool="read_file", success=True, output=f"{long}END"), run_id=run_id))
@@ -325,7 +325,7 @@ async def test_a_long_text_opens_on_its_own_page(tmp_path: Path) -> None:
 
 
 async def test_a_page_of_long_texts_stays_light(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [submits()], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [submit()], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         run_id = await lab.start()
         who = Who(lab.session.id, run_id, lab.session.user, AGENT)
         facts = [ToolCall(tool="read_file", args={"path": "x" * 900}), AssistantMessage(text="y" * 9_000)]
@@ -338,7 +338,7 @@ async def test_a_page_of_long_texts_stays_light(tmp_path: Path) -> None:
 
 
 async def test_a_running_run_gets_only_what_is_new(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [submits()], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [submit()], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         run_id = await lab.start()
         page = await shown(browser, f"/subagents/{run_id}")
         newer = re.search(r'hx-get="(/subagents/[^"]*newer)"', page)
@@ -356,7 +356,7 @@ async def test_a_running_run_gets_only_what_is_new(tmp_path: Path) -> None:
 
 
 async def test_the_end_of_a_run_is_announced_with_its_result(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [submits("the end")], config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [submit("the end")], config=PRICED) as lab, serve_lab_pages(lab) as browser:
         proposal = await lab.propose()
         run_id = proposal.subagent_id
         waiting = await shown(browser, f"/subagents/{run_id}")

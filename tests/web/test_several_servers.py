@@ -11,12 +11,12 @@ import httpx2
 import pytest
 from anyio.from_thread import start_blocking_portal
 from mcp_types import ElicitRequestURLParams, ElicitResult
-from support.http_server import HttpServer, serving_http, token
-from support.model_server import running_model_server
-from support.network.balancer import Balancer, in_postgres
-from support.pages.browser import PAID, PIN, TEAM, Host, There, Visitor, finished, set_pin
-from support.pages.passkeys import DecisionForm, added
-from support.stdio import logged, told, using
+from support.http_server import HttpServer, serve_http, token
+from support.model_server import run_model_server
+from support.network.balancer import Balancer, make_postgres_root
+from support.pages.browser import PAID, PIN, TEAM, Host, There, Visitor, finish_at_once, set_pin
+from support.pages.passkeys import DecisionForm, add_passkey
+from support.stdio import model_env, read_answer, read_log
 
 from ava_server.config.pin import PinFile
 from ava_server.config.sign_in import Passkeys
@@ -50,13 +50,13 @@ class Team(There):
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Generator[Team]:
     root = tmp_path_factory.mktemp("team") / "data"
-    in_postgres(root, f'{PAID}\n[users.hal]\napproval = "human"\n')
+    make_postgres_root(root, f'{PAID}\n[users.hal]\napproval = "human"\n')
     text = token(root, "ana", name="ana-host")
-    with running_model_server(finished) as model, start_blocking_portal() as portal, ExitStack() as stack:
+    with run_model_server(finish_at_once) as model, start_blocking_portal() as portal, ExitStack() as stack:
         servers = [
             stack.enter_context(portal.wrap_async_context_manager(opened))
             for opened in (
-                serving_http(root, "--public-url", ADDRESS, env=using(model.base_url), command=TEAM) for _two in "ab"
+                serve_http(root, "--public-url", ADDRESS, env=model_env(model.base_url), command=TEAM) for _two in "ab"
             )
         ]
         with ExitStack() as visitors:
@@ -100,7 +100,7 @@ def test_who_signs_out_on_one_server_is_soon_out_on_all(team: Team) -> None:
 def test_a_passkey_is_asked_for_by_one_server_and_checked_by_another(team: Team) -> None:
     proposed = team.host.propose()
     ana = team.person("ana", "read", "approve")
-    key = added(team, ana, "ana")
+    key = add_passkey(team, ana, "ana")
     try:
         team.until(lambda: [bool(ana.get("/passkeys").text.count("laptop")) for _two in team.servers] == [True, True])
         decision = DecisionForm(ana, proposed["pending_id"])
@@ -167,13 +167,13 @@ def test_a_client_sends_a_person_to_a_page_of_whichever_server(team: Team, mode:
     async def host() -> dict[str, Any]:
         balancer = Balancer(team.servers)
         async with team.server.client(text, mode=mode, ask=open_page, through=balancer) as client:
-            proposed = told(await client.call_tool("spawn_subagent", {"role": "researcher", "task": "What?"}))[0]
+            proposed = read_answer(await client.call_tool("spawn_subagent", {"role": "researcher", "task": "What?"}))[0]
             asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-            confirmed = told(await client.call_tool("confirm_spawn", asked))[0]
+            confirmed = read_answer(await client.call_tool("confirm_spawn", asked))[0]
             assert min(balancer.sent.count(server.port) for server in team.servers) > 1
             return {**confirmed, "run": proposed["subagent_id"]}
 
     confirmed = team.portal.call(host)
     assert confirmed["status"] == "approved" and len(opened) == 1 and opened[0].startswith(f"{ADDRESS}/proposals/")
-    (decided,) = logged(team.root, "SpawnDecided", run=confirmed["run"])
+    (decided,) = read_log(team.root, "SpawnDecided", run=confirmed["run"])
     assert decided.content["channel"] == "browser"

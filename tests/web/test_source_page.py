@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.model_server import Say
 from support.pages.browser import open_pages
-from support.pages.lab_pages import serving_pages
-from support.runtime import hand_over, open_lab, submits
+from support.pages.lab_pages import serve_lab_pages
+from support.runtime import hand_over, open_lab, submit
 
 from ava_audit.retention import erase_run
 
@@ -25,8 +25,8 @@ MISSING = {"claim": "At dawn", "quote": "The lamp is lit at dawn, every day", "s
 
 
 async def test_it_shows_the_marked_text_escaped_and_404_or_409_for_what_there_is_not(tmp_path: Path) -> None:
-    script = [READS, submits(findings=[FINDING, MISSING])]
-    async with open_lab(tmp_path, script, check=False) as lab, serving_pages(lab) as browser:
+    script = [READS, submit(findings=[FINDING, MISSING])]
+    async with open_lab(tmp_path, script, check=False) as lab, serve_lab_pages(lab) as browser:
         (lab.workspace / "lamp & co.md").write_text(TEXT)
         run_id = await lab.start()
         await lab.ended(run_id)
@@ -57,7 +57,7 @@ def script(asked: dict[str, Any]) -> Say:
 def test_a_click_on_a_finding_shows_its_quote_on_the_screen_and_loads_nothing(
     chromium: Browser, tmp_path: Path
 ) -> None:
-    from support.pages.watched_page import watched
+    from support.pages.watched_page import watch_page
 
     folder = tmp_path / "books"
     folder.mkdir()
@@ -69,7 +69,7 @@ def test_a_click_on_a_finding_shows_its_quote_on_the_screen_and_loads_nothing(
         assert there.host.ended(proposed["subagent_id"])["status"] == "success"
         cookie = (f"ava-{there.server.port}", person.cookie)
         for options in ({"viewport": {"width": 390, "height": 700}}, {"java_script_enabled": False}):
-            with watched(chromium, there.base, cookie, **options) as seen:
+            with watch_page(chromium, there.base, cookie, **options) as seen:
                 page = seen.open(f"/subagents/{proposed['subagent_id']}")
                 page.click("a.opens")
                 mark = page.locator("mark")

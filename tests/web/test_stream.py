@@ -12,8 +12,8 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from support.model_server import Gate, slowly
-from support.pages.lab_pages import serving_pages
+from support.model_server import Gate, slow_answer
+from support.pages.lab_pages import serve_lab_pages
 from support.runtime import PRICED, Lab, open_lab
 
 from ava_audit.events import Event, SettingsChanged, Who
@@ -34,7 +34,7 @@ async def test_a_sign_of_life_comes_as_often_however_busy_other_users_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "ALIVE_EVERY_S", 0.5)
-    async with open_lab(tmp_path, [], config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [], config=PRICED) as lab, serve_lab_pages(lab) as browser:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(others_work, lab)
             with anyio.fail_after(40):
@@ -49,7 +49,7 @@ async def test_a_sign_of_life_comes_as_often_however_busy_other_users_are(
 
 
 async def test_a_change_while_the_page_was_on_its_way_is_told_when_its_stream_opens(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [], config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [], config=PRICED) as lab, serve_lab_pages(lab) as browser:
         page = (await browser.http.get("/")).text
         address = re.search(r'data-stream="([^"]+)"', page)
         assert address is not None
@@ -65,8 +65,8 @@ async def test_what_a_run_is_doing_is_told_to_its_user_and_to_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "ALIVE_EVERY_S", 0.5)
-    script = [slowly(80, Gate()), slowly(120, Gate())]
-    async with open_lab(tmp_path, script, config=PRICED, everybody=True) as lab, serving_pages(lab) as browser:
+    script = [slow_answer(80, Gate()), slow_answer(120, Gate())]
+    async with open_lab(tmp_path, script, config=PRICED, everybody=True) as lab, serve_lab_pages(lab) as browser:
         other = replace(lab, service=lab.as_user("ben"))
         for whose in (other, lab):
             run_id, shown = await whose.start(role="custom", system_prompt="Look.", workspace=None), ""
@@ -107,7 +107,7 @@ class Late:
 async def test_a_change_is_told_once_under_its_own_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "AT_MOST_EVERY_S", 0.2)
     monkeypatch.setattr(pages, "ALIVE_EVERY_S", 2.0)
-    async with open_lab(tmp_path, [], config=PRICED) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, [], config=PRICED) as lab, serve_lab_pages(lab) as browser:
         proposed: list[int] = []
 
         async def propose_once() -> None:

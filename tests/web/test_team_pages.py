@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.http_server import token
 from support.model_server import Say, Step
-from support.pages.browser import PAID, PIN, There, Visitor, finished, open_team, set_pin
+from support.pages.browser import PAID, PIN, There, Visitor, finish_at_once, open_team, set_pin
 from support.runtime import hand_over
-from support.stdio import logged
+from support.stdio import read_log
 
 from ava_server.config.pin import PinFile
 from ava_server.config.tokens import Scope
@@ -24,7 +24,7 @@ SETTINGS = f'{PAID}\n[users.hal]\napproval = "human"\n'
 def script(asked: dict[str, Any]) -> Step:
     """Ask where the task says so; else hand over a result."""
     if "TASK: ask" not in json.dumps(asked["messages"]):
-        return finished(asked)
+        return finish_at_once(asked)
     results = [each["content"] for each in asked["messages"] if each["role"] == "tool"]
     return (
         hand_over(output=" | ".join(results)) if results else Say(calls=[("ask", {"question": "In which currency?"})])
@@ -63,7 +63,7 @@ def test_what_belongs_to_another_user_does_not_exist(team: There) -> None:
         assert unknown.status_code == 404 and same == answer.text, "the same answer as for an unknown id"
     for path in ("/", "/?all", "/subagents"):
         assert run_id not in ben.get(path).text and proposed["pending_id"] not in ben.shown
-    (made,) = logged(team.root, "SpawnProposed", run=run_id)
+    (made,) = read_log(team.root, "SpawnProposed", run=run_id)
     form = {"csrf": ben.csrf, "id": proposed["pending_id"], "digest": made.content["digest"]}
     for word in ("approve", "reject"):
         answer = ben.post("/proposals", {**form, "decision": word})
@@ -85,7 +85,7 @@ def test_nothing_of_another_user_reaches_a_stream(team: There) -> None:
             assert ":" in piece
         before = next(piece for piece in [piece])
         assert before.count("event: changed") == 1
-        (bens,) = [e.seq for e in logged(team.root, "SpawnProposed") if e.user == "ben"][-1:]
+        (bens,) = [e.seq for e in read_log(team.root, "SpawnProposed") if e.user == "ben"][-1:]
         assert int(before.partition("data: ")[2].split()[0]) >= bens, "the event is about Ben's, not about Ana's"
 
 
@@ -96,7 +96,7 @@ def test_a_token_without_the_scope_approve_looks_and_rejects(team: There) -> Non
     refused = visitor.decide(proposed["pending_id"], "approve")
     assert refused.status_code == 409 and "lacks the scope approve" in refused.text and team.starts(proposed) == 0
     assert visitor.decide(proposed["pending_id"], "reject").status_code == 303
-    (found,) = logged(team.root, "SpawnDecided", run=proposed["subagent_id"])
+    (found,) = read_log(team.root, "SpawnDecided", run=proposed["subagent_id"])
     assert found.content["channel"] == "host_call", "the token may be a host's"
 
 
@@ -107,12 +107,12 @@ def test_a_token_that_only_reads_changes_nothing(team: There) -> None:
     assert refused.status_code == 409 and team.state(proposed) == "awaiting_approval"
     assert approver.decide(proposed["pending_id"], "approve").status_code == 303
     run_id = proposed["subagent_id"]
-    team.until(lambda: logged(team.root, "Asked", run=run_id))
+    team.until(lambda: read_log(team.root, "Asked", run=run_id))
     for path in ("cancel", "message", "extension"):
         form = {"csrf": reader.csrf, "message": "EUR", "decision": "reject", "digest": "x"}
         answer = reader.post(f"/subagents/{run_id}/{path}", form)
         assert answer.status_code == 409 and "lacks the scope" in answer.text, path
-    assert not logged(team.root, "Answered", run=run_id)
+    assert not read_log(team.root, "Answered", run=run_id)
     sent = approver.post(f"/subagents/{run_id}/message", {"csrf": approver.csrf, "message": "EUR"})
     assert sent.status_code == 303
     assert "The person answers" in json.dumps(team.host.ended(run_id))
@@ -124,7 +124,7 @@ def test_an_auditor_sees_all_runs_and_decides_about_none(team: There) -> None:
     page = auditor.get(f"/proposals/{proposed['pending_id']}")
     assert page.status_code == 200 and "marmalade" in page.text and "belongs to another user" in page.text
     assert 'name="decision"' not in page.text and proposed["pending_id"] not in auditor.get("/").text
-    (made,) = logged(team.root, "SpawnProposed", run=proposed["subagent_id"])
+    (made,) = read_log(team.root, "SpawnProposed", run=proposed["subagent_id"])
     form = {"csrf": auditor.csrf, "id": proposed["pending_id"], "digest": made.content["digest"]}
     for word in ("approve", "reject"):
         assert auditor.post("/proposals", {**form, "decision": word}).status_code in (400, 404, 409)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.terminal import CONTROLLED, Screen, ava, on_terminal
+from support.terminal import CONTROLLED, Screen, ava, run_on_terminal
 
 from ava_server.config.pin import PinFile
 from ava_server.core.data_root import DataRoot
@@ -32,7 +32,7 @@ def home(tmp_path: Path) -> Path:
 
 def all_hosts(home: Path, answers: list[tuple[str, str]]) -> tuple[int, str]:
     env = {"HOME": str(home)}
-    with on_terminal(home / "data", "init", "--all", cwd=home, command=CONTROLLED, env=env) as screen:
+    with run_on_terminal(home / "data", "init", "--all", cwd=home, command=CONTROLLED, env=env) as screen:
         return ended(screen, answers), screen.text
 
 

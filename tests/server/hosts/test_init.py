@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.stdio import AVA, connected, serving
+from support.stdio import AVA, connect_stdio, serve_stdio
 from support.terminal import ava
 
 from ava_roles.catalog import BUILT_IN
@@ -84,7 +84,7 @@ async def test_the_written_entry_starts_the_server_that_this_shell_uses(home: Pa
     assert Path(entry["command"]).is_absolute()
     assert entry["env"] == {"AVA_DATA_ROOT": str(home / "data"), "AVA_MODEL": "qwen3"}
     started = [entry["command"], *entry["args"]]
-    async with serving(tmp_path / "another", command=started, env=entry["env"], cwd=Path("/")) as wire:
+    async with serve_stdio(tmp_path / "another", command=started, env=entry["env"], cwd=Path("/")) as wire:
         assert (await wire.tool("check_subagent"))["status"] == "list"
     assert (home / "data" / "ava.db").exists() and not (tmp_path / "another" / "ava.db").exists()
 
@@ -136,7 +136,7 @@ def test_writes_down_a_data_root_that_only_this_shell_knows(tmp_path: Path) -> N
 async def test_a_missing_key_is_reported_with_what_to_do_in_this_host(tmp_path: Path, client: str, mode: str) -> None:
     asked = {"role": "researcher", "task": "Read https://example.org/", "model": "openrouter:x/y"}
     with anyio.fail_after(30):
-        async with connected(tmp_path / "data", mode=mode, cwd=tmp_path, name=client) as host:
+        async with connect_stdio(tmp_path / "data", mode=mode, cwd=tmp_path, name=client) as host:
             answer: dict[str, Any] = (await host.call_tool("spawn_subagent", asked)).structured_content or {}
     assert answer["status"] == "failed"
     own = HOSTS[client_of(client).id].key
@@ -153,7 +153,7 @@ async def test_without_a_model_the_proposal_says_how_to_add_one_and_a_new_key_wo
     (folder / "notes.md").write_text("The ferry leaves at six.\n")
     asked = {"role": "researcher", "task": "When does the ferry leave?", "workspace": str(folder)}
     with anyio.fail_after(60):
-        async with connected(root, cwd=tmp_path, name="claude-ai") as host:
+        async with connect_stdio(root, cwd=tmp_path, name="claude-ai") as host:
 
             async def propose() -> dict[str, Any]:
                 return (await host.call_tool("spawn_subagent", asked)).structured_content or {}

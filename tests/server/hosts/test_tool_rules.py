@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from support.terminal import CONTROLLED, ava, on_terminal
+from support.terminal import CONTROLLED, ava, run_on_terminal
 
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import ConfigError
@@ -255,7 +255,7 @@ def test_without_a_terminal_rules_are_only_written_with_the_option(home: Path) -
 @pytest.mark.parametrize("answer", ["y", "n", ""])
 def test_in_a_terminal_the_rules_are_shown_before_the_question(home: Path, answer: str) -> None:
     env = {"HOME": str(home)}
-    with on_terminal(home / "data", "init", "gemini", cwd=home, command=CONTROLLED, env=env) as screen:
+    with run_on_terminal(home / "data", "init", "gemini", cwd=home, command=CONTROLLED, env=env) as screen:
         screen.until("Add these rules? [y/N]")
         assert str(home / ".gemini" / "policies" / "ava.toml") in screen.text
         assert 'toolName = ["spawn_subagent", "check_subagent", "read_ava_logs"]' in screen.text

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, running_model_server
+from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, run_model_server
 
 from ava_server.core.errors import ModelError, ModelTimeout
 from ava_server.models.base import Completion, Request, UserTurn
@@ -136,7 +136,7 @@ async def failure(
 @pytest.mark.parametrize("name", CASES)
 async def test_describes_each_bad_answer_in_one_sentence(name: str, clients: ClientPool) -> None:
     case = CASES[name]
-    with running_model_server([case.step, Say("fine")]) as server:
+    with run_model_server([case.step, Say("fine")]) as server:
         error = await failure(server.base_url, clients)
         assert case.says in str(error)
         assert f"127.0.0.1:{server.port}/v1/chat/completions" in str(error)
@@ -153,7 +153,7 @@ async def test_maps_an_anthropic_stream_error_event_by_its_type(clients: ClientP
     said = {"type": "error", "error": {"type": "rate_limit_error", "message": "try again in 3s"}, "request_id": "req_7"}
     begun = b'event: message_start\ndata: {"type": "message_start", "message": {"id": "msg_1", "content": []}}\n\n'
     broken = Raw([begun, f"event: error\ndata: {json.dumps(said)}\n\n".encode()])
-    with running_model_server([broken]) as server:
+    with run_model_server([broken]) as server:
         model = HttpModel("anthropic", "claude", server.base_url, KEY, clients, MessagesWire(), PATIENT)
         with pytest.raises(ModelError) as caught:
             async with model.stream(ASK) as stream:
@@ -166,7 +166,7 @@ async def test_maps_an_anthropic_stream_error_event_by_its_type(clients: ClientP
 
 async def test_every_case_has_its_own_sentence(clients: ClientPool) -> None:
     sentences: set[str] = set()
-    with running_model_server([case.step for case in CASES.values()]) as server:
+    with run_model_server([case.step for case in CASES.values()]) as server:
         for _ in CASES:
             error = await failure(server.base_url, clients)
             sentences.add(re.sub(r"\d+", "0", re.sub(r"\(HTTP \d+\)", "", str(error))))
@@ -208,7 +208,7 @@ async def test_a_host_whose_name_has_no_address_is_named_with_what_may_be_wrong(
 async def test_each_kind_of_wait_has_its_own_deadline(
     step: Step, deadlines: Deadlines, says: str, clients: ClientPool
 ) -> None:
-    with running_model_server([step]) as server:
+    with run_model_server([step]) as server:
         error = await failure(server.base_url, clients, deadlines)
     assert isinstance(error, ModelTimeout)
     assert says in str(error)
@@ -217,13 +217,13 @@ async def test_each_kind_of_wait_has_its_own_deadline(
 
 async def test_a_slow_trickle_does_not_outlast_the_total_deadline(clients: ClientPool) -> None:
     drip = Raw([b": still here\n\n"] * 1000, chunked=True, pause_s=0.02)
-    with running_model_server([drip]) as server:
+    with run_model_server([drip]) as server:
         error = await failure(server.base_url, clients, Deadlines(between_s=5, total_s=1))
     assert "the answer was not complete" in str(error)
 
 
 async def test_an_error_after_the_finish_reason_is_only_a_note(clients: ClientPool) -> None:
-    with running_model_server([Raw(WORDS[:-2], chunked=True, cut=True)]) as server:
+    with run_model_server([Raw(WORDS[:-2], chunked=True, cut=True)]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.text == "the blue döor"
     assert completion.usage is None
@@ -251,7 +251,7 @@ def usage_case(usage: str, said: str) -> tuple[bytes, str]:
     ],
 )
 async def test_ignores_impossible_usage_figures_and_adds_a_note(answer: bytes, said: str, clients: ClientPool) -> None:
-    with running_model_server([Raw([answer], "application/json")]) as server:
+    with run_model_server([Raw([answer], "application/json")]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.usage is None
     assert completion.text == "hi"
@@ -262,7 +262,7 @@ async def test_replaces_a_lone_surrogate_with_a_storable_character_and_notes_it(
     pieces = [r"a \ud83d", r"\ude00 b \ud800", " c"]
     chunks = ['data: {"choices": [{"delta": {"content": "' + piece + '"}}]}\n\n' for piece in pieces]
     chunks.append('data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n')
-    with running_model_server([Raw([chunk.encode() for chunk in chunks])]) as server:
+    with run_model_server([Raw([chunk.encode() for chunk in chunks])]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.text == completion.raw["content"] == "a \U0001f600 b \ufffd c"
     assert "replaced 1 lone surrogate by U+FFFD" in completion.notes
@@ -270,14 +270,14 @@ async def test_replaces_a_lone_surrogate_with_a_storable_character_and_notes_it(
 
 @pytest.mark.parametrize("arguments", ["{not json", "[1]", '{"a": NaN}', '"text"', "[" * 100_000])
 async def test_keeps_tool_arguments_that_are_not_an_object_as_text(arguments: str, clients: ClientPool) -> None:
-    with running_model_server([Say(calls=[("search", arguments)], fragment=5000)]) as server:
+    with run_model_server([Say(calls=[("search", arguments)], fragment=5000)]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.calls[0].args is None
     assert completion.calls[0].raw_args == arguments
 
 
 async def test_missing_tool_arguments_become_an_empty_object(clients: ClientPool) -> None:
-    with running_model_server([Say(calls=[("list", "")])]) as server:
+    with run_model_server([Say(calls=[("list", "")])]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.calls[0].args == {}
 
@@ -291,7 +291,7 @@ def test_names_an_endpoint_without_its_secrets() -> None:
 
 async def test_an_exhausted_account_is_a_usage_limit_not_a_rate_limit(clients: ClientPool) -> None:
     spent = Fail(429, {"error": {"message": "x", "code": "insufficient_quota"}})
-    with running_model_server([spent]) as server:
+    with run_model_server([spent]) as server:
         assert (await failure(server.base_url, clients)).kind == "usage_limit"
 
 
@@ -299,7 +299,7 @@ async def test_reports_unreadable_certificates_and_sends_nothing(
     clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/certificates.pem")
-    with running_model_server([Say("never")]) as server:
+    with run_model_server([Say("never")]) as server:
         error = await failure(server.base_url, clients)
         assert server.requests == []
     assert (error.kind, error.sent, error.retryable) == ("connection", False, False)
@@ -323,7 +323,7 @@ HALF_CALL = {"index": 0, "id": "a", "function": {"name": "search", "arguments": 
 
 @pytest.mark.parametrize("chunks", [(piece(content="4"), USED), (piece(tool_calls=[CALL]), USED)])
 async def test_a_whole_stream_without_a_finish_reason_is_an_answer(chunks: Any, clients: ClientPool) -> None:
-    with running_model_server([sent(*chunks, "[DONE]")]) as server:
+    with run_model_server([sent(*chunks, "[DONE]")]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.text == "4" or completion.calls[0].args == {"q": "x"}
     assert completion.usage is not None and completion.usage.output_tokens == 5
@@ -340,13 +340,13 @@ async def test_a_whole_stream_without_a_finish_reason_is_an_answer(chunks: Any, 
     ],
 )
 async def test_a_cut_stream_without_a_finish_reason_stays_dropped(chunks: Any, clients: ClientPool) -> None:
-    with running_model_server([sent(*chunks)]) as server:
+    with run_model_server([sent(*chunks)]) as server:
         assert (await failure(server.base_url, clients)).kind == "dropped"
 
 
 async def test_events_that_are_no_json_are_skipped(clients: ClientPool) -> None:
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-    with running_model_server([sent("", "pong", "[]", piece(content="4"), end, USED, "[DONE]")]) as server:
+    with run_model_server([sent("", "pong", "[]", piece(content="4"), end, USED, "[DONE]")]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.text == "4"
     assert "skipped 2 event(s) that are no JSON object" in completion.notes
@@ -355,7 +355,7 @@ async def test_events_that_are_no_json_are_skipped(clients: ClientPool) -> None:
 async def test_usage_in_an_event_with_an_error_counts(clients: ClientPool) -> None:
     end = {"choices": [{"index": 0, "delta": {"content": "4"}, "finish_reason": "length"}]}
     error = {"error": {"code": 400, "message": "Token limit reached"}, **USED}
-    with running_model_server([sent(end, error, "[DONE]")]) as server:
+    with run_model_server([sent(end, error, "[DONE]")]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.usage is not None and completion.usage.prompt_tokens == 22
 
@@ -374,7 +374,7 @@ async def test_usage_in_an_event_with_an_error_counts(clients: ClientPool) -> No
     ],
 )
 async def test_the_advice_fits_the_refusal(step: Step, kind: str, says: str, clients: ClientPool) -> None:
-    with running_model_server([step]) as server:
+    with run_model_server([step]) as server:
         error = await failure(server.base_url, clients)
     assert error.kind == kind
     assert says in f"{error} {error.what_to_do}"
@@ -396,7 +396,7 @@ async def test_the_advice_fits_the_refusal(step: Step, kind: str, says: str, cli
 )
 async def test_an_error_in_a_200_keeps_its_words(step: Step, clients: ClientPool) -> None:
     for wire in (ChatWire(), MessagesWire(), ResponsesWire(), GoogleWire()):
-        with running_model_server([step]) as server:
+        with run_model_server([step]) as server:
             error = await failure(server.base_url, clients, wire=wire)
         assert "no such luck" in str(error), wire
 
@@ -409,7 +409,7 @@ async def test_an_error_in_a_200_keeps_its_words(step: Step, clients: ClientPool
     ],
 )
 async def test_what_the_model_wrote_and_the_provider_refused_may_be_billed(step: Step, clients: ClientPool) -> None:
-    with running_model_server([step]) as server:
+    with run_model_server([step]) as server:
         error = await failure(server.base_url, clients)
     assert error.kind == "rejected"
     assert may_have_been_billed(error)
@@ -434,7 +434,7 @@ REPORTED = {"prompt_tokens": 22, "completion_tokens": 5, "total_tokens": 27}
     ],
 )
 async def test_an_error_tells_what_the_call_used(step: Step, output: int | None, clients: ClientPool) -> None:
-    with running_model_server([step]) as server:
+    with run_model_server([step]) as server:
         error = await failure(server.base_url, clients)
     assert may_have_been_billed(error)
     assert (error.usage.output_tokens if error.usage is not None else None) == output
@@ -442,7 +442,7 @@ async def test_an_error_tells_what_the_call_used(step: Step, output: int | None,
 
 @pytest.mark.parametrize("usage", [None, {}, dict.fromkeys(REPORTED, 0), {"total_time": 0.2}, "much"])
 async def test_a_refusal_without_use_costs_nothing(usage: Any, clients: ClientPool) -> None:
-    with running_model_server([Fail(400, {"error": {"message": "no"}, "usage": usage})]) as server:
+    with run_model_server([Fail(400, {"error": {"message": "no"}, "usage": usage})]) as server:
         error = await failure(server.base_url, clients)
     assert error.usage is None
     assert not may_have_been_billed(error)
@@ -453,7 +453,7 @@ async def test_an_error_of_messages_and_responses_tells_what_the_call_used(clien
     failed = {"type": "response.failed", "response": {"status": "failed", "error": {"message": "no"}, "usage": used}}
     broken = {"type": "error", "error": {"type": "api_error", "message": "no"}, "usage": used}
     for wire, step in ((ResponsesWire(), sent(failed)), (MessagesWire(), sent(broken))):
-        with running_model_server([step]) as server, pytest.raises(ModelError) as caught:
+        with run_model_server([step]) as server, pytest.raises(ModelError) as caught:
             model = HttpModel("custom", "acme/model-1", server.base_url, KEY, clients, wire)
             async with model.stream(ASK) as stream:
                 async for _ in stream:
@@ -464,7 +464,7 @@ async def test_an_error_of_messages_and_responses_tells_what_the_call_used(clien
 
 async def test_usage_that_groq_gives_unasked_is_read(clients: ClientPool) -> None:
     end = {"choices": [{"index": 0, "delta": {"content": "4"}, "finish_reason": "stop"}], "x_groq": {"usage": REPORTED}}
-    with running_model_server([sent(end, "[DONE]")]) as server:
+    with run_model_server([sent(end, "[DONE]")]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.usage is not None
     assert (completion.usage.prompt_tokens, completion.usage.output_tokens) == (22, 5)

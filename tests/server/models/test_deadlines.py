@@ -10,7 +10,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import httpcore2
 import pytest
-from support.model_server import Gate, Raw, Say, events, running_model_server
+from support.model_server import Gate, Raw, Say, events, run_model_server
 
 from ava_roles.net.transports import NetworkBackend
 from ava_server.core.errors import ModelError, ModelTimeout
@@ -160,7 +160,7 @@ async def test_a_trickle_of_headers_does_not_count_as_the_first_byte(clients: Cl
 async def test_every_wait_for_data_ends_at_its_deadline(
     streaming: bool, step: Callable[[], Say | Raw], deadlines: Deadlines, says: str, clients: ClientPool
 ) -> None:
-    with running_model_server([step()]) as server, pytest.raises(ModelError) as caught, anyio.fail_after(20):
+    with run_model_server([step()]) as server, pytest.raises(ModelError) as caught, anyio.fail_after(20):
         model = HttpModel("custom", "test", server.base_url, None, clients, ChatWire(streaming), deadlines)
         async with model.stream(ASK) as stream:
             async for _ in stream:
@@ -171,7 +171,7 @@ async def test_every_wait_for_data_ends_at_its_deadline(
 async def test_steady_chunks_may_take_longer_in_total_than_the_chunk_deadline(clients: ClientPool) -> None:
     script = [Raw(WORDS, chunked=True, pause_s=0.06)]
     assert len(WORDS) * 0.06 > 0.4
-    with running_model_server(script) as server, anyio.fail_after(20):
+    with run_model_server(script) as server, anyio.fail_after(20):
         model = HttpModel(
             "custom", "test", server.base_url, None, clients, ChatWire(), Deadlines(first_byte_s=0.3, between_s=0.3)
         )
@@ -183,7 +183,7 @@ async def test_steady_chunks_may_take_longer_in_total_than_the_chunk_deadline(cl
 
 async def test_cancelling_between_two_chunks_closes_the_connection_at_once(clients: ClientPool) -> None:
     stall = Gate()
-    with running_model_server([Raw(WORDS[:3], missing=9, stall=stall), Say("next")]) as server:
+    with run_model_server([Raw(WORDS[:3], missing=9, stall=stall), Say("next")]) as server:
         model = HttpModel("custom", "test", server.base_url, None, clients, ChatWire())
 
         async def ask() -> None:

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.model_server import EVENTS, JSON, Fail, Gate, Raw, Received, Say, Script, running_model_server
+from support.model_server import EVENTS, JSON, Fail, Gate, Raw, Received, Say, Script, run_model_server
 from support.models import google_format
 from support.runtime import check_requests, hand_over, open_lab
 
@@ -52,7 +52,7 @@ async def answers(
 ) -> tuple[list[Completion], list[Received]]:
     """Ask a server that plays the script, and return its answers and what it received."""
     found: list[Completion] = []
-    with anyio.fail_after(40), running_model_server(script) as server:
+    with anyio.fail_after(40), run_model_server(script) as server:
         async with ClientPool() as clients:
             http = HttpModel("google", model, server.base_url, key, clients, wire)
             for request in requests or (ask(model=model),):
@@ -267,7 +267,7 @@ async def test_assembles_text_thinking_and_calls(streaming: bool) -> None:
 async def test_pieces_are_told_as_they_arrive() -> None:
     say = Say("the words", [("search", {"q": "x"})], reasoning="the thinking")
     heard: list[Delta] = []
-    with running_model_server([say]) as server:
+    with run_model_server([say]) as server:
         model = HttpModel("g", MODEL, server.base_url, None, ClientPool(), WIRE)
         async with model.clients, model.stream(ask()) as stream:
             async for delta in stream:
@@ -523,7 +523,7 @@ async def test_a_stream_that_breaks_after_its_end_is_an_answer() -> None:
 async def test_leaving_in_the_middle_of_a_stream_closes_the_connection() -> None:
     gate = Gate()
     begun = [f"data: {json.dumps(candidate({'text': 'half'}))}\n\n".encode()]
-    with anyio.fail_after(20), running_model_server([Raw(begun, EVENTS, chunked=True, stall=gate)]) as server:
+    with anyio.fail_after(20), run_model_server([Raw(begun, EVENTS, chunked=True, stall=gate)]) as server:
         async with ClientPool() as clients:
             model = HttpModel("google", MODEL, server.base_url, None, clients, WIRE)
             async with model.stream(ask()) as stream:
@@ -638,7 +638,7 @@ async def test_a_run_calls_tools_and_sends_the_same_bytes_after_a_kill(tmp_path:
     gate = Gate()
     usage = used(9_000, 200, 300, cachedContentTokenCount=6_000)
     reads = Say("I read.", [("read_file", {"path": "0.md"})], reasoning="Where is it?", usage=usage)
-    with running_model_server([reads, Say("lost", gate=gate), hand_over()]) as server:
+    with run_model_server([reads, Say("lost", gate=gate), hand_over()]) as server:
         async with open_lab(tmp_path, server=server, config=CONFIG, env=ENV, check=False) as lab:
             (lab.workspace / "0.md").write_text("twelve cents\n")
             run_id = await lab.start(extended_thinking=True)

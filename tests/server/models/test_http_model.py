@@ -5,7 +5,7 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.model_server import Gate, Received, Say, Script, events, running_model_server
+from support.model_server import Gate, Received, Say, Script, events, run_model_server
 
 from ava_audit.errors import StaleOwner
 from ava_audit.events import Usage
@@ -33,7 +33,7 @@ async def answers(
 ) -> tuple[list[Completion], list[Received]]:
     """Ask a server that plays the script, and return its answers and what it received."""
     found: list[Completion] = []
-    with anyio.fail_after(20), running_model_server(script) as server:
+    with anyio.fail_after(20), run_model_server(script) as server:
         async with ClientPool() as clients:
             model = HttpModel("custom", "test", server.base_url, "key-0123456789", clients, ChatWire(streaming))
             for _ in range(times):
@@ -104,7 +104,7 @@ async def test_the_key_is_sent_only_in_the_header() -> None:
 
 
 async def test_without_a_key_there_is_no_authorization_header(clients: ClientPool) -> None:
-    with anyio.fail_after(20), running_model_server([Say("ok")]) as server:
+    with anyio.fail_after(20), run_model_server([Say("ok")]) as server:
         async with HttpModel("p", "m", server.base_url, None, clients, ChatWire()).stream(ASK) as stream:
             async for _ in stream:
                 pass
@@ -112,7 +112,7 @@ async def test_without_a_key_there_is_no_authorization_header(clients: ClientPoo
 
 
 async def test_the_next_call_reuses_the_connection(clients: ClientPool) -> None:
-    with anyio.fail_after(20), running_model_server([Say("a"), Say("b"), Say("c", stream=False)]) as server:
+    with anyio.fail_after(20), run_model_server([Say("a"), Say("b"), Say("c", stream=False)]) as server:
         model = HttpModel("p", "m", server.base_url, None, clients, ChatWire())
         for _ in range(3):
             async with model.stream(ASK) as stream:
@@ -146,7 +146,7 @@ async def test_closes_a_client_after_a_long_idle_time(monkeypatch: pytest.Monkey
 
 async def test_leaving_the_stream_closes_the_connection_at_once(clients: ClientPool) -> None:
     gate = Gate()
-    with anyio.fail_after(20), running_model_server([Say("never", gate=gate)]) as server:
+    with anyio.fail_after(20), run_model_server([Say("never", gate=gate)]) as server:
         model = HttpModel("p", "m", server.base_url, None, clients, ChatWire())
 
         async def ask() -> None:
@@ -163,7 +163,7 @@ async def test_leaving_the_stream_closes_the_connection_at_once(clients: ClientP
 async def test_text_arrives_as_deltas_while_the_answer_streams(clients: ClientPool) -> None:
     with (
         anyio.fail_after(20),
-        running_model_server([Say("one two three", reasoning="hm", fragment=4)]) as server,
+        run_model_server([Say("one two three", reasoning="hm", fragment=4)]) as server,
     ):
         async with HttpModel("p", "m", server.base_url, None, clients, ChatWire()).stream(ASK) as stream:
             with pytest.raises(RuntimeError, match="read to its end"):
@@ -210,7 +210,7 @@ def test_reported_usage_bounds_later_calls() -> None:
 async def test_calls_use_the_proxy_from_the_environment(clients: ClientPool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "all_proxy", "no_proxy", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with anyio.fail_after(20), running_model_server([Say("through the proxy")]) as server:
+    with anyio.fail_after(20), run_model_server([Say("through the proxy")]) as server:
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{server.port}")
         async with HttpModel("p", "m", "http://model.invalid/v1", None, clients, ChatWire()).stream(ASK) as stream:
             async for _ in stream:
@@ -230,7 +230,7 @@ async def test_a_request_that_the_check_refuses_never_arrives_whole(clients: Cli
             raise StaleOwner("somebody else has the run")
 
     asked = replace(ASK, turns=(UserTurn("x" * size),))
-    with anyio.fail_after(20), running_model_server([Say("hello")]) as server:
+    with anyio.fail_after(20), run_model_server([Say("hello")]) as server:
         model = HttpModel("custom", "test", server.base_url, None, clients, ChatWire())
         with pytest.raises(StaleOwner):
             async with model.stream(asked, check):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from support.sample import sampled
+from support.sample import sample
 
 from ava_server.models.base import Completion
 from ava_server.models.json_text import encode
@@ -127,7 +127,7 @@ def answered(kind: str, events: Iterable[Event]) -> Completion:
     return growing.complete(request_id=None, sent_bytes=0)
 
 
-@pytest.mark.parametrize("kind", sampled(KINDS, 12))
+@pytest.mark.parametrize("kind", sample(KINDS, 12))
 def test_one_long_answer_takes_as_long_as_many_short_ones_of_as_many_pieces(kind: str) -> None:
     """Twice the same work, so no machine is too slow or too busy; with the square, the long one takes 16 times it."""
     whole = 32_000 if kind in MILD else 8_000

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.model_server import EVENTS, Fail, Raw, Received, Say, Script, running_model_server
+from support.model_server import EVENTS, Fail, Raw, Received, Say, Script, run_model_server
 from support.models import messages_format
 
 from ava_audit.events import Usage
@@ -37,7 +37,7 @@ async def answers(
 ) -> tuple[list[Completion], list[Received]]:
     """Ask a server that plays the script, and return its answers and what it received."""
     found: list[Completion] = []
-    with anyio.fail_after(40), running_model_server(script) as server:
+    with anyio.fail_after(40), run_model_server(script) as server:
         async with ClientPool() as clients:
             model = HttpModel("anthropic", "m", server.base_url, key, clients, wire or MessagesWire(thinking=ADAPTIVE))
             for request in requests or (ask(),):
@@ -101,7 +101,7 @@ def test_marks_the_prefix_the_last_request_and_this_request_for_caching() -> Non
         ]
         assert body["system"] == [{"type": "text", "text": "You are terse.", "cache_control": MARK}]
         assert [at for at, _ in marked] == [number for number in (0, 2, 4) if number < length][-2:]
-        assert messages_format.refused(body) is None
+        assert messages_format.why_refused(body) is None
 
 
 def test_leaves_out_the_parts_of_an_answer_that_the_api_would_reject() -> None:
@@ -152,10 +152,10 @@ def test_with_a_budget_sends_thinking_only_if_the_exchange_began_with_thinking(t
     assert wire.may_think(turns) == thoughtful
     assert ("thinking" in body) == thinks
     assert body["messages"][1]["content"] == ([thought, call(0)] if thinks else [call(0)])
-    assert messages_format.refused(body) is None
+    assert messages_format.why_refused(body) is None
     anew = (*turns, AssistantTurn({"role": "assistant", "content": [{"type": "text", "text": "so"}]}), UserTurn("z"))
     assert wire.may_think(anew), "what follows a message without results is a new turn of the model's"
-    assert messages_format.refused(wire.body(ask(*anew, thinking=4096, model="claude-haiku-4-5"))) is None
+    assert messages_format.why_refused(wire.body(ask(*anew, thinking=4096, model="claude-haiku-4-5"))) is None
 
 
 def test_drops_a_thinking_block_that_follows_a_dropped_text_block() -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from support.model_server import Say, running_model_server
+from support.model_server import Say, run_model_server
 
 from ava_server.models.base import Completion, Request, ToolSchema, UserTurn
 from ava_server.models.clients import ClientPool
@@ -60,7 +60,7 @@ async def ours(url: str, wire: Wire) -> Completion:
 async def test_the_anthropic_sdk_reads_every_event_and_accepts_what_ava_sends_back(streaming: bool) -> None:
     import anthropic
 
-    with running_model_server([BLOCKS, BLOCKS, Say("done", usage={"input_tokens": 200, "output_tokens": 2})]) as server:
+    with run_model_server([BLOCKS, BLOCKS, Say("done", usage={"input_tokens": 200, "output_tokens": 2})]) as server:
         completion = await ours(server.base_url, MessagesWire(streaming))
         body: dict[str, Any] = server.requests[0].json
         body.pop("stream")
@@ -116,7 +116,7 @@ async def test_the_anthropic_sdk_reads_every_event_and_accepts_what_ava_sends_ba
 async def test_the_openai_sdk_reads_the_same_chat_completions(streaming: bool) -> None:
     import openai
 
-    with running_model_server([CHAT, CHAT]) as server:
+    with run_model_server([CHAT, CHAT]) as server:
         completion = await ours(server.base_url, ChatWire(streaming))
         body: dict[str, Any] = server.requests[0].json
         body.pop("stream")
@@ -151,7 +151,7 @@ async def test_the_openai_sdk_reads_the_same_chat_completions(streaming: bool) -
 async def test_an_api_error_raises_an_error_in_the_sdk() -> None:
     import anthropic
 
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         address = server.base_url.removesuffix("/v1")
         async with anthropic.AsyncAnthropic(api_key="key-0123456789", base_url=address, max_retries=0) as client:
             with pytest.raises(anthropic.BadRequestError, match="must begin and end with a user message"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 from pydantic import TypeAdapter
-from support.model_server import ModelServer, Say, running_model_server
+from support.model_server import ModelServer, Say, run_model_server
 from support.models import responses_format
 
 from ava_audit.events import Usage
@@ -97,7 +97,7 @@ async def test_the_openai_sdk_reads_the_same_as_ava(name: str, streaming: bool) 
     from openai.types.responses import ResponseReasoningItem
 
     say = SAYS[name]
-    with anyio.fail_after(20), running_model_server([say, say]) as server:
+    with anyio.fail_after(20), run_model_server([say, say]) as server:
         known = await anyio.to_thread.run_sync(lambda: theirs(server, ASK, streaming=streaming))
         read = await ours(server, ASK, streaming=streaming)
         by_sdk, by_us = server.requests
@@ -142,7 +142,7 @@ def test_the_openai_sdk_knows_every_event_including_thinking_summaries() -> None
 
 async def test_the_openai_sdk_sends_back_the_same_json_as_ava() -> None:
     say = SAYS["calls"]
-    with anyio.fail_after(20), running_model_server([say, Say("ok"), Say("ok")]) as server:
+    with anyio.fail_after(20), run_model_server([say, Say("ok"), Say("ok")]) as server:
         first = await ours(server, ASK, streaming=True)
         results = [ToolTurn(call.call_id, call.name, "found") for call in first.calls]
         again = Request(MODEL, ASK.system, (SEARCH,), (TASK, AssistantTurn(first.raw), *results), 8192, 4096)
@@ -156,7 +156,7 @@ async def test_the_scripted_server_rejects_for_the_sdk_what_the_api_would_reject
     from openai import APIStatusError, OpenAI
 
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"}
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         client = OpenAI(base_url=server.base_url, api_key="key", max_retries=0)
 
         def ask() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, events_at, running_model_server
+from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, events_at, run_model_server
 
 from ava_server.cli.models import read_providers, servers_lines
 from ava_server.config.credentials import model_settings
@@ -93,7 +93,7 @@ class Called:
 @pytest.mark.parametrize("name", CALLED)
 async def test_a_turn_with_tools_is_streamed_and_counted_within_its_bound(name: str) -> None:
     said = Say("I look for it.", [("search", {"q": "blue door"})])
-    with running_model_server([said]) as server:
+    with run_model_server([said]) as server:
         async with ClientPool() as clients:
             called = Called(name, server, clients)
             completion = await called.ask()
@@ -137,7 +137,7 @@ async def test_a_conversation_with_thinking_and_tools_goes_on_as_the_provider_ac
     """The server refuses what the API of the path would, such as a result without its call, or a lost signature."""
     script = [Say("I look.", DOORS, reasoning="Which door?"), Say("It is behind the shelf.")]
     model_id = model_at(name)
-    with running_model_server(script) as server:
+    with run_model_server(script) as server:
         async with ClientPool() as clients:
             called = Called(name, server, clients, model_id, streaming=streaming)
             tokens = 2_048 if called.model.may_think([TASK]) else 0
@@ -173,7 +173,7 @@ async def test_a_conversation_with_thinking_and_tools_goes_on_as_the_provider_ac
 @pytest.mark.parametrize("name", CALLED)
 async def test_whoever_leaves_while_it_waits_closes_the_connection(name: str, streaming: bool) -> None:
     gate = Gate()
-    with running_model_server([Say("never read", gate=gate)]) as server:
+    with run_model_server([Say("never read", gate=gate)]) as server:
         async with ClientPool() as clients, anyio.create_task_group() as tasks:
             called = Called(name, server, clients, streaming=streaming)
             tasks.start_soon(called.ask)
@@ -195,7 +195,7 @@ BREAKS: Mapping[str, Mapping[str, Any]] = {
 @pytest.mark.parametrize("name", CALLED)
 async def test_a_stream_that_does_not_end_may_have_been_billed(name: str, how: str) -> None:
     gate = Gate()
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         async with ClientPool() as clients:
             called = Called(name, server, clients)
             path, body = called.model.wire.url(server.base_url, "test").partition("?")[0], called.model.wire.body(ASK)
@@ -223,7 +223,7 @@ async def test_a_stream_that_does_not_end_may_have_been_billed(name: str, how: s
 
 @pytest.mark.parametrize("name", CALLED)
 def test_the_key_goes_into_the_header_of_the_provider(name: str) -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         called = Called(name, server, ClientPool())
     header = HEADERS.get(name, "authorization")
     assert called.headers[header] == (f"Bearer {KEY}" if header == "authorization" else KEY)
@@ -266,7 +266,7 @@ FAILURES: Mapping[int, str] = {400: "bad_request", 401: "auth", 429: "rate_limit
 async def test_an_error_is_of_its_kind_and_has_no_key(name: str) -> None:
     said: list[Step] = [Fail(status, {"error": {"message": f"no, {KEY}"}}) for status in FAILURES]
     found: dict[int, str] = {}
-    with running_model_server(said) as server:
+    with run_model_server(said) as server:
         async with ClientPool() as clients:
             called = Called(name, server, clients)
             for status in FAILURES:
@@ -299,17 +299,17 @@ URLS = {
 
 @pytest.mark.parametrize("name", URLS)
 def test_a_call_goes_to_the_documented_address(name: str) -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         assert Called(name, server, ClientPool()).url == URLS[name]
 
 
 @pytest.mark.parametrize("name", SELLERS)
 async def test_a_provider_lists_its_models(name: str) -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         catalog = model_catalogs(ModelSettings(providers={name: Provider(base_url=address_of(name), api_key=KEY)}))
         assert catalog[name].base_url == address_of(name)
         listed: dict[str, Any] = {"data": [{"id": "one"}], "models": [{"name": "models/one"}]}
-    with running_model_server([Fail(200, listed)]) as server:
+    with run_model_server([Fail(200, listed)]) as server:
         async with ClientPool() as clients:
             assert await ask_endpoint(replace(catalog[name], base_url=server.base_url), clients) == ["one"]
 
@@ -495,7 +495,7 @@ TOLD: Mapping[str, tuple[str, Any, dict[str, int]]] = {
 @pytest.mark.parametrize("name", TOLD)
 async def test_a_server_on_this_machine_tells_the_length_that_is_loaded(name: str) -> None:
     path, answer, windows = TOLD[name]
-    with running_model_server([Fail(200, answer)]) as server:
+    with run_model_server([Fail(200, answer)]) as server:
         catalog = ModelCatalog(name, server.base_url, None, "chat_completions", configured=True, in_table=False)
         async with ClientPool() as clients:
             assert await loaded_windows(catalog, clients) == windows
@@ -506,7 +506,7 @@ async def test_a_server_on_this_machine_tells_the_length_that_is_loaded(name: st
     "answer", [[], {}, {"models": 7}, {"models": [{"name": "a", "context_length": -1}]}, "x", None]
 )
 async def test_a_server_that_tells_no_length_has_none(answer: Any) -> None:
-    with running_model_server([Fail(200, answer), Fail(404), Fail(200, b"<html>")]) as server:
+    with run_model_server([Fail(200, answer), Fail(404), Fail(200, b"<html>")]) as server:
         catalog = ModelCatalog("ollama", server.base_url, None, "chat_completions", configured=True, in_table=False)
         async with ClientPool() as clients:
             for _ in range(3):
@@ -514,7 +514,7 @@ async def test_a_server_that_tells_no_length_has_none(answer: Any) -> None:
 
 
 async def test_no_other_endpoint_is_asked_for_its_length() -> None:
-    with running_model_server([]) as server:
+    with run_model_server([]) as server:
         async with ClientPool() as clients:
             for name in ("custom", "openai"):
                 catalog = ModelCatalog(name, server.base_url, KEY, "chat_completions", configured=True, in_table=False)
@@ -523,7 +523,7 @@ async def test_no_other_endpoint_is_asked_for_its_length() -> None:
 
 
 async def test_a_server_at_its_usual_port_is_found_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_model_server(lambda _body: Fail(200, {"data": [{"id": "qwen3"}, {"id": "other"}]})) as server:
+    with run_model_server(lambda _body: Fail(200, {"data": [{"id": "qwen3"}, {"id": "other"}]})) as server:
         rows = {name: known for name, known in PROVIDERS.items() if name not in ("lmstudio", "llamacpp")}
         rows["ollama"] = replace(PROVIDERS["ollama"], base_url=server.base_url)
         monkeypatch.setattr(listing, "PROVIDERS", rows)

@@ -10,9 +10,9 @@ import anyio.to_thread
 import httpx2
 import pytest
 from httpx2._utils import URLPattern
-from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
+from support.model_server import Fail, Gate, ModelServer, Say, run_model_server
 from support.network.certificates import Issued, issue
-from support.network.proxy import Proxy, running_proxy
+from support.network.proxy import Proxy, run_proxy
 
 from ava_roles.net.transports import NetworkBackend
 from ava_server.core.errors import ModelError
@@ -57,14 +57,14 @@ async def clients() -> AsyncIterator[ClientPool]:
 
 @pytest.fixture
 def server(trusted: Path) -> Iterator[ModelServer]:
-    with running_model_server([Say("here"), Say("again"), Say("and again")], trusted) as server:
+    with run_model_server([Say("here"), Say("again"), Say("and again")], trusted) as server:
         yield server
 
 
 @pytest.fixture
 def proxy(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A proxy before the server, named in HTTPS_PROXY."""
-    with running_proxy({HOST: server.port, "127.0.0.1": server.port}) as proxy:
+    with run_proxy({HOST: server.port, "127.0.0.1": server.port}) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
         yield proxy
 
@@ -94,7 +94,7 @@ URL = f"https://{HOST}/v1"
 async def test_a_call_tunnels_through_a_proxy_without_resolving_the_name_locally(
     variable: str, server: ModelServer, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running_proxy({HOST: server.port}) as proxy:
+    with run_proxy({HOST: server.port}) as proxy:
         monkeypatch.setenv(variable, proxy.url)
         assert (await ask(URL, clients)).text == "here"
         assert (await ask(URL, clients)).text == "again"
@@ -111,8 +111,8 @@ async def test_supports_a_proxy_that_uses_tls_itself(
     scheme: str, trusted: Path, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
-        running_model_server([Say("here")], trusted if scheme == "https" else None) as server,
-        running_proxy({HOST: server.port}, trusted) as proxy,
+        run_model_server([Say("here")], trusted if scheme == "https" else None) as server,
+        run_proxy({HOST: server.port}, trusted) as proxy,
     ):
         monkeypatch.setenv("ALL_PROXY", proxy.url_of(LOGIN))
         assert (await ask(f"{scheme}://{HOST}/v1", clients)).text == "here"
@@ -140,7 +140,7 @@ async def test_no_proxy_bypasses_the_proxy(
 async def test_a_model_on_this_machine_is_called_without_a_proxy(
     host: str, variable: str, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running_model_server([Say("here")]) as server, running_proxy({host: server.port}) as proxy:
+    with run_model_server([Say("here")]) as server, run_proxy({host: server.port}) as proxy:
         monkeypatch.setenv(variable, proxy.url)
         assert (await ask(f"http://{host}:{server.port}/v1", clients)).text == "here"
     assert [*proxy.tunnels, *proxy.requests] == []
@@ -155,7 +155,7 @@ def test_addresses_of_this_machine_are_matched(host: str) -> None:
 async def test_an_untrusted_certificate_is_reported_and_nothing_is_sent(
     issued: Issued, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running_model_server([Say("never")], issued.server) as server, running_proxy({HOST: server.port}) as proxy:
+    with run_model_server([Say("never")], issued.server) as server, run_proxy({HOST: server.port}) as proxy:
         straight = await failure(server.base_url, clients)
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
         async with ClientPool() as others:
@@ -177,7 +177,7 @@ async def test_the_proxy_login_is_sent_only_to_the_proxy_and_shown_nowhere(
     caplog.set_level(logging.DEBUG, "ava")
     wrong = "somebody:wrong-" + PASSWORD
     certificate = trusted if scheme == "https" else None
-    with running_model_server([Say("let in")], certificate) as server, running_proxy({HOST: server.port}) as proxy:
+    with run_model_server([Say("let in")], certificate) as server, run_proxy({HOST: server.port}) as proxy:
         proxy.login = LOGIN
         url = f"{scheme}://{HOST}/v1"
         said: list[ModelError] = []
@@ -231,7 +231,7 @@ async def test_an_error_caused_by_a_proxy_names_it_and_is_not_billed(
 
 
 async def test_an_unreachable_proxy_is_named(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_proxy({}) as proxy:
+    with run_proxy({}) as proxy:
         pass
     monkeypatch.setenv("HTTPS_PROXY", proxy.url_of(LOGIN))
     monkeypatch.setenv("HTTP_PROXY", proxy.url_of(LOGIN))
@@ -247,7 +247,7 @@ async def test_an_unreachable_proxy_is_named(server: ModelServer, monkeypatch: p
 async def test_an_error_status_names_the_proxy_it_came_through(
     clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running_model_server([Fail(503)]) as server, running_proxy({HOST: server.port}) as proxy:
+    with run_model_server([Fail(503)]) as server, run_proxy({HOST: server.port}) as proxy:
         monkeypatch.setenv("HTTP_PROXY", proxy.url)
         own = await failure(f"http://{HOST}/v1", clients)
         proxy.refuses = 502
@@ -265,8 +265,8 @@ async def test_cancelling_a_call_closes_both_connections_of_the_proxy_at_once(
     gate = Gate()
     script = [Say("never", gate=gate), Say("next")]
     with (
-        running_model_server(script if where == "answer" else script[1:], trusted) as server,
-        running_proxy({HOST: server.port}) as proxy,
+        run_model_server(script if where == "answer" else script[1:], trusted) as server,
+        run_proxy({HOST: server.port}) as proxy,
     ):
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
         proxy.stalls = "answer" if where == "connecting" else "tunnel" if where == "tunnel" else "never"

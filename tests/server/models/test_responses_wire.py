@@ -8,7 +8,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.model_server import EVENTS, JSON, Fail, Gate, Raw, Received, Say, Script, running_model_server
+from support.model_server import EVENTS, JSON, Fail, Gate, Raw, Received, Say, Script, run_model_server
 from support.models import responses_format
 from support.runtime import check_requests, hand_over, open_lab
 
@@ -43,7 +43,7 @@ async def answers(
 ) -> tuple[list[Completion], list[Received]]:
     """Ask a server that plays the script, and return its answers and what it received."""
     found: list[Completion] = []
-    with anyio.fail_after(40), running_model_server(script) as server:
+    with anyio.fail_after(40), run_model_server(script) as server:
         async with ClientPool() as clients:
             model = HttpModel("openai", "m", server.base_url, key, clients, wire)
             for request in requests or (ask(),):
@@ -213,7 +213,7 @@ async def test_reports_thinking_text_and_arguments_to_the_activity_line_as_they_
     say = Say("the words", [("search", {"q": "the words"})], reasoning="the thinking", usage=PLAIN)
     events = responses_format.events(say, SUMMED)
     heard: list[Delta] = []
-    with running_model_server([Raw(events, EVENTS, chunked=True)]) as server:
+    with run_model_server([Raw(events, EVENTS, chunked=True)]) as server:
         async with (
             ClientPool() as clients,
             HttpModel("o", "m", server.base_url, None, clients, WIRE).stream(ask()) as one,
@@ -458,7 +458,7 @@ def test_truncates_and_sanitizes_the_providers_own_text() -> None:
 def test_the_kept_plan_is_sent_as_a_message_of_the_model() -> None:
     raw = WIRE.assistant_message("1. Read.", done(item(call("a")), END).calls)
     sent = WIRE.body(ask(TASK, AssistantTurn(raw), ToolTurn("a", "search", "x")))
-    assert responses_format.refused(sent) is None
+    assert responses_format.why_refused(sent) is None
     assert sent["input"][1]["content"] == [{"type": "output_text", "text": "1. Read.", "annotations": []}]
     assert sent["input"][2] == call("a")
 
@@ -585,7 +585,7 @@ async def test_a_run_calls_tools_and_sends_the_same_bytes_after_a_kill(
 ) -> None:
     gate = Gate()
     reads = Say("I read.", [("read_file", {"path": "0.md"})], reasoning="Where is it?", usage=CACHED)
-    with running_model_server([reads, Say("lost", gate=gate), hand_over()]) as server:
+    with run_model_server([reads, Say("lost", gate=gate), hand_over()]) as server:
         async with open_lab(tmp_path, server=server, config=CONFIG, env=ENV, check=False) as lab:
             (lab.workspace / "0.md").write_text("twelve cents\n")
             run_id = await lab.start(extended_thinking=True)

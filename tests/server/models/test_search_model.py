@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Fail, Gate, ModelServer, Raw, Step, running_model_server
+from support.model_server import Fail, Gate, ModelServer, Raw, Step, run_model_server
 from support.models.search_formats import ANTHROPIC, FORMATS, OPENAI, OPENROUTER, PROSE, URLS, anthropic_error
 
 from ava_roles.errors import ToolFailed
@@ -61,7 +61,7 @@ async def call(name: str, server: ModelServer, deadlines: Deadlines = DEADLINES)
 
 async def results(name: str, answer: Any, count: int = 8) -> SearchResults:
     """Return what is left of an answer."""
-    with running_model_server([Fail(200, answer)]) as server:
+    with run_model_server([Fail(200, answer)]) as server:
         return read_results(name, await call(name, server), count)
 
 
@@ -93,7 +93,7 @@ ASKED: Mapping[str, Mapping[str, Any]] = {
 @ALL
 async def test_asks_for_one_search_and_keeps_only_addresses_titles_and_dates(name: str) -> None:
     form = FORMATS[name]
-    with running_model_server([Fail(200, form.answer)]) as server:
+    with run_model_server([Fail(200, form.answer)]) as server:
         completion = await call(name, server)
         (sent,) = server.requests
     header, before = form.header
@@ -220,7 +220,7 @@ def openrouter_filtered() -> dict[str, Any]:
 async def test_an_answer_without_a_search_says_what_to_do(
     name: str, answer: Any, words: tuple[str, ...], searches: int
 ) -> None:
-    with running_model_server([Fail(200, answer)]) as server:
+    with run_model_server([Fail(200, answer)]) as server:
         completion = await call(name, server)
     assert searches_in(completion) == searches, "a search that was not made has no fee"
     with pytest.raises(ToolFailed) as failed:
@@ -260,7 +260,7 @@ async def test_results_count_even_where_a_second_search_was_refused_or_the_answe
     ids=["form", "list", "page", "no json", "large", "half", "key", "limit", "busy", "error in a 200"],
 )
 async def test_a_broken_answer_is_one_attempt_and_never_shows_the_key(name: str, step: Step) -> None:
-    with running_model_server([step]) as server:
+    with run_model_server([step]) as server:
         with pytest.raises(ModelError) as failed:
             await call(name, server)
         assert len(server.requests) == 1
@@ -270,21 +270,21 @@ async def test_a_broken_answer_is_one_attempt_and_never_shows_the_key(name: str,
 @ALL
 async def test_a_search_ends_where_its_answer_stalls(name: str) -> None:
     stalled = Raw([b"{"], "application/json", missing=9, stall=Gate())
-    with running_model_server([stalled]) as server, pytest.raises(ModelError, match="no further byte"):
+    with run_model_server([stalled]) as server, pytest.raises(ModelError, match="no further byte"):
         await call(name, server, Deadlines(between_s=0.3))
 
 
 @ALL
 @pytest.mark.parametrize("usage", [None, {}, {"input_tokens": "many"}, {"prompt_tokens": -1, "completion_tokens": 2}])
 async def test_an_answer_without_plausible_usage_has_results_and_no_usage(name: str, usage: Any) -> None:
-    with running_model_server([Fail(200, {**FORMATS[name].answer, "usage": usage})]) as server:
+    with run_model_server([Fail(200, {**FORMATS[name].answer, "usage": usage})]) as server:
         completion = await call(name, server)
     assert completion.usage is None and len(read_results(name, completion, 8).hits) == 2
 
 
 async def test_counts_each_search_that_was_made_beyond_the_one_that_was_asked_for() -> None:
     answer = FORMATS["anthropic"].with_usage(server_tool_use={"web_search_requests": 3})
-    with running_model_server([Fail(200, answer)]) as server:
+    with run_model_server([Fail(200, answer)]) as server:
         assert searches_in(await call("anthropic", server)) == 3
 
 

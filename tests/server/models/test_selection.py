@@ -3,7 +3,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from support.model_server import Say, running_model_server
+from support.model_server import Say, run_model_server
 
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.models.base import AssistantTurn, Model, Request, ToolSchema, ToolTurn, UserTurn
@@ -331,7 +331,7 @@ def test_does_not_stream_from_an_endpoint_that_cannot(streaming: bool) -> None:
 
 
 async def test_the_chosen_model_answers() -> None:
-    with running_model_server([Say("hello")]) as server:
+    with run_model_server([Say("hello")]) as server:
         choice = choose(None, "fast", ModelSettings(base_url=server.base_url, api_key=KEY, model="m"))
         async with ClientPool() as clients:
             model = build_model(choice, clients)

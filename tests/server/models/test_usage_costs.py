@@ -11,7 +11,7 @@ import anyio
 import pytest
 from genai_prices import Usage as TheirUsage
 from genai_prices import calc_price
-from support.model_server import Say, running_model_server
+from support.model_server import Say, run_model_server
 
 from ava_audit.events import Usage
 from ava_server.models.base import Completion, Request, UserTurn
@@ -102,7 +102,7 @@ async def answered(example: Example, *, streaming: bool = True) -> Completion:
     """The answer of a server that reports the example's usage, as the provider's wire reads it."""
     wire: Wire = MessagesWire(streaming) if example.provider == "anthropic" else ChatWire(streaming)
     request = Request(example.model, "", (), (UserTurn("x"),), 16)
-    with anyio.fail_after(20), running_model_server([Say("word", usage=example.reported)]) as server:
+    with anyio.fail_after(20), run_model_server([Say("word", usage=example.reported)]) as server:
         async with ClientPool() as clients:
             model = HttpModel(example.provider, example.model, server.base_url, None, clients, wire)
             async with model.stream(request) as stream:

@@ -61,12 +61,12 @@ async def agent_lab(
 
     `provider` is the address of another one in its place.
     """
-    from support.model_server import running_model_server
+    from support.model_server import run_model_server
 
     folder = tmp / "installed"
     folder.mkdir(parents=True)
     (folder / "script.json").write_text(json.dumps({"prompts": prompts, **options}))
-    with running_model_server(answers) as far:
+    with run_model_server(answers) as far:
         config = agent_config(folder, provider or far.base_url, more)
         async with open_lab(tmp, config=config, server=far, env={"AVA_FAR_API_KEY": "k"}, check=False) as lab:
             yield lab

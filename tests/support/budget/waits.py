@@ -16,7 +16,7 @@ from ava_audit.units import now_us
 from ava_server.render.run_view import RunView, view_run
 from support import owner
 from support.model_server import Gate, ModelServer, Say
-from support.runtime import DONE, Lab, arrived, open_lab
+from support.runtime import DONE, Lab, open_lab, wait_for
 from support.stdio import environment
 
 PRICES = """
@@ -74,7 +74,7 @@ async def open_waiting_run(tmp_path: Path, **more: Any) -> AsyncGenerator[tuple[
     cap = day_limits(held * 19 // 100_000)
     async with open_lab(new_folder(tmp_path, "second"), [spend(gate), spend()], config=cap) as lab:
         first = await lab.start(max_cost_cents=50)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         waiter = await lab.start(max_cost_cents=50, **more)
         await wait_for_money(lab, waiter)
         yield lab, gate, first, waiter

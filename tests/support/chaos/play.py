@@ -27,15 +27,15 @@ import anyio.to_thread
 import psycopg
 
 from support.chaos.hosts import USERS, Hosts
-from support.engines.servers import Engine, delivered_by
+from support.engines.servers import Engine, delivery_config
 from support.http_server import COMMAND, READY, token
-from support.model_server import EVENTS, Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, running_model_server
-from support.network.cable import WAYS, Cable, running_cables
-from support.network.namespaces import COMMON, NetworkNamespace, missing, network_namespaces
+from support.model_server import EVENTS, Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, run_model_server
+from support.network.cable import WAYS, Cable, run_cables
+from support.network.namespaces import COMMON, NetworkNamespace, network_namespaces, why_missing
 from support.postgres import PostgresServer
 from support.processes import environment_of, lives
 from support.runtime import PRICED
-from support.stdio import AVA, environment, made, using
+from support.stdio import AVA, environment, make_root, model_env
 
 TURNS = 4
 NOTE = ("scratchpad", {"note": "half of it"})
@@ -203,10 +203,10 @@ class Chaos:
             runs_on = "here" if number == len(kinds) - 1 and self.engine is None else "workers"
             config = f'runs_on = "{runs_on}"\n{self.plan.config}'
             if self.engine is not None and engine_cable is not None:
-                config += delivered_by(self.engine, f"{self.engine.kind}://{near}:{engine_cable.port}")
-            root = made(self.folder / f"{kind}-{number}", config_toml=config)
+                config += delivery_config(self.engine, f"{self.engine.kind}://{near}:{engine_cable.port}")
+            root = make_root(self.folder / f"{kind}-{number}", config_toml=config)
             env = environment(root, AVA_DATABASE_URL=url, PGPASSWORD=self.postgres.password, PYTHONUNBUFFERED="1")
-            member = Member(root.name, kind, root, cable, url, {**env, **using(model_url)}, place, engine_cable)
+            member = Member(root.name, kind, root, cable, url, {**env, **model_env(model_url)}, place, engine_cable)
             if kind == "server":
                 # All servers share the tokens that the first one has taken into the database.
                 shared = {user: text for (_root, user), text in self.tokens.items()}
@@ -340,18 +340,18 @@ class Chaos:
     async def play(self) -> tuple[ModelServer, Hosts]:
         model = Model(self.plan.seed)
         with ExitStack() as running:
-            models = running.enter_context(running_model_server(model))
-            namespaces = [] if missing() else running.enter_context(network_namespaces(self.plan.workers))
+            models = running.enter_context(run_model_server(model))
+            namespaces = [] if why_missing() else running.enter_context(network_namespaces(self.plan.workers))
             others = self.plan.workers + self.plan.servers - len(namespaces)
             ways = [*(each.to_database for each in namespaces), *["127.0.0.1"] * others]
-            cables = running.enter_context(running_cables(self.postgres.port, ways))
+            cables = running.enter_context(run_cables(self.postgres.port, ways))
             model_url = models.base_url
             if namespaces:  # what is approved names the provider's address, so it has to be the same everywhere
-                (relay,) = running.enter_context(running_cables(models.port, [COMMON]))
+                (relay,) = running.enter_context(run_cables(models.port, [COMMON]))
                 model_url = f"http://{COMMON}:{relay.port}/v1"
             to_engine: Sequence[Cable | None] = [None] * len(ways)
             if self.engine is not None:
-                to_engine = running.enter_context(running_cables(self.engine.port, ways))
+                to_engine = running.enter_context(run_cables(self.engine.port, ways))
             self.make_members(namespaces, cables, model_url, to_engine)
             for member in self.members:  # one after another: the first one makes the tables
                 assert await member.start(), member.output.read_text()

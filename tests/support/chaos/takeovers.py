@@ -29,7 +29,7 @@ from ava_audit.units import US_PER_S, now_us
 from ava_audit.view import View
 from ava_server.runs.claims import waits_for_resume
 from support import owner
-from support.model_server import Gate, Say, Step, running_model_server
+from support.model_server import Gate, Say, Step, run_model_server
 from support.runtime import PRICED, Lab, check_budgets, check_requests, open_lab
 
 LEASE_S = 3
@@ -91,7 +91,7 @@ class Takeovers:
     async def play(self, tmp: Path) -> None:
         config = f'database_url = "{self.url}"\n{LIMITS}' if self.url else LIMITS
         output = tmp / "owners.log"
-        with running_model_server(self.answer) as server, output.open("w") as out:
+        with run_model_server(self.answer) as server, output.open("w") as out:
             async with open_lab(tmp, server=server, config=config, runs=False, check=False) as lab:
                 with own_runs(lab.root, server.base_url, out) as one, own_runs(lab.root, server.base_url, out) as other:
                     async with anyio.create_task_group() as tasks:

@@ -2,7 +2,7 @@
 
 async with live_app(lab, 80, 24) as (app, pilot):
     await pilot.press("a")
-    await shows(app, "Start it?")
+    await wait_until_shown(app, "Start it?")
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ async def look(of: Lab | Settings, *, everybody: bool = False, most: int = 100) 
         return await anyio.to_thread.run_sync(lambda: run_at_once(reader.look()))
 
 
-async def asked(lab: Lab, kind: Kind, run_id: str) -> DecisionQuestion:
+async def decision_question(lab: Lab, kind: Kind, run_id: str) -> DecisionQuestion:
     """The question that a key of the dashboard asks about a run."""
     with closing(reader_of(lab)) as reader:
         return await anyio.to_thread.run_sync(lambda: run_at_once(ask_about(kind, run_id, reader)))
 
 
-async def opened(lab: Lab, run_id: str) -> RunDetail:
+async def run_detail(lab: Lab, run_id: str) -> RunDetail:
     """What the screen of a run shows."""
     with closing(reader_of(lab)) as reader:
         return await anyio.to_thread.run_sync(lambda: run_at_once(reader.records.get(DETAIL, run_id=run_id)))
 
 
-def by(kind: str) -> Sandbox:
+def sandbox_of(kind: str) -> Sandbox:
     return cast("Sandbox", SimpleNamespace(kind=kind))
 
 
-def plain(lines: list[Any]) -> list[str]:
+def plain_lines(lines: list[Any]) -> list[str]:
     return [line.plain.rstrip() for line in lines]
 
 
@@ -68,7 +68,7 @@ async def live_app(
     with closing(reader_of(of, everybody=everybody)) as reader:
         app = StatusApp(reader, SandboxProbe("none"))
         async with app.run_test(size=(width, height)) as pilot:
-            await shows(app, "q quit")
+            await wait_until_shown(app, "q quit")
             yield app, pilot
     if app.fault is not None:
         raise app.fault
@@ -79,7 +79,7 @@ def screen(app: StatusApp) -> list[str]:
     return ["".join(segment.text for segment in strip).rstrip() for strip in strips]
 
 
-async def shows(app: StatusApp, words: str) -> list[str]:
+async def wait_until_shown(app: StatusApp, words: str) -> list[str]:
     def found() -> list[str]:
         lines = screen(app)
         return lines if words in " ".join(" ".join(lines).split()) else []
@@ -88,6 +88,6 @@ async def shows(app: StatusApp, words: str) -> list[str]:
     return lines
 
 
-async def hides(app: StatusApp, words: str) -> list[str]:
+async def wait_until_hidden(app: StatusApp, words: str) -> list[str]:
     lines: list[str] = await until(lambda: found if words not in "\n".join(found := screen(app)) else [])
     return lines

@@ -18,7 +18,7 @@ class Findings(dict[str, dict[str, str]]):
         raise AssertionError(f"no check of `ava doctor` reported {name!r}; reported are {', '.join(self)}")
 
 
-def read(done: subprocess.CompletedProcess[str]) -> Findings:
+def read_findings(done: subprocess.CompletedProcess[str]) -> Findings:
     assert "Traceback" not in done.stdout + done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     findings: list[dict[str, str]] = answer["findings"]
@@ -36,7 +36,7 @@ def read(done: subprocess.CompletedProcess[str]) -> Findings:
 
 
 def doctor(root: Path | str, *args: str, **env: str) -> Findings:
-    return read(ava(root, "doctor", "--json", *args, env=env))
+    return read_findings(ava(root, "doctor", "--json", *args, env=env))
 
 
 def faults(findings: Findings) -> set[str]:
@@ -47,7 +47,7 @@ def files(root: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(root.rglob("*"))}
 
 
-def used(root: Path, tmp_path: Path) -> None:
+def use_root(root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "notes.md").write_text("The ferry to Vis leaves at six.\n")

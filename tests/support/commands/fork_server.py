@@ -1,8 +1,8 @@
 """Runs `ava` commands fast: in children of a process that has already imported what commands import.
 
-Most of the time of a short command is its imports. `prepared()` starts one such process for each process of the tests,
-and returns a command that runs `ava` in a child forked from it: with the arguments, environment, folder, streams and
-exit code of a fresh process. With --all nothing is prepared, and each command is a fresh process.
+Most of the time of a short command is its imports. `prepare_command()` starts one such process for each process of
+the tests, and returns a command that runs `ava` in a child forked from it: with the arguments, environment, folder,
+streams and exit code of a fresh process. With --all nothing is prepared, and each command is a fresh process.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def command(env: Mapping[str, str]) -> tuple[str, ...]:
     from support.sample import SEED  # this file alone is a program, too
 
     late = all(name.startswith("AVA_") or name.endswith("_API_KEY") or name == "HOME" for name in env)
-    return prepared() if late and os.name == "posix" and os.environ.get(SEED) else COMMAND
+    return prepare_command() if late and os.name == "posix" and os.environ.get(SEED) else COMMAND
 
 
 @functools.cache
-def prepared() -> tuple[str, ...]:
+def prepare_command() -> tuple[str, ...]:
     """Return the beginning of a command that runs `ava` with the arguments that follow. POSIX only."""
     place = tempfile.TemporaryDirectory(prefix="ava-fork-")
     path = str(Path(place.name) / "socket")

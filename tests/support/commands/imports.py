@@ -28,7 +28,7 @@ def modules_of(root: Path, *args: str, more: Mapping[str, str] | None = None) ->
     return set(json.loads(next(line for line in done.stderr.splitlines() if line.startswith("["))))
 
 
-def ours(modules: set[str]) -> list[str]:
+def own_modules(modules: set[str]) -> list[str]:
     return sorted(name for name in modules if name.startswith("ava_"))
 
 

@@ -27,15 +27,15 @@ from support.agents.lab import agent_lab, agent_run
 from support.approval.people import DialogPerson
 from support.coverage.script import CHANGING, ENDINGS_PLAYED, ERRORS, HOLDS, LEFT, STEERED, PlayModel, plays, task_of
 from support.hosts.extensions import CAP
-from support.http_server import serving_http, token
-from support.model_server import Fail, ModelServer, Say, running_model_server
+from support.http_server import serve_http, token
+from support.model_server import Fail, ModelServer, Say, run_model_server
 from support.models.search_formats import ANTHROPIC
 from support.network.web_site import Page, site
-from support.repositories.coding import asked
+from support.repositories.coding import coder_task
 from support.repositories.projects import checkout, write
 from support.runs.owners import resume_at_terminal
-from support.runtime import PRICED, Lab, arrived, connect, open_lab
-from support.stdio import using
+from support.runtime import PRICED, Lab, connect, open_lab, wait_for
+from support.stdio import model_env
 
 ROLE = "---\nname: jack\ndescription: Has every tool.\ntools: [{tools}]\nskills: [prices]\n---\nDo it.\n"
 SKILL = "---\nname: prices\ndescription: How prices are read.\n---\nRead them twice.\n"
@@ -56,7 +56,7 @@ async def play_everything(tmp: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, anyio.fail_after(90):
         impatient = partial(http_model.HttpModel, deadlines=Deadlines(first_byte_s=3))  # not three minutes
         patch.setattr(http_model, "HttpModel", impatient)
-        with running_model_server(PlayModel(plays())) as server:
+        with run_model_server(PlayModel(plays())) as server:
             await do_everything(tmp, server)
             await take_over_runs(tmp, server)
             await run_agent(tmp)
@@ -73,7 +73,7 @@ async def do_everything(tmp: Path, server: ModelServer) -> None:
     write(tmp / "data" / "skills" / "prices", {"SKILL.md": SKILL})
     (tmp / "data" / "memory").mkdir()
     (tmp / "data" / "memory" / "prices.md").write_text("Otter charges twelve cents.\n")
-    with running_model_server([Fail(200, {"results": [HIT], "unresponsive_engines": []})]) as engine:
+    with run_model_server([Fail(200, {"results": [HIT], "unresponsive_engines": []})]) as engine:
         searched = f'[search]\nengine = "searxng"\nsearxng = "http://127.0.0.1:{engine.port}"\n' + CONFIG
         async with site(PAGES) as web, open_lab(tmp, server=server, config=searched, check=False) as lab:
             lab.runtime.fetcher = web.fetcher
@@ -116,7 +116,7 @@ async def run_other_ways(tmp: Path, server: ModelServer) -> None:
     """What comes over a host's connection, by the policy auto, and what a server that ends leaves."""
     async with open_lab(tmp, server=server, config=LIMITS + PRICED, check=False) as lab:
         given = {"role": "mason", "task": task_of("edits"), "namespace": ["."], "verify": "test -e d.md"}
-        result = await lab.outcome(**asked(**given))
+        result = await lab.outcome(**coder_task(**given))
         assert result["status"] == "success", result
     async with connect(tmp, server=server, config=CONFIG) as (client, _server):
         await client.call_tool("check_subagent", {})
@@ -127,14 +127,14 @@ async def run_other_ways(tmp: Path, server: ModelServer) -> None:
         started = await lab.call("spawn_subagent", role="researcher", task=task_of("group"), tools=["read_webpages"])
         assert started.status == "approved", started.message
         await lab.ended(started.subagent_id)
-    with running_model_server([Fail(200, ANTHROPIC)]) as provider:
+    with run_model_server([Fail(200, ANTHROPIC)]) as provider:
         searched = f'[search]\nengine = "anthropic"\n[providers.anthropic]\nbase_url = "{provider.base_url}"\n'
         async with open_lab(tmp, server=server, config=searched + CONFIG, check=False) as lab:
             await lab.outcome(role="web_crawler", task=task_of("provider"), workspace=None)
     async with open_lab(tmp, server=server, config=CONFIG, check=False) as lab:
         for gate in LEFT:
             await lab.start(task=task_of("left"))
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
 
 
 async def run_agent(tmp: Path) -> None:
@@ -157,7 +157,7 @@ async def run_agent(tmp: Path) -> None:
 async def run_over_http(root: Path, server: ModelServer) -> None:
     """A run that is proposed over HTTP with one token, and approved with another."""
     host, phone = token(root, "ana", "spawn", "read"), token(root, "ana", "approve", name="phone")
-    async with serving_http(root, env=using(server.base_url)) as http, http.client(host) as client:
+    async with serve_http(root, env=model_env(server.base_url)) as http, http.client(host) as client:
         given = {"role": "custom", "system_prompt": "Be brief.", "task": task_of("group")}
         proposed = (await client.call_tool("spawn_subagent", given)).structured_content or {}
         lines = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
@@ -322,7 +322,7 @@ async def wait_for_money(lab: Lab) -> None:
     ids = [each.pending_id for each in proposals]
     answer = await lab.call("confirm_spawn", pending_ids=ids, approving=lines, group_max_cost_cents=cap)
     await lab.call("confirm_spawn", pending_ids=ids, approving=answer.approval_lines, group_max_cost_cents=cap)
-    await arrived(HOLDS.arrived)
+    await wait_for(HOLDS.arrived)
     runs = [each.subagent_id for each in proposals]
     [waiter] = [run_id for run_id in runs if not await lab.facts(run_id, CostReserved)]
     await lab.logged(waiter, "MoneyAwaited")
@@ -351,7 +351,7 @@ async def call_tools(lab: Lab) -> None:
 async def steer_run(lab: Lab) -> None:
     """Send a run a message while its model works."""
     run_id = await lab.start(task=task_of("steered"))
-    await arrived(STEERED.arrived)
+    await wait_for(STEERED.arrived)
     await lab.call("message_subagent", subagent_id=run_id, message="and Otter too")
     STEERED.released.set()
     await lab.ended(run_id)

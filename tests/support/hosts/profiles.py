@@ -3,7 +3,7 @@
 What each does was seen with real ones, whose versions stand in the profiles. Claude Desktop's way of leaving is the
 one of the SDK that it is built with.
 
-async with hosted(CODEX, root, workspace, env=using(models.base_url)) as host:
+async with open_host(CODEX, root, workspace, env=model_env(models.base_url)) as host:
     proposal = host.proposal(await host.call("spawn_subagent", role="researcher", task="Prices"))
 """
 
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import anyio
 
 from ava_server.mcp_server.elicitation import READ_S
-from support.stdio import MODERN, Wire, serving
+from support.stdio import MODERN, Wire, serve_stdio
 
 OTHERS_KEYS = {
     "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMIexampleBvIq5nAAsecretSECRET",
@@ -245,11 +245,11 @@ class Host:
 
 
 @asynccontextmanager
-async def hosted(
+async def open_host(
     profile: Profile, root: Path, workspace: Path, *, env: Mapping[str, str] | None = None
 ) -> AsyncGenerator[Host]:
     """A host that has greeted its server; the server is killed if the test has not ended it."""
-    async with serving(
+    async with serve_stdio(
         root,
         cwd=Path("/") if profile.from_root else workspace,
         env={**profile.hands_on, **(env or {})},

@@ -19,7 +19,7 @@ import pytest
 from support.model_server import ModelServer
 from support.repository import REPOSITORY, script
 from support.runtime import PRICED
-from support.stdio import AVA, environment, made, using
+from support.stdio import AVA, environment, make_root, model_env
 from support.terminal import ava
 
 HOSTS = REPOSITORY / "build" / "hosts"
@@ -45,12 +45,12 @@ BY_HOST = f'approval = "by_host"\n{PRICED}'
 
 def data_root(tmp_path: Path, config: str = BY_HOST) -> Path:
     root = tmp_path / "data"
-    return root if root.exists() else made(root, config_toml=config)
+    return root if root.exists() else make_root(root, config_toml=config)
 
 
-def subagents_use(models: ModelServer) -> dict[str, str]:
+def priced_model_env(models: ModelServer) -> dict[str, str]:
     """Return the variables that make Ava use a scripted model with a price."""
-    return {**using(models.base_url), "AVA_MODEL": "test"}
+    return {**model_env(models.base_url), "AVA_MODEL": "test"}
 
 
 def entries(root: Path, *types: str) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def entries(root: Path, *types: str) -> list[dict[str, Any]]:
     return [entry for entry in found if not types or entry["eventType"] in types]
 
 
-def written_at(entry: Mapping[str, Any]) -> float:
+def time_of_entry(entry: Mapping[str, Any]) -> float:
     return datetime.fromisoformat(entry["timestamp"]).timestamp()
 
 
@@ -84,7 +84,7 @@ class HttpServer:
 @contextmanager
 def http_server(root: Path, models: ModelServer, port: int = 0) -> Generator[HttpServer]:
     """Run a server over HTTP, which is killed at the end."""
-    env = environment(root, PYTHONUNBUFFERED="1", **subagents_use(models))
+    env = environment(root, PYTHONUNBUFFERED="1", **priced_model_env(models))
     command = [AVA[0], "serve", "--http", "--port", str(port)]
     with subprocess.Popen(command, env=env, cwd=root.parent, stdout=subprocess.PIPE, text=True) as process:
         try:

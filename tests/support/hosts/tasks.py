@@ -20,7 +20,7 @@ from pydantic import ConfigDict
 
 from support.model_server import ModelServer
 from support.runtime import connect
-from support.stdio import told
+from support.stdio import read_answer
 
 TASKS = "io.modelcontextprotocol/tasks"
 
@@ -88,7 +88,7 @@ class Host:
 
     async def propose(self, **more: Any) -> dict[str, Any]:
         given = {"role": "researcher", "task": "What does it cost?", **more}
-        proposed, _text = told(await self.client.call_tool("spawn_subagent", given))
+        proposed, _text = read_answer(await self.client.call_tool("spawn_subagent", given))
         assert proposed["status"] == "awaiting_approval", proposed
         return proposed
 

@@ -33,10 +33,10 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from ava_audit.maintenance import run_maintenance
 from ava_audit.store.store import Outcome, Store
-from support.log import said
+from support.log import message
 
 def next_one(text):
-    return lambda view, _now: Outcome(view.head() + 1, (said(text),))
+    return lambda view, _now: Outcome(view.head() + 1, (message(text),))
 
 async def main(root, life, tasks):
     async with Store.open(root) as log, anyio.create_task_group() as group:

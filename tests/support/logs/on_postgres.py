@@ -20,7 +20,7 @@ from ava_audit.errors import OutcomeUnknown, StoreUnavailable  # noqa: E402
 from ava_audit.postgres import database as postgres  # noqa: E402
 from ava_audit.store import backend, store  # noqa: E402
 from ava_audit.verify import verify  # noqa: E402
-from support.log import said, write  # noqa: E402
+from support.log import message, write  # noqa: E402
 from support.postgres import PostgresServer  # noqa: E402
 
 
@@ -135,7 +135,7 @@ class WriteLoad:
                 return
             text = f"{name} {number}"
             try:
-                await write(log, said(text))
+                await write(log, message(text))
             except OutcomeUnknown:
                 self.unknown.append(text)
             except StoreUnavailable as error:

@@ -90,7 +90,7 @@ def figures(step: Say) -> dict[str, Any] | None:
     }
 
 
-def refused(request: Mapping[str, Any], model: str) -> str | None:
+def why_refused(request: Mapping[str, Any], model: str) -> str | None:
     """Return why the API would refuse a request, or None."""
     if unknown := request.keys() - _FIELDS:
         return f'Invalid JSON payload received. Unknown name "{min(unknown)}": Cannot find field.'

@@ -55,7 +55,7 @@ def whole(step: Say, turn: int, request: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refused(request: Mapping[str, Any]) -> str | None:
+def why_refused(request: Mapping[str, Any]) -> str | None:
     """Return why the API would refuse a request, or None."""
     messages = request.get("messages") or []
     if not isinstance(request.get("max_tokens"), int) or request["max_tokens"] < 1:

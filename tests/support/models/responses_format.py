@@ -162,7 +162,7 @@ def figures(step: Say) -> dict[str, Any] | None:
     }
 
 
-def refused(request: Mapping[str, Any]) -> str | None:
+def why_refused(request: Mapping[str, Any]) -> str | None:
     """Return why the API would refuse a request, or None."""
     if not isinstance(request.get("max_output_tokens"), int) or request["max_output_tokens"] < 16:
         return "Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 16."

@@ -1,6 +1,6 @@
 """Several servers of one log, and the load balancer in front of them: each request goes to another one.
 
-async with several(root, root, env=using(model.base_url)) as servers:
+async with serve_each(root, root, env=model_env(model.base_url)) as servers:
     balancer = Balancer(servers)
     async with servers[0].client(text, through=balancer) as client: ...
 
@@ -19,13 +19,13 @@ import anyio
 import httpx2
 import pytest
 
-from support.http_server import HttpServer, serving_http
-from support.postgres import running_server
+from support.http_server import HttpServer, serve_http
+from support.postgres import postgres_server
 
 
-def in_postgres(root: Path, settings: str = "") -> str:
+def make_postgres_root(root: Path, settings: str = "") -> str:
     """Make a data root whose log is in Postgres, and return the database's address: over the socket, no password."""
-    return join(root, running_server().address(root), settings)
+    return join(root, postgres_server().address(root), settings)
 
 
 def join(root: Path, address: str, settings: str = "") -> str:
@@ -37,12 +37,12 @@ def join(root: Path, address: str, settings: str = "") -> str:
 
 
 @asynccontextmanager
-async def several(
+async def serve_each(
     *roots: Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> AsyncGenerator[list[HttpServer]]:
     """One server for each data root, which may be the same."""
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(serving_http(root, *args, env=env)) for root in roots]
+        yield [await stack.enter_async_context(serve_http(root, *args, env=env)) for root in roots]
 
 
 class Balancer(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
@@ -101,7 +101,9 @@ def tool(name: str) -> str:
 
 
 @asynccontextmanager
-async def behind(command: tuple[str, ...], port: int, env: Mapping[str, str] | None = None) -> AsyncGenerator[None]:
+async def run_balancer(
+    command: tuple[str, ...], port: int, env: Mapping[str, str] | None = None
+) -> AsyncGenerator[None]:
     async with await anyio.open_process(command, env=env, stdout=None, stderr=None) as process:
         try:
             with anyio.fail_after(20):

@@ -1,6 +1,6 @@
 """Cables between processes and a server: each passes a connection's bytes on, and can be unplugged for a while.
 
-with running_cables(5432, ["127.0.0.1"] * 5) as cables:
+with run_cables(5432, ["127.0.0.1"] * 5) as cables:
     ... cables[0].port ...
     cables[0].unplug("to server")
     cables[0].plug_in(reset=False)   # what was on its way arrives late, as after a retransmission
@@ -15,7 +15,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Literal
 
-from support.threads import listening
+from support.threads import listen_in_thread
 
 Way = Literal["to server", "from server"]
 WAYS: tuple[Way, ...] = ("to server", "from server")
@@ -84,10 +84,10 @@ class Cable:
 
 
 @contextmanager
-def running_cables(server_port: int, hosts: Sequence[str]) -> Generator[list[Cable]]:
+def run_cables(server_port: int, hosts: Sequence[str]) -> Generator[list[Cable]]:
     """Run cables to a port of this machine, in a thread, until the block ends: one from each of some addresses."""
     cables = [Cable(server_port) for _ in hosts]
-    with listening("cables", *(cable.serve for cable in cables), hosts=hosts) as (ports, loop):
+    with listen_in_thread("cables", *(cable.serve for cable in cables), hosts=hosts) as (ports, loop):
         for cable, port in zip(cables, ports, strict=True):
             cable.port, cable.loop = port, loop
         yield cables

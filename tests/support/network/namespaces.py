@@ -55,7 +55,7 @@ class NetworkNamespace:
 
 
 @cache
-def missing() -> str:
+def why_missing() -> str:
     """Return why no namespace can be made here; empty if one can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "network namespaces take Linux and root"

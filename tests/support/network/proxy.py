@@ -2,11 +2,11 @@
 
 It runs in a thread of its own, as the model server does:
 
-    with running_proxy({"api.example.com": server.port}) as proxy:
+    with run_proxy({"api.example.com": server.port}) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
         ... proxy.tunnels ... proxy.requests ... proxy.wait_for_nobody() ...
 
-The other one, `between`, stands in front of a server: it cuts what is silent, or holds every answer back.
+The other one, `run_faulty_proxy`, stands in front of a server: it cuts what is silent, or holds every answer back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.abc
 
-from support.threads import listening
+from support.threads import listen_in_thread
 
 Stall = Literal["answer", "tunnel", "never"]
 
@@ -77,7 +77,7 @@ class Proxy:
 
 
 @contextmanager
-def running_proxy(routes: Mapping[str, int], certificate: Path | None = None) -> Generator[Proxy]:
+def run_proxy(routes: Mapping[str, int], certificate: Path | None = None) -> Generator[Proxy]:
     """Run a proxy in a thread until the block ends; with a PEM file, clients speak TLS to it."""
     proxy = Proxy(routes, scheme="https" if certificate else "http")
 
@@ -89,7 +89,7 @@ def running_proxy(routes: Mapping[str, int], certificate: Path | None = None) ->
             await _close(writer)
             proxy.count(-1)
 
-    with listening("proxy", serve, certificate=certificate) as ((proxy.port,), _loop):
+    with listen_in_thread("proxy", serve, certificate=certificate) as ((proxy.port,), _loop):
         yield proxy
 
 
@@ -168,7 +168,7 @@ class Line:
 
 
 @asynccontextmanager
-async def between(
+async def run_faulty_proxy(
     port: int, cut: list[float], *, idle_s: float | None = None, buffers: bool = False
 ) -> AsyncGenerator[str]:
     """A proxy that cuts a connection which is silent for so long, or that holds an answer back until it is whole."""

@@ -26,10 +26,10 @@ from ava_server.config.pin import PinFile
 from ava_server.config.sign_in import BrowserSessions
 from ava_server.core.data_root import DataRoot, os_user
 from support.commands.fork_server import COMMAND, command
-from support.http_server import HttpServer, serving_http, serving_pages, token
-from support.model_server import Say, Script, running_model_server
+from support.http_server import HttpServer, serve_http, serve_pages, token
+from support.model_server import Say, Script, run_model_server
 from support.runtime import PRICED
-from support.stdio import Wire, logged, made, serving, state_of, told, using
+from support.stdio import Wire, make_root, model_env, read_answer, read_log, serve_stdio, state_of
 
 TEAM = "serve", "--http", "--port", "0", "--access-log"
 PIN = "48 21 07"
@@ -38,7 +38,7 @@ PAID = PRICED.replace("custom:test", "custom:scripted")
 _FIELD = re.compile(r'name="(\w+)"(?: \w+="[^"]*")*? value="([^"]*)"')
 
 
-def finished(_asked: dict[str, Any]) -> Say:
+def finish_at_once(_asked: dict[str, Any]) -> Say:
     return Say(calls=[("submit_result", {"summary": "done", "output": "the answer"})])
 
 
@@ -167,7 +167,7 @@ class There:
         client = self.visitors.enter_context(self.portal.wrap_async_context_manager(self.server.client(text)))
 
         async def call(name: str, given: dict[str, Any]) -> dict[str, Any]:
-            return told(await client.call_tool(name, given))[0]
+            return read_answer(await client.call_tool(name, given))[0]
 
         return Host(self.portal, call)
 
@@ -184,7 +184,7 @@ class There:
         return self.portal.call(look)
 
     def starts(self, proposed: dict[str, Any]) -> int:
-        return len(logged(self.root, "SubagentSpawn", run=proposed["subagent_id"]))
+        return len(read_log(self.root, "SubagentSpawn", run=proposed["subagent_id"]))
 
 
 def set_pin(root: Path) -> None:
@@ -195,21 +195,21 @@ def set_pin(root: Path) -> None:
 def open_pages(
     root: Path,
     settings: str = PAID,
-    script: Script = finished,
+    script: Script = finish_at_once,
     *,
     pin: bool = False,
     forked: bool = True,
 ) -> Generator[There]:
     """The pages of `ava ui`, and a host of the same user over stdio. Not `forked`: `server.pid` is the server's."""
-    made(root, config_toml=settings)
+    make_root(root, config_toml=settings)
     if pin:
         set_pin(root)
-    with running_model_server(script) as model, start_blocking_portal() as portal, ExitStack() as stack:
-        env = using(model.base_url)
+    with run_model_server(script) as model, start_blocking_portal() as portal, ExitStack() as stack:
+        env = model_env(model.base_url)
         start = command(env) if forked else COMMAND
-        server = stack.enter_context(portal.wrap_async_context_manager(serving_pages(root, env=env, start=start)))
+        server = stack.enter_context(portal.wrap_async_context_manager(serve_pages(root, env=env, start=start)))
         wire: Wire = stack.enter_context(
-            portal.wrap_async_context_manager(serving(root, env=env, command=(*start, "serve")))
+            portal.wrap_async_context_manager(serve_stdio(root, env=env, command=(*start, "serve")))
         )
         host = Host(portal, lambda name, given: wire.tool(name, **given))
         with ExitStack() as visitors:
@@ -220,19 +220,19 @@ def open_pages(
 def open_team(
     root: Path,
     settings: str = PAID,
-    script: Script = finished,
+    script: Script = finish_at_once,
     *,
     args: Sequence[str] = (),
     past: Callable[[Path], Awaitable[None]] | None = None,
 ) -> Generator[There]:
     """A team's server; its host has Ana's token, which may not approve. `past` writes the log before it starts."""
-    made(root, config_toml=settings)
+    make_root(root, config_toml=settings)
     if past is not None:
         anyio.run(past, root)
     text = token(root, "ana", name="ana-host")
-    with running_model_server(script) as model, start_blocking_portal() as portal, ExitStack() as stack:
-        env = using(model.base_url)
-        opened = serving_http(root, *args, env=env, program=(*command(env)[1:], *TEAM))
+    with run_model_server(script) as model, start_blocking_portal() as portal, ExitStack() as stack:
+        env = model_env(model.base_url)
+        opened = serve_http(root, *args, env=env, program=(*command(env)[1:], *TEAM))
         server = stack.enter_context(portal.wrap_async_context_manager(opened))
         with ExitStack() as visitors:
             there = There(root, server, portal, Host(portal, None), model.requests, visitors)

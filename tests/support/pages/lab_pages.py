@@ -1,6 +1,6 @@
 """The pages of an open lab, over HTTP and behind the server's own door, in the test's process.
 
-    async with open_lab(tmp_path, script) as lab, serving_pages(lab) as browser:
+    async with open_lab(tmp_path, script) as lab, serve_lab_pages(lab) as browser:
         page = await browser.get(f"/subagents/{run_id}")
 
 So a test can write any entry to the log, and look at what the pages make of it.
@@ -61,7 +61,7 @@ class Browser:
 
 
 @asynccontextmanager
-async def serving_pages(lab: Lab, *, terminal: bool = True, owned: bool = False) -> AsyncGenerator[Browser]:
+async def serve_lab_pages(lab: Lab, *, terminal: bool = True, owned: bool = False) -> AsyncGenerator[Browser]:
     """Serve the pages of a lab as `ava ui` does, and open them as its user; `owned` as the owner of the data root."""
     paths = lab.runtime.settings.paths
     with socket.create_server(("127.0.0.1", 0)) as listening:

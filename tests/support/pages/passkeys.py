@@ -82,7 +82,7 @@ class Authenticator:
         )
 
 
-def asked(visitor: Visitor, path: str, body: Any, csrf: str | None = None) -> tuple[int, dict[str, Any]]:
+def post_json(visitor: Visitor, path: str, body: Any, csrf: str | None = None) -> tuple[int, dict[str, Any]]:
     """Send what the page's script sends, and return the status and the answer."""
     headers = {"Origin": visitor.base, "Sec-Fetch-Site": "same-origin", "Content-Type": "application/json"}
     answer = visitor.http.post(
@@ -91,10 +91,10 @@ def asked(visitor: Visitor, path: str, body: Any, csrf: str | None = None) -> tu
     return answer.status_code, answer.json()
 
 
-def added(there: There, visitor: Visitor, user: str, name: str = "laptop") -> Authenticator:
+def add_passkey(there: There, visitor: Visitor, user: str, name: str = "laptop") -> Authenticator:
     """Add a passkey for somebody with a session, with the code of `ava passkey add`."""
     key, code = Authenticator(visitor.base), there.sessions.issue_passkey_code(user, name)
-    status, options = asked(visitor, "/passkeys/new/options", {"code": code})
+    status, options = post_json(visitor, "/passkeys/new/options", {"code": code})
     assert status == 200, options
     answer = visitor.post("/passkeys", {"csrf": visitor.csrf, "code": code, "passkey": key.create(options)})
     assert answer.status_code == 303, answer.text
@@ -114,7 +114,7 @@ class DecisionForm:
     def options(self) -> dict[str, Any]:
         """Return what the server lets the browser ask its passkeys."""
         fields = [pair for pair in self.fields if pair[0] != "csrf"]
-        status, options = asked(self._visitor, "/passkeys/options", {"path": "/proposals", "fields": fields})
+        status, options = post_json(self._visitor, "/passkeys/options", {"path": "/proposals", "fields": fields})
         assert status == 200, options
         return options
 

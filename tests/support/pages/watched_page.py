@@ -33,7 +33,9 @@ class Watched:
 
 
 @contextmanager
-def watched(browser: Browser, base: str, cookie: tuple[str, str] | None = None, **options: Any) -> Generator[Watched]:
+def watch_page(
+    browser: Browser, base: str, cookie: tuple[str, str] | None = None, **options: Any
+) -> Generator[Watched]:
     """A window of its own, signed in where there is a cookie (its name and its value)."""
     context = browser.new_context(**options)
     context.set_default_timeout(20_000)

@@ -26,12 +26,12 @@ STILL_WRONG = ("edit_file", {"path": "adding.py", "old": "a * b", "new": "a / b"
 RIGHTED = ("edit_file", {"path": "adding.py", "old": "a / b", "new": "a + b"})
 
 
-def says(*calls: tuple[str, dict[str, Any]], summary: str = "Adding adds.") -> list[Say]:
+def make_calls(*calls: tuple[str, dict[str, Any]], summary: str = "Adding adds.") -> list[Say]:
     """A model that makes these calls, one a turn, and hands over after the last."""
     return [*(Say(calls=[call]) for call in calls), hand_over(summary=summary)]
 
 
-def asked(**more: Any) -> dict[str, Any]:
+def coder_task(**more: Any) -> dict[str, Any]:
     """What a coder is proposed with; it makes no plan, so that a script is as long as it looks."""
     return {
         "role": "coder",
@@ -44,8 +44,8 @@ def asked(**more: Any) -> dict[str, Any]:
     }
 
 
-async def coded(lab: Lab, within_s: float = 60, **more: Any) -> dict[str, Any]:
-    return await lab.outcome(within_s, **asked(**more))
+async def run_coder(lab: Lab, within_s: float = 60, **more: Any) -> dict[str, Any]:
+    return await lab.outcome(within_s, **coder_task(**more))
 
 
 class Untouched:

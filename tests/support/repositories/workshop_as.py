@@ -16,16 +16,16 @@ import anyio
 from ava_roles.sandbox.sandbox import Kind
 from ava_roles.worktree.session import remove_worktree
 from support.repositories.projects import git, write
-from support.repositories.workshops import FIXED, RUN, order, project, run, sealed, working
+from support.repositories.workshops import FIXED, RUN, checkout_state, open_workshop, order, project, run
 
 
-async def worked(kind: Kind, folder: Path) -> dict[str, object]:
+async def work_as(kind: Kind, folder: Path) -> dict[str, object]:
     """Do all of it, and return what there is to be compared."""
     repository = project(folder / "project")
     write(repository, {".venv/pyvenv.cfg": "home = /usr/bin\n", ".venv/bin/tool": "#!/bin/sh\necho tool\n"})
-    before = sealed(repository)
+    before = checkout_state(repository)
     what = order(repository, namespace=("calc.py", "src"), verify="python3 -m unittest -q && .venv/bin/tool")
-    async with working(kind, folder, what) as shop:
+    async with open_workshop(kind, folder, what) as shop:
         line = (
             "mkdir -p .git src docs/.git; echo x > docs/guide.md; echo new > new.txt; ln -s /etc src/link; mkfifo pipe;"
             " echo x > src/closed; chmod 000 src/closed; rm -f .venv; echo kept > src/kept.txt"
@@ -46,7 +46,7 @@ async def worked(kind: Kind, folder: Path) -> dict[str, object]:
         == second.tree
         == git(repository, "rev-parse", f"{branch.name}^{{tree}}").strip(),
         "changed": [each.path for each in branch.changed],
-        "sealed": sealed(repository) == before,
+        "sealed": checkout_state(repository) == before,
         "gone": not (folder / "worktrees" / RUN).exists(),
         "kind": kind,
     }
@@ -61,7 +61,7 @@ def main() -> None:
     folder = folder / f"{kind}-{os.getuid()}"
     folder.mkdir(mode=0o700)
     os.environ["HOME"] = str(folder)
-    sys.stdout.write(json.dumps(anyio.run(worked, kind, folder)))
+    sys.stdout.write(json.dumps(anyio.run(work_as, kind, folder)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Workshops on real repositories, and everything of a repository that work on it must leave as it was.
 
-before = sealed(project)
-async with working("bubblewrap", tmp_path, order(project)) as shop: ...
-assert sealed(project) == before
+before = checkout_state(project)
+async with open_workshop("bubblewrap", tmp_path, order(project)) as shop: ...
+assert checkout_state(project) == before
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def order(repository: Path, **more: object) -> WorktreeSpec:
     return WorktreeSpec(RUN, repository, **given)  # type: ignore[arg-type]
 
 
-def sealed(repository: Path, but: tuple[str, ...] = ("ava/", "ava-")) -> dict[str, object]:
+def checkout_state(repository: Path, but: tuple[str, ...] = ("ava/", "ava-")) -> dict[str, object]:
     """Return everything of a checkout and its repository but objects and branches of ours: contents, modes, times."""
     found: dict[str, object] = {}
     for path in sorted(repository.rglob("*")):
@@ -74,7 +74,7 @@ def sealed(repository: Path, but: tuple[str, ...] = ("ava/", "ava-")) -> dict[st
 
 
 @asynccontextmanager
-async def working(
+async def open_workshop(
     kind: Kind, aside: Path, what: WorktreeSpec, *, here: str = RUN, baseline: bool = True, home: Path | None = None
 ) -> AsyncGenerator[WorktreeSession]:
     """Hold a workshop that is prepared; what it made is there afterwards."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from support.model_server import Fail, ModelServer, Say
-from support.runtime import Lab, submits
+from support.runtime import Lab, submit
 
 TOOL = "read_subagent_result"
 WORDS = "Otter charges twelve cents a minute, so the other subagent says."
-FIRST = submits(
+FIRST = submit(
     WORDS, "prices of Otter", findings=[{"claim": "a price", "quote": "twelve cents", "source_name": "a.md"}]
 )
 

@@ -23,7 +23,7 @@ from ava_audit.store.locks import WriteLock
 from ava_server.runs.mode import SERVER
 from support.log import child
 from support.model_server import Gate, ModelServer
-from support.runtime import Lab, arrived, open_lab
+from support.runtime import Lab, open_lab, wait_for
 
 
 @contextmanager
@@ -74,7 +74,7 @@ async def leave_unreadable_run(tmp: Path, server: ModelServer, gate: Gate) -> st
     """Leave a run behind that was cut off, with an entry in its log that cannot be folded."""
     async with open_lab(tmp, server=server, check=False) as lab:
         run_id = await lab.start(task="the poisoned one")
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
         agent = Who(lab.session.id, run_id, lab.runtime.user, parent_agent_id="ava")
         fact = AssistantMessage(text="", turn=2, attempt=1, calls=({"name": "scratchpad"},))
         await lab.write(Event(agent, fact, fence=Fence(run_id, 1)))

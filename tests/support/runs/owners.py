@@ -20,8 +20,8 @@ from ava_server.runs import claims
 from ava_server.runs.claims import NotResumed, claim
 from support import owner
 from support.logs.cutting import all_entries
-from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
+from support.model_server import Gate, ModelServer, Say, run_model_server
+from support.runtime import PRICED, Lab, check_budgets, check_requests, hand_over, open_lab, wait_for
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
@@ -89,10 +89,10 @@ async def open_interrupted_run(
 ) -> AsyncGenerator[tuple[Lab, str, ModelServer]]:
     """A lab with a run whose owner has gone so long ago that nobody takes it over by himself."""
     gate = Gate()
-    with running_model_server([NOTE, Say("lost", gate=gate), hand_over(), hand_over()]) as server:
+    with run_model_server([NOTE, Say("lost", gate=gate), hand_over(), hand_over()]) as server:
         async with open_lab(tmp, server=server, config=config, check=False) as lab:
             run_id = await lab.start(**more)
-            await arrived(gate.arrived)
+            await wait_for(gate.arrived)
         monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
         async with open_lab(tmp, server=server, config=config, runs=runs, check=False) as lab:
             yield lab, run_id, server
@@ -104,7 +104,7 @@ async def own_until_call(tmp: Path, server: ModelServer, gate: Gate, run_id: str
     """Own a run until its call has been sent, then end."""
     async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
         run_id = run_id or await lab.start(**more)
-        await arrived(gate.arrived)
+        await wait_for(gate.arrived)
     return run_id
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ava_audit.events import CostReserved, CostUpdate
 from support.model_server import Raw, Say, Step, events
-from support.runtime import Lab, hand_over, submits
+from support.runtime import Lab, hand_over, submit
 
 ANALYSIS, PLAN, REVIEW, WORK, WRAP = "analysis", "plan", "review", "work", "wrap-up"
 MARKS = {
@@ -24,7 +24,7 @@ REVIEWED = Say(BETTER_PLAN)
 LOOK = Say(calls=[("read_file", {"path": "a.md"})])
 CALLS = Say("I look first.", [("read_file", {"path": "a.md"})])
 CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)
-USEFUL: Mapping[str, Step] = {ANALYSIS: ANALYSED, PLAN: PLANNED, REVIEW: REVIEWED, WRAP: submits("what there is")}
+USEFUL: Mapping[str, Step] = {ANALYSIS: ANALYSED, PLAN: PLANNED, REVIEW: REVIEWED, WRAP: submit("what there is")}
 
 
 def purpose_of(request: dict[str, Any]) -> str:

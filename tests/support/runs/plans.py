@@ -13,7 +13,7 @@ import anyio
 from ava_audit.events import UserMessage
 from ava_audit.rows import RunRow, StepRunRow
 from support.model_server import Say, Script
-from support.runtime import Lab, submits
+from support.runtime import Lab, submit
 
 LIST = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "string"}}}}
 FIND: Mapping[str, Any] = {
@@ -34,10 +34,10 @@ def write_notes(request: dict[str, Any]) -> Say:
     """Hand over what the task in a request asks for."""
     body = json.dumps(request)
     if "List the changed modules" in body:
-        return submits({"items": ["core", "web"]}, "two modules")
+        return submit({"items": ["core", "web"]}, "two modules")
     if "Say what changed in" in body:
-        return submits("core is new" if "item 1 of find.items" in body else "web is gone")
-    return submits("the notes")
+        return submit("core is new" if "item 1 of find.items" in body else "web is gone")
+    return submit("the notes")
 
 
 def items_named_in(why: str) -> set[int]:
@@ -62,8 +62,8 @@ def hand_over_each(items: Sequence[str], item_text: str, notes: str = "the notes
     def work(request: dict[str, Any]) -> Say:
         task = task_text(request)
         if "List the changed modules" in task:
-            return submits({"items": list(items)})
-        return replace(submits(notes if "Write the notes" in task else item_text), **more)
+            return submit({"items": list(items)})
+        return replace(submit(notes if "Write the notes" in task else item_text), **more)
 
     return work
 

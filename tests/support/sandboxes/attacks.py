@@ -128,14 +128,14 @@ def outside(folder: Path) -> Iterator[Outside]:
         yield Outside(aims, victim)
 
 
-def how(kind: Kind, state: Path = Path("/nonexistent")) -> Machine:
+def machine_for(kind: Kind, state: Path = Path("/nonexistent")) -> Machine:
     """What a sandbox of a kind is made with here."""
     uid = (selection.pick_uid(state) or 0) if linux.is_root() and kind != "none" else 0
     return Machine(uid, str(BWRAP), linux.landlock_abi())
 
 
 def sandbox(kind: Kind, state: Path, **limits: int) -> SupervisedSandbox:
-    return SupervisedSandbox(kind, how(kind), state, ResourceLimits(**limits))
+    return SupervisedSandbox(kind, machine_for(kind), state, ResourceLimits(**limits))
 
 
 def command(here: Path, *argv: str, timeout_s: float = 20.0, **more: str) -> Command:
@@ -151,7 +151,7 @@ def python(here: Path, code: str, *argv: str, timeout_s: float = 20.0, **more: s
 
 
 @cache
-def why_not(kind: Kind) -> str | None:
+def why_unavailable(kind: Kind) -> str | None:
     if kind == "bubblewrap" and not BWRAP.exists():
         return "bubblewrap is not installed"
     abi = linux.landlock_abi()
@@ -167,7 +167,7 @@ def why_not(kind: Kind) -> str | None:
 
 
 def needs(kind: Kind) -> None:
-    if why := why_not(kind):
+    if why := why_unavailable(kind):
         import pytest
 
         pytest.skip(why)

@@ -21,7 +21,7 @@ def kernel(path: Path) -> Root:
     return Root(path, DescriptorPaths(path))
 
 
-def stepwise(path: Path) -> Root:
+def stepwise_root(path: Path) -> Root:
     """Return a root that is walked name by name, through no link."""
     return Root(path, DescriptorPaths(path, kernel=False))
 
@@ -31,11 +31,11 @@ def plain(path: Path) -> Root:
     return Root(path, PlainPaths(path))
 
 
-WAYS = [kernel, stepwise, plain]
+WAYS = [kernel, stepwise_root, plain]
 
 
 @contextmanager
-def swapping(one: Path, other: Path) -> Generator[None]:
+def swap_names(one: Path, other: Path) -> Generator[None]:
     """Exchange two names as fast as the kernel can."""
     libc = ctypes.CDLL(None, use_errno=True)
     stop = threading.Event()
