@@ -20,40 +20,6 @@ from ava_server.agents import acp
 from ava_server.agents.acp import AcpAgent, AgentFailed, PermissionRequest, Update
 
 SECRET = "AKIAIOSFODNN7EXAMPLE"
-PROGRAM = """
-import json, os, sys, time
-
-def say(**message):
-    write(json.dumps({"jsonrpc": "2.0", **message}) + "\\n")
-
-def write(text):
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-def asks(id, method="session/request_permission"):
-    call = {"toolCallId": "t", "kind": "execute", "title": "rm -rf /", "locations": []}
-    options = [{"optionId": kind, "name": kind, "kind": kind} for kind in ("allow_always", "allow_once", "reject_once")]
-    say(id=id, method=method, params={"sessionId": "s", "toolCall": call, "options": options})
-
-capabilities = {"loadSession": True, "providers": {}, "sessionCapabilities": CAN}
-ANSWERS = {
-    "initialize": {"protocolVersion": 1, "agentCapabilities": capabilities, "agentInfo": {"name": "x", "version": "1"}},
-    "providers/list": {"providers": [{"providerId": "p", "supported": ["openai"], "required": False}]},
-    "providers/set": {}, "session/new": {"sessionId": "s"}, "session/resume": {}, "session/load": {},
-    "session/prompt": {"stopReason": "end_turn"},
-}
-told = []
-for line in sys.stdin:
-    message = json.loads(line)
-    method, id = message.get("method"), message.get("id")
-    if method is None:
-        told.append(message)
-    elif method == STAGE:
-        good = ANSWERS[method]
-        exec(CODE)
-    elif id is not None:
-        say(id=id, result=ANSWERS[method])
-"""
 STAGES = ("initialize", "providers/list", "providers/set", "session/new", "session/resume", "session/load",
           "session/prompt")  # fmt: skip
 CONTINUES = ""
@@ -86,54 +52,6 @@ CASES = {
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("START_S", "ANSWER_S"):
         monkeypatch.setattr(acp, name, 1.2)
-
-
-@asynccontextmanager
-async def started(stage: str, code: str) -> AsyncGenerator[tuple[AcpAgent, list[Update], list[PermissionRequest]]]:
-    told: list[Update] = []
-    asked: list[PermissionRequest] = []
-    errors = bytearray()
-    can = "{}" if stage == "session/load" else '{"resume": {}}'
-    program = PROGRAM.replace("CAN", can)
-
-    async def permit(ask: PermissionRequest) -> bool:
-        asked.append(ask)
-        return False
-
-    async def listen() -> None:
-        assert process.stderr is not None
-        async for piece in process.stderr:
-            errors.extend(piece)
-
-    def written() -> str:
-        return errors[-2_000:].decode("utf-8", "replace")
-
-    command = [sys.executable, "-c", f"STAGE = {stage!r}\nCODE = {code!r}\n{program}"]
-    async with await anyio.open_process(command) as process, anyio.create_task_group() as tasks:
-        tasks.start_soon(listen)
-        assert process.stdin is not None and process.stdout is not None
-        pipes = Pipes(process.stdin, process.stdout, written)
-        try:
-            async with AcpAgent("It", pipes, told.append, permit, lambda text: text.replace(SECRET, "…")) as agent:
-                yield agent, told, asked
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            tasks.cancel_scope.cancel()
-
-
-async def conversation(agent: AcpAgent, stage: str) -> None:
-    """Everything that a run says, in order; the caller of a prompt has a deadline."""
-    await agent.initialize()
-    await agent.set_provider("http://127.0.0.1:1/v1", "s", "openai")
-    if stage in ("session/resume", "session/load"):
-        await agent.resume_session("s", "/", None)
-    else:
-        await agent.open_session("/", None)
-    with anyio.move_on_after(1.2) as late:
-        assert await agent.prompt("Do it.") == ("end_turn", {})
-    if late.cancelled_caught:
-        raise AgentFailed("It did not answer session/prompt in time")
 
 
 @pytest.mark.parametrize("stage", sample(STAGES, 2))
@@ -222,3 +140,87 @@ async def test_what_it_writes_without_end_is_read_in_time_and_not_kept(monkeypat
         with anyio.fail_after(40):
             await conversation(agent, "session/new")
         assert told == []
+
+
+PROGRAM = """
+import json, os, sys, time
+
+def say(**message):
+    write(json.dumps({"jsonrpc": "2.0", **message}) + "\\n")
+
+def write(text):
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+def asks(id, method="session/request_permission"):
+    call = {"toolCallId": "t", "kind": "execute", "title": "rm -rf /", "locations": []}
+    options = [{"optionId": kind, "name": kind, "kind": kind} for kind in ("allow_always", "allow_once", "reject_once")]
+    say(id=id, method=method, params={"sessionId": "s", "toolCall": call, "options": options})
+
+capabilities = {"loadSession": True, "providers": {}, "sessionCapabilities": CAN}
+ANSWERS = {
+    "initialize": {"protocolVersion": 1, "agentCapabilities": capabilities, "agentInfo": {"name": "x", "version": "1"}},
+    "providers/list": {"providers": [{"providerId": "p", "supported": ["openai"], "required": False}]},
+    "providers/set": {}, "session/new": {"sessionId": "s"}, "session/resume": {}, "session/load": {},
+    "session/prompt": {"stopReason": "end_turn"},
+}
+told = []
+for line in sys.stdin:
+    message = json.loads(line)
+    method, id = message.get("method"), message.get("id")
+    if method is None:
+        told.append(message)
+    elif method == STAGE:
+        good = ANSWERS[method]
+        exec(CODE)
+    elif id is not None:
+        say(id=id, result=ANSWERS[method])
+"""
+
+
+@asynccontextmanager
+async def started(stage: str, code: str) -> AsyncGenerator[tuple[AcpAgent, list[Update], list[PermissionRequest]]]:
+    told: list[Update] = []
+    asked: list[PermissionRequest] = []
+    errors = bytearray()
+    can = "{}" if stage == "session/load" else '{"resume": {}}'
+    program = PROGRAM.replace("CAN", can)
+
+    async def permit(ask: PermissionRequest) -> bool:
+        asked.append(ask)
+        return False
+
+    async def listen() -> None:
+        assert process.stderr is not None
+        async for piece in process.stderr:
+            errors.extend(piece)
+
+    def written() -> str:
+        return errors[-2_000:].decode("utf-8", "replace")
+
+    command = [sys.executable, "-c", f"STAGE = {stage!r}\nCODE = {code!r}\n{program}"]
+    async with await anyio.open_process(command) as process, anyio.create_task_group() as tasks:
+        tasks.start_soon(listen)
+        assert process.stdin is not None and process.stdout is not None
+        pipes = Pipes(process.stdin, process.stdout, written)
+        try:
+            async with AcpAgent("It", pipes, told.append, permit, lambda text: text.replace(SECRET, "…")) as agent:
+                yield agent, told, asked
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            tasks.cancel_scope.cancel()
+
+
+async def conversation(agent: AcpAgent, stage: str) -> None:
+    """Everything that a run says, in order; the caller of a prompt has a deadline."""
+    await agent.initialize()
+    await agent.set_provider("http://127.0.0.1:1/v1", "s", "openai")
+    if stage in ("session/resume", "session/load"):
+        await agent.resume_session("s", "/", None)
+    else:
+        await agent.open_session("/", None)
+    with anyio.move_on_after(1.2) as late:
+        assert await agent.prompt("Do it.") == ("end_turn", {})
+    if late.cancelled_caught:
+        raise AgentFailed("It did not answer session/prompt in time")

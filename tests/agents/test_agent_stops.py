@@ -93,19 +93,6 @@ MOMENTS = {
 }  # fmt: skip
 
 
-async def settled(lab: Lab, run_id: str) -> None:
-    """Nothing of an ended run is left: no process, no reservation, no folder."""
-    await until(lambda: not processes_of_run(run_id), 5)
-    run = await lab.run(run_id)
-    held, paid = await lab.facts(run_id, CostReserved), await lab.facts(run_id, CostUpdate)
-    assert sorted(each.turn for each in held) == sorted(each.turn for each in paid)
-    assert (run.in_flight, run.wrap_micros) == (None, 0)
-    day = day_of(run.ended_us or 0)
-    for scope in (run_id, user_scope(run.user_id, day), installation_scope(day)):
-        bucket = await lab.store.read(lambda view, scope=scope: view.bucket(scope))  # type: ignore[misc]
-        assert bucket.held_micros == 0, scope
-
-
 @pytest.mark.parametrize("name", sample(MOMENTS, 6))
 async def test_a_cancel_ends_a_run_within_two_seconds_at_any_moment(tmp_path: Path, name: str) -> None:
     needs("bubblewrap")
@@ -218,6 +205,19 @@ async def test_a_long_request_does_not_stop_the_runs_of_others(tmp_path: Path, m
             tasks.cancel_scope.cancel()
         assert (await lab.run(run_id)).state in ("success", "cost_exceeded", "token_exceeded")
         assert max(gaps) < 1.5 and not lab.server.requests
+
+
+async def settled(lab: Lab, run_id: str) -> None:
+    """Nothing of an ended run is left: no process, no reservation, no folder."""
+    await until(lambda: not processes_of_run(run_id), 5)
+    run = await lab.run(run_id)
+    held, paid = await lab.facts(run_id, CostReserved), await lab.facts(run_id, CostUpdate)
+    assert sorted(each.turn for each in held) == sorted(each.turn for each in paid)
+    assert (run.in_flight, run.wrap_micros) == (None, 0)
+    day = day_of(run.ended_us or 0)
+    for scope in (run_id, user_scope(run.user_id, day), installation_scope(day)):
+        bucket = await lab.store.read(lambda view, scope=scope: view.bucket(scope))  # type: ignore[misc]
+        assert bucket.held_micros == 0, scope
 
 
 LONG = """python3 -c '

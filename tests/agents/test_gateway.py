@@ -52,144 +52,6 @@ SECRET, KEY = "of-this-run-alone", "sk-the-providers-own-key-0123456789"
 PLANTED = "AKIAIOSFODNN7EXAMPLE"
 
 
-@dataclass
-class Noted:
-    """A meter that notes what it is told."""
-
-    refuses: CallRefused | None = None
-    checks: Exception | None = None
-    admitted: list[AgentCall] = field(default_factory=list[AgentCall])
-    settled: list[tuple[int, str, Any]] = field(default_factory=list[tuple[int, str, Any]])
-    refused: list[str] = field(default_factory=list[str])
-    holds: anyio.Event | None = None
-    shielded: bool = False
-    waiting: int = 0
-
-    async def admit(self, call: AgentCall) -> Admitted:
-        if self.refuses is not None:
-            raise self.refuses
-        if self.holds is not None:
-            self.waiting += 1
-            try:
-                with anyio.CancelScope(shield=self.shielded):
-                    await self.holds.wait()
-            finally:
-                self.waiting -= 1
-        self.admitted.append(call)
-        return Admitted(call, min(call.asked_output or 500, 500), len(self.admitted), None)
-
-    async def check(self) -> None:
-        if self.checks is not None:
-            raise self.checks
-
-    async def refuse(self, why: CallRefused) -> None:
-        self.refused.append(str(why))
-
-    async def answered(self, admitted: Admitted, completion: Completion, took_ms: int) -> None:
-        await anyio.lowlevel.checkpoint()
-        self.settled.append((admitted.number, "billed", completion))
-
-    async def failed(self, admitted: Admitted, settlement: str, error: ModelError | None, took_ms: int) -> None:
-        await anyio.lowlevel.checkpoint()
-        self.settled.append((admitted.number, settlement, error))
-
-    @property
-    def ways(self) -> list[str]:
-        return [way for _number, way, _what in sorted(self.settled, key=lambda each: each[0])]
-
-
-def path_of(wire: str, body: dict[str, Any]) -> str:
-    """Return the path of a request; Google's has the model, and how to answer, which are taken out of the body."""
-    if wire != "google":
-        return WIRES[wire].path
-    model, stream = body.pop("model", "sonnet"), body.pop("stream", False)
-    return f"/models/{model}:{'streamGenerateContent?alt=sse' if stream else 'generateContent'}"
-
-
-@dataclass
-class Place:
-    """A gateway, what is before it and what is behind it."""
-
-    http: httpx2.AsyncClient
-    meter: Noted
-    far: ModelServer
-    wire: str
-    gateway: Gateway
-
-    async def ask(self, body: dict[str, Any], **headers: str) -> httpx2.Response:
-        return await self.http.post(f"/v1{path_of(self.wire, body)}", json=body, headers=headers)
-
-    def settled(self) -> list[str]:
-        """Exactly one settlement for each call that was admitted."""
-        numbers = sorted(number for number, _way, _what in self.meter.settled)
-        assert numbers == list(range(1, len(self.meter.admitted) + 1))
-        return self.meter.ways
-
-
-@asynccontextmanager
-async def place(
-    tmp_path: Path,
-    script: Script,
-    wire: str = "messages",
-    off: frozenset[str] = frozenset(),
-    endpoint: Wire | None = None,
-) -> AsyncGenerator[Place]:
-    meter = Noted()
-    bodies = Bodies(
-        wire, {"sonnet": "far-sonnet", "far-sonnet": "far-sonnet"}, off, Redactor({"TOKEN": "hunter2-hunter2"})
-    )
-    with run_model_server(script) as far:
-        async with ClientPool() as clients:
-            model = HttpModel("far", "far-sonnet", far.base_url, KEY, clients, endpoint or WIRES[wire])
-            socket = tmp_path / "gw.sock"
-            gateway = Gateway(model, bodies, meter, SECRET)
-            async with serving(gateway, socket):
-                transport = httpx2.AsyncHTTPTransport(uds=str(socket))
-                headers = {"authorization": f"Bearer {SECRET}"}
-                async with httpx2.AsyncClient(
-                    transport=transport, base_url="http://gateway", headers=headers, timeout=20
-                ) as http:
-                    yield Place(http, meter, far, wire, gateway)
-    assert not socket.exists()
-
-
-def request(wire: str, text: str = "Do it.", **more: Any) -> dict[str, Any]:
-    tool: dict[str, Any] = {
-        "name": "Read",
-        "description": "Reads.",
-        "input_schema": {"type": "object", "properties": {}},
-    }
-    function: dict[str, Any] = {
-        "name": "Read",
-        "description": "Reads.",
-        "parameters": {"type": "object", "properties": {}},
-    }
-    match wire:
-        case "messages":
-            return {"model": "sonnet", "max_tokens": 9_000, "system": "Be brief.", "tools": [tool],
-                    "messages": [{"role": "user", "content": [{"type": "text", "text": text}]}], **more}  # fmt: skip
-        case "responses":
-            return {"model": "sonnet", "instructions": "Be brief.", "tools": [{"type": "function", **function}],
-                    "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}],
-                    **more}  # fmt: skip
-        case "google":
-            return {"systemInstruction": {"parts": [{"text": "Be brief."}], "role": "user"},
-                    "tools": [{"functionDeclarations": [function]}],
-                    "contents": [{"role": "user", "parts": [{"text": text}]}], **more}  # fmt: skip
-        case _:
-            return {"model": "sonnet", "tools": [{"type": "function", "function": function}],
-                    "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}],
-                    **more}  # fmt: skip
-
-
-async def forwarded(tmp_path: Path, wire: str, more: dict[str, Any]) -> tuple[str, AgentCall]:
-    """Return what the provider gets of a request, whatever its form, and the call as it was admitted."""
-    async with place(tmp_path, [Say("ok")], wire) as at:
-        at.far.checks = False
-        assert (await at.ask(request(wire, **more))).status_code == 200
-        return at.far.requests[0].body.decode(), at.meter.admitted[0]
-
-
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_comes_back_as_the_provider_gave_it(tmp_path: Path, wire: str, stream: bool) -> None:
@@ -1006,3 +868,141 @@ async def test_what_is_remembered_of_bodies_is_bounded() -> None:
     for number in range(16):
         bodies.read(json.dumps(request("messages", f"{number:x}" * 1_500_000)).encode())
     assert sum(map(len, bodies._clean)) < 17_000_000  # pyright: ignore[reportPrivateUsage]
+
+
+@dataclass
+class Noted:
+    """A meter that notes what it is told."""
+
+    refuses: CallRefused | None = None
+    checks: Exception | None = None
+    admitted: list[AgentCall] = field(default_factory=list[AgentCall])
+    settled: list[tuple[int, str, Any]] = field(default_factory=list[tuple[int, str, Any]])
+    refused: list[str] = field(default_factory=list[str])
+    holds: anyio.Event | None = None
+    shielded: bool = False
+    waiting: int = 0
+
+    async def admit(self, call: AgentCall) -> Admitted:
+        if self.refuses is not None:
+            raise self.refuses
+        if self.holds is not None:
+            self.waiting += 1
+            try:
+                with anyio.CancelScope(shield=self.shielded):
+                    await self.holds.wait()
+            finally:
+                self.waiting -= 1
+        self.admitted.append(call)
+        return Admitted(call, min(call.asked_output or 500, 500), len(self.admitted), None)
+
+    async def check(self) -> None:
+        if self.checks is not None:
+            raise self.checks
+
+    async def refuse(self, why: CallRefused) -> None:
+        self.refused.append(str(why))
+
+    async def answered(self, admitted: Admitted, completion: Completion, took_ms: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.settled.append((admitted.number, "billed", completion))
+
+    async def failed(self, admitted: Admitted, settlement: str, error: ModelError | None, took_ms: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.settled.append((admitted.number, settlement, error))
+
+    @property
+    def ways(self) -> list[str]:
+        return [way for _number, way, _what in sorted(self.settled, key=lambda each: each[0])]
+
+
+def path_of(wire: str, body: dict[str, Any]) -> str:
+    """Return the path of a request; Google's has the model, and how to answer, which are taken out of the body."""
+    if wire != "google":
+        return WIRES[wire].path
+    model, stream = body.pop("model", "sonnet"), body.pop("stream", False)
+    return f"/models/{model}:{'streamGenerateContent?alt=sse' if stream else 'generateContent'}"
+
+
+@dataclass
+class Place:
+    """A gateway, what is before it and what is behind it."""
+
+    http: httpx2.AsyncClient
+    meter: Noted
+    far: ModelServer
+    wire: str
+    gateway: Gateway
+
+    async def ask(self, body: dict[str, Any], **headers: str) -> httpx2.Response:
+        return await self.http.post(f"/v1{path_of(self.wire, body)}", json=body, headers=headers)
+
+    def settled(self) -> list[str]:
+        """Exactly one settlement for each call that was admitted."""
+        numbers = sorted(number for number, _way, _what in self.meter.settled)
+        assert numbers == list(range(1, len(self.meter.admitted) + 1))
+        return self.meter.ways
+
+
+@asynccontextmanager
+async def place(
+    tmp_path: Path,
+    script: Script,
+    wire: str = "messages",
+    off: frozenset[str] = frozenset(),
+    endpoint: Wire | None = None,
+) -> AsyncGenerator[Place]:
+    meter = Noted()
+    bodies = Bodies(
+        wire, {"sonnet": "far-sonnet", "far-sonnet": "far-sonnet"}, off, Redactor({"TOKEN": "hunter2-hunter2"})
+    )
+    with run_model_server(script) as far:
+        async with ClientPool() as clients:
+            model = HttpModel("far", "far-sonnet", far.base_url, KEY, clients, endpoint or WIRES[wire])
+            socket = tmp_path / "gw.sock"
+            gateway = Gateway(model, bodies, meter, SECRET)
+            async with serving(gateway, socket):
+                transport = httpx2.AsyncHTTPTransport(uds=str(socket))
+                headers = {"authorization": f"Bearer {SECRET}"}
+                async with httpx2.AsyncClient(
+                    transport=transport, base_url="http://gateway", headers=headers, timeout=20
+                ) as http:
+                    yield Place(http, meter, far, wire, gateway)
+    assert not socket.exists()
+
+
+def request(wire: str, text: str = "Do it.", **more: Any) -> dict[str, Any]:
+    tool: dict[str, Any] = {
+        "name": "Read",
+        "description": "Reads.",
+        "input_schema": {"type": "object", "properties": {}},
+    }
+    function: dict[str, Any] = {
+        "name": "Read",
+        "description": "Reads.",
+        "parameters": {"type": "object", "properties": {}},
+    }
+    match wire:
+        case "messages":
+            return {"model": "sonnet", "max_tokens": 9_000, "system": "Be brief.", "tools": [tool],
+                    "messages": [{"role": "user", "content": [{"type": "text", "text": text}]}], **more}  # fmt: skip
+        case "responses":
+            return {"model": "sonnet", "instructions": "Be brief.", "tools": [{"type": "function", **function}],
+                    "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}],
+                    **more}  # fmt: skip
+        case "google":
+            return {"systemInstruction": {"parts": [{"text": "Be brief."}], "role": "user"},
+                    "tools": [{"functionDeclarations": [function]}],
+                    "contents": [{"role": "user", "parts": [{"text": text}]}], **more}  # fmt: skip
+        case _:
+            return {"model": "sonnet", "tools": [{"type": "function", "function": function}],
+                    "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}],
+                    **more}  # fmt: skip
+
+
+async def forwarded(tmp_path: Path, wire: str, more: dict[str, Any]) -> tuple[str, AgentCall]:
+    """Return what the provider gets of a request, whatever its form, and the call as it was admitted."""
+    async with place(tmp_path, [Say("ok")], wire) as at:
+        at.far.checks = False
+        assert (await at.ask(request(wire, **more))).status_code == 200
+        return at.far.requests[0].body.decode(), at.meter.admitted[0]

@@ -41,30 +41,6 @@ Bytes = Sequence[bytes | float]
 """What is written, piece by piece, and the seconds between."""
 
 
-def said(wire: str) -> list[bytes]:
-    """Return the events of a good answer, the last of which say that it is over."""
-    match wire:
-        case "messages":
-            return messages_format.events(SAID, 0, request(wire))
-        case "responses":
-            return responses_format.events(SAID, request(wire))
-        case "google":
-            return google_format.events(SAID, request(wire))
-        case _:
-            return events(SAID)
-
-
-@contextmanager
-def many_open_files() -> Generator[None]:
-    """Both ends of a connection are files of this process, and an ordinary user may have 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (4_096, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def chunked(pieces: Sequence[bytes], end: bytes = b"0\r\n\r\n", head: bytes = b"") -> Bytes:
     framed = [f"{len(piece):x}\r\n".encode() + piece + b"\r\n" for piece in pieces]
     return [OK + head + b"transfer-encoding: chunked\r\n\r\n", *framed, end]
@@ -84,15 +60,6 @@ def counting(value: bytes) -> Callable[[list[bytes]], Bytes]:
     return each_with(b"4177", value)
 
 
-def without_tokens(event: bytes) -> bytes:
-    """An event whose usage counts no output, and whose total says nothing either."""
-    return re.sub(
-        rb'"(total_tokens|totalTokenCount)": \d+',
-        rb'"\1": 0',
-        event.replace(b'"output_tokens": 1', b'"output_tokens": 0'),
-    )
-
-
 def spread(good: list[bytes]) -> Bytes:
     """The JSON of each event over as many lines as it takes."""
 
@@ -107,17 +74,6 @@ def twice(good: list[bytes]) -> Bytes:
     """The usage comes again, and is lower."""
     at = next(number for number in reversed(range(len(good))) if b"4177" in good[number])
     return chunked([*good[: at + 1], good[at].replace(b"4177", b"11"), *good[at + 1 :]])
-
-
-def bomb() -> bytes:
-    packer = zlib.compressobj(wbits=31)
-    return b"".join([*(packer.compress(b"x" * 2**20) for _each in range(400)), packer.flush()])
-
-
-def half(good: list[bytes]) -> bytes:
-    """Return an answer up to the middle of a character."""
-    whole = b"".join(good)
-    return whole[: whole.index("十".encode()) + 2]
 
 
 ERROR = b'data: {"type":"error","error":{"type":"api_error","message":"the engine has crashed"}}\n\n'
@@ -160,74 +116,6 @@ STREAMS: dict[str, tuple[Callable[[list[bytes]], Bytes], object, object]] = {
     "no HTTP": (lambda _good: [b"SSH-2.0-OpenSSH_9.9\r\n"], FULL, 502),
     "endless head": (lambda _good: [b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 50_000], FULL, 502),
 }  # fmt: skip
-
-
-@dataclass
-class Provider:
-    """What a provider writes for each request, byte for byte; then it closes. `asked` counts requests."""
-
-    answers: list[Bytes]
-    base_url: str = ""
-    asked: list[bytes] = field(default_factory=list[bytes])
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", head)
-        await reader.readexactly(int(length[1]) if length else 0)
-        self.asked.append(head)
-        for piece in self.answers.pop(0):
-            if isinstance(piece, float):
-                await asyncio.sleep(piece)
-            else:
-                writer.write(piece)
-                await writer.drain()
-
-
-@contextmanager
-def provider(*answers: Bytes) -> Generator[Provider]:
-    serves = Provider(list(answers))
-    with listen_in_thread("odd provider", serves) as ((port,), _loop):
-        serves.base_url = f"http://127.0.0.1:{port}/v1"
-        yield serves
-
-
-@asynccontextmanager
-async def before(far: Provider, wire: str, socket: Path, secret: str = SECRET) -> AsyncGenerator[tuple[Any, Noted]]:
-    """A gateway before that provider, and a client of it."""
-    meter, bodies = Noted(), Bodies(wire, {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
-    async with ClientPool() as clients:
-        model = HttpModel("far", "far-sonnet", far.base_url, KEY, clients, WIRES[wire])
-        async with serving(Gateway(model, bodies, meter, secret), socket):
-            headers, transport = {"authorization": f"Bearer {secret}"}, httpx2.AsyncHTTPTransport(uds=str(socket))
-            path, _, query = path_of(wire, {"stream": True}).partition("?")
-            url, params = f"http://gateway/v1{path}", dict(parse_qsl(query))  # a base_url loses its query
-            async with httpx2.AsyncClient(
-                transport=transport, base_url=url, params=params, headers=headers, timeout=30
-            ) as client:
-                yield client, meter
-
-
-async def seen(client: Any, wire: str) -> tuple[object, bytes]:
-    """Return what an agent sees of an answer: that it is whole, that it is cut, or its status; and its content."""
-    got = bytearray()
-    try:
-        async with client.stream("POST", "", json=request(wire, stream=True)) as answer:
-            async for piece in answer.aiter_bytes():
-                got += piece
-            assert answer.status_code != 500, "the SDKs of agents repeat that"
-            assert answer.status_code == 200 or 0 < int(answer.headers.get("retry-after", 1)) < 10**6
-            return WHOLE if answer.status_code == 200 else answer.status_code, bytes(got)
-    except httpx2.RemoteProtocolError:
-        return CUT, bytes(got)
-
-
-def charged(meter: Noted) -> object:
-    """Return what the only call is booked with; the meter books all that was reserved where there is no usage."""
-    ((_number, way, what),) = meter.settled
-    usage = what.usage if isinstance(what, Completion) else None
-    if way != "billed" or usage is None:
-        return NOTHING if way == "not_billed" else FULL
-    return usage.prompt_tokens, usage.output_tokens
 
 
 @pytest.mark.parametrize("wire", sample(WIRES, 1))
@@ -375,3 +263,115 @@ async def test_a_thousand_connections_that_say_nothing_do_not_keep_others_out(tm
             assert (await seen(client, "messages"))[0] == WHOLE
             other.headers["authorization"] = client.headers["authorization"]
             assert (await seen(other, "messages"))[0] == 401, "each has a secret of its own"
+
+
+def said(wire: str) -> list[bytes]:
+    """Return the events of a good answer, the last of which say that it is over."""
+    match wire:
+        case "messages":
+            return messages_format.events(SAID, 0, request(wire))
+        case "responses":
+            return responses_format.events(SAID, request(wire))
+        case "google":
+            return google_format.events(SAID, request(wire))
+        case _:
+            return events(SAID)
+
+
+@contextmanager
+def many_open_files() -> Generator[None]:
+    """Both ends of a connection are files of this process, and an ordinary user may have 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4_096, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def without_tokens(event: bytes) -> bytes:
+    """An event whose usage counts no output, and whose total says nothing either."""
+    return re.sub(
+        rb'"(total_tokens|totalTokenCount)": \d+',
+        rb'"\1": 0',
+        event.replace(b'"output_tokens": 1', b'"output_tokens": 0'),
+    )
+
+
+def bomb() -> bytes:
+    packer = zlib.compressobj(wbits=31)
+    return b"".join([*(packer.compress(b"x" * 2**20) for _each in range(400)), packer.flush()])
+
+
+def half(good: list[bytes]) -> bytes:
+    """Return an answer up to the middle of a character."""
+    whole = b"".join(good)
+    return whole[: whole.index("十".encode()) + 2]
+
+
+@dataclass
+class Provider:
+    """What a provider writes for each request, byte for byte; then it closes. `asked` counts requests."""
+
+    answers: list[Bytes]
+    base_url: str = ""
+    asked: list[bytes] = field(default_factory=list[bytes])
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head)
+        await reader.readexactly(int(length[1]) if length else 0)
+        self.asked.append(head)
+        for piece in self.answers.pop(0):
+            if isinstance(piece, float):
+                await asyncio.sleep(piece)
+            else:
+                writer.write(piece)
+                await writer.drain()
+
+
+@contextmanager
+def provider(*answers: Bytes) -> Generator[Provider]:
+    serves = Provider(list(answers))
+    with listen_in_thread("odd provider", serves) as ((port,), _loop):
+        serves.base_url = f"http://127.0.0.1:{port}/v1"
+        yield serves
+
+
+@asynccontextmanager
+async def before(far: Provider, wire: str, socket: Path, secret: str = SECRET) -> AsyncGenerator[tuple[Any, Noted]]:
+    """A gateway before that provider, and a client of it."""
+    meter, bodies = Noted(), Bodies(wire, {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
+    async with ClientPool() as clients:
+        model = HttpModel("far", "far-sonnet", far.base_url, KEY, clients, WIRES[wire])
+        async with serving(Gateway(model, bodies, meter, secret), socket):
+            headers, transport = {"authorization": f"Bearer {secret}"}, httpx2.AsyncHTTPTransport(uds=str(socket))
+            path, _, query = path_of(wire, {"stream": True}).partition("?")
+            url, params = f"http://gateway/v1{path}", dict(parse_qsl(query))  # a base_url loses its query
+            async with httpx2.AsyncClient(
+                transport=transport, base_url=url, params=params, headers=headers, timeout=30
+            ) as client:
+                yield client, meter
+
+
+async def seen(client: Any, wire: str) -> tuple[object, bytes]:
+    """Return what an agent sees of an answer: that it is whole, that it is cut, or its status; and its content."""
+    got = bytearray()
+    try:
+        async with client.stream("POST", "", json=request(wire, stream=True)) as answer:
+            async for piece in answer.aiter_bytes():
+                got += piece
+            assert answer.status_code != 500, "the SDKs of agents repeat that"
+            assert answer.status_code == 200 or 0 < int(answer.headers.get("retry-after", 1)) < 10**6
+            return WHOLE if answer.status_code == 200 else answer.status_code, bytes(got)
+    except httpx2.RemoteProtocolError:
+        return CUT, bytes(got)
+
+
+def charged(meter: Noted) -> object:
+    """Return what the only call is booked with; the meter books all that was reserved where there is no usage."""
+    ((_number, way, what),) = meter.settled
+    usage = what.usage if isinstance(what, Completion) else None
+    if way != "billed" or usage is None:
+        return NOTHING if way == "not_billed" else FULL
+    return usage.prompt_tokens, usage.output_tokens

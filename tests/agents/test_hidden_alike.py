@@ -64,29 +64,6 @@ WAYS: dict[str, Callable[[RunRedactor, str], str]] = {
 }  # fmt: skip
 
 
-def sent(known: RunRedactor, wire: str, **more: Any) -> str:
-    """Return what a provider gets of a request: every text in it."""
-    bodies = Bodies(wire, {"sonnet": "far-sonnet"}, frozenset(), known)
-    body = bodies.read(json.dumps({**request(wire), **more}).encode()).body
-    return "\n".join(texts(body))
-
-
-def texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        if value.startswith("{"):  # arguments
-            return texts(json.loads(value))
-        return [value]
-    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    return [text for each in inner for text in texts(each)]
-
-
-@pytest.fixture
-def known() -> RunRedactor:
-    made = RunRedactor(Redactor({"TOKEN": VALUE}, seen_offsets=seen_offsets))
-    made.learn_private_keys(KEY)
-    return made
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", TEXTS)
 def test_no_way_out_shows_a_secret(known: RunRedactor, way: str, case: str) -> None:
@@ -115,3 +92,26 @@ def test_a_text_with_marks_and_no_secret_is_unchanged(known: RunRedactor) -> Non
     persian, coder = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\U0001f468\u200d\U0001f4bb"
     text = f"\x1b[31mred\x1b[0m soft\u00adhyphen \ufeff {persian} {coder}"
     assert known.redact(text) == (text, 0)
+
+
+def sent(known: RunRedactor, wire: str, **more: Any) -> str:
+    """Return what a provider gets of a request: every text in it."""
+    bodies = Bodies(wire, {"sonnet": "far-sonnet"}, frozenset(), known)
+    body = bodies.read(json.dumps({**request(wire), **more}).encode()).body
+    return "\n".join(texts(body))
+
+
+def texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        if value.startswith("{"):  # arguments
+            return texts(json.loads(value))
+        return [value]
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [text for each in inner for text in texts(each)]
+
+
+@pytest.fixture
+def known() -> RunRedactor:
+    made = RunRedactor(Redactor({"TOKEN": VALUE}, seen_offsets=seen_offsets))
+    made.learn_private_keys(KEY)
+    return made
