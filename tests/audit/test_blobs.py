@@ -46,16 +46,6 @@ def asked(server: PostgresServer, tmp_path: Path, backend: PostgresBackend) -> G
         yield conn
 
 
-def file_of(tmp: Path, data: bytes, name: str = "file") -> Path:
-    path = tmp / name
-    path.write_bytes(data)
-    return path
-
-
-def count(asked: Any, table: str) -> int:
-    return int(asked.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
-
-
 @pytest.mark.parametrize("size", [0, 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES])
 def test_a_file_comes_back_byte_for_byte(blobs: PostgresBlobs, tmp_path: Path, size: int) -> None:
     data = os.urandom(size)
@@ -177,3 +167,13 @@ def test_another_log_at_the_same_address_is_refused(blobs: PostgresBlobs, tmp_pa
     asked.execute("UPDATE meta SET log_id = 'another'")
     with pytest.raises(LogMoved, match="has another log"):
         blobs.put(file_of(tmp_path, b"x"), (RUN,), "input")
+
+
+def file_of(tmp: Path, data: bytes, name: str = "file") -> Path:
+    path = tmp / name
+    path.write_bytes(data)
+    return path
+
+
+def count(asked: Any, table: str) -> int:
+    return int(asked.execute(f"SELECT count(*) FROM {table}").fetchone()[0])

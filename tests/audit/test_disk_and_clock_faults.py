@@ -28,52 +28,6 @@ from ava_audit.units import HOUR_US
 from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
 
-FULL = """
-import sys, anyio
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from ava_audit.errors import StoreUnavailable
-from ava_audit.entries import Entry
-from ava_audit.maintenance import run_maintenance
-from ava_audit.store.connection import DAMAGED
-from ava_audit.store.store import Command, Outcome, Store
-from ava_audit.verify import verify
-from ava_audit.view import View
-from support.log import message, write
-async def main():
-    root = Path(sys.argv[2])
-    filler = root / "filler"
-    filler.write_bytes(b"x" * 200_000)
-    acknowledged, refused, words = [], 0, set()
-    async with Store.open(root) as log, anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: run_maintenance(log, root, mirror=True))
-        async def produce(name):
-            nonlocal refused
-            for number in range(12):
-                text = f"{name}-{number} " + "x" * 4_000
-                try:
-                    await write(log, message(text))
-                    acknowledged.append(text)
-                except StoreUnavailable as error:
-                    refused += 1
-                    words.add(str(error))
-        async with anyio.create_task_group() as producers:
-            for name in "abcdefgh":
-                producers.start_soon(produce, name)
-        print(len(acknowledged) > 5, refused > 5)
-        print("; ".join(sorted(words)))
-        print(await log.read(View.head) == len(acknowledged))
-        filler.unlink()
-        (root / "ava.db-wal").stat()
-        await write(log, message("there is room again"))
-        tasks.cancel_scope.cancel()
-    async with Store.open(root) as log:
-        texts = await log.read(lambda view: [view.entry(seq).fact.text for seq in range(1, view.head() + 1)])
-    print(texts == [*acknowledged, "there is room again"] or set(texts) ^ {*acknowledged, "there is room again"})
-    print(verify(root).ok)
-anyio.run(main)
-"""
-
 
 @pytest.mark.sqlite_only("the disk of the data root")
 def test_a_full_disk_loses_no_acknowledged_entry_and_the_log_stays_readable(
@@ -352,3 +306,50 @@ def test_on_a_full_disk_it_is_rewritten_or_not_shown_and_raises_nothing(tmp_path
     assert run_on_small_disk(tmp_path / "disk", SHOWS, size="200k") == [
         "No space left on device", "['Thinking (2 tokens)']", "[]", "[]",
     ]  # fmt: skip
+
+
+FULL = """
+import sys, anyio
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from ava_audit.errors import StoreUnavailable
+from ava_audit.entries import Entry
+from ava_audit.maintenance import run_maintenance
+from ava_audit.store.connection import DAMAGED
+from ava_audit.store.store import Command, Outcome, Store
+from ava_audit.verify import verify
+from ava_audit.view import View
+from support.log import message, write
+async def main():
+    root = Path(sys.argv[2])
+    filler = root / "filler"
+    filler.write_bytes(b"x" * 200_000)
+    acknowledged, refused, words = [], 0, set()
+    async with Store.open(root) as log, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: run_maintenance(log, root, mirror=True))
+        async def produce(name):
+            nonlocal refused
+            for number in range(12):
+                text = f"{name}-{number} " + "x" * 4_000
+                try:
+                    await write(log, message(text))
+                    acknowledged.append(text)
+                except StoreUnavailable as error:
+                    refused += 1
+                    words.add(str(error))
+        async with anyio.create_task_group() as producers:
+            for name in "abcdefgh":
+                producers.start_soon(produce, name)
+        print(len(acknowledged) > 5, refused > 5)
+        print("; ".join(sorted(words)))
+        print(await log.read(View.head) == len(acknowledged))
+        filler.unlink()
+        (root / "ava.db-wal").stat()
+        await write(log, message("there is room again"))
+        tasks.cancel_scope.cancel()
+    async with Store.open(root) as log:
+        texts = await log.read(lambda view: [view.entry(seq).fact.text for seq in range(1, view.head() + 1)])
+    print(texts == [*acknowledged, "there is room again"] or set(texts) ^ {*acknowledged, "there is room again"})
+    print(verify(root).ok)
+anyio.run(main)
+"""

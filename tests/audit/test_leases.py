@@ -29,54 +29,6 @@ from support.postgres import PostgresServer  # noqa: E402
 pytestmark = pytest.mark.slow
 
 LEASE_S = 2.0
-JOIN = """
-import pathlib, sys, anyio
-from ava_audit.store.sqlite import backend_of
-async def main():
-    root = pathlib.Path(sys.argv[1])
-    instances = backend_of(root, sys.argv[2]).instances(root / "instances", float(sys.argv[3]))
-    own = await anyio.to_thread.run_sync(instances.join)
-    print(own.name, flush=True)
-    await instances.keep(own)
-anyio.run(main)
-"""
-
-
-@pytest.fixture
-async def url(server: PostgresServer, tmp_path: Path) -> str:
-    """The address of a log."""
-    found = server.database(tmp_path)
-    for machine in ("here", "there"):
-        (tmp_path / machine).mkdir()
-    async with store.Store.open(tmp_path / "here", found):
-        return found
-
-
-@pytest.fixture
-def here(url: str, tmp_path: Path) -> Generator[Instances]:
-    """What one machine sees."""
-    with closing(backend_of(tmp_path / "here", url).instances(tmp_path / "here" / "instances", LEASE_S)) as found:
-        yield found
-
-
-@pytest.fixture
-def there(url: str, tmp_path: Path) -> Generator[Instances]:
-    """What another machine sees."""
-    with closing(backend_of(tmp_path / "there", url).instances(tmp_path / "there" / "instances", LEASE_S)) as found:
-        yield found
-
-
-@asynccontextmanager
-async def instance(machine: Path, url: str) -> AsyncIterator[tuple[Process, str]]:
-    """A child process that has joined and keeps its lease; it is killed at the end."""
-    async with await anyio.open_process(child(JOIN, machine, url, str(LEASE_S)), stderr=None) as process:
-        assert process.stdout is not None
-        try:
-            with anyio.fail_after(90):  # a busy machine needs half a minute to start the server again
-                yield process, (await process.stdout.receive()).decode().strip()
-        finally:
-            if process.returncode is None:
-                process.kill()
 
 
 async def test_a_killed_process_is_dead_on_its_machine_at_once_and_elsewhere_after_its_lease(
@@ -270,3 +222,53 @@ async def test_a_process_that_joins_a_server_that_has_just_started_waits_a_lease
         assert here.alive(second.name)
         first.remove()
         second.remove()
+
+
+JOIN = """
+import pathlib, sys, anyio
+from ava_audit.store.sqlite import backend_of
+async def main():
+    root = pathlib.Path(sys.argv[1])
+    instances = backend_of(root, sys.argv[2]).instances(root / "instances", float(sys.argv[3]))
+    own = await anyio.to_thread.run_sync(instances.join)
+    print(own.name, flush=True)
+    await instances.keep(own)
+anyio.run(main)
+"""
+
+
+@pytest.fixture
+async def url(server: PostgresServer, tmp_path: Path) -> str:
+    """The address of a log."""
+    found = server.database(tmp_path)
+    for machine in ("here", "there"):
+        (tmp_path / machine).mkdir()
+    async with store.Store.open(tmp_path / "here", found):
+        return found
+
+
+@pytest.fixture
+def here(url: str, tmp_path: Path) -> Generator[Instances]:
+    """What one machine sees."""
+    with closing(backend_of(tmp_path / "here", url).instances(tmp_path / "here" / "instances", LEASE_S)) as found:
+        yield found
+
+
+@pytest.fixture
+def there(url: str, tmp_path: Path) -> Generator[Instances]:
+    """What another machine sees."""
+    with closing(backend_of(tmp_path / "there", url).instances(tmp_path / "there" / "instances", LEASE_S)) as found:
+        yield found
+
+
+@asynccontextmanager
+async def instance(machine: Path, url: str) -> AsyncIterator[tuple[Process, str]]:
+    """A child process that has joined and keeps its lease; it is killed at the end."""
+    async with await anyio.open_process(child(JOIN, machine, url, str(LEASE_S)), stderr=None) as process:
+        assert process.stdout is not None
+        try:
+            with anyio.fail_after(90):  # a busy machine needs half a minute to start the server again
+                yield process, (await process.stdout.receive()).decode().strip()
+        finally:
+            if process.returncode is None:
+                process.kill()

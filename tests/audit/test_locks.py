@@ -26,53 +26,6 @@ from ava_audit.store.locks import HeldLock, LockedInstances, NoLocks, WriteLock,
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 
-WITHOUT_LOCKS = """
-import pathlib, sys
-import anyio
-sys.path.insert(0, sys.argv[2])
-from support.no_locks import deny_locks
-from ava_audit.errors import AuditError
-from ava_audit.store import sqlite
-from ava_audit.store.store import Store
-
-root = pathlib.Path(sys.argv[1])
-
-def say(work):
-    try:
-        work()
-        print("no error")
-    except (AuditError, OSError) as error:
-        print(type(error).__name__, error)
-
-async def open_store():
-    async with Store.open(root):
-        pass
-
-anyio.run(open_store)
-deny_locks()
-
-say(lambda: anyio.run(open_store))
-say(lambda: sqlite.SqliteBackend(root).open_to_check().close())
-"""
-JOIN = """
-import sys, pathlib
-from ava_audit.store.locks import LockedInstances
-own = LockedInstances(pathlib.Path(sys.argv[1])).join()
-print(own.name, flush=True)
-sys.stdin.read()
-"""
-
-
-@asynccontextmanager
-async def instance(folder: Path) -> AsyncIterator[tuple[Process, str]]:
-    """A child process that has joined; it ends with its stdin."""
-    async with await anyio.open_process(child(JOIN, folder), stderr=None) as process:
-        assert process.stdout is not None and process.stdin is not None
-        name = (await process.stdout.receive()).decode().strip()
-        yield process, name
-        await process.stdin.aclose()
-        await process.wait()
-
 
 async def test_an_instance_is_alive_until_its_process_is_killed(tmp_path: Path) -> None:
     instances = LockedInstances(tmp_path / "instances")
@@ -322,3 +275,53 @@ def test_a_look_leaves_no_lock_to_a_process_that_starts_meanwhile(
     finally:
         for each in inherited:
             os.close(each)
+
+
+WITHOUT_LOCKS = """
+import pathlib, sys
+import anyio
+sys.path.insert(0, sys.argv[2])
+from support.no_locks import deny_locks
+from ava_audit.errors import AuditError
+from ava_audit.store import sqlite
+from ava_audit.store.store import Store
+
+root = pathlib.Path(sys.argv[1])
+
+def say(work):
+    try:
+        work()
+        print("no error")
+    except (AuditError, OSError) as error:
+        print(type(error).__name__, error)
+
+async def open_store():
+    async with Store.open(root):
+        pass
+
+anyio.run(open_store)
+deny_locks()
+
+say(lambda: anyio.run(open_store))
+say(lambda: sqlite.SqliteBackend(root).open_to_check().close())
+"""
+
+
+JOIN = """
+import sys, pathlib
+from ava_audit.store.locks import LockedInstances
+own = LockedInstances(pathlib.Path(sys.argv[1])).join()
+print(own.name, flush=True)
+sys.stdin.read()
+"""
+
+
+@asynccontextmanager
+async def instance(folder: Path) -> AsyncIterator[tuple[Process, str]]:
+    """A child process that has joined; it ends with its stdin."""
+    async with await anyio.open_process(child(JOIN, folder), stderr=None) as process:
+        assert process.stdout is not None and process.stdin is not None
+        name = (await process.stdout.receive()).decode().strip()
+        yield process, name
+        await process.stdin.aclose()
+        await process.wait()

@@ -77,18 +77,6 @@ words = st.one_of(
 stored = words.map(lambda word: word.encode("utf-8", "ignore").decode())  # the border lets no half surrogate in
 
 
-@contextmanager
-def open_log(folder: Path) -> Iterator[tuple[BlockingPortal, Store]]:
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(Store.open(folder)) as store:
-        yield portal, store
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BlockingPortal, Store]]:
-    with open_log(tmp_path_factory.mktemp("log")) as opened:
-        yield opened
-
-
 @pytest.mark.slow
 @settings(max_examples=80)
 @given(parts=st.lists(stored, min_size=1, max_size=8), odd=st.lists(words, max_size=3), data=st.data())
@@ -166,3 +154,15 @@ def test_a_slow_search_is_stopped_and_leaves_nothing_running(tmp_path: Path, mon
         with pytest.raises(StoreUnavailable, match="did not answer within"):
             portal.call(search, store, LogQuery(search="的" * 2_000))
     assert time.monotonic() - begun < 10, "what was broken off went on working"
+
+
+@contextmanager
+def open_log(folder: Path) -> Iterator[tuple[BlockingPortal, Store]]:
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(Store.open(folder)) as store:
+        yield portal, store
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BlockingPortal, Store]]:
+    with open_log(tmp_path_factory.mktemp("log")) as opened:
+        yield opened

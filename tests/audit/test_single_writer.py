@@ -42,75 +42,6 @@ OTHER_WAYS = {"blobopen", "deserialize", "create_function", "load_extension"}
 """What could write, or could hide a statement that does."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """A statement that writes, or a connection that could: where."""
-
-    line: int
-    text: str
-
-
-def literal(node: ast.expr) -> str:
-    """The text of a string in a program; what is put into it stands as a name."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        return "".join(literal(part) if isinstance(part, ast.Constant) else "x" for part in node.values)
-    if isinstance(node, ast.BinOp):
-        return literal(node.left) + literal(node.right)
-    return "x"
-
-
-def writing_sql(source: str) -> list[Found]:
-    """Every statement in a program that writes, and every other way of writing."""
-    found: list[Found] = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp) and WRITING.search(text := literal(node)):
-            found.append(Found(node.lineno, text))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            text = literal(node.args[0]) if node.args else ""
-            if node.func.attr.startswith("execute") and ANY_SPELLING.search(text):
-                found.append(Found(node.lineno, text))
-            elif node.func.attr in OTHER_WAYS:
-                found.append(Found(node.lineno, node.func.attr))
-    return found
-
-
-def connections(source: str) -> Iterator[Found]:
-    """Every function that opens a database, with all the text in it."""
-    tree = ast.parse(source)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("connect", "Connection")
-            and isinstance(node.func.value, ast.Name)
-            and node.func.value.id in ("sqlite3", "aiosqlite", "psycopg")
-        ):
-            around = [each for each in functions if each.lineno <= node.lineno <= (each.end_lineno or 0)]
-            yield Found(node.lineno, ast.unparse(around[-1] if around else node))
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix().split("/", 1)[1]
-
-
-def faults_of(name: str, source: str) -> list[str]:
-    """What stands in a file that may not stand there."""
-    opened = list(connections(source))
-    if name in WRITERS:
-        return []
-    return [
-        *(f"{name}:{statement.line} writes: {statement.text[:80]!r}" for statement in writing_sql(source)),
-        *(
-            f"{name}:{each.line} opens a database that it could write to"
-            for each in opened
-            if name != OPENS_FOR_WRITERS and "query_only = ON" not in each.text and "mode=ro" not in each.text
-        ),
-    ]
-
-
 def test_only_the_listed_files_open_postgres_connections_that_write() -> None:
     importing = {name_of(path) for path in SOURCES if re.search(r"\bdial\b", path.read_text("utf-8"))}
     dialing = ("blobs", "database", "documents", "leases")
@@ -263,3 +194,72 @@ def test_only_the_writer_thread_and_the_opening_connection_can_write(tmp_path: P
     assert hands.keys() == {"ava-writer", "opening"} and hands["ava-writer"] > 100, hands
     assert readers >= 6
     assert any("mode=ro" in path for path, _executed in heard), "doctor has looked too"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A statement that writes, or a connection that could: where."""
+
+    line: int
+    text: str
+
+
+def literal(node: ast.expr) -> str:
+    """The text of a string in a program; what is put into it stands as a name."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(literal(part) if isinstance(part, ast.Constant) else "x" for part in node.values)
+    if isinstance(node, ast.BinOp):
+        return literal(node.left) + literal(node.right)
+    return "x"
+
+
+def writing_sql(source: str) -> list[Found]:
+    """Every statement in a program that writes, and every other way of writing."""
+    found: list[Found] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp) and WRITING.search(text := literal(node)):
+            found.append(Found(node.lineno, text))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            text = literal(node.args[0]) if node.args else ""
+            if node.func.attr.startswith("execute") and ANY_SPELLING.search(text):
+                found.append(Found(node.lineno, text))
+            elif node.func.attr in OTHER_WAYS:
+                found.append(Found(node.lineno, node.func.attr))
+    return found
+
+
+def connections(source: str) -> Iterator[Found]:
+    """Every function that opens a database, with all the text in it."""
+    tree = ast.parse(source)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("connect", "Connection")
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id in ("sqlite3", "aiosqlite", "psycopg")
+        ):
+            around = [each for each in functions if each.lineno <= node.lineno <= (each.end_lineno or 0)]
+            yield Found(node.lineno, ast.unparse(around[-1] if around else node))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix().split("/", 1)[1]
+
+
+def faults_of(name: str, source: str) -> list[str]:
+    """What stands in a file that may not stand there."""
+    opened = list(connections(source))
+    if name in WRITERS:
+        return []
+    return [
+        *(f"{name}:{statement.line} writes: {statement.text[:80]!r}" for statement in writing_sql(source)),
+        *(
+            f"{name}:{each.line} opens a database that it could write to"
+            for each in opened
+            if name != OPENS_FOR_WRITERS and "query_only = ON" not in each.text and "mode=ro" not in each.text
+        ),
+    ]
