@@ -44,24 +44,6 @@ LOOK = "What did they find?"
 STARTS = ["spawn_subagent", "confirm_spawn"]
 
 
-def held(within_s: float = 120) -> tuple[Gate, Say]:
-    """Return an answer that hands over the result, and the gate that holds it."""
-    gate = Gate(within_s)
-    return gate, Say(calls=RESULT, gate=gate)
-
-
-def asks(request: dict[str, Any]) -> Step:
-    """Ask the person, then hand over what came back."""
-    tools = [message["content"] for message in request["messages"] if message["role"] == "tool"]
-    return Say(calls=[("ask", {"question": QUESTION})]) if not tools else hand_over(output=tools[0])
-
-
-def shown(root: Path, run_id: str) -> str:
-    done = ava(root, "show", run_id)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.requirement("N-13")
 def test_a_run_that_ends_wakes_the_model_with_its_result(tmp_path: Path) -> None:
     gate, answer = held()
@@ -302,3 +284,21 @@ def test_the_picture_in_the_readme_shows_the_form_as_it_is() -> None:
     form = picture.screen()
     drawn = (REPOSITORY / "examples" / "approval.svg").read_text("utf-8")
     assert picture.svg(form) == drawn, "run `python scripts/host_picture.py`"
+
+
+def held(within_s: float = 120) -> tuple[Gate, Say]:
+    """Return an answer that hands over the result, and the gate that holds it."""
+    gate = Gate(within_s)
+    return gate, Say(calls=RESULT, gate=gate)
+
+
+def asks(request: dict[str, Any]) -> Step:
+    """Ask the person, then hand over what came back."""
+    tools = [message["content"] for message in request["messages"] if message["role"] == "tool"]
+    return Say(calls=[("ask", {"question": QUESTION})]) if not tools else hand_over(output=tools[0])
+
+
+def shown(root: Path, run_id: str) -> str:
+    done = ava(root, "show", run_id)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

