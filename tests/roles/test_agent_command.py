@@ -23,26 +23,7 @@ from ava_roles.sandbox.toolchains import HostFolders
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 
 NODE = shutil.which("node", path="/usr/local/bin:/usr/bin:/bin")
-SECRETS = {
-    ".claude/.credentials.json": "login",
-    ".codex/auth.json": "login",
-    ".ssh/id_rsa": "key",
-    ".config/opencode/auth.json": "login",
-    ".npmrc": "token",
-    ".local/share/keyrings/login": "key",
-    "other/file": "private",
-}
 PACKAGE = "node_modules/@maker/agent"
-AGENT = """#!/usr/bin/env node
-const { part } = require("part");
-const fs = require("fs"), os = require("os"), path = require("path");
-const seen = {}, home = process.argv[2];
-for (const name of JSON.parse(process.argv[3])) {
-  try { seen[name] = fs.readFileSync(path.join(home, name), "utf8"); } catch (error) { seen[name] = error.code; }
-}
-console.log(JSON.stringify({ part, args: process.argv.slice(2), seen, home: os.homedir(), cwd: process.cwd(),
-  listed: fs.readdirSync(home).sort(), path: process.env.PATH, mark: process.env.AVA_RUN_ID, more: process.env.MORE }));
-"""
 
 
 @pytest.fixture
@@ -57,28 +38,6 @@ def project(person: Path) -> Path:
     return checkout(person / "project", {"a.txt": "a\n", ".gitignore": "node_modules\n"})
 
 
-def installed(modules: Path, link: Path) -> Path:
-    """An agent as npm installs it: a link to a script in a package, which needs the package beside it."""
-    write(
-        modules.parent,
-        {
-            f"{PACKAGE}/dist/index.js": AGENT,
-            f"{PACKAGE}/package.json": "{}",
-            "node_modules/part/index.js": "exports.part = 'found';",
-        },
-    )
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(modules / "@maker/agent/dist/index.js")
-    return link
-
-
-def own_node(person: Path) -> None:
-    assert NODE is not None
-    write(person / ".nvm/versions/node/v22", {"include/node/node.h": ""})
-    (person / ".nvm/versions/node/v22/bin").mkdir(exist_ok=True)
-    shutil.copy(NODE, person / ".nvm/versions/node/v22/bin/node")
-
-
 LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "npm's prefix": lambda home: installed(home / ".npm-global/lib/node_modules", home / ".npm-global/bin/agent"),
     "the prefix ~/.local": lambda home: installed(home / ".local/lib/node_modules", home / ".local/bin/agent"),
@@ -90,28 +49,6 @@ LAYOUTS: dict[str, Callable[[Path], Path]] = {
     ),
     "bun": lambda home: installed(home / ".bun/install/global/node_modules", home / ".bun/bin/agent"),
 }
-
-
-async def bench(tmp_path: Path, person: Path, project: Path) -> CommandSandbox:
-    files = Root.open(project)
-    try:
-        workspace = CopiedWorkspace(True, tmp_path / "data/runs/bench", files, "S-1", HostFolders(person))
-        return (await workspace.ready())[0]
-    finally:
-        files.close()
-
-
-async def started(tmp_path: Path, person: Path, project: Path, program: Path, *args: str) -> Command:
-    (tmp_path / "agent-home").mkdir(exist_ok=True)
-    return agent_command(
-        (str(program), *args),
-        await bench(tmp_path, person, project),
-        tmp_path / "agent-home",
-        ReachableServer(8_080, tmp_path / "socket"),
-        HostFolders(person, (), (tmp_path / "data",)),
-        variables={"MORE": "x", "HOME": "/elsewhere", "AVA_RUN_ID": "S-2"},
-        project=project,
-    )
 
 
 @pytest.mark.skipif(NODE is None, reason="needs node")
@@ -209,3 +146,70 @@ async def test_node_reaches_the_local_server_and_has_room_for_its_engine(
                 assert end.recv(65_536).startswith(b"GET / HTTP/1.1\r\n")
                 end.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
                 assert await pipes.stdout.receive() == b"ok\n"
+
+
+SECRETS = {
+    ".claude/.credentials.json": "login",
+    ".codex/auth.json": "login",
+    ".ssh/id_rsa": "key",
+    ".config/opencode/auth.json": "login",
+    ".npmrc": "token",
+    ".local/share/keyrings/login": "key",
+    "other/file": "private",
+}
+
+
+AGENT = """#!/usr/bin/env node
+const { part } = require("part");
+const fs = require("fs"), os = require("os"), path = require("path");
+const seen = {}, home = process.argv[2];
+for (const name of JSON.parse(process.argv[3])) {
+  try { seen[name] = fs.readFileSync(path.join(home, name), "utf8"); } catch (error) { seen[name] = error.code; }
+}
+console.log(JSON.stringify({ part, args: process.argv.slice(2), seen, home: os.homedir(), cwd: process.cwd(),
+  listed: fs.readdirSync(home).sort(), path: process.env.PATH, mark: process.env.AVA_RUN_ID, more: process.env.MORE }));
+"""
+
+
+def installed(modules: Path, link: Path) -> Path:
+    """An agent as npm installs it: a link to a script in a package, which needs the package beside it."""
+    write(
+        modules.parent,
+        {
+            f"{PACKAGE}/dist/index.js": AGENT,
+            f"{PACKAGE}/package.json": "{}",
+            "node_modules/part/index.js": "exports.part = 'found';",
+        },
+    )
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(modules / "@maker/agent/dist/index.js")
+    return link
+
+
+def own_node(person: Path) -> None:
+    assert NODE is not None
+    write(person / ".nvm/versions/node/v22", {"include/node/node.h": ""})
+    (person / ".nvm/versions/node/v22/bin").mkdir(exist_ok=True)
+    shutil.copy(NODE, person / ".nvm/versions/node/v22/bin/node")
+
+
+async def bench(tmp_path: Path, person: Path, project: Path) -> CommandSandbox:
+    files = Root.open(project)
+    try:
+        workspace = CopiedWorkspace(True, tmp_path / "data/runs/bench", files, "S-1", HostFolders(person))
+        return (await workspace.ready())[0]
+    finally:
+        files.close()
+
+
+async def started(tmp_path: Path, person: Path, project: Path, program: Path, *args: str) -> Command:
+    (tmp_path / "agent-home").mkdir(exist_ok=True)
+    return agent_command(
+        (str(program), *args),
+        await bench(tmp_path, person, project),
+        tmp_path / "agent-home",
+        ReachableServer(8_080, tmp_path / "socket"),
+        HostFolders(person, (), (tmp_path / "data",)),
+        variables={"MORE": "x", "HOME": "/elsewhere", "AVA_RUN_ID": "S-2"},
+        project=project,
+    )

@@ -25,97 +25,6 @@ SHARED = '<c t="s"><v>%d</v></c>'
 WORD = '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body>%s</w:body></w:document>'
 
 
-@contextmanager
-def bounded(megabytes: int = 64, seconds: float = 20) -> Iterator[None]:
-    began = time.process_time()
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < megabytes * 1_000_000
-    finally:
-        tracemalloc.stop()
-    assert time.process_time() - began < seconds
-
-
-def replaced(document: bytes, part: str, text: str | bytes) -> bytes:
-    """Return an office file with one part replaced."""
-    made = io.BytesIO()
-    with (
-        zipfile.ZipFile(io.BytesIO(document)) as old,
-        zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as new,
-    ):
-        for each in old.infolist():
-            new.writestr(each.filename, text if each.filename.endswith(part) else old.read(each.filename))
-    return made.getvalue()
-
-
-def workbook(sheet: str | None = None, part: str = "sheet1.xml") -> bytes:
-    import openpyxl
-
-    book = openpyxl.Workbook()
-    book.create_sheet("Second").append(["second"])
-    made = io.BytesIO()
-    book.save(made)
-    return made.getvalue() if sheet is None else replaced(made.getvalue(), part, sheet)
-
-
-def shared_texts(rows: str, *texts: str) -> bytes:
-    """Return a workbook whose cells name texts by their numbers."""
-    items = "".join(f"<si><t>{text}</t></si>" for text in texts)
-    kind = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
-    made = io.BytesIO(workbook(SHEET % ("", rows)))
-    with zipfile.ZipFile(made) as archive:
-        types = archive.read("[Content_Types].xml").decode()
-    part = f'<Override PartName="/xl/sharedStrings.xml" ContentType="{kind}"/></Types>'
-    made = io.BytesIO(replaced(made.getvalue(), "[Content_Types].xml", types.replace("</Types>", part)))
-    with zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("xl/sharedStrings.xml", f'<sst xmlns="{MAIN}">{items}</sst>')
-    return made.getvalue()
-
-
-class Hiding:
-    """Hides secrets, and counts in how many characters; ends a test in which that goes on and on."""
-
-    def __init__(self) -> None:
-        self.texts: list[int] = []
-
-    def __call__(self, text: str) -> str:
-        self.texts.append(len(text))
-        assert sum(self.texts) < 30_000_000, "one file may cost only so much"
-        return text.replace("hunter2", "[hidden]")
-
-
-def word(body: str) -> bytes:
-    import docx
-
-    made = io.BytesIO()
-    docx.Document().save(made)
-    return replaced(made.getvalue(), "document.xml", WORD % body)
-
-
-def pdf(instructions: bytes, contents: str = "5 0 R") -> bytes:
-    """Return a PDF of one page with compressed drawing instructions."""
-    packed = zlib.compress(instructions, 9)
-    objects = [
-        b"<< /Type /Catalog /Pages 2 0 R >>",
-        b"<< /Type /Pages /Kids [4 0 R] /Count 1 >>",
-        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents " + contents.encode() + b" "
-        b"/Resources << /Font << /F1 3 0 R >> >> >>",
-        b"<< /Length %d /Filter /FlateDecode >>\nstream\n%s\nendstream" % (len(packed), packed),
-    ]
-    out = io.BytesIO()
-    out.write(b"%PDF-1.4\n")
-    places: list[int] = []
-    for number, each in enumerate(objects, 1):
-        places.append(out.tell())
-        out.write(b"%d 0 obj\n%s\nendobj\n" % (number, each))
-    start = out.tell()
-    out.write(b"xref\n0 6\n0000000000 65535 f \n" + b"".join(b"%010d 00000 n \n" % place for place in places))
-    out.write(b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % start)
-    return out.getvalue()
-
-
 # -- tables -------------------------------------------------------------------------------------------------------
 
 
@@ -317,3 +226,94 @@ def test_reads_a_page_of_a_million_tags_without_extracting_its_article(piece: st
         page = read_page(got)
     assert page.text.startswith("first words")
     assert "very large" in (page.note or "")
+
+
+@contextmanager
+def bounded(megabytes: int = 64, seconds: float = 20) -> Iterator[None]:
+    began = time.process_time()
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < megabytes * 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began < seconds
+
+
+def replaced(document: bytes, part: str, text: str | bytes) -> bytes:
+    """Return an office file with one part replaced."""
+    made = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(document)) as old,
+        zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for each in old.infolist():
+            new.writestr(each.filename, text if each.filename.endswith(part) else old.read(each.filename))
+    return made.getvalue()
+
+
+def workbook(sheet: str | None = None, part: str = "sheet1.xml") -> bytes:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.create_sheet("Second").append(["second"])
+    made = io.BytesIO()
+    book.save(made)
+    return made.getvalue() if sheet is None else replaced(made.getvalue(), part, sheet)
+
+
+def shared_texts(rows: str, *texts: str) -> bytes:
+    """Return a workbook whose cells name texts by their numbers."""
+    items = "".join(f"<si><t>{text}</t></si>" for text in texts)
+    kind = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
+    made = io.BytesIO(workbook(SHEET % ("", rows)))
+    with zipfile.ZipFile(made) as archive:
+        types = archive.read("[Content_Types].xml").decode()
+    part = f'<Override PartName="/xl/sharedStrings.xml" ContentType="{kind}"/></Types>'
+    made = io.BytesIO(replaced(made.getvalue(), "[Content_Types].xml", types.replace("</Types>", part)))
+    with zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("xl/sharedStrings.xml", f'<sst xmlns="{MAIN}">{items}</sst>')
+    return made.getvalue()
+
+
+class Hiding:
+    """Hides secrets, and counts in how many characters; ends a test in which that goes on and on."""
+
+    def __init__(self) -> None:
+        self.texts: list[int] = []
+
+    def __call__(self, text: str) -> str:
+        self.texts.append(len(text))
+        assert sum(self.texts) < 30_000_000, "one file may cost only so much"
+        return text.replace("hunter2", "[hidden]")
+
+
+def word(body: str) -> bytes:
+    import docx
+
+    made = io.BytesIO()
+    docx.Document().save(made)
+    return replaced(made.getvalue(), "document.xml", WORD % body)
+
+
+def pdf(instructions: bytes, contents: str = "5 0 R") -> bytes:
+    """Return a PDF of one page with compressed drawing instructions."""
+    packed = zlib.compress(instructions, 9)
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [4 0 R] /Count 1 >>",
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents " + contents.encode() + b" "
+        b"/Resources << /Font << /F1 3 0 R >> >> >>",
+        b"<< /Length %d /Filter /FlateDecode >>\nstream\n%s\nendstream" % (len(packed), packed),
+    ]
+    out = io.BytesIO()
+    out.write(b"%PDF-1.4\n")
+    places: list[int] = []
+    for number, each in enumerate(objects, 1):
+        places.append(out.tell())
+        out.write(b"%d 0 obj\n%s\nendobj\n" % (number, each))
+    start = out.tell()
+    out.write(b"xref\n0 6\n0000000000 65535 f \n" + b"".join(b"%010d 00000 n \n" % place for place in places))
+    out.write(b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % start)
+    return out.getvalue()

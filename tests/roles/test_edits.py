@@ -21,39 +21,6 @@ from ava_roles.worktree.spec import Edits
 from ava_roles.wrap import clean
 
 
-class Tree:
-    """A worktree whose folder `src` may be changed."""
-
-    def __init__(self, here: Path) -> None:
-        self.path = here / "tree"
-        (self.path / "src").mkdir(parents=True)
-        self.root = Root.open(self.path)
-        self.at = ToolContext(edits=Edits(self.root, ["src"], here / "edits"))
-
-    def put(self, data: bytes, name: str = "src/a.py") -> None:
-        (self.path / name).write_bytes(data)
-
-    def data(self, name: str = "src/a.py") -> bytes:
-        return (self.path / name).read_bytes()
-
-    async def edit(self, old: str, new: str, name: str = "src/a.py", *, replace_all: bool = False) -> ToolOutput:
-        with anyio.fail_after(40):
-            args = EditFileArgs.model_construct(path=name, old=old, new=new, replace_all=replace_all)
-            return await EditFile()(args, self.at)
-
-    async def write(self, content: str, name: str = "src/a.py") -> ToolOutput:
-        with anyio.fail_after(40):
-            return await WriteFile()(WriteFileArgs.model_construct(path=name, content=content), self.at)
-
-    async def not_edited(self, old: str, new: str, name: str = "src/a.py", *, replace_all: bool = False) -> str:
-        """Return why an edit failed; nothing was changed."""
-        before = self.data(name)
-        with pytest.raises(ToolFailed) as failed:
-            await self.edit(old, new, name, replace_all=replace_all)
-        assert self.data(name) == before
-        return str(failed.value)
-
-
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[Tree]:
     tree = Tree(tmp_path)
@@ -401,3 +368,36 @@ async def test_both_tools_report_a_missing_worktree() -> None:
         await EditFile()(EditFileArgs(path="a", old="b", new="c"), ToolContext())
     with pytest.raises(ToolFailed, match="no worktree"):
         await WriteFile()(WriteFileArgs(path="a", content="c"), ToolContext())
+
+
+class Tree:
+    """A worktree whose folder `src` may be changed."""
+
+    def __init__(self, here: Path) -> None:
+        self.path = here / "tree"
+        (self.path / "src").mkdir(parents=True)
+        self.root = Root.open(self.path)
+        self.at = ToolContext(edits=Edits(self.root, ["src"], here / "edits"))
+
+    def put(self, data: bytes, name: str = "src/a.py") -> None:
+        (self.path / name).write_bytes(data)
+
+    def data(self, name: str = "src/a.py") -> bytes:
+        return (self.path / name).read_bytes()
+
+    async def edit(self, old: str, new: str, name: str = "src/a.py", *, replace_all: bool = False) -> ToolOutput:
+        with anyio.fail_after(40):
+            args = EditFileArgs.model_construct(path=name, old=old, new=new, replace_all=replace_all)
+            return await EditFile()(args, self.at)
+
+    async def write(self, content: str, name: str = "src/a.py") -> ToolOutput:
+        with anyio.fail_after(40):
+            return await WriteFile()(WriteFileArgs.model_construct(path=name, content=content), self.at)
+
+    async def not_edited(self, old: str, new: str, name: str = "src/a.py", *, replace_all: bool = False) -> str:
+        """Return why an edit failed; nothing was changed."""
+        before = self.data(name)
+        with pytest.raises(ToolFailed) as failed:
+            await self.edit(old, new, name, replace_all=replace_all)
+        assert self.data(name) == before
+        return str(failed.value)

@@ -22,43 +22,6 @@ from ava_roles.worktree.spec import BYTES_MAX, Edits, belongs_to_git
 SECRET = b"the secret outside"
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: str(way.__name__))
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Root]:
-    """A worktree with everything hostile in it, seen in each of the ways."""
-    tree, outside = tmp_path / "tree", tmp_path / "outside"
-    (tree / "src").mkdir(parents=True)
-    outside.mkdir()
-    (outside / "secret").write_bytes(SECRET)
-    (tree / "src" / "main.py").write_bytes(b"print('hello')\n")
-    (tree / "src2").mkdir()
-    (tree / "README.md").write_bytes(b"read me\n")
-    for folder in (tree, tree / "src"):
-        (folder / "link-out").symlink_to(outside / "secret")
-        (folder / "link-in").symlink_to(tree / "src" / "main.py")
-        (folder / "folder-out").symlink_to(outside)
-        (folder / "dangling").symlink_to(outside / "new")
-        (folder / "hard").hardlink_to(outside / "secret")
-        os.mkfifo(folder / "pipe")
-    (tree / ".git").mkdir()
-    (tree / ".git" / "config").write_bytes(b"[core]\n")
-    make: Callable[[Path], Root] = request.param
-    found = make(tree)
-    yield found
-    found.close()
-
-
-def edits(root: Root, *namespace: str, submodules: tuple[str, ...] = ()) -> Edits:
-    return Edits(root, namespace or (".",), root.path.parent / "edits", submodules)
-
-
-def unharmed(root: Root) -> bool:
-    outside = root.path.parent / "outside"
-    assert (outside / "secret").read_bytes() == SECRET
-    assert (root.path / ".git" / "config").read_bytes() == b"[core]\n"
-    assert list((root.path.parent / "edits").iterdir()) == []
-    return [each.name for each in outside.iterdir()] == ["secret"]
-
-
 HOSTILE = [
     *("..", "../outside/secret", "src/../../outside/secret", "src/..", "/etc/passwd", "//etc/passwd", "", ".", "./"),
     *(
@@ -289,3 +252,40 @@ def test_reports_a_full_disk_and_leaves_the_file_unchanged(tmp_path: Path) -> No
         pytest.skip(f"no disk can be mounted here: {done.stderr}")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "file was not written: the disk is full; say so in the result\n"
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: str(way.__name__))
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Root]:
+    """A worktree with everything hostile in it, seen in each of the ways."""
+    tree, outside = tmp_path / "tree", tmp_path / "outside"
+    (tree / "src").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "secret").write_bytes(SECRET)
+    (tree / "src" / "main.py").write_bytes(b"print('hello')\n")
+    (tree / "src2").mkdir()
+    (tree / "README.md").write_bytes(b"read me\n")
+    for folder in (tree, tree / "src"):
+        (folder / "link-out").symlink_to(outside / "secret")
+        (folder / "link-in").symlink_to(tree / "src" / "main.py")
+        (folder / "folder-out").symlink_to(outside)
+        (folder / "dangling").symlink_to(outside / "new")
+        (folder / "hard").hardlink_to(outside / "secret")
+        os.mkfifo(folder / "pipe")
+    (tree / ".git").mkdir()
+    (tree / ".git" / "config").write_bytes(b"[core]\n")
+    make: Callable[[Path], Root] = request.param
+    found = make(tree)
+    yield found
+    found.close()
+
+
+def edits(root: Root, *namespace: str, submodules: tuple[str, ...] = ()) -> Edits:
+    return Edits(root, namespace or (".",), root.path.parent / "edits", submodules)
+
+
+def unharmed(root: Root) -> bool:
+    outside = root.path.parent / "outside"
+    assert (outside / "secret").read_bytes() == SECRET
+    assert (root.path / ".git" / "config").read_bytes() == b"[core]\n"
+    assert list((root.path.parent / "edits").iterdir()) == []
+    return [each.name for each in outside.iterdir()] == ["secret"]

@@ -41,51 +41,6 @@ from ava_roles.tools.reading import FolderReader, FolderTexts
 from ava_roles.tools.text_files import patterns
 
 
-@pytest.fixture
-def at(tmp_path: Path) -> Iterator[ToolContext]:
-    files = {
-        "src/main.py": "import os\n\ndef Main():\n    return os.getcwd()\n",
-        "src/util.ts": "export const main = 1\n",
-        "docs/guide.md": "# Guide\n\nThe main thing is the pump.\n",
-        "build/out.py": "main generated\n",
-        "src/debug.log": "main log\n",
-        "src/keep.log": "main kept\n",
-        ".gitignore": "build/\n*.log\n",
-        "src/.gitignore": "!keep.log\n",
-        ".git/config": "main = git\n",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "src" / "blob.bin").write_bytes(b"main\0\1\2")
-    (tmp_path / "outside").symlink_to("/etc")
-    root = Root.open(tmp_path)
-    yield ToolContext(files=root)
-    root.close()
-
-
-@pytest.fixture
-def new_texts() -> Iterator[Callable[[], TextStore]]:
-    """Makes stores in memory, and closes them after the test."""
-    with ExitStack() as stores:
-        yield lambda: stores.enter_context(closing(TextStore(None)))
-
-
-async def search(at: ToolContext, query: str, **more: object) -> ToolOutput:
-    with anyio.fail_after(20):
-        return await SearchCodebase()(SearchArgs.model_validate({"query": query, **more}), at)
-
-
-async def find(at: ToolContext, pattern: str, **more: object) -> ToolOutput:
-    with anyio.fail_after(20):
-        return await FindFiles()(FindFilesArgs.model_validate({"pattern": pattern, **more}), at)
-
-
-async def ask(at: ToolContext, query: str, **more: object) -> ToolOutput:
-    with anyio.fail_after(60):
-        return await SearchAndRead()(SearchAndReadArgs.model_validate({"query": query, **more}), at)
-
-
 @pytest.mark.parametrize("pattern", ["*a*a*a*a*a*b", "*[!b]*[!b]*[!b]*[!b]*[!b]*b"])
 async def test_a_pattern_with_stars_takes_no_longer_for_a_long_name(at: ToolContext, pattern: str) -> None:
     assert at.files is not None
@@ -673,3 +628,48 @@ def test_eight_times_as_many_words_that_begin_alike_take_about_eight_times_as_lo
 
     few, many = alike(10_000), alike(80_000)
     assert min(seconds(many) for _ in range(2)) < 24 * min(seconds(few) for _ in range(3))
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[ToolContext]:
+    files = {
+        "src/main.py": "import os\n\ndef Main():\n    return os.getcwd()\n",
+        "src/util.ts": "export const main = 1\n",
+        "docs/guide.md": "# Guide\n\nThe main thing is the pump.\n",
+        "build/out.py": "main generated\n",
+        "src/debug.log": "main log\n",
+        "src/keep.log": "main kept\n",
+        ".gitignore": "build/\n*.log\n",
+        "src/.gitignore": "!keep.log\n",
+        ".git/config": "main = git\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "src" / "blob.bin").write_bytes(b"main\0\1\2")
+    (tmp_path / "outside").symlink_to("/etc")
+    root = Root.open(tmp_path)
+    yield ToolContext(files=root)
+    root.close()
+
+
+@pytest.fixture
+def new_texts() -> Iterator[Callable[[], TextStore]]:
+    """Makes stores in memory, and closes them after the test."""
+    with ExitStack() as stores:
+        yield lambda: stores.enter_context(closing(TextStore(None)))
+
+
+async def search(at: ToolContext, query: str, **more: object) -> ToolOutput:
+    with anyio.fail_after(20):
+        return await SearchCodebase()(SearchArgs.model_validate({"query": query, **more}), at)
+
+
+async def find(at: ToolContext, pattern: str, **more: object) -> ToolOutput:
+    with anyio.fail_after(20):
+        return await FindFiles()(FindFilesArgs.model_validate({"pattern": pattern, **more}), at)
+
+
+async def ask(at: ToolContext, query: str, **more: object) -> ToolOutput:
+    with anyio.fail_after(60):
+        return await SearchAndRead()(SearchAndReadArgs.model_validate({"query": query, **more}), at)

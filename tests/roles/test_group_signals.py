@@ -14,20 +14,6 @@ from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext
 from ava_roles.tools.files import SearchArgs, SearchCodebase
 
-SERVER = """
-import os, signal, sys
-from pathlib import Path
-
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-    signal.signal(number, lambda *_: None)
-
-def signalled(text=""):
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        os.killpg(0, number)
-    return text
-
-folder = Path(sys.argv[1])
-"""
 SEARCH = """
 import anyio
 from ava_roles.sandbox.paths import Root
@@ -81,3 +67,19 @@ async def test_a_search_that_something_else_ended_is_not_called_too_slow(
             await SearchCodebase()(SearchArgs(query="a+", regex=True), ToolContext(files=root, run_id="S-1"))
     finally:
         root.close()
+
+
+SERVER = """
+import os, signal, sys
+from pathlib import Path
+
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, lambda *_: None)
+
+def signalled(text=""):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.killpg(0, number)
+    return text
+
+folder = Path(sys.argv[1])
+"""

@@ -30,44 +30,6 @@ pytestmark = pytest.mark.slow
 RAW = SCRIPT.with_name("mcp_raw.py")
 
 
-def entry(*ways: str, script: Path = SCRIPT, read_write: tuple[Path, ...] = ()) -> ServerEntry:
-    return ServerEntry("lab", sys.executable, (str(script), *ways), read_write=read_write)
-
-
-async def means(tmp: Path, kind: Kind | None = None) -> LaunchContext:
-    """Return what servers are started with: in the sandbox that is found here, or in one of a kind."""
-    if kind is not None:
-        sandbox: Sandbox | Unavailable = sandbox_of(kind, tmp)
-    else:
-        sandbox = await anyio.to_thread.run_sync(find_sandbox, "auto", tmp / "sandbox")
-    return LaunchContext(
-        "S-000001",
-        sandbox,
-        HostFolders(Path.home()),
-        lambda _name: Path(tempfile.mkdtemp(dir=tmp)),
-        lambda values, _url: values,
-    )
-
-
-def left_in(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()]
-
-
-@asynccontextmanager
-async def held(
-    tmp: Path, own: ServerEntry, *tools: str, kind: Kind | None = None
-) -> AsyncGenerator[tuple[RunMcpServers, dict[str, OfferedTool]]]:
-    """A run's servers, started, with the tools that they offered before."""
-    offers = {tool.tool: tool for tool in (await list_tools(own, await means(tmp, kind))).tools}
-    servers = RunMcpServers({"lab": own}, {"lab": [offers[name] for name in tools]}, await means(tmp, kind))
-    async with anyio.create_task_group() as tasks:
-        assert await servers.start(tasks) is None
-        try:
-            yield servers, offers
-        finally:
-            await servers.end()
-
-
 @pytest.mark.parametrize("kind", EVERY)
 async def test_a_server_works_in_each_sandbox_and_leaves_nothing_behind(tmp_path: Path, kind: Kind) -> None:
     needs(kind)
@@ -203,3 +165,41 @@ def test_exposes_the_installation_of_a_program_but_never_a_home_folder(
 
     assert seen(programs[0] / "serve-it", str(script)) == {programs[0] / "serve-it", script, private}
     assert seen(programs[1] / "serve-it", str(home)) == {programs[1].parent, private}
+
+
+def entry(*ways: str, script: Path = SCRIPT, read_write: tuple[Path, ...] = ()) -> ServerEntry:
+    return ServerEntry("lab", sys.executable, (str(script), *ways), read_write=read_write)
+
+
+async def means(tmp: Path, kind: Kind | None = None) -> LaunchContext:
+    """Return what servers are started with: in the sandbox that is found here, or in one of a kind."""
+    if kind is not None:
+        sandbox: Sandbox | Unavailable = sandbox_of(kind, tmp)
+    else:
+        sandbox = await anyio.to_thread.run_sync(find_sandbox, "auto", tmp / "sandbox")
+    return LaunchContext(
+        "S-000001",
+        sandbox,
+        HostFolders(Path.home()),
+        lambda _name: Path(tempfile.mkdtemp(dir=tmp)),
+        lambda values, _url: values,
+    )
+
+
+def left_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+@asynccontextmanager
+async def held(
+    tmp: Path, own: ServerEntry, *tools: str, kind: Kind | None = None
+) -> AsyncGenerator[tuple[RunMcpServers, dict[str, OfferedTool]]]:
+    """A run's servers, started, with the tools that they offered before."""
+    offers = {tool.tool: tool for tool in (await list_tools(own, await means(tmp, kind))).tools}
+    servers = RunMcpServers({"lab": own}, {"lab": [offers[name] for name in tools]}, await means(tmp, kind))
+    async with anyio.create_task_group() as tasks:
+        assert await servers.start(tasks) is None
+        try:
+            yield servers, offers
+        finally:
+            await servers.end()

@@ -36,26 +36,6 @@ ATTACKS = {
 }
 
 
-@pytest.fixture
-def attacked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Let the child's parsers do what a hostile file has them do."""
-
-    def attack(code: str) -> None:
-        start = (
-            "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles import documents as parsers;"
-            " from ava_roles.tools import pages, parser_process;"
-            " parser_process.SECONDS = 2;"
-            f" attacked = pages.parsing('PDF')(lambda *_given: exec({code!r}, {{'_given': _given}}));"
-            " parsers.PARSERS.update(dict.fromkeys(parsers.PARSERS, attacked)); parser_process.main()"
-        )
-        own = str(Path(child.__file__).parents[2])
-        monkeypatch.setattr(
-            child, "command", lambda _module: [sys.executable, "-I", "-c", start, own, str(os.getpid())]
-        )
-
-    return attack
-
-
 def test_a_child_outlives_the_thread_that_first_used_it() -> None:
     read: list[str] = []
     with parser_process.ParserProcess() as parser:
@@ -205,3 +185,23 @@ def test_a_child_reads_as_the_parser_does() -> None:
     assert parser_process.read_document(PDF, data) == parsers.read_pdf(data, Wanted())
     html = "<html><head><title>T</title></head><body><p>" + "Twelve cents an hour. " * 40 + "</p></body></html>"
     assert parser_process.read_html(html, "https://x.org/") == pages.read_html(html, "https://x.org/")
+
+
+@pytest.fixture
+def attacked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let the child's parsers do what a hostile file has them do."""
+
+    def attack(code: str) -> None:
+        start = (
+            "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles import documents as parsers;"
+            " from ava_roles.tools import pages, parser_process;"
+            " parser_process.SECONDS = 2;"
+            f" attacked = pages.parsing('PDF')(lambda *_given: exec({code!r}, {{'_given': _given}}));"
+            " parsers.PARSERS.update(dict.fromkeys(parsers.PARSERS, attacked)); parser_process.main()"
+        )
+        own = str(Path(child.__file__).parents[2])
+        monkeypatch.setattr(
+            child, "command", lambda _module: [sys.executable, "-I", "-c", start, own, str(os.getpid())]
+        )
+
+    return attack

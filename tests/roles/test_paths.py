@@ -18,35 +18,6 @@ from ava_roles.sandbox.paths import Root
 SECRET = b"the secret outside"
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: str(way.__name__))
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Root]:
-    """A workspace with everything hostile in it, seen in each of the ways."""
-    inside, outside = tmp_path / "inside", tmp_path / "outside"
-    (inside / "src").mkdir(parents=True)
-    outside.mkdir()
-    (outside / "secret").write_bytes(SECRET)
-    (inside / "src" / "main.py").write_bytes(b"print('hello')\n")
-    (inside / "link-out").symlink_to(outside / "secret")
-    (inside / "link-in").symlink_to(inside / "src" / "main.py")
-    (inside / "folder-out").symlink_to(outside)
-    (inside / "folder-in").symlink_to(inside / "src")
-    (inside / "magic").symlink_to("/proc/self/root")
-    (inside / "self").symlink_to("self")
-    (inside / "hard").hardlink_to(outside / "secret")
-    os.mkfifo(inside / "pipe")
-    with socket.socket(socket.AF_UNIX) as unix:
-        here = Path.cwd()
-        os.chdir(inside)
-        try:
-            unix.bind("socket")
-        finally:
-            os.chdir(here)
-    make: Callable[[Path], Root] = request.param
-    root = make(inside)
-    yield root
-    root.close()
-
-
 HOSTILE = [
     "../outside/secret",
     "src/../../outside/secret",
@@ -244,3 +215,32 @@ def test_a_folder_swapped_for_a_link_leaks_and_overwrites_nothing(tmp_path: Path
     assert refused
     assert (outside / "file").read_bytes() == SECRET
     assert [each.name for each in outside.iterdir()] == ["file"]
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: str(way.__name__))
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Root]:
+    """A workspace with everything hostile in it, seen in each of the ways."""
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    (inside / "src").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "secret").write_bytes(SECRET)
+    (inside / "src" / "main.py").write_bytes(b"print('hello')\n")
+    (inside / "link-out").symlink_to(outside / "secret")
+    (inside / "link-in").symlink_to(inside / "src" / "main.py")
+    (inside / "folder-out").symlink_to(outside)
+    (inside / "folder-in").symlink_to(inside / "src")
+    (inside / "magic").symlink_to("/proc/self/root")
+    (inside / "self").symlink_to("self")
+    (inside / "hard").hardlink_to(outside / "secret")
+    os.mkfifo(inside / "pipe")
+    with socket.socket(socket.AF_UNIX) as unix:
+        here = Path.cwd()
+        os.chdir(inside)
+        try:
+            unix.bind("socket")
+        finally:
+            os.chdir(here)
+    make: Callable[[Path], Root] = request.param
+    root = make(inside)
+    yield root
+    root.close()

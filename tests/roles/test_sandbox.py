@@ -33,30 +33,6 @@ def confined(request: pytest.FixtureRequest) -> Kind:
     return kind
 
 
-def attacked(kind: Kind, folder: Path) -> dict[str, str]:
-    """What each attack comes to, in commands of this user."""
-    folder.mkdir()
-    return anyio.run(attack, kind, folder)
-
-
-def attacked_as_plain(kind: Kind | Literal["local"], state: Path) -> dict[str, str]:
-    """What each attack comes to where the server is an ordinary user's."""
-    if not linux.is_root():
-        pytest.skip("this is an ordinary user already")
-    if linux.landlock_abi() < 6 and kind == "landlock":
-        pytest.skip("the kernel's Landlock cannot keep signals from processes of the same user")
-    found = plain_python()
-    if found is None:
-        pytest.skip("no interpreter here that an ordinary user may run")
-    done = subprocess.run(
-        [found[0], "-B", str(SUPPORT / "sandboxes" / "attacks.py"), str(PLAIN), str(state), kind],
-        env={"PYTHONPATH": found[1]}, cwd="/", capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    result: dict[str, str] = json.loads(done.stdout)
-    return result
-
-
 @pytest.fixture
 def for_all() -> Iterator[Path]:
     """A folder that every user may write to."""
@@ -192,3 +168,27 @@ def test_finds_no_sandbox_for_root_without_the_right_to_mount(tmp_path: Path) ->
     assert "bubblewrap: " in why
     assert "Landlock: the command could not be run: unshare: Operation not permitted" in why
     assert "ordinary user" in what_to_do or "install bubblewrap" in what_to_do
+
+
+def attacked(kind: Kind, folder: Path) -> dict[str, str]:
+    """What each attack comes to, in commands of this user."""
+    folder.mkdir()
+    return anyio.run(attack, kind, folder)
+
+
+def attacked_as_plain(kind: Kind | Literal["local"], state: Path) -> dict[str, str]:
+    """What each attack comes to where the server is an ordinary user's."""
+    if not linux.is_root():
+        pytest.skip("this is an ordinary user already")
+    if linux.landlock_abi() < 6 and kind == "landlock":
+        pytest.skip("the kernel's Landlock cannot keep signals from processes of the same user")
+    found = plain_python()
+    if found is None:
+        pytest.skip("no interpreter here that an ordinary user may run")
+    done = subprocess.run(
+        [found[0], "-B", str(SUPPORT / "sandboxes" / "attacks.py"), str(PLAIN), str(state), kind],
+        env={"PYTHONPATH": found[1]}, cwd="/", capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result: dict[str, str] = json.loads(done.stdout)
+    return result

@@ -53,14 +53,6 @@ LATER_S = 0.05
 WAIT_S = 20.0
 
 
-def until(what: Callable[[], object], why: Callable[[], object] = lambda: "it did not come about") -> None:
-    """Wait for something, and look often."""
-    end = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < end, why()
-        time.sleep(0.0002)
-
-
 @pytest.fixture(autouse=True)
 def _adopts_orphans() -> Iterator[None]:
     """Become the parent of every process that loses its own, so that none is overlooked."""
@@ -75,6 +67,71 @@ def _adopts_orphans() -> Iterator[None]:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "moment"),
+    [pytest.param(*point, id=f"{point[0]}-{CHAINS[point[0]][point[1]]}-{point[2]}") for point in sample(POINTS, 6)],
+)
+def test_nothing_is_left_whichever_process_is_killed(kind: Chain, number: int, moment: str, here: Path) -> None:
+    needs("bubblewrap" if kind == "local" else kind)
+    server, killed, chance = Server(kind, here), 0, random.Random(f"{kind} {number} {moment}")
+    try:
+        for _ in range(10 * KILLS):  # a process that is about to end may be gone before it is killed
+            if number == 0 and killed:
+                server = Server(kind, here)
+            killed += server.kill(number, moment, chance.random() ** 2 * LATER_S)
+            until(lambda: not server.left(), server.left)  # noqa: B023 - it is called at once
+            if killed == KILLS:
+                break
+        assert killed == KILLS
+    finally:
+        server.process.kill()
+        server.process.communicate()
+    until(lambda: not server.left(), server.left)
+
+
+HELPERS = {
+    "git": (
+        "import pathlib, sys; from ava_roles.sandbox.git import run_git\n"
+        "run_git(['/bin/sleep', '60'], folder=pathlib.Path('/'), env={}, aside=pathlib.Path(sys.argv[1]), within_s=60)"
+    ),
+    "parser": (
+        "import subprocess, sys; from ava_roles.tools import child\n"
+        "subprocess.run(child.command('ava_roles.tools.parser_process'), stdin=int(sys.argv[2]))"
+    ),
+}
+
+
+@pytest.mark.parametrize("which", HELPERS)
+def test_a_helper_ends_with_its_server_at_any_moment(which: str, tmp_path: Path) -> None:
+    others = {os.getpid(), *descendants(os.getpid())}
+
+    def left() -> list[str]:
+        for pid in set(children_of(os.getpid())) - others:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return [_words(pid) for pid in descendants(os.getpid()) if pid not in others and lives(pid)]
+
+    stdin, held = os.pipe()  # held open: a helper must not need the end of its input to notice
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for later_s in (0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)[:: 3 if os.environ.get(SEED) else 1]:
+        command = [sys.executable, "-c", HELPERS[which], str(tmp_path), str(stdin)]
+        with subprocess.Popen(command, env=env, pass_fds=(stdin,)) as server:
+            until(lambda: below(server.pid))
+            time.sleep(later_s)
+            server.kill()
+        until(lambda: not left(), left)
+    os.close(stdin)
+    os.close(held)
+
+
+def until(what: Callable[[], object], why: Callable[[], object] = lambda: "it did not come about") -> None:
+    """Wait for something, and look often."""
+    end = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < end, why()
+        time.sleep(0.0002)
 
 
 def below(pid: int) -> list[int]:
@@ -166,60 +223,3 @@ def _words(pid: int) -> str:
     with suppress(OSError):
         return f"{pid}: {Path(f'/proc/{pid}/cmdline').read_bytes().decode(errors='replace')[-200:]}"
     return ""
-
-
-@pytest.mark.parametrize(
-    ("kind", "number", "moment"),
-    [pytest.param(*point, id=f"{point[0]}-{CHAINS[point[0]][point[1]]}-{point[2]}") for point in sample(POINTS, 6)],
-)
-def test_nothing_is_left_whichever_process_is_killed(kind: Chain, number: int, moment: str, here: Path) -> None:
-    needs("bubblewrap" if kind == "local" else kind)
-    server, killed, chance = Server(kind, here), 0, random.Random(f"{kind} {number} {moment}")
-    try:
-        for _ in range(10 * KILLS):  # a process that is about to end may be gone before it is killed
-            if number == 0 and killed:
-                server = Server(kind, here)
-            killed += server.kill(number, moment, chance.random() ** 2 * LATER_S)
-            until(lambda: not server.left(), server.left)  # noqa: B023 - it is called at once
-            if killed == KILLS:
-                break
-        assert killed == KILLS
-    finally:
-        server.process.kill()
-        server.process.communicate()
-    until(lambda: not server.left(), server.left)
-
-
-HELPERS = {
-    "git": (
-        "import pathlib, sys; from ava_roles.sandbox.git import run_git\n"
-        "run_git(['/bin/sleep', '60'], folder=pathlib.Path('/'), env={}, aside=pathlib.Path(sys.argv[1]), within_s=60)"
-    ),
-    "parser": (
-        "import subprocess, sys; from ava_roles.tools import child\n"
-        "subprocess.run(child.command('ava_roles.tools.parser_process'), stdin=int(sys.argv[2]))"
-    ),
-}
-
-
-@pytest.mark.parametrize("which", HELPERS)
-def test_a_helper_ends_with_its_server_at_any_moment(which: str, tmp_path: Path) -> None:
-    others = {os.getpid(), *descendants(os.getpid())}
-
-    def left() -> list[str]:
-        for pid in set(children_of(os.getpid())) - others:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        return [_words(pid) for pid in descendants(os.getpid()) if pid not in others and lives(pid)]
-
-    stdin, held = os.pipe()  # held open: a helper must not need the end of its input to notice
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    for later_s in (0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)[:: 3 if os.environ.get(SEED) else 1]:
-        command = [sys.executable, "-c", HELPERS[which], str(tmp_path), str(stdin)]
-        with subprocess.Popen(command, env=env, pass_fds=(stdin,)) as server:
-            until(lambda: below(server.pid))
-            time.sleep(later_s)
-            server.kill()
-        until(lambda: not left(), left)
-    os.close(stdin)
-    os.close(held)

@@ -47,45 +47,6 @@ def _needs_bubblewrap(request: pytest.FixtureRequest) -> None:
         needs("bubblewrap")
 
 
-@asynccontextmanager
-async def listening(at: Path, serve: Serve) -> AsyncGenerator[ReachableServer]:
-    """Serve at a unix socket."""
-
-    async def one(stream: ByteStream) -> None:
-        async with stream:
-            await serve(stream)
-
-    async with await anyio.create_unix_listener(str(at)) as listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, one)
-        yield ReachableServer(PORT, at)
-        tasks.cancel_scope.cancel()
-
-
-def reaching(here: Path, local: ReachableServer, code: str, *argv: str, timeout_s: float = 60) -> Command:
-    return replace(
-        python(here, PRELUDE + code, *argv, timeout_s=timeout_s), local=local, limits=ResourceLimits(open_files=1_024)
-    )
-
-
-async def read_all(stream: ByteStream) -> bytes:
-    parts: list[bytes] = []
-    async for part in stream:
-        parts.append(part)
-    return b"".join(parts)
-
-
-async def echo(stream: ByteStream) -> None:
-    with suppress(anyio.BrokenResourceError):  # one who only looks whether it is there may have left
-        await stream.send(b"heard " + await read_all(stream))
-
-
-async def output_of(here: Path, serve: Serve, code: str, *argv: str) -> str:
-    async with listening(here.parent / "socket", serve) as local:
-        done = await sandbox("bubblewrap", here.parent).run(reaching(here, local, code, *argv))
-    assert done.code == 0, done
-    return done.output
-
-
 # -- nothing else is reached ------------------------------------------------------------------------------------------
 
 
@@ -474,3 +435,42 @@ def test_a_helper_that_is_killed_before_it_listens_is_a_failure(monkeypatch: pyt
     with pytest.raises(ConnectionError, match="ended from outside"):
         relay._listen(started, PORT, 0)
     os.close(started_at)
+
+
+@asynccontextmanager
+async def listening(at: Path, serve: Serve) -> AsyncGenerator[ReachableServer]:
+    """Serve at a unix socket."""
+
+    async def one(stream: ByteStream) -> None:
+        async with stream:
+            await serve(stream)
+
+    async with await anyio.create_unix_listener(str(at)) as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, one)
+        yield ReachableServer(PORT, at)
+        tasks.cancel_scope.cancel()
+
+
+def reaching(here: Path, local: ReachableServer, code: str, *argv: str, timeout_s: float = 60) -> Command:
+    return replace(
+        python(here, PRELUDE + code, *argv, timeout_s=timeout_s), local=local, limits=ResourceLimits(open_files=1_024)
+    )
+
+
+async def read_all(stream: ByteStream) -> bytes:
+    parts: list[bytes] = []
+    async for part in stream:
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def echo(stream: ByteStream) -> None:
+    with suppress(anyio.BrokenResourceError):  # one who only looks whether it is there may have left
+        await stream.send(b"heard " + await read_all(stream))
+
+
+async def output_of(here: Path, serve: Serve, code: str, *argv: str) -> str:
+    async with listening(here.parent / "socket", serve) as local:
+        done = await sandbox("bubblewrap", here.parent).run(reaching(here, local, code, *argv))
+    assert done.code == 0, done
+    return done.output

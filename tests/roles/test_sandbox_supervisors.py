@@ -40,27 +40,6 @@ print(os.getsid(0) == os.getpgid(0), os.getresuid(), os.getresgid(), os.getgroup
 """Prints what a process inherits."""
 
 
-def until(what: Callable[[], object], within_s: float = 40.0) -> None:
-    began = time.monotonic()
-    while not what():
-        assert time.monotonic() - began < within_s, "it did not come about"
-        time.sleep(0.005)
-
-
-def held_by(pid: int) -> list[str]:
-    """What the open descriptors of a process lead to; nothing where this user may not see them."""
-    found: list[str] = []
-    with suppress(PermissionError):
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):
-                found.append(str(descriptor.readlink()))
-    return [one for one in found if "libffi" not in one]  # libffi 3.5 keeps its own library open
-
-
-def limits_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/limits").read_text()
-
-
 @pytest.fixture
 def before() -> set[int]:
     """The children of this process before the test."""
@@ -204,3 +183,24 @@ def test_a_supervisor_takes_the_command_that_arrives_as_its_time_ends(monkeypatc
         [descriptor] = supervisor._receive(theirs, guarded.fileno())
         assert not os.get_inheritable(descriptor)
         os.close(descriptor)
+
+
+def until(what: Callable[[], object], within_s: float = 40.0) -> None:
+    began = time.monotonic()
+    while not what():
+        assert time.monotonic() - began < within_s, "it did not come about"
+        time.sleep(0.005)
+
+
+def held_by(pid: int) -> list[str]:
+    """What the open descriptors of a process lead to; nothing where this user may not see them."""
+    found: list[str] = []
+    with suppress(PermissionError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found.append(str(descriptor.readlink()))
+    return [one for one in found if "libffi" not in one]  # libffi 3.5 keeps its own library open
+
+
+def limits_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/limits").read_text()

@@ -48,48 +48,6 @@ def repository(tmp_path: Path) -> Path:
     return repository
 
 
-def commit_of(repository: Path, name: str = "HEAD") -> str:
-    return git(repository, "rev-parse", name).strip()
-
-
-def packed(repository: Path, home: Path, path: Path, limit: int = LIMIT) -> str | None:
-    return pack_snapshot(repository, home, commit_of(repository), limit, path)
-
-
-def unpacked(tmp: Path, repository: Path, home: Path) -> Path:
-    assert packed(repository, home, tmp / "snapshot") is None
-    (tmp / "elsewhere").mkdir()
-    place = tmp / "elsewhere" / "S-1" / "repository"
-    unpack_snapshot(tmp / "snapshot", place, tmp / "elsewhere", commit_of(repository))
-    return place
-
-
-def worked(place: Path, changes: dict[str, str], parent: str = "HEAD") -> Branch:
-    """Commit changes in an unpacked repository, as the worktree would."""
-    base = commit_of(place, parent)
-    aside = {**os.environ, "GIT_INDEX_FILE": str(place / "index"), "GIT_WORK_TREE": str(place.parent / "tree")}
-    (place.parent / "tree").mkdir(exist_ok=True)
-
-    def run(*words: str, stdin: str | None = None) -> str:
-        command = ["git", "-C", str(place), "-c", "user.name=W", "-c", "user.email=w@w", *words]
-        return subprocess.run(
-            command, env=aside, input=stdin, check=True, capture_output=True, text=True
-        ).stdout.strip()
-
-    run("read-tree", base)
-    for name, text in changes.items():
-        blob = run("hash-object", "-w", "--stdin", stdin=text)
-        run("update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")
-    written = run("write-tree")
-    head = run("commit-tree", written, "-p", base, "-m", "work")
-    return Branch(f"ava/{RUN}", base, head, (), written)
-
-
-def brought(pack: Path, branch: Branch, repository: Path, home: Path, *namespace: str, **more: Any) -> str:
-    expected = TravelledBranch(RUN, branch.base, branch.head, namespace or (".",))
-    return bring_branch(pack, expected, repository, home, **more)
-
-
 def test_the_same_commit_makes_the_same_bytes_however_git_stores_it(
     tmp_path: Path, repository: Path, home: Path
 ) -> None:
@@ -307,3 +265,45 @@ def test_a_repository_that_was_replaced_or_lacks_the_base_gets_nothing(
     with pytest.raises(FolderReplaced):
         brought(tmp_path / "pack", branch, repository, home, identity=identity)
     assert brought(tmp_path / "pack", branch, repository, home) == f"ava/{RUN}", "into a clone, if asked for"
+
+
+def commit_of(repository: Path, name: str = "HEAD") -> str:
+    return git(repository, "rev-parse", name).strip()
+
+
+def packed(repository: Path, home: Path, path: Path, limit: int = LIMIT) -> str | None:
+    return pack_snapshot(repository, home, commit_of(repository), limit, path)
+
+
+def unpacked(tmp: Path, repository: Path, home: Path) -> Path:
+    assert packed(repository, home, tmp / "snapshot") is None
+    (tmp / "elsewhere").mkdir()
+    place = tmp / "elsewhere" / "S-1" / "repository"
+    unpack_snapshot(tmp / "snapshot", place, tmp / "elsewhere", commit_of(repository))
+    return place
+
+
+def worked(place: Path, changes: dict[str, str], parent: str = "HEAD") -> Branch:
+    """Commit changes in an unpacked repository, as the worktree would."""
+    base = commit_of(place, parent)
+    aside = {**os.environ, "GIT_INDEX_FILE": str(place / "index"), "GIT_WORK_TREE": str(place.parent / "tree")}
+    (place.parent / "tree").mkdir(exist_ok=True)
+
+    def run(*words: str, stdin: str | None = None) -> str:
+        command = ["git", "-C", str(place), "-c", "user.name=W", "-c", "user.email=w@w", *words]
+        return subprocess.run(
+            command, env=aside, input=stdin, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    run("read-tree", base)
+    for name, text in changes.items():
+        blob = run("hash-object", "-w", "--stdin", stdin=text)
+        run("update-index", "--add", "--cacheinfo", f"100644,{blob},{name}")
+    written = run("write-tree")
+    head = run("commit-tree", written, "-p", base, "-m", "work")
+    return Branch(f"ava/{RUN}", base, head, (), written)
+
+
+def brought(pack: Path, branch: Branch, repository: Path, home: Path, *namespace: str, **more: Any) -> str:
+    expected = TravelledBranch(RUN, branch.base, branch.head, namespace or (".",))
+    return bring_branch(pack, expected, repository, home, **more)

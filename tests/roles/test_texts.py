@@ -35,44 +35,6 @@ SENTENCE = "The zeppelin leaves the mooring mast at a quarter past noon."
 MARK = FileMark(1, 2, 3, 4, 5)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "folder"
-    made.mkdir()
-    (made / "words.txt").write_text(f"{SENTENCE}\n")
-    (made / "other.txt").write_text("Nothing of interest.\n")
-    old = 1_700_000_000
-    for each in made.iterdir():
-        os.utime(each, (old, old))
-    return made
-
-
-@pytest.fixture
-def at(folder: Path, tmp_path: Path) -> Iterator[ToolContext]:
-    texts, root = KeptTexts(tmp_path / "texts.db", 1_000_000_000), Root.open(folder)
-    yield ToolContext(files=root, texts=texts, run_id="S-1")
-    root.close()
-    texts.close()
-
-
-async def ask(at: ToolContext, question: str) -> str:
-    return (await SearchAndRead()(SearchAndReadArgs(query=question), at)).text
-
-
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note the files that are read from now on."""
-    seen: list[str] = []
-    read = Root.read_marked
-
-    def noted(self: Root, rel: str, cap: int) -> tuple[bytes, bool, FileMark]:
-        if not rel.endswith(".gitignore"):
-            seen.append(rel)
-        return read(self, rel, cap)
-
-    monkeypatch.setattr(Root, "read_marked", noted)
-    return seen
-
-
 def test_what_has_no_place_of_its_own_is_named_by_its_lines_as_read_file_shows_them() -> None:
     text = Extracted((Part("", "# Lease\n\nThe rent."), Part("footnotes", "[footnote 1] Net."), Part("", "The end.")))
     assert [(each.where, each.text) for each in reading.passages_of(text)] == [
@@ -520,3 +482,41 @@ async def test_runs_that_ask_about_a_folder_at_once_have_each_document_parsed_on
             tasks.start_soon(one, number)
     assert len(set(parsed)) == len(parsed) == 6
     assert len(answers) == 4 and len(set(answers)) == 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "folder"
+    made.mkdir()
+    (made / "words.txt").write_text(f"{SENTENCE}\n")
+    (made / "other.txt").write_text("Nothing of interest.\n")
+    old = 1_700_000_000
+    for each in made.iterdir():
+        os.utime(each, (old, old))
+    return made
+
+
+@pytest.fixture
+def at(folder: Path, tmp_path: Path) -> Iterator[ToolContext]:
+    texts, root = KeptTexts(tmp_path / "texts.db", 1_000_000_000), Root.open(folder)
+    yield ToolContext(files=root, texts=texts, run_id="S-1")
+    root.close()
+    texts.close()
+
+
+async def ask(at: ToolContext, question: str) -> str:
+    return (await SearchAndRead()(SearchAndReadArgs(query=question), at)).text
+
+
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note the files that are read from now on."""
+    seen: list[str] = []
+    read = Root.read_marked
+
+    def noted(self: Root, rel: str, cap: int) -> tuple[bytes, bool, FileMark]:
+        if not rel.endswith(".gitignore"):
+            seen.append(rel)
+        return read(self, rel, cap)
+
+    monkeypatch.setattr(Root, "read_marked", noted)
+    return seen

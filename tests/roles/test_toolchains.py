@@ -22,21 +22,6 @@ from ava_roles.sandbox.toolchains import (
     script_interpreter,
 )
 
-
-def linked_program(library: str, folders: str) -> bytes:
-    """An ELF file that names a library which it needs, and folders where the loader looks for it."""
-    strings = b"\0" + library.encode() + b"\0" + folders.encode() + b"\0"
-    begin, base = 64 + 2 * 56, 0x400000
-    entries = [(1, 1), (29, 2 + len(library)), (5, base + begin), (0, 0)]
-    dynamic = b"".join(struct.pack("<QQ", *entry) for entry in entries)
-    size = begin + len(strings) + len(dynamic)
-    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
-    load = struct.pack("<IIQQQQQQ", 1, 4, 0, base, base, size, size, 4096)
-    at = begin + len(strings)
-    section = struct.pack("<IIQQQQQQ", 2, 4, at, base + at, base + at, len(dynamic), len(dynamic), 8)
-    return header + load + section + strings + dynamic
-
-
 PROGRAM = "#!/bin/sh\n"
 
 
@@ -45,25 +30,6 @@ def home(tmp_path: Path) -> Path:
     folder = tmp_path / "home"
     write(folder, {".ssh/id_rsa": "x", ".cargo/credentials.toml": "x", "project/a.py": "x"})
     return folder
-
-
-def found(home: Path, *dependencies: str, path: str = "/nowhere", read_only: tuple[Path, ...] = ()) -> Toolchains:
-    return find_toolchains(
-        home / "project", dependencies, HostFolders(home, read_only, (home / "ava",)), env={"PATH": path}
-    )
-
-
-def python(prefix: Path) -> Path:
-    """A folder with a Python, as an installer leaves it."""
-    write(prefix, {"bin/python3.12": PROGRAM, "lib/python3.12/os.py": ""})
-    (prefix / "bin" / "python3").symlink_to("python3.12")
-    return prefix / "bin" / "python3.12"
-
-
-def environment(project: Path, python: Path) -> None:
-    write(project, {".venv/pyvenv.cfg": f"home = {python.parent}\n"})
-    (project / ".venv" / "bin").mkdir()
-    (project / ".venv" / "bin" / "python").symlink_to(python)
 
 
 def test_exposes_only_the_interpreter_of_an_environment_under_each_of_its_names(home: Path) -> None:
@@ -374,3 +340,36 @@ def test_reads_the_interpreter_of_a_script(home: Path) -> None:
     assert script_interpreter(home / "script", path) == []
     os.mkfifo(home / "script")
     assert script_interpreter(home / "script", path) == []
+
+
+def linked_program(library: str, folders: str) -> bytes:
+    """An ELF file that names a library which it needs, and folders where the loader looks for it."""
+    strings = b"\0" + library.encode() + b"\0" + folders.encode() + b"\0"
+    begin, base = 64 + 2 * 56, 0x400000
+    entries = [(1, 1), (29, 2 + len(library)), (5, base + begin), (0, 0)]
+    dynamic = b"".join(struct.pack("<QQ", *entry) for entry in entries)
+    size = begin + len(strings) + len(dynamic)
+    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
+    load = struct.pack("<IIQQQQQQ", 1, 4, 0, base, base, size, size, 4096)
+    at = begin + len(strings)
+    section = struct.pack("<IIQQQQQQ", 2, 4, at, base + at, base + at, len(dynamic), len(dynamic), 8)
+    return header + load + section + strings + dynamic
+
+
+def found(home: Path, *dependencies: str, path: str = "/nowhere", read_only: tuple[Path, ...] = ()) -> Toolchains:
+    return find_toolchains(
+        home / "project", dependencies, HostFolders(home, read_only, (home / "ava",)), env={"PATH": path}
+    )
+
+
+def python(prefix: Path) -> Path:
+    """A folder with a Python, as an installer leaves it."""
+    write(prefix, {"bin/python3.12": PROGRAM, "lib/python3.12/os.py": ""})
+    (prefix / "bin" / "python3").symlink_to("python3.12")
+    return prefix / "bin" / "python3.12"
+
+
+def environment(project: Path, python: Path) -> None:
+    write(project, {".venv/pyvenv.cfg": f"home = {python.parent}\n"})
+    (project / ".venv" / "bin").mkdir()
+    (project / ".venv" / "bin" / "python").symlink_to(python)

@@ -13,36 +13,6 @@ from ava_roles.sandbox import workspace
 from ava_roles.sandbox.workspace import Workspace, recheck_workspace, resolve_workspace
 
 
-@dataclass(frozen=True)
-class World:
-    """A home with a project that is a repository, one that is none, and a data root beside it."""
-
-    base: Path
-    home: Path
-    repo: Path
-    plain: Path
-    data: Path
-
-    def resolve(self, **given: Any) -> Workspace:
-        settings: dict[str, Any] = {
-            "asked": None,
-            "client_roots": (),
-            "env": None,
-            "cwd": self.base,
-            "roots": (),
-            "data_root": self.data,
-            "home": self.home,
-            "allow": (),
-        }
-        return resolve_workspace(**(settings | given))
-
-    def refusal(self, asked: str | Path, **given: Any) -> str:
-        with pytest.raises(WorkspaceRefused) as raised:
-            self.resolve(asked=str(asked), **given)
-        assert str(raised.value).startswith("workspace: ")
-        return str(raised.value)
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     base = tmp_path.resolve()
@@ -342,3 +312,33 @@ def test_a_refusal_does_not_reveal_whether_an_outside_folder_exists(world: World
     (world.plain / "there").mkdir()
     told = [world.refusal(world.plain / name, cwd=world.repo) for name in ("there", "gone_")]
     assert told[0].replace("there", "gone_") == told[1]
+
+
+@dataclass(frozen=True)
+class World:
+    """A home with a project that is a repository, one that is none, and a data root beside it."""
+
+    base: Path
+    home: Path
+    repo: Path
+    plain: Path
+    data: Path
+
+    def resolve(self, **given: Any) -> Workspace:
+        settings: dict[str, Any] = {
+            "asked": None,
+            "client_roots": (),
+            "env": None,
+            "cwd": self.base,
+            "roots": (),
+            "data_root": self.data,
+            "home": self.home,
+            "allow": (),
+        }
+        return resolve_workspace(**(settings | given))
+
+    def refusal(self, asked: str | Path, **given: Any) -> str:
+        with pytest.raises(WorkspaceRefused) as raised:
+            self.resolve(asked=str(asked), **given)
+        assert str(raised.value).startswith("workspace: ")
+        return str(raised.value)

@@ -22,50 +22,6 @@ pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parents[1]
 
 
-def _kill_in(kind: Kind, folder: Path, phase: str, after_s: float) -> None:
-    """Start a run, and kill it so long after it began a phase: `running` by its number, others by name."""
-    (folder / "state").mkdir(exist_ok=True)
-    (folder / "home").mkdir(exist_ok=True)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "support.repositories.workshop_killed", kind, str(folder)],
-        cwd=TESTS,
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        wanted, _, count = phase.partition(" ")
-        left = int(count or 1)
-        while left:
-            said = process.stdout.readline().strip()
-            assert said, "it ended before it came to this"
-            left -= said == wanted
-        time.sleep(after_s)
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-def _at_work(folder: Path) -> list[str]:
-    """Return the processes that have a folder of ours in their words, once those that are ending have ended."""
-    until = time.monotonic() + 10
-    while True:
-        found: list[str] = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                line = path.read_bytes()
-            except OSError:
-                continue
-            if str(folder / "worktrees").encode() in line:
-                found.append(line.decode(errors="replace"))
-        if not found or time.monotonic() > until:
-            return found
-        time.sleep(0.05)
-
-
 EVERYWHERE = [("make", 0.08), ("running 1", 0.02), ("command", 0.15), ("running 3", 0.03), ("keep", 0.04)]
 PHASES = [
     *(("bubblewrap", *each) for each in EVERYWHERE),
@@ -133,3 +89,47 @@ def test_commits_nothing_for_a_missing_worktree(tmp_path: Path) -> None:
     write(tmp_path / "worktrees" / RUN, {"kept.json": "{half"})
     assert publish_leftover(killed_order(tmp_path), tmp_path / "worktrees" / RUN, tmp_path / "home", "x") is None
     assert publish_leftover(killed_order(tmp_path), tmp_path / "no", tmp_path / "home", "x") is None
+
+
+def _kill_in(kind: Kind, folder: Path, phase: str, after_s: float) -> None:
+    """Start a run, and kill it so long after it began a phase: `running` by its number, others by name."""
+    (folder / "state").mkdir(exist_ok=True)
+    (folder / "home").mkdir(exist_ok=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "support.repositories.workshop_killed", kind, str(folder)],
+        cwd=TESTS,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        wanted, _, count = phase.partition(" ")
+        left = int(count or 1)
+        while left:
+            said = process.stdout.readline().strip()
+            assert said, "it ended before it came to this"
+            left -= said == wanted
+        time.sleep(after_s)
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _at_work(folder: Path) -> list[str]:
+    """Return the processes that have a folder of ours in their words, once those that are ending have ended."""
+    until = time.monotonic() + 10
+    while True:
+        found: list[str] = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                line = path.read_bytes()
+            except OSError:
+                continue
+            if str(folder / "worktrees").encode() in line:
+                found.append(line.decode(errors="replace"))
+        if not found or time.monotonic() > until:
+            return found
+        time.sleep(0.05)
