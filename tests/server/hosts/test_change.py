@@ -20,104 +20,6 @@ from ava_server.hosts.known import HOSTS, Host, Launch
 LAUNCH = Launch("/opt/ava/bin/ava", ("serve",), {"AVA_DATA_ROOT": "/srv/ava"})
 SECRET = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 
-OTHERS: dict[str, str] = {
-    "claude-desktop": """{
-  "mcpServers": {
-    "other": {"command": "x", "env": {"K": "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"}}
-  },
-  "theme": "dark"
-}
-""",
-    "claude-code": """{
-  "numStartups": 3,
-  "mcpServers": {"other": {"type": "stdio", "command": "x"}},
-  "projects": {}
-}""",
-    "codex": """# mine
-model = "gpt"  # the good one
-
-[mcp_servers.other]
-command = "x"
-
-[profiles.p]
-model = "y"
-""",
-    "cursor": """{
-\t"mcpServers": {
-\t\t// a comment
-\t\t"other": {"command": "x"}, // another
-\t}
-}
-""",
-    "vscode": """{
-  "inputs": [
-    // mine
-    {"type": "promptString", "id": "k"}
-  ],
-  "servers": {
-    "other": {}
-  }
-}
-""",
-    "opencode": """{
-  // theirs
-  "$schema": "https://opencode.ai/config.json",
-  "permission": {"bash": "ask"},
-  "mcp": {},
-}
-""",
-    "gemini": """{
-  /* kept */
-  "ui": {"theme": "x"},
-  "mcpServers": {
-    "other": {"command": "x"}
-  }
-}
-""",
-    "copilot": """{
-  "mcpServers": {
-    "other": {"type": "local", "command": "x", "args": [], "tools": ["*"]}
-  }
-}
-""",
-    "qwen-code": """{
-  // theirs
-  "mcpServers": {
-    "other": {"command": "x"}
-  },
-  "ui": {}
-}
-""",
-    "cline": """{
-  "mcpServers": {
-    "other": {"command": "x", "disabled": true}
-  }
-}
-""",
-    "continue": """# mine
-name: my assistant
-version: 1.0.0
-schema: v1
-mcpServers:
-  - name: other  # theirs
-    command: x
-
-models:
-  - name: m
-    provider: openai
-""",
-    "goose": """GOOSE_PROVIDER: openai
-extensions:
-  developer:
-    enabled: true  # theirs
-    type: builtin
-    name: developer
-# the end
-GOOSE_MODE: smart_approve
-""",
-}
-"""For each host a configuration with something in it, in the manner of that host."""
-
 
 @pytest.fixture(params=list(HOSTS.values()), ids=list(HOSTS))
 def host(request: pytest.FixtureRequest) -> Host:
@@ -128,29 +30,6 @@ def host(request: pytest.FixtureRequest) -> Host:
 @pytest.fixture
 def file(tmp_path: Path, host: Host) -> Path:
     return tmp_path / "place" / f"config.{'toml' if host.name == 'codex' else 'yaml' if yaml(host) else 'json'}"
-
-
-def yaml(host: Host) -> bool:
-    return isinstance(host.format, Yaml)
-
-
-def put(file: Path, text: str) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(text.encode())
-    return file
-
-
-def add(host: Host, file: Path, launch: Launch = LAUNCH) -> Path | None:
-    return apply(change_to_add(host, "ava", launch, file))
-
-
-def said(host: Host, file: Path) -> Any:
-    return host.format.parse(file.read_bytes().decode().removeprefix("\ufeff"))
-
-
-def entry(host: Host, file: Path) -> Any:
-    servers = said(host, file)[host.servers]
-    return next(each for each in servers if each["name"] == "ava") if host.in_list else servers["ava"]
 
 
 def test_creates_a_missing_file_and_undoing_removes_it(host: Host, file: Path) -> None:
@@ -577,3 +456,125 @@ def test_a_failed_write_leaves_no_backup(tmp_path: Path, monkeypatch: pytest.Mon
         apply(change)
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == [file] and file.read_text() == "{}"
+
+
+OTHERS: dict[str, str] = {
+    "claude-desktop": """{
+  "mcpServers": {
+    "other": {"command": "x", "env": {"K": "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"}}
+  },
+  "theme": "dark"
+}
+""",
+    "claude-code": """{
+  "numStartups": 3,
+  "mcpServers": {"other": {"type": "stdio", "command": "x"}},
+  "projects": {}
+}""",
+    "codex": """# mine
+model = "gpt"  # the good one
+
+[mcp_servers.other]
+command = "x"
+
+[profiles.p]
+model = "y"
+""",
+    "cursor": """{
+\t"mcpServers": {
+\t\t// a comment
+\t\t"other": {"command": "x"}, // another
+\t}
+}
+""",
+    "vscode": """{
+  "inputs": [
+    // mine
+    {"type": "promptString", "id": "k"}
+  ],
+  "servers": {
+    "other": {}
+  }
+}
+""",
+    "opencode": """{
+  // theirs
+  "$schema": "https://opencode.ai/config.json",
+  "permission": {"bash": "ask"},
+  "mcp": {},
+}
+""",
+    "gemini": """{
+  /* kept */
+  "ui": {"theme": "x"},
+  "mcpServers": {
+    "other": {"command": "x"}
+  }
+}
+""",
+    "copilot": """{
+  "mcpServers": {
+    "other": {"type": "local", "command": "x", "args": [], "tools": ["*"]}
+  }
+}
+""",
+    "qwen-code": """{
+  // theirs
+  "mcpServers": {
+    "other": {"command": "x"}
+  },
+  "ui": {}
+}
+""",
+    "cline": """{
+  "mcpServers": {
+    "other": {"command": "x", "disabled": true}
+  }
+}
+""",
+    "continue": """# mine
+name: my assistant
+version: 1.0.0
+schema: v1
+mcpServers:
+  - name: other  # theirs
+    command: x
+
+models:
+  - name: m
+    provider: openai
+""",
+    "goose": """GOOSE_PROVIDER: openai
+extensions:
+  developer:
+    enabled: true  # theirs
+    type: builtin
+    name: developer
+# the end
+GOOSE_MODE: smart_approve
+""",
+}
+"""For each host a configuration with something in it, in the manner of that host."""
+
+
+def yaml(host: Host) -> bool:
+    return isinstance(host.format, Yaml)
+
+
+def put(file: Path, text: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(text.encode())
+    return file
+
+
+def add(host: Host, file: Path, launch: Launch = LAUNCH) -> Path | None:
+    return apply(change_to_add(host, "ava", launch, file))
+
+
+def said(host: Host, file: Path) -> Any:
+    return host.format.parse(file.read_bytes().decode().removeprefix("\ufeff"))
+
+
+def entry(host: Host, file: Path) -> Any:
+    servers = said(host, file)[host.servers]
+    return next(each for each in servers if each["name"] == "ava") if host.in_list else servers["ava"]

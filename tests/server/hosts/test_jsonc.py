@@ -26,31 +26,6 @@ values = st.recursive(
 objects = st.dictionaries(keys, values, max_size=4)
 
 
-def written(value: Any, random: Random) -> str:
-    """Write a value in some way: with blanks, line ends, comments and trailing commas wherever they may stand."""
-
-    def gap() -> str:
-        return random.choice(GAPS)
-
-    def write(part: Any) -> str:
-        if isinstance(part, dict):
-            return "{" + joined([f"{json.dumps(key)}{gap()}:{gap()}{write(item)}" for key, item in part.items()]) + "}"
-        if isinstance(part, list):
-            return "[" + joined([write(item) for item in part]) + "]"
-        return json.dumps(part, ensure_ascii=random.random() < 0.5)
-
-    def joined(items: list[str]) -> str:
-        parts = [f"{gap()}{item}{gap()}" for item in items]
-        return ",".join(parts) + (f",{gap()}" if parts and random.random() < 0.5 else "") + gap()
-
-    return f"{gap()}{write(value)}{gap()}"
-
-
-def comments(text: str) -> list[str]:
-    found = re.findall(r'"(?:[^"\\]|\\.)*"|(//[^\r\n]*|/\*.*?\*/)', text, re.DOTALL)
-    return [comment.rstrip() for comment in found if comment]
-
-
 ways = st.randoms(use_true_random=False)
 
 
@@ -167,3 +142,28 @@ def test_a_comment_may_end_in_any_character(end: str) -> None:
 def test_edits_a_file_of_megabytes_quickly() -> None:
     text = json.dumps({f"/p/{i}": {"history": ["x" * 60] * 40} for i in range(1_000)}, indent=2)
     assert JSONC.put(text, ("mcpServers", "ava"), ENTRY).count("/x/ava") == 1
+
+
+def written(value: Any, random: Random) -> str:
+    """Write a value in some way: with blanks, line ends, comments and trailing commas wherever they may stand."""
+
+    def gap() -> str:
+        return random.choice(GAPS)
+
+    def write(part: Any) -> str:
+        if isinstance(part, dict):
+            return "{" + joined([f"{json.dumps(key)}{gap()}:{gap()}{write(item)}" for key, item in part.items()]) + "}"
+        if isinstance(part, list):
+            return "[" + joined([write(item) for item in part]) + "]"
+        return json.dumps(part, ensure_ascii=random.random() < 0.5)
+
+    def joined(items: list[str]) -> str:
+        parts = [f"{gap()}{item}{gap()}" for item in items]
+        return ",".join(parts) + (f",{gap()}" if parts and random.random() < 0.5 else "") + gap()
+
+    return f"{gap()}{write(value)}{gap()}"
+
+
+def comments(text: str) -> list[str]:
+    found = re.findall(r'"(?:[^"\\]|\\.)*"|(//[^\r\n]*|/\*.*?\*/)', text, re.DOTALL)
+    return [comment.rstrip() for comment in found if comment]

@@ -67,43 +67,6 @@ def host(request: pytest.FixtureRequest) -> Host:
     return chosen
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> UserPlace:
-    return UserPlace("linux", tmp_path, {})
-
-
-def rules_file(host: Host, place: UserPlace) -> Path:
-    assert host.tool_rules is not None
-    return host.tool_rules.file(place, host.file(place))
-
-
-def put(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode())
-
-
-def allow(host: Host, place: UserPlace, name: str = "ava") -> str:
-    """Add the rules, and return the file."""
-    change = change_to_allow(host, name, host.file(place), place)
-    assert change is not None
-    apply(change)
-    return rules_file(host, place).read_text()
-
-
-def strings(data: Any) -> list[str]:
-    """Return every text in some data, keys included."""
-    found: list[str] = []
-    if isinstance(data, dict):
-        for key, value in cast("dict[str, Any]", data).items():
-            found += [key, *strings(value)]
-    elif isinstance(data, list):
-        for part in cast("list[Any]", data):
-            found += strings(part)
-    else:
-        found.append(str(data))
-    return found
-
-
 def test_the_host_with_its_rules_is_the_same_text_again_after_removal(host: Host, place: UserPlace) -> None:
     path = rules_file(host, place)
     put(path, BEFORE[host.name])
@@ -291,3 +254,40 @@ def test_a_broken_file_of_rules_is_reported_in_a_sentence(home: Path) -> None:
 def test_a_host_without_such_rules_says_what_to_choose_there(home: Path, host: str) -> None:
     done = init(home, host, "--allow-tools")
     assert done.returncode == 0 and "never confirm_spawn" in done.stdout
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> UserPlace:
+    return UserPlace("linux", tmp_path, {})
+
+
+def rules_file(host: Host, place: UserPlace) -> Path:
+    assert host.tool_rules is not None
+    return host.tool_rules.file(place, host.file(place))
+
+
+def put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode())
+
+
+def allow(host: Host, place: UserPlace, name: str = "ava") -> str:
+    """Add the rules, and return the file."""
+    change = change_to_allow(host, name, host.file(place), place)
+    assert change is not None
+    apply(change)
+    return rules_file(host, place).read_text()
+
+
+def strings(data: Any) -> list[str]:
+    """Return every text in some data, keys included."""
+    found: list[str] = []
+    if isinstance(data, dict):
+        for key, value in cast("dict[str, Any]", data).items():
+            found += [key, *strings(value)]
+    elif isinstance(data, list):
+        for part in cast("list[Any]", data):
+            found += strings(part)
+    else:
+        found.append(str(data))
+    return found
