@@ -108,31 +108,6 @@ CASES = {
 }
 
 
-@pytest.fixture
-async def clients() -> AsyncIterator[ClientPool]:
-    async with ClientPool() as clients:
-        yield clients
-
-
-async def ask(
-    base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT, wire: Wire | None = None
-) -> Completion:
-    model = HttpModel("custom", "acme/model-1", base_url, KEY, clients, wire or ChatWire(), deadlines)
-    with anyio.fail_after(20):
-        async with model.stream(ASK) as stream:
-            async for _ in stream:
-                pass
-        return stream.completion
-
-
-async def failure(
-    base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT, wire: Wire | None = None
-) -> ModelError:
-    with pytest.raises(ModelError) as caught:
-        await ask(base_url, clients, deadlines, wire)
-    return caught.value
-
-
 @pytest.mark.parametrize("name", CASES)
 async def test_describes_each_bad_answer_in_one_sentence(name: str, clients: ClientPool) -> None:
     case = CASES[name]
@@ -468,3 +443,28 @@ async def test_usage_that_groq_gives_unasked_is_read(clients: ClientPool) -> Non
         completion = await ask(server.base_url, clients)
     assert completion.usage is not None
     assert (completion.usage.prompt_tokens, completion.usage.output_tokens) == (22, 5)
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[ClientPool]:
+    async with ClientPool() as clients:
+        yield clients
+
+
+async def ask(
+    base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT, wire: Wire | None = None
+) -> Completion:
+    model = HttpModel("custom", "acme/model-1", base_url, KEY, clients, wire or ChatWire(), deadlines)
+    with anyio.fail_after(20):
+        async with model.stream(ASK) as stream:
+            async for _ in stream:
+                pass
+        return stream.completion
+
+
+async def failure(
+    base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT, wire: Wire | None = None
+) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        await ask(base_url, clients, deadlines, wire)
+    return caught.value

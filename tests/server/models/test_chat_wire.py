@@ -64,18 +64,6 @@ chunks: st.SearchStrategy[Any] = st.fixed_dictionaries(
 )
 
 
-def answer(*pieces: Mapping[str, Any]) -> Completion:
-    """Return the answer made of these deltas."""
-    growing = ChatAnswer()
-    for piece in pieces:
-        growing.add({"choices": [{"delta": piece}]})
-    return growing.complete(request_id=None, sent_bytes=0)
-
-
-def calls(fragments: Sequence[Mapping[str, Any]]) -> Completion:
-    return answer({"tool_calls": list(fragments)})
-
-
 def opening(name: str = "search", **more: Any) -> dict[str, Any]:
     return {**more, "function": {"name": name, "arguments": "{}"}}
 
@@ -352,3 +340,15 @@ def test_thinking_parts_and_signatures_are_kept_and_read() -> None:
     assert (done.text, done.thinking) == ("Yes.", "Hmm.")
     assert {name: done.raw[name] for name in seal} == seal
     assert len(done.raw["content"]) == 2
+
+
+def answer(*pieces: Mapping[str, Any]) -> Completion:
+    """Return the answer made of these deltas."""
+    growing = ChatAnswer()
+    for piece in pieces:
+        growing.add({"choices": [{"delta": piece}]})
+    return growing.complete(request_id=None, sent_bytes=0)
+
+
+def calls(fragments: Sequence[Mapping[str, Any]]) -> Completion:
+    return answer({"tool_calls": list(fragments)})

@@ -43,27 +43,6 @@ TASK = UserTurn("Find the blue door.")
 WIRE = GoogleWire(thinking=thinking_of(MODEL))
 
 
-def ask(*turns: Turn, model: str = MODEL, thinking: int = 0) -> Request:
-    return Request(model, "You are terse.", (SEARCH,), turns or (TASK,), 8192, thinking)
-
-
-async def answers(
-    script: Script, *requests: Request, wire: GoogleWire = WIRE, key: str | None = "key-0123456789", model: str = MODEL
-) -> tuple[list[Completion], list[Received]]:
-    """Ask a server that plays the script, and return its answers and what it received."""
-    found: list[Completion] = []
-    with anyio.fail_after(40), run_model_server(script) as server:
-        async with ClientPool() as clients:
-            http = HttpModel("google", model, server.base_url, key, clients, wire)
-            for request in requests or (ask(model=model),):
-                async with http.stream(request) as stream:
-                    async for _ in stream:
-                        pass
-                found.append(stream.completion)
-        assert server.refused == []
-        return found, server.requests
-
-
 def events(*said: Mapping[str, Any]) -> Raw:
     return Raw([f"data: {json.dumps(one)}\r\n\r\n".encode() for one in said], EVENTS)
 
@@ -84,13 +63,6 @@ def used(prompt: int, answer: int = 0, thought: int = 0, **more: int) -> dict[st
     return {name: count for name, count in counts.items() if count} | {
         "totalTokenCount": prompt + answer + thought + tools
     }
-
-
-def grown(*said: Mapping[str, Any]) -> Completion:
-    answer = GoogleAnswer()
-    for event in said:
-        answer.add(event)
-    return answer.complete(request_id=None, sent_bytes=0)
 
 
 # -- what is sent -----------------------------------------------------------------------------------------------------
@@ -682,3 +654,31 @@ async def test_a_run_goes_on_after_cuts_refusals_rejected_calls_and_lost_signatu
     assert google_format.SIGNATURE not in str(sent[2]) and WITHOUT_SIGNATURE in str(sent[2])
     assert "filter" in str(sent[3][-1])
     assert "print(read_file(" in str(sent[4][-1])
+
+
+def ask(*turns: Turn, model: str = MODEL, thinking: int = 0) -> Request:
+    return Request(model, "You are terse.", (SEARCH,), turns or (TASK,), 8192, thinking)
+
+
+async def answers(
+    script: Script, *requests: Request, wire: GoogleWire = WIRE, key: str | None = "key-0123456789", model: str = MODEL
+) -> tuple[list[Completion], list[Received]]:
+    """Ask a server that plays the script, and return its answers and what it received."""
+    found: list[Completion] = []
+    with anyio.fail_after(40), run_model_server(script) as server:
+        async with ClientPool() as clients:
+            http = HttpModel("google", model, server.base_url, key, clients, wire)
+            for request in requests or (ask(model=model),):
+                async with http.stream(request) as stream:
+                    async for _ in stream:
+                        pass
+                found.append(stream.completion)
+        assert server.refused == []
+        return found, server.requests
+
+
+def grown(*said: Mapping[str, Any]) -> Completion:
+    answer = GoogleAnswer()
+    for event in said:
+        answer.add(event)
+    return answer.complete(request_id=None, sent_bytes=0)

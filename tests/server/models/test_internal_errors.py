@@ -66,35 +66,6 @@ class Transport(httpx2.AsyncBaseTransport):
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=self._body)
 
 
-class Wired(ClientPool):
-    """Lends clients on a network of the test's own."""
-
-    def __init__(self, transport: Transport) -> None:
-        super().__init__()
-        self._transport = transport
-
-    async def lend(self) -> LentClient:
-        return LentClient(httpx2.AsyncClient(transport=self._transport))
-
-
-def model_on(transport: Transport, extra: Mapping[str, Any] | None = None) -> HttpModel:
-    return HttpModel("p", "m", "http://model.example/v1", KEY, Wired(transport), ChatWire(extra=extra or {}))
-
-
-async def ask(model: HttpModel) -> Completion:
-    with anyio.fail_after(20):
-        async with model.stream(ASK) as stream:
-            async for _ in stream:
-                pass
-        return stream.completion
-
-
-async def failure(model: HttpModel) -> ModelError:
-    with pytest.raises(ModelError) as caught:
-        await ask(model)
-    return caught.value
-
-
 @pytest.mark.parametrize(("pieces", "answered"), [(GOOD[:3], True), ([], False)])
 async def test_an_internal_error_while_reading_is_a_bad_answer_that_may_be_billed(
     pieces: list[bytes], answered: bool, caplog: pytest.LogCaptureFixture
@@ -160,3 +131,32 @@ async def test_propagates_an_error_of_the_stream_consumer_unchanged() -> None:
         async with model_on(Transport(*GOOD)).stream(ASK) as stream:
             async for _ in stream:
                 raise KeyError("mine")
+
+
+class Wired(ClientPool):
+    """Lends clients on a network of the test's own."""
+
+    def __init__(self, transport: Transport) -> None:
+        super().__init__()
+        self._transport = transport
+
+    async def lend(self) -> LentClient:
+        return LentClient(httpx2.AsyncClient(transport=self._transport))
+
+
+def model_on(transport: Transport, extra: Mapping[str, Any] | None = None) -> HttpModel:
+    return HttpModel("p", "m", "http://model.example/v1", KEY, Wired(transport), ChatWire(extra=extra or {}))
+
+
+async def ask(model: HttpModel) -> Completion:
+    with anyio.fail_after(20):
+        async with model.stream(ASK) as stream:
+            async for _ in stream:
+                pass
+        return stream.completion
+
+
+async def failure(model: HttpModel) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        await ask(model)
+    return caught.value

@@ -45,10 +45,6 @@ def said(kind: str, index: int = 0, place: int = 0, **more: Any) -> Event:
     return {"type": f"response.{kind}", "output_index": index, "delta": WORDS, **places, **more}
 
 
-def item(step: str, index: int, **fields: Any) -> Event:
-    return {"type": f"response.output_item.{step}", "output_index": index, "item": fields}
-
-
 def again(event: Event, *first: Event) -> Callable[[int], Events]:
     return lambda count: iter((*first, *(event for _ in range(count))))
 
@@ -118,13 +114,6 @@ OTHERS: dict[str, Callable[[int], Events]] = {
 KINDS = {**TEXTS, **CALLS, **OTHERS}
 MILD = ("messages: citations", "messages: blocks", "responses: parts that have begun")
 """Kinds of which a copy costs little, so that it takes more of them for the square to show."""
-
-
-def answered(kind: str, events: Iterable[Event]) -> Completion:
-    growing = ANSWERS[kind.partition(":")[0]]()
-    for event in events:
-        growing.add(event)
-    return growing.complete(request_id=None, sent_bytes=0)
 
 
 @pytest.mark.parametrize("kind", sample(KINDS, 12))
@@ -200,3 +189,14 @@ def test_an_end_that_repeats_the_items_is_compared_with_all_that_came(more: int,
     done = answered("responses", [*calls, end])
     assert {call.name for call in done.calls} == {kept}
     assert f"kept the first {MOST_CALLS} of {3_000 + more:,} tool calls" in done.notes
+
+
+def item(step: str, index: int, **fields: Any) -> Event:
+    return {"type": f"response.output_item.{step}", "output_index": index, "item": fields}
+
+
+def answered(kind: str, events: Iterable[Event]) -> Completion:
+    growing = ANSWERS[kind.partition(":")[0]]()
+    for event in events:
+        growing.add(event)
+    return growing.complete(request_id=None, sent_bytes=0)

@@ -43,18 +43,6 @@ CHAT = Say(
 )
 
 
-async def ours(url: str, wire: Wire) -> Completion:
-    """What our own wire reads."""
-    request = Request("claude-sonnet-5-5", "Be terse.", (SEARCH,), (UserTurn("Find it."),), 8192, 4096)
-    async with (
-        ClientPool() as clients,
-        HttpModel("p", "m", url, "key-0123456789", clients, wire).stream(request) as one,
-    ):
-        async for _ in one:
-            pass
-    return one.completion
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_the_anthropic_sdk_reads_every_event_and_accepts_what_ava_sends_back(streaming: bool) -> None:
@@ -156,3 +144,15 @@ async def test_an_api_error_raises_an_error_in_the_sdk() -> None:
         async with anthropic.AsyncAnthropic(api_key="key-0123456789", base_url=address, max_retries=0) as client:
             with pytest.raises(anthropic.BadRequestError, match="must begin and end with a user message"):
                 await client.messages.create(model="claude-sonnet-5-5", max_tokens=5, messages=[])
+
+
+async def ours(url: str, wire: Wire) -> Completion:
+    """What our own wire reads."""
+    request = Request("claude-sonnet-5-5", "Be terse.", (SEARCH,), (UserTurn("Find it."),), 8192, 4096)
+    async with (
+        ClientPool() as clients,
+        HttpModel("p", "m", url, "key-0123456789", clients, wire).stream(request) as one,
+    ):
+        async for _ in one:
+            pass
+    return one.completion

@@ -50,46 +50,6 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def wire(streaming: bool) -> ResponsesWire:
-    return ResponsesWire(streaming, thinking_of(MODEL))
-
-
-async def ours(server: ModelServer, request: Request, *, streaming: bool) -> Completion:
-    async with ClientPool() as clients:
-        model = HttpModel("openai", MODEL, server.base_url, "key", clients, wire(streaming))
-        async with model.stream(request) as stream:
-            async for _ in stream:
-                pass
-        return stream.completion
-
-
-def theirs(server: ModelServer, request: Request, *, streaming: bool) -> Response:
-    """Ask with the SDK's own arguments, from the body that ours would send."""
-    from openai import OpenAI
-    from openai.types.responses import Response, ResponseCompletedEvent, ResponseIncompleteEvent
-
-    client = OpenAI(base_url=server.base_url, api_key="key", max_retries=0, _strict_response_validation=True)
-    with client:
-        given = {name: value for name, value in wire(streaming).body(request).items() if name != "stream"}
-        if not streaming:
-            whole = client.responses.create(**given)
-            assert isinstance(whole, Response)
-            return whole
-        last = None
-        number = 0
-        for number, event in enumerate(client.responses.create(**given, stream=True)):
-            assert event.sequence_number == number  # pyright: ignore[reportAttributeAccessIssue]
-            last = event
-        assert isinstance(last, ResponseCompletedEvent | ResponseIncompleteEvent) and number > 4
-        return last.response
-
-
-def calls_in(output: list[ResponseOutputItem]) -> list[tuple[str, str, str]]:
-    from openai.types.responses import ResponseFunctionToolCall
-
-    return [(item.call_id, item.name, item.arguments) for item in output if isinstance(item, ResponseFunctionToolCall)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("name", SAYS)
@@ -165,3 +125,43 @@ async def test_the_scripted_server_rejects_for_the_sdk_what_the_api_would_reject
 
         with pytest.raises(APIStatusError, match="Items are not persisted when `store` is set to false"):
             await anyio.to_thread.run_sync(ask)
+
+
+def wire(streaming: bool) -> ResponsesWire:
+    return ResponsesWire(streaming, thinking_of(MODEL))
+
+
+async def ours(server: ModelServer, request: Request, *, streaming: bool) -> Completion:
+    async with ClientPool() as clients:
+        model = HttpModel("openai", MODEL, server.base_url, "key", clients, wire(streaming))
+        async with model.stream(request) as stream:
+            async for _ in stream:
+                pass
+        return stream.completion
+
+
+def theirs(server: ModelServer, request: Request, *, streaming: bool) -> Response:
+    """Ask with the SDK's own arguments, from the body that ours would send."""
+    from openai import OpenAI
+    from openai.types.responses import Response, ResponseCompletedEvent, ResponseIncompleteEvent
+
+    client = OpenAI(base_url=server.base_url, api_key="key", max_retries=0, _strict_response_validation=True)
+    with client:
+        given = {name: value for name, value in wire(streaming).body(request).items() if name != "stream"}
+        if not streaming:
+            whole = client.responses.create(**given)
+            assert isinstance(whole, Response)
+            return whole
+        last = None
+        number = 0
+        for number, event in enumerate(client.responses.create(**given, stream=True)):
+            assert event.sequence_number == number  # pyright: ignore[reportAttributeAccessIssue]
+            last = event
+        assert isinstance(last, ResponseCompletedEvent | ResponseIncompleteEvent) and number > 4
+        return last.response
+
+
+def calls_in(output: list[ResponseOutputItem]) -> list[tuple[str, str, str]]:
+    from openai.types.responses import ResponseFunctionToolCall
+
+    return [(item.call_id, item.name, item.arguments) for item in output if isinstance(item, ResponseFunctionToolCall)]

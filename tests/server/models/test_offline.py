@@ -29,18 +29,6 @@ from ava_server.models.offline_passages import (
 from ava_server.models.selection import OFFLINE
 
 NAMES = ("read_file", "search_and_read", "read_webpages")
-GUIDE = """# Refunds
-
-Customers may return a lamp within thirty days.
-
-The refund is paid to the card that was used, at the latest five working days after the
-lamp has arrived. Shipping is not refunded, except where the lamp was broken.
-
-# Opening hours
-
-- Monday: nine to five
-- Tuesday: closed
-"""
 
 
 @pytest.fixture
@@ -51,47 +39,6 @@ async def folder(tmp_path: Path) -> AsyncIterator[Root]:
     root = Root.open(tmp_path)
     yield root
     root.close()
-
-
-def offered(names: Sequence[str] = NAMES) -> tuple[ToolSchema, ...]:
-    tools = builtin_tools()
-    specs = [tools[name].spec for name in names]
-    own = ToolSchema("submit_result", "Hand over.", {"type": "object"})
-    return (*(ToolSchema(spec.name, spec.description, spec.schema()) for spec in specs), own)
-
-
-def request(task: str, *later: Turn, system: str = "", names: Sequence[str] = NAMES) -> Request:
-    return Request("extractive", system, offered(names), (UserTurn(task), *later), 1024)
-
-
-async def ask(asked: Request) -> Completion:
-    with anyio.fail_after(20):
-        async with LocalModel(OFFLINE, answer).stream(asked) as stream:
-            deltas = [delta.text async for delta in stream]
-        assert "".join(deltas) == stream.completion.text
-        return stream.completion
-
-
-async def run(task: str, root: Root, names: Sequence[str] = ("read_file", "search_and_read")) -> Completion:
-    """Do what the loop does: call the tools that were asked for, show their output, ask again."""
-    first = await ask(request(task, names=names))
-    turns: list[Turn] = [AssistantTurn(first.raw)]
-    for call in first.calls:
-        tool: Tool = builtin_tools()[call.name]
-        try:
-            output = await tool(tool.spec.args.model_validate(call.args), ToolContext(files=root))
-            text = wrap_tool_output(output.text, tool=call.name, nonce="0123456789abcdef")
-        except Exception as error:
-            text = str(error)
-        turns.append(ToolTurn(call.call_id, call.name, text))
-    return await ask(request(task, *turns, names=names))
-
-
-def submitted(completion: Completion) -> dict[str, Any]:
-    (call,) = completion.calls
-    assert call.name == "submit_result"
-    assert call.args is not None
-    return dict(call.args)
 
 
 async def test_calls_the_tools_that_suit_the_task() -> None:
@@ -609,3 +556,58 @@ async def test_a_sentence_that_explains_ranks_above_a_list_with_the_same_words(t
     texts = {"list__txt": "Harbour tide table, school tide table", "text__txt": "This is how to read the tide table."}
     findings = (await asked(tmp_path, "tide table", **texts))["findings"]
     assert findings[0]["quote"] == texts["text__txt"]
+
+
+GUIDE = """# Refunds
+
+Customers may return a lamp within thirty days.
+
+The refund is paid to the card that was used, at the latest five working days after the
+lamp has arrived. Shipping is not refunded, except where the lamp was broken.
+
+# Opening hours
+
+- Monday: nine to five
+- Tuesday: closed
+"""
+
+
+def offered(names: Sequence[str] = NAMES) -> tuple[ToolSchema, ...]:
+    tools = builtin_tools()
+    specs = [tools[name].spec for name in names]
+    own = ToolSchema("submit_result", "Hand over.", {"type": "object"})
+    return (*(ToolSchema(spec.name, spec.description, spec.schema()) for spec in specs), own)
+
+
+def request(task: str, *later: Turn, system: str = "", names: Sequence[str] = NAMES) -> Request:
+    return Request("extractive", system, offered(names), (UserTurn(task), *later), 1024)
+
+
+async def ask(asked: Request) -> Completion:
+    with anyio.fail_after(20):
+        async with LocalModel(OFFLINE, answer).stream(asked) as stream:
+            deltas = [delta.text async for delta in stream]
+        assert "".join(deltas) == stream.completion.text
+        return stream.completion
+
+
+async def run(task: str, root: Root, names: Sequence[str] = ("read_file", "search_and_read")) -> Completion:
+    """Do what the loop does: call the tools that were asked for, show their output, ask again."""
+    first = await ask(request(task, names=names))
+    turns: list[Turn] = [AssistantTurn(first.raw)]
+    for call in first.calls:
+        tool: Tool = builtin_tools()[call.name]
+        try:
+            output = await tool(tool.spec.args.model_validate(call.args), ToolContext(files=root))
+            text = wrap_tool_output(output.text, tool=call.name, nonce="0123456789abcdef")
+        except Exception as error:
+            text = str(error)
+        turns.append(ToolTurn(call.call_id, call.name, text))
+    return await ask(request(task, *turns, names=names))
+
+
+def submitted(completion: Completion) -> dict[str, Any]:
+    (call,) = completion.calls
+    assert call.name == "submit_result"
+    assert call.args is not None
+    return dict(call.args)

@@ -61,35 +61,6 @@ def address_of(name: str) -> str:
     return ADDRESSES.get(name) or PROVIDERS[name].base_url.replace("REGION", "us-east-1")
 
 
-def chosen(name: str, model_id: str = "test", *, streaming: bool = True) -> Choice:
-    """The choice of a model at a provider's own address, with a stored key."""
-    provider = name.partition(" ")[0]
-    given = Provider(base_url=address_of(name), api_key=KEY, streaming=streaming)
-    prices = {f"{provider}:{model_id}": UserPrice(input=1, output=2, per_request=0.01)}
-    return choose(f"{provider}:{model_id}", "fast", ModelSettings(providers={provider: given}, prices=prices))
-
-
-class Called:
-    """A provider's model whose calls go to a server on loopback, with the headers of its own address."""
-
-    def __init__(
-        self, name: str, server: ModelServer, clients: ClientPool, model_id: str = "test", *, streaming: bool = True
-    ) -> None:
-        self.choice = chosen(name, model_id, streaming=streaming)
-        model = model_of(self.choice.name, parameters(self.choice), KEY, clients)
-        assert isinstance(model, HttpModel)
-        self.url = model.wire.url(model.base_url, "test")
-        self.headers = {**model.wire.headers(KEY), **key_header(model.base_url, KEY)}
-        self.model = replace(model, base_url=server.base_url)
-
-    async def ask(self, request: Request = ASK) -> Completion:
-        with anyio.fail_after(20):
-            async with self.model.stream(request) as stream:
-                async for _delta in stream:
-                    pass
-        return stream.completion
-
-
 @pytest.mark.parametrize("name", CALLED)
 async def test_a_turn_with_tools_is_streamed_and_counted_within_its_bound(name: str) -> None:
     said = Say("I look for it.", [("search", {"q": "blue door"})])
@@ -560,3 +531,32 @@ def test_a_model_of_bedrock_thinks_as_it_does_elsewhere(model_id: str, same_as: 
 @pytest.mark.parametrize("model_id", ["my.own-model", "claude", "us.anthropic.", "gemini-3.8-flash.claude-sonnet-5"])
 def test_a_models_name_is_read_no_further_than_its_maker(model_id: str) -> None:
     assert thinking_of(model_id) in (UNKNOWN, thinking_of("gemini-3.8-flash"))
+
+
+def chosen(name: str, model_id: str = "test", *, streaming: bool = True) -> Choice:
+    """The choice of a model at a provider's own address, with a stored key."""
+    provider = name.partition(" ")[0]
+    given = Provider(base_url=address_of(name), api_key=KEY, streaming=streaming)
+    prices = {f"{provider}:{model_id}": UserPrice(input=1, output=2, per_request=0.01)}
+    return choose(f"{provider}:{model_id}", "fast", ModelSettings(providers={provider: given}, prices=prices))
+
+
+class Called:
+    """A provider's model whose calls go to a server on loopback, with the headers of its own address."""
+
+    def __init__(
+        self, name: str, server: ModelServer, clients: ClientPool, model_id: str = "test", *, streaming: bool = True
+    ) -> None:
+        self.choice = chosen(name, model_id, streaming=streaming)
+        model = model_of(self.choice.name, parameters(self.choice), KEY, clients)
+        assert isinstance(model, HttpModel)
+        self.url = model.wire.url(model.base_url, "test")
+        self.headers = {**model.wire.headers(KEY), **key_header(model.base_url, KEY)}
+        self.model = replace(model, base_url=server.base_url)
+
+    async def ask(self, request: Request = ASK) -> Completion:
+        with anyio.fail_after(20):
+            async with self.model.stream(request) as stream:
+                async for _delta in stream:
+                    pass
+        return stream.completion

@@ -31,60 +31,11 @@ HASTY = Deadlines(connect_s=0.3, first_byte_s=5, total_s=8)
 PATIENT = Deadlines(connect_s=5)
 
 
-@pytest.fixture(scope="module")
-def issued(tmp_path_factory: pytest.TempPathFactory) -> Issued:
-    return issue(tmp_path_factory.mktemp("certificates"), HOST, "IP:127.0.0.1")
-
-
 @pytest.fixture(autouse=True)
 def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-
-
-@pytest.fixture
-def trusted(issued: Issued, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SSL_CERT_FILE", str(issued.authority))
-    return issued.server
-
-
-@pytest.fixture
-async def clients() -> AsyncIterator[ClientPool]:
-    async with ClientPool() as clients:
-        yield clients
-
-
-@pytest.fixture
-def server(trusted: Path) -> Iterator[ModelServer]:
-    with run_model_server([Say("here"), Say("again"), Say("and again")], trusted) as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy before the server, named in HTTPS_PROXY."""
-    with run_proxy({HOST: server.port, "127.0.0.1": server.port}) as proxy:
-        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
-        yield proxy
-
-
-def model_at(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> HttpModel:
-    return HttpModel("custom", "test", base_url, "key-0123456789", clients, ChatWire(), deadlines)
-
-
-async def ask(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> Completion:
-    with anyio.fail_after(8):
-        async with model_at(base_url, clients, deadlines).stream(ASK) as stream:
-            async for _ in stream:
-                pass
-        return stream.completion
-
-
-async def failure(base_url: str, clients: ClientPool, deadlines: Deadlines = HASTY) -> ModelError:
-    with pytest.raises(ModelError) as caught:
-        await ask(base_url, clients, deadlines)
-    return caught.value
 
 
 URL = f"https://{HOST}/v1"
@@ -311,3 +262,52 @@ async def test_an_unusable_proxy_is_reported_only_for_the_calls_that_would_use_i
         assert PASSWORD not in f"{error} {error.what_to_do}"
         assert (error.kind, error.sent, error.retryable) == ("connection", False, False)
         assert (await ask(server.base_url, clients)).text == "here"
+
+
+@pytest.fixture(scope="module")
+def issued(tmp_path_factory: pytest.TempPathFactory) -> Issued:
+    return issue(tmp_path_factory.mktemp("certificates"), HOST, "IP:127.0.0.1")
+
+
+@pytest.fixture
+def trusted(issued: Issued, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SSL_CERT_FILE", str(issued.authority))
+    return issued.server
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[ClientPool]:
+    async with ClientPool() as clients:
+        yield clients
+
+
+@pytest.fixture
+def server(trusted: Path) -> Iterator[ModelServer]:
+    with run_model_server([Say("here"), Say("again"), Say("and again")], trusted) as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before the server, named in HTTPS_PROXY."""
+    with run_proxy({HOST: server.port, "127.0.0.1": server.port}) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        yield proxy
+
+
+def model_at(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> HttpModel:
+    return HttpModel("custom", "test", base_url, "key-0123456789", clients, ChatWire(), deadlines)
+
+
+async def ask(base_url: str, clients: ClientPool, deadlines: Deadlines = PATIENT) -> Completion:
+    with anyio.fail_after(8):
+        async with model_at(base_url, clients, deadlines).stream(ASK) as stream:
+            async for _ in stream:
+                pass
+        return stream.completion
+
+
+async def failure(base_url: str, clients: ClientPool, deadlines: Deadlines = HASTY) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        await ask(base_url, clients, deadlines)
+    return caught.value

@@ -34,6 +34,52 @@ LEFT_OUT = {OWN_TOOL, NO_ANSWER}
 """Why a request may be left out; what the gateway refuses is not sent, and has its own words."""
 
 
+@pytest.mark.skipif(not FOLDER, reason="AVA_TEST_RECORDED names no folder of recordings")
+def test_every_recorded_usage_is_read_and_lies_within_the_bound_of_its_request() -> None:
+    files = sorted(Path(FOLDER).glob("*google*.yaml"))
+    checked, left_out, own_checked = list[str](), Counter[str](), 0
+    for file in files:
+        bounds = CountedBounds()  # a file is a conversation: its later requests begin with what was reported
+        for number, one in enumerate(recorded(file)):
+            name = f"{file.stem} {number}"
+            if one.answer is None:
+                left_out[NO_ANSWER] += 1
+                print(f"left out: {name}: {NO_ANSWER}: {one.address.rpartition('/')[2]}")
+                continue
+            usage = one.answer.usage
+            assert usage is not None and one.answer.notes == (), name
+            assert one.answer.stop_reason in ("STOP", "max_tokens", "content_filter"), name
+            try:
+                call = call_of(one)
+            except CallRefused as why:
+                left_out[str(why)] += 1
+                print(f"left out: {name}: refused: {why}")
+                continue
+            own = [word for word in call.dropped if word.startswith("tool ")]
+            if own:  # without it, the request is another one
+                left_out[OWN_TOOL] += 1
+                print(f"left out: {name}: {OWN_TOOL}: {', '.join(own)}")
+                continue
+            fresh, bound = CountedBounds().bound(call, 0), bounds.bound(call, 0)
+            print(f"{name}: {usage.prompt_tokens} of {bound.prompt_tokens} ({fresh.prompt_tokens} without a report)")
+            assert usage.prompt_tokens <= bound.prompt_tokens <= fresh.prompt_tokens, name
+            assert call.asked_output is None or usage.output_tokens <= call.asked_output, name
+            bounds.report(call, usage)
+            request = own_request(one.body)
+            if request is None:
+                print(f"left out of Ava's own requests: {name}: it asks for an answer of a form")
+            else:
+                assert usage.prompt_tokens <= bound_of(request, WIRE.message, None).prompt_tokens, name
+                own_checked += 1
+            checked.append(name)
+    print(f"{len(checked)} requests checked, {own_checked} also as Ava's own; left out: {dict(left_out)}")
+    assert (
+        checked
+        and own_checked
+        and left_out.keys() - LEFT_OUT <= {"executableCode cannot be sent: Ava does not see what it stands for"}
+    )
+
+
 @dataclass(frozen=True)
 class Recorded:
     """A recorded request, with its model or without one where it asks for no answer, and the answer to it."""
@@ -92,49 +138,3 @@ def own_request(body: dict[str, Any]) -> Request | None:
 def call_of(one: Recorded) -> AgentCall:
     bodies = Bodies("google", {one.model: one.model}, frozenset(), Redactor({}))
     return bodies.read(json.dumps(one.body).encode(), in_address={"model": one.model, "stream": False})
-
-
-@pytest.mark.skipif(not FOLDER, reason="AVA_TEST_RECORDED names no folder of recordings")
-def test_every_recorded_usage_is_read_and_lies_within_the_bound_of_its_request() -> None:
-    files = sorted(Path(FOLDER).glob("*google*.yaml"))
-    checked, left_out, own_checked = list[str](), Counter[str](), 0
-    for file in files:
-        bounds = CountedBounds()  # a file is a conversation: its later requests begin with what was reported
-        for number, one in enumerate(recorded(file)):
-            name = f"{file.stem} {number}"
-            if one.answer is None:
-                left_out[NO_ANSWER] += 1
-                print(f"left out: {name}: {NO_ANSWER}: {one.address.rpartition('/')[2]}")
-                continue
-            usage = one.answer.usage
-            assert usage is not None and one.answer.notes == (), name
-            assert one.answer.stop_reason in ("STOP", "max_tokens", "content_filter"), name
-            try:
-                call = call_of(one)
-            except CallRefused as why:
-                left_out[str(why)] += 1
-                print(f"left out: {name}: refused: {why}")
-                continue
-            own = [word for word in call.dropped if word.startswith("tool ")]
-            if own:  # without it, the request is another one
-                left_out[OWN_TOOL] += 1
-                print(f"left out: {name}: {OWN_TOOL}: {', '.join(own)}")
-                continue
-            fresh, bound = CountedBounds().bound(call, 0), bounds.bound(call, 0)
-            print(f"{name}: {usage.prompt_tokens} of {bound.prompt_tokens} ({fresh.prompt_tokens} without a report)")
-            assert usage.prompt_tokens <= bound.prompt_tokens <= fresh.prompt_tokens, name
-            assert call.asked_output is None or usage.output_tokens <= call.asked_output, name
-            bounds.report(call, usage)
-            request = own_request(one.body)
-            if request is None:
-                print(f"left out of Ava's own requests: {name}: it asks for an answer of a form")
-            else:
-                assert usage.prompt_tokens <= bound_of(request, WIRE.message, None).prompt_tokens, name
-                own_checked += 1
-            checked.append(name)
-    print(f"{len(checked)} requests checked, {own_checked} also as Ava's own; left out: {dict(left_out)}")
-    assert (
-        checked
-        and own_checked
-        and left_out.keys() - LEFT_OUT <= {"executableCode cannot be sent: Ava does not see what it stands for"}
-    )

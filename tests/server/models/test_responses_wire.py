@@ -34,50 +34,6 @@ PLAIN = {"input_tokens": 100, "output_tokens": 20}
 WIRE = ResponsesWire(thinking=thinking_of(MODEL))
 
 
-def ask(*turns: Turn, model: str = MODEL, thinking: int = 0) -> Request:
-    return Request(model, "You are terse.", (SEARCH,), turns or (TASK,), 8192, thinking)
-
-
-async def answers(
-    script: Script, *requests: Request, wire: ResponsesWire = WIRE, key: str | None = "key-0123456789"
-) -> tuple[list[Completion], list[Received]]:
-    """Ask a server that plays the script, and return its answers and what it received."""
-    found: list[Completion] = []
-    with anyio.fail_after(40), run_model_server(script) as server:
-        async with ClientPool() as clients:
-            model = HttpModel("openai", "m", server.base_url, key, clients, wire)
-            for request in requests or (ask(),):
-                async with model.stream(request) as stream:
-                    async for _ in stream:
-                        pass
-                found.append(stream.completion)
-        return found, server.requests
-
-
-def growing(*events: Mapping[str, Any]) -> ResponsesAnswer:
-    answer = ResponsesAnswer()
-    for event in events:
-        answer.add(event)
-    return answer
-
-
-def done(*events: Mapping[str, Any]) -> Completion:
-    """Return the answer made of these events."""
-    return growing(*events).complete(request_id=None, sent_bytes=0)
-
-
-def item(fields: Mapping[str, Any], index: int = 0, step: str = "done") -> dict[str, Any]:
-    return {"type": f"response.output_item.{step}", "output_index": index, "item": fields}
-
-
-def said(text: str, **more: Any) -> dict[str, Any]:
-    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}], **more}
-
-
-def call(call_id: str | None, **more: Any) -> dict[str, Any]:
-    return {"type": "function_call", "call_id": call_id, "name": "search", "arguments": "{}", **more}
-
-
 # -- what is sent -----------------------------------------------------------------------------------------------------
 
 
@@ -646,3 +602,47 @@ async def test_a_run_translates_why_an_answer_ended_into_its_own_terms(tmp_path:
     assert "your answer was cut at its length" in second[-1]["output"]
     assert third[-2]["content"] == [{"type": "refusal", "refusal": "I would rather not."}]
     assert "declined" in third[-1]["content"][0]["text"]
+
+
+def ask(*turns: Turn, model: str = MODEL, thinking: int = 0) -> Request:
+    return Request(model, "You are terse.", (SEARCH,), turns or (TASK,), 8192, thinking)
+
+
+async def answers(
+    script: Script, *requests: Request, wire: ResponsesWire = WIRE, key: str | None = "key-0123456789"
+) -> tuple[list[Completion], list[Received]]:
+    """Ask a server that plays the script, and return its answers and what it received."""
+    found: list[Completion] = []
+    with anyio.fail_after(40), run_model_server(script) as server:
+        async with ClientPool() as clients:
+            model = HttpModel("openai", "m", server.base_url, key, clients, wire)
+            for request in requests or (ask(),):
+                async with model.stream(request) as stream:
+                    async for _ in stream:
+                        pass
+                found.append(stream.completion)
+        return found, server.requests
+
+
+def growing(*events: Mapping[str, Any]) -> ResponsesAnswer:
+    answer = ResponsesAnswer()
+    for event in events:
+        answer.add(event)
+    return answer
+
+
+def done(*events: Mapping[str, Any]) -> Completion:
+    """Return the answer made of these events."""
+    return growing(*events).complete(request_id=None, sent_bytes=0)
+
+
+def item(fields: Mapping[str, Any], index: int = 0, step: str = "done") -> dict[str, Any]:
+    return {"type": f"response.output_item.{step}", "output_index": index, "item": fields}
+
+
+def said(text: str, **more: Any) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}], **more}
+
+
+def call(call_id: str | None, **more: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": "search", "arguments": "{}", **more}

@@ -39,57 +39,6 @@ QUERY = "podcast prices & more"
 ALL = pytest.mark.parametrize("name", FORMATS)
 
 
-def settings(name: str, server: ModelServer) -> ModelSettings:
-    provider = Provider(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=KEY)
-    own = {f"{name}:{FORMATS[name].model}": UserPrice(input=0.1, output=0.5)}
-    return ModelSettings(providers={name: provider}, prices=own)
-
-
-async def call(name: str, server: ModelServer, deadlines: Deadlines = DEADLINES) -> Completion:
-    """Ask a provider once, as a run does."""
-    found = provider_search(name, name, settings(name, server))
-    assert found is not None
-    async with ClientPool() as clients:
-        model = replace(search_model(name, found.choice, found.terms.results, clients), deadlines=deadlines)
-        request = search_request(name, found.choice.model_id, QUERY, found.terms.output_tokens)
-        with anyio.fail_after(40):
-            async with model.stream(request) as stream:
-                async for _delta in stream:
-                    pass
-            return stream.completion
-
-
-async def results(name: str, answer: Any, count: int = 8) -> SearchResults:
-    """Return what is left of an answer."""
-    with run_model_server([Fail(200, answer)]) as server:
-        return read_results(name, await call(name, server), count)
-
-
-ASKED: Mapping[str, Mapping[str, Any]] = {
-    "anthropic": {
-        "tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 1}],
-        "tool_choice": {"type": "tool", "name": "web_search"},
-        "max_tokens": 1_024,
-        "stream": False,
-    },
-    "openai": {
-        "tools": [{"type": "web_search", "search_context_size": "low"}],
-        "tool_choice": "required",
-        "max_tool_calls": 1,
-        "include": ["web_search_call.action.sources"],
-        "max_output_tokens": 2_048,
-        "store": False,
-        "stream": False,
-    },
-    "openrouter": {
-        "plugins": [{"id": "web", "engine": "exa", "max_results": 5}],
-        "messages": [{"role": "user", "content": QUERY}],
-        "max_tokens": 256,
-        "stream": False,
-    },
-}
-
-
 @ALL
 async def test_asks_for_one_search_and_keeps_only_addresses_titles_and_dates(name: str) -> None:
     form = FORMATS[name]
@@ -362,3 +311,54 @@ def test_a_search_whose_model_has_no_price_is_not_offered() -> None:
     assert chosen("anthropic", models) is None
     priced = replace(models, prices={"anthropic:claude-haiku-5-5": UserPrice(input=1, output=5)})
     assert chosen("anthropic", priced) == "anthropic:claude-haiku-5-5"
+
+
+def settings(name: str, server: ModelServer) -> ModelSettings:
+    provider = Provider(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=KEY)
+    own = {f"{name}:{FORMATS[name].model}": UserPrice(input=0.1, output=0.5)}
+    return ModelSettings(providers={name: provider}, prices=own)
+
+
+async def call(name: str, server: ModelServer, deadlines: Deadlines = DEADLINES) -> Completion:
+    """Ask a provider once, as a run does."""
+    found = provider_search(name, name, settings(name, server))
+    assert found is not None
+    async with ClientPool() as clients:
+        model = replace(search_model(name, found.choice, found.terms.results, clients), deadlines=deadlines)
+        request = search_request(name, found.choice.model_id, QUERY, found.terms.output_tokens)
+        with anyio.fail_after(40):
+            async with model.stream(request) as stream:
+                async for _delta in stream:
+                    pass
+            return stream.completion
+
+
+async def results(name: str, answer: Any, count: int = 8) -> SearchResults:
+    """Return what is left of an answer."""
+    with run_model_server([Fail(200, answer)]) as server:
+        return read_results(name, await call(name, server), count)
+
+
+ASKED: Mapping[str, Mapping[str, Any]] = {
+    "anthropic": {
+        "tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 1}],
+        "tool_choice": {"type": "tool", "name": "web_search"},
+        "max_tokens": 1_024,
+        "stream": False,
+    },
+    "openai": {
+        "tools": [{"type": "web_search", "search_context_size": "low"}],
+        "tool_choice": "required",
+        "max_tool_calls": 1,
+        "include": ["web_search_call.action.sources"],
+        "max_output_tokens": 2_048,
+        "store": False,
+        "stream": False,
+    },
+    "openrouter": {
+        "plugins": [{"id": "web", "engine": "exa", "max_results": 5}],
+        "messages": [{"role": "user", "content": QUERY}],
+        "max_tokens": 256,
+        "stream": False,
+    },
+}

@@ -98,19 +98,6 @@ EXAMPLES = [
 ]
 
 
-async def answered(example: Example, *, streaming: bool = True) -> Completion:
-    """The answer of a server that reports the example's usage, as the provider's wire reads it."""
-    wire: Wire = MessagesWire(streaming) if example.provider == "anthropic" else ChatWire(streaming)
-    request = Request(example.model, "", (), (UserTurn("x"),), 16)
-    with anyio.fail_after(20), run_model_server([Say("word", usage=example.reported)]) as server:
-        async with ClientPool() as clients:
-            model = HttpModel(example.provider, example.model, server.base_url, None, clients, wire)
-            async with model.stream(request) as stream:
-                async for _ in stream:
-                    pass
-            return stream.completion
-
-
 def test_twenty_examples_cover_both_wires_and_every_token_class() -> None:
     assert len(EXAMPLES) >= 20
     assert {example.provider == "anthropic" for example in EXAMPLES} == {True, False}
@@ -152,3 +139,16 @@ async def test_a_reported_cost_takes_precedence_over_any_price_table() -> None:
 @pytest.mark.parametrize("example", [EXAMPLES[1], EXAMPLES[10]], ids=str)
 async def test_an_unstreamed_answer_has_the_same_figures(example: Example) -> None:
     assert (await answered(example, streaming=False)).usage == example.usage
+
+
+async def answered(example: Example, *, streaming: bool = True) -> Completion:
+    """The answer of a server that reports the example's usage, as the provider's wire reads it."""
+    wire: Wire = MessagesWire(streaming) if example.provider == "anthropic" else ChatWire(streaming)
+    request = Request(example.model, "", (), (UserTurn("x"),), 16)
+    with anyio.fail_after(20), run_model_server([Say("word", usage=example.reported)]) as server:
+        async with ClientPool() as clients:
+            model = HttpModel(example.provider, example.model, server.base_url, None, clients, wire)
+            async with model.stream(request) as stream:
+                async for _ in stream:
+                    pass
+            return stream.completion
