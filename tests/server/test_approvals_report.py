@@ -26,78 +26,6 @@ STEERS = "\x1b[2J\x1b]0;owned\x07ok"
 SINCE = ("--since", "2025-12-28T00:00Z", "--until", "2026-01-10T00:00Z")
 
 
-def report(root: Path, *args: str) -> Mapping[str, Any]:
-    done = ava(root, "report", "approvals", *SINCE, "--json", *args)
-    assert (done.returncode, done.stderr) == (0, "")
-    shown: Mapping[str, Any] = json.loads(done.stdout)
-    return shown
-
-
-def raw_sum(root: Path, runs: set[str]) -> int:
-    """What the settlements of some runs add up to, read from the entries alone."""
-    log = sqlite3.connect(root / "ava.db")
-    try:
-        rows = log.execute("SELECT run_id, cost_micros FROM events WHERE type = 'CostUpdate'").fetchall()
-    finally:
-        log.close()
-    return sum(cost or 0 for run_id, cost in rows if run_id in runs)
-
-
-def decides(life: BookedLife, decision: str, session: str, channel: str | None, by: str = "") -> Event:
-    fact = SpawnDecided.model_validate(
-        {"pending_id": life.pending_id, "decision": decision, "channel": channel, "digest": "d" * 64}
-    )
-    return Event(Who(session, "ava", by or life.user), fact, run_id=life.run_id)
-
-
-def begins(session: str, user: str, transport: str, client: str, token: str | None = None) -> Event:
-    fact = SessionStart(client=client, client_version="1.2", transport=transport, token=token)
-    return Event(Who(session, "ava", user), fact)
-
-
-async def lived(
-    past: Past, store: Store, life: BookedLife, at_s: float, how: tuple[str, str], *costs: int, task: str = "Look it up"
-) -> None:
-    """Write a run that was approved in a session over a channel, and has paid for some calls."""
-    await past.at(store, at_s, life.proposed(role=life.role, model=life.model, max_cost_micros=life.max_cost))
-    await write(store, life.task(task), decides(life, "approved", *how), life.claimed())
-    for turn, cost in enumerate(costs, 1):
-        await past.at(store, at_s + turn, partial(life.asks, turn), partial(life.pays, cost))
-
-
-async def days(root: Path, past: Past) -> None:
-    """Decisions over each channel, by two users and an administrator."""
-    async with Store.open(root) as store:
-        past.at_s = START_S
-        await write(
-            store,
-            begins("sess-host", own_user(), "stdio", "claude-code"),
-            begins("sess-yes", own_user(), "terminal", "ava run"),
-            begins("sess-http", "ana", "http", "ava", "ana-laptop"),
-        )
-        await lived(
-            past, store, BookedLife("S-000001", user=own_user()), START_S + 10, ("sess-host", "host_call"), 3_000, 4_001
-        )
-        await lived(past, store, BookedLife("S-000002", user=own_user()), START_S + 20, ("sess-yes", "host_call"), 17)
-        asks = BookedLife("S-000003", user=own_user())
-        await lived(past, store, asks, START_S + 30, ("sess-gone", "terminal"), 20_000)
-        await past.at(store, START_S + 40, asks.asked(), asks.answered_request(700_000), asks.claimed())
-        await past.at(
-            store, START_S + 41, partial(asks.asks, 2), partial(asks.pays, 100_001), *asks.ends("timeout", "")
-        )
-        no = BookedLife("S-000004", user=own_user())
-        await past.at(
-            store, START_S + 50, no.proposed(max_cost_micros=9), no.task(), decides(no, "rejected", "x", "http")
-        )
-        for number, decision in ((5, "expired"), (6, "superseded")):  # nobody's decision
-            none = BookedLife(f"S-00000{number}", user=own_user())
-            await past.at(store, START_S + 60, none.proposed(), none.task(), decides(none, decision, "x", None))
-        hers = BookedLife("S-000007", user="ana")
-        await lived(past, store, hers, START_S + 70, ("sess-http", "http"), 500_000)
-        resumed = Event(Who("sess-gone", "ava", own_user()), RunResumed(channel="terminal"), run_id=hers.run_id)
-        await past.at(store, START_S + 80, resumed)
-
-
 async def test_says_who_decided_over_which_way_and_what_it_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,3 +171,75 @@ def test_an_empty_report_creates_nothing(tmp_path: Path) -> None:
     assert report(tmp_path / "data")["decisions"] == []
     assert "no decisions" in ava(tmp_path / "data", "report", "approvals").stdout
     assert not (tmp_path / "data").exists()
+
+
+def report(root: Path, *args: str) -> Mapping[str, Any]:
+    done = ava(root, "report", "approvals", *SINCE, "--json", *args)
+    assert (done.returncode, done.stderr) == (0, "")
+    shown: Mapping[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+def raw_sum(root: Path, runs: set[str]) -> int:
+    """What the settlements of some runs add up to, read from the entries alone."""
+    log = sqlite3.connect(root / "ava.db")
+    try:
+        rows = log.execute("SELECT run_id, cost_micros FROM events WHERE type = 'CostUpdate'").fetchall()
+    finally:
+        log.close()
+    return sum(cost or 0 for run_id, cost in rows if run_id in runs)
+
+
+def decides(life: BookedLife, decision: str, session: str, channel: str | None, by: str = "") -> Event:
+    fact = SpawnDecided.model_validate(
+        {"pending_id": life.pending_id, "decision": decision, "channel": channel, "digest": "d" * 64}
+    )
+    return Event(Who(session, "ava", by or life.user), fact, run_id=life.run_id)
+
+
+def begins(session: str, user: str, transport: str, client: str, token: str | None = None) -> Event:
+    fact = SessionStart(client=client, client_version="1.2", transport=transport, token=token)
+    return Event(Who(session, "ava", user), fact)
+
+
+async def lived(
+    past: Past, store: Store, life: BookedLife, at_s: float, how: tuple[str, str], *costs: int, task: str = "Look it up"
+) -> None:
+    """Write a run that was approved in a session over a channel, and has paid for some calls."""
+    await past.at(store, at_s, life.proposed(role=life.role, model=life.model, max_cost_micros=life.max_cost))
+    await write(store, life.task(task), decides(life, "approved", *how), life.claimed())
+    for turn, cost in enumerate(costs, 1):
+        await past.at(store, at_s + turn, partial(life.asks, turn), partial(life.pays, cost))
+
+
+async def days(root: Path, past: Past) -> None:
+    """Decisions over each channel, by two users and an administrator."""
+    async with Store.open(root) as store:
+        past.at_s = START_S
+        await write(
+            store,
+            begins("sess-host", own_user(), "stdio", "claude-code"),
+            begins("sess-yes", own_user(), "terminal", "ava run"),
+            begins("sess-http", "ana", "http", "ava", "ana-laptop"),
+        )
+        await lived(
+            past, store, BookedLife("S-000001", user=own_user()), START_S + 10, ("sess-host", "host_call"), 3_000, 4_001
+        )
+        await lived(past, store, BookedLife("S-000002", user=own_user()), START_S + 20, ("sess-yes", "host_call"), 17)
+        asks = BookedLife("S-000003", user=own_user())
+        await lived(past, store, asks, START_S + 30, ("sess-gone", "terminal"), 20_000)
+        await past.at(store, START_S + 40, asks.asked(), asks.answered_request(700_000), asks.claimed())
+        await past.at(
+            store, START_S + 41, partial(asks.asks, 2), partial(asks.pays, 100_001), *asks.ends("timeout", "")
+        )
+        no = BookedLife("S-000004", user=own_user())
+        await past.at(
+            store, START_S + 50, no.proposed(max_cost_micros=9), no.task(), decides(no, "rejected", "x", "http")
+        )
+        for number, decision in ((5, "expired"), (6, "superseded")):  # nobody's decision
+            none = BookedLife(f"S-00000{number}", user=own_user())
+            await past.at(store, START_S + 60, none.proposed(), none.task(), decides(none, decision, "x", None))
+        hers = BookedLife("S-000007", user="ana")
+        await lived(past, store, hers, START_S + 70, ("sess-http", "http"), 500_000)
+        resumed = Event(Who("sess-gone", "ava", own_user()), RunResumed(channel="terminal"), run_id=hers.run_id)
+        await past.at(store, START_S + 80, resumed)

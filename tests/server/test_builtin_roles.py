@@ -27,6 +27,53 @@ from ava_audit.events import ToolResult
 from ava_roles.catalog import BUILT_IN, Catalog
 
 WORDS = f"<article><h1>Prices</h1><p>{QUOTE}</p><p>{'More about how it is charged. ' * 12}</p></article>"
+LAST = ("read_tool_result", "save_artifact", "scratchpad")
+"""They take up what others brought."""
+MORE: Mapping[str, Mapping[str, Any]] = {"custom": {"system_prompt": "You compare prices."}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
+    needs_confinement(tmp_path_factory.mktemp("state"))
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("S2-01")
+@pytest.mark.parametrize("role", [name for name in BUILT_IN if name != "coder"])  # its work: test_coder.py
+async def test_a_built_in_role_works_with_all_its_tools(tmp_path: Path, role: str) -> None:
+    model = Working("")
+    async with ground(tmp_path, model) as (lab, before):
+        earlier = await lab.start(task="an earlier piece of work")
+        await lab.ended(earlier)
+        model.earlier = earlier
+        limits = {"max_iterations": 40, "max_tool_calls": 60, "max_tokens": 300_000}
+        made = await lab.propose(role=role, task="Compare.", context_from=[earlier], **limits, **MORE.get(role, {}))
+        model.tools = made.tools
+        assert set(made.tools) == set(Catalog.load([]).get(role).tools), "each tool of the role is there"
+        await lab.approve(made)
+        row = await lab.ended(made.subagent_id, within_s=60)
+        result = await lab.result(made.subagent_id)
+        shown = await lab.facts(made.subagent_id, ToolResult)
+        artifacts = tmp_path / "data" / "artifacts" / made.subagent_id
+        assert (artifacts / "prices.csv").read_text() == "Otter,12\n"
+    assert row.state == "success", result
+    wanted = [(name, expected) for name in model.made for given, expected in calls_of(name)]
+    for name in dict.fromkeys(model.made):
+        outputs = [each.output for each in shown if each.tool == name]
+        for expected, output in zip([text for _given, text in calls_of(name)], outputs, strict=True):
+            assert expected in output, (name, output)
+    assert len(wanted) >= len(set(made.tools)) and set(model.made) == set(made.tools)
+    failed = {name: counts["failed"] for name, counts in result["tool_receipts"].items() if counts["failed"]}
+    refused = {"read_webpages": 1} if "read_webpages" in made.tools else {}  # by robots.txt
+    assert failed == {"read_tool_result": 1, **refused}
+    assert [quote["verdict"] for quote in result["quotes_checked"]] == ["found"]
+    digest = hashlib.sha256(b"Otter,12\n").hexdigest()
+    assert result["untrusted_result"]["artifacts"] == [{"name": "prices.csv", "bytes": 9, "sha256": digest}]
+    assert list((tmp_path / "data" / "scratch").glob("S-*")) == [], "nothing of the run's own is left"
+    assert tree(tmp_path / "workspace") == before, "the checkout is as it was"
+    assert git(tmp_path / "workspace", "status", "--porcelain") == ""
+
+
 PAGES: dict[str, Any] = {
     "/robots.txt": Page("User-agent: Ava\nDisallow: /private\n", content_type="text/plain"),
     "/prices": Page(f"<html><head><title>What it costs</title></head><body>{WORDS}</body></html>"),
@@ -34,6 +81,8 @@ PAGES: dict[str, Any] = {
     "/feed.json": Page('{"minute": 12}', content_type="application/json"),
     "/private": Page("never read"),
 }
+
+
 PROJECT = {
     "adding.py": "def add(a, b):\n    return a + b\n",
     "test_adding.py": (
@@ -44,9 +93,6 @@ PROJECT = {
     "long.txt": "".join(f"line {number}\n" for number in range(1, 5_001)),
     ".gitignore": "__pycache__/\n",
 }
-LAST = ("read_tool_result", "save_artifact", "scratchpad")
-"""They take up what others brought."""
-MORE: Mapping[str, Mapping[str, Any]] = {"custom": {"system_prompt": "You compare prices."}}
 
 
 def calls_of(tool: str) -> Sequence[tuple[Mapping[str, Any], str]]:
@@ -54,11 +100,6 @@ def calls_of(tool: str) -> Sequence[tuple[Mapping[str, Any], str]]:
     work = example_of(tool).work
     must_list(f"{HERE} (work)", [tool] if work else [], [tool])
     return work
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    needs_confinement(tmp_path_factory.mktemp("state"))
 
 
 @asynccontextmanager
@@ -102,40 +143,3 @@ class Working:
         self.made.append(name)
         filled = json.dumps(given).replace("{earlier}", self.earlier).replace("{latest}", latest[-1] if latest else "")
         return Say(f"Now {name}.", [(name, json.loads(filled))])
-
-
-@pytest.mark.slow
-@pytest.mark.requirement("S2-01")
-@pytest.mark.parametrize("role", [name for name in BUILT_IN if name != "coder"])  # its work: test_coder.py
-async def test_a_built_in_role_works_with_all_its_tools(tmp_path: Path, role: str) -> None:
-    model = Working("")
-    async with ground(tmp_path, model) as (lab, before):
-        earlier = await lab.start(task="an earlier piece of work")
-        await lab.ended(earlier)
-        model.earlier = earlier
-        limits = {"max_iterations": 40, "max_tool_calls": 60, "max_tokens": 300_000}
-        made = await lab.propose(role=role, task="Compare.", context_from=[earlier], **limits, **MORE.get(role, {}))
-        model.tools = made.tools
-        assert set(made.tools) == set(Catalog.load([]).get(role).tools), "each tool of the role is there"
-        await lab.approve(made)
-        row = await lab.ended(made.subagent_id, within_s=60)
-        result = await lab.result(made.subagent_id)
-        shown = await lab.facts(made.subagent_id, ToolResult)
-        artifacts = tmp_path / "data" / "artifacts" / made.subagent_id
-        assert (artifacts / "prices.csv").read_text() == "Otter,12\n"
-    assert row.state == "success", result
-    wanted = [(name, expected) for name in model.made for given, expected in calls_of(name)]
-    for name in dict.fromkeys(model.made):
-        outputs = [each.output for each in shown if each.tool == name]
-        for expected, output in zip([text for _given, text in calls_of(name)], outputs, strict=True):
-            assert expected in output, (name, output)
-    assert len(wanted) >= len(set(made.tools)) and set(model.made) == set(made.tools)
-    failed = {name: counts["failed"] for name, counts in result["tool_receipts"].items() if counts["failed"]}
-    refused = {"read_webpages": 1} if "read_webpages" in made.tools else {}  # by robots.txt
-    assert failed == {"read_tool_result": 1, **refused}
-    assert [quote["verdict"] for quote in result["quotes_checked"]] == ["found"]
-    digest = hashlib.sha256(b"Otter,12\n").hexdigest()
-    assert result["untrusted_result"]["artifacts"] == [{"name": "prices.csv", "bytes": 9, "sha256": digest}]
-    assert list((tmp_path / "data" / "scratch").glob("S-*")) == [], "nothing of the run's own is left"
-    assert tree(tmp_path / "workspace") == before, "the checkout is as it was"
-    assert git(tmp_path / "workspace", "status", "--porcelain") == ""

@@ -35,43 +35,6 @@ LANGUAGES = {
 """A sentence, and how many tokens common tokenizers need for each of its characters at most."""
 
 
-def usage(request: dict[str, Any], *, cached: bool = False, output: int = 60) -> dict[str, Any]:
-    """The usage that a provider reports: a quarter of a token for an ASCII character, one for any other."""
-    text = json.dumps(request, ensure_ascii=False)
-    ascii_only = len(text.encode("ascii", "ignore"))
-    prompt = ascii_only // 4 + len(text) - ascii_only
-    details = {"cached_tokens": prompt * 9 // 10} if cached else {}
-    return {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
-
-
-def turns_of(request: dict[str, Any]) -> int:
-    return sum(message["role"] == "assistant" for message in request["messages"])
-
-
-def told_to_end(request: dict[str, Any]) -> bool:
-    return "This is the last turn" in str(request["messages"][-1]["content"])
-
-
-def reads(count: int = 100, *, cached: bool = False) -> Any:
-    """A model that reads a file each turn, and hands over after `count` or when it is told to."""
-
-    def step(request: dict[str, Any]) -> Step:
-        turn = turns_of(request)
-        calls = [DONE] if turn >= count or told_to_end(request) else [("read_file", {"path": f"{turn}.md"})]
-        return Say("Next.", calls=calls, usage=usage(request, cached=cached))
-
-    return step
-
-
-def write(lab: Lab, count: int, text: str) -> None:
-    for number in range(count):
-        (lab.workspace / f"{number}.md").write_text(text, "utf-8")
-
-
-def shown(lab: Lab, call: int) -> str:
-    return str(lab.server.requests[call].json["messages"][-1]["content"])
-
-
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("role", sample(["researcher", "data_extractor", "code_reviewer"], 1))
 async def test_a_long_file_in_any_script_reaches_the_model_with_the_default_caps(
@@ -324,3 +287,40 @@ async def test_a_provider_that_reports_nothing_usable_costs_the_reservation_and_
     assert run.cost_micros <= 500_000
     assert {fact.settlement for fact in settled} == {"unknown"}
     assert run.tool_calls >= 2
+
+
+def usage(request: dict[str, Any], *, cached: bool = False, output: int = 60) -> dict[str, Any]:
+    """The usage that a provider reports: a quarter of a token for an ASCII character, one for any other."""
+    text = json.dumps(request, ensure_ascii=False)
+    ascii_only = len(text.encode("ascii", "ignore"))
+    prompt = ascii_only // 4 + len(text) - ascii_only
+    details = {"cached_tokens": prompt * 9 // 10} if cached else {}
+    return {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
+
+
+def turns_of(request: dict[str, Any]) -> int:
+    return sum(message["role"] == "assistant" for message in request["messages"])
+
+
+def told_to_end(request: dict[str, Any]) -> bool:
+    return "This is the last turn" in str(request["messages"][-1]["content"])
+
+
+def reads(count: int = 100, *, cached: bool = False) -> Any:
+    """A model that reads a file each turn, and hands over after `count` or when it is told to."""
+
+    def step(request: dict[str, Any]) -> Step:
+        turn = turns_of(request)
+        calls = [DONE] if turn >= count or told_to_end(request) else [("read_file", {"path": f"{turn}.md"})]
+        return Say("Next.", calls=calls, usage=usage(request, cached=cached))
+
+    return step
+
+
+def write(lab: Lab, count: int, text: str) -> None:
+    for number in range(count):
+        (lab.workspace / f"{number}.md").write_text(text, "utf-8")
+
+
+def shown(lab: Lab, call: int) -> str:
+    return str(lab.server.requests[call].json["messages"][-1]["content"])

@@ -38,22 +38,6 @@ METHODS = {
 }
 
 
-@asynccontextmanager
-async def host(tmp: Path, mode: str, settings: Any, script: Script = (), **more: Any) -> AsyncGenerator[Client]:
-    """A client that declares the extension with these settings."""
-    declared = [advertise(card.EXTENSION, settings)]
-    async with connect(tmp, script, mode=mode, extensions=declared, **more) as (client, _models):
-        yield client
-
-
-async def listed(client: Client) -> dict[str, Tool]:
-    return {tool.name: tool for tool in (await client.list_tools(cache_mode="bypass")).tools}
-
-
-async def uris(client: Client) -> list[str]:
-    return [str(each.uri) for each in (await client.list_resources(cache_mode="bypass")).resources]
-
-
 def test_the_names_are_those_of_the_extension() -> None:
     assert (card.EXTENSION, card.MIME) == (EXTENSION_ID, APP_MIME_TYPE)
 
@@ -190,6 +174,22 @@ async def test_a_free_run_has_no_cost_limit(tmp_path: Path) -> None:
         made = (await client.call_tool("spawn_subagent", given)).structured_content
         assert made is not None
         assert "max_cost_cents" not in (await read(client, f"ava://runs/{made['subagent_id']}"))["limits"]
+
+
+@asynccontextmanager
+async def host(tmp: Path, mode: str, settings: Any, script: Script = (), **more: Any) -> AsyncGenerator[Client]:
+    """A client that declares the extension with these settings."""
+    declared = [advertise(card.EXTENSION, settings)]
+    async with connect(tmp, script, mode=mode, extensions=declared, **more) as (client, _models):
+        yield client
+
+
+async def listed(client: Client) -> dict[str, Tool]:
+    return {tool.name: tool for tool in (await client.list_tools(cache_mode="bypass")).tools}
+
+
+async def uris(client: Client) -> list[str]:
+    return [str(each.uri) for each in (await client.list_resources(cache_mode="bypass")).resources]
 
 
 async def read(client: Client, uri: str) -> dict[str, Any]:

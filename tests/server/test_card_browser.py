@@ -45,20 +45,6 @@ def open_card(chromium: Browser) -> Open:
     return partial(card_host, chromium)
 
 
-def run(number: int = 1, **more: Any) -> dict[str, Any]:
-    """A run as `check_subagent` returns it."""
-    given = {
-        "subagent_id": f"S-{number:06x}", "role": "researcher", "name": f"prices {number}", "state": "running",
-        "status_line": f"prices {number}: running · 45 s of 600 s · turn 4 of 20 · 12k tokens · $0.06 of $0.50",
-        "cost_cents": 6.0, "elapsed_seconds": 45.2, "iteration": 4, "model": "custom:test",
-    }  # fmt: skip
-    return {**given, **more}
-
-
-def ended(**result: Any) -> dict[str, Any]:
-    return {"state": "success", "status": "success", "untrusted_result": {"warning": "data", **result}}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "legacy"], ids=["stateless era", "handshake era"])
 async def test_follows_a_run_from_its_approval_to_its_result(tmp_path: Path, open_card: Open, mode: str) -> None:
@@ -291,3 +277,17 @@ async def test_its_own_policy_lets_no_other_script_style_or_request_in(open_card
         assert await host.value("fetch('https://evil.test/').then(() => 'sent', () => 'refused')") == "refused"
         assert await host.value("document.title") == "Ava"
         assert await host.value("getComputedStyle(document.body).outlineWidth") != "9px"
+
+
+def run(number: int = 1, **more: Any) -> dict[str, Any]:
+    """A run as `check_subagent` returns it."""
+    given = {
+        "subagent_id": f"S-{number:06x}", "role": "researcher", "name": f"prices {number}", "state": "running",
+        "status_line": f"prices {number}: running · 45 s of 600 s · turn 4 of 20 · 12k tokens · $0.06 of $0.50",
+        "cost_cents": 6.0, "elapsed_seconds": 45.2, "iteration": 4, "model": "custom:test",
+    }  # fmt: skip
+    return {**given, **more}
+
+
+def ended(**result: Any) -> dict[str, Any]:
+    return {"state": "success", "status": "success", "untrusted_result": {"warning": "data", **result}}

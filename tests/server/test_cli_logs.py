@@ -24,16 +24,6 @@ pytestmark = pytest.mark.slow
 ONE, OTHER = "S-aaaaaa", "S-bbbbbb"
 
 
-def put(root: Path, *events: Event) -> None:
-    """Write events, one command each, as another process would."""
-
-    async def work() -> None:
-        async with Store.open(root) as store:
-            await write_each(store, events)
-
-    anyio.run(work)
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A log with two runs of two users: one that went well, one with a failed tool and an error."""
@@ -49,27 +39,6 @@ def root(tmp_path: Path) -> Path:
         message("the zebra walks", Who("sess-2", "ava", "ben")),
     )
     return tmp_path
-
-
-def lines(root: Path, *args: str, env: dict[str, str] | None = None) -> list[str]:
-    """The entries, without what stands above them."""
-    done = ava(root, "logs", *args, env=env)
-    assert done.returncode == 0, done.stderr
-    first, *others = done.stdout.splitlines()
-    assert first == f"Data root: {root}"
-    return [line for line in others if line.startswith("[")]
-
-
-def unstyled(text: str) -> str:
-    return re.sub(r"\x1b\[[\d;]*m", "", text)
-
-
-def types(root: Path, *args: str) -> list[str]:
-    return [line.split()[3] for line in lines(root, *args)]
-
-
-def agents(root: Path, *args: str) -> set[str]:
-    return {line.split()[2] for line in lines(root, *args)}
 
 
 def test_imports_only_what_reads_the_log_and_no_event_loop(root: Path) -> None:
@@ -370,3 +339,34 @@ def test_a_spawn_line_shows_its_name_or_no_gap(root: Path) -> None:
     put(root, Event(AVA, spawn), Event(AVA, spawn.model_copy(update={"name": "prices"})))
     first, second = (line.partition(" SubagentSpawn ")[2] for line in lines(root, "--type", "SubagentSpawn"))
     assert (first, second) == ("researcher S-cccccc: Look it up", "researcher prices (S-cccccc): Look it up")
+
+
+def put(root: Path, *events: Event) -> None:
+    """Write events, one command each, as another process would."""
+
+    async def work() -> None:
+        async with Store.open(root) as store:
+            await write_each(store, events)
+
+    anyio.run(work)
+
+
+def lines(root: Path, *args: str, env: dict[str, str] | None = None) -> list[str]:
+    """The entries, without what stands above them."""
+    done = ava(root, "logs", *args, env=env)
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.splitlines()
+    assert first == f"Data root: {root}"
+    return [line for line in others if line.startswith("[")]
+
+
+def unstyled(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
+def types(root: Path, *args: str) -> list[str]:
+    return [line.split()[3] for line in lines(root, *args)]
+
+
+def agents(root: Path, *args: str) -> set[str]:
+    return {line.split()[2] for line in lines(root, *args)}

@@ -29,35 +29,6 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-def told(root: Path, *args: str, config: str = "", **env: str) -> dict[str, Any]:
-    """What the command says as JSON."""
-    (root / "config.toml").write_text(config)
-    done = ava(root, "models", *args, "--json", env=env)
-    assert (done.returncode, done.stderr) == (0, "")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    assert answer["data_root"] == str(root)
-    assert KEY not in done.stdout
-    return answer
-
-
-def screen(root: Path, *args: str, **env: str) -> str:
-    done = ava(root, "models", *args, env={"COLUMNS": "200", **env})
-    assert (done.returncode, done.stderr) == (0, "")
-    first, *lines = done.stdout.splitlines()
-    assert first == f"Data root: {root}"
-    assert [line for line in lines if len(line) > 80 and " " in line.strip() and "/" not in line] == []
-    return "\n".join(lines)
-
-
-def listing(*ids: str) -> Raw:
-    """A good answer to GET /models."""
-    return Raw([json.dumps({"object": "list", "data": [{"id": one} for one in ids]}).encode()], JSON)
-
-
-def by_id(provider: dict[str, Any]) -> dict[str, Any]:
-    return {model["id"]: model for model in provider["models"]}
-
-
 # -- tiers --------------------------------------------------------------------------------------------------------
 
 
@@ -314,3 +285,32 @@ def test_unreadable_keys_are_a_configuration_error(root: Path) -> None:
     (root / "keys.toml").write_text('openrouter = "x"\n')
     done = ava(root, "models")
     assert done.returncode == 30 and "keys.toml" in done.stderr and done.stdout == ""
+
+
+def told(root: Path, *args: str, config: str = "", **env: str) -> dict[str, Any]:
+    """What the command says as JSON."""
+    (root / "config.toml").write_text(config)
+    done = ava(root, "models", *args, "--json", env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    assert answer["data_root"] == str(root)
+    assert KEY not in done.stdout
+    return answer
+
+
+def screen(root: Path, *args: str, **env: str) -> str:
+    done = ava(root, "models", *args, env={"COLUMNS": "200", **env})
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *lines = done.stdout.splitlines()
+    assert first == f"Data root: {root}"
+    assert [line for line in lines if len(line) > 80 and " " in line.strip() and "/" not in line] == []
+    return "\n".join(lines)
+
+
+def listing(*ids: str) -> Raw:
+    """A good answer to GET /models."""
+    return Raw([json.dumps({"object": "list", "data": [{"id": one} for one in ids]}).encode()], JSON)
+
+
+def by_id(provider: dict[str, Any]) -> dict[str, Any]:
+    return {model["id"]: model for model in provider["models"]}

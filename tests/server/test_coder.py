@@ -37,30 +37,9 @@ from ava_audit.events import RunPaused, ToolResult, WorkChecked, WorktreeReady
 from ava_server.render.host_text import text_of
 
 
-def give_pytest(repository: Path) -> None:
-    """Give a project a virtual environment of its own, with the pytest that runs this."""
-    environment_of(Path(sys.executable).resolve(), repository, {})
-    (packages,) = (repository / ".venv" / "lib").glob("python*/site-packages")
-    for name in ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"):
-        found = find_spec(name)
-        assert found is not None and found.origin is not None
-        source = Path(found.origin)
-        if source.name == "__init__.py":
-            shutil.copytree(source.parent, packages / name)
-        else:
-            shutil.copy(source, packages)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
     needs_confinement(tmp_path_factory.mktemp("state"))
-
-
-async def gone(lab: Lab) -> None:
-    """Wait until nothing is left of worktrees: they go right after the ending."""
-    with anyio.fail_after(40):
-        while worktrees(lab.root):  # noqa: ASYNC110 - nothing tells when it goes
-            await anyio.sleep(0.02)
 
 
 @pytest.mark.requirement("S2-17")
@@ -557,3 +536,24 @@ async def test_cancelling_a_paused_run_waits_for_its_branch_no_longer_than_the_l
         assert "is made right after" in answer.runs[0]["changes"]["not_kept"]
         await gone(lab)
     assert git(repository, "show", f"ava/{run_id}:adding.py").endswith("a + b\n")
+
+
+def give_pytest(repository: Path) -> None:
+    """Give a project a virtual environment of its own, with the pytest that runs this."""
+    environment_of(Path(sys.executable).resolve(), repository, {})
+    (packages,) = (repository / ".venv" / "lib").glob("python*/site-packages")
+    for name in ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"):
+        found = find_spec(name)
+        assert found is not None and found.origin is not None
+        source = Path(found.origin)
+        if source.name == "__init__.py":
+            shutil.copytree(source.parent, packages / name)
+        else:
+            shutil.copy(source, packages)
+
+
+async def gone(lab: Lab) -> None:
+    """Wait until nothing is left of worktrees: they go right after the ending."""
+    with anyio.fail_after(40):
+        while worktrees(lab.root):  # noqa: ASYNC110 - nothing tells when it goes
+            await anyio.sleep(0.02)

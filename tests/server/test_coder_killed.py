@@ -36,15 +36,6 @@ def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
     needs_confinement(tmp_path_factory.mktemp("state"))
 
 
-def known(root: Path) -> dict[str, object]:
-    """What is written down of the worktree."""
-    for folder in worktrees(root):
-        with suppress(OSError, ValueError):
-            found: dict[str, object] = json.loads((folder / "kept.json").read_text())
-            return found
-    return {}
-
-
 def making(root: Path, run_id: str, requests: int) -> bool:
     return bool(list(root.glob("worktrees/S-*/tree/many/*")))
 
@@ -255,3 +246,12 @@ async def test_a_resumed_run_with_no_time_left_keeps_its_work(tmp_path: Path) ->
     assert row.state == "timeout"
     assert (changes["branch"], changes["not_kept"]) == (f"ava/{run_id}", None), changes
     assert git(repository, "show", f"ava/{run_id}:adding.py") == PROJECT["adding.py"].replace("-", "+")
+
+
+def known(root: Path) -> dict[str, object]:
+    """What is written down of the worktree."""
+    for folder in worktrees(root):
+        with suppress(OSError, ValueError):
+            found: dict[str, object] = json.loads((folder / "kept.json").read_text())
+            return found
+    return {}

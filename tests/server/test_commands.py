@@ -33,41 +33,6 @@ _LEFT_OUT = shutil.ignore_patterns(
 )
 
 
-def python_of_uv(home: Path) -> Path:
-    """Install a Python below a home folder as uv does, and return it as uv calls it: through a link of its version."""
-    minor = f"{sys.version_info.major}.{sys.version_info.minor}"
-    below = home / ".local" / "share" / "uv" / "python"
-    real = below / f"cpython-{minor}.{sys.version_info.micro}-linux-x86_64-gnu"
-    (real / "bin").mkdir(parents=True)
-    shutil.copy(Path(sys.executable).resolve(), real / "bin" / f"python{minor}")
-    shutil.copytree(sysconfig.get_path("stdlib"), real / "lib" / f"python{minor}", ignore=_LEFT_OUT, symlinks=True)
-    for library in (Path(sys.base_prefix) / "lib").glob("libpython*.so*"):
-        shutil.copy(library, real / "lib")
-    (below / f"cpython-{minor}-linux-x86_64-gnu").symlink_to(real)
-    return below / f"cpython-{minor}-linux-x86_64-gnu" / "bin" / f"python{minor}"
-
-
-def node_of_nvm(home: Path) -> Path:
-    """Install this machine's Node below a home folder as nvm does."""
-    real = shutil.which("node")
-    assert real is not None
-    prefix = home / ".nvm" / "versions" / "node" / "v20.0.0"
-    (prefix / "bin").mkdir(parents=True)
-    (prefix / "include" / "node").mkdir(parents=True)
-    shutil.copy(real, prefix / "bin" / "node")
-    return prefix / "bin" / "node"
-
-
-PROJECT = {
-    "adding.py": "def add(a, b):\n    return a + b\n",
-    "test_adding.py": (
-        "import unittest\nfrom adding import add\n\n"
-        "class Adds(unittest.TestCase):\n    def test_adds(self):\n        self.assertEqual(add(1, 2), 3)\n"
-    ),
-    ".gitignore": ".env\n__pycache__/\n.venv/\nnode_modules/\n",
-}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
     needs_confinement(tmp_path_factory.mktemp("state"))
@@ -80,32 +45,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(folder, {".ssh/id_rsa": "PRIVATE\n", ".config/token": "TOKEN\n"})
     monkeypatch.setenv("HOME", str(folder))
     return folder
-
-
-def bash(*commands: str) -> list[Say]:
-    """A model that runs commands, one a turn, and then hands over."""
-    return [*(Say(calls=[("run_bash", {"command": command})]) for command in commands), hand_over()]
-
-
-async def outputs(lab: Lab, **more: Any) -> list[ToolResult]:
-    """Run a reviewer to its end; return what its commands brought."""
-    run_id = await lab.start(**{"role": "code_reviewer", **more})
-    row = await lab.ended(run_id, within_s=60)
-    assert row.state == "success", await lab.result(run_id)
-    results = await lab.facts(run_id, ToolResult)
-    return [result for result in results if result.tool in ("run_bash", "python_exec")]
-
-
-def left(scratch: Path) -> list[Path]:
-    """What runs have at this moment that is only their own."""
-    return list(scratch.glob("S-*"))
-
-
-async def gone(folder: Path) -> None:
-    """Wait until a folder has nothing of a run any more: it goes right after the ending."""
-    with anyio.fail_after(40):
-        while left(folder):  # noqa: ASYNC110 - nothing tells when it goes
-            await anyio.sleep(0.02)
 
 
 @pytest.mark.slow
@@ -567,3 +506,64 @@ async def test_without_a_sandbox_every_proposal_says_so_and_nothing_starts_autom
 def test_only_the_settings_file_can_turn_the_sandbox_off(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="AVA_SANDBOX__MODE"):
         settings_of(tmp_path / "data", None, "", {"AVA_SANDBOX__MODE": "none"})
+
+
+def python_of_uv(home: Path) -> Path:
+    """Install a Python below a home folder as uv does, and return it as uv calls it: through a link of its version."""
+    minor = f"{sys.version_info.major}.{sys.version_info.minor}"
+    below = home / ".local" / "share" / "uv" / "python"
+    real = below / f"cpython-{minor}.{sys.version_info.micro}-linux-x86_64-gnu"
+    (real / "bin").mkdir(parents=True)
+    shutil.copy(Path(sys.executable).resolve(), real / "bin" / f"python{minor}")
+    shutil.copytree(sysconfig.get_path("stdlib"), real / "lib" / f"python{minor}", ignore=_LEFT_OUT, symlinks=True)
+    for library in (Path(sys.base_prefix) / "lib").glob("libpython*.so*"):
+        shutil.copy(library, real / "lib")
+    (below / f"cpython-{minor}-linux-x86_64-gnu").symlink_to(real)
+    return below / f"cpython-{minor}-linux-x86_64-gnu" / "bin" / f"python{minor}"
+
+
+def node_of_nvm(home: Path) -> Path:
+    """Install this machine's Node below a home folder as nvm does."""
+    real = shutil.which("node")
+    assert real is not None
+    prefix = home / ".nvm" / "versions" / "node" / "v20.0.0"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "include" / "node").mkdir(parents=True)
+    shutil.copy(real, prefix / "bin" / "node")
+    return prefix / "bin" / "node"
+
+
+PROJECT = {
+    "adding.py": "def add(a, b):\n    return a + b\n",
+    "test_adding.py": (
+        "import unittest\nfrom adding import add\n\n"
+        "class Adds(unittest.TestCase):\n    def test_adds(self):\n        self.assertEqual(add(1, 2), 3)\n"
+    ),
+    ".gitignore": ".env\n__pycache__/\n.venv/\nnode_modules/\n",
+}
+
+
+def bash(*commands: str) -> list[Say]:
+    """A model that runs commands, one a turn, and then hands over."""
+    return [*(Say(calls=[("run_bash", {"command": command})]) for command in commands), hand_over()]
+
+
+async def outputs(lab: Lab, **more: Any) -> list[ToolResult]:
+    """Run a reviewer to its end; return what its commands brought."""
+    run_id = await lab.start(**{"role": "code_reviewer", **more})
+    row = await lab.ended(run_id, within_s=60)
+    assert row.state == "success", await lab.result(run_id)
+    results = await lab.facts(run_id, ToolResult)
+    return [result for result in results if result.tool in ("run_bash", "python_exec")]
+
+
+def left(scratch: Path) -> list[Path]:
+    """What runs have at this moment that is only their own."""
+    return list(scratch.glob("S-*"))
+
+
+async def gone(folder: Path) -> None:
+    """Wait until a folder has nothing of a run any more: it goes right after the ending."""
+    with anyio.fail_after(40):
+        while left(folder):  # noqa: ASYNC110 - nothing tells when it goes
+            await anyio.sleep(0.02)

@@ -55,13 +55,6 @@ CONFIG = RunConfig(
 ).model_dump_json()  # fmt: skip
 
 
-def run_row(cost_micros: int, uncosted_micros: int) -> RunRow:
-    return RunRow(
-        "S-000001", "P-00000001", None, USER, "sess-1", "researcher", None, None, "far:model", CONFIG, None, RUNNING,
-        None, None, 1, cost_micros=cost_micros, uncosted_micros=uncosted_micros,
-    )  # fmt: skip
-
-
 @pytest.mark.requirement("N-08")
 @settings(max_examples=200)
 @given(price=prices, steps=st.lists(attempts, max_size=25))
@@ -157,3 +150,10 @@ async def test_calls_repeated_because_the_first_process_died_count_as_retries(tm
             [lost, paid] = await lab.facts(run_id, CostUpdate)
     assert lost.settlement == "unknown"
     assert result["cost_by"] == {"retries": paid.cost_cents, "uncosted": lost.cost_cents}
+
+
+def run_row(cost_micros: int, uncosted_micros: int) -> RunRow:
+    return RunRow(
+        "S-000001", "P-00000001", None, USER, "sess-1", "researcher", None, None, "far:model", CONFIG, None, RUNNING,
+        None, None, 1, cost_micros=cost_micros, uncosted_micros=uncosted_micros,
+    )  # fmt: skip

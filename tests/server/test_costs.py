@@ -26,34 +26,6 @@ CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)
 NOTE = ("scratchpad", {"note": "so far"})
 
 
-def used(prompt: int, output: int, cached: int = 0, written: int = 0, thinking: int = 0) -> dict[str, Any]:
-    """Figures as OpenRouter reports them."""
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
-        "completion_tokens_details": {"reasoning_tokens": thinking},
-    }
-
-
-async def shown(lab: Lab, run_id: str, *more: str) -> str:
-    """The screen, which 80 columns suffice for."""
-    done = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show", run_id, "--cost", "--utc", *more))
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    first, *lines = done.stdout.splitlines()
-    assert first == f"Data root: {lab.root}"
-    assert [line for line in lines if len(line) > 80] == []
-    return done.stdout
-
-
-async def as_json(lab: Lab, run_id: str) -> dict[str, Any]:
-    done = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show", run_id, "--cost", "--json"))
-    assert done.returncode == 0, done.stderr
-    value: dict[str, Any] = json.loads(done.stdout)
-    return value
-
-
 def test_the_price_of_a_model_includes_what_each_call_costs() -> None:
     price = Price(3_000, 15_000, 300, 3_750, per_request=20_000_000, source="config.toml")
     rates = "per million tokens input $3, output $15, cache read $0.3, cache write $3.75"
@@ -285,3 +257,31 @@ async def test_the_costs_of_every_settled_run_add_up_from_its_entries_alone(tmp_
 def test_prices_each_token_class_at_the_rates_of_its_step() -> None:
     usage = Usage(input_tokens=10, cache_read_tokens=5, output_tokens=2)
     assert nanos_of(Price(3, 7, 1, 4), usage) == {"input": 30, "cache": 5, "output": 14, "thinking": 0}
+
+
+def used(prompt: int, output: int, cached: int = 0, written: int = 0, thinking: int = 0) -> dict[str, Any]:
+    """Figures as OpenRouter reports them."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
+        "completion_tokens_details": {"reasoning_tokens": thinking},
+    }
+
+
+async def shown(lab: Lab, run_id: str, *more: str) -> str:
+    """The screen, which 80 columns suffice for."""
+    done = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show", run_id, "--cost", "--utc", *more))
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    first, *lines = done.stdout.splitlines()
+    assert first == f"Data root: {lab.root}"
+    assert [line for line in lines if len(line) > 80] == []
+    return done.stdout
+
+
+async def as_json(lab: Lab, run_id: str) -> dict[str, Any]:
+    done = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show", run_id, "--cost", "--json"))
+    assert done.returncode == 0, done.stderr
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value

@@ -27,21 +27,12 @@ FIRST, SECOND = "the-first-key-of-all", "the-second-key-of-all"
 """Keys without the shape of one: they are hidden only where they are known."""
 
 
-def write(path: Path, text: str, mode: int = 0o600) -> None:
-    path.write_text(text, "utf-8")
-    path.chmod(mode)
-
-
 def half(keys: Path) -> None:
     write(keys, f'openrouter = "{SECOND[:9]}')
 
 
 def loosened(keys: Path) -> None:
     keys.chmod(0o644)
-
-
-def mended(keys: Path, mode: int = 0o600) -> None:
-    keys.chmod(mode)
 
 
 def no_toml(keys: Path) -> None:
@@ -73,19 +64,6 @@ BROKEN = (half, loosened, no_toml, nested, no_key, a_folder, a_link)
 def _no_keys_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AVA_KEY_") or name.endswith("_API_KEY")]:
         monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    """`keys.toml` of the lab's data root, with one key in it."""
-    (tmp_path / "data").mkdir(mode=0o700)
-    set_key("openrouter", FIRST, tmp_path / "data" / "keys.toml")
-    return tmp_path / "data" / "keys.toml"
-
-
-def tools_in(root: Path, kind: str) -> set[str]:
-    """The tools that the log names in entries of a type."""
-    return {entry.content["tool"] for entry in read_log(root, kind)}
 
 
 # -- a file that turns bad --------------------------------------------------------------------------------------------
@@ -345,3 +323,25 @@ async def test_reads_the_file_only_after_a_change_and_never_on_the_event_loop(tm
             with pytest.raises(AvaError):
                 await anyio.to_thread.run_sync(lambda: lab.runtime.credentials.models)
             assert threading.get_ident() not in threads
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> None:
+    path.write_text(text, "utf-8")
+    path.chmod(mode)
+
+
+def mended(keys: Path, mode: int = 0o600) -> None:
+    keys.chmod(mode)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """`keys.toml` of the lab's data root, with one key in it."""
+    (tmp_path / "data").mkdir(mode=0o700)
+    set_key("openrouter", FIRST, tmp_path / "data" / "keys.toml")
+    return tmp_path / "data" / "keys.toml"
+
+
+def tools_in(root: Path, kind: str) -> set[str]:
+    """The tools that the log names in entries of a type."""
+    return {entry.content["tool"] for entry in read_log(root, kind)}

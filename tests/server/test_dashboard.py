@@ -55,26 +55,6 @@ LOOKS = ("read_file", {"path": "notes.md"})
 EVIL = "[red]owned[/red]\x1b]0;title\x07\x1b[2J\u202e"
 
 
-def page(settings: Settings, overview: Overview, width: int = 80, **more: Any) -> LivePage:
-    found = tuple(health(overview, settings, sandbox_of("bubblewrap"), more.get("trouble", "")))
-    return LivePage(str(settings.data_root), overview.now, found, width, **more)
-
-
-async def arrived(gate: Gate) -> None:
-    with anyio.fail_after(40):
-        await anyio.to_thread.run_sync(gate.arrived.wait)
-
-
-async def everything(lab: Lab, gate: Gate) -> None:
-    """A run that has ended, one that runs, one in the queue, and one that waits for approval."""
-    (lab.workspace / "notes.md").write_text("twelve cents")
-    await lab.outcome(task="All is done here", name="done")
-    await lab.start(task="Goes on and on", name="busy", max_cost_cents=40)
-    await arrived(gate)
-    await lab.start(task="Comes later", name="patient")
-    await lab.propose(task="May it?", name="new")
-
-
 SCRIPT = (hand_over(), Say("", [LOOKS]))
 
 
@@ -519,3 +499,23 @@ async def test_reports_a_log_of_another_version_and_leaves_it_unchanged(
     assert (done.returncode, says in done.stderr) == (30, True), done.stderr
     with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (version,)
+
+
+def page(settings: Settings, overview: Overview, width: int = 80, **more: Any) -> LivePage:
+    found = tuple(health(overview, settings, sandbox_of("bubblewrap"), more.get("trouble", "")))
+    return LivePage(str(settings.data_root), overview.now, found, width, **more)
+
+
+async def arrived(gate: Gate) -> None:
+    with anyio.fail_after(40):
+        await anyio.to_thread.run_sync(gate.arrived.wait)
+
+
+async def everything(lab: Lab, gate: Gate) -> None:
+    """A run that has ended, one that runs, one in the queue, and one that waits for approval."""
+    (lab.workspace / "notes.md").write_text("twelve cents")
+    await lab.outcome(task="All is done here", name="done")
+    await lab.start(task="Goes on and on", name="busy", max_cost_cents=40)
+    await arrived(gate)
+    await lab.start(task="Comes later", name="patient")
+    await lab.propose(task="May it?", name="new")

@@ -38,27 +38,6 @@ NO_WORKER = "background = false\n"
 ASKED = ("ask", {"question": "Which currency is meant?", "options": ["EUR", "USD"]})
 
 
-@asynccontextmanager
-async def proposed(
-    tmp: Path, *, config: str = "", width: int = 100, height: int = 30, **more: Any
-) -> AsyncGenerator[tuple[Lab, Any, StatusApp, Pilot[int]]]:
-    """A proposal that waits, and the screen that shows it."""
-    async with open_lab(tmp, [hand_over()], config=NO_WORKER + config + PRICED) as lab:
-        proposal = await lab.propose(**more)
-        async with live_app(lab, width, height) as (app, pilot):
-            yield lab, proposal, app, pilot
-
-
-def pin_of(lab: Lab) -> PinFile:
-    return PinFile(lab.runtime.settings.paths.approval_file)
-
-
-async def decision(lab: Lab, proposal: Any) -> tuple[str, str | None] | None:
-    """What was decided on a proposal, and over which channel."""
-    found = await lab.facts(proposal.subagent_id, SpawnDecided)
-    return (found[-1].decision, found[-1].channel) if found else None
-
-
 # -- proposals --------------------------------------------------------------------------------------------------------
 
 
@@ -506,3 +485,24 @@ async def test_q_waits_for_a_decision_that_is_being_carried_out_and_esc_leaves_i
         assert app.return_value == 0 and app.in_flight is None
         assert await decision(lab, proposal) == ("approved", "terminal")
         await lab.ended(proposal.subagent_id)
+
+
+@asynccontextmanager
+async def proposed(
+    tmp: Path, *, config: str = "", width: int = 100, height: int = 30, **more: Any
+) -> AsyncGenerator[tuple[Lab, Any, StatusApp, Pilot[int]]]:
+    """A proposal that waits, and the screen that shows it."""
+    async with open_lab(tmp, [hand_over()], config=NO_WORKER + config + PRICED) as lab:
+        proposal = await lab.propose(**more)
+        async with live_app(lab, width, height) as (app, pilot):
+            yield lab, proposal, app, pilot
+
+
+def pin_of(lab: Lab) -> PinFile:
+    return PinFile(lab.runtime.settings.paths.approval_file)
+
+
+async def decision(lab: Lab, proposal: Any) -> tuple[str, str | None] | None:
+    """What was decided on a proposal, and over which channel."""
+    found = await lab.facts(proposal.subagent_id, SpawnDecided)
+    return (found[-1].decision, found[-1].channel) if found else None

@@ -33,32 +33,9 @@ ENDS_WITHIN_S = 3.0
 FAULTY = "import sys; {fault}; from ava_server.cli import run; run(sys.argv[1:])"
 
 
-def faulty(fault: str) -> tuple[str, ...]:
-    """The command with a fault of ours in it."""
-    return (sys.executable, "-c", FAULTY.format(fault=fault))
-
-
-def assert_left(screen: Screen) -> None:
-    """The terminal is as it was: the same screen, its cursor and what is typed are seen, and nothing is reported."""
-    assert screen.text.rindex(LEAVES) > screen.text.rindex(ENTERS)
-    assert screen.text.rindex(SHOWS_CURSOR) > screen.text.rindex(HIDES_CURSOR)
-    assert "\x1b[?1000h" not in screen.text, "the mouse stays the terminal's, to select text with"
-    for mode in ("1004", "2004"):  # focus, and pasted text
-        assert screen.text.rfind(f"\x1b[?{mode}l") >= screen.text.rfind(f"\x1b[?{mode}h")
-    assert screen.echoes
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "data"
-
-
-@contextmanager
-def dashboard(root: Path, columns: int = 100, rows: int = 24) -> Generator[Screen]:
-    """A dashboard that has shown its first picture."""
-    with run_on_terminal(root, "status", columns=columns, rows=rows) as screen:
-        screen.until("q quit")
-        yield screen
 
 
 def test_draws_in_place_until_q_and_creates_no_data_root(root: Path) -> None:
@@ -468,3 +445,26 @@ async def test_ctrl_c_while_a_decision_is_carried_out_says_how_to_see_whether_it
         assert code == 130
         sentence = f"Approve {proposal.pending_id}: it is not known whether this was done. See: ava show "
         assert sentence + proposal.subagent_id in text
+
+
+def faulty(fault: str) -> tuple[str, ...]:
+    """The command with a fault of ours in it."""
+    return (sys.executable, "-c", FAULTY.format(fault=fault))
+
+
+def assert_left(screen: Screen) -> None:
+    """The terminal is as it was: the same screen, its cursor and what is typed are seen, and nothing is reported."""
+    assert screen.text.rindex(LEAVES) > screen.text.rindex(ENTERS)
+    assert screen.text.rindex(SHOWS_CURSOR) > screen.text.rindex(HIDES_CURSOR)
+    assert "\x1b[?1000h" not in screen.text, "the mouse stays the terminal's, to select text with"
+    for mode in ("1004", "2004"):  # focus, and pasted text
+        assert screen.text.rfind(f"\x1b[?{mode}l") >= screen.text.rfind(f"\x1b[?{mode}h")
+    assert screen.echoes
+
+
+@contextmanager
+def dashboard(root: Path, columns: int = 100, rows: int = 24) -> Generator[Screen]:
+    """A dashboard that has shown its first picture."""
+    with run_on_terminal(root, "status", columns=columns, rows=rows) as screen:
+        screen.until("q quit")
+        yield screen

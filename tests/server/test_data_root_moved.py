@@ -46,29 +46,6 @@ WAYS = [removed, moved, replaced, without_log]
 Way = Callable[[Path], None]
 
 
-def files(root: Path) -> list[str]:
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*")) if root.exists() else ["gone"]
-
-
-async def noticed(lab: Lab) -> None:
-    """Wait until not even reading works, and the manager has met that."""
-    with anyio.fail_after(20):
-        while True:
-            with suppress(LogMoved):
-                await lab.store.read(lambda view: view.head())
-                await anyio.sleep(0.02)
-                continue
-            break
-        while lab.runtime.manager.out_of_reach is None:  # noqa: ASYNC110 - nothing tells
-            await anyio.sleep(0.02)
-
-
-async def refused(lab: Lab, tool: str, **given: Any) -> None:
-    answer = await lab.call(tool, **given)
-    assert answer.status == "failed" and f"the data root {lab.root} was" in answer.message, answer
-    assert "restart this server" in answer.message
-
-
 @pytest.mark.parametrize("way", WAYS)
 async def test_no_command_runs_and_no_model_is_called_after_the_data_root_is_gone(tmp_path: Path, way: Way) -> None:
     gate = Gate()
@@ -171,3 +148,26 @@ async def test_a_run_whose_result_is_long_makes_no_folder_in_place_of_the_data_r
         await noticed(lab)
         await anyio.sleep(0.5)
         assert not lab.root.exists()
+
+
+def files(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*")) if root.exists() else ["gone"]
+
+
+async def noticed(lab: Lab) -> None:
+    """Wait until not even reading works, and the manager has met that."""
+    with anyio.fail_after(20):
+        while True:
+            with suppress(LogMoved):
+                await lab.store.read(lambda view: view.head())
+                await anyio.sleep(0.02)
+                continue
+            break
+        while lab.runtime.manager.out_of_reach is None:  # noqa: ASYNC110 - nothing tells
+            await anyio.sleep(0.02)
+
+
+async def refused(lab: Lab, tool: str, **given: Any) -> None:
+    answer = await lab.call(tool, **given)
+    assert answer.status == "failed" and f"the data root {lab.root} was" in answer.message, answer
+    assert "restart this server" in answer.message

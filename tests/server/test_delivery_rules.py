@@ -38,36 +38,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> MemoryEngine:
     return made
 
 
-def server(tmp: Path, models: ModelServer) -> AbstractAsyncContextManager[Lab]:
-    """A server, which hands approved runs to the engine."""
-    return open_lab(tmp, server=models, config=CONFIG, background=True, check=False)
-
-
-@asynccontextmanager
-async def worker(tmp: Path, models: ModelServer) -> AsyncGenerator[Manager]:
-    async with open_lab(tmp, server=models, config=CONFIG, mode=SHARED_BACKGROUND, check=False) as lab:
-        yield lab.runtime.manager
-
-
-def stop(manager: Manager, *, lease_too: bool = True) -> None:
-    """Have a worker show no life, as if it was stopped; with `lease_too`, others also see that in the log."""
-    manager.offers.is_alive = lambda: False  # type: ignore[method-assign]
-    if lease_too:
-        manager._membership.release()
-
-
-async def claims(lab: Lab, run: str) -> list[str]:
-    return await lab.claim_reasons(run)
-
-
-async def stays(check: Callable[[], object], for_s: float = 2.5) -> None:
-    """Something stays so for a while: what must not come has no event."""
-    end = anyio.current_time() + for_s
-    while anyio.current_time() < end:
-        assert check()
-        await anyio.sleep(0.05)
-
-
 async def test_an_engine_carries_a_run_to_a_worker_and_forgets_it_at_its_end(
     tmp_path: Path, engine: MemoryEngine
 ) -> None:
@@ -352,3 +322,33 @@ async def test_a_worker_that_is_being_stopped_takes_nothing_more_and_keeps_what_
         offers.stop_taking()
         assert not offers.takes_runs() and offers.open() == {"S-1"} and not await offers("S-2")
         tasks.cancel_scope.cancel()
+
+
+def server(tmp: Path, models: ModelServer) -> AbstractAsyncContextManager[Lab]:
+    """A server, which hands approved runs to the engine."""
+    return open_lab(tmp, server=models, config=CONFIG, background=True, check=False)
+
+
+@asynccontextmanager
+async def worker(tmp: Path, models: ModelServer) -> AsyncGenerator[Manager]:
+    async with open_lab(tmp, server=models, config=CONFIG, mode=SHARED_BACKGROUND, check=False) as lab:
+        yield lab.runtime.manager
+
+
+def stop(manager: Manager, *, lease_too: bool = True) -> None:
+    """Have a worker show no life, as if it was stopped; with `lease_too`, others also see that in the log."""
+    manager.offers.is_alive = lambda: False  # type: ignore[method-assign]
+    if lease_too:
+        manager._membership.release()
+
+
+async def claims(lab: Lab, run: str) -> list[str]:
+    return await lab.claim_reasons(run)
+
+
+async def stays(check: Callable[[], object], for_s: float = 2.5) -> None:
+    """Something stays so for a while: what must not come has no event."""
+    end = anyio.current_time() + for_s
+    while anyio.current_time() < end:
+        assert check()
+        await anyio.sleep(0.05)

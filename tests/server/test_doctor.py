@@ -25,26 +25,6 @@ from ava_server.cli.app import main
 from ava_server.core.data_root import os_user
 from ava_server.service.checks import WORST_FIRST, CheckFinding, Setup
 
-
-@contextlib.contextmanager
-def owner(root: Path) -> Generator[subprocess.Popen[str]]:
-    """A process that has the data root open and looks after its runs."""
-    process = subprocess.Popen(
-        [sys.executable, owner_program.__file__, str(root), "http://127.0.0.1:9/v1"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        assert process.stdout.readline().startswith("open ")
-        yield process
-    finally:
-        process.stdin.close()
-        process.wait(20)
-        process.stdout.close()
-
-
 pytestmark = pytest.mark.slow
 
 
@@ -282,3 +262,22 @@ def test_a_check_that_fails_internally_is_its_own_fault_and_the_next_one_runs(
     assert "first: this check failed: ZeroDivisionError" in shown
     assert "ok       second: here" in shown
     assert KEY not in shown
+
+
+@contextlib.contextmanager
+def owner(root: Path) -> Generator[subprocess.Popen[str]]:
+    """A process that has the data root open and looks after its runs."""
+    process = subprocess.Popen(
+        [sys.executable, owner_program.__file__, str(root), "http://127.0.0.1:9/v1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        assert process.stdout.readline().startswith("open ")
+        yield process
+    finally:
+        process.stdin.close()
+        process.wait(20)
+        process.stdout.close()

@@ -43,20 +43,6 @@ def roots(tmp_path: Path) -> tuple[DataRoot, DataRoot]:
     return DataRoot(tmp_path / "one"), DataRoot(tmp_path / "two")
 
 
-def address_of(root: DataRoot) -> str:
-    return root.config.read_text().split('"')[1]
-
-
-def everything_in(address: str) -> str:
-    """The whole database as text: each row of each table of each schema of ours."""
-    tables = "SELECT schemaname, tablename FROM pg_tables WHERE schemaname NOT IN ('pg_catalog', 'information_schema')"
-    with psycopg.connect(address) as conn:
-        parts = [(SQL("SELECT t::text FROM {}.{} AS t"), names) for names in conn.execute(tables).fetchall()]
-        found = [str(row) for select, names in parts for (row,) in conn.execute(select.format(*map(Identifier, names)))]
-    assert any("avatok" not in row and "sha256" in row for row in found), "the documents were looked at"
-    return "\n".join(found)
-
-
 # -- what is shared, and what never is --------------------------------------------------------------------------------
 
 
@@ -322,3 +308,17 @@ def test_limits_of_users_are_shared_and_go_before_those_of_a_machine(roots: tupl
     with pytest.raises(ConfigError, match="daily_cents"):
         change_users(one, {("users", "ana", "daily_cents"): -1})
     assert set(read_users(two)) == {"ben"}
+
+
+def address_of(root: DataRoot) -> str:
+    return root.config.read_text().split('"')[1]
+
+
+def everything_in(address: str) -> str:
+    """The whole database as text: each row of each table of each schema of ours."""
+    tables = "SELECT schemaname, tablename FROM pg_tables WHERE schemaname NOT IN ('pg_catalog', 'information_schema')"
+    with psycopg.connect(address) as conn:
+        parts = [(SQL("SELECT t::text FROM {}.{} AS t"), names) for names in conn.execute(tables).fetchall()]
+        found = [str(row) for select, names in parts for (row,) in conn.execute(select.format(*map(Identifier, names)))]
+    assert any("avatok" not in row and "sha256" in row for row in found), "the documents were looked at"
+    return "\n".join(found)

@@ -39,16 +39,6 @@ TASK, CONTEXT, MESSAGE, THOUGHT, FOUND, SUMMARY, OUTPUT, ARTIFACT, QUERY, CAVEAT
 OTHERS = tuple(f"{word}other" for word in ("heron", "ibis", "stork", "egret", "bittern"))
 
 
-def standing(root: Path, words: Iterable[str] = PLANTED) -> dict[str, list[str]]:
-    """Which words stand in which files of a data root, as bytes; the index stores a word without what it shares.
-
-    Read by another process: closing a file that SQLite has open here would let go of its locks.
-    """
-    found = subprocess.run(child(_SEARCH, root, *words), capture_output=True, text=True, check=True, timeout=30)
-    standing: dict[str, list[str]] = json.loads(found.stdout)
-    return standing
-
-
 _SEARCH = """
 import json, sys
 from pathlib import Path
@@ -57,69 +47,6 @@ files = {str(path.relative_to(root)): path.read_bytes().lower() for path in root
 found = {word: [name for name, data in files.items() if word[3:].encode() in data] for word in words}
 print(json.dumps({word: names for word, names in found.items() if names}))
 """
-
-
-def playing(gate: Gate) -> Any:
-    """The model: one run reads, saves and hands over what is planted, any other one other words."""
-
-    def script(request: dict[str, Any]) -> Step:
-        said = json.dumps(request)
-        turns = sum(message["role"] == "assistant" for message in request["messages"])
-        if TASK not in said:
-            _task, _context, thought, summary, output = OTHERS
-            return Say(thought, calls=[("submit_result", {"summary": summary, "output": output})])
-        if turns == 0:
-            look = ("read_file", {"path": "notes.txt"})
-            seek = ("search_codebase", {"pattern": QUERY})
-            save = ("save_artifact", {"name": "prices.csv", "content": ARTIFACT})
-            return Say(THOUGHT, calls=[look, seek, save], gate=gate)
-        return Say(calls=[("submit_result", {"summary": SUMMARY, "output": OUTPUT, "caveats": [CAVEAT]})])
-
-    return script
-
-
-@dataclass
-class Two:
-    """A root on which the planted run and another one have ended, both were looked at, and a runtime is open."""
-
-    lab: Lab
-    run_id: str
-    other: str
-
-    @property
-    def root(self) -> Path:
-        return self.lab.root
-
-
-@asynccontextmanager
-async def two_runs(tmp: Path) -> AsyncGenerator[Two]:
-    gate = Gate()
-    (tmp / "workspace").mkdir()
-    (tmp / "workspace" / "notes.txt").write_text(f"It says {FOUND}.\n")
-    async with open_lab(tmp, playing(gate), check=False) as lab:
-        run_id = await lab.start(task=f"Look up {TASK}", context=f"Background: {CONTEXT}", rationale=f"For {TASK}")
-        await wait_for(gate.arrived)
-        await lab.call("message_subagent", subagent_id=run_id, message=f"Mind {MESSAGE}")
-        gate.released.set()
-        await lab.ended(run_id)
-        other = await lab.start(task=f"Look up {OTHERS[0]}", context=OTHERS[1])
-        await lab.ended(other)
-        for each in (run_id, other):
-            await lab.call("check_subagent", subagent_id=each)
-        yield Two(lab, run_id, other)
-
-
-async def erase(root: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return await anyio.to_thread.run_sync(lambda: ava(root, "erase", *args))
-
-
-async def sound(root: Path) -> None:
-    """The log verifies with its projections, and so does every file of the mirror."""
-    report = await anyio.to_thread.run_sync(verify, root / "ava.db")
-    assert report.ok and report.projections, report
-    for path in (root / "logs").rglob("*.jsonl"):
-        lines = await anyio.to_thread.run_sync(verify_lines, path)
-        assert lines.ok and lines.entries, (path, lines)
 
 
 async def test_an_erase_leaves_no_byte_of_the_content_and_keeps_that_of_other_runs(tmp_path: Path) -> None:
@@ -380,3 +307,76 @@ async def test_texts_that_another_machine_kept_are_erased_there_after_the_run(tm
     assert there.stdout.endswith("Erased: 1 text of files that only it read.\n")
     again = await erase(lab.root, run_id, "--yes")
     assert "nothing is left to erase" in again.stderr and "Erased" not in again.stdout
+
+
+def standing(root: Path, words: Iterable[str] = PLANTED) -> dict[str, list[str]]:
+    """Which words stand in which files of a data root, as bytes; the index stores a word without what it shares.
+
+    Read by another process: closing a file that SQLite has open here would let go of its locks.
+    """
+    found = subprocess.run(child(_SEARCH, root, *words), capture_output=True, text=True, check=True, timeout=30)
+    standing: dict[str, list[str]] = json.loads(found.stdout)
+    return standing
+
+
+def playing(gate: Gate) -> Any:
+    """The model: one run reads, saves and hands over what is planted, any other one other words."""
+
+    def script(request: dict[str, Any]) -> Step:
+        said = json.dumps(request)
+        turns = sum(message["role"] == "assistant" for message in request["messages"])
+        if TASK not in said:
+            _task, _context, thought, summary, output = OTHERS
+            return Say(thought, calls=[("submit_result", {"summary": summary, "output": output})])
+        if turns == 0:
+            look = ("read_file", {"path": "notes.txt"})
+            seek = ("search_codebase", {"pattern": QUERY})
+            save = ("save_artifact", {"name": "prices.csv", "content": ARTIFACT})
+            return Say(THOUGHT, calls=[look, seek, save], gate=gate)
+        return Say(calls=[("submit_result", {"summary": SUMMARY, "output": OUTPUT, "caveats": [CAVEAT]})])
+
+    return script
+
+
+@dataclass
+class Two:
+    """A root on which the planted run and another one have ended, both were looked at, and a runtime is open."""
+
+    lab: Lab
+    run_id: str
+    other: str
+
+    @property
+    def root(self) -> Path:
+        return self.lab.root
+
+
+@asynccontextmanager
+async def two_runs(tmp: Path) -> AsyncGenerator[Two]:
+    gate = Gate()
+    (tmp / "workspace").mkdir()
+    (tmp / "workspace" / "notes.txt").write_text(f"It says {FOUND}.\n")
+    async with open_lab(tmp, playing(gate), check=False) as lab:
+        run_id = await lab.start(task=f"Look up {TASK}", context=f"Background: {CONTEXT}", rationale=f"For {TASK}")
+        await wait_for(gate.arrived)
+        await lab.call("message_subagent", subagent_id=run_id, message=f"Mind {MESSAGE}")
+        gate.released.set()
+        await lab.ended(run_id)
+        other = await lab.start(task=f"Look up {OTHERS[0]}", context=OTHERS[1])
+        await lab.ended(other)
+        for each in (run_id, other):
+            await lab.call("check_subagent", subagent_id=each)
+        yield Two(lab, run_id, other)
+
+
+async def erase(root: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return await anyio.to_thread.run_sync(lambda: ava(root, "erase", *args))
+
+
+async def sound(root: Path) -> None:
+    """The log verifies with its projections, and so does every file of the mirror."""
+    report = await anyio.to_thread.run_sync(verify, root / "ava.db")
+    assert report.ok and report.projections, report
+    for path in (root / "logs").rglob("*.jsonl"):
+        lines = await anyio.to_thread.run_sync(verify_lines, path)
+        assert lines.ok and lines.entries, (path, lines)

@@ -29,21 +29,6 @@ UNWRITTEN: set[str] = set()
 """Types that nothing writes yet."""
 UNREACHED: set[str] = set()
 """Endings (and decisions) that no run of this version comes to."""
-UNSET = {
-    ("ToolResult", "unread"): "where a tool did not finish: tests/server/test_no_answer.py",
-    ("SpawnDecided", "folded"): "where a person left a text folded: tests/system/test_cli_approve.py",
-    ("UserMessage", "screen"): "where a person left a text folded: tests/system/test_cli_approve.py",
-}
-"""Fields that no entry here has, and why."""
-UNSAID = {
-    ("RunResumed", "channel"): {"auto", "http", "browser"},
-    ("CancelRequested", "by"): {"system"},
-    ("Asked", "kind"): {"call"},  # takes a server whose tools change something: tests/server/test_origins.py
-    ("Answered", "kind"): {"call"},
-    ("Answered", "channel"): {"auto"},
-    ("SubagentComplete", "status"): {"superseded", "rejected", "expired"},
-}
-"""Words of a closed set that no entry here has: most of them nothing says yet. A proposal ends without a result."""
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +171,22 @@ def test_nothing_writes_the_values_listed_as_unused() -> None:
             assert not words & UNREACHED, (
                 f"{where} ends a run as {words & UNREACHED}: play it in tests/support/coverage"
             )
+
+
+UNSET = {
+    ("ToolResult", "unread"): "where a tool did not finish: tests/server/test_no_answer.py",
+    ("SpawnDecided", "folded"): "where a person left a text folded: tests/system/test_cli_approve.py",
+    ("UserMessage", "screen"): "where a person left a text folded: tests/system/test_cli_approve.py",
+}
+"""Fields that no entry here has, and why."""
+
+
+UNSAID = {
+    ("RunResumed", "channel"): {"auto", "http", "browser"},
+    ("CancelRequested", "by"): {"system"},
+    ("Asked", "kind"): {"call"},  # takes a server whose tools change something: tests/server/test_origins.py
+    ("Answered", "kind"): {"call"},
+    ("Answered", "channel"): {"auto"},
+    ("SubagentComplete", "status"): {"superseded", "rejected", "expired"},
+}
+"""Words of a closed set that no entry here has: most of them nothing says yet. A proposal ends without a result."""

@@ -31,92 +31,12 @@ from ava_server.service import event_hook
 
 pytestmark = pytest.mark.slow
 
-HEARS = """
-import json, os, sys
-call = {"raw": sys.stdin.read(), "args": sys.argv[2:], "env": dict(os.environ), "cwd": os.getcwd()}
-with open(sys.argv[1], "a") as file:
-    file.write(json.dumps({**call, "parent": os.getppid()}) + "\\n")
-"""
-HANGS = """
-import os, sys, time
-with open(sys.argv[1], "a") as file:
-    file.write(f"{os.getpid()}\\n")
-while True:
-    time.sleep(60)
-"""
-FAILS = """
-import sys
-with open(sys.argv[1], "a") as file:
-    file.write("asked\\n")
-print("may the model be told of this?")
-sys.exit(7)
-"""
 FIELDS = ["event", "pending_id", "subagent_id", "user", "role", "task", "estimated_minutes", "max_cost_cents", "status"]
-
-
-class Ears:
-    """A program, and what it has heard."""
-
-    def __init__(self, folder: Path, source: str = HEARS, *args: str) -> None:
-        self.script = folder / "program.py"
-        self.script.write_text(source)
-        self.heard = folder / "heard"
-        self.argv = [sys.executable, "-I", str(self.script), str(self.heard), *args]
-
-    @property
-    def config(self) -> str:
-        """`config.toml` with the program in it."""
-        return f"on_event = {json.dumps(self.argv)}\n{PRICED}"
-
-    @property
-    def lines(self) -> list[str]:
-        return self.heard.read_text().splitlines() if self.heard.exists() else []
-
-    @property
-    def calls(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.lines]
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        return [json.loads(call["raw"]) for call in self.calls]
-
-    async def until(self, count: int, within_s: float = 40) -> list[dict[str, Any]]:
-        """Wait until it has heard so much, and return it."""
-        await until(lambda: len(self.lines) >= count, within_s)
-        return self.events
 
 
 @pytest.fixture
 def ears(tmp_path: Path) -> Ears:
     return Ears(tmp_path)
-
-
-def kinds(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [(event["event"], event["subagent_id"]) for event in events]
-
-
-def held_by_another(path: Path) -> bool:
-    """Tell whether a process holds the lock at `path`."""
-    held = try_hold(path) if path.exists() else None
-    if held is not None:
-        held.release()
-    return path.exists() and held is None
-
-
-async def noted(lab: Lab) -> None:
-    """Wait until it is on the disk that all that has happened so far is told: who comes next begins after it."""
-    head = lab.store.head
-    with anyio.fail_after(40):
-        while await lab.store.read(lambda view: view.progress("on_event")) < head:  # noqa: ASYNC110 - it is no entry
-            await anyio.sleep(0.02)
-
-
-async def marker(lab: Lab, ears: Ears, told: int) -> None:
-    """Have something told that comes after all that was done, so that nothing more of that can come."""
-    proposal = await lab.propose(task="the marker")
-    events = await ears.until(told + 1)
-    assert kinds(events)[told:] == [("awaiting_approval", proposal.subagent_id)], events
-    await noted(lab)
 
 
 # -- what is told ------------------------------------------------------------------------------------------------------
@@ -431,3 +351,89 @@ async def test_skips_a_proposal_of_a_newer_version_and_reports_the_next(tmp_path
         await marker(lab, ears, 0)
         await lab.store.do(append(Event(Who("s", "ava", lab.runtime.user), proposed, run_id="S-000001")))
         await marker(lab, ears, 1)
+
+
+HEARS = """
+import json, os, sys
+call = {"raw": sys.stdin.read(), "args": sys.argv[2:], "env": dict(os.environ), "cwd": os.getcwd()}
+with open(sys.argv[1], "a") as file:
+    file.write(json.dumps({**call, "parent": os.getppid()}) + "\\n")
+"""
+
+
+HANGS = """
+import os, sys, time
+with open(sys.argv[1], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+while True:
+    time.sleep(60)
+"""
+
+
+FAILS = """
+import sys
+with open(sys.argv[1], "a") as file:
+    file.write("asked\\n")
+print("may the model be told of this?")
+sys.exit(7)
+"""
+
+
+class Ears:
+    """A program, and what it has heard."""
+
+    def __init__(self, folder: Path, source: str = HEARS, *args: str) -> None:
+        self.script = folder / "program.py"
+        self.script.write_text(source)
+        self.heard = folder / "heard"
+        self.argv = [sys.executable, "-I", str(self.script), str(self.heard), *args]
+
+    @property
+    def config(self) -> str:
+        """`config.toml` with the program in it."""
+        return f"on_event = {json.dumps(self.argv)}\n{PRICED}"
+
+    @property
+    def lines(self) -> list[str]:
+        return self.heard.read_text().splitlines() if self.heard.exists() else []
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(call["raw"]) for call in self.calls]
+
+    async def until(self, count: int, within_s: float = 40) -> list[dict[str, Any]]:
+        """Wait until it has heard so much, and return it."""
+        await until(lambda: len(self.lines) >= count, within_s)
+        return self.events
+
+
+def kinds(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(event["event"], event["subagent_id"]) for event in events]
+
+
+def held_by_another(path: Path) -> bool:
+    """Tell whether a process holds the lock at `path`."""
+    held = try_hold(path) if path.exists() else None
+    if held is not None:
+        held.release()
+    return path.exists() and held is None
+
+
+async def noted(lab: Lab) -> None:
+    """Wait until it is on the disk that all that has happened so far is told: who comes next begins after it."""
+    head = lab.store.head
+    with anyio.fail_after(40):
+        while await lab.store.read(lambda view: view.progress("on_event")) < head:  # noqa: ASYNC110 - it is no entry
+            await anyio.sleep(0.02)
+
+
+async def marker(lab: Lab, ears: Ears, told: int) -> None:
+    """Have something told that comes after all that was done, so that nothing more of that can come."""
+    proposal = await lab.propose(task="the marker")
+    events = await ears.until(told + 1)
+    assert kinds(events)[told:] == [("awaiting_approval", proposal.subagent_id)], events
+    await noted(lab)

@@ -34,71 +34,6 @@ CAPS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-def is_last(request: Mapping[str, Any]) -> bool:
-    """Whether a request says that its turn is the last one."""
-    return "last turn" in str(request["messages"][-1]["content"])
-
-
-@dataclass
-class Subagent:
-    """What the model does: reads both files, then takes notes for ever, or is long in answering."""
-
-    what: str
-    obeys: bool
-    gate: Gate = field(default_factory=Gate)
-    sent: list[Mapping[str, Any]] = field(default_factory=list)
-
-    def __call__(self, request: dict[str, Any]) -> Step:
-        self.sent.append(request)
-        turn = sum(message["role"] == "assistant" for message in request["messages"])
-        if is_last(request):
-            handed_over = submit("12 cents", summary="Otter is cheaper.", findings=[FOUND]).calls
-            calls = handed_over if self.obeys else [("read_file", {"path": "a.md", "offset": 1})]
-            return Say(calls=calls, usage=USAGE)
-        if turn < 2:
-            return Say(calls=[("read_file", {"path": f"{'ab'[turn]}.md"})], usage=USAGE)
-        waits = self.what in ("time", "cancel")
-        return Say(calls=[("scratchpad", {"note": f"note {turn}"})], usage=USAGE, gate=self.gate if waits else None)
-
-
-async def ending(lab: Lab, subagent: Subagent) -> str:
-    """Start a run, see it to its end, and return its id."""
-    for name, text in FILES.items():
-        (lab.workspace / name).write_text(text)
-    run_id = await lab.start(**CAPS[subagent.what])
-    if subagent.what == "cancel":
-        await wait_for(subagent.gate.arrived)
-        await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
-    await lab.ended(run_id)
-    return run_id
-
-
-def check_prefix(server: ModelServer) -> None:
-    """Each request begins, byte for byte, with the one before it, and offers the same tools."""
-    for one, next_one in pairwise(server.requests):
-        kept, _closing, rest = one.body.partition(b'],"tools":')
-        assert next_one.body.startswith(kept), "the prefix has changed"
-        tools, _more, _parameters = rest.partition(b',"max_tokens":')
-        assert tools and b'],"tools":' + tools in next_one.body, "the tools have changed"
-
-
-async def check_spend(lab: Lab, run_id: str, result: Mapping[str, Any]) -> None:
-    """What the result says it cost is what the provider billed, and all that it can have for a call cut off."""
-    reserved = {fact.turn * 100 + fact.attempt: fact for fact in await lab.facts(run_id, CostReserved)}
-    settled = await lab.facts(run_id, CostUpdate)
-    assert len(settled) == len(reserved) == len(lab.server.requests)
-    micros = tokens = 0
-    for fact in settled:
-        held = reserved[fact.turn * 100 + fact.attempt]
-        billed = fact.settlement == "billed"
-        micros += COST_MICROS if billed else held.micros
-        tokens += 3_200 if billed else held.prompt_tokens + held.max_output
-    run = await lab.run(run_id)
-    assert (run.cost_micros, run.tokens) == (micros, tokens)
-    assert result["cost_cents"] == micros / 10_000 and result["tokens_used"] == tokens
-    assert sum(result["cost_by"].values()) == pytest.approx(result["cost_cents"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("what", [what for what in STATUS if what != "cancel"])
 async def test_a_run_ended_by_a_cap_has_findings_its_true_cost_and_an_unchanged_prefix(
@@ -179,3 +114,68 @@ async def test_names_the_first_twenty_of_many_sources_and_counts_the_rest(tmp_pa
         caveat.startswith("Read: ") and caveat.endswith(".md and 3 more")
         for caveat in result["untrusted_result"]["caveats"]
     )
+
+
+def is_last(request: Mapping[str, Any]) -> bool:
+    """Whether a request says that its turn is the last one."""
+    return "last turn" in str(request["messages"][-1]["content"])
+
+
+@dataclass
+class Subagent:
+    """What the model does: reads both files, then takes notes for ever, or is long in answering."""
+
+    what: str
+    obeys: bool
+    gate: Gate = field(default_factory=Gate)
+    sent: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def __call__(self, request: dict[str, Any]) -> Step:
+        self.sent.append(request)
+        turn = sum(message["role"] == "assistant" for message in request["messages"])
+        if is_last(request):
+            handed_over = submit("12 cents", summary="Otter is cheaper.", findings=[FOUND]).calls
+            calls = handed_over if self.obeys else [("read_file", {"path": "a.md", "offset": 1})]
+            return Say(calls=calls, usage=USAGE)
+        if turn < 2:
+            return Say(calls=[("read_file", {"path": f"{'ab'[turn]}.md"})], usage=USAGE)
+        waits = self.what in ("time", "cancel")
+        return Say(calls=[("scratchpad", {"note": f"note {turn}"})], usage=USAGE, gate=self.gate if waits else None)
+
+
+async def ending(lab: Lab, subagent: Subagent) -> str:
+    """Start a run, see it to its end, and return its id."""
+    for name, text in FILES.items():
+        (lab.workspace / name).write_text(text)
+    run_id = await lab.start(**CAPS[subagent.what])
+    if subagent.what == "cancel":
+        await wait_for(subagent.gate.arrived)
+        await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
+    await lab.ended(run_id)
+    return run_id
+
+
+def check_prefix(server: ModelServer) -> None:
+    """Each request begins, byte for byte, with the one before it, and offers the same tools."""
+    for one, next_one in pairwise(server.requests):
+        kept, _closing, rest = one.body.partition(b'],"tools":')
+        assert next_one.body.startswith(kept), "the prefix has changed"
+        tools, _more, _parameters = rest.partition(b',"max_tokens":')
+        assert tools and b'],"tools":' + tools in next_one.body, "the tools have changed"
+
+
+async def check_spend(lab: Lab, run_id: str, result: Mapping[str, Any]) -> None:
+    """What the result says it cost is what the provider billed, and all that it can have for a call cut off."""
+    reserved = {fact.turn * 100 + fact.attempt: fact for fact in await lab.facts(run_id, CostReserved)}
+    settled = await lab.facts(run_id, CostUpdate)
+    assert len(settled) == len(reserved) == len(lab.server.requests)
+    micros = tokens = 0
+    for fact in settled:
+        held = reserved[fact.turn * 100 + fact.attempt]
+        billed = fact.settlement == "billed"
+        micros += COST_MICROS if billed else held.micros
+        tokens += 3_200 if billed else held.prompt_tokens + held.max_output
+    run = await lab.run(run_id)
+    assert (run.cost_micros, run.tokens) == (micros, tokens)
+    assert result["cost_cents"] == micros / 10_000 and result["tokens_used"] == tokens
+    assert sum(result["cost_by"].values()) == pytest.approx(result["cost_cents"])

@@ -53,25 +53,6 @@ WAYS = [by_link, by_rename, by_link_above, by_file]
 Way = Callable[[Path, Path], None]
 
 
-def made(tmp: Path) -> tuple[Path, Path]:
-    """A folder that may be read and one that may not, each with a file of the same name."""
-    folder, elsewhere = tmp / "workspace" / "above" / "project", tmp / "elsewhere"
-    for each, content in ((folder, "nothing"), (elsewhere, SECRET)):
-        each.mkdir(parents=True)
-        (each / "id").write_text(content)
-    return folder, elsewhere
-
-
-async def check_ended(lab: Lab, run_id: str) -> dict[str, Any]:
-    await lab.ended(run_id)
-    result = await lab.result(run_id)
-    assert result["status"] == "error" and result["error"]["kind"] == "folder_replaced", result
-    assert result["stop_reason"] == "its folder is not the one that was approved"
-    assert not any(SECRET.encode() in request.body for request in lab.server.requests)
-    assert SECRET not in str(await lab.entries(run_id))
-    return result
-
-
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_workspace_replaced_between_proposal_and_approval_is_not_read(tmp_path: Path, way: Way) -> None:
     folder, elsewhere = made(tmp_path)
@@ -288,3 +269,22 @@ def test_after_a_reboot_a_folder_is_known_by_its_inode() -> None:
     assert not is_same_folder("46:7:aaaa", "51:7:aaaa")
     assert not is_same_folder("46:7:aaaa", "46:8:bbbb")
     assert not is_same_folder("46:7:", "51:7:")
+
+
+def made(tmp: Path) -> tuple[Path, Path]:
+    """A folder that may be read and one that may not, each with a file of the same name."""
+    folder, elsewhere = tmp / "workspace" / "above" / "project", tmp / "elsewhere"
+    for each, content in ((folder, "nothing"), (elsewhere, SECRET)):
+        each.mkdir(parents=True)
+        (each / "id").write_text(content)
+    return folder, elsewhere
+
+
+async def check_ended(lab: Lab, run_id: str) -> dict[str, Any]:
+    await lab.ended(run_id)
+    result = await lab.result(run_id)
+    assert result["status"] == "error" and result["error"]["kind"] == "folder_replaced", result
+    assert result["stop_reason"] == "its folder is not the one that was approved"
+    assert not any(SECRET.encode() in request.body for request in lab.server.requests)
+    assert SECRET not in str(await lab.entries(run_id))
+    return result

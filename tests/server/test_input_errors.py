@@ -22,106 +22,6 @@ from support.model_server import EVENTS, JSON, Fail, HangUp, Raw, Say, Step, eve
 from support.runtime import PRICED, connect, text
 
 SECRET = "sk-or-" + "v1" + "0" * 30  # the form of a key, and nobody's
-CONFIG = (
-    """
-[limits]
-spawns_per_hour = 1000
-running_per_user = 50
-running = 50
-
-[providers.down]
-base_url = "http://127.0.0.1:1/v1"
-"""
-    + PRICED
-)
-
-
-def spawn(**more: Any) -> dict[str, Any]:
-    return {"role": "researcher", "task": "What does it cost?", **more}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A call that cannot be served, and what its sentence must have: the field, the value given, the next step."""
-
-    name: str
-    tool: str
-    given: dict[str, Any]
-    says: tuple[str, ...]
-
-
-CASES = [
-    Case("unknown role", "spawn_subagent", spawn(role="pirate"), ("role", "pirate", "researcher")),
-    Case("empty task", "spawn_subagent", spawn(task=""), ("task", "empty", "say what")),
-    Case("blank task", "spawn_subagent", spawn(task=" \n "), ("task", "white space", "say what")),
-    Case("missing task", "spawn_subagent", {"role": "researcher"}, ("task", "missing", "give it")),
-    Case("task of the wrong kind", "spawn_subagent", spawn(task=7), ("task", "7", "text")),
-    Case("half a character", "spawn_subagent", spawn(task="a\ud800b"), ("task", "ud800", "give text")),
-    Case("negative cost", "spawn_subagent", spawn(max_cost_cents=-5), ("max_cost_cents", "-5", "above 0")),
-    Case("zero cost", "spawn_subagent", spawn(max_cost_cents=0), ("max_cost_cents", "0", "leave it out")),
-    Case("negative time", "spawn_subagent", spawn(timeout=-1), ("timeout", "-1", "above 0")),
-    Case("zero tokens", "spawn_subagent", spawn(max_tokens=0), ("max_tokens", "0", "leave it out")),
-    Case("fraction of a turn", "spawn_subagent", spawn(max_iterations=1.5), ("max_iterations", "1.5", "whole number")),
-    Case("unknown argument", "spawn_subagent", spawn(budget=9), ("budget", "9", "spawn_subagent takes")),
-    Case("argument misspelled", "spawn_subagent", spawn(max_cost_cent=9), ("max_cost_cent", "9", "max_cost_cents?")),
-    Case("confirmed", "spawn_subagent", spawn(confirmed=True), ("confirmed", "confirm_spawn")),
-    Case("key in an unknown argument", "spawn_subagent", spawn(api_key=SECRET), ("api_key", "ava secret set")),
-    Case("key in the task", "spawn_subagent", spawn(task=f"use {SECRET}"), ("task: ", "key", "ava secret set NAME")),
-    Case("unknown tool of the role", "spawn_subagent", spawn(tools=["rm"]), ("tools", "rm", "read_file")),
-    Case("unknown model", "spawn_subagent", spawn(model="down:"), ("model", "down:", "write")),
-    Case("workspace outside", "spawn_subagent", spawn(workspace="/"), ("workspace", "/", "give a folder")),
-    Case("malformed id", "confirm_spawn", {"pending_ids": ["P-xyz"], "approving": ["x"]}, ("P-xyz", "looks like P-")),
-    Case("no ids", "confirm_spawn", {"pending_ids": [], "approving": []}, ("pending_ids", "empty list")),
-    Case("too long a wait", "check_subagent", {"subagent_id": "S-0", "wait_seconds": 900}, ("wait_seconds", "240")),
-    Case("wait for nothing", "check_subagent", {"wait_seconds": 5}, ("wait_seconds", "subagent_id")),
-    Case("unknown run", "check_subagent", {"subagent_id": "S-000000"}, ("subagent_id", "S-000000", "check_subagent")),
-    Case("unknown group", "check_subagent", {"group_id": "G-0000000"}, ("group_id", "G-0000000", "confirm_spawn")),
-    Case("wrong cursor", "read_ava_logs", {"cursor": "last"}, ("cursor", "last", "last answer")),
-    Case("unknown type", "read_ava_logs", {"types": ["gossip"]}, ("types", "gossip", "error")),
-    Case("unknown time", "read_ava_logs", {"since": "eventually"}, ("since", "eventually")),
-    Case("an end before the start", "read_ava_logs", {"since": "1h", "until": "2h"}, ("until", "2h", "since", "1h")),
-    Case("too many entries", "read_ava_logs", {"last_n": 501}, ("last_n", "501", "500")),
-    Case("empty message", "message_subagent", {"subagent_id": "S-0", "message": ""}, ("message", "empty", "say")),
-    Case("blank message", "message_subagent", {"subagent_id": "S-0", "message": " \n\u200b"},
-         ("message", "blank", "say")),
-    Case("no tools at all", "spawn_subagent", spawn(role="code_reviewer", tools=[]),
-         ("tools", "empty list", "leave tools out")),
-    Case("no entries", "read_ava_logs", {"last_n": 0}, ("last_n", "0", "the default of 50")),
-    Case("changes of what", "confirm_spawn", {"pending_ids": ["P-00000000"], "changes": {"blocked_tools": ["x"]}},
-         ("changes.blocked_tools", "'[\"x\"]'", "the pending_id as key", '{"P-…": {"caps"')),
-    Case("caps of what", "confirm_spawn", {"pending_ids": ["P-00000000"], "changes": {"caps": {"timeout": 9}}},
-         ("changes.caps", "9", "the pending_id as key", '{"P-…": {"caps"')),
-    Case("changes as a list", "confirm_spawn", {"pending_ids": ["P-00000000"], "changes": []},
-         ("changes:", "[]", "the pending_id as key", '{"P-…": {"caps"')),
-    Case("zero in changes", "confirm_spawn",
-         {"pending_ids": ["P-00000000"], "changes": {"P-00000000": {"caps": {"max_cost_cents": 0}}}},
-         ("max_cost_cents", "0", "leave it out for the limit of the proposal")),
-    Case("schema of the wrong kind", "spawn_subagent", spawn(output_schema="yes"),
-         ("output_schema", "yes", "an object")),
-    Case("nothing to cancel", "cancel_subagent", {}, ("subagent_id", "group_id", "pending_id")),
-    Case("cancel what is not", "cancel_subagent", {"pending_id": "P-00000000"}, ("P-00000000", "check_subagent")),
-]  # fmt: skip
-"""An id that is another user's is answered like one that there is not, but for the id: so nobody can try out which ids
-there are (test_approval.py)."""
-
-
-@dataclass
-class Bench:
-    client: Client
-    workspace: Path
-    records: list[logging.LogRecord]
-
-    async def call(self, tool: str, given: dict[str, Any]) -> CallToolResult:
-        return await self.client.call_tool(tool, given)
-
-    async def log(self, **given: Any) -> str:
-        return text(await self.client.call_tool("read_ava_logs", given))
-
-    async def logged(self, words: str, **given: Any) -> None:
-        """Wait until the log has these words: reading calls are logged without waiting for the commit."""
-        with anyio.fail_after(20):
-            while words not in await self.log(**given):  # noqa: ASYNC110 - it is read as a host reads it
-                await anyio.sleep(0.02)  # a look is an entry too, and shall not push out what it looks for
 
 
 @pytest.fixture
@@ -308,3 +208,105 @@ async def test_notes_odd_figures_and_characters_and_the_run_continues(bench: Ben
         logged = await bench.log(subagent_id=run["subagent_id"], types=["AssistantMessage"])
         assert "AssistantMessage" in logged
         assert not (await bench.call("check_subagent", {})).is_error
+
+
+CONFIG = (
+    """
+[limits]
+spawns_per_hour = 1000
+running_per_user = 50
+running = 50
+
+[providers.down]
+base_url = "http://127.0.0.1:1/v1"
+"""
+    + PRICED
+)
+
+
+def spawn(**more: Any) -> dict[str, Any]:
+    return {"role": "researcher", "task": "What does it cost?", **more}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call that cannot be served, and what its sentence must have: the field, the value given, the next step."""
+
+    name: str
+    tool: str
+    given: dict[str, Any]
+    says: tuple[str, ...]
+
+
+CASES = [
+    Case("unknown role", "spawn_subagent", spawn(role="pirate"), ("role", "pirate", "researcher")),
+    Case("empty task", "spawn_subagent", spawn(task=""), ("task", "empty", "say what")),
+    Case("blank task", "spawn_subagent", spawn(task=" \n "), ("task", "white space", "say what")),
+    Case("missing task", "spawn_subagent", {"role": "researcher"}, ("task", "missing", "give it")),
+    Case("task of the wrong kind", "spawn_subagent", spawn(task=7), ("task", "7", "text")),
+    Case("half a character", "spawn_subagent", spawn(task="a\ud800b"), ("task", "ud800", "give text")),
+    Case("negative cost", "spawn_subagent", spawn(max_cost_cents=-5), ("max_cost_cents", "-5", "above 0")),
+    Case("zero cost", "spawn_subagent", spawn(max_cost_cents=0), ("max_cost_cents", "0", "leave it out")),
+    Case("negative time", "spawn_subagent", spawn(timeout=-1), ("timeout", "-1", "above 0")),
+    Case("zero tokens", "spawn_subagent", spawn(max_tokens=0), ("max_tokens", "0", "leave it out")),
+    Case("fraction of a turn", "spawn_subagent", spawn(max_iterations=1.5), ("max_iterations", "1.5", "whole number")),
+    Case("unknown argument", "spawn_subagent", spawn(budget=9), ("budget", "9", "spawn_subagent takes")),
+    Case("argument misspelled", "spawn_subagent", spawn(max_cost_cent=9), ("max_cost_cent", "9", "max_cost_cents?")),
+    Case("confirmed", "spawn_subagent", spawn(confirmed=True), ("confirmed", "confirm_spawn")),
+    Case("key in an unknown argument", "spawn_subagent", spawn(api_key=SECRET), ("api_key", "ava secret set")),
+    Case("key in the task", "spawn_subagent", spawn(task=f"use {SECRET}"), ("task: ", "key", "ava secret set NAME")),
+    Case("unknown tool of the role", "spawn_subagent", spawn(tools=["rm"]), ("tools", "rm", "read_file")),
+    Case("unknown model", "spawn_subagent", spawn(model="down:"), ("model", "down:", "write")),
+    Case("workspace outside", "spawn_subagent", spawn(workspace="/"), ("workspace", "/", "give a folder")),
+    Case("malformed id", "confirm_spawn", {"pending_ids": ["P-xyz"], "approving": ["x"]}, ("P-xyz", "looks like P-")),
+    Case("no ids", "confirm_spawn", {"pending_ids": [], "approving": []}, ("pending_ids", "empty list")),
+    Case("too long a wait", "check_subagent", {"subagent_id": "S-0", "wait_seconds": 900}, ("wait_seconds", "240")),
+    Case("wait for nothing", "check_subagent", {"wait_seconds": 5}, ("wait_seconds", "subagent_id")),
+    Case("unknown run", "check_subagent", {"subagent_id": "S-000000"}, ("subagent_id", "S-000000", "check_subagent")),
+    Case("unknown group", "check_subagent", {"group_id": "G-0000000"}, ("group_id", "G-0000000", "confirm_spawn")),
+    Case("wrong cursor", "read_ava_logs", {"cursor": "last"}, ("cursor", "last", "last answer")),
+    Case("unknown type", "read_ava_logs", {"types": ["gossip"]}, ("types", "gossip", "error")),
+    Case("unknown time", "read_ava_logs", {"since": "eventually"}, ("since", "eventually")),
+    Case("an end before the start", "read_ava_logs", {"since": "1h", "until": "2h"}, ("until", "2h", "since", "1h")),
+    Case("too many entries", "read_ava_logs", {"last_n": 501}, ("last_n", "501", "500")),
+    Case("empty message", "message_subagent", {"subagent_id": "S-0", "message": ""}, ("message", "empty", "say")),
+    Case("blank message", "message_subagent", {"subagent_id": "S-0", "message": " \n\u200b"},
+         ("message", "blank", "say")),
+    Case("no tools at all", "spawn_subagent", spawn(role="code_reviewer", tools=[]),
+         ("tools", "empty list", "leave tools out")),
+    Case("no entries", "read_ava_logs", {"last_n": 0}, ("last_n", "0", "the default of 50")),
+    Case("changes of what", "confirm_spawn", {"pending_ids": ["P-00000000"], "changes": {"blocked_tools": ["x"]}},
+         ("changes.blocked_tools", "'[\"x\"]'", "the pending_id as key", '{"P-…": {"caps"')),
+    Case("caps of what", "confirm_spawn", {"pending_ids": ["P-00000000"], "changes": {"caps": {"timeout": 9}}},
+         ("changes.caps", "9", "the pending_id as key", '{"P-…": {"caps"')),
+    Case("changes as a list", "confirm_spawn", {"pending_ids": ["P-00000000"], "changes": []},
+         ("changes:", "[]", "the pending_id as key", '{"P-…": {"caps"')),
+    Case("zero in changes", "confirm_spawn",
+         {"pending_ids": ["P-00000000"], "changes": {"P-00000000": {"caps": {"max_cost_cents": 0}}}},
+         ("max_cost_cents", "0", "leave it out for the limit of the proposal")),
+    Case("schema of the wrong kind", "spawn_subagent", spawn(output_schema="yes"),
+         ("output_schema", "yes", "an object")),
+    Case("nothing to cancel", "cancel_subagent", {}, ("subagent_id", "group_id", "pending_id")),
+    Case("cancel what is not", "cancel_subagent", {"pending_id": "P-00000000"}, ("P-00000000", "check_subagent")),
+]  # fmt: skip
+"""An id that is another user's is answered like one that there is not, but for the id: so nobody can try out which ids
+there are (test_approval.py)."""
+
+
+@dataclass
+class Bench:
+    client: Client
+    workspace: Path
+    records: list[logging.LogRecord]
+
+    async def call(self, tool: str, given: dict[str, Any]) -> CallToolResult:
+        return await self.client.call_tool(tool, given)
+
+    async def log(self, **given: Any) -> str:
+        return text(await self.client.call_tool("read_ava_logs", given))
+
+    async def logged(self, words: str, **given: Any) -> None:
+        """Wait until the log has these words: reading calls are logged without waiting for the commit."""
+        with anyio.fail_after(20):
+            while words not in await self.log(**given):  # noqa: ASYNC110 - it is read as a host reads it
+                await anyio.sleep(0.02)  # a look is an entry too, and shall not push out what it looks for

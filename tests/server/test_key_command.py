@@ -39,70 +39,11 @@ print(f"ya29.minted-{(here / 'epoch').read_text()}-x8Qd0FkU2mWb")
 """
 
 
-class Minter:
-    """A command that prints the key of the present epoch, and what it noted of its runs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "mint.py").write_text(PRINTS)
-        self.epoch = 1
-
-    @property
-    def epoch(self) -> int:
-        return int((self.folder / "epoch").read_text())
-
-    @epoch.setter
-    def epoch(self, number: int) -> None:
-        (self.folder / "epoch").write_text(str(number))
-
-    @property
-    def argv(self) -> list[str]:
-        return [sys.executable, "-I", str(self.folder / "mint.py"), str(self.folder)]
-
-    @property
-    def runs(self) -> list[dict[str, Any]]:
-        noted = self.folder / "ran"
-        return [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
-
-    def accepts(self, server: ModelServer) -> bool:
-        """Tell whether the request that arrived last has the key of this epoch."""
-        return server.requests[-1].headers.get("authorization") == f"Bearer {TOKEN.format(self.epoch)}"
-
-
 @pytest.fixture
 def minter(tmp_path: Path) -> Minter:
     folder = tmp_path / "minter"
     folder.mkdir()
     return Minter(folder)
-
-
-def config(server: ModelServer, argv: list[str], ttl_s: int = 3_000, more: str = "") -> str:
-    return f"""
-[limits]
-running_per_user = 20
-running = 20
-spawns_per_hour = 100
-[providers.own]
-base_url = "{server.base_url}"
-key_command = {json.dumps(argv)}
-key_ttl_s = {ttl_s}
-[prices."own:test"]
-input = 3.0
-output = 15.0
-{more}"""
-
-
-def command(code: str, ttl_s: int = 60) -> KeyCommand:
-    return KeyCommand("own", (sys.executable, "-I", "-c", code), ttl_s)
-
-
-def refused(body: Any = None) -> Fail:
-    return Fail(401, body or {"error": {"message": "the token has expired", "code": "UNAUTHENTICATED"}})
-
-
-async def stored_text(lab: Lab) -> str:
-    runs = await lab.store.read(lambda view: [view.entries(run.id) for run in view.runs(limit=-1)])
-    return repr(runs)
 
 
 # -- a key that expires --------------------------------------------------------------------------------------------
@@ -755,3 +696,62 @@ async def test_a_key_of_an_address_with_its_own_header_is_sent_once() -> None:
     assert key_headers(ChatWire(), azure) == {"api-key": SECRET}
     minted = Endpoint(azure.url, "x", SECRET, minted=True)
     assert key_headers(ChatWire(), minted) == {"authorization": f"Bearer {SECRET}"}
+
+
+class Minter:
+    """A command that prints the key of the present epoch, and what it noted of its runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "mint.py").write_text(PRINTS)
+        self.epoch = 1
+
+    @property
+    def epoch(self) -> int:
+        return int((self.folder / "epoch").read_text())
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        (self.folder / "epoch").write_text(str(number))
+
+    @property
+    def argv(self) -> list[str]:
+        return [sys.executable, "-I", str(self.folder / "mint.py"), str(self.folder)]
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        noted = self.folder / "ran"
+        return [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+
+    def accepts(self, server: ModelServer) -> bool:
+        """Tell whether the request that arrived last has the key of this epoch."""
+        return server.requests[-1].headers.get("authorization") == f"Bearer {TOKEN.format(self.epoch)}"
+
+
+def config(server: ModelServer, argv: list[str], ttl_s: int = 3_000, more: str = "") -> str:
+    return f"""
+[limits]
+running_per_user = 20
+running = 20
+spawns_per_hour = 100
+[providers.own]
+base_url = "{server.base_url}"
+key_command = {json.dumps(argv)}
+key_ttl_s = {ttl_s}
+[prices."own:test"]
+input = 3.0
+output = 15.0
+{more}"""
+
+
+def command(code: str, ttl_s: int = 60) -> KeyCommand:
+    return KeyCommand("own", (sys.executable, "-I", "-c", code), ttl_s)
+
+
+def refused(body: Any = None) -> Fail:
+    return Fail(401, body or {"error": {"message": "the token has expired", "code": "UNAUTHENTICATED"}})
+
+
+async def stored_text(lab: Lab) -> str:
+    runs = await lab.store.read(lambda view: [view.entries(run.id) for run in view.runs(limit=-1)])
+    return repr(runs)

@@ -29,116 +29,10 @@ from ava_server.service.access import Session
 from ava_server.service.service import Service, decide
 
 TESTS = Path(__file__).parents[1]
-HAPPENINGS: Mapping[str, Sequence[str]] = {
-    "start": ("approved", "rejected", "withdrawn", "expired", "ended", "data root gone"),
-    "extend": ("approved", "declined", "ended", "data root gone"),
-    "answer": ("answered", "answered otherwise", "ended", "data root gone"),
-    "cancel": ("ended", "data root gone"),
-    "resume": ("resumed", "ended"),
-}
-"""What can happen elsewhere while such a question is open."""
-SURFACES: Mapping[str, Sequence[str]] = {
-    "form": ("start", "extend", "answer", "resume"),
-    "page": ("start", "extend", "answer", "cancel", "resume"),
-    "dashboard": ("start", "extend", "answer", "cancel"),
-    "ava run": ("start", "extend", "answer"),
-    "suite": ("start", "extend", "answer"),
-    "ava approve": ("start", "extend"),
-    "ava reject": ("start", "extend"),
-    "ava cancel": ("cancel",),
-    "HTTP": ("start", "extend"),
-    "ava demo": ("start",),
-}
-"""What each surface asks about."""
 LATE = "server/test_late_decisions.py::test_a_late_answer_is_told_what_was_decided"
 GONE = "server/test_late_decisions.py::test_an_answer_after_the_data_root_is_gone_is_refused_and_decides_nothing"
 ELSEWHERE = "server/test_decided_elsewhere.py::"
 TERMINALS = "system/test_decided_elsewhere.py::"
-SHOWN_BY: Sequence[tuple[str, str, str, str]] = (
-    # surfaces, questions and happenings, divided by `|`; `*` is every one. The first line that fits counts.
-    ("*", "*", "data root gone", GONE),
-    ("form", "start", "expired", ELSEWHERE + "test_a_form_that_stays_open_when_its_proposal_expires_is_withdrawn"),
-    ("form", "start", "*", ELSEWHERE + "test_a_form_of_the_host_goes_on_with_what_was_decided_elsewhere"),
-    (
-        "form",
-        "extend",
-        "approved|declined",
-        ELSEWHERE + "test_a_request_for_more_asked_by_check_subagent_tells_what_was_decided_elsewhere",
-    ),
-    (
-        "form",
-        "answer",
-        "answered|answered otherwise",
-        ELSEWHERE + "test_a_question_of_a_run_asked_by_check_subagent_tells_who_has_answered",
-    ),
-    (
-        "page",
-        "start",
-        "approved|rejected",
-        "web/test_decisions.py::test_an_open_page_leaves_a_proposal_that_was_decided_elsewhere",
-    ),
-    (
-        "page",
-        "start",
-        "expired",
-        "web/test_decisions.py::test_an_expired_proposal_and_switched_off_subagents_start_nothing",
-    ),
-    ("page", "cancel", "ended", "web/test_decisions.py::test_a_run_is_cancelled"),
-    (
-        "form",
-        "resume",
-        "*",
-        "server/test_resume.py::test_a_question_whether_to_resume_goes_on_with_what_was_decided_elsewhere",
-    ),
-    ("page", "resume", "*", "web/test_run_forms.py::test_an_interrupted_run_is_resumed_as_it_was_shown"),
-    (
-        "dashboard",
-        "start",
-        "approved|rejected",
-        "server/test_dashboard_decisions.py::test_a_question_whose_proposal_is_decided_elsewhere_withdraws_itself",
-    ),
-    (
-        "dashboard",
-        "answer",
-        "answered otherwise",
-        "server/test_dashboard_decisions.py::test_an_answer_to_a_question_that_is_gone_is_refused_and_stays_typed",
-    ),
-    (
-        "ava run|suite",
-        "start",
-        "approved|rejected",
-        TERMINALS + "test_the_question_of_ava_run_withdraws_and_goes_on_with_the_decision",
-    ),
-    (
-        "ava run|suite",
-        "extend",
-        "approved|declined",
-        "system/test_extensions.py::test_ava_run_takes_its_question_back_where_it_is_answered_elsewhere",
-    ),
-    (
-        "ava approve",
-        "start",
-        "approved|rejected",
-        TERMINALS + "test_the_question_of_ava_approve_withdraws_and_says_what_was_decided",
-    ),
-    ("ava reject", "start", "approved|rejected", TERMINALS + "test_the_questions_about_all_that_wait_withdraw"),
-    (
-        "HTTP",
-        "start",
-        "approved",
-        "system/test_http_approvals.py::test_with_policy_human_only_an_approve_token_can_approve_over_http",
-    ),
-    ("ava demo", "start", "*", ELSEWHERE + "test_the_demo_tells_and_follows_what_was_decided_elsewhere"),
-    ("*", "*", "*", LATE),
-)
-
-
-def shown_by(*case: str) -> str:
-    """Return the test of a case: of a surface, a question and a happening."""
-    for *parts, test in SHOWN_BY:
-        if all(part == "*" or one in part.split("|") for part, one in zip(parts, case, strict=True)):
-            return test
-    raise LookupError(case)
 
 
 def test_each_question_at_each_surface_has_a_test_for_all_that_happens_elsewhere() -> None:
@@ -294,3 +188,115 @@ async def test_an_answer_after_the_data_root_is_gone_is_refused_and_decides_noth
             gate.released.set()
             lab.root.with_name("elsewhere").rename(lab.root)
         assert await decisions(lab, run_id) == before
+
+
+HAPPENINGS: Mapping[str, Sequence[str]] = {
+    "start": ("approved", "rejected", "withdrawn", "expired", "ended", "data root gone"),
+    "extend": ("approved", "declined", "ended", "data root gone"),
+    "answer": ("answered", "answered otherwise", "ended", "data root gone"),
+    "cancel": ("ended", "data root gone"),
+    "resume": ("resumed", "ended"),
+}
+"""What can happen elsewhere while such a question is open."""
+
+
+SURFACES: Mapping[str, Sequence[str]] = {
+    "form": ("start", "extend", "answer", "resume"),
+    "page": ("start", "extend", "answer", "cancel", "resume"),
+    "dashboard": ("start", "extend", "answer", "cancel"),
+    "ava run": ("start", "extend", "answer"),
+    "suite": ("start", "extend", "answer"),
+    "ava approve": ("start", "extend"),
+    "ava reject": ("start", "extend"),
+    "ava cancel": ("cancel",),
+    "HTTP": ("start", "extend"),
+    "ava demo": ("start",),
+}
+"""What each surface asks about."""
+
+
+SHOWN_BY: Sequence[tuple[str, str, str, str]] = (
+    # surfaces, questions and happenings, divided by `|`; `*` is every one. The first line that fits counts.
+    ("*", "*", "data root gone", GONE),
+    ("form", "start", "expired", ELSEWHERE + "test_a_form_that_stays_open_when_its_proposal_expires_is_withdrawn"),
+    ("form", "start", "*", ELSEWHERE + "test_a_form_of_the_host_goes_on_with_what_was_decided_elsewhere"),
+    (
+        "form",
+        "extend",
+        "approved|declined",
+        ELSEWHERE + "test_a_request_for_more_asked_by_check_subagent_tells_what_was_decided_elsewhere",
+    ),
+    (
+        "form",
+        "answer",
+        "answered|answered otherwise",
+        ELSEWHERE + "test_a_question_of_a_run_asked_by_check_subagent_tells_who_has_answered",
+    ),
+    (
+        "page",
+        "start",
+        "approved|rejected",
+        "web/test_decisions.py::test_an_open_page_leaves_a_proposal_that_was_decided_elsewhere",
+    ),
+    (
+        "page",
+        "start",
+        "expired",
+        "web/test_decisions.py::test_an_expired_proposal_and_switched_off_subagents_start_nothing",
+    ),
+    ("page", "cancel", "ended", "web/test_decisions.py::test_a_run_is_cancelled"),
+    (
+        "form",
+        "resume",
+        "*",
+        "server/test_resume.py::test_a_question_whether_to_resume_goes_on_with_what_was_decided_elsewhere",
+    ),
+    ("page", "resume", "*", "web/test_run_forms.py::test_an_interrupted_run_is_resumed_as_it_was_shown"),
+    (
+        "dashboard",
+        "start",
+        "approved|rejected",
+        "server/test_dashboard_decisions.py::test_a_question_whose_proposal_is_decided_elsewhere_withdraws_itself",
+    ),
+    (
+        "dashboard",
+        "answer",
+        "answered otherwise",
+        "server/test_dashboard_decisions.py::test_an_answer_to_a_question_that_is_gone_is_refused_and_stays_typed",
+    ),
+    (
+        "ava run|suite",
+        "start",
+        "approved|rejected",
+        TERMINALS + "test_the_question_of_ava_run_withdraws_and_goes_on_with_the_decision",
+    ),
+    (
+        "ava run|suite",
+        "extend",
+        "approved|declined",
+        "system/test_extensions.py::test_ava_run_takes_its_question_back_where_it_is_answered_elsewhere",
+    ),
+    (
+        "ava approve",
+        "start",
+        "approved|rejected",
+        TERMINALS + "test_the_question_of_ava_approve_withdraws_and_says_what_was_decided",
+    ),
+    ("ava reject", "start", "approved|rejected", TERMINALS + "test_the_questions_about_all_that_wait_withdraw"),
+    (
+        "HTTP",
+        "start",
+        "approved",
+        "system/test_http_approvals.py::test_with_policy_human_only_an_approve_token_can_approve_over_http",
+    ),
+    ("ava demo", "start", "*", ELSEWHERE + "test_the_demo_tells_and_follows_what_was_decided_elsewhere"),
+    ("*", "*", "*", LATE),
+)
+
+
+def shown_by(*case: str) -> str:
+    """Return the test of a case: of a surface, a question and a happening."""
+    for *parts, test in SHOWN_BY:
+        if all(part == "*" or one in part.split("|") for part, one in zip(parts, case, strict=True)):
+            return test
+    raise LookupError(case)

@@ -48,16 +48,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return begun
 
 
-@asynccontextmanager
-async def on_stdio(tmp_path: Path, mode: str, name: str, config: str = BY_HOST) -> AsyncGenerator[Client]:
-    """A server as it is on stdio, and a host of this name."""
-    with run_model_server([]) as models:
-        settings = settings_of(tmp_path / "data", models.base_url, config)
-        server = build_server(lambda: settings, transport="stdio")
-        async with Client(server, mode=mode, client_info=Implementation(name=name, version="1")) as client:
-            yield client
-
-
 @pytest.mark.parametrize("mode", ERAS)
 async def test_the_pages_start_when_a_host_connects_whose_person_approves_in_ava(
     tmp_path: Path, started: threading.Event, mode: str
@@ -166,3 +156,13 @@ async def test_only_a_host_of_this_machine_is_sent_to_the_pages_of_this_machine(
     )
     person = elicitation.ClientPerson(ctx, CallToolRequestParams(name="confirm_spawn"), 0)
     assert await person.address() == address
+
+
+@asynccontextmanager
+async def on_stdio(tmp_path: Path, mode: str, name: str, config: str = BY_HOST) -> AsyncGenerator[Client]:
+    """A server as it is on stdio, and a host of this name."""
+    with run_model_server([]) as models:
+        settings = settings_of(tmp_path / "data", models.base_url, config)
+        server = build_server(lambda: settings, transport="stdio")
+        async with Client(server, mode=mode, client_info=Implementation(name=name, version="1")) as client:
+            yield client

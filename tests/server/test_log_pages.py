@@ -33,43 +33,6 @@ pieces = st.lists(
 ).map("".join)
 
 
-@dataclass
-class Bench:
-    """A server in memory, a client on it, and its log as another process has it open."""
-
-    portal: BlockingPortal
-    client: Client
-    log: Store
-    examples: Iterator[int] = field(default_factory=lambda: iter(range(10_000)))
-
-    def read(self, **given: Any) -> CallToolResult:
-        answer: CallToolResult = self.portal.call(self._read, given)
-        assert answer.structured_content is not None
-        assert len(text(answer)) <= MOST
-        assert len(json.dumps(answer.structured_content, ensure_ascii=False)) <= MOST
-        return answer
-
-    async def _read(self, given: dict[str, Any]) -> CallToolResult:
-        answer: CallToolResult = await self.client.call_tool("read_ava_logs", given)
-        return answer
-
-    def page(self, **given: Any) -> tuple[list[str], str | None]:
-        """One page: its entries, which both forms have, and the cursor."""
-        answer = self.read(**given)
-        form = answer.structured_content or {}
-        assert form["status"] == "entries", form
-        lines, cursor = form["untrusted_entries"], form.get("cursor")
-        assert text(answer).count("\n[20") == len(lines)
-        assert (cursor is None) or f"with cursor {cursor}" in text(answer)
-        return lines, cursor
-
-    def write(self, *texts: str) -> None:
-        self.portal.call(write, self.log, *(message(text, Who("sess-x", "ava", os_user())) for text in texts))
-
-    def index(self) -> None:
-        self.portal.call(index_new_entries, self.log)
-
-
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("bench")
@@ -80,16 +43,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         portal.call(_first_call, client)
         log = stack.enter_context(portal.wrap_async_context_manager(Store.open(folder / "data")))
         yield Bench(portal, client, log)
-
-
-async def _first_call(client: Client) -> None:
-    """The log is opened after `initialize` was answered; a call waits for it."""
-    with anyio.fail_after(40):
-        await client.call_tool("read_ava_logs", {})
-
-
-def numbers(lines: list[str]) -> list[int]:
-    return [int(found[1]) for line in lines if " UserMessage " in line and (found := NUMBER.search(line))]
 
 
 @settings(max_examples=15)
@@ -175,3 +128,50 @@ def test_any_search_text_is_accepted(typed: str, bench: Bench) -> None:
 @pytest.mark.parametrize("typed", ["a" * 10_000, "wörter " * 1_400, "研究" * 5_000, "😀" * 10_000])
 def test_accepts_a_search_of_ten_thousand_characters(typed: str, bench: Bench) -> None:
     assert not bench.read(search=typed, last_n=3).is_error
+
+
+@dataclass
+class Bench:
+    """A server in memory, a client on it, and its log as another process has it open."""
+
+    portal: BlockingPortal
+    client: Client
+    log: Store
+    examples: Iterator[int] = field(default_factory=lambda: iter(range(10_000)))
+
+    def read(self, **given: Any) -> CallToolResult:
+        answer: CallToolResult = self.portal.call(self._read, given)
+        assert answer.structured_content is not None
+        assert len(text(answer)) <= MOST
+        assert len(json.dumps(answer.structured_content, ensure_ascii=False)) <= MOST
+        return answer
+
+    async def _read(self, given: dict[str, Any]) -> CallToolResult:
+        answer: CallToolResult = await self.client.call_tool("read_ava_logs", given)
+        return answer
+
+    def page(self, **given: Any) -> tuple[list[str], str | None]:
+        """One page: its entries, which both forms have, and the cursor."""
+        answer = self.read(**given)
+        form = answer.structured_content or {}
+        assert form["status"] == "entries", form
+        lines, cursor = form["untrusted_entries"], form.get("cursor")
+        assert text(answer).count("\n[20") == len(lines)
+        assert (cursor is None) or f"with cursor {cursor}" in text(answer)
+        return lines, cursor
+
+    def write(self, *texts: str) -> None:
+        self.portal.call(write, self.log, *(message(text, Who("sess-x", "ava", os_user())) for text in texts))
+
+    def index(self) -> None:
+        self.portal.call(index_new_entries, self.log)
+
+
+async def _first_call(client: Client) -> None:
+    """The log is opened after `initialize` was answered; a call waits for it."""
+    with anyio.fail_after(40):
+        await client.call_tool("read_ava_logs", {})
+
+
+def numbers(lines: list[str]) -> list[int]:
+    return [int(found[1]) for line in lines if " UserMessage " in line and (found := NUMBER.search(line))]

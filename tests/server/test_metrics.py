@@ -30,63 +30,12 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-class Scraper:
-    """What Prometheus sees of a runtime."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.text = ""
-
-    async def scrape(self) -> Samples:
-        async with httpx2.AsyncClient() as client:
-            response = await client.get(self._url)
-        assert response.status_code == 200 and response.headers["content-type"] == CONTENT_TYPE
-        self.text = response.text
-        return {
-            (sample.name, frozenset(sample.labels.items())): sample.value
-            for family in text_string_to_metric_families(self.text)
-            for sample in family.samples
-        }
-
-
-@asynccontextmanager
-async def scraped(runtime: Runtime) -> AsyncGenerator[Scraper]:
-    async def metrics(_request: Request) -> Response:
-        return Response(await render(runtime, open_sessions=2), media_type=None, headers={"content-type": CONTENT_TYPE})
-
-    app = Starlette(routes=[Route("/metrics", metrics)])
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", loop="none"))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(server.serve)
-        with anyio.fail_after(40):
-            while not server.started:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        try:
-            yield Scraper(f"http://127.0.0.1:{port}/metrics")
-        finally:
-            server.should_exit = True
-            with anyio.CancelScope(shield=True), anyio.move_on_after(5):
-                await server.shutdown()
-
-
-def value(samples: Samples, name: str, **labels: str) -> float:
-    return samples[name, frozenset(labels.items())]
-
-
 MODEL = "custom:test"
 READS = Say(calls=[("read_file", {"path": "a.md"})])
 MISSES = Say(calls=[("read_file", {"path": "none.md"})])
 INVENTS = Say(calls=[("exfiltrate_the_payroll", {})])
 MISSPELLS = Say(calls=[("read_file", {"file": "a.md"})])
 BUSY = Fail(503, retry_after="0")
-
-
-async def one_run(lab: Lab) -> str:
-    (lab.workspace / "a.md").write_text("It costs 12 dollars.")
-    run_id = await lab.start(task="What does the quokka cost?", name="quokka hunt", task_id="quokka-17")
-    await lab.ended(run_id)
-    return run_id
 
 
 @pytest.mark.requirement("S1-33")
@@ -281,3 +230,54 @@ async def test_spending_per_user_is_shown_only_if_the_setting_asks_for_it(tmp_pa
     async with open_lab(other, [hand_over()], config=PRICED) as lab, scraped(lab.runtime) as scraper:
         await lab.outcome()
         assert not [name for name, _labels in await scraper.scrape() if name.startswith("ava_user_")]
+
+
+class Scraper:
+    """What Prometheus sees of a runtime."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.text = ""
+
+    async def scrape(self) -> Samples:
+        async with httpx2.AsyncClient() as client:
+            response = await client.get(self._url)
+        assert response.status_code == 200 and response.headers["content-type"] == CONTENT_TYPE
+        self.text = response.text
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(self.text)
+            for sample in family.samples
+        }
+
+
+@asynccontextmanager
+async def scraped(runtime: Runtime) -> AsyncGenerator[Scraper]:
+    async def metrics(_request: Request) -> Response:
+        return Response(await render(runtime, open_sessions=2), media_type=None, headers={"content-type": CONTENT_TYPE})
+
+    app = Starlette(routes=[Route("/metrics", metrics)])
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", loop="none"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve)
+        with anyio.fail_after(40):
+            while not server.started:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        try:
+            yield Scraper(f"http://127.0.0.1:{port}/metrics")
+        finally:
+            server.should_exit = True
+            with anyio.CancelScope(shield=True), anyio.move_on_after(5):
+                await server.shutdown()
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    return samples[name, frozenset(labels.items())]
+
+
+async def one_run(lab: Lab) -> str:
+    (lab.workspace / "a.md").write_text("It costs 12 dollars.")
+    run_id = await lab.start(task="What does the quokka cost?", name="quokka hunt", task_id="quokka-17")
+    await lab.ended(run_id)
+    return run_id

@@ -47,21 +47,6 @@ def refusing(words: str = NO, *, stop: str = "stop") -> Raw:
     return Raw([json.dumps(answer).encode()], "application/json")
 
 
-def files(tmp: Path) -> None:
-    (tmp / "workspace").mkdir(parents=True, exist_ok=True)
-    (tmp / "workspace/a.md").write_text("Otter costs twelve cents a minute.\n")
-
-
-def last_words(server: ModelServer, request: int = -1) -> str:
-    return str(server.requests[request].json["messages"][-1]["content"])
-
-
-async def ended(lab: Lab, **more: Any) -> tuple[str, dict[str, Any]]:
-    run_id = await lab.start(**more)
-    await lab.ended(run_id)
-    return run_id, await lab.result(run_id)
-
-
 # -- calls printed as text ------------------------------------------------------------------------------------------
 
 
@@ -422,3 +407,18 @@ async def test_a_call_that_the_provider_refused_is_asked_for_again_with_what_was
     assert result["status"] == "success"
     assert len(rejected) == 2 and all('"foo": "bar"' in (said.rejected or "") for said in rejected)
     assert "refused your last answer" in asked[-1]["content"] and 'tool="provider"' in asked[-1]["content"]
+
+
+def files(tmp: Path) -> None:
+    (tmp / "workspace").mkdir(parents=True, exist_ok=True)
+    (tmp / "workspace/a.md").write_text("Otter costs twelve cents a minute.\n")
+
+
+def last_words(server: ModelServer, request: int = -1) -> str:
+    return str(server.requests[request].json["messages"][-1]["content"])
+
+
+async def ended(lab: Lab, **more: Any) -> tuple[str, dict[str, Any]]:
+    run_id = await lab.start(**more)
+    await lab.ended(run_id)
+    return run_id, await lab.result(run_id)

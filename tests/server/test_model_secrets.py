@@ -28,35 +28,6 @@ WIRE = '[providers.custom]\nwire = "messages"\n'
 PRICES = '[prices."claude-sonnet-5-5"]\ninput = 3.0\noutput = 15.0\ncache_read = 0.3\ncache_write = 3.75\n'
 
 
-def found_in(text: str) -> list[str]:
-    return [*leaks_in(text.encode()), *(["token"] if TOKEN[:20] in text else [])]
-
-
-async def leaks(lab: Lab, run_id: str) -> list[str]:
-    """Return where a key is found: in an entry (except the provider's own message), a file, an answer or a screen."""
-    found: list[str] = []
-    for entry in await lab.entries(run_id):
-        fact: dict[str, Any] = json.loads(entry.content or "{}")
-        if entry.type == "AssistantMessage":
-            fact = {name: value for name, value in fact.items() if name not in ("raw", "calls")}
-        found += [f"{entry.type} {entry.seq}: {form}" for form in found_in(json.dumps(fact, ensure_ascii=False))]
-    for path in (lab.root / "artifacts").rglob("*"):
-        if path.is_file():
-            found += [f"{path.name}: {form}" for form in found_in(path.read_text() + path.name)]
-    for tool, given in (
-        ("check_subagent", {"subagent_id": run_id}),
-        ("read_ava_logs", {"subagent_id": run_id, "last_n": 50}),
-        ("read_ava_logs", {"search": "redacted"}),
-    ):
-        answer = await lab.call(tool, **given)
-        found += [f"{tool}: {form}" for form in found_in(answer.model_dump_json())]
-    for args in (["show", run_id], ["logs", "--since", "1h"], ["status"]):
-        shown = await anyio.to_thread.run_sync(lambda given: ava(lab.root, *given), args)
-        assert shown.returncode == 0, shown.stderr
-        found += [f"ava {args[0]}: {form}" for form in found_in(shown.stdout)]
-    return found
-
-
 @pytest.mark.slow
 async def test_keys_that_a_model_writes_are_only_in_the_providers_message(tmp_path: Path) -> None:
     script: list[Step] = [
@@ -140,3 +111,32 @@ async def test_a_coder_can_write_a_key_into_a_file_and_its_diff_and_commit_messa
     assert TOKEN not in git(repository, "log", "-1", "--format=%B", branch)
     assert '+TOKEN = "[redacted:github-token]"' in diff and "+b = 2" in diff
     assert [line for line in key.split("\n")[1:-1] if line in diff] == []
+
+
+def found_in(text: str) -> list[str]:
+    return [*leaks_in(text.encode()), *(["token"] if TOKEN[:20] in text else [])]
+
+
+async def leaks(lab: Lab, run_id: str) -> list[str]:
+    """Return where a key is found: in an entry (except the provider's own message), a file, an answer or a screen."""
+    found: list[str] = []
+    for entry in await lab.entries(run_id):
+        fact: dict[str, Any] = json.loads(entry.content or "{}")
+        if entry.type == "AssistantMessage":
+            fact = {name: value for name, value in fact.items() if name not in ("raw", "calls")}
+        found += [f"{entry.type} {entry.seq}: {form}" for form in found_in(json.dumps(fact, ensure_ascii=False))]
+    for path in (lab.root / "artifacts").rglob("*"):
+        if path.is_file():
+            found += [f"{path.name}: {form}" for form in found_in(path.read_text() + path.name)]
+    for tool, given in (
+        ("check_subagent", {"subagent_id": run_id}),
+        ("read_ava_logs", {"subagent_id": run_id, "last_n": 50}),
+        ("read_ava_logs", {"search": "redacted"}),
+    ):
+        answer = await lab.call(tool, **given)
+        found += [f"{tool}: {form}" for form in found_in(answer.model_dump_json())]
+    for args in (["show", run_id], ["logs", "--since", "1h"], ["status"]):
+        shown = await anyio.to_thread.run_sync(lambda given: ava(lab.root, *given), args)
+        assert shown.returncode == 0, shown.stderr
+        found += [f"ava {args[0]}: {form}" for form in found_in(shown.stdout)]
+    return found

@@ -38,46 +38,6 @@ def server(tmp_path: Path) -> Generator[NatsServer]:
         yield started
 
 
-def place(server: NatsServer, credentials: str | None = None, ca: Path | None = None, log: str = "a") -> EnginePlace:
-    return EnginePlace(server.address, "ava", credentials, ca, LEASE_S, log)
-
-
-@asynccontextmanager
-async def delivery(server: NatsServer, *more: object) -> AsyncGenerator[NatsDelivery]:
-    adapter = NatsDelivery(place(server, *more))  # type: ignore[arg-type]
-    async with adapter.connected():
-        yield adapter
-
-
-@asynccontextmanager
-async def working(
-    server: NatsServer, worker: Worker, slots: int = 2, labels: tuple[str, ...] = (), credentials: str | None = None
-) -> AsyncGenerator[None]:
-    async with delivery(server, credentials) as adapter, anyio.create_task_group() as tasks:
-        tasks.start_soon(adapter.work, "w", queues_for(labels), slots, worker)
-        yield
-        tasks.cancel_scope.cancel()
-
-
-async def fails(work: Callable[[], Awaitable[object]]) -> str:
-    with pytest.raises(DeliveryFailed) as failed:
-        await work()
-    text = str(failed.value)
-    assert "\n" not in text and not text.endswith(".")
-    return text
-
-
-async def delivered(sender: NatsDelivery, run_id: str) -> None:
-    """Deliver a run, trying again as the outbox does."""
-    with anyio.fail_after(30):
-        while True:
-            try:
-                await sender.deliver(run_id, ANY, "0.0")
-                return
-            except DeliveryFailed:
-                await anyio.sleep(0.2)
-
-
 async def test_a_run_is_delivered_once_and_forgotten_when_the_worker_says_so(server: NatsServer) -> None:
     worker = instant_worker()
     async with delivery(server) as sender, working(server, worker):
@@ -540,3 +500,43 @@ def test_too_many_labels_are_one_sentence() -> None:
     with pytest.raises(DeliveryFailed, match=r"this worker has 5 labels .* at most 4"):
         queues_for("abcde")
     assert queues_for(["b", "a"]) == [PLANS, ANY, "label-a", "label-b", "label-a+b"]
+
+
+def place(server: NatsServer, credentials: str | None = None, ca: Path | None = None, log: str = "a") -> EnginePlace:
+    return EnginePlace(server.address, "ava", credentials, ca, LEASE_S, log)
+
+
+@asynccontextmanager
+async def delivery(server: NatsServer, *more: object) -> AsyncGenerator[NatsDelivery]:
+    adapter = NatsDelivery(place(server, *more))  # type: ignore[arg-type]
+    async with adapter.connected():
+        yield adapter
+
+
+@asynccontextmanager
+async def working(
+    server: NatsServer, worker: Worker, slots: int = 2, labels: tuple[str, ...] = (), credentials: str | None = None
+) -> AsyncGenerator[None]:
+    async with delivery(server, credentials) as adapter, anyio.create_task_group() as tasks:
+        tasks.start_soon(adapter.work, "w", queues_for(labels), slots, worker)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def fails(work: Callable[[], Awaitable[object]]) -> str:
+    with pytest.raises(DeliveryFailed) as failed:
+        await work()
+    text = str(failed.value)
+    assert "\n" not in text and not text.endswith(".")
+    return text
+
+
+async def delivered(sender: NatsDelivery, run_id: str) -> None:
+    """Deliver a run, trying again as the outbox does."""
+    with anyio.fail_after(30):
+        while True:
+            try:
+                await sender.deliver(run_id, ANY, "0.0")
+                return
+            except DeliveryFailed:
+                await anyio.sleep(0.2)

@@ -25,25 +25,6 @@ from ava_server.config.pin import LOCKED_S, TRIES, PinFile
 from ava_server.core.errors import BadInput, ConfigError, Refused
 
 RIGHT, WRONG = "73-otter-91", "73-otter-92"
-TRY = """
-import sys
-from pathlib import Path
-from ava_server.core.errors import Refused
-from ava_server.config.pin import PinFile
-for pin in sys.argv[2:]:
-    try:
-        PinFile(Path(sys.argv[1])).check(pin)
-        print("taken")
-    except Refused as refused:
-        print(refused)
-"""
-KILLED_AT_THE_LOOK = """
-import os, signal, sys
-from pathlib import Path
-import ava_server.config.pin as pin
-pin._hash = lambda *_given: os.kill(os.getpid(), signal.SIGKILL)
-pin.PinFile(Path(sys.argv[1])).check(sys.argv[2])
-"""
 
 
 @pytest.fixture
@@ -67,22 +48,6 @@ def entry(path: Path) -> dict[str, Any]:
 
 def write_entry(path: Path, **fields: Any) -> None:
     path.write_text(tomlkit.dumps({"pin": {**entry(path), **fields}}))
-
-
-def answer(file: PinFile, pin: str) -> str:
-    """What a try is answered."""
-    try:
-        file.check(pin)
-    except Refused as refused:
-        return str(refused)
-    return "taken"
-
-
-def tries_of_a_process(path: Path, *pins: str) -> Sequence[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", TRY, str(path), *pins], capture_output=True, text=True, timeout=60, check=True
-    )
-    return done.stdout.splitlines()
 
 
 # -- set, check, change, remove ----------------------------------------------------------------------------------------
@@ -444,3 +409,42 @@ async def test_no_file_of_the_data_root_contains_the_pin(tmp_path: Path) -> None
     for each in files:
         content = each.read_bytes()
         assert not any(one.encode() in content for one in pins), each
+
+
+TRY = """
+import sys
+from pathlib import Path
+from ava_server.core.errors import Refused
+from ava_server.config.pin import PinFile
+for pin in sys.argv[2:]:
+    try:
+        PinFile(Path(sys.argv[1])).check(pin)
+        print("taken")
+    except Refused as refused:
+        print(refused)
+"""
+
+
+KILLED_AT_THE_LOOK = """
+import os, signal, sys
+from pathlib import Path
+import ava_server.config.pin as pin
+pin._hash = lambda *_given: os.kill(os.getpid(), signal.SIGKILL)
+pin.PinFile(Path(sys.argv[1])).check(sys.argv[2])
+"""
+
+
+def answer(file: PinFile, pin: str) -> str:
+    """What a try is answered."""
+    try:
+        file.check(pin)
+    except Refused as refused:
+        return str(refused)
+    return "taken"
+
+
+def tries_of_a_process(path: Path, *pins: str) -> Sequence[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", TRY, str(path), *pins], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.splitlines()

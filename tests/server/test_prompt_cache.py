@@ -21,97 +21,9 @@ from ava_audit.events import CostUpdate, ToolCall, ToolResult
 BYTES_PER_TOKEN = 4
 
 
-@dataclass
-class PrefixCache:
-    """Answers as a script says, and counts as a provider with a prompt cache does.
-
-    The tools and the system prompt are the beginning of a prompt. A request reads the longest run of whole messages
-    that some earlier request of its run began with; the rest is fresh, or written to the cache where `writes`.
-
-    Attributes:
-        script: What is said; its usage is ours to say.
-        writes: Fresh input is charged as written to the cache.
-        read: For each request the tokens that were read, and those of its whole prompt.
-    """
-
-    script: Callable[[dict[str, Any]], Say]
-    writes: bool = False
-    read: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    _seen: dict[str, list[list[str]]] = field(default_factory=dict[str, list[list[str]]])
-
-    def __call__(self, request: dict[str, Any]) -> Say:
-        step = self.script(request)
-        pieces = [_text(request.get("tools")), *map(_text, request["messages"])]
-        earlier = self._seen.setdefault("".join(pieces[:3]), [])  # tools, system prompt and task: one run's
-        common = max((_common(pieces, other) for other in earlier), default=0)
-        earlier.append(pieces)
-        prompt, cached = _tokens(pieces), _tokens(pieces[:common])
-        self.read.append((cached, prompt))
-        output = max(len(step.text) + sum(len(_text(call)) for call in step.calls), 1) // BYTES_PER_TOKEN + 1
-        details = {"cached_tokens": cached, "cache_write_tokens": prompt - cached if self.writes else 0}
-        usage = {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
-        return replace(step, usage=usage)
-
-
-def _common(one: list[str], other: list[str]) -> int:
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
-
-
-def _tokens(pieces: list[str]) -> int:
-    return sum(len(piece.encode()) for piece in pieces) // BYTES_PER_TOKEN
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
 # -- a provider's cache by marks ---------------------------------------------------------------------------------------
 
 LOOKS_BACK = 20
-
-
-@dataclass
-class MarkedCache:
-    """Answers as a script says, and counts as the API does.
-
-    Attributes:
-        script: What is said; its usage is ours to say.
-        used: For each request the tokens read, written and fresh.
-    """
-
-    script: Callable[[dict[str, Any]], Say]
-    used: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    _kept: set[str] = field(default_factory=set[str])
-
-    def __call__(self, request: dict[str, Any]) -> Say:
-        step = self.script(request)
-        blocks = _blocks(request)
-        bare = [_text({name: value for name, value in block.items() if name != "cache_control"}) for block in blocks]
-        prefixes = ["\n".join(bare[: number + 1]) for number in range(len(bare))]
-        marks = [number for number, block in enumerate(blocks) if "cache_control" in block]
-        found = [
-            at for mark in marks for at in range(mark, max(mark - LOOKS_BACK, -1), -1) if prefixes[at] in self._kept
-        ]
-        read = _tokens(bare[: max(found, default=-1) + 1])
-        upto = _tokens(bare[: max(marks, default=-1) + 1])
-        self._kept.update(prefixes[mark] for mark in marks)
-        self.used.append((read, max(upto - read, 0), _tokens(bare) - max(upto, read)))
-        read, written, fresh = self.used[-1]
-        usage = {
-            "input_tokens": fresh,
-            "cache_read_input_tokens": read,
-            "cache_creation_input_tokens": written,
-            "output_tokens": max(len(str(step.calls)) // BYTES_PER_TOKEN, 1),
-        }
-        return replace(step, usage=usage)
-
-
-def _blocks(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Everything that can be cached, in the order in which it counts: tools, system prompt, messages."""
-    found = [*(request.get("tools") or []), *(request.get("system") or [])]
-    for message in request["messages"]:
-        found += [{"role": message["role"], **block} for block in message["content"]]
-    return found
 
 
 # -- the tests ---------------------------------------------------------------------------------------------------------
@@ -122,41 +34,6 @@ LEFT_OUT = re.compile(
 FILES, LINES, NOTE_EVERY = 36, 450, 8
 ROOM = "[limits]\nmax_tokens = 1000000\n"
 """So that the window of the model is what trims."""
-
-
-def write_files(workspace: Path) -> None:
-    workspace.mkdir()
-    for number in range(FILES):
-        lines = "".join(f"file {number} line {line} says twelve cents\n" for line in range(LINES))
-        (workspace / f"{number}.md").write_text(lines)
-
-
-def left_out(messages: Sequence[dict[str, Any]]) -> list[str]:
-    """The ids that stand in place of results, in order."""
-    found = (LEFT_OUT.match(str(message["content"])) for message in messages if message["role"] == "tool")
-    return [match[1] for match in found if match]
-
-
-class Reader:
-    """Reads file after file, takes a note now and then, then reads back what was left out, and hands over."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self._back: list[str] | None = None
-
-    def __call__(self, request: dict[str, Any]) -> Say:
-        messages = request["messages"]
-        turn = sum(message["role"] == "assistant" for message in messages)
-        if turn % NOTE_EVERY == NOTE_EVERY - 1:
-            return Say(calls=[("scratchpad", {"note": f"note {turn}: keep this"})])
-        if turn < FILES:
-            return Say(calls=[("read_file", {"path": f"{turn}.md"})])
-        if self._back is None:
-            self._back = left_out(messages)
-        if self._back:
-            self.asked.append(self._back.pop(0))
-            return Say(calls=[("read_tool_result", {"id": self.asked[-1]})])
-        return hand_over()
 
 
 @pytest.mark.slow
@@ -237,3 +114,126 @@ async def test_with_cache_markers_each_request_reads_all_of_the_previous_one(
         assert read_again >= read + written, "all that the last request had is read"
         assert fresh == 0, "and what is new is written, for the next one to read"
     assert all(fact.settlement == "billed" for fact in settled)
+
+
+@dataclass
+class PrefixCache:
+    """Answers as a script says, and counts as a provider with a prompt cache does.
+
+    The tools and the system prompt are the beginning of a prompt. A request reads the longest run of whole messages
+    that some earlier request of its run began with; the rest is fresh, or written to the cache where `writes`.
+
+    Attributes:
+        script: What is said; its usage is ours to say.
+        writes: Fresh input is charged as written to the cache.
+        read: For each request the tokens that were read, and those of its whole prompt.
+    """
+
+    script: Callable[[dict[str, Any]], Say]
+    writes: bool = False
+    read: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    _seen: dict[str, list[list[str]]] = field(default_factory=dict[str, list[list[str]]])
+
+    def __call__(self, request: dict[str, Any]) -> Say:
+        step = self.script(request)
+        pieces = [_text(request.get("tools")), *map(_text, request["messages"])]
+        earlier = self._seen.setdefault("".join(pieces[:3]), [])  # tools, system prompt and task: one run's
+        common = max((_common(pieces, other) for other in earlier), default=0)
+        earlier.append(pieces)
+        prompt, cached = _tokens(pieces), _tokens(pieces[:common])
+        self.read.append((cached, prompt))
+        output = max(len(step.text) + sum(len(_text(call)) for call in step.calls), 1) // BYTES_PER_TOKEN + 1
+        details = {"cached_tokens": cached, "cache_write_tokens": prompt - cached if self.writes else 0}
+        usage = {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
+        return replace(step, usage=usage)
+
+
+def _common(one: list[str], other: list[str]) -> int:
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
+
+
+def _tokens(pieces: list[str]) -> int:
+    return sum(len(piece.encode()) for piece in pieces) // BYTES_PER_TOKEN
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass
+class MarkedCache:
+    """Answers as a script says, and counts as the API does.
+
+    Attributes:
+        script: What is said; its usage is ours to say.
+        used: For each request the tokens read, written and fresh.
+    """
+
+    script: Callable[[dict[str, Any]], Say]
+    used: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    _kept: set[str] = field(default_factory=set[str])
+
+    def __call__(self, request: dict[str, Any]) -> Say:
+        step = self.script(request)
+        blocks = _blocks(request)
+        bare = [_text({name: value for name, value in block.items() if name != "cache_control"}) for block in blocks]
+        prefixes = ["\n".join(bare[: number + 1]) for number in range(len(bare))]
+        marks = [number for number, block in enumerate(blocks) if "cache_control" in block]
+        found = [
+            at for mark in marks for at in range(mark, max(mark - LOOKS_BACK, -1), -1) if prefixes[at] in self._kept
+        ]
+        read = _tokens(bare[: max(found, default=-1) + 1])
+        upto = _tokens(bare[: max(marks, default=-1) + 1])
+        self._kept.update(prefixes[mark] for mark in marks)
+        self.used.append((read, max(upto - read, 0), _tokens(bare) - max(upto, read)))
+        read, written, fresh = self.used[-1]
+        usage = {
+            "input_tokens": fresh,
+            "cache_read_input_tokens": read,
+            "cache_creation_input_tokens": written,
+            "output_tokens": max(len(str(step.calls)) // BYTES_PER_TOKEN, 1),
+        }
+        return replace(step, usage=usage)
+
+
+def _blocks(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Everything that can be cached, in the order in which it counts: tools, system prompt, messages."""
+    found = [*(request.get("tools") or []), *(request.get("system") or [])]
+    for message in request["messages"]:
+        found += [{"role": message["role"], **block} for block in message["content"]]
+    return found
+
+
+def write_files(workspace: Path) -> None:
+    workspace.mkdir()
+    for number in range(FILES):
+        lines = "".join(f"file {number} line {line} says twelve cents\n" for line in range(LINES))
+        (workspace / f"{number}.md").write_text(lines)
+
+
+def left_out(messages: Sequence[dict[str, Any]]) -> list[str]:
+    """The ids that stand in place of results, in order."""
+    found = (LEFT_OUT.match(str(message["content"])) for message in messages if message["role"] == "tool")
+    return [match[1] for match in found if match]
+
+
+class Reader:
+    """Reads file after file, takes a note now and then, then reads back what was left out, and hands over."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self._back: list[str] | None = None
+
+    def __call__(self, request: dict[str, Any]) -> Say:
+        messages = request["messages"]
+        turn = sum(message["role"] == "assistant" for message in messages)
+        if turn % NOTE_EVERY == NOTE_EVERY - 1:
+            return Say(calls=[("scratchpad", {"note": f"note {turn}: keep this"})])
+        if turn < FILES:
+            return Say(calls=[("read_file", {"path": f"{turn}.md"})])
+        if self._back is None:
+            self._back = left_out(messages)
+        if self._back:
+            self.asked.append(self._back.pop(0))
+            return Say(calls=[("read_tool_result", {"id": self.asked[-1]})])
+        return hand_over()

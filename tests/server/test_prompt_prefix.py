@@ -30,37 +30,6 @@ STEPS: list[Mapping[str, Any]] = [
 ITEMS = ["core", "web", "cli", "log"]
 
 
-class Siblings:
-    """Answers a plan's runs; the first answer of a `read` run waits for its gate, as a slow provider's does."""
-
-    def __init__(self, first: Gate, fails: bool = False) -> None:
-        self.first, self.fails = first, fails
-        self.asked = 0
-        self.all_asked = threading.Event()
-
-    def __call__(self, request: dict[str, Any]) -> Say | Fail:
-        if "List the changed modules" in json.dumps(request):
-            return submit({"items": ITEMS})
-        self.asked += 1
-        if self.asked == len(ITEMS):
-            self.all_asked.set()
-        if self.asked > 1:
-            return submit("done")
-        return Fail(400, gate=self.first) if self.fails else Say(calls=submit("done").calls, gate=self.first)
-
-
-async def waiting(lab: Any, plan_id: str) -> list[str]:
-    """Wait until all runs of a plan's second step but one wait for that; return their ids."""
-    with anyio.fail_after(20):
-        while True:
-            rows = await lab.store.read(lambda view: [row for row in view.step_runs(plan_id) if row.step == "read"])
-            owned = lab.runtime.manager._owned
-            found = [row.id for row in rows if "Waiting for another run" in getattr(owned.get(row.id), "activity", "")]
-            if len(found) == len(ITEMS) - 1:
-                return found
-            await anyio.sleep(0.02)
-
-
 @pytest.mark.parametrize("fails", [False, True])
 async def test_siblings_send_their_first_call_when_the_answer_of_the_first_begins_or_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
@@ -167,3 +136,34 @@ async def test_the_next_run_goes_first_when_a_call_was_not_made() -> None:
     runs[0].leave()
     assert [await waits(run, clock) for run in runs[1:]] == [False, True]
     assert not await waits(PromptPrefix(prefixes, "another plan", "S-9"), clock)
+
+
+class Siblings:
+    """Answers a plan's runs; the first answer of a `read` run waits for its gate, as a slow provider's does."""
+
+    def __init__(self, first: Gate, fails: bool = False) -> None:
+        self.first, self.fails = first, fails
+        self.asked = 0
+        self.all_asked = threading.Event()
+
+    def __call__(self, request: dict[str, Any]) -> Say | Fail:
+        if "List the changed modules" in json.dumps(request):
+            return submit({"items": ITEMS})
+        self.asked += 1
+        if self.asked == len(ITEMS):
+            self.all_asked.set()
+        if self.asked > 1:
+            return submit("done")
+        return Fail(400, gate=self.first) if self.fails else Say(calls=submit("done").calls, gate=self.first)
+
+
+async def waiting(lab: Any, plan_id: str) -> list[str]:
+    """Wait until all runs of a plan's second step but one wait for that; return their ids."""
+    with anyio.fail_after(20):
+        while True:
+            rows = await lab.store.read(lambda view: [row for row in view.step_runs(plan_id) if row.step == "read"])
+            owned = lab.runtime.manager._owned
+            found = [row.id for row in rows if "Waiting for another run" in getattr(owned.get(row.id), "activity", "")]
+            if len(found) == len(ITEMS) - 1:
+                return found
+            await anyio.sleep(0.02)

@@ -18,37 +18,6 @@ RUN = "ava://runs/{id}"
 ARTIFACT = "ava://runs/{id}/artifacts/{name}"
 
 
-def script(request: dict[str, Any]) -> Step:
-    """Save a file, then answer."""
-    if request["messages"][-1]["role"] == "tool":
-        return Say("All is said.")
-    return Say(calls=[("save_artifact", {"name": "prices.csv", "content": "otter,12\n"})])
-
-
-@dataclass
-class Counter:
-    """A client whose user has a run that has ended and a proposal, as another user has."""
-
-    client: Client
-    ended: str
-    waiting: dict[str, Any]
-    theirs: Any
-
-    async def offered(self, reference: str, argument: str, typed: str = "", **given: str) -> list[str]:
-        """What is offered for an argument of a prompt, or a place in an address."""
-        address = "://" in reference
-        ref = ResourceTemplateReference(uri=reference) if address else PromptReference(name=reference)
-        answer = await self.client.complete(ref, {"name": argument, "value": typed}, given or None)
-        assert answer.completion.total == len(answer.completion.values) or answer.completion.has_more
-        return answer.completion.values
-
-    async def words(self, prompt: str, **given: str) -> str:
-        """What a prompt says."""
-        [message] = (await self.client.get_prompt(prompt, given)).messages
-        assert isinstance(message.content, TextContent)
-        return message.content.text
-
-
 @pytest.fixture(params=["auto", "legacy"], ids=["stateless era", "handshake era"])
 async def counter(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncGenerator[Counter]:
     async with open_lab(tmp_path, script, everybody=True) as lab:
@@ -137,3 +106,34 @@ async def test_an_invalid_prompt_request_says_what_is_required(tmp_path: Path) -
                 await client.get_prompt(prompt, given)
             assert refused.value.error.code == INVALID_PARAMS
             assert told in str(refused.value)
+
+
+def script(request: dict[str, Any]) -> Step:
+    """Save a file, then answer."""
+    if request["messages"][-1]["role"] == "tool":
+        return Say("All is said.")
+    return Say(calls=[("save_artifact", {"name": "prices.csv", "content": "otter,12\n"})])
+
+
+@dataclass
+class Counter:
+    """A client whose user has a run that has ended and a proposal, as another user has."""
+
+    client: Client
+    ended: str
+    waiting: dict[str, Any]
+    theirs: Any
+
+    async def offered(self, reference: str, argument: str, typed: str = "", **given: str) -> list[str]:
+        """What is offered for an argument of a prompt, or a place in an address."""
+        address = "://" in reference
+        ref = ResourceTemplateReference(uri=reference) if address else PromptReference(name=reference)
+        answer = await self.client.complete(ref, {"name": argument, "value": typed}, given or None)
+        assert answer.completion.total == len(answer.completion.values) or answer.completion.has_more
+        return answer.completion.values
+
+    async def words(self, prompt: str, **given: str) -> str:
+        """What a prompt says."""
+        [message] = (await self.client.get_prompt(prompt, given)).messages
+        assert isinstance(message.content, TextContent)
+        return message.content.text

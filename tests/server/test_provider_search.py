@@ -39,51 +39,6 @@ def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@contextmanager
-def provider(*steps: Step, name: str = "anthropic", times: int = 1) -> Generator[ModelServer]:
-    """A provider of the name that answers so, `times` over."""
-    with run_model_server([*(steps or [Fail(200, FORMATS[name].answer)])] * times) as server:
-        yield server
-
-
-def config(server: ModelServer, name: str = "anthropic", *, more: str = CHEAP, engine: str | None = None) -> str:
-    return (
-        f'{more}[search]\nengine = "{engine or name}"\n'
-        f'[providers.{name}]\nbase_url = "http://127.0.0.1:{server.port}/v1"\n'
-        f'[prices."{name}:{FORMATS[name].model}"]\ninput = 0.1\noutput = 0.5\n'
-    )
-
-
-def store(tmp_path: Path, name: str = "anthropic") -> Path:
-    file = tmp_path / "data" / "keys.toml"
-    file.parent.mkdir(mode=0o700, exist_ok=True)
-    set_key(name, KEY, file)
-    return file
-
-
-def worst(name: str = "anthropic") -> int:
-    """What one search is reserved with, in micro-USD."""
-    own = {FORMATS[name].model: UserPrice(input=0.1, output=0.5)}
-    price = find_price(name, FORMATS[name].model, base_url="http://127.0.0.1/v1", overrides=own)
-    terms = search_terms()[name]
-    return reserve_micros(price, Bound(terms.prompt_tokens, terms.output_tokens)) + FORMATS[name].fee_micros
-
-
-async def searches(lab: Lab, run_id: str) -> list[CostReserved]:
-    """The reservations of a run's searches."""
-    return [fact for fact in await lab.facts(run_id, CostReserved) if fact.tool_call is not None]
-
-
-async def settlements(lab: Lab, run_id: str) -> list[tuple[CostUpdate, int, str | None]]:
-    """The settlements of a run's searches, each with its cost in micro-USD and its model."""
-    held = {(fact.turn, fact.attempt) for fact in await searches(lab, run_id)}
-    return [
-        (entry.fact, entry.cost_micros or 0, entry.model)
-        for entry in await lab.entries(run_id)
-        if isinstance(entry.fact, CostUpdate) and (entry.fact.turn, entry.fact.attempt) in held
-    ]
-
-
 @pytest.mark.requirement("S2-11")
 @pytest.mark.parametrize("name", FORMATS)
 async def test_a_crawler_searches_by_the_model_provider_and_counts_the_cost(tmp_path: Path, name: str) -> None:
@@ -501,3 +456,48 @@ def test_the_doctor_names_the_provider_that_searches_and_its_price(tmp_path: Pat
     assert state == "warning" and "search.engine is openai, and there is no key for it" in told
     assert "Kagi" in found(tmp_path, KAGI_API_KEY=KEY, ANTHROPIC_API_KEY=KEY)[1]
     assert found(tmp_path, AVA_SEARCH__ENGINE="none", ANTHROPIC_API_KEY=KEY)[0] == "note"
+
+
+@contextmanager
+def provider(*steps: Step, name: str = "anthropic", times: int = 1) -> Generator[ModelServer]:
+    """A provider of the name that answers so, `times` over."""
+    with run_model_server([*(steps or [Fail(200, FORMATS[name].answer)])] * times) as server:
+        yield server
+
+
+def config(server: ModelServer, name: str = "anthropic", *, more: str = CHEAP, engine: str | None = None) -> str:
+    return (
+        f'{more}[search]\nengine = "{engine or name}"\n'
+        f'[providers.{name}]\nbase_url = "http://127.0.0.1:{server.port}/v1"\n'
+        f'[prices."{name}:{FORMATS[name].model}"]\ninput = 0.1\noutput = 0.5\n'
+    )
+
+
+def store(tmp_path: Path, name: str = "anthropic") -> Path:
+    file = tmp_path / "data" / "keys.toml"
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    set_key(name, KEY, file)
+    return file
+
+
+def worst(name: str = "anthropic") -> int:
+    """What one search is reserved with, in micro-USD."""
+    own = {FORMATS[name].model: UserPrice(input=0.1, output=0.5)}
+    price = find_price(name, FORMATS[name].model, base_url="http://127.0.0.1/v1", overrides=own)
+    terms = search_terms()[name]
+    return reserve_micros(price, Bound(terms.prompt_tokens, terms.output_tokens)) + FORMATS[name].fee_micros
+
+
+async def searches(lab: Lab, run_id: str) -> list[CostReserved]:
+    """The reservations of a run's searches."""
+    return [fact for fact in await lab.facts(run_id, CostReserved) if fact.tool_call is not None]
+
+
+async def settlements(lab: Lab, run_id: str) -> list[tuple[CostUpdate, int, str | None]]:
+    """The settlements of a run's searches, each with its cost in micro-USD and its model."""
+    held = {(fact.turn, fact.attempt) for fact in await searches(lab, run_id)}
+    return [
+        (entry.fact, entry.cost_micros or 0, entry.model)
+        for entry in await lab.entries(run_id)
+        if isinstance(entry.fact, CostUpdate) and (entry.fact.turn, entry.fact.attempt) in held
+    ]

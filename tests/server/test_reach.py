@@ -44,6 +44,68 @@ SAYS = {
 """How both screens name each thing that a tool can reach."""
 
 
+@st.composite
+def invented(draw: st.DrawFn) -> ToolSpec:
+    """Draw a tool that nobody has heard of, with any flags that go together."""
+    flags = draw(st.sets(st.sampled_from([*SAYS.keys() - {"changes"}, "search", "artifacts", "writes"])))
+    flags |= {"network"} if "search" in flags else set()
+    flags |= {"files", "writes"} if "edits" in flags else set()
+    flags |= {"writes"} if "artifacts" in flags else set()
+    changes = bool(flags & {"writes", "commands"})
+    given: dict[str, Any] = dict.fromkeys(flags, True)
+    return ToolSpec("paint", "Paints.", ToolArgs, read_only=not changes and draw(st.booleans()), **given)
+
+
+@pytest.mark.parametrize("name", [None, *tool_specs()])
+def test_both_screens_name_what_each_tool_can_reach(name: str | None, around: ResolveContext) -> None:
+    names = [name, "scratchpad"] if name else ["scratchpad"]
+    trust, proposal = screens(names, BUILT_IN, around)
+    assert named(trust) == named(proposal) == reached([tool_specs()[name] for name in names])
+
+
+@settings(max_examples=60)
+@given(paint=invented(), others=st.sets(st.sampled_from(sorted(tool_specs()))))
+def test_both_screens_name_the_reach_of_any_tools_including_a_new_one(
+    around: ResolveContext, paint: ToolSpec, others: set[str]
+) -> None:
+    tools = {**BUILT_IN, "paint": Invented(paint)}
+    # A run needs something to work with.
+    names = ["paint", *sorted(others | {"read_file"})]
+    trust, proposal = screens(names, tools, around)
+    specs = [paint, *(tool_specs()[name] for name in names[1:])]
+    assert named(trust) == named(proposal) == reached(specs)
+
+
+@settings(max_examples=30)
+@given(paint=invented())
+def test_both_screens_name_the_reach_of_a_single_new_tool(around: ResolveContext, paint: ToolSpec) -> None:
+    trust, proposal = screens(["paint"], {**BUILT_IN, "paint": Invented(paint)}, around)
+    assert named(trust) == named(proposal) == reached([paint])
+    if not reached([paint]):
+        assert trust == proposal == "can reach neither files nor the web"
+
+
+def test_the_trust_screen_names_mcp_servers_without_contacting_them() -> None:
+    role = parse_role("---\ndescription: Asks.\ntools: [mcp__lab, mcp__notes__find]\n---\nAsk.\n", "a.md", "asker")
+    assert "it can use the MCP servers lab and notes (each proposal says what they can do)" in trust_screen(role)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"search": True},
+        {"edits": True, "files": True, "read_only": False},
+        {"edits": True, "writes": True, "read_only": False},
+        {"artifacts": True, "read_only": False},
+        {"writes": True},
+        {"commands": True},
+    ],
+)
+def test_rejects_contradictory_tool_flags(flags: dict[str, bool]) -> None:
+    with pytest.raises(ValueError, match=r"paint: .* implies "):
+        ToolSpec("paint", "Paints.", ToolArgs, **flags)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class Invented:
     """A tool that is added by the recipe: a spec, and its place in the registry."""
@@ -63,18 +125,6 @@ class Confined:
 
     kind: str = "bubblewrap"
     mounts: bool = True
-
-
-@st.composite
-def invented(draw: st.DrawFn) -> ToolSpec:
-    """Draw a tool that nobody has heard of, with any flags that go together."""
-    flags = draw(st.sets(st.sampled_from([*SAYS.keys() - {"changes"}, "search", "artifacts", "writes"])))
-    flags |= {"network"} if "search" in flags else set()
-    flags |= {"files", "writes"} if "edits" in flags else set()
-    flags |= {"writes"} if "artifacts" in flags else set()
-    changes = bool(flags & {"writes", "commands"})
-    given: dict[str, Any] = dict.fromkeys(flags, True)
-    return ToolSpec("paint", "Paints.", ToolArgs, read_only=not changes and draw(st.booleans()), **given)
 
 
 @pytest.fixture(scope="module")
@@ -148,53 +198,3 @@ def reached(specs: list[ToolSpec]) -> set[str]:
     # The command that checks changed files runs, and commands see the files.
     found |= {"commands"} if "edits" in found else set()
     return found | ({"files"} if "commands" in found else set())
-
-
-@pytest.mark.parametrize("name", [None, *tool_specs()])
-def test_both_screens_name_what_each_tool_can_reach(name: str | None, around: ResolveContext) -> None:
-    names = [name, "scratchpad"] if name else ["scratchpad"]
-    trust, proposal = screens(names, BUILT_IN, around)
-    assert named(trust) == named(proposal) == reached([tool_specs()[name] for name in names])
-
-
-@settings(max_examples=60)
-@given(paint=invented(), others=st.sets(st.sampled_from(sorted(tool_specs()))))
-def test_both_screens_name_the_reach_of_any_tools_including_a_new_one(
-    around: ResolveContext, paint: ToolSpec, others: set[str]
-) -> None:
-    tools = {**BUILT_IN, "paint": Invented(paint)}
-    # A run needs something to work with.
-    names = ["paint", *sorted(others | {"read_file"})]
-    trust, proposal = screens(names, tools, around)
-    specs = [paint, *(tool_specs()[name] for name in names[1:])]
-    assert named(trust) == named(proposal) == reached(specs)
-
-
-@settings(max_examples=30)
-@given(paint=invented())
-def test_both_screens_name_the_reach_of_a_single_new_tool(around: ResolveContext, paint: ToolSpec) -> None:
-    trust, proposal = screens(["paint"], {**BUILT_IN, "paint": Invented(paint)}, around)
-    assert named(trust) == named(proposal) == reached([paint])
-    if not reached([paint]):
-        assert trust == proposal == "can reach neither files nor the web"
-
-
-def test_the_trust_screen_names_mcp_servers_without_contacting_them() -> None:
-    role = parse_role("---\ndescription: Asks.\ntools: [mcp__lab, mcp__notes__find]\n---\nAsk.\n", "a.md", "asker")
-    assert "it can use the MCP servers lab and notes (each proposal says what they can do)" in trust_screen(role)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"search": True},
-        {"edits": True, "files": True, "read_only": False},
-        {"edits": True, "writes": True, "read_only": False},
-        {"artifacts": True, "read_only": False},
-        {"writes": True},
-        {"commands": True},
-    ],
-)
-def test_rejects_contradictory_tool_flags(flags: dict[str, bool]) -> None:
-    with pytest.raises(ValueError, match=r"paint: .* implies "):
-        ToolSpec("paint", "Paints.", ToolArgs, **flags)  # type: ignore[arg-type]

@@ -22,29 +22,6 @@ REFUSED = {
 }
 
 
-async def by_command(lab: Lab, *words: str) -> str:
-    done = await anyio.to_thread.run_sync(lambda: ava(lab.root, *words, env={"COLUMNS": "400"}))
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-async def by_page(lab: Lab, address: str) -> str:
-    async with serve_lab_pages(lab) as browser:
-        return unescape((await browser.get(address)).text)
-
-
-async def by_resource(lab: Lab, address: str) -> str:
-    async with connect(lab.root.parent, server=lab.server) as (client, _server):
-        [content] = (await client.read_resource(address)).contents
-        return str(getattr(content, "text", "")).replace('\\"', '"')
-
-
-async def by_dashboard(lab: Lab) -> str:
-    async with live_app(lab, 300, 40) as (app, pilot):
-        await pilot.press("enter")
-        return "\n".join(await wait_until_shown(app, "Steps: turn"))
-
-
 SURFACES: Mapping[str, Callable[[Lab, str], Awaitable[str]]] = {
     "ava show": lambda lab, run: by_command(lab, "show", run),
     "ava logs": lambda lab, run: by_command(lab, "logs", run),
@@ -66,3 +43,26 @@ async def test_an_answer_that_the_provider_refused_is_drawn(
         drawn = " ".join((await draw(lab, run_id)).split())
     assert "refused by the provider" in drawn and "Tool call validation failed" in drawn
     assert 'had written: {"name": "read_file", "arguments": {"foo"' in drawn
+
+
+async def by_command(lab: Lab, *words: str) -> str:
+    done = await anyio.to_thread.run_sync(lambda: ava(lab.root, *words, env={"COLUMNS": "400"}))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def by_page(lab: Lab, address: str) -> str:
+    async with serve_lab_pages(lab) as browser:
+        return unescape((await browser.get(address)).text)
+
+
+async def by_resource(lab: Lab, address: str) -> str:
+    async with connect(lab.root.parent, server=lab.server) as (client, _server):
+        [content] = (await client.read_resource(address)).contents
+        return str(getattr(content, "text", "")).replace('\\"', '"')
+
+
+async def by_dashboard(lab: Lab) -> str:
+    async with live_app(lab, 300, 40) as (app, pilot):
+        await pilot.press("enter")
+        return "\n".join(await wait_until_shown(app, "Steps: turn"))

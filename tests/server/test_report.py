@@ -33,52 +33,6 @@ FIRST = 20_450
 START_S = FIRST * DAY_S
 
 
-def report(root: Path, *args: str) -> Mapping[str, Any]:
-    done = ava(root, "report", "--since", "2025-12-28", "--until", "2026-01-10", "--json", *args)
-    assert (done.returncode, done.stderr) == (0, "")
-    shown: Mapping[str, Any] = json.loads(done.stdout)
-    return shown
-
-
-def named(sums: list[dict[str, Any]], what: str) -> dict[str, Any]:
-    return {one[what]: one["cost_cents"] for one in sums}
-
-
-async def week(root: Path, past: Past) -> None:
-    """Nine runs of two users over a week, one of them over midnight, one group, and one that has not ended."""
-    async with Store.open(root) as store:
-        plain = BookedLife("S-000001", user=own_user())
-        await past.lived(store, plain, START_S + 3_600, costs=(3_000, 4_001))
-        # Reserved on the first day, settled on the second: it counts on the first.
-        late = BookedLife("S-000002", user=own_user(), role="coder", model="openai:gpt-5")
-        await past.at(store, START_S + DAY_S - 10, *late.begun(), partial(late.asks, 1))
-        await past.at(store, START_S + DAY_S + 5, partial(late.pays, 20_000), partial(late.asks, 2))
-        await past.at(
-            store, START_S + DAY_S + 6, partial(late.pays, 60_500), *late.ends("error", "the provider is down", "api")
-        )
-        others = BookedLife("S-000003", user="ana")
-        await past.lived(store, others, START_S + 2 * DAY_S, costs=(7,))
-        await past.at(store, START_S + 4 * DAY_S, *plan_events("G-4e1b2c3", 1_000_000, user=own_user()))
-        for number in (4, 5):
-            of_group = BookedLife(f"S-00000{number}", user=own_user(), group="G-4e1b2c3")
-            await past.lived(store, of_group, START_S + 4 * DAY_S + number, costs=(11_000,))
-        again = BookedLife("S-000006", user=own_user(), role="coder", group="G-4e1b2c3")
-        await past.at(store, START_S + 4 * DAY_S + 60, *again.begun(), partial(again.asks, 1))
-        await past.at(store, START_S + 4 * DAY_S + 61, again.pays(50_000, settlement="unknown"))
-        await past.at(store, START_S + 4 * DAY_S + 62, again.wrote(ErrorOccurred(error="no answer", kind="lost")))
-        await past.at(store, START_S + 4 * DAY_S + 63, partial(again.asks, 1, 2))
-        await past.at(store, START_S + 4 * DAY_S + 64, again.pays(9_000, attempt=2, cost_by={"retries": 9_000}))
-        await past.at(store, START_S + 4 * DAY_S + 65, *again.ends("timeout", "60 s are over"))
-        for number, seconds in ((7, 90), (8, 30)):
-            slow = BookedLife(f"S-00000{number}", user=own_user())
-            await past.lived(
-                store, slow, START_S + 6 * DAY_S, costs=(), ending="timeout", reason=f"{seconds} s are over"
-            )
-        await past.lived(
-            store, BookedLife("S-000009", user=own_user()), START_S + 6 * DAY_S + 9, costs=(5,), ending=None
-        )
-
-
 async def test_daily_sums_match_the_budgets_and_run_sums_match_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,3 +236,49 @@ def test_days_are_in_utc_and_the_last_one_is_today() -> None:
     for since, until in (("2099-01-01", None), ("2025-12-28", "2025-12-28"), ("noon-ish", None)):
         with pytest.raises(BadInput):
             days_of(since, until, now_us)
+
+
+def report(root: Path, *args: str) -> Mapping[str, Any]:
+    done = ava(root, "report", "--since", "2025-12-28", "--until", "2026-01-10", "--json", *args)
+    assert (done.returncode, done.stderr) == (0, "")
+    shown: Mapping[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+def named(sums: list[dict[str, Any]], what: str) -> dict[str, Any]:
+    return {one[what]: one["cost_cents"] for one in sums}
+
+
+async def week(root: Path, past: Past) -> None:
+    """Nine runs of two users over a week, one of them over midnight, one group, and one that has not ended."""
+    async with Store.open(root) as store:
+        plain = BookedLife("S-000001", user=own_user())
+        await past.lived(store, plain, START_S + 3_600, costs=(3_000, 4_001))
+        # Reserved on the first day, settled on the second: it counts on the first.
+        late = BookedLife("S-000002", user=own_user(), role="coder", model="openai:gpt-5")
+        await past.at(store, START_S + DAY_S - 10, *late.begun(), partial(late.asks, 1))
+        await past.at(store, START_S + DAY_S + 5, partial(late.pays, 20_000), partial(late.asks, 2))
+        await past.at(
+            store, START_S + DAY_S + 6, partial(late.pays, 60_500), *late.ends("error", "the provider is down", "api")
+        )
+        others = BookedLife("S-000003", user="ana")
+        await past.lived(store, others, START_S + 2 * DAY_S, costs=(7,))
+        await past.at(store, START_S + 4 * DAY_S, *plan_events("G-4e1b2c3", 1_000_000, user=own_user()))
+        for number in (4, 5):
+            of_group = BookedLife(f"S-00000{number}", user=own_user(), group="G-4e1b2c3")
+            await past.lived(store, of_group, START_S + 4 * DAY_S + number, costs=(11_000,))
+        again = BookedLife("S-000006", user=own_user(), role="coder", group="G-4e1b2c3")
+        await past.at(store, START_S + 4 * DAY_S + 60, *again.begun(), partial(again.asks, 1))
+        await past.at(store, START_S + 4 * DAY_S + 61, again.pays(50_000, settlement="unknown"))
+        await past.at(store, START_S + 4 * DAY_S + 62, again.wrote(ErrorOccurred(error="no answer", kind="lost")))
+        await past.at(store, START_S + 4 * DAY_S + 63, partial(again.asks, 1, 2))
+        await past.at(store, START_S + 4 * DAY_S + 64, again.pays(9_000, attempt=2, cost_by={"retries": 9_000}))
+        await past.at(store, START_S + 4 * DAY_S + 65, *again.ends("timeout", "60 s are over"))
+        for number, seconds in ((7, 90), (8, 30)):
+            slow = BookedLife(f"S-00000{number}", user=own_user())
+            await past.lived(
+                store, slow, START_S + 6 * DAY_S, costs=(), ending="timeout", reason=f"{seconds} s are over"
+            )
+        await past.lived(
+            store, BookedLife("S-000009", user=own_user()), START_S + 6 * DAY_S + 9, costs=(5,), ending=None
+        )

@@ -20,29 +20,6 @@ from ava_server.mcp_server.resources import PAGE
 LONG = "A long answer.\n" * 2_000
 
 
-def script(request: dict[str, Any]) -> Step:
-    """Save a file, then answer at length."""
-    if request["messages"][-1]["role"] == "tool":
-        return Say(LONG)
-    return Say(calls=[("save_artifact", {"name": "prices.csv", "content": "otter,12\n"})])
-
-
-@dataclass
-class Shelf:
-    client: Client
-    run_id: str
-
-    async def read(self, uri: str) -> str:
-        answer = await self.client.read_resource(uri)
-        [content] = answer.contents
-        return str(getattr(content, "text", ""))
-
-    async def refused(self, uri: str) -> str:
-        with pytest.raises(MCPError) as raised:
-            await self.client.read_resource(uri)
-        return str(raised.value)
-
-
 @pytest.fixture(params=["auto", "legacy"], ids=["stateless era", "handshake era"])
 async def shelf(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncGenerator[Shelf]:
     async with connect(tmp_path, script, mode=request.param) as (client, _server):
@@ -168,3 +145,26 @@ async def test_every_list_rejects_an_invalid_cursor(tmp_path: Path) -> None:
                     await listed(cursor=cursor, cache_mode="bypass")
                 assert refused.value.error.code == INVALID_PARAMS
                 assert "cursor" in str(refused.value)
+
+
+def script(request: dict[str, Any]) -> Step:
+    """Save a file, then answer at length."""
+    if request["messages"][-1]["role"] == "tool":
+        return Say(LONG)
+    return Say(calls=[("save_artifact", {"name": "prices.csv", "content": "otter,12\n"})])
+
+
+@dataclass
+class Shelf:
+    client: Client
+    run_id: str
+
+    async def read(self, uri: str) -> str:
+        answer = await self.client.read_resource(uri)
+        [content] = answer.contents
+        return str(getattr(content, "text", ""))
+
+    async def refused(self, uri: str) -> str:
+        with pytest.raises(MCPError) as raised:
+            await self.client.read_resource(uri)
+        return str(raised.value)

@@ -26,73 +26,6 @@ COMMANDS_TO_GIVE = ("call ", "`ava ", "subagent_id ", "id=", "ava://", "[S-")
 """Where an id stands to be given back, or in a form that hosts read."""
 
 
-def objects(value: object) -> Iterator[dict[str, Any]]:
-    """Every object in a JSON value that is about a run."""
-    if isinstance(value, dict):
-        members = cast("dict[str, Any]", value)
-        if "subagent_id" in members:
-            yield members
-        for key, item in members.items():
-            if key != "entries":  # those stand there as the log has them
-                yield from objects(item)
-    elif isinstance(value, list):
-        for item in cast("list[Any]", value):
-            yield from objects(item)
-
-
-def lacking(run_id: str, said: str) -> list[str]:
-    """The lines that say the id of a run and not its name."""
-    return [line for line in said.splitlines() if run_id in line and NAME not in line]
-
-
-class Walk:
-    """Looks at everything that is said of one run, and remembers what lacks."""
-
-    def __init__(self, run_id: str) -> None:
-        self.run_id = run_id
-        self.seen: list[str] = []
-        self.faults: list[str] = []
-
-    def structured(self, where: str, value: object) -> None:
-        found = [one for one in objects(value) if one["subagent_id"] == self.run_id]
-        if not found:
-            self.faults.append(f"{where}: it is not about the run")
-        self.faults += [
-            f"{where}: {key} is missing in {str(one)[:200]}"
-            for one in found
-            for key, wanted in (("name", NAME), ("task_id", TASK_ID))
-            if one.get(key) != wanted
-        ]
-
-    def lines(self, where: str, said: str) -> None:
-        if self.run_id not in said:
-            self.faults.append(f"{where}: it does not name the run: {said[:200]}")
-        for line in lacking(self.run_id, said):
-            if not any(f"{mark}{self.run_id}" in line or mark + f'"{self.run_id}' in line for mark in COMMANDS_TO_GIVE):
-                self.faults.append(f"{where}: {cut(line, 200)}")
-
-    def answer(self, where: str, answer: Answer) -> None:
-        self.structured(where, answer.structured())
-        # What stands there to be given back (a result's header, a proposal's ids) has the name on the line beside it.
-        given_back = ("[S-", "pending_id:", "<subagent")
-        shown = "\n".join(line for line in text_of(answer).splitlines() if not line.startswith(given_back))
-        self.lines(where, shown)
-
-    async def command(self, lab: Lab, *args: str, code: int = 0) -> None:
-        run = partial(ava, lab.root, *args, env=model_env(lab.server.base_url))
-        done = await anyio.to_thread.run_sync(run)
-        where = f"ava {' '.join(args)}"
-        assert done.returncode == code, (where, done.stderr)
-        if "--json" in args:
-            self.structured(where, json.loads(done.stdout))
-        else:
-            self.lines(where, done.stdout + done.stderr)
-
-    async def commands(self, lab: Lab, *commands: str) -> None:
-        for words in commands:
-            await self.command(lab, *words.split())
-
-
 @pytest.mark.requirement("S4-10")
 async def test_shows_the_run_name_beside_its_id_in_every_list_and_answer(tmp_path: Path) -> None:
     gates = Gate(), Gate()
@@ -179,3 +112,70 @@ async def test_shows_a_run_name_as_one_sanitized_line_everywhere(tmp_path: Path)
     assert proposed.name == answer.runs[0].name == "prices [S-000000 success] list"
     assert answer.runs[0].status_line.count("\n") == 0
     assert unnamed.name is None
+
+
+def objects(value: object) -> Iterator[dict[str, Any]]:
+    """Every object in a JSON value that is about a run."""
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value)
+        if "subagent_id" in members:
+            yield members
+        for key, item in members.items():
+            if key != "entries":  # those stand there as the log has them
+                yield from objects(item)
+    elif isinstance(value, list):
+        for item in cast("list[Any]", value):
+            yield from objects(item)
+
+
+def lacking(run_id: str, said: str) -> list[str]:
+    """The lines that say the id of a run and not its name."""
+    return [line for line in said.splitlines() if run_id in line and NAME not in line]
+
+
+class Walk:
+    """Looks at everything that is said of one run, and remembers what lacks."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.seen: list[str] = []
+        self.faults: list[str] = []
+
+    def structured(self, where: str, value: object) -> None:
+        found = [one for one in objects(value) if one["subagent_id"] == self.run_id]
+        if not found:
+            self.faults.append(f"{where}: it is not about the run")
+        self.faults += [
+            f"{where}: {key} is missing in {str(one)[:200]}"
+            for one in found
+            for key, wanted in (("name", NAME), ("task_id", TASK_ID))
+            if one.get(key) != wanted
+        ]
+
+    def lines(self, where: str, said: str) -> None:
+        if self.run_id not in said:
+            self.faults.append(f"{where}: it does not name the run: {said[:200]}")
+        for line in lacking(self.run_id, said):
+            if not any(f"{mark}{self.run_id}" in line or mark + f'"{self.run_id}' in line for mark in COMMANDS_TO_GIVE):
+                self.faults.append(f"{where}: {cut(line, 200)}")
+
+    def answer(self, where: str, answer: Answer) -> None:
+        self.structured(where, answer.structured())
+        # What stands there to be given back (a result's header, a proposal's ids) has the name on the line beside it.
+        given_back = ("[S-", "pending_id:", "<subagent")
+        shown = "\n".join(line for line in text_of(answer).splitlines() if not line.startswith(given_back))
+        self.lines(where, shown)
+
+    async def command(self, lab: Lab, *args: str, code: int = 0) -> None:
+        run = partial(ava, lab.root, *args, env=model_env(lab.server.base_url))
+        done = await anyio.to_thread.run_sync(run)
+        where = f"ava {' '.join(args)}"
+        assert done.returncode == code, (where, done.stderr)
+        if "--json" in args:
+            self.structured(where, json.loads(done.stdout))
+        else:
+            self.lines(where, done.stdout + done.stderr)
+
+    async def commands(self, lab: Lab, *commands: str) -> None:
+        for words in commands:
+            await self.command(lab, *words.split())

@@ -26,6 +26,50 @@ WORK = st.tuples(PICK, st.integers(1, 900), st.integers(1, 500), st.sampled_from
 STALE = ("reserve", "send", "settle", "append", "end")
 
 
+PLAYED = (
+    *(f"refused: {cap}" for cap in get_args(CapName)),
+    *(f"settle: {how}" for how in SETTLEMENTS),
+    *(f"stale: {what}" for what in STALE),
+    "crash",
+    "takeover",
+    "pause",
+    "asks",
+    "answer approved",
+    "answer declined",
+    "answer refused",
+    "resume",
+    "resumed",
+    "resumed by force",
+    "abandoned",
+    "forced end",
+)
+QUICK = settings(max_examples=10, stateful_step_count=40)
+
+
+LONG_S = 3_000
+ROUNDS = 4
+"""How often the long profile plays at most, until everything of `PLAYED` was: some of it is rare."""
+
+
+def test_no_schedule_exceeds_a_cap_or_gives_a_run_two_owners() -> None:
+    long = settings.get_current_profile_name() == "long"
+    Schedule.TestCase.settings = settings() if long else QUICK
+    if long:
+        faulthandler.dump_traceback_later(LONG_S, exit=True)  # instead of pytest's own, which is for one test of many
+    with store_processes(PROCESSES) as Schedule.running:
+        for number in range(ROUNDS if long else 1):
+            if number:  # with the seed of the round before, it would play the same once more
+                seed(number)(Schedule)
+            Schedule.TestCase("runTest").runTest()
+            missed = [kind for kind in PLAYED if not (played + came)[kind]]
+            if not missed:
+                break
+    if long:
+        print(f"{played.total():,} steps: {dict(played.most_common())}; of these {dict(came.most_common())}")
+        assert played.total() >= 10_000
+        assert not missed, "what is to be shown was not played"
+
+
 class Schedule(Processes):
     """Any order of what can happen."""
 
@@ -252,47 +296,3 @@ class Schedule(Processes):
     def everything_is_as_the_ledger_has_it(self) -> None:
         if not self.sound:
             self.check()
-
-
-PLAYED = (
-    *(f"refused: {cap}" for cap in get_args(CapName)),
-    *(f"settle: {how}" for how in SETTLEMENTS),
-    *(f"stale: {what}" for what in STALE),
-    "crash",
-    "takeover",
-    "pause",
-    "asks",
-    "answer approved",
-    "answer declined",
-    "answer refused",
-    "resume",
-    "resumed",
-    "resumed by force",
-    "abandoned",
-    "forced end",
-)
-QUICK = settings(max_examples=10, stateful_step_count=40)
-
-
-LONG_S = 3_000
-ROUNDS = 4
-"""How often the long profile plays at most, until everything of `PLAYED` was: some of it is rare."""
-
-
-def test_no_schedule_exceeds_a_cap_or_gives_a_run_two_owners() -> None:
-    long = settings.get_current_profile_name() == "long"
-    Schedule.TestCase.settings = settings() if long else QUICK
-    if long:
-        faulthandler.dump_traceback_later(LONG_S, exit=True)  # instead of pytest's own, which is for one test of many
-    with store_processes(PROCESSES) as Schedule.running:
-        for number in range(ROUNDS if long else 1):
-            if number:  # with the seed of the round before, it would play the same once more
-                seed(number)(Schedule)
-            Schedule.TestCase("runTest").runTest()
-            missed = [kind for kind in PLAYED if not (played + came)[kind]]
-            if not missed:
-                break
-    if long:
-        print(f"{played.total():,} steps: {dict(played.most_common())}; of these {dict(came.most_common())}")
-        assert played.total() >= 10_000
-        assert not missed, "what is to be shown was not played"

@@ -101,35 +101,6 @@ SEARXNG = {
 }  # fmt: skip
 
 
-def at(name: str, server: ModelServer) -> Engine:
-    base = f"http://127.0.0.1:{server.port}"
-    match name:
-        case "kagi":
-            return Kagi(f"{base}/api/v1", KEY)
-        case "kagi_0":
-            return Kagi(f"{base}/api/v0", KEY)
-        case "brave":
-            return Brave(f"{base}/res/v1", KEY)
-        case _:
-            return Searxng(base)
-
-
-async def ask(engine: Engine, count: int = 8) -> SearchResults:
-    async with ClientPool() as clients:
-        with anyio.fail_after(40):
-            return await ask_engine(engine, "podcast prices & more", count, clients)
-
-
-async def refusal(name: str, *steps: Step) -> str:
-    """Ask an engine that answers so; what the model is told, without the key."""
-    with run_model_server(steps) as server:
-        with pytest.raises(ToolFailed) as failed:
-            await ask(at(name, server))
-        assert len(server.requests) <= 1, "a search is asked once"
-    assert KEY not in str(failed.value) and KEY not in repr(at(name, server))
-    return str(failed.value)
-
-
 @pytest.mark.parametrize(
     ("name", "answer", "path", "header", "sent"),
     [
@@ -413,3 +384,32 @@ def test_rejects_an_invalid_search_before_it_costs_anything(given: dict[str, Any
 async def test_a_run_without_a_search_says_so() -> None:
     with pytest.raises(ToolFailed, match="this run has no web search"):
         await WebSearch()(WebSearchArgs(query="x"), ToolContext())
+
+
+def at(name: str, server: ModelServer) -> Engine:
+    base = f"http://127.0.0.1:{server.port}"
+    match name:
+        case "kagi":
+            return Kagi(f"{base}/api/v1", KEY)
+        case "kagi_0":
+            return Kagi(f"{base}/api/v0", KEY)
+        case "brave":
+            return Brave(f"{base}/res/v1", KEY)
+        case _:
+            return Searxng(base)
+
+
+async def ask(engine: Engine, count: int = 8) -> SearchResults:
+    async with ClientPool() as clients:
+        with anyio.fail_after(40):
+            return await ask_engine(engine, "podcast prices & more", count, clients)
+
+
+async def refusal(name: str, *steps: Step) -> str:
+    """Ask an engine that answers so; what the model is told, without the key."""
+    with run_model_server(steps) as server:
+        with pytest.raises(ToolFailed) as failed:
+            await ask(at(name, server))
+        assert len(server.requests) <= 1, "a search is asked once"
+    assert KEY not in str(failed.value) and KEY not in repr(at(name, server))
+    return str(failed.value)

@@ -30,49 +30,7 @@ BODY = body_of()
 KEY = private_key()
 LINES = len(KEY.split("\n"))
 SETTINGS = ["# Settings of the service", "host = example.org", KEY, "port = 8443", "# the end of the settings"]
-FILES = {
-    "server.key": f"{KEY}\n",
-    "settings.ini": "\n".join(SETTINGS) + "\n",
-    "keys.csv": f'name,key\nfirst,"{KEY}"\nlast,none\n',
-    "readme.md": "The service listens on port 8443.\n",
-}
 Call = tuple[str, dict[str, Any]]
-
-
-@asynccontextmanager
-async def lab_with_keys(tmp_path: Path, calls: list[Call]) -> AsyncGenerator[Lab]:
-    """A lab whose model makes one call a turn; nothing sent, stored or answered contains a piece of the key."""
-    async with open_lab(tmp_path, [*(Say(calls=[call]) for call in calls), hand_over()]) as lab:
-        checkout(lab.workspace, FILES)
-        yield lab
-        for request in lab.server.requests:
-            assert leaked_pieces(request.body.decode(), BODY) == []
-    for path in (tmp_path / "data").rglob("*"):
-        if path.is_file():
-            assert leaked_pieces(path.read_bytes().decode("utf-8", "replace"), BODY) == [], path
-
-
-async def outputs(lab: Lab, role: str = "researcher", within_s: float = 60, **more: Any) -> list[str]:
-    """Run a subagent to its end; return the results of its calls."""
-    run_id = await lab.start(role=role, max_iterations=30, **more)
-    row = await lab.ended(run_id, within_s=within_s)
-    assert row.state == "success", await lab.result(run_id)
-    return [fact.output for fact in await lab.facts(run_id, ToolResult) if fact.tool != "submit_result"]
-
-
-READS: list[Call] = [
-    ("read_file", {"path": "server.key", "offset": 2}),
-    ("read_file", {"path": "server.key", "offset": 5, "limit": 3}),
-    ("read_file", {"path": "server.key", "offset": LINES - 1}),
-    ("read_file", {"path": "settings.ini", "offset": 6, "limit": 10}),
-    ("read_file", {"path": "settings.ini"}),
-    ("read_file", {"path": "keys.csv"}),
-    ("search_codebase", {"query": BODY[3][:12]}),
-    ("search_codebase", {"query": "[A-Za-z0-9+/=]{20,}", "regex": True}),
-    ("search_codebase", {"query": "M", "path": "server.key"}),
-    ("search_codebase", {"query": "port|MII|8443", "regex": True}),
-    ("search_and_read", {"query": f"settings service port {BODY[5][:12]}"}),
-]
 
 
 async def test_reading_and_searching_return_no_piece_of_a_private_key(tmp_path: Path) -> None:
@@ -278,3 +236,47 @@ async def test_a_key_stored_meanwhile_is_hidden_in_the_rest_of_an_older_result(t
         stored.parent.mkdir(mode=0o700, exist_ok=True)
         _first, again = await outputs(lab)
     assert "z" * 20 not in again
+
+
+FILES = {
+    "server.key": f"{KEY}\n",
+    "settings.ini": "\n".join(SETTINGS) + "\n",
+    "keys.csv": f'name,key\nfirst,"{KEY}"\nlast,none\n',
+    "readme.md": "The service listens on port 8443.\n",
+}
+
+
+@asynccontextmanager
+async def lab_with_keys(tmp_path: Path, calls: list[Call]) -> AsyncGenerator[Lab]:
+    """A lab whose model makes one call a turn; nothing sent, stored or answered contains a piece of the key."""
+    async with open_lab(tmp_path, [*(Say(calls=[call]) for call in calls), hand_over()]) as lab:
+        checkout(lab.workspace, FILES)
+        yield lab
+        for request in lab.server.requests:
+            assert leaked_pieces(request.body.decode(), BODY) == []
+    for path in (tmp_path / "data").rglob("*"):
+        if path.is_file():
+            assert leaked_pieces(path.read_bytes().decode("utf-8", "replace"), BODY) == [], path
+
+
+async def outputs(lab: Lab, role: str = "researcher", within_s: float = 60, **more: Any) -> list[str]:
+    """Run a subagent to its end; return the results of its calls."""
+    run_id = await lab.start(role=role, max_iterations=30, **more)
+    row = await lab.ended(run_id, within_s=within_s)
+    assert row.state == "success", await lab.result(run_id)
+    return [fact.output for fact in await lab.facts(run_id, ToolResult) if fact.tool != "submit_result"]
+
+
+READS: list[Call] = [
+    ("read_file", {"path": "server.key", "offset": 2}),
+    ("read_file", {"path": "server.key", "offset": 5, "limit": 3}),
+    ("read_file", {"path": "server.key", "offset": LINES - 1}),
+    ("read_file", {"path": "settings.ini", "offset": 6, "limit": 10}),
+    ("read_file", {"path": "settings.ini"}),
+    ("read_file", {"path": "keys.csv"}),
+    ("search_codebase", {"query": BODY[3][:12]}),
+    ("search_codebase", {"query": "[A-Za-z0-9+/=]{20,}", "regex": True}),
+    ("search_codebase", {"query": "M", "path": "server.key"}),
+    ("search_codebase", {"query": "port|MII|8443", "regex": True}),
+    ("search_and_read", {"query": f"settings service port {BODY[5][:12]}"}),
+]

@@ -40,63 +40,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_certificate(tmp_path_factory.mktemp("tls"), HOST, ELSEWHERE)
 
 
-@dataclass
-class Bench:
-    """A lab whose tools reach one site under every name, with the secret stored."""
-
-    lab: Lab
-    web: Site
-
-    async def run(self, **more: Any) -> str:
-        """Run a subagent of the role to its end."""
-        run_id = await self.lab.start(role="tickets", **more)
-        await self.lab.ended(run_id)
-        return run_id
-
-    async def results(self, **more: Any) -> list[ToolResult]:
-        """Run a subagent, and return what its calls brought; nothing has got out by then."""
-        run_id = await self.run(**more)
-        await self.nothing_got_out()
-        return [fact for fact in await self.lab.facts(run_id, ToolResult) if fact.tool != "submit_result"]
-
-    async def nothing_got_out(self) -> None:
-        """Look through every request to the model, every page of the log and every file for the value."""
-        for request in self.lab.server.requests:
-            assert leaks_in(request.body) == []
-        assert await anyio.to_thread.run_sync(leaks_under, self.lab.root) == []
-
-    @property
-    def sent(self) -> list[tuple[str, str, str | None]]:
-        """What the site was asked: host, path, and the Authorization header."""
-        return [(seen.host, seen.path, seen.headers.get("authorization")) for seen in self.web.requests]
-
-
-@asynccontextmanager
-async def bench(
-    tmp: Path,
-    certificate: Path,
-    pages: dict[str, Answer],
-    calls: Sequence[tuple[str, dict[str, Any]] | Step],
-    *,
-    lists: str = f"secrets: [{NAME}]",
-    hosts: Sequence[str] | None = (HOST,),
-) -> AsyncGenerator[Bench]:
-    """Script one tool call a turn, then a result."""
-    script = [Say(calls=[call]) if isinstance(call, tuple) else call for call in calls]
-    if hosts is not None:
-        store(tmp / "data", hosts=hosts)
-    add_role(tmp / "data", lists)
-    async with site(pages, certificate=certificate) as web, open_lab(tmp, [*script, hand_over()]) as lab:
-        lab.runtime.fetcher = web.fetcher
-        (lab.workspace / "notes.md").write_text("nothing of note\n")
-        yield Bench(lab, web)
-    assert leaks_under(tmp / "data") == [], "also when everything is closed, and the log is checkpointed"
-
-
-def get(url: str, **more: Any) -> tuple[str, dict[str, Any]]:
-    return ("http_get", {"url": url, **more})
-
-
 # -- where it goes ----------------------------------------------------------------------------------------------------
 
 
@@ -593,3 +536,60 @@ async def test_a_killed_run_resumes_with_the_same_bytes_and_without_the_secret(
             sent = [seen.headers["authorization"] for seen in web.requests]
             assert sent == [f"Bearer {VALUE}"] * (2 if in_call else 1)
     assert leaks_under(root) == []
+
+
+@dataclass
+class Bench:
+    """A lab whose tools reach one site under every name, with the secret stored."""
+
+    lab: Lab
+    web: Site
+
+    async def run(self, **more: Any) -> str:
+        """Run a subagent of the role to its end."""
+        run_id = await self.lab.start(role="tickets", **more)
+        await self.lab.ended(run_id)
+        return run_id
+
+    async def results(self, **more: Any) -> list[ToolResult]:
+        """Run a subagent, and return what its calls brought; nothing has got out by then."""
+        run_id = await self.run(**more)
+        await self.nothing_got_out()
+        return [fact for fact in await self.lab.facts(run_id, ToolResult) if fact.tool != "submit_result"]
+
+    async def nothing_got_out(self) -> None:
+        """Look through every request to the model, every page of the log and every file for the value."""
+        for request in self.lab.server.requests:
+            assert leaks_in(request.body) == []
+        assert await anyio.to_thread.run_sync(leaks_under, self.lab.root) == []
+
+    @property
+    def sent(self) -> list[tuple[str, str, str | None]]:
+        """What the site was asked: host, path, and the Authorization header."""
+        return [(seen.host, seen.path, seen.headers.get("authorization")) for seen in self.web.requests]
+
+
+@asynccontextmanager
+async def bench(
+    tmp: Path,
+    certificate: Path,
+    pages: dict[str, Answer],
+    calls: Sequence[tuple[str, dict[str, Any]] | Step],
+    *,
+    lists: str = f"secrets: [{NAME}]",
+    hosts: Sequence[str] | None = (HOST,),
+) -> AsyncGenerator[Bench]:
+    """Script one tool call a turn, then a result."""
+    script = [Say(calls=[call]) if isinstance(call, tuple) else call for call in calls]
+    if hosts is not None:
+        store(tmp / "data", hosts=hosts)
+    add_role(tmp / "data", lists)
+    async with site(pages, certificate=certificate) as web, open_lab(tmp, [*script, hand_over()]) as lab:
+        lab.runtime.fetcher = web.fetcher
+        (lab.workspace / "notes.md").write_text("nothing of note\n")
+        yield Bench(lab, web)
+    assert leaks_under(tmp / "data") == [], "also when everything is closed, and the log is checkpointed"
+
+
+def get(url: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    return ("http_get", {"url": url, **more})

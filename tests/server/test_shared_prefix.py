@@ -37,32 +37,6 @@ STEPS: list[Mapping[str, Any]] = [
 """The runs of `judge` may each read the result of another run, whose id they are told."""
 
 
-def does_its_step(request: dict[str, Any]) -> Say:
-    body = json.dumps(request)
-    if "List the changed modules" in body:
-        return submit({"items": ["core", "web", "cli"]})
-    return submit("done")
-
-
-def task_of(body: Mapping[str, Any]) -> str:
-    """Return the text of the first user turn, whatever the format."""
-    turns = body.get("messages") or body.get("input") or body.get("contents")
-    turn = next(turn for turn in turns or () if turn.get("role") == "user")
-    content = turn.get("content") or turn.get("parts")
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
-
-
-def before_task(body: Mapping[str, Any]) -> bytes:
-    """Return a request without the task and what follows it."""
-    left = copy.deepcopy(dict(body))
-    for name in ("messages", "input", "contents"):
-        if name in left:
-            turns = left[name]
-            first = next(at for at, turn in enumerate(turns) if turn.get("role") == "user")
-            left[name] = turns[:first]
-    return json.dumps(left).encode()
-
-
 WIRES = {
     "chat": ("chat_completions", "test"),
     "messages": ("messages", "test"),
@@ -214,3 +188,29 @@ def test_knows_from_which_length_on_a_model_caches() -> None:
     found = {model_id: prompt_cache_of(model_id) for model_id in least}
     assert {model_id: one.least for model_id, one in found.items() if one is not None} == least
     assert prompt_cache_of("llama-3.1-8b") is None
+
+
+def does_its_step(request: dict[str, Any]) -> Say:
+    body = json.dumps(request)
+    if "List the changed modules" in body:
+        return submit({"items": ["core", "web", "cli"]})
+    return submit("done")
+
+
+def task_of(body: Mapping[str, Any]) -> str:
+    """Return the text of the first user turn, whatever the format."""
+    turns = body.get("messages") or body.get("input") or body.get("contents")
+    turn = next(turn for turn in turns or () if turn.get("role") == "user")
+    content = turn.get("content") or turn.get("parts")
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def before_task(body: Mapping[str, Any]) -> bytes:
+    """Return a request without the task and what follows it."""
+    left = copy.deepcopy(dict(body))
+    for name in ("messages", "input", "contents"):
+        if name in left:
+            turns = left[name]
+            first = next(at for at, turn in enumerate(turns) if turn.get("role") == "user")
+            left[name] = turns[:first]
+    return json.dumps(left).encode()

@@ -22,40 +22,6 @@ CODEX_NAME = "codex-mcp-client"
 FORM: Mapping[str, Any] = {"elicitation": {"form": {}}}
 
 
-async def hints(at: Host) -> ToolAnnotations:
-    """How `confirm_spawn` is listed."""
-    [confirm] = [tool for tool in (await at.client.list_tools()).tools if tool.name == "confirm_spawn"]
-    assert confirm.annotations is not None
-    return confirm.annotations
-
-
-def host_asks(listed: Mapping[str, Any]) -> bool:
-    """Tell whether Codex asks before a tool with these hints, as 0.169 decides it in its mode `auto`."""
-    if listed.get("destructiveHint") is True:
-        return True
-    return not listed.get("readOnlyHint") and (listed.get("destructiveHint", True) or listed.get("openWorldHint", True))
-
-
-def asks(listed: ToolAnnotations) -> bool:
-    return host_asks(listed.model_dump(by_alias=True, exclude_none=True))
-
-
-async def listed_to(wire: Wire) -> bool:
-    """Tell whether the host asks after the list that it gets now."""
-    tools = (await wire.request("tools/list"))["result"]["tools"]
-    [confirm] = [tool for tool in tools if tool["name"] == "confirm_spawn"]
-    return host_asks(confirm["annotations"])
-
-
-async def hello(wire: Wire, capabilities: Mapping[str, Any], name: str = CODEX_NAME) -> dict[str, Any]:
-    """Say who this is in the handshake era."""
-    client = {"name": name, "version": "0.169.0"}
-    given = {"protocolVersion": CODEX.protocol, "capabilities": capabilities, "clientInfo": client}
-    answer = await wire.request("initialize", given)
-    await wire.notify("notifications/initialized")
-    return answer
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "capabilities", "asked"),
@@ -164,3 +130,37 @@ async def test_a_codex_that_cannot_ask_is_told_to_ask_and_may_start_as_before(tm
         proposed = await at.propose()
         assert (await at.confirm(proposed))["status"] == "approved"
         assert (await at.started_once(proposed)).channel == "host_call"
+
+
+async def hints(at: Host) -> ToolAnnotations:
+    """How `confirm_spawn` is listed."""
+    [confirm] = [tool for tool in (await at.client.list_tools()).tools if tool.name == "confirm_spawn"]
+    assert confirm.annotations is not None
+    return confirm.annotations
+
+
+def host_asks(listed: Mapping[str, Any]) -> bool:
+    """Tell whether Codex asks before a tool with these hints, as 0.169 decides it in its mode `auto`."""
+    if listed.get("destructiveHint") is True:
+        return True
+    return not listed.get("readOnlyHint") and (listed.get("destructiveHint", True) or listed.get("openWorldHint", True))
+
+
+def asks(listed: ToolAnnotations) -> bool:
+    return host_asks(listed.model_dump(by_alias=True, exclude_none=True))
+
+
+async def listed_to(wire: Wire) -> bool:
+    """Tell whether the host asks after the list that it gets now."""
+    tools = (await wire.request("tools/list"))["result"]["tools"]
+    [confirm] = [tool for tool in tools if tool["name"] == "confirm_spawn"]
+    return host_asks(confirm["annotations"])
+
+
+async def hello(wire: Wire, capabilities: Mapping[str, Any], name: str = CODEX_NAME) -> dict[str, Any]:
+    """Say who this is in the handshake era."""
+    client = {"name": name, "version": "0.169.0"}
+    given = {"protocolVersion": CODEX.protocol, "capabilities": capabilities, "clientInfo": client}
+    answer = await wire.request("initialize", given)
+    await wire.notify("notifications/initialized")
+    return answer

@@ -42,24 +42,6 @@ class Made:
         return [span for span in self.spans if span["parent"] == parent["id"] and span["trace"] == parent["trace"]]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Callable[..., Any]], Made]]:
-    """Plays a scenario in a process that has an SDK, once for all tests."""
-    kept: dict[str, Made] = {}
-
-    def play(scenario: Callable[..., Any]) -> Made:
-        name = scenario.__name__
-        if name not in kept:
-            command = [sys.executable, traced.__file__, str(tmp_path_factory.mktemp(name)), name]
-            env = {**os.environ, "PYTHONPATH": str(TESTS)}
-            done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=env)
-            assert done.returncode == 0, done.stderr
-            kept[name] = Made(**json.loads(done.stdout.splitlines()[-1]))
-        return kept[name]
-
-    yield play
-
-
 Play = Callable[[Callable[..., Any]], Made]
 
 
@@ -198,3 +180,21 @@ async def test_spans_record_only_the_kind_of_an_error() -> None:
 def test_replaces_free_text_in_single_word_fields_of_a_provider() -> None:
     words = ("stop", "tool_calls", "the quokka said stop", "x" * 65, "")
     assert [telemetry._word(word) for word in words] == ["stop", "tool_calls", "other", "other", "other"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Callable[..., Any]], Made]]:
+    """Plays a scenario in a process that has an SDK, once for all tests."""
+    kept: dict[str, Made] = {}
+
+    def play(scenario: Callable[..., Any]) -> Made:
+        name = scenario.__name__
+        if name not in kept:
+            command = [sys.executable, traced.__file__, str(tmp_path_factory.mktemp(name)), name]
+            env = {**os.environ, "PYTHONPATH": str(TESTS)}
+            done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=env)
+            assert done.returncode == 0, done.stderr
+            kept[name] = Made(**json.loads(done.stdout.splitlines()[-1]))
+        return kept[name]
+
+    yield play

@@ -37,26 +37,8 @@ from ava_server.suites.plan import Cell, Round, frozen_copy, tree_hash
 from ava_server.suites.report import page
 from ava_server.suites.results import ColumnScore, Proportion, Ratio, Score, SuiteResult, TryVerdict, result_of
 
-CASE = """task = "What does {name} cost?"
-workspace = "files"
-[arguments]
-tools = ["read_file", "find_files"]
-max_cost_cents = 50
-[[checks]]
-kind = "contains"
-texts = ["{text}"]
-"""
 PRICES = {"otter": "twelve cents", "whisper": "nine cents", "sphinx": "four cents"}
 USAGE = {"prompt_tokens": 3_000, "completion_tokens": 1_001, "total_tokens": 4_001}
-
-
-def suite_of(tmp: Path, cases: Mapping[str, str] = PRICES) -> Path:
-    folder = tmp / "prices"
-    (folder / "files").mkdir(parents=True)
-    (folder / "files" / "notes.md").write_text("".join(f"{name} costs {text}.\n" for name, text in PRICES.items()))
-    for name, text in cases.items():
-        (folder / f"{name}.toml").write_text(CASE.format(name=name, text=text))
-    return folder
 
 
 @pytest.fixture
@@ -65,36 +47,6 @@ def root(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "config.toml").write_text(PRICED)
     return folder
-
-
-def answers(request: dict[str, Any]) -> Say:
-    """Answer two of the three cases right."""
-    asked = json.dumps(request["messages"])
-    output = next((text for name, text in PRICES.items() if f"What does {name} cost?" in asked), "")
-    output = "I do not know" if "sphinx" in asked.partition("cost?")[0][-20:] else output
-    return Say("", [("submit_result", {"summary": "said", "output": f"It costs {output}."})], usage=USAGE)
-
-
-def local(server: ModelServer) -> dict[str, str]:
-    return {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
-
-
-def run_json(root: Path, suite: Path, *args: str, server: ModelServer, code: int = 0) -> SuiteResult:
-    done = ava(root, "eval", "run", str(suite), *args, "--yes", "--json", env=local(server))
-    assert done.returncode == code, done.stderr
-    return SuiteResult.model_validate_json(done.stdout)
-
-
-def runs_in(root: Path) -> list[RunRow]:
-    async def read() -> list[RunRow]:
-        async with Store.open(root) as store:
-            return await store.read(lambda view: [run for run in view.runs(limit=-1) if not run.is_plan])
-
-    return anyio.run(read)
-
-
-def marks(result: SuiteResult) -> dict[tuple[str, str, int], bool | None]:
-    return {(one.case, one.column, one.number): one.passed for one in result.verdicts}
 
 
 def test_a_suite_is_one_plan_under_one_cap_and_its_money_is_that_of_the_log(tmp_path: Path, root: Path) -> None:
@@ -509,3 +461,53 @@ def test_ctrl_c_while_a_suite_is_proposed_withdraws_what_was_proposed(tmp_path: 
         states = {run.state for run in runs_in(root)}
         assert begun.returncode != 0 and states == {"rejected"}, (begun.returncode, states, said)
         assert server.requests == []
+
+
+CASE = """task = "What does {name} cost?"
+workspace = "files"
+[arguments]
+tools = ["read_file", "find_files"]
+max_cost_cents = 50
+[[checks]]
+kind = "contains"
+texts = ["{text}"]
+"""
+
+
+def suite_of(tmp: Path, cases: Mapping[str, str] = PRICES) -> Path:
+    folder = tmp / "prices"
+    (folder / "files").mkdir(parents=True)
+    (folder / "files" / "notes.md").write_text("".join(f"{name} costs {text}.\n" for name, text in PRICES.items()))
+    for name, text in cases.items():
+        (folder / f"{name}.toml").write_text(CASE.format(name=name, text=text))
+    return folder
+
+
+def answers(request: dict[str, Any]) -> Say:
+    """Answer two of the three cases right."""
+    asked = json.dumps(request["messages"])
+    output = next((text for name, text in PRICES.items() if f"What does {name} cost?" in asked), "")
+    output = "I do not know" if "sphinx" in asked.partition("cost?")[0][-20:] else output
+    return Say("", [("submit_result", {"summary": "said", "output": f"It costs {output}."})], usage=USAGE)
+
+
+def local(server: ModelServer) -> dict[str, str]:
+    return {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
+
+
+def run_json(root: Path, suite: Path, *args: str, server: ModelServer, code: int = 0) -> SuiteResult:
+    done = ava(root, "eval", "run", str(suite), *args, "--yes", "--json", env=local(server))
+    assert done.returncode == code, done.stderr
+    return SuiteResult.model_validate_json(done.stdout)
+
+
+def runs_in(root: Path) -> list[RunRow]:
+    async def read() -> list[RunRow]:
+        async with Store.open(root) as store:
+            return await store.read(lambda view: [run for run in view.runs(limit=-1) if not run.is_plan])
+
+    return anyio.run(read)
+
+
+def marks(result: SuiteResult) -> dict[tuple[str, str, int], bool | None]:
+    return {(one.case, one.column, one.number): one.passed for one in result.verdicts}

@@ -36,29 +36,6 @@ def place(started: TemporalServer, tmp_path: Path) -> EnginePlace:
     return EnginePlace(started.address, tmp_path.name.replace("_", "-")[:30], None, None, LEASE_S, "a")
 
 
-@asynccontextmanager
-async def working(
-    place: EnginePlace, worker: Worker, slots: int = 2, labels: tuple[str, ...] = ()
-) -> AsyncGenerator[None]:
-    adapter = TemporalDelivery(place)
-    async with adapter.connected(), anyio.create_task_group() as tasks:
-        tasks.start_soon(adapter.work, "w", queues_for(labels), slots, worker)
-        yield
-        tasks.cancel_scope.cancel()
-
-
-async def delivered(place: EnginePlace, run_id: str, queue: str = ANY, attempt: str = "0.0") -> None:
-    """Deliver a run, trying again while a server that has just started makes its namespace."""
-    adapter = TemporalDelivery(place)
-    with anyio.fail_after(60):
-        while True:
-            try:
-                await adapter.deliver(run_id, queue, attempt)
-                return
-            except DeliveryFailed:
-                await anyio.sleep(0.5)
-
-
 async def test_a_run_is_delivered_once_and_forgotten_when_the_worker_says_so(place: EnginePlace) -> None:
     worker = Worker()
     async with working(place, worker):
@@ -191,3 +168,26 @@ async def test_a_restart_with_its_store_loses_nothing(tmp_path: Path) -> None:
             await until(lambda: worker.runs == ["S-1"], within_s=60)
     finally:
         server.stop()
+
+
+@asynccontextmanager
+async def working(
+    place: EnginePlace, worker: Worker, slots: int = 2, labels: tuple[str, ...] = ()
+) -> AsyncGenerator[None]:
+    adapter = TemporalDelivery(place)
+    async with adapter.connected(), anyio.create_task_group() as tasks:
+        tasks.start_soon(adapter.work, "w", queues_for(labels), slots, worker)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def delivered(place: EnginePlace, run_id: str, queue: str = ANY, attempt: str = "0.0") -> None:
+    """Deliver a run, trying again while a server that has just started makes its namespace."""
+    adapter = TemporalDelivery(place)
+    with anyio.fail_after(60):
+        while True:
+            try:
+                await adapter.deliver(run_id, queue, attempt)
+                return
+            except DeliveryFailed:
+                await anyio.sleep(0.5)

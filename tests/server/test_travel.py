@@ -46,70 +46,6 @@ def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
     needs_confinement(tmp_path_factory.mktemp("state"))
 
 
-@pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
-    server = postgres_server()
-    url = server.database(tmp_path)
-    monkeypatch.setenv(VARIABLE, url)
-    yield url
-    server.empty_databases()
-
-
-@contextmanager
-def away(folder: Path) -> Generator[None]:
-    """Take a folder away, as from a machine that does not have it."""
-    hidden = folder.with_name(f"{folder.name}-of-another-machine")
-    folder.rename(hidden)
-    try:
-        yield
-    finally:
-        hidden.rename(folder)
-
-
-class Machines:
-    """The machine of the owner, where runs are only proposed, and another one that does them."""
-
-    def __init__(self, tmp: Path, url: str, server: ModelServer) -> None:
-        self.tmp, self.url, self.server = tmp, url, server
-        for name in ("owner", "worker"):
-            (tmp / name).mkdir()
-        self.repository = checkout(tmp / "owner" / "workspace", PROJECT)
-
-    @asynccontextmanager
-    async def at(self, name: str, *, runs: bool, config: str = "") -> AsyncGenerator[Lab]:
-        env = {VARIABLE: self.url}
-        async with open_lab(self.tmp / name, server=self.server, env=env, runs=runs, config=config, check=False) as lab:
-            yield lab
-
-    async def proposed(self, config: str = "", **more: Any) -> str:
-        """Propose and approve a run at the owner; return its id."""
-        async with self.at("owner", runs=False, config=config) as lab:
-            return await lab.start(**more)
-
-    async def done(self, run_id: str, config: str = "") -> dict[str, Any]:
-        """Have the run done at the worker, which cannot see anything of the owner; return its result."""
-        with away(self.tmp / "owner"):
-            async with self.at("worker", runs=True, config=config) as lab:
-                await lab.ended(run_id, 60)
-                with anyio.fail_after(40):
-                    while list((lab.root / "worktrees").glob("S-*")):  # noqa: ASYNC110 - nothing tells when it goes
-                        await anyio.sleep(0.02)
-                return await lab.result(run_id)
-
-
-@pytest.fixture
-def machines(tmp_path: Path, url: str) -> Generator[Machines]:
-    with run_model_server(make_calls(RIGHT)) as server:
-        yield Machines(tmp_path, url, server)
-
-
-def execute(url: str, sql: str, *values: Any) -> Any:
-    with closing(psycopg.connect(url, autocommit=True)) as conn:
-        conn.execute("SET search_path = ava")
-        found = conn.execute(sql, values)
-        return found.fetchall() if found.description else found.rowcount
-
-
 async def test_a_run_is_done_on_another_machine_and_its_branch_comes_back(machines: Machines) -> None:
     repository = machines.repository
     untouched = Untouched(repository)
@@ -535,3 +471,67 @@ async def test_a_step_whose_folder_does_not_travel_waits_for_its_machine(reading
             assert (run.plan_id, run.step, run.ended) == (proposal.group_id, "first", False)
         (reading.tmp / "owner").rename(reading.tmp / "removed")
     assert reading.server.requests == []
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    server = postgres_server()
+    url = server.database(tmp_path)
+    monkeypatch.setenv(VARIABLE, url)
+    yield url
+    server.empty_databases()
+
+
+@contextmanager
+def away(folder: Path) -> Generator[None]:
+    """Take a folder away, as from a machine that does not have it."""
+    hidden = folder.with_name(f"{folder.name}-of-another-machine")
+    folder.rename(hidden)
+    try:
+        yield
+    finally:
+        hidden.rename(folder)
+
+
+class Machines:
+    """The machine of the owner, where runs are only proposed, and another one that does them."""
+
+    def __init__(self, tmp: Path, url: str, server: ModelServer) -> None:
+        self.tmp, self.url, self.server = tmp, url, server
+        for name in ("owner", "worker"):
+            (tmp / name).mkdir()
+        self.repository = checkout(tmp / "owner" / "workspace", PROJECT)
+
+    @asynccontextmanager
+    async def at(self, name: str, *, runs: bool, config: str = "") -> AsyncGenerator[Lab]:
+        env = {VARIABLE: self.url}
+        async with open_lab(self.tmp / name, server=self.server, env=env, runs=runs, config=config, check=False) as lab:
+            yield lab
+
+    async def proposed(self, config: str = "", **more: Any) -> str:
+        """Propose and approve a run at the owner; return its id."""
+        async with self.at("owner", runs=False, config=config) as lab:
+            return await lab.start(**more)
+
+    async def done(self, run_id: str, config: str = "") -> dict[str, Any]:
+        """Have the run done at the worker, which cannot see anything of the owner; return its result."""
+        with away(self.tmp / "owner"):
+            async with self.at("worker", runs=True, config=config) as lab:
+                await lab.ended(run_id, 60)
+                with anyio.fail_after(40):
+                    while list((lab.root / "worktrees").glob("S-*")):  # noqa: ASYNC110 - nothing tells when it goes
+                        await anyio.sleep(0.02)
+                return await lab.result(run_id)
+
+
+@pytest.fixture
+def machines(tmp_path: Path, url: str) -> Generator[Machines]:
+    with run_model_server(make_calls(RIGHT)) as server:
+        yield Machines(tmp_path, url, server)
+
+
+def execute(url: str, sql: str, *values: Any) -> Any:
+    with closing(psycopg.connect(url, autocommit=True)) as conn:
+        conn.execute("SET search_path = ava")
+        found = conn.execute(sql, values)
+        return found.fetchall() if found.description else found.rowcount

@@ -18,6 +18,31 @@ from ava_server.http.settings import Reach, listen
 BODY = b"the answer " * 1_000
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("watched", [False, True], ids=["at the next message", "between two messages"])
+@pytest.mark.parametrize(("before", "status"), [(0, 401), (1, 401), (2, 200)])
+async def test_an_answer_of_known_length_is_whole_or_refused(
+    method: str, watched: bool, before: int, status: int
+) -> None:
+    app = Ending(before, whole=True, watched=watched)
+    async with answering(app, lambda: app.valid) as base, httpx2.AsyncClient(timeout=20, trust_env=False) as http:
+        more: dict[str, Any] = {"content": b"x" * 10_000} if method == "POST" else {}
+        answer = await http.request(method, base, **more)  # raises where it is cut off
+        assert answer.status_code == status, answer.text
+        assert status == 401 or answer.content == BODY
+        assert len(answer.content) == int(answer.headers["content-length"])
+        app.valid, app.before = True, 9
+        assert (await http.get(base)).content == BODY, "the connection can be used again"
+
+
+@pytest.mark.parametrize("watched", [False, True], ids=["at the next message", "between two messages"])
+async def test_a_stream_ends_where_the_token_ends(watched: bool) -> None:
+    app = Ending(2, whole=False, watched=watched)
+    async with answering(app, lambda: app.valid) as base, httpx2.AsyncClient(timeout=20, trust_env=False) as http:
+        answer = await http.get(base)
+        assert (answer.status_code, answer.content) == (200, BODY[: len(BODY) // 2])
+
+
 @asynccontextmanager
 async def answering(app: ASGIApp, counts: Callable[[], bool]) -> AsyncGenerator[str]:
     """A server whose requests `app` answers, as long as `counts` says that their token counts."""
@@ -61,28 +86,3 @@ class Ending:
                     with anyio.move_on_after(2 * LOOK_EVERY_S):
                         await anyio.sleep_forever()
             await send(message)
-
-
-@pytest.mark.parametrize("method", ["GET", "POST"])
-@pytest.mark.parametrize("watched", [False, True], ids=["at the next message", "between two messages"])
-@pytest.mark.parametrize(("before", "status"), [(0, 401), (1, 401), (2, 200)])
-async def test_an_answer_of_known_length_is_whole_or_refused(
-    method: str, watched: bool, before: int, status: int
-) -> None:
-    app = Ending(before, whole=True, watched=watched)
-    async with answering(app, lambda: app.valid) as base, httpx2.AsyncClient(timeout=20, trust_env=False) as http:
-        more: dict[str, Any] = {"content": b"x" * 10_000} if method == "POST" else {}
-        answer = await http.request(method, base, **more)  # raises where it is cut off
-        assert answer.status_code == status, answer.text
-        assert status == 401 or answer.content == BODY
-        assert len(answer.content) == int(answer.headers["content-length"])
-        app.valid, app.before = True, 9
-        assert (await http.get(base)).content == BODY, "the connection can be used again"
-
-
-@pytest.mark.parametrize("watched", [False, True], ids=["at the next message", "between two messages"])
-async def test_a_stream_ends_where_the_token_ends(watched: bool) -> None:
-    app = Ending(2, whole=False, watched=watched)
-    async with answering(app, lambda: app.valid) as base, httpx2.AsyncClient(timeout=20, trust_env=False) as http:
-        answer = await http.get(base)
-        assert (answer.status_code, answer.content) == (200, BODY[: len(BODY) // 2])
