@@ -34,26 +34,6 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-async def all_at_once(wires: list[Wire], tool: str, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Send the calls to the servers in turn, without waiting for an answer; return the structured answers."""
-    sent = [
-        (wire, await wire.ask("tools/call", {"name": tool, "arguments": arguments}))
-        for number, arguments in enumerate(calls)
-        for wire in [wires[number % len(wires)]]
-    ]
-    answers: list[dict[str, Any]] = []
-
-    async def hear(wire: Wire) -> None:  # one reader for each server
-        for other, number in sent:
-            if other is wire:
-                answers.append((await wire.answer(number, within_s=60))["result"]["structuredContent"])
-
-    async with anyio.create_task_group() as tasks:
-        for wire in wires:
-            tasks.start_soon(hear, wire)
-    return answers
-
-
 async def test_a_hundred_confirmations_in_four_processes_start_one_run(root: Path, workspace: Path) -> None:
     gate = Gate()
     with run_model_server([Say(calls=DONE.calls, gate=gate), DONE]) as models:
@@ -98,3 +78,23 @@ async def test_servers_that_start_small_runs_automatically_share_the_daily_limit
     assert [entry.content["channel"] for entry in decided] == ["auto"] * 7
     assert len(read_log(root, "RunStarted")) == 7
     assert_intact(root)
+
+
+async def all_at_once(wires: list[Wire], tool: str, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Send the calls to the servers in turn, without waiting for an answer; return the structured answers."""
+    sent = [
+        (wire, await wire.ask("tools/call", {"name": tool, "arguments": arguments}))
+        for number, arguments in enumerate(calls)
+        for wire in [wires[number % len(wires)]]
+    ]
+    answers: list[dict[str, Any]] = []
+
+    async def hear(wire: Wire) -> None:  # one reader for each server
+        for other, number in sent:
+            if other is wire:
+                answers.append((await wire.answer(number, within_s=60))["result"]["structuredContent"])
+
+    async with anyio.create_task_group() as tasks:
+        for wire in wires:
+            tasks.start_soon(hear, wire)
+    return answers

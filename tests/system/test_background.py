@@ -52,57 +52,6 @@ PATIENT = (
 """A worker that does not end by itself while a slow test needs it."""
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return make_root(tmp_path / "data")
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    return folder
-
-
-def by_default(base_url: str) -> dict[str, str]:
-    """The variables of a server that uses the scripted model server, and leaves its runs to a worker."""
-    return {**model_env(base_url), "AVA_BACKGROUND": ""}
-
-
-def workers_of(root: Path) -> list[int]:
-    """The processes that are a worker of a data root, without the programs that start them again."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and lives(int(entry.name)):
-            with suppress(OSError):
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                if (
-                    b"worker" in words
-                    and b"-S" not in words
-                    and environment_of(int(entry.name)).get("AVA_DATA_ROOT") == str(root)
-                ):
-                    found.append(int(entry.name))
-    return found
-
-
-def descendants_of(pid: int) -> set[int]:
-    """A process and all that it has started."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    found = [int(child) for child in children.read_text().split()] if children.exists() else []
-    return {pid}.union(*map(descendants_of, found))
-
-
-@asynccontextmanager
-async def no_worker_left(root: Path) -> AsyncGenerator[None]:
-    """End the workers of a data root, each within 5 s."""
-    try:
-        yield
-    finally:
-        for pid in workers_of(root):
-            os.kill(pid, signal.SIGTERM)
-    await until(lambda: not workers_of(root), within_s=5)
-
-
 @pytest.mark.requirement("N-11")
 async def test_a_run_outlives_its_host_and_the_next_host_learns_of_it(root: Path, workspace: Path) -> None:
     gate = Gate()
@@ -544,3 +493,54 @@ def test_an_older_version_waits_while_a_newer_one_takes_over_and_no_longer(tmp_p
     os.utime(root.worker_leave, (long_ago_s, long_ago_s))
     with hold_worker_lock(root) as held:  # type: ignore[union-attr]  # nobody has it
         assert held is not None, "the newer one has never come"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_root(tmp_path / "data")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def by_default(base_url: str) -> dict[str, str]:
+    """The variables of a server that uses the scripted model server, and leaves its runs to a worker."""
+    return {**model_env(base_url), "AVA_BACKGROUND": ""}
+
+
+def workers_of(root: Path) -> list[int]:
+    """The processes that are a worker of a data root, without the programs that start them again."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and lives(int(entry.name)):
+            with suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if (
+                    b"worker" in words
+                    and b"-S" not in words
+                    and environment_of(int(entry.name)).get("AVA_DATA_ROOT") == str(root)
+                ):
+                    found.append(int(entry.name))
+    return found
+
+
+def descendants_of(pid: int) -> set[int]:
+    """A process and all that it has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    found = [int(child) for child in children.read_text().split()] if children.exists() else []
+    return {pid}.union(*map(descendants_of, found))
+
+
+@asynccontextmanager
+async def no_worker_left(root: Path) -> AsyncGenerator[None]:
+    """End the workers of a data root, each within 5 s."""
+    try:
+        yield
+    finally:
+        for pid in workers_of(root):
+            os.kill(pid, signal.SIGTERM)
+    await until(lambda: not workers_of(root), within_s=5)

@@ -47,6 +47,42 @@ BACK_S = 60.0
 """How long everything may take to be answered again: a host leaves a started process ten seconds to get ready."""
 
 
+async def test_sixty_kills_lose_no_run_and_pay_for_nothing_twice(tmp_path: Path) -> None:
+    with unwrap_groups():
+        async with all_connected(tmp_path) as killing:
+            ids = await killing.start(None)
+            await killing.ended(ids)
+            recorded = [killing.steps(run_id) for run_id in ids]
+            assert all(len(commits) >= 10 and sends == len(TURNS) for commits, sends in recorded), recorded
+            for point in drawn(recorded):
+                if len(killing.back_s) < KILLS:
+                    await killing.kill(point)
+    root = killing.root.path
+    killed = (killing.folder / "killed.txt").read_text().splitlines()
+    assert len(killed) == len(killing.back_s) == KILLS
+    asked = Counter(map(call_of, killing.models.requests))
+    for run_id, task in killing.runs.items():
+        entries = read_log(root, run=run_id)
+        answered = 0
+        reserved = Counter[int]()
+        for entry in entries:
+            if entry.type == "CostReserved":
+                assert entry.content["turn"] == answered + 1, f"{run_id}: what was answered is asked again"
+                reserved[entry.content["turn"]] += 1
+            elif entry.type == "AssistantMessage" and entry.agent == run_id:
+                answered += 1
+        assert answered == len(TURNS)
+        assert [entry.content["status"] for entry in entries if entry.type == "RunEnded"] == ["success"]
+        settled = Counter(entry.content["settlement"] for entry in entries if entry.type == "CostUpdate")
+        assert settled["billed"] == len(TURNS) and settled["unknown"] <= 1, settled
+        assert all(asked[task, turn] <= reserved[turn] for turn in range(1, len(TURNS) + 1)), (asked, reserved)
+        assert not any(entry.content["with_host"] for entry in entries if entry.type == "RunClaimed")
+    assert_intact(root)
+    async with Store.open(root) as store:
+        await store.read(check_budgets)
+    await check_requests(root, killing.models.requests)
+
+
 def script(request: dict[str, Any]) -> Say:
     return TURNS[sum(message["role"] == "assistant" for message in request["messages"])]
 
@@ -200,39 +236,3 @@ def drawn(recorded: Sequence[tuple[list[str], int]]) -> list[tuple[int, Step, Wh
     whens: tuple[When, When] = "before", "after"
     points = [(index, step, when, number) for index, step, number in steps for when in whens]
     return random.Random(SEED).sample(points, len(points))
-
-
-async def test_sixty_kills_lose_no_run_and_pay_for_nothing_twice(tmp_path: Path) -> None:
-    with unwrap_groups():
-        async with all_connected(tmp_path) as killing:
-            ids = await killing.start(None)
-            await killing.ended(ids)
-            recorded = [killing.steps(run_id) for run_id in ids]
-            assert all(len(commits) >= 10 and sends == len(TURNS) for commits, sends in recorded), recorded
-            for point in drawn(recorded):
-                if len(killing.back_s) < KILLS:
-                    await killing.kill(point)
-    root = killing.root.path
-    killed = (killing.folder / "killed.txt").read_text().splitlines()
-    assert len(killed) == len(killing.back_s) == KILLS
-    asked = Counter(map(call_of, killing.models.requests))
-    for run_id, task in killing.runs.items():
-        entries = read_log(root, run=run_id)
-        answered = 0
-        reserved = Counter[int]()
-        for entry in entries:
-            if entry.type == "CostReserved":
-                assert entry.content["turn"] == answered + 1, f"{run_id}: what was answered is asked again"
-                reserved[entry.content["turn"]] += 1
-            elif entry.type == "AssistantMessage" and entry.agent == run_id:
-                answered += 1
-        assert answered == len(TURNS)
-        assert [entry.content["status"] for entry in entries if entry.type == "RunEnded"] == ["success"]
-        settled = Counter(entry.content["settlement"] for entry in entries if entry.type == "CostUpdate")
-        assert settled["billed"] == len(TURNS) and settled["unknown"] <= 1, settled
-        assert all(asked[task, turn] <= reserved[turn] for turn in range(1, len(TURNS) + 1)), (asked, reserved)
-        assert not any(entry.content["with_host"] for entry in entries if entry.type == "RunClaimed")
-    assert_intact(root)
-    async with Store.open(root) as store:
-        await store.read(check_budgets)
-    await check_requests(root, killing.models.requests)

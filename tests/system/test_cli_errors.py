@@ -97,24 +97,6 @@ NO_MISTAKE = (("logs", "--search", '"'), ("logs", "--user", "\udcff"))
 """Odd, and answered: nothing is found."""
 
 
-def well(done: subprocess.CompletedProcess[bytes], what: object) -> None:
-    said = (done.stdout or b"") + (done.stderr or b"")
-    assert b"Traceback" not in said and b"fault of Ava's own" not in said, f"{what}: {said.decode('utf-8', 'replace')}"
-    assert done.returncode in WELL, f"{what}: {done.returncode}, {said.decode('utf-8', 'replace')}"
-
-
-def ava(root: Path | str, args: tuple[str, ...], cwd: Path, **env: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [*COMMAND, *args],
-        env=environment(root, **env),
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=90,
-        check=False,
-    )
-
-
 def test_this_test_covers_every_command() -> None:
     must_list("tests/system/test_cli_errors.py: EACH", EACH, COMMANDS, "command")
     assert set(EACH) == set(COMMANDS)
@@ -226,3 +208,21 @@ def test_reports_unreadable_files(tmp_path: Path, name: str) -> None:
     (root / "config.toml").chmod(0o600)
     root.chmod(0o500)
     well(ava(root, EACH[name], tmp_path), name)
+
+
+def well(done: subprocess.CompletedProcess[bytes], what: object) -> None:
+    said = (done.stdout or b"") + (done.stderr or b"")
+    assert b"Traceback" not in said and b"fault of Ava's own" not in said, f"{what}: {said.decode('utf-8', 'replace')}"
+    assert done.returncode in WELL, f"{what}: {done.returncode}, {said.decode('utf-8', 'replace')}"
+
+
+def ava(root: Path | str, args: tuple[str, ...], cwd: Path, **env: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, *args],
+        env=environment(root, **env),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=90,
+        check=False,
+    )

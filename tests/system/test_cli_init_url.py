@@ -29,47 +29,6 @@ FILES = {
 }  # fmt: skip
 
 
-def entry_for(host: str, url: str) -> Any:
-    """What each host's documentation says of a server with a bearer token from a variable or a prompt."""
-    return {
-        "claude-code": {"type": "http", "url": url, "headers": {"Authorization": "Bearer ${AVA_TOKEN}"}},
-        "codex": {"url": url, "bearer_token_env_var": "AVA_TOKEN"},
-        "cursor": {"url": url, "headers": {"Authorization": "Bearer ${env:AVA_TOKEN}"}},
-        "vscode": {"type": "http", "url": url, "headers": {"Authorization": "Bearer ${input:ava-token}"}},
-        "opencode": {
-            "type": "remote", "enabled": True, "oauth": False, "url": url,
-            "headers": {"Authorization": "Bearer {env:AVA_TOKEN}"},
-        },
-        "gemini": {"httpUrl": url, "headers": {"Authorization": "Bearer ${AVA_TOKEN}"}},
-    }[host]  # fmt: skip
-
-
-@dataclass
-class Machine:
-    """A person's machine, and a server elsewhere."""
-
-    server: HttpServer
-    root: Path
-    home: Path
-    text: str
-
-    async def init(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-        given = {"HOME": str(self.home), "AVA_TOKEN": self.text, **env}
-        done = await anyio.to_thread.run_sync(partial(ava, self.home / "data", *args, env=given, cwd=self.home))
-        assert "Traceback" not in done.stderr and self.text not in done.stdout + done.stderr
-        for file in self.files():
-            assert self.text not in file.read_text(), f"the token is in {file}"
-        return done
-
-    def files(self) -> list[Path]:
-        return [file for file in self.home.rglob("*") if file.is_file()]
-
-    def data(self, host: str) -> dict[str, Any]:
-        file = self.home / FILES[host]
-        data: dict[str, Any] = (tomllib if file.suffix == ".toml" else json).loads(file.read_text())
-        return data
-
-
 @pytest.fixture
 async def machine(tmp_path: Path) -> AsyncGenerator[Machine]:
     root, home = make_root(tmp_path / "server"), tmp_path / "home"
@@ -159,3 +118,44 @@ async def test_the_token_may_come_from_a_file(machine: Machine) -> None:
     file.chmod(0o600)
     done = await machine.init("init", "cursor", "--url", machine.server.base, "--token-file", str(file), AVA_TOKEN="")
     assert done.returncode == 0 and "Set AVA_TOKEN" in done.stdout
+
+
+def entry_for(host: str, url: str) -> Any:
+    """What each host's documentation says of a server with a bearer token from a variable or a prompt."""
+    return {
+        "claude-code": {"type": "http", "url": url, "headers": {"Authorization": "Bearer ${AVA_TOKEN}"}},
+        "codex": {"url": url, "bearer_token_env_var": "AVA_TOKEN"},
+        "cursor": {"url": url, "headers": {"Authorization": "Bearer ${env:AVA_TOKEN}"}},
+        "vscode": {"type": "http", "url": url, "headers": {"Authorization": "Bearer ${input:ava-token}"}},
+        "opencode": {
+            "type": "remote", "enabled": True, "oauth": False, "url": url,
+            "headers": {"Authorization": "Bearer {env:AVA_TOKEN}"},
+        },
+        "gemini": {"httpUrl": url, "headers": {"Authorization": "Bearer ${AVA_TOKEN}"}},
+    }[host]  # fmt: skip
+
+
+@dataclass
+class Machine:
+    """A person's machine, and a server elsewhere."""
+
+    server: HttpServer
+    root: Path
+    home: Path
+    text: str
+
+    async def init(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        given = {"HOME": str(self.home), "AVA_TOKEN": self.text, **env}
+        done = await anyio.to_thread.run_sync(partial(ava, self.home / "data", *args, env=given, cwd=self.home))
+        assert "Traceback" not in done.stderr and self.text not in done.stdout + done.stderr
+        for file in self.files():
+            assert self.text not in file.read_text(), f"the token is in {file}"
+        return done
+
+    def files(self) -> list[Path]:
+        return [file for file in self.home.rglob("*") if file.is_file()]
+
+    def data(self, host: str) -> dict[str, Any]:
+        file = self.home / FILES[host]
+        data: dict[str, Any] = (tomllib if file.suffix == ".toml" else json).loads(file.read_text())
+        return data

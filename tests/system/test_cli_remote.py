@@ -29,84 +29,6 @@ DONE = Say(calls=[("submit_result", {"summary": "The answer is 42.", "output": "
 UNKNOWN = "S-0123ab"
 
 
-@dataclass
-class Shared:
-    """A server with a run of Ana's that has ended, one that works, and one of Ben's that has ended."""
-
-    server: HttpServer
-    root: Path
-    ana: Client
-    text: str
-    ended: str
-    works: str
-    bens: str
-    gate: Gate
-
-    async def ava(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """A command on a machine without a data root."""
-        elsewhere = self.root.parent / "elsewhere"
-        done = await anyio.to_thread.run_sync(lambda: ava(elsewhere, *args, env={"AVA_TOKEN": self.text, **env}))
-        said = done.stdout + done.stderr
-        assert self.text not in said and "Traceback" not in said and "fault of Ava" not in said, said
-        assert not elsewhere.exists()
-        return done
-
-    async def there(self, *args: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        """A command with `--url` behind it."""
-        env = {} if text is None else {"AVA_TOKEN": text}
-        return await self.ava(*args, "--url", self.server.base, **env)
-
-    async def here(self, *args: str) -> str:
-        """What the same command shows on the server's own data root."""
-        done = await anyio.to_thread.run_sync(lambda: ava(self.root, *args))
-        assert done.returncode == 0, done.stderr
-        return _without_place(done.stdout)
-
-
-def _without_place(screen: str) -> str:
-    """A screen without its first line, which names the data root or the server."""
-    first, _, rest = screen.partition("\n")
-    assert first.startswith(("Data root: ", "Server: ")), screen
-    return rest
-
-
-async def start(client: Client, task: str, **more: Any) -> str:
-    asked = {"role": "custom", "system_prompt": "x", "task": task, **more}
-    proposed = read_answer(await client.call_tool("spawn_subagent", asked))[0]
-    given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-    read_answer(await client.call_tool("confirm_spawn", given))
-    return str(proposed["subagent_id"])
-
-
-async def finish(client: Client, task: str) -> str:
-    run = await start(client, task)
-    found = read_answer(await client.call_tool("check_subagent", {"subagent_id": run, "wait_seconds": 30}))[0]
-    assert found["status"] == "success"
-    return run
-
-
-@asynccontextmanager
-async def shared(tmp_path: Path) -> AsyncGenerator[Shared]:
-    root = make_root(tmp_path / "data", config_toml=PAID)
-    ana, ben = token(root, "ana"), token(root, "ben")
-    gate = Gate(300)
-
-    def step(request: dict[str, Any]) -> Say:  # the long question has no answer, however often it is asked
-        return Say("x", gate=gate) if "A long question" in json.dumps(request) else DONE
-
-    with run_model_server(step) as model:
-        async with (
-            serve_http(root, env=model_env(model.base_url)) as server,
-            server.client(ana) as client,
-            server.client(ben) as other,
-        ):
-            ended, bens = await finish(client, "Ana's question"), await finish(other, "Ben's secret question")
-            works = await start(client, "A long question", name="slow")
-            await until(gate.arrived.is_set)
-            yield Shared(server, root, client, ana, ended, works, bens, gate)
-            gate.released.set()
-
-
 async def test_status_shows_a_question_with_its_options_and_commands_that_name_the_server(tmp_path: Path) -> None:
     root = make_root(tmp_path / "data", config_toml=PAID)
     asks = Say(calls=[("ask", {"question": "Which \x1b[31mcurrency?", "options": ["EUR", "USD"]})])
@@ -495,3 +417,81 @@ async def test_programs_get_sentences_for_what_the_paths_do_not_do(tmp_path: Pat
         assert (await get(f"/log?query={json.dumps({'runs': [there.bens]})}", there.text)).status_code == 404
         everything = (await get('/log?query={"limit":100000}', there.text)).json()
         assert everything["lines"] and not re.search(r'"userId":"(?!ana")', "".join(everything["lines"]))
+
+
+@dataclass
+class Shared:
+    """A server with a run of Ana's that has ended, one that works, and one of Ben's that has ended."""
+
+    server: HttpServer
+    root: Path
+    ana: Client
+    text: str
+    ended: str
+    works: str
+    bens: str
+    gate: Gate
+
+    async def ava(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """A command on a machine without a data root."""
+        elsewhere = self.root.parent / "elsewhere"
+        done = await anyio.to_thread.run_sync(lambda: ava(elsewhere, *args, env={"AVA_TOKEN": self.text, **env}))
+        said = done.stdout + done.stderr
+        assert self.text not in said and "Traceback" not in said and "fault of Ava" not in said, said
+        assert not elsewhere.exists()
+        return done
+
+    async def there(self, *args: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        """A command with `--url` behind it."""
+        env = {} if text is None else {"AVA_TOKEN": text}
+        return await self.ava(*args, "--url", self.server.base, **env)
+
+    async def here(self, *args: str) -> str:
+        """What the same command shows on the server's own data root."""
+        done = await anyio.to_thread.run_sync(lambda: ava(self.root, *args))
+        assert done.returncode == 0, done.stderr
+        return _without_place(done.stdout)
+
+
+def _without_place(screen: str) -> str:
+    """A screen without its first line, which names the data root or the server."""
+    first, _, rest = screen.partition("\n")
+    assert first.startswith(("Data root: ", "Server: ")), screen
+    return rest
+
+
+async def start(client: Client, task: str, **more: Any) -> str:
+    asked = {"role": "custom", "system_prompt": "x", "task": task, **more}
+    proposed = read_answer(await client.call_tool("spawn_subagent", asked))[0]
+    given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+    read_answer(await client.call_tool("confirm_spawn", given))
+    return str(proposed["subagent_id"])
+
+
+async def finish(client: Client, task: str) -> str:
+    run = await start(client, task)
+    found = read_answer(await client.call_tool("check_subagent", {"subagent_id": run, "wait_seconds": 30}))[0]
+    assert found["status"] == "success"
+    return run
+
+
+@asynccontextmanager
+async def shared(tmp_path: Path) -> AsyncGenerator[Shared]:
+    root = make_root(tmp_path / "data", config_toml=PAID)
+    ana, ben = token(root, "ana"), token(root, "ben")
+    gate = Gate(300)
+
+    def step(request: dict[str, Any]) -> Say:  # the long question has no answer, however often it is asked
+        return Say("x", gate=gate) if "A long question" in json.dumps(request) else DONE
+
+    with run_model_server(step) as model:
+        async with (
+            serve_http(root, env=model_env(model.base_url)) as server,
+            server.client(ana) as client,
+            server.client(ben) as other,
+        ):
+            ended, bens = await finish(client, "Ana's question"), await finish(other, "Ben's secret question")
+            works = await start(client, "A long question", name="slow")
+            await until(gate.arrived.is_set)
+            yield Shared(server, root, client, ana, ended, works, bens, gate)
+            gate.released.set()

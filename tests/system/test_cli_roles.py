@@ -23,18 +23,6 @@ pytestmark = pytest.mark.slow
 OTHER_SYSTEM = Path(__file__).parents[1] / "support" / "commands" / "other_system.py"
 PIN = "73-otter-91"
 QUESTION = "now? [y/N]"
-REVIEWER = """---
-name: strict-reviewer
-description: Reviews strictly. And more.
-tools: Read, Grep, Bash, WebSearch, TodoWrite
-model: sonnet
-color: red
-hooks:
-  PreToolUse:
-    - matcher: Bash
----
-You review strictly.
-"""
 BROKEN = "---\ndescription: Broken.\ntimeout: soon\n---\n"
 
 
@@ -54,33 +42,6 @@ def project(tmp_path: Path) -> Path:
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
     (folder / ".ava" / "roles" / "strict.md").write_text(REVIEWER)
     return folder
-
-
-def run(root: Path, *args: str, cwd: Path | None = None, code: int = 0) -> str:
-    done = ava(root, "roles", *args, cwd=cwd or root.parent)
-    assert "Traceback" not in done.stderr
-    assert done.returncode == code, done.stdout + done.stderr
-    if code in (0, 1):
-        assert done.stdout.startswith(f"Data root: {root}\n") or args[-1:] == ("--json",)
-    return done.stdout + done.stderr
-
-
-def typed(root: Path, cwd: Path, *args: str, answers: Sequence[tuple[str, str]]) -> tuple[int, str]:
-    with run_on_terminal(root, "roles", "trust", *args, cwd=cwd, command=CONTROLLED) as screen:
-        code = screen.ended_after(answers)
-        assert "Traceback" not in screen.text
-        return code, screen.text
-
-
-def names(root: Path, cwd: Path) -> list[str]:
-    return [role["name"] for role in json.loads(run(root, "--json", cwd=cwd))["roles"]]
-
-
-async def on_record(root: Path) -> list[SettingsChanged]:
-    async with Store.open(root) as store:
-        entries: list[Entry] = list(await store.read(lambda view: view.of_type("SettingsChanged")))
-    facts = [entry.fact for entry in entries if isinstance(entry.fact, SettingsChanged)]
-    return [fact for fact in facts if fact.setting == "trusted_roles"]
 
 
 # -- list and show -----------------------------------------------------------------------------------------------------
@@ -444,3 +405,44 @@ def test_a_skill_is_shown_and_added_after_a_yes_and_the_pin(root: Path, tmp_path
     assert (root / "skills" / "otters" / "SKILL.md").read_text().endswith("X.\n")
     assert "It is installed already" in run(root, "add", str(folder / "SKILL.md"))
     assert "has no file SKILL.md" in run(root, "add", str(tmp_path), code=2)
+
+
+REVIEWER = """---
+name: strict-reviewer
+description: Reviews strictly. And more.
+tools: Read, Grep, Bash, WebSearch, TodoWrite
+model: sonnet
+color: red
+hooks:
+  PreToolUse:
+    - matcher: Bash
+---
+You review strictly.
+"""
+
+
+def run(root: Path, *args: str, cwd: Path | None = None, code: int = 0) -> str:
+    done = ava(root, "roles", *args, cwd=cwd or root.parent)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
+    if code in (0, 1):
+        assert done.stdout.startswith(f"Data root: {root}\n") or args[-1:] == ("--json",)
+    return done.stdout + done.stderr
+
+
+def typed(root: Path, cwd: Path, *args: str, answers: Sequence[tuple[str, str]]) -> tuple[int, str]:
+    with run_on_terminal(root, "roles", "trust", *args, cwd=cwd, command=CONTROLLED) as screen:
+        code = screen.ended_after(answers)
+        assert "Traceback" not in screen.text
+        return code, screen.text
+
+
+def names(root: Path, cwd: Path) -> list[str]:
+    return [role["name"] for role in json.loads(run(root, "--json", cwd=cwd))["roles"]]
+
+
+async def on_record(root: Path) -> list[SettingsChanged]:
+    async with Store.open(root) as store:
+        entries: list[Entry] = list(await store.read(lambda view: view.of_type("SettingsChanged")))
+    facts = [entry.fact for entry in entries if isinstance(entry.fact, SettingsChanged)]
+    return [fact for fact in facts if fact.setting == "trusted_roles"]

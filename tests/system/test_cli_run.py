@@ -41,20 +41,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def local(base_url: str) -> dict[str, str]:
-    return {"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"}
-
-
-def subagent_in(text: str) -> str:
-    found = re.search(r"S-[0-9a-f]{6}", text)
-    assert found is not None, text
-    return found[0]
-
-
-def events(root: Path, *args: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ava(root, "logs", "--json", "--last", "1000", *args).stdout.splitlines()]
-
-
 # -- without a terminal ------------------------------------------------------------------------------------------------
 
 
@@ -662,3 +648,17 @@ def test_status_of_an_empty_data_root_says_so_and_creates_nothing(root: Path) ->
     assert done.returncode == 0
     assert "No subagents: none waits, runs, or ended within the last hour." in done.stdout
     assert not root.exists()
+
+
+def local(base_url: str) -> dict[str, str]:
+    return {"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"}
+
+
+def subagent_in(text: str) -> str:
+    found = re.search(r"S-[0-9a-f]{6}", text)
+    assert found is not None, text
+    return found[0]
+
+
+def events(root: Path, *args: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ava(root, "logs", "--json", "--last", "1000", *args).stdout.splitlines()]

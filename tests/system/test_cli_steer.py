@@ -45,34 +45,6 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-async def told(root: Path, *args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """What a command says, in a process of its own, without a terminal."""
-    return await anyio.to_thread.run_sync(lambda: ava(root, *args, env=env))
-
-
-@contextmanager
-def running(root: Path, base_url: str, *more: str) -> Iterator[subprocess.Popen[str]]:
-    """`ava run` in a process of its own."""
-    args = ("run", "researcher", "What does it cost?", "--yes", "--max-cost", "1", *more)
-    process = subprocess.Popen(
-        [*COMMAND, *args], env=environment(root, **model_env(base_url)), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-def started(root: Path) -> str:
-    """The id of the only run."""
-    [entry] = read_log(root, "SpawnProposed")
-    run_id: str = entry.content["subagent_id"]
-    return run_id
-
-
 # -- cancel -----------------------------------------------------------------------------------------------------------
 
 
@@ -372,3 +344,31 @@ def test_run_without_a_terminal_reports_a_damaged_log_and_can_be_interrupted(roo
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=40)
     assert process.returncode == 130
+
+
+async def told(root: Path, *args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """What a command says, in a process of its own, without a terminal."""
+    return await anyio.to_thread.run_sync(lambda: ava(root, *args, env=env))
+
+
+@contextmanager
+def running(root: Path, base_url: str, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """`ava run` in a process of its own."""
+    args = ("run", "researcher", "What does it cost?", "--yes", "--max-cost", "1", *more)
+    process = subprocess.Popen(
+        [*COMMAND, *args], env=environment(root, **model_env(base_url)), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def started(root: Path) -> str:
+    """The id of the only run."""
+    [entry] = read_log(root, "SpawnProposed")
+    run_id: str = entry.content["subagent_id"]
+    return run_id

@@ -33,39 +33,6 @@ pytestmark = pytest.mark.slow
 OPENING = re.compile(r"http://localhost:(\d+)/enter\?code=(\S+)")
 
 
-@dataclass
-class Ui:
-    """`ava ui` on a data root."""
-
-    path: Path
-
-    @property
-    def root(self) -> DataRoot:
-        return DataRoot(self.path)
-
-    def __call__(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-        done = ava(self.path, "ui", *args, env=env)
-        assert "Traceback" not in done.stderr, done.stderr
-        return done
-
-    def opened(self, **env: str) -> str:
-        """Return the address that it shows."""
-        done = self("--no-browser", **env)
-        assert done.returncode == 0, done.stderr
-        found = OPENING.search(done.stdout)
-        assert found is not None, done.stdout
-        return found[0]
-
-    @property
-    def record(self) -> list[str]:
-        """The port, the process and the version of the server."""
-        return self.root.pages_port.read_text().split()
-
-    @property
-    def process(self) -> int:
-        return int(self.record[1])
-
-
 @pytest.fixture
 def ui(tmp_path: Path) -> Generator[Ui]:
     there = Ui(tmp_path / "data")
@@ -73,46 +40,6 @@ def ui(tmp_path: Path) -> Generator[Ui]:
         yield there
     finally:
         end(there)
-
-
-def end(there: Ui) -> None:
-    """End the server, if one runs; of two that began at once, the other one follows it for a moment."""
-
-    def gone() -> bool:
-        if pages_server(there.root).port() is None:
-            return True
-        with suppress(OSError, IndexError, ValueError):  # its record is being written
-            os.kill(there.process, signal.SIGTERM)
-        return False
-
-    if there.path.exists():
-        until(gone)
-
-
-def until(found: Callable[[], object], within_s: float = 30) -> None:
-    deadline = time.monotonic() + within_s
-    while not found():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@contextmanager
-def visit(address: str) -> Generator[httpx2.Client]:
-    """Open an address in a browser."""
-    headers = {"Accept": "text/html"}
-    with httpx2.Client(follow_redirects=True, headers=headers, timeout=20, trust_env=False) as browser:
-        browser.get(address)
-        yield browser
-
-
-def port_of(address: str) -> int:
-    found = re.search(r":(\d+)", address)
-    assert found is not None
-    return int(found[1])
-
-
-def home(address: str) -> str:
-    return address.partition("/enter")[0]
 
 
 # -- opening ----------------------------------------------------------------------------------------------------------
@@ -329,3 +256,76 @@ def test_opens_the_address_with_no_program_of_the_project(ui: Ui, tmp_path: Path
     done = ava(ui.path, "ui", cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists(), "it would have had the address, which signs whoever opens it in"
+
+
+@dataclass
+class Ui:
+    """`ava ui` on a data root."""
+
+    path: Path
+
+    @property
+    def root(self) -> DataRoot:
+        return DataRoot(self.path)
+
+    def __call__(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        done = ava(self.path, "ui", *args, env=env)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def opened(self, **env: str) -> str:
+        """Return the address that it shows."""
+        done = self("--no-browser", **env)
+        assert done.returncode == 0, done.stderr
+        found = OPENING.search(done.stdout)
+        assert found is not None, done.stdout
+        return found[0]
+
+    @property
+    def record(self) -> list[str]:
+        """The port, the process and the version of the server."""
+        return self.root.pages_port.read_text().split()
+
+    @property
+    def process(self) -> int:
+        return int(self.record[1])
+
+
+def end(there: Ui) -> None:
+    """End the server, if one runs; of two that began at once, the other one follows it for a moment."""
+
+    def gone() -> bool:
+        if pages_server(there.root).port() is None:
+            return True
+        with suppress(OSError, IndexError, ValueError):  # its record is being written
+            os.kill(there.process, signal.SIGTERM)
+        return False
+
+    if there.path.exists():
+        until(gone)
+
+
+def until(found: Callable[[], object], within_s: float = 30) -> None:
+    deadline = time.monotonic() + within_s
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@contextmanager
+def visit(address: str) -> Generator[httpx2.Client]:
+    """Open an address in a browser."""
+    headers = {"Accept": "text/html"}
+    with httpx2.Client(follow_redirects=True, headers=headers, timeout=20, trust_env=False) as browser:
+        browser.get(address)
+        yield browser
+
+
+def port_of(address: str) -> int:
+    found = re.search(r":(\d+)", address)
+    assert found is not None
+    return int(found[1])
+
+
+def home(address: str) -> str:
+    return address.partition("/enter")[0]

@@ -28,45 +28,6 @@ pytestmark = pytest.mark.slow
 START_S = 1_767_000_000
 
 
-def at_tab(words: Sequence[str]) -> dict[str, str]:
-    """Return the environment in which fish starts the command at TAB behind these words."""
-    return {
-        "_AVA_COMPLETE": "complete_fish",
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        "_TYPER_COMPLETE_ARGS": " ".join(("ava", *words)),
-    }
-
-
-def offered(root: Path, *words: str, cwd: Path | None = None, **env: str) -> dict[str, str]:
-    """What fish is told at TAB behind these words: each with what is said of it."""
-    done = subprocess.run(
-        COMMAND,
-        env=environment(root, **at_tab(words), **env),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return {line.partition("\t")[0]: line.partition("\t")[2] for line in done.stdout.splitlines() if line}
-
-
-async def log(root: Path, patch: pytest.MonkeyPatch) -> None:
-    with patch.context() as clock:
-        past = Past(clock)
-        async with Store.open(root) as store:
-            await past.lived(store, BookedLife("S-0a0a0a", user=own_user(), role="coder"), START_S)
-            await past.at(store, START_S + 50, *plan_events("G-4e1b2c3", user=own_user()))
-            await past.lived(
-                store, BookedLife("S-0b0b0b", user=own_user(), group="G-4e1b2c3"), START_S + 60, ending=None
-            )
-            waiting = BookedLife("S-0c0c0c", user=own_user()).proposed(role="custom")
-            fact = waiting.fact.model_copy(update={"expires_us": 2**52})
-            await past.at(store, START_S + 90, waiting._replace(fact=fact))
-            await past.lived(store, BookedLife("S-0d0d0d", user="ana"), START_S + 120)
-
-
 async def test_offers_matching_completions_at_each_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "data"
     root.mkdir(mode=0o700)
@@ -206,3 +167,42 @@ def test_completing_an_argument_loads_what_declares_the_commands_and_no_more(
     assert packages_of_others(modules) <= declared
     working = ("ava_server.service.", "ava_server.mcp_server.", "ava_server.runs.", "ava_audit.store.store")
     assert {name for name in own_modules(modules) if name.startswith(working)} <= {"ava_server.service.record_requests"}
+
+
+def at_tab(words: Sequence[str]) -> dict[str, str]:
+    """Return the environment in which fish starts the command at TAB behind these words."""
+    return {
+        "_AVA_COMPLETE": "complete_fish",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "_TYPER_COMPLETE_ARGS": " ".join(("ava", *words)),
+    }
+
+
+def offered(root: Path, *words: str, cwd: Path | None = None, **env: str) -> dict[str, str]:
+    """What fish is told at TAB behind these words: each with what is said of it."""
+    done = subprocess.run(
+        COMMAND,
+        env=environment(root, **at_tab(words), **env),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return {line.partition("\t")[0]: line.partition("\t")[2] for line in done.stdout.splitlines() if line}
+
+
+async def log(root: Path, patch: pytest.MonkeyPatch) -> None:
+    with patch.context() as clock:
+        past = Past(clock)
+        async with Store.open(root) as store:
+            await past.lived(store, BookedLife("S-0a0a0a", user=own_user(), role="coder"), START_S)
+            await past.at(store, START_S + 50, *plan_events("G-4e1b2c3", user=own_user()))
+            await past.lived(
+                store, BookedLife("S-0b0b0b", user=own_user(), group="G-4e1b2c3"), START_S + 60, ending=None
+            )
+            waiting = BookedLife("S-0c0c0c", user=own_user()).proposed(role="custom")
+            fact = waiting.fact.model_copy(update={"expires_us": 2**52})
+            await past.at(store, START_S + 90, waiting._replace(fact=fact))
+            await past.lived(store, BookedLife("S-0d0d0d", user="ana"), START_S + 120)

@@ -49,93 +49,6 @@ DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"
 WORKER = (*AVA[:-1], "worker")
 
 
-@dataclass
-class Fleet:
-    """A server, the workers, the database and the engine of a test."""
-
-    tmp: Path
-    postgres: PostgresServer
-    engine: Engine | None
-    models: ModelServer
-    host: Wire = field(init=False)
-
-    @property
-    def url(self) -> str:
-        return self.postgres.address(self.tmp)
-
-    @property
-    def root(self) -> Path:
-        return self.tmp / "server"
-
-    def machine(self, name: str) -> Path:
-        """A data root with the configuration that all machines have."""
-        config = f'database_url = "{self.url}"\nruns_on = "workers"\nlease_s = {LEASE_S}\n'
-        config += PRICED.replace("custom:test", "custom:scripted") + LIMITS
-        if self.engine is not None:
-            config += delivery_config(self.engine)
-        return make_root(self.tmp / name, config_toml=config)
-
-    @asynccontextmanager
-    async def worker(self, name: str, *more: str, url: str = "") -> AsyncGenerator[Process]:
-        with Stderr().checked() as stderr:
-            root = self.machine(name)
-            env = {**environment(root), **model_env(self.models.base_url)}
-            command = [*WORKER, "--database-url", url or self.url, *more]
-            process = await anyio.open_process(command, env=env, stderr=stderr.file)
-            try:
-                await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=90)
-                yield process
-            finally:
-                await end(process)
-
-    async def start(self, **more: object) -> str:
-        return await self.host.start_run(workspace=None, **more)
-
-    def claims(self, run: str) -> list[str]:
-        return [str(entry.content["reason"]) for entry in read_log(self.root, "RunClaimed", run=run)]
-
-    async def until_claimed(self, run: str, times: int, within_s: float = 60) -> None:
-        await until(lambda: len(self.claims(run)) >= times, within_s=within_s)
-
-    async def until_done(self, *runs: str, within_s: float = 120) -> None:
-        await until(lambda: all(state_of(self.root, run) == "success" for run in runs), within_s=within_s)
-
-    async def check(self, *runs: str) -> None:
-        """Each run has one ending, and the log is whole."""
-        for run in runs:
-            assert len(read_log(self.root, "RunEnded", run=run)) == 1
-        assert_intact(self.root)
-
-
-@pytest.fixture(params=KINDS)
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Engine | None]:
-    if (why := why_missing(request.param)) is not None:
-        pytest.skip(why)
-    with run_engine(request.param, tmp_path / "engine") as server:
-        yield server
-
-
-@pytest.fixture
-def postgres() -> Generator[PostgresServer]:
-    server = postgres_server()
-    yield server
-    server.empty_databases()
-
-
-@asynccontextmanager
-async def fleet(tmp: Path, postgres: PostgresServer, engine: Engine | None, script: object) -> AsyncGenerator[Fleet]:
-    with run_model_server(script) as models:  # type: ignore[arg-type]
-        found = Fleet(tmp, postgres, engine, models)
-        async with serve_stdio(found.machine("server"), env=model_env(models.base_url)) as found.host:
-            yield found
-
-
-def gated(*gates: Gate) -> Callable[[object], Say]:
-    """The first answers wait for these gates, one each; all others come at once."""
-    left = list(gates)
-    return lambda _request: replace(DONE, gate=left.pop(0)) if left else DONE
-
-
 async def test_a_zombie_wakes_up_and_then_its_successor_dies(
     tmp_path: Path, postgres: PostgresServer, engine: Engine | None
 ) -> None:
@@ -272,3 +185,90 @@ async def test_runs_that_live_and_runs_that_wait_outlast(
             else:
                 assert engine is not None
                 engine.wipe()
+
+
+@dataclass
+class Fleet:
+    """A server, the workers, the database and the engine of a test."""
+
+    tmp: Path
+    postgres: PostgresServer
+    engine: Engine | None
+    models: ModelServer
+    host: Wire = field(init=False)
+
+    @property
+    def url(self) -> str:
+        return self.postgres.address(self.tmp)
+
+    @property
+    def root(self) -> Path:
+        return self.tmp / "server"
+
+    def machine(self, name: str) -> Path:
+        """A data root with the configuration that all machines have."""
+        config = f'database_url = "{self.url}"\nruns_on = "workers"\nlease_s = {LEASE_S}\n'
+        config += PRICED.replace("custom:test", "custom:scripted") + LIMITS
+        if self.engine is not None:
+            config += delivery_config(self.engine)
+        return make_root(self.tmp / name, config_toml=config)
+
+    @asynccontextmanager
+    async def worker(self, name: str, *more: str, url: str = "") -> AsyncGenerator[Process]:
+        with Stderr().checked() as stderr:
+            root = self.machine(name)
+            env = {**environment(root), **model_env(self.models.base_url)}
+            command = [*WORKER, "--database-url", url or self.url, *more]
+            process = await anyio.open_process(command, env=env, stderr=stderr.file)
+            try:
+                await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=90)
+                yield process
+            finally:
+                await end(process)
+
+    async def start(self, **more: object) -> str:
+        return await self.host.start_run(workspace=None, **more)
+
+    def claims(self, run: str) -> list[str]:
+        return [str(entry.content["reason"]) for entry in read_log(self.root, "RunClaimed", run=run)]
+
+    async def until_claimed(self, run: str, times: int, within_s: float = 60) -> None:
+        await until(lambda: len(self.claims(run)) >= times, within_s=within_s)
+
+    async def until_done(self, *runs: str, within_s: float = 120) -> None:
+        await until(lambda: all(state_of(self.root, run) == "success" for run in runs), within_s=within_s)
+
+    async def check(self, *runs: str) -> None:
+        """Each run has one ending, and the log is whole."""
+        for run in runs:
+            assert len(read_log(self.root, "RunEnded", run=run)) == 1
+        assert_intact(self.root)
+
+
+@pytest.fixture(params=KINDS)
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Engine | None]:
+    if (why := why_missing(request.param)) is not None:
+        pytest.skip(why)
+    with run_engine(request.param, tmp_path / "engine") as server:
+        yield server
+
+
+@pytest.fixture
+def postgres() -> Generator[PostgresServer]:
+    server = postgres_server()
+    yield server
+    server.empty_databases()
+
+
+@asynccontextmanager
+async def fleet(tmp: Path, postgres: PostgresServer, engine: Engine | None, script: object) -> AsyncGenerator[Fleet]:
+    with run_model_server(script) as models:  # type: ignore[arg-type]
+        found = Fleet(tmp, postgres, engine, models)
+        async with serve_stdio(found.machine("server"), env=model_env(models.base_url)) as found.host:
+            yield found
+
+
+def gated(*gates: Gate) -> Callable[[object], Say]:
+    """The first answers wait for these gates, one each; all others come at once."""
+    left = list(gates)
+    return lambda _request: replace(DONE, gate=left.pop(0)) if left else DONE

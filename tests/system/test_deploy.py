@@ -32,40 +32,6 @@ METRICS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 NAME = "ava.example.org"
 
 
-def checked(*command: str) -> str:
-    env = {**os.environ, "PUBLIC_HOST": NAME}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def nginx_files(tmp: Path, port: int, behind: int) -> Path:
-    """The configuration as it is, with a certificate, a port and folders of this test."""
-    certificate = issue(tmp, NAME).server
-    text = (FOLDER / "nginx.conf").read_text()
-    text = re.sub(r"/etc/ssl/(certs|private)/\S+(?=;)", str(certificate), text)
-    text = text.replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl").replace(
-        "127.0.0.1:8642", f"127.0.0.1:{behind}"
-    )
-    (tmp / "ava.conf").write_text(text)
-    paths = "".join(
-        f"{each}_temp_path {tmp}/{each};\n" for each in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    http = f"access_log off;\n{paths}include {tmp}/ava.conf;\n"
-    whole = f"pid {tmp}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{\n{http}}}\n"
-    (tmp / "nginx.conf").write_text(whole)
-    return tmp / "nginx.conf"
-
-
-def caddy_files(tmp: Path, port: int, behind: int) -> Path:
-    text = (FOLDER / "Caddyfile").read_text().replace("127.0.0.1:8642", f"127.0.0.1:{behind}")
-    text = text.replace(f"{NAME} {{", f"https://{NAME}:{port} {{\n\ttls internal")
-    options = "{\n\tadmin off\n\tskip_install_trust\n\tauto_https disable_redirects\n"
-    options += f"\tstorage file_system {tmp}/caddy\n}}\n"
-    (tmp / "Caddyfile").write_text(options + text)
-    return tmp / "Caddyfile"
-
-
 def test_the_unit_is_valid(tmp_path: Path) -> None:
     text = (FOLDER / "ava.service").read_text()
     (tmp_path / "ava.service").write_text(text.replace("/var/lib/ava/venv/bin/ava", sys.executable))
@@ -230,3 +196,37 @@ def test_the_settings_of_servers_and_workers_are_valid(tmp_path: Path, folder: s
     shutil.copy(FOLDER / folder / "config.toml", tmp_path / "config.toml")
     settings = load_settings(tmp_path, env={"AVA_DATABASE_URL": "postgresql://ava@db/ava"})
     assert settings.runs_on == "workers" and not settings.mirrors
+
+
+def checked(*command: str) -> str:
+    env = {**os.environ, "PUBLIC_HOST": NAME}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def nginx_files(tmp: Path, port: int, behind: int) -> Path:
+    """The configuration as it is, with a certificate, a port and folders of this test."""
+    certificate = issue(tmp, NAME).server
+    text = (FOLDER / "nginx.conf").read_text()
+    text = re.sub(r"/etc/ssl/(certs|private)/\S+(?=;)", str(certificate), text)
+    text = text.replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl").replace(
+        "127.0.0.1:8642", f"127.0.0.1:{behind}"
+    )
+    (tmp / "ava.conf").write_text(text)
+    paths = "".join(
+        f"{each}_temp_path {tmp}/{each};\n" for each in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    http = f"access_log off;\n{paths}include {tmp}/ava.conf;\n"
+    whole = f"pid {tmp}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{\n{http}}}\n"
+    (tmp / "nginx.conf").write_text(whole)
+    return tmp / "nginx.conf"
+
+
+def caddy_files(tmp: Path, port: int, behind: int) -> Path:
+    text = (FOLDER / "Caddyfile").read_text().replace("127.0.0.1:8642", f"127.0.0.1:{behind}")
+    text = text.replace(f"{NAME} {{", f"https://{NAME}:{port} {{\n\ttls internal")
+    options = "{\n\tadmin off\n\tskip_install_trust\n\tauto_https disable_redirects\n"
+    options += f"\tstorage file_system {tmp}/caddy\n}}\n"
+    (tmp / "Caddyfile").write_text(options + text)
+    return tmp / "Caddyfile"

@@ -33,38 +33,7 @@ PIN = "839217"
 RAISE = "Raise the cap? [y/N]"
 
 
-def typed(root: Path, *args: str, answers: Sequence[tuple[str, str]] = (), **env: str) -> tuple[int, str]:
-    """Run a command at a terminal, with an answer to each thing that it asks; return its exit code and the screen."""
-    with run_on_terminal(root, *args, env=env, columns=200, command=CONTROLLED) as screen:
-        code = screen.ended_after(answers)
-    assert "Traceback" not in screen.text
-    return code, screen.text
-
-
-def decisions(root: Path) -> list[dict[str, Any]]:
-    return [entry.content for entry in read_log(root, "Answered")]
-
-
-async def asks(root: Path, run_id: str) -> None:
-    await until(lambda: bool(read_log(root, "Asked", run=run_id)), 20)
-
-
 # -- in a terminal ----------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def asking(tmp: Path) -> AsyncGenerator[tuple[Path, Wire, str, str]]:
-    """A server with a run that a person has started at the terminal and that asks for more."""
-    root = make_root(tmp / "data", config_toml=PRICED)
-    with run_model_server(keep_noting) as model:
-        async with serve_stdio(root, env={**model_env(model.base_url), "AVA_MODEL": "test"}, cwd=tmp) as wire:
-            run = await wire.tool("spawn_subagent", role="researcher", task="What does it cost?", **CAP)
-            started = await anyio.to_thread.run_sync(
-                lambda: typed(root, "approve", run["pending_id"], answers=[("Start it? [y/N]", "y")])
-            )
-            assert started[0] == 0, started
-            await asks(root, run["subagent_id"])
-            yield root, wire, run["subagent_id"], model.base_url
 
 
 @pytest.mark.requirement("N-15")
@@ -397,3 +366,34 @@ async def test_a_remote_person_decides_with_ava_approve(tmp_path: Path, answer: 
         assert code == 0 and f"{at.run_id} asks for more:" in text, text
         ended = "success" if answer == "y" else "cost_exceeded"
         await until(lambda: state_of(at.root, at.run_id) == ended, 20)
+
+
+def typed(root: Path, *args: str, answers: Sequence[tuple[str, str]] = (), **env: str) -> tuple[int, str]:
+    """Run a command at a terminal, with an answer to each thing that it asks; return its exit code and the screen."""
+    with run_on_terminal(root, *args, env=env, columns=200, command=CONTROLLED) as screen:
+        code = screen.ended_after(answers)
+    assert "Traceback" not in screen.text
+    return code, screen.text
+
+
+def decisions(root: Path) -> list[dict[str, Any]]:
+    return [entry.content for entry in read_log(root, "Answered")]
+
+
+async def asks(root: Path, run_id: str) -> None:
+    await until(lambda: bool(read_log(root, "Asked", run=run_id)), 20)
+
+
+@asynccontextmanager
+async def asking(tmp: Path) -> AsyncGenerator[tuple[Path, Wire, str, str]]:
+    """A server with a run that a person has started at the terminal and that asks for more."""
+    root = make_root(tmp / "data", config_toml=PRICED)
+    with run_model_server(keep_noting) as model:
+        async with serve_stdio(root, env={**model_env(model.base_url), "AVA_MODEL": "test"}, cwd=tmp) as wire:
+            run = await wire.tool("spawn_subagent", role="researcher", task="What does it cost?", **CAP)
+            started = await anyio.to_thread.run_sync(
+                lambda: typed(root, "approve", run["pending_id"], answers=[("Start it? [y/N]", "y")])
+            )
+            assert started[0] == 0, started
+            await asks(root, run["subagent_id"])
+            yield root, wire, run["subagent_id"], model.base_url

@@ -42,6 +42,50 @@ def profile(request: pytest.FixtureRequest) -> Profile:
     return chosen
 
 
+async def test_each_host_gets_its_result_and_the_run_it_leaves_behind_is_paid_once(
+    root: Path, workspace: Path, profile: Profile
+) -> None:
+    asked: list[tuple[str, int]] = []
+    with run_model_server(playing(asked)) as models:
+        env = model_env(models.base_url)
+        async with open_host(profile, root, workspace, env=env) as host:
+            first = await start(host, "What are the prices?", workspace)
+            assert await result_of(host, first) == "prices: twelve cents"
+            told = await host.call("check_subagent", subagent_id="S-000000")
+            assert "S-000000" in (host.reads.failure(told) or "")  # a failure is seen as one, whatever is shown
+
+            second = await start(host, "An endless search", workspace)
+            children = await until(lambda: set(processes_of_run(second)) & set(children_of(host.wire.pid)))
+            assert [environment_of(child) for child in children] == [{"AVA_RUN_ID": second}]
+            await host.leave()
+            await until(lambda: not any(map(lives, children)))
+        assert processes_of_run(second) == []
+        assert state_of(root, second) == "running"
+        assert asked == [("prices", 0), ("prices", 1), ("endless", 0)]
+
+        (workspace / "lines.txt").write_text(HARMLESS)
+        async with open_host(profile, root, workspace, env=env) as host:
+            assert await result_of(host, second) == "endless: twelve cents"
+            entries = await host.call("read_ava_logs", subagent_id=second)
+            assert "search_codebase" in host.reads.entries(entries)
+            assert len(await host.list_tools()) == 6
+            await host.leave()
+        assert asked == [("prices", 0), ("prices", 1), ("endless", 0), ("endless", 1)]
+        sent = [[received.body, str(dict(received.headers)).encode()] for received in models.requests]
+        assert secrets_in(chain.from_iterable(sent)) == []
+    assert [entry.content["settlement"] for entry in read_log(root, "CostUpdate")] == ["billed"] * 4
+    assert len(read_log(root, "RunEnded")) == 2
+    starts = read_log(root, "SessionStart")
+    assert {(start.content["client"], start.content["client_version"]) for start in starts} == {
+        (profile.name, profile.version)
+    }
+    assert {start.content["protocol"] for start in starts} == {profile.protocol}
+    assert {start.content["folder"] for start in starts} == {"/" if profile.from_root else str(workspace)}
+    assert secrets_in(written_in(root)) == []
+    assert processes_of_run(first) == processes_of_run(second) == []
+    assert_intact(root)
+
+
 def playing(asked: list[tuple[str, int]]) -> Callable[[dict[str, Any]], Step]:
     """A model that answers by task and turn, and notes what it was asked for and paid."""
 
@@ -88,47 +132,3 @@ def written_in(root: Path) -> Iterator[bytes]:
 def secrets_in(texts: Iterator[bytes]) -> list[str]:
     """The other programs' variables whose values stand in some text."""
     return [name for text in texts for name, value in OTHERS_KEYS.items() if value.encode() in text]
-
-
-async def test_each_host_gets_its_result_and_the_run_it_leaves_behind_is_paid_once(
-    root: Path, workspace: Path, profile: Profile
-) -> None:
-    asked: list[tuple[str, int]] = []
-    with run_model_server(playing(asked)) as models:
-        env = model_env(models.base_url)
-        async with open_host(profile, root, workspace, env=env) as host:
-            first = await start(host, "What are the prices?", workspace)
-            assert await result_of(host, first) == "prices: twelve cents"
-            told = await host.call("check_subagent", subagent_id="S-000000")
-            assert "S-000000" in (host.reads.failure(told) or "")  # a failure is seen as one, whatever is shown
-
-            second = await start(host, "An endless search", workspace)
-            children = await until(lambda: set(processes_of_run(second)) & set(children_of(host.wire.pid)))
-            assert [environment_of(child) for child in children] == [{"AVA_RUN_ID": second}]
-            await host.leave()
-            await until(lambda: not any(map(lives, children)))
-        assert processes_of_run(second) == []
-        assert state_of(root, second) == "running"
-        assert asked == [("prices", 0), ("prices", 1), ("endless", 0)]
-
-        (workspace / "lines.txt").write_text(HARMLESS)
-        async with open_host(profile, root, workspace, env=env) as host:
-            assert await result_of(host, second) == "endless: twelve cents"
-            entries = await host.call("read_ava_logs", subagent_id=second)
-            assert "search_codebase" in host.reads.entries(entries)
-            assert len(await host.list_tools()) == 6
-            await host.leave()
-        assert asked == [("prices", 0), ("prices", 1), ("endless", 0), ("endless", 1)]
-        sent = [[received.body, str(dict(received.headers)).encode()] for received in models.requests]
-        assert secrets_in(chain.from_iterable(sent)) == []
-    assert [entry.content["settlement"] for entry in read_log(root, "CostUpdate")] == ["billed"] * 4
-    assert len(read_log(root, "RunEnded")) == 2
-    starts = read_log(root, "SessionStart")
-    assert {(start.content["client"], start.content["client_version"]) for start in starts} == {
-        (profile.name, profile.version)
-    }
-    assert {start.content["protocol"] for start in starts} == {profile.protocol}
-    assert {start.content["folder"] for start in starts} == {"/" if profile.from_root else str(workspace)}
-    assert secrets_in(written_in(root)) == []
-    assert processes_of_run(first) == processes_of_run(second) == []
-    assert_intact(root)

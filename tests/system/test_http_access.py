@@ -42,20 +42,6 @@ PATHS = [("POST", "/mcp"), ("GET", "/mcp"), ("DELETE", "/mcp"), ("GET", "/approv
          ("GET", "//healthz"), ("GET", "/metrics")]  # fmt: skip
 
 
-def forged(text: str, root: Path) -> Iterator[list[tuple[str, str]]]:
-    """Authorization headers that let nobody in."""
-    file = (root / "secrets" / "tokens.toml").read_text()
-    hashed = re.findall(r"[0-9a-f]{64}", file)[0]
-    for value in ("", "Bearer", f"Basic {text}", text, f"Bearer {text[:-1]}", f"Bearer {text}x",
-                  f"Bearer {text.upper()}", f"Bearer {hashed}", f"Bearer {BEGINS}{'A' * 43}", f"Bearer {text} {text}",
-                  f"Bearer {'x' * 5000}", "Bearer null", f"Bearer {text},"):  # fmt: skip
-        yield [("Authorization", value)]
-    yield []
-    yield [("Authorization", f"Bearer {text}"), ("Authorization", "Bearer x")]
-    yield [("Cookie", f"token={text}")]
-    yield [("X-Api-Key", text)]
-
-
 @pytest.mark.slow
 async def test_every_address_requires_a_valid_token(tmp_path: Path) -> None:
     root = make_root(tmp_path / "data")
@@ -342,3 +328,17 @@ async def test_disconnects_slow_and_silent_clients(tmp_path: Path, parser: str) 
             assert took < 4, (first[:10], took)
             assert status in got
         assert (await server.get("/healthz")).status_code == 200
+
+
+def forged(text: str, root: Path) -> Iterator[list[tuple[str, str]]]:
+    """Authorization headers that let nobody in."""
+    file = (root / "secrets" / "tokens.toml").read_text()
+    hashed = re.findall(r"[0-9a-f]{64}", file)[0]
+    for value in ("", "Bearer", f"Basic {text}", text, f"Bearer {text[:-1]}", f"Bearer {text}x",
+                  f"Bearer {text.upper()}", f"Bearer {hashed}", f"Bearer {BEGINS}{'A' * 43}", f"Bearer {text} {text}",
+                  f"Bearer {'x' * 5000}", "Bearer null", f"Bearer {text},"):  # fmt: skip
+        yield [("Authorization", value)]
+    yield []
+    yield [("Authorization", f"Bearer {text}"), ("Authorization", "Bearer x")]
+    yield [("Cookie", f"token={text}")]
+    yield [("X-Api-Key", text)]

@@ -33,44 +33,6 @@ BOTH = {"Accept": "application/json, text/event-stream"}
 SPAWN = {"role": "researcher", "task": "What does it cost?"}
 
 
-def meta(name: str = "x", **more: Any) -> dict[str, Any]:
-    return {
-        "io.modelcontextprotocol/protocolVersion": MODERN,
-        "io.modelcontextprotocol/clientInfo": {"name": name, "version": "1", **more},
-        "io.modelcontextprotocol/clientCapabilities": {},
-    }
-
-
-async def called(server: HttpServer, text: str, tool: str, given: Any, **client: Any) -> dict[str, Any]:
-    """Call a tool in the stateless era, as whatever client."""
-    params = {"name": tool, "arguments": given, "_meta": meta(**client)}
-    body = json.dumps({"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params})
-    headers = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call", "Mcp-Name": tool,
-               "Content-Type": "application/json"}  # fmt: skip
-    answer = await server.post("/mcp", text, content=body.encode(), headers=headers)
-    result: dict[str, Any] = answer.json()["result"]
-    return result
-
-
-def started(root: Path, number: int) -> list[Logged]:
-    """The sessions on the record, once there are so many."""
-    found = read_log(root, "SessionStart")
-    return found if len(found) >= number else []
-
-
-def raw(port: int, *pieces: bytes) -> bytes:
-    """Send pieces one after the other, and return what comes until the server closes or is silent."""
-    got = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as line, contextlib.suppress(OSError):
-        for piece in pieces:
-            line.sendall(piece)
-            line.settimeout(0.4)
-            with contextlib.suppress(TimeoutError):
-                while data := line.recv(65_536):
-                    got += data
-    return got
-
-
 @pytest.mark.parametrize("parser", PARSERS)
 async def test_no_malformed_request_gets_two_answers_or_causes_a_traceback(tmp_path: Path, parser: str) -> None:
     root = make_root(tmp_path / "data")
@@ -515,3 +477,41 @@ def test_token_lookup_time_does_not_depend_on_matching_characters(tmp_path: Path
         took[name] = sorted(best)[len(best) // 2]
     assert 0.5 < took["begins"] / took["other"] < 2
     assert tokens.find("x" * 1_000_000) is None and tokens.find("é" * 40) is None
+
+
+def meta(name: str = "x", **more: Any) -> dict[str, Any]:
+    return {
+        "io.modelcontextprotocol/protocolVersion": MODERN,
+        "io.modelcontextprotocol/clientInfo": {"name": name, "version": "1", **more},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+
+
+async def called(server: HttpServer, text: str, tool: str, given: Any, **client: Any) -> dict[str, Any]:
+    """Call a tool in the stateless era, as whatever client."""
+    params = {"name": tool, "arguments": given, "_meta": meta(**client)}
+    body = json.dumps({"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params})
+    headers = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call", "Mcp-Name": tool,
+               "Content-Type": "application/json"}  # fmt: skip
+    answer = await server.post("/mcp", text, content=body.encode(), headers=headers)
+    result: dict[str, Any] = answer.json()["result"]
+    return result
+
+
+def started(root: Path, number: int) -> list[Logged]:
+    """The sessions on the record, once there are so many."""
+    found = read_log(root, "SessionStart")
+    return found if len(found) >= number else []
+
+
+def raw(port: int, *pieces: bytes) -> bytes:
+    """Send pieces one after the other, and return what comes until the server closes or is silent."""
+    got = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as line, contextlib.suppress(OSError):
+        for piece in pieces:
+            line.sendall(piece)
+            line.settimeout(0.4)
+            with contextlib.suppress(TimeoutError):
+                while data := line.recv(65_536):
+                    got += data
+    return got

@@ -31,32 +31,6 @@ NONE: dict[str, Any] = {"user": "ana", "proposals": [], "extensions": []}
 Writes = Callable[[socket.socket], None]
 
 
-@contextmanager
-def hostile(write: Writes) -> Generator[tuple[int, list[bytes]]]:
-    """A server that answers each connection as it likes."""
-    seen: list[bytes] = []
-    over = threading.Event()
-
-    def serve() -> None:
-        while not over.is_set():
-            with suppress(OSError):
-                line, _address = listener.accept()
-                line.settimeout(20)
-                with line, suppress(OSError):
-                    seen.append(line.recv(65_536))
-                    write(line)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(0.2)
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield listener.getsockname()[1], seen
-        finally:
-            over.set()
-            thread.join(25)
-
-
 def answer(body: Any, status: str = "200 OK", headers: str = "") -> Writes:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"HTTP/1.1 {status}\r\nContent-Length: {len(content)}\r\nContent-Type: application/json\r\n{headers}\r\n"
@@ -67,14 +41,6 @@ def endless(line: socket.socket) -> None:
     line.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     while True:
         line.sendall(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
-
-
-def asked(port: int, **env: str) -> Any:
-    began = time.monotonic()
-    done = ava("/nonexistent", "--url", f"http://localhost:{port}", "approve", env={"AVA_TOKEN": TOKEN, **env})
-    assert time.monotonic() - began < 15
-    assert TOKEN not in done.stdout + done.stderr and "Traceback" not in done.stderr
-    return done
 
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Temporary Redirect", "308 Permanent Redirect"])
@@ -234,3 +200,37 @@ def test_commands_on_runs_follow_no_redirect_either(words: tuple[str, ...]) -> N
         with hostile(answer({}, "307 Temporary Redirect", to)) as (port, _seen):
             done = ava("/nonexistent", *words, "--url", f"http://localhost:{port}", env={"AVA_TOKEN": TOKEN})
         assert done.returncode == 10 and stolen == []
+
+
+@contextmanager
+def hostile(write: Writes) -> Generator[tuple[int, list[bytes]]]:
+    """A server that answers each connection as it likes."""
+    seen: list[bytes] = []
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            with suppress(OSError):
+                line, _address = listener.accept()
+                line.settimeout(20)
+                with line, suppress(OSError):
+                    seen.append(line.recv(65_536))
+                    write(line)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.2)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname()[1], seen
+        finally:
+            over.set()
+            thread.join(25)
+
+
+def asked(port: int, **env: str) -> Any:
+    began = time.monotonic()
+    done = ava("/nonexistent", "--url", f"http://localhost:{port}", "approve", env={"AVA_TOKEN": TOKEN, **env})
+    assert time.monotonic() - began < 15
+    assert TOKEN not in done.stdout + done.stderr and "Traceback" not in done.stderr
+    return done

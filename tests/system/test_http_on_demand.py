@@ -37,36 +37,6 @@ def port() -> int:
     return free_port()
 
 
-@asynccontextmanager
-async def ended_at_last(root: Path) -> AsyncGenerator[None]:
-    """End the server of a data root."""
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.kill(process_of(root), signal.SIGTERM)
-        await until(lambda: not (root / "http.port").exists(), within_s=10)
-
-
-def process_of(root: Path) -> int:
-    return int((root / "http.port").read_text().split()[1])
-
-
-def headers(root: Path, port: int) -> dict[str, str]:
-    done = ava(root, "connect", "--port", str(port))
-    if "did not start within" in done.stderr:  # a slow machine: a host asks again, and the server goes on to start
-        done = ava(root, "connect", "--port", str(port))
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
-
-
-def answers(port: int, given: dict[str, str]) -> int:
-    hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-    wanted = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25", **given}
-    return httpx2.post(f"http://127.0.0.1:{port}/mcp", json=hello, headers=wanted, trust_env=False).status_code
-
-
 async def test_the_command_of_a_host_starts_the_server_once_and_gives_it_a_private_token(
     tmp_path: Path, port: int
 ) -> None:
@@ -245,3 +215,33 @@ def test_init_says_which_hosts_cannot_start_a_server(tmp_path: Path) -> None:
     given = ("init", "claude-code", "--http", "--workspace", str(tmp_path))
     done = ava(tmp_path / "data", *given, env={"HOME": str(tmp_path)})
     assert done.returncode == 2 and "[users.NAME] workspaces" in done.stderr
+
+
+@asynccontextmanager
+async def ended_at_last(root: Path) -> AsyncGenerator[None]:
+    """End the server of a data root."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.kill(process_of(root), signal.SIGTERM)
+        await until(lambda: not (root / "http.port").exists(), within_s=10)
+
+
+def process_of(root: Path) -> int:
+    return int((root / "http.port").read_text().split()[1])
+
+
+def headers(root: Path, port: int) -> dict[str, str]:
+    done = ava(root, "connect", "--port", str(port))
+    if "did not start within" in done.stderr:  # a slow machine: a host asks again, and the server goes on to start
+        done = ava(root, "connect", "--port", str(port))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def answers(port: int, given: dict[str, str]) -> int:
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+    wanted = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25", **given}
+    return httpx2.post(f"http://127.0.0.1:{port}/mcp", json=hello, headers=wanted, trust_env=False).status_code

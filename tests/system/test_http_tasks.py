@@ -22,46 +22,6 @@ SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up"}
 UNKNOWN = -32602
 
 
-async def asked(server: HttpServer, text: str, method: str, params: dict[str, Any], **more: str) -> dict[str, Any]:
-    """One request of the stateless era, from a client with tasks; its whole answer. `more` changes its headers."""
-    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": CLIENT}}
-    named = str(params.get("taskId") or params["name"])
-    headers = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": method, "Mcp-Name": named, **more}
-    answer: dict[str, Any] = (await server.post("/mcp", text, json=body, headers=headers)).json()
-    return answer
-
-
-async def task(server: HttpServer, text: str, task_id: str, method: str = "tasks/get", **more: Any) -> dict[str, Any]:
-    return await asked(server, text, method, {"taskId": task_id, **more})
-
-
-async def start(server: HttpServer, text: str) -> str:
-    async def call(tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        result: dict[str, Any] = (await asked(server, text, "tools/call", {"name": tool, "arguments": arguments}))[
-            "result"
-        ]
-        return result
-
-    proposed = (await call("spawn_subagent", SPAWN))["structuredContent"]
-    line = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-    started = await call("confirm_spawn", line)
-    assert started["resultType"] == "task" and started["taskId"] == proposed["subagent_id"], started
-    return str(started["taskId"])
-
-
-async def arrived(gate: Gate) -> None:
-    assert await anyio.to_thread.run_sync(gate.arrived.wait, 20)
-
-
-async def completed(server: HttpServer, text: str, task_id: str) -> dict[str, Any]:
-    with anyio.fail_after(30):
-        while (now := (await task(server, text, task_id))["result"])["status"] == "working":  # noqa: ASYNC110
-            await anyio.sleep(0.1)  # as a client does
-    assert now["status"] == "completed", now
-    content: dict[str, Any] = now["result"]["structuredContent"]
-    return content
-
-
 async def test_a_task_survives_a_kill_and_a_restart_of_its_server(tmp_path: Path) -> None:
     root = make_root(tmp_path / "data")
     text = token(root, "ana")
@@ -146,3 +106,43 @@ async def test_a_token_without_the_scope_cannot_cancel_or_answer(tmp_path: Path)
                 assert "lacks the scope spawn" in refused["error"]["message"], refused
             assert (await task(server, reads, task_id))["result"]["status"] == "working"
             gate.released.set()
+
+
+async def asked(server: HttpServer, text: str, method: str, params: dict[str, Any], **more: str) -> dict[str, Any]:
+    """One request of the stateless era, from a client with tasks; its whole answer. `more` changes its headers."""
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": CLIENT}}
+    named = str(params.get("taskId") or params["name"])
+    headers = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": method, "Mcp-Name": named, **more}
+    answer: dict[str, Any] = (await server.post("/mcp", text, json=body, headers=headers)).json()
+    return answer
+
+
+async def task(server: HttpServer, text: str, task_id: str, method: str = "tasks/get", **more: Any) -> dict[str, Any]:
+    return await asked(server, text, method, {"taskId": task_id, **more})
+
+
+async def start(server: HttpServer, text: str) -> str:
+    async def call(tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = (await asked(server, text, "tools/call", {"name": tool, "arguments": arguments}))[
+            "result"
+        ]
+        return result
+
+    proposed = (await call("spawn_subagent", SPAWN))["structuredContent"]
+    line = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+    started = await call("confirm_spawn", line)
+    assert started["resultType"] == "task" and started["taskId"] == proposed["subagent_id"], started
+    return str(started["taskId"])
+
+
+async def arrived(gate: Gate) -> None:
+    assert await anyio.to_thread.run_sync(gate.arrived.wait, 20)
+
+
+async def completed(server: HttpServer, text: str, task_id: str) -> dict[str, Any]:
+    with anyio.fail_after(30):
+        while (now := (await task(server, text, task_id))["result"])["status"] == "working":  # noqa: ASYNC110
+            await anyio.sleep(0.1)  # as a client does
+    assert now["status"] == "completed", now
+    content: dict[str, Any] = now["result"]["structuredContent"]
+    return content

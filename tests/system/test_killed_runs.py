@@ -37,39 +37,6 @@ LEASE_S = 300
 """With the log in Postgres, a stopped process owns its runs for longer than any of these tests."""
 
 
-def script(request: dict[str, Any]) -> Step:
-    """Answer by the turn that a request stands at."""
-    return SCRIPT[sum(message["role"] == "assistant" for message in request["messages"])]
-
-
-async def approved(tmp: Path, server: ModelServer, **more: Any) -> str:
-    """A run that is approved, and that nobody has claimed."""
-    (tmp / "workspace").mkdir(parents=True)
-    (tmp / "workspace" / "a.md").write_text("Otter charges twelve cents.\n")
-    async with open_lab(tmp, server=server, config=f"lease_s = {LEASE_S}\n{PRICED}", runs=False, check=False) as lab:
-        return await lab.start(**more)
-
-
-def answers(root: Path, run: str) -> int:
-    """How many answers of the model the log has."""
-    return sum(entry.agent == run for entry in read_log(root, "AssistantMessage", run=run))
-
-
-def left_in(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-
-
-async def owned(tmp: Path, server: ModelServer, kill_behind: int) -> tuple[str, Path, int]:
-    """An approved run whose owner was killed behind a commit, or never (0); its id, data root and the exit code."""
-    run_id = await approved(tmp, server)
-    scratch, root = tmp / "tmp", tmp / "data"
-    scratch.mkdir()
-    command = [sys.executable, owner.__file__, str(root), server.base_url, "killed", str(kill_behind)]
-    env = {**environment(root), "TMPDIR": str(scratch)}
-    ended = await anyio.run_process(command, env=env, check=False, stderr=None)
-    return run_id, root, ended.returncode
-
-
 @pytest.mark.slow
 async def test_a_kill_after_any_commit_of_a_run_leads_to_the_same_result(tmp_path: Path) -> None:
     """Nothing that was answered is paid for again, and no process and no file of the killed one is left."""
@@ -279,6 +246,39 @@ async def test_owners_in_separate_pid_namespaces_never_own_the_same_run(tmp_path
                     assert (await lab.ended(run_id)).state == "success"
                     await _owned_by_one_at_a_time(lab, run_id)
         await check_requests(root, server.requests)
+
+
+def script(request: dict[str, Any]) -> Step:
+    """Answer by the turn that a request stands at."""
+    return SCRIPT[sum(message["role"] == "assistant" for message in request["messages"])]
+
+
+async def approved(tmp: Path, server: ModelServer, **more: Any) -> str:
+    """A run that is approved, and that nobody has claimed."""
+    (tmp / "workspace").mkdir(parents=True)
+    (tmp / "workspace" / "a.md").write_text("Otter charges twelve cents.\n")
+    async with open_lab(tmp, server=server, config=f"lease_s = {LEASE_S}\n{PRICED}", runs=False, check=False) as lab:
+        return await lab.start(**more)
+
+
+def answers(root: Path, run: str) -> int:
+    """How many answers of the model the log has."""
+    return sum(entry.agent == run for entry in read_log(root, "AssistantMessage", run=run))
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+async def owned(tmp: Path, server: ModelServer, kill_behind: int) -> tuple[str, Path, int]:
+    """An approved run whose owner was killed behind a commit, or never (0); its id, data root and the exit code."""
+    run_id = await approved(tmp, server)
+    scratch, root = tmp / "tmp", tmp / "data"
+    scratch.mkdir()
+    command = [sys.executable, owner.__file__, str(root), server.base_url, "killed", str(kill_behind)]
+    env = {**environment(root), "TMPDIR": str(scratch)}
+    ended = await anyio.run_process(command, env=env, check=False, stderr=None)
+    return run_id, root, ended.returncode
 
 
 async def _owned_by_one_at_a_time(lab: Lab, run_id: str) -> None:

@@ -61,49 +61,6 @@ SIGNALS = (_eof_and_sigterm, _sigint_and_sigterm)
 """A signal does not wait for what is still in the pipe, but for what has been read."""
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return make_root(tmp_path / "data")
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    return folder
-
-
-@asynccontextmanager
-async def left_behind(root: Path, workspace: Path) -> AsyncGenerator[tuple[str, str, dict[str, str]]]:
-    """Leave a run in the middle of its first call, and a proposal; give their ids, and the server's variables."""
-    gate = Gate()
-    with run_model_server([Say("never said", gate=gate)]) as models:
-        env = model_env(models.base_url)
-        async with serve_stdio(root, env=env) as wire:
-            run = await wire.start_run(workspace=str(workspace))
-            await until(gate.arrived.is_set)
-            proposed = await wire.tool("spawn_subagent", role="researcher", task="Another", workspace=str(workspace))
-            await wire.close_stdin()
-            assert await wire.exited() == 0
-        yield run, proposed["subagent_id"], env
-
-
-def call(tool: str, request_id: int, **arguments: Any) -> dict[str, Any]:
-    params = {"name": tool, "arguments": arguments}
-    return {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
-
-
-def has_calls(root: Path, count: int) -> bool:
-    return len(read_log(root, "ToolCall")) >= count
-
-
-def in_one_piece(*messages: Mapping[str, Any]) -> bytes:
-    """Return what a host writes that comes only for this: the handshake and its calls, without waiting."""
-    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO}
-    known = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-    return b"".join(json.dumps(each).encode() + b"\n" for each in (hello, known, *messages))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("leave", LEAVES.values(), ids=LEAVES)
 async def test_a_call_to_a_server_that_is_still_starting_is_carried_out(
@@ -187,3 +144,46 @@ async def test_a_last_call_that_the_host_takes_back_is_not_waited_for(root: Path
                     assert await wire.process.wait() == 0
     finally:
         other.close()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_root(tmp_path / "data")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+@asynccontextmanager
+async def left_behind(root: Path, workspace: Path) -> AsyncGenerator[tuple[str, str, dict[str, str]]]:
+    """Leave a run in the middle of its first call, and a proposal; give their ids, and the server's variables."""
+    gate = Gate()
+    with run_model_server([Say("never said", gate=gate)]) as models:
+        env = model_env(models.base_url)
+        async with serve_stdio(root, env=env) as wire:
+            run = await wire.start_run(workspace=str(workspace))
+            await until(gate.arrived.is_set)
+            proposed = await wire.tool("spawn_subagent", role="researcher", task="Another", workspace=str(workspace))
+            await wire.close_stdin()
+            assert await wire.exited() == 0
+        yield run, proposed["subagent_id"], env
+
+
+def call(tool: str, request_id: int, **arguments: Any) -> dict[str, Any]:
+    params = {"name": tool, "arguments": arguments}
+    return {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
+
+
+def has_calls(root: Path, count: int) -> bool:
+    return len(read_log(root, "ToolCall")) >= count
+
+
+def in_one_piece(*messages: Mapping[str, Any]) -> bytes:
+    """Return what a host writes that comes only for this: the handshake and its calls, without waiting."""
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO}
+    known = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    return b"".join(json.dumps(each).encode() + b"\n" for each in (hello, known, *messages))

@@ -39,6 +39,32 @@ def _end_of_input(line: socket.socket) -> None:
 LEAVES: tuple[Callable[[socket.socket], None], ...] = (_close, _reset, _end_of_input)
 
 
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("era", ["handshake", "stateless"])
+async def test_a_call_is_carried_out_after_its_client_has_gone(tmp_path: Path, era: str, parser: str) -> None:
+    root, gate = make_root(tmp_path / "data", config_toml=f'approval = "ask"\n{PRICED}'), Gate()
+    with run_model_server([Say("never said", gate=gate)]) as models:
+        env = {**model_env(models.base_url), "AVA_MODEL": "test"}
+        async with serve_http(root, env=env, program=changed_command(parser=parser)) as server:
+            text = token(root, "ana", "spawn", "read", "approve")
+            run = await _started(server, text)
+            await until(gate.arrived.is_set)
+            host = Host(server, text, await _session(server, text) if era == "handshake" else "")
+            words = {f"look at {number}" for number in range(9)}
+            for number, message in enumerate(sorted(words)):
+                await host.call(LEAVES[number % 3], "message_subagent", subagent_id=run, message=message)
+            await until(lambda: words <= _said(root, run))
+            for leave in LEAVES:
+                async with server.client(text) as client:
+                    proposed = (await client.call_tool("spawn_subagent", SPAWN)).structured_content
+                assert proposed is not None
+                await host.call(leave, "cancel_subagent", pending_id=proposed["pending_id"])
+                await until(partial(_is_cancelled, root, str(proposed["subagent_id"])))
+            await host.call(_close, "cancel_subagent", subagent_id=run)
+            await until(partial(_is_cancelled, root, run))
+    assert_intact(root)
+
+
 def _send_and_leave(
     port: int, headers: Mapping[str, str], body: Mapping[str, Any], leave: Callable[[socket.socket], None]
 ) -> None:
@@ -86,32 +112,6 @@ async def _started(server: HttpServer, text: str) -> str:
 
 def _said(root: Path, run: str) -> set[str]:
     return {entry.content["text"] for entry in read_log(root, "UserMessage", run=run)}
-
-
-@pytest.mark.parametrize("parser", PARSERS)
-@pytest.mark.parametrize("era", ["handshake", "stateless"])
-async def test_a_call_is_carried_out_after_its_client_has_gone(tmp_path: Path, era: str, parser: str) -> None:
-    root, gate = make_root(tmp_path / "data", config_toml=f'approval = "ask"\n{PRICED}'), Gate()
-    with run_model_server([Say("never said", gate=gate)]) as models:
-        env = {**model_env(models.base_url), "AVA_MODEL": "test"}
-        async with serve_http(root, env=env, program=changed_command(parser=parser)) as server:
-            text = token(root, "ana", "spawn", "read", "approve")
-            run = await _started(server, text)
-            await until(gate.arrived.is_set)
-            host = Host(server, text, await _session(server, text) if era == "handshake" else "")
-            words = {f"look at {number}" for number in range(9)}
-            for number, message in enumerate(sorted(words)):
-                await host.call(LEAVES[number % 3], "message_subagent", subagent_id=run, message=message)
-            await until(lambda: words <= _said(root, run))
-            for leave in LEAVES:
-                async with server.client(text) as client:
-                    proposed = (await client.call_tool("spawn_subagent", SPAWN)).structured_content
-                assert proposed is not None
-                await host.call(leave, "cancel_subagent", pending_id=proposed["pending_id"])
-                await until(partial(_is_cancelled, root, str(proposed["subagent_id"])))
-            await host.call(_close, "cancel_subagent", subagent_id=run)
-            await until(partial(_is_cancelled, root, run))
-    assert_intact(root)
 
 
 def _is_cancelled(root: Path, run: str) -> bool:

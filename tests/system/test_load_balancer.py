@@ -34,37 +34,6 @@ LIST: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "para
 STATELESS = {**BOTH, "MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/list"}
 
 
-def caddy() -> str:
-    """The program; older versions lose the body of a request that they repeat at another server."""
-    program = tool("caddy")
-    done = subprocess.run([program, "version"], capture_output=True, text=True, timeout=20, check=True)
-    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", done.stdout)
-    if found is None or tuple(map(int, found.groups())) < (2, 11, 2):
-        pytest.skip(f"caddy 2.11.2 or newer is needed, and this is {done.stdout.strip()}")
-    return program
-
-
-@asynccontextmanager
-async def balanced(
-    tmp: Path, root: Path, *more: str, env: Mapping[str, str] | None = None
-) -> AsyncGenerator[tuple[str, HttpServer, HttpServer]]:
-    """Yield the address of Caddy, and the two servers behind it. Its port for metrics is in the file `inside`."""
-    program, port = caddy(), free_port()
-    async with serve_http(root, *more, env=env) as one, serve_http(root, *more, env=env) as other:
-        text = (FOLDER / "compose" / "Caddyfile").read_text()
-        assert text.count(BALANCED) == 2
-        text = text.replace(BALANCED, f"127.0.0.1:{one.port} 127.0.0.1:{other.port}")
-        inside = free_port()
-        (tmp / "inside").write_text(str(inside))
-        text = text.replace(":9642", f"127.0.0.1:{inside}").replace("{$PUBLIC_HOST}\n", "127.0.0.1\n")
-        text = text.replace("\tgrace_period 30s\n", "\tgrace_period 1s\n\tadmin off\n\tauto_https off\n")
-        (tmp / "Caddyfile").write_text(text)
-        command = (program, "run", "--config", str(tmp / "Caddyfile"), "--adapter", "caddyfile")
-        given = environment(root, PUBLIC_HOST=f"http://127.0.0.1:{port}", XDG_DATA_HOME=str(tmp / "caddy"))
-        async with run_balancer(command, port, given):
-            yield f"http://127.0.0.1:{port}", one, other
-
-
 async def test_both_servers_answer_in_turn_and_keep_their_metrics_inside(tmp_path: Path) -> None:
     root = make_root(tmp_path / "data")
     text = token(root, "ana", "spawn", "read", "audit")
@@ -168,3 +137,34 @@ async def test_after_a_kill_requests_go_to_the_other_server(tmp_path: Path) -> N
         await anyio.sleep(0.2)  # Caddy learns that its idle connections are closed
         for _ in range(10):
             assert (await http.post(f"{base}/mcp", json=LIST)).status_code == 200
+
+
+def caddy() -> str:
+    """The program; older versions lose the body of a request that they repeat at another server."""
+    program = tool("caddy")
+    done = subprocess.run([program, "version"], capture_output=True, text=True, timeout=20, check=True)
+    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", done.stdout)
+    if found is None or tuple(map(int, found.groups())) < (2, 11, 2):
+        pytest.skip(f"caddy 2.11.2 or newer is needed, and this is {done.stdout.strip()}")
+    return program
+
+
+@asynccontextmanager
+async def balanced(
+    tmp: Path, root: Path, *more: str, env: Mapping[str, str] | None = None
+) -> AsyncGenerator[tuple[str, HttpServer, HttpServer]]:
+    """Yield the address of Caddy, and the two servers behind it. Its port for metrics is in the file `inside`."""
+    program, port = caddy(), free_port()
+    async with serve_http(root, *more, env=env) as one, serve_http(root, *more, env=env) as other:
+        text = (FOLDER / "compose" / "Caddyfile").read_text()
+        assert text.count(BALANCED) == 2
+        text = text.replace(BALANCED, f"127.0.0.1:{one.port} 127.0.0.1:{other.port}")
+        inside = free_port()
+        (tmp / "inside").write_text(str(inside))
+        text = text.replace(":9642", f"127.0.0.1:{inside}").replace("{$PUBLIC_HOST}\n", "127.0.0.1\n")
+        text = text.replace("\tgrace_period 30s\n", "\tgrace_period 1s\n\tadmin off\n\tauto_https off\n")
+        (tmp / "Caddyfile").write_text(text)
+        command = (program, "run", "--config", str(tmp / "Caddyfile"), "--adapter", "caddyfile")
+        given = environment(root, PUBLIC_HOST=f"http://127.0.0.1:{port}", XDG_DATA_HOME=str(tmp / "caddy"))
+        async with run_balancer(command, port, given):
+            yield f"http://127.0.0.1:{port}", one, other

@@ -32,36 +32,6 @@ ANSWERED_S = 13.0
 """The log is given 5 s to take what was asked, and 5 s to take the answer."""
 
 
-@pytest.fixture
-async def root(tmp_path: Path) -> Path:
-    """A data root with a log of a megabyte, as the last server left it."""
-    root = make_root(tmp_path / "data")
-    (tmp_path / "project").mkdir()
-    async with Store.open(root) as log:
-        await write_texts(log, ["x " * 2_000] * 250)
-        await log.checkpoint()
-    return root
-
-
-async def refusals(wire: Wire) -> list[str]:
-    """What each of three calls says, if it fails: in one sentence, as an answer, within seconds."""
-    said: list[str] = []
-    for tool, arguments in (
-        ("check_subagent", {}),
-        ("spawn_subagent", {"role": "researcher", "task": "Prices of https://example.org/"}),
-        ("read_ava_logs", {"last_n": 500}),
-    ):
-        began = time.monotonic()
-        result = await wire.tool_result(tool, **arguments)
-        assert time.monotonic() - began < ANSWERED_S
-        text = result["content"][0]["text"]
-        if result.get("isError"):
-            assert text.startswith("Failed: ") and "\n" not in text and "Traceback" not in text
-            said.append(text)
-    assert (await wire.request("ping"))["result"] == {}
-    return said
-
-
 # -- a file that is damaged -------------------------------------------------------------------------------------------
 
 
@@ -217,3 +187,33 @@ async def test_on_a_full_disk_proposals_fail_with_one_sentence_and_reads_still_w
         looked = await wire.tool("check_subagent")
         assert len(looked["runs"]) == proposed
         assert (await wire.request("ping"))["result"] == {}
+
+
+@pytest.fixture
+async def root(tmp_path: Path) -> Path:
+    """A data root with a log of a megabyte, as the last server left it."""
+    root = make_root(tmp_path / "data")
+    (tmp_path / "project").mkdir()
+    async with Store.open(root) as log:
+        await write_texts(log, ["x " * 2_000] * 250)
+        await log.checkpoint()
+    return root
+
+
+async def refusals(wire: Wire) -> list[str]:
+    """What each of three calls says, if it fails: in one sentence, as an answer, within seconds."""
+    said: list[str] = []
+    for tool, arguments in (
+        ("check_subagent", {}),
+        ("spawn_subagent", {"role": "researcher", "task": "Prices of https://example.org/"}),
+        ("read_ava_logs", {"last_n": 500}),
+    ):
+        began = time.monotonic()
+        result = await wire.tool_result(tool, **arguments)
+        assert time.monotonic() - began < ANSWERED_S
+        text = result["content"][0]["text"]
+        if result.get("isError"):
+            assert text.startswith("Failed: ") and "\n" not in text and "Traceback" not in text
+            said.append(text)
+    assert (await wire.request("ping"))["result"] == {}
+    return said

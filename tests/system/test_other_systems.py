@@ -45,59 +45,6 @@ URL = f"http://{HOST}/prices"
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
 
 
-@pytest.fixture(params=SYSTEMS)
-def system(request: pytest.FixtureRequest) -> str:
-    chosen: str = request.param
-    return chosen
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "notes.md").write_text(f"# Prices\n{TEXT}\n")
-    (tmp_path / "secret.txt").write_text("the secret outside")
-    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
-    (folder / "away").symlink_to(tmp_path)
-    return folder
-
-
-@dataclass
-class Elsewhere:
-    """A server that believes in another system, and the web site that is all that it can reach."""
-
-    wire: Wire
-    web: Site
-
-    async def result(self, run: str) -> str:
-        ended = await self.wire.tool("check_subagent", subagent_id=run, wait_seconds=30)
-        assert ended["status"] == "success", ended
-        output: str = ended["runs"][0]["untrusted_result"]["output"]
-        return output
-
-    async def end(self) -> None:
-        await self.wire.close_stdin()
-        assert await self.wire.exited() == 0
-        assert self.wire.stderr == ""
-
-
-@asynccontextmanager
-async def elsewhere(system: str, root: Path, models: ModelServer) -> AsyncGenerator[Elsewhere]:
-    python = root.parent / "python"  # what the server starts as its own interpreter: of that system too
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I {LAUNCHER} {system} python "$@"\n')
-    python.chmod(0o755)
-    async with site({"/prices": f"<html><title>Prices</title><body><p>{TEXT}</p></body></html>"}) as web:
-        command = [sys.executable, str(LAUNCHER), system, "ava", str(web.port), str(python), "serve"]
-        env = {**model_env(models.base_url), "USERNAME": "somebody"}  # as Windows has it
-        async with serve_stdio(root, env=env, command=command) as wire:
-            yield Elsewhere(wire, web)
-
-
 async def test_a_web_role_works_and_its_log_verifies(root: Path, system: str) -> None:
     keys = make_root(root, keys_toml='openrouter = "a-key-that-nobody-has"\n') / "keys.toml"
     keys.chmod(0o600)
@@ -267,3 +214,56 @@ def test_the_simulated_systems_really_lack_linux_features() -> None:
         "darwin": ["darwin", *common[:-2], "fcntl", "resource", "pwd", "termios", "ctypes", *common[-2:]],
         "bare": ["linux", "O_NOFOLLOW", "O_PATH", *common[1:]],
     }
+
+
+@pytest.fixture(params=SYSTEMS)
+def system(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "notes.md").write_text(f"# Prices\n{TEXT}\n")
+    (tmp_path / "secret.txt").write_text("the secret outside")
+    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (folder / "away").symlink_to(tmp_path)
+    return folder
+
+
+@dataclass
+class Elsewhere:
+    """A server that believes in another system, and the web site that is all that it can reach."""
+
+    wire: Wire
+    web: Site
+
+    async def result(self, run: str) -> str:
+        ended = await self.wire.tool("check_subagent", subagent_id=run, wait_seconds=30)
+        assert ended["status"] == "success", ended
+        output: str = ended["runs"][0]["untrusted_result"]["output"]
+        return output
+
+    async def end(self) -> None:
+        await self.wire.close_stdin()
+        assert await self.wire.exited() == 0
+        assert self.wire.stderr == ""
+
+
+@asynccontextmanager
+async def elsewhere(system: str, root: Path, models: ModelServer) -> AsyncGenerator[Elsewhere]:
+    python = root.parent / "python"  # what the server starts as its own interpreter: of that system too
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I {LAUNCHER} {system} python "$@"\n')
+    python.chmod(0o755)
+    async with site({"/prices": f"<html><title>Prices</title><body><p>{TEXT}</p></body></html>"}) as web:
+        command = [sys.executable, str(LAUNCHER), system, "ava", str(web.port), str(python), "serve"]
+        env = {**model_env(models.base_url), "USERNAME": "somebody"}  # as Windows has it
+        async with serve_stdio(root, env=env, command=command) as wire:
+            yield Elsewhere(wire, web)

@@ -22,6 +22,24 @@ from support.stdio import environment, until
 LIST = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "string"}}}}
 
 
+@pytest.mark.slow
+async def test_a_kill_after_any_commit_of_a_plan_pays_no_finished_step_again(tmp_path: Path) -> None:
+    with run_model_server(script(3)) as server:
+        plan = await approved(tmp_path / "whole", server, 3)
+        assert await killed_behind(tmp_path / "whole", server, 0) == 0
+        assert counted_runs(tmp_path / "whole" / "data", plan) == (5, 5)
+        commits = int((tmp_path / "whole" / "data" / owner.COMMITS).read_text())
+        for number in sample(range(1, commits + 1), 6):
+            await check_kill(tmp_path / str(number), 3, number, server)
+
+
+@pytest.mark.slow
+async def test_a_plan_of_a_hundred_runs_goes_on_after_kills(tmp_path: Path) -> None:
+    with run_model_server(script(98)) as server:
+        for number in (2, 40, 150, 300):
+            await check_kill(tmp_path / str(number), 98, number, server)
+
+
 def steps(items: int) -> list[dict[str, Any]]:
     """A plan of one run that lists, one for each item of its list, and one that writes."""
     return [
@@ -89,21 +107,3 @@ async def check_kill(tmp: Path, items: int, number: int, server: ModelServer) ->
     await finish(tmp, server, plan)
     again = len(server.requests) - before - asked
     assert again <= items + 2 - ended, f"killed behind commit {number}: a finished step was paid for again"
-
-
-@pytest.mark.slow
-async def test_a_kill_after_any_commit_of_a_plan_pays_no_finished_step_again(tmp_path: Path) -> None:
-    with run_model_server(script(3)) as server:
-        plan = await approved(tmp_path / "whole", server, 3)
-        assert await killed_behind(tmp_path / "whole", server, 0) == 0
-        assert counted_runs(tmp_path / "whole" / "data", plan) == (5, 5)
-        commits = int((tmp_path / "whole" / "data" / owner.COMMITS).read_text())
-        for number in sample(range(1, commits + 1), 6):
-            await check_kill(tmp_path / str(number), 3, number, server)
-
-
-@pytest.mark.slow
-async def test_a_plan_of_a_hundred_runs_goes_on_after_kills(tmp_path: Path) -> None:
-    with run_model_server(script(98)) as server:
-        for number in (2, 40, 150, 300):
-            await check_kill(tmp_path / str(number), 98, number, server)

@@ -37,54 +37,6 @@ def server() -> Generator[PostgresServer]:
     made.remove()
 
 
-async def run(server: PostgresServer, program: str, *words: str | Path) -> None:
-    """Run one of Postgres' programs, with the password in the environment."""
-    env = {**os.environ, "PGPASSWORD": server.password}
-    with anyio.fail_after(120):
-        done = await anyio.run_process([str(server.bin / program), *map(str, words)], env=env, check=False)
-    assert done.returncode == 0, (program, done.stderr)
-
-
-def at(server: PostgresServer) -> tuple[str, ...]:
-    return ("--host", str(server.folder), "--port", str(server.port), "--username", USER)
-
-
-def entries(url: str) -> int:
-    with psycopg.connect(url) as conn:
-        return int(conn.execute("SELECT max(seq) FROM ava.events").fetchone()[0])
-
-
-def verified(root: Path, url: str) -> str:
-    """The head that `ava verify` prints for a log in which nothing is wrong."""
-    done = ava(root, "verify", env={backend.VARIABLE: url})
-    assert done.returncode == 0, done.stdout + done.stderr
-    return next(line for line in done.stdout.splitlines() if line.startswith("Head:"))
-
-
-def head_at(url: str, seq: int) -> str:
-    with psycopg.connect(url) as conn:
-        return str(conn.execute("SELECT encode(hash, 'hex') FROM ava.events WHERE seq = %s", (seq,)).fetchone()[0])
-
-
-@asynccontextmanager
-async def written(store: Store) -> AsyncGenerator[None]:
-    """Write entries as fast as the store takes them, until the block ends."""
-
-    async def writer(number: int) -> None:
-        count = 0
-        while True:
-            count += 1
-            await write(store, message(f"entry {count} of writer {number}"))
-
-    async with anyio.create_task_group() as tasks:
-        await write_each(store, Life("S-aaaaaa").whole())
-        for number in range(4):
-            tasks.start_soon(writer, number)
-        await anyio.sleep(0.5)
-        yield
-        tasks.cancel_scope.cancel()
-
-
 async def test_a_dump_of_a_log_that_is_written_restores_to_a_log_that_verifies(
     server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +126,54 @@ async def test_a_replica_is_refused_and_the_primary_is_asked_for(server: Postgre
                 pass
     finally:
         replica.remove()
+
+
+async def run(server: PostgresServer, program: str, *words: str | Path) -> None:
+    """Run one of Postgres' programs, with the password in the environment."""
+    env = {**os.environ, "PGPASSWORD": server.password}
+    with anyio.fail_after(120):
+        done = await anyio.run_process([str(server.bin / program), *map(str, words)], env=env, check=False)
+    assert done.returncode == 0, (program, done.stderr)
+
+
+def at(server: PostgresServer) -> tuple[str, ...]:
+    return ("--host", str(server.folder), "--port", str(server.port), "--username", USER)
+
+
+def entries(url: str) -> int:
+    with psycopg.connect(url) as conn:
+        return int(conn.execute("SELECT max(seq) FROM ava.events").fetchone()[0])
+
+
+def verified(root: Path, url: str) -> str:
+    """The head that `ava verify` prints for a log in which nothing is wrong."""
+    done = ava(root, "verify", env={backend.VARIABLE: url})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(line for line in done.stdout.splitlines() if line.startswith("Head:"))
+
+
+def head_at(url: str, seq: int) -> str:
+    with psycopg.connect(url) as conn:
+        return str(conn.execute("SELECT encode(hash, 'hex') FROM ava.events WHERE seq = %s", (seq,)).fetchone()[0])
+
+
+@asynccontextmanager
+async def written(store: Store) -> AsyncGenerator[None]:
+    """Write entries as fast as the store takes them, until the block ends."""
+
+    async def writer(number: int) -> None:
+        count = 0
+        while True:
+            count += 1
+            await write(store, message(f"entry {count} of writer {number}"))
+
+    async with anyio.create_task_group() as tasks:
+        await write_each(store, Life("S-aaaaaa").whole())
+        for number in range(4):
+            tasks.start_soon(writer, number)
+        await anyio.sleep(0.5)
+        yield
+        tasks.cancel_scope.cancel()
 
 
 def asked(server: PostgresServer, sql: LiteralString) -> Any:

@@ -21,69 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals as POSI
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
 
 
-async def _eof(wire: Wire) -> None:
-    await wire.close_stdin()
-
-
-async def _sigterm(wire: Wire) -> None:
-    wire.signal(signal.SIGTERM)
-
-
-async def _sigint(wire: Wire) -> None:
-    wire.signal(signal.SIGINT)
-
-
-async def _like_claude_code(wire: Wire) -> None:
-    wire.signal(signal.SIGINT)
-    await anyio.sleep(0.1)
-    with contextlib.suppress(ProcessLookupError):  # the first signal was enough
-        wire.signal(signal.SIGTERM)
-
-
-async def _like_opencode(wire: Wire) -> None:
-    await wire.close_stdin()
-    with contextlib.suppress(ProcessLookupError):
-        wire.signal(signal.SIGTERM)
-
-
 End = Callable[[Wire], Awaitable[None]]
-ENDS = {
-    "end of stdin": (_eof, 0),
-    "SIGTERM": (_sigterm, 0),
-    "SIGINT": (_sigint, 130),
-    "SIGINT and SIGTERM within 0.1 s": (_like_claude_code, 130),
-    "end of stdin and SIGTERM at once": (_like_opencode, 0),
-}
-
-
-@pytest.fixture(params=list(ENDS.values()), ids=list(ENDS))
-def end(request: pytest.FixtureRequest) -> tuple[End, int]:
-    chosen: tuple[End, int] = request.param
-    return chosen
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "notes.md").write_text("a" * 60 + "b\n")
-    return folder
-
-
-async def _ends(wire: Wire, end: tuple[End, int], root: Path) -> None:
-    """End the server, and look at what every end leaves: a clean record, no lock, a quiet stderr."""
-    bring_about, code = end
-    await bring_about(wire)
-    assert await wire.exited() == code
-    assert wire.stderr == ""
-    assert stray_locks(root) == []
-    assert len(read_log(root, "SessionEnd")) == len(read_log(root, "SessionStart")) == 1
-    assert_intact(root)
 
 
 @pytest.mark.slow
@@ -229,3 +167,67 @@ async def test_a_finished_run_and_its_result_outlive_the_server(root: Path, work
             again = await wire.tool("check_subagent", subagent_id=run)
             assert again["runs"][0]["untrusted_result"]["output"] == "done"
         assert len(models.requests) == 1
+
+
+async def _eof(wire: Wire) -> None:
+    await wire.close_stdin()
+
+
+async def _sigterm(wire: Wire) -> None:
+    wire.signal(signal.SIGTERM)
+
+
+async def _sigint(wire: Wire) -> None:
+    wire.signal(signal.SIGINT)
+
+
+async def _like_claude_code(wire: Wire) -> None:
+    wire.signal(signal.SIGINT)
+    await anyio.sleep(0.1)
+    with contextlib.suppress(ProcessLookupError):  # the first signal was enough
+        wire.signal(signal.SIGTERM)
+
+
+async def _like_opencode(wire: Wire) -> None:
+    await wire.close_stdin()
+    with contextlib.suppress(ProcessLookupError):
+        wire.signal(signal.SIGTERM)
+
+
+ENDS = {
+    "end of stdin": (_eof, 0),
+    "SIGTERM": (_sigterm, 0),
+    "SIGINT": (_sigint, 130),
+    "SIGINT and SIGTERM within 0.1 s": (_like_claude_code, 130),
+    "end of stdin and SIGTERM at once": (_like_opencode, 0),
+}
+
+
+@pytest.fixture(params=list(ENDS.values()), ids=list(ENDS))
+def end(request: pytest.FixtureRequest) -> tuple[End, int]:
+    chosen: tuple[End, int] = request.param
+    return chosen
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "notes.md").write_text("a" * 60 + "b\n")
+    return folder
+
+
+async def _ends(wire: Wire, end: tuple[End, int], root: Path) -> None:
+    """End the server, and look at what every end leaves: a clean record, no lock, a quiet stderr."""
+    bring_about, code = end
+    await bring_about(wire)
+    assert await wire.exited() == code
+    assert wire.stderr == ""
+    assert stray_locks(root) == []
+    assert len(read_log(root, "SessionEnd")) == len(read_log(root, "SessionStart")) == 1
+    assert_intact(root)

@@ -34,6 +34,41 @@ PRICE = "[prices.test]\ninput = 3\noutput = 15\n"
 ENDINGS = {"success", "error", "cancelled", "cost_exceeded", "token_exceeded", "guardrail"}
 
 
+async def test_after_many_faults_nothing_is_reserved_and_no_connection_is_open(tmp_path: Path) -> None:
+    weather, ended = Weather(SEED), Counter[str]()
+    with run_model_server(weather) as server:
+        chatty = f'[providers.chatty]\nbase_url = "{server.base_url}"\n'
+        wordy = f'[providers.wordy]\nbase_url = "{server.base_url}"\nwire = "messages"\n'
+        prices = PRICE + "".join(f'[prices."{name}"]\ninput = 3\noutput = 15\n' for name in MODELS[1:])
+        async with open_lab(tmp_path, server=server, config=LIMITS + NO_DAY + chatty + wordy + prices) as lab:
+            for number in range(4):
+                (lab.workspace / f"{number}.md").write_text("it costs twelve cents\n" * 20)
+            until = time.monotonic() + SOAK_S
+            async with anyio.create_task_group() as tasks:
+                for number in range(RUNS):
+                    tasks.start_soon(one_after_another, lab, number, until, ended)
+            held = await lab.store.read(
+                lambda view: {run.id: view.bucket(run.id).held_micros for run in view.runs(limit=-1) if run.ended}
+            )
+            settled = await lab.store.read(
+                lambda view: Counter(
+                    entry.fact.settlement for entry in view.of_type("CostUpdate") if isinstance(entry.fact, CostUpdate)
+                )
+            )
+            asked = len(server.requests)
+        with anyio.fail_after(20):
+            while server.open:  # noqa: ASYNC110 (the server is a thread of its own)
+                await anyio.sleep(0.02)
+    print(f"\n{sum(ended.values())} runs in {SOAK_S:g} s: {dict(ended)}")
+    print(f"{asked} calls: {dict(weather.steps)}; settled {dict(settled)}")
+    print(f"reservations left {sum(1 for micros in held.values() if micros)}, connections left {server.open}")
+    assert sum(ended.values()) >= RUNS
+    assert set(ended) <= ENDINGS, ended
+    assert ended["success"]
+    assert not any(held.values())
+    assert set(settled) == {"billed", "not_billed", "unknown"}
+
+
 class Weather:
     """What the provider does next: mostly answers, in a fifth of all cases something else."""
 
@@ -98,38 +133,3 @@ async def one_after_another(lab: Lab, number: int, until: float, ended: Counter[
         elif rng.random() < 0.2:
             await lab.call("message_subagent", subagent_id=run_id, message="Hurry.")
         ended[(await lab.ended(run_id, within_s=60)).state] += 1
-
-
-async def test_after_many_faults_nothing_is_reserved_and_no_connection_is_open(tmp_path: Path) -> None:
-    weather, ended = Weather(SEED), Counter[str]()
-    with run_model_server(weather) as server:
-        chatty = f'[providers.chatty]\nbase_url = "{server.base_url}"\n'
-        wordy = f'[providers.wordy]\nbase_url = "{server.base_url}"\nwire = "messages"\n'
-        prices = PRICE + "".join(f'[prices."{name}"]\ninput = 3\noutput = 15\n' for name in MODELS[1:])
-        async with open_lab(tmp_path, server=server, config=LIMITS + NO_DAY + chatty + wordy + prices) as lab:
-            for number in range(4):
-                (lab.workspace / f"{number}.md").write_text("it costs twelve cents\n" * 20)
-            until = time.monotonic() + SOAK_S
-            async with anyio.create_task_group() as tasks:
-                for number in range(RUNS):
-                    tasks.start_soon(one_after_another, lab, number, until, ended)
-            held = await lab.store.read(
-                lambda view: {run.id: view.bucket(run.id).held_micros for run in view.runs(limit=-1) if run.ended}
-            )
-            settled = await lab.store.read(
-                lambda view: Counter(
-                    entry.fact.settlement for entry in view.of_type("CostUpdate") if isinstance(entry.fact, CostUpdate)
-                )
-            )
-            asked = len(server.requests)
-        with anyio.fail_after(20):
-            while server.open:  # noqa: ASYNC110 (the server is a thread of its own)
-                await anyio.sleep(0.02)
-    print(f"\n{sum(ended.values())} runs in {SOAK_S:g} s: {dict(ended)}")
-    print(f"{asked} calls: {dict(weather.steps)}; settled {dict(settled)}")
-    print(f"reservations left {sum(1 for micros in held.values() if micros)}, connections left {server.open}")
-    assert sum(ended.values()) >= RUNS
-    assert set(ended) <= ENDINGS, ended
-    assert ended["success"]
-    assert not any(held.values())
-    assert set(settled) == {"billed", "not_billed", "unknown"}

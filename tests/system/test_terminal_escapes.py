@@ -33,44 +33,6 @@ SCREENS = (
 )  # fmt: skip
 
 
-def harmless(text: str, what: object) -> None:
-    found = _NEVER.search(_OURS.sub("", text))
-    assert found is None, f"{what}: {text[max(0, found.start() - 80) : found.end() + 80]!r}"
-
-
-def answers() -> list[Say]:
-    """A model that puts escapes wherever a model can put something."""
-    findings = [{"claim": EVIL, "source_url": "https://example.com/\x1b[6;5m", "source_name": EVIL, "quote": EVIL}]
-    submitted = {"summary": EVIL, "output": {EVIL: EVIL}, "findings": findings, "caveats": [EVIL], "confidence": 0.5}
-    return [
-        Say(EVIL, [("read_file", {"path": f"notes{EVIL}.md"})], reasoning=EVIL),
-        Say(EVIL, [("read_file", {"path": "evil.md"}), (f"no_{CSI}", {"x": EVIL})]),
-        Say(EVIL, [("save_artifact", {"name": f"a{CSI}.txt", "content": EVIL})]),
-        Say("", [("submit_result", submitted)]),
-    ]
-
-
-async def hostile(tmp_path: Path) -> dict[str, str]:
-    """Let two runs fill a log: one ends well, one with an error of the provider. Return their ids."""
-    (tmp_path / "workspace").mkdir()
-    (tmp_path / "workspace" / "evil.md").write_text(EVIL)
-    async with open_lab(tmp_path, answers(), check=False) as lab:
-        run = await lab.start(task=EVIL, context=EVIL, rationale=EVIL, name="plain", role="researcher")
-        await lab.ended(run)
-    with run_model_server([Fail(400, {"error": {"message": EVIL, "type": EVIL, "code": EVIL}})]) as server:
-        async with open_lab(tmp_path, server=server, check=False) as lab:
-            broken = await lab.start(task=EVIL, role="researcher")
-            await lab.ended(broken)
-    root = tmp_path / "data"
-    (root / "memory").mkdir(mode=0o700, exist_ok=True)
-    (root / "memory" / "bad.md").write_text(EVIL)
-    (root / "roles").mkdir(mode=0o700, exist_ok=True)
-    (root / "roles" / "evil.md").write_text(f"---\nname: evil\ndescription: {CSI}\ntools: [read_file]\n---\n{EVIL}\n")
-    quoted = 'description: "\\e[6;5m \\x9b \\u202e \\b"'
-    (root / "roles" / "worse.md").write_text(f"---\nname: worse\n{quoted}\ntools: [read_file]\n---\n{EVIL}\n")
-    return {"RUN": run, "BROKEN": broken}
-
-
 async def test_model_text_cannot_control_the_terminal_on_any_screen(tmp_path: Path) -> None:
     ids = await hostile(tmp_path)
     root = tmp_path / "data"
@@ -133,3 +95,41 @@ async def test_a_waiting_proposal_does_not_control_the_terminal(tmp_path: Path) 
             several.ended()
     harmless(several.text, "approve several")
     assert several.text.count("EVIL") > 3
+
+
+def harmless(text: str, what: object) -> None:
+    found = _NEVER.search(_OURS.sub("", text))
+    assert found is None, f"{what}: {text[max(0, found.start() - 80) : found.end() + 80]!r}"
+
+
+def answers() -> list[Say]:
+    """A model that puts escapes wherever a model can put something."""
+    findings = [{"claim": EVIL, "source_url": "https://example.com/\x1b[6;5m", "source_name": EVIL, "quote": EVIL}]
+    submitted = {"summary": EVIL, "output": {EVIL: EVIL}, "findings": findings, "caveats": [EVIL], "confidence": 0.5}
+    return [
+        Say(EVIL, [("read_file", {"path": f"notes{EVIL}.md"})], reasoning=EVIL),
+        Say(EVIL, [("read_file", {"path": "evil.md"}), (f"no_{CSI}", {"x": EVIL})]),
+        Say(EVIL, [("save_artifact", {"name": f"a{CSI}.txt", "content": EVIL})]),
+        Say("", [("submit_result", submitted)]),
+    ]
+
+
+async def hostile(tmp_path: Path) -> dict[str, str]:
+    """Let two runs fill a log: one ends well, one with an error of the provider. Return their ids."""
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "evil.md").write_text(EVIL)
+    async with open_lab(tmp_path, answers(), check=False) as lab:
+        run = await lab.start(task=EVIL, context=EVIL, rationale=EVIL, name="plain", role="researcher")
+        await lab.ended(run)
+    with run_model_server([Fail(400, {"error": {"message": EVIL, "type": EVIL, "code": EVIL}})]) as server:
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            broken = await lab.start(task=EVIL, role="researcher")
+            await lab.ended(broken)
+    root = tmp_path / "data"
+    (root / "memory").mkdir(mode=0o700, exist_ok=True)
+    (root / "memory" / "bad.md").write_text(EVIL)
+    (root / "roles").mkdir(mode=0o700, exist_ok=True)
+    (root / "roles" / "evil.md").write_text(f"---\nname: evil\ndescription: {CSI}\ntools: [read_file]\n---\n{EVIL}\n")
+    quoted = 'description: "\\e[6;5m \\x9b \\u202e \\b"'
+    (root / "roles" / "worse.md").write_text(f"---\nname: worse\n{quoted}\ntools: [read_file]\n---\n{EVIL}\n")
+    return {"RUN": run, "BROKEN": broken}

@@ -40,15 +40,6 @@ from ava_audit.store.locks import is_held
 from ava_server.core.background import ProcessRecord, http_server, pages_server
 from ava_server.core.data_root import DataRoot
 
-NEWER = """
-def novelty(db):
-    db.execute("CREATE TABLE novelty (a integer)")
-
-
-MIGRATIONS = (novelty, reducers_changed)
-SCHEMA_VERSION = 3
-"""
-"""What the schema's module of the newer version has at its end: two migrations."""
 RESULT = Say(calls=[("submit_result", {"summary": "found", "output": "twelve cents", "confidence": 0.5})])
 
 pytestmark = pytest.mark.slow
@@ -58,63 +49,7 @@ LATER = "99.0"
 """The version of an Ava with the same schema."""
 
 
-def python_of(folder: Path) -> Path:
-    """Return a Python with a copy of these sources, in which to change them, and the packages of this environment."""
-    for source in ("server", "roles", "audit"):
-        shutil.copytree(REPOSITORY / source, folder / source, ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    paths = [*(str(folder / root) for root in ("server", "roles", "audit")), sysconfig.get_path("purelib")]
-    (packages_of(folder) / "newer.pth").write_text("\n".join(paths) + "\n")
-    return folder / "venv" / "bin" / "python"
-
-
-def packages_of(folder: Path) -> Path:
-    return folder / "venv" / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
-
-
-@pytest.fixture(scope="module")
-def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python whose Ava is a newer version with migrations."""
-    folder = tmp_path_factory.mktemp("newer")
-    python = python_of(folder)
-    schema = folder / "audit" / "ava_audit" / "store" / "schema.py"
-    marked = "SCHEMA_VERSION = 1 + len(MIGRATIONS)\n"
-    text = schema.read_text("utf-8")
-    assert text.count(marked) == 1
-    schema.write_text(text.replace(marked, NEWER), "utf-8")
-    return python
-
-
-@pytest.fixture(scope="module")
-def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python whose Ava has a newer version's number, and is otherwise this one."""
-    folder = tmp_path_factory.mktemp("later")
-    python = python_of(folder)
-    described = packages_of(folder) / f"ava_subagents-{LATER}.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ava-subagents\nVersion: {LATER}\n")
-    return python
-
-
-def new(python: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the newer version."""
-    command = [str(python), "-m", "ava_server", *words]
-    return subprocess.run(command, env=environment(root), capture_output=True, text=True, timeout=200, check=False)
-
-
-def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """Every entry that `ava logs --json` prints."""
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 ALL = ("logs", "--json", "--last", "100000")
-
-
-def files(root: Path) -> dict[str, str]:
-    """The bytes of the log and of all that belongs to runs, without locks."""
-    found = (path for path in root.rglob("*") if path.is_file() and path.suffix not in (".lock", ".db-shm"))
-    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
 async def test_two_servers_are_upgraded_by_a_newer_version_and_a_downgrade_is_refused(
@@ -301,3 +236,70 @@ async def test_a_worker_beside_the_first_one_keeps_its_version_until_it_ends(lat
     claims = [entry.content for entry in read_log(root.path, "RunClaimed")]
     assert [(claim["reason"], claim["with_host"]) for claim in claims] == [("start", "")] * 3
     assert_intact(root.path)
+
+
+NEWER = """
+def novelty(db):
+    db.execute("CREATE TABLE novelty (a integer)")
+
+
+MIGRATIONS = (novelty, reducers_changed)
+SCHEMA_VERSION = 3
+"""
+"""What the schema's module of the newer version has at its end: two migrations."""
+
+
+def python_of(folder: Path) -> Path:
+    """Return a Python with a copy of these sources, in which to change them, and the packages of this environment."""
+    for source in ("server", "roles", "audit"):
+        shutil.copytree(REPOSITORY / source, folder / source, ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    paths = [*(str(folder / root) for root in ("server", "roles", "audit")), sysconfig.get_path("purelib")]
+    (packages_of(folder) / "newer.pth").write_text("\n".join(paths) + "\n")
+    return folder / "venv" / "bin" / "python"
+
+
+def packages_of(folder: Path) -> Path:
+    return folder / "venv" / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
+
+
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python whose Ava is a newer version with migrations."""
+    folder = tmp_path_factory.mktemp("newer")
+    python = python_of(folder)
+    schema = folder / "audit" / "ava_audit" / "store" / "schema.py"
+    marked = "SCHEMA_VERSION = 1 + len(MIGRATIONS)\n"
+    text = schema.read_text("utf-8")
+    assert text.count(marked) == 1
+    schema.write_text(text.replace(marked, NEWER), "utf-8")
+    return python
+
+
+@pytest.fixture(scope="module")
+def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python whose Ava has a newer version's number, and is otherwise this one."""
+    folder = tmp_path_factory.mktemp("later")
+    python = python_of(folder)
+    described = packages_of(folder) / f"ava_subagents-{LATER}.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ava-subagents\nVersion: {LATER}\n")
+    return python
+
+
+def new(python: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the newer version."""
+    command = [str(python), "-m", "ava_server", *words]
+    return subprocess.run(command, env=environment(root), capture_output=True, text=True, timeout=200, check=False)
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """Every entry that `ava logs --json` prints."""
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def files(root: Path) -> dict[str, str]:
+    """The bytes of the log and of all that belongs to runs, without locks."""
+    found = (path for path in root.rglob("*") if path.is_file() and path.suffix not in (".lock", ".db-shm"))
+    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}

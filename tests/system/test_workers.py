@@ -46,41 +46,6 @@ DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"
 WORKER = (*AVA[:-1], "worker")
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Generator[str]:
-    """The address of a database, without a password."""
-    server: PostgresServer = postgres_server()
-    yield server.database(tmp_path).replace(f":{server.password}@", "@")
-    server.empty_databases()
-
-
-@pytest.fixture
-def root(tmp_path: Path, url: str) -> Path:
-    """The data root of a server."""
-    return machine(tmp_path, "server", url)
-
-
-def machine(tmp: Path, name: str, url: str, more: str = "") -> Path:
-    return make_root(tmp / name, config_toml=f'database_url = "{url}"\n{CONFIG}{more}')
-
-
-@asynccontextmanager
-async def working(root: Path, url: str, base_url: str, *more: str) -> AsyncGenerator[Process]:
-    """A worker on a machine; killed if the test has not ended it."""
-    with Stderr().checked() as stderr:
-        env = {**environment(root), **(model_env(base_url) if base_url else {})}
-        process = await anyio.open_process([*WORKER, "--database-url", url, *more], env=env, stderr=stderr.file)
-        try:
-            await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=60)
-            yield process
-        finally:
-            await end(process)
-
-
-def claims(root: Path, run: str) -> list[tuple[str, str]]:
-    return [(entry.content["instance"], entry.content["reason"]) for entry in read_log(root, "RunClaimed", run=run)]
-
-
 async def test_a_worker_on_another_machine_runs_what_a_server_has_approved(
     root: Path, tmp_path: Path, url: str
 ) -> None:
@@ -362,3 +327,38 @@ async def test_a_role_that_asks_for_a_label_runs_where_it_is(root: Path, tmp_pat
             async with working(machine(tmp_path, "gpu", url), url, models.base_url, "--label", "gpu"):
                 await until(lambda: state_of(root, run) == "success", within_s=60)
     assert_intact(root)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Generator[str]:
+    """The address of a database, without a password."""
+    server: PostgresServer = postgres_server()
+    yield server.database(tmp_path).replace(f":{server.password}@", "@")
+    server.empty_databases()
+
+
+@pytest.fixture
+def root(tmp_path: Path, url: str) -> Path:
+    """The data root of a server."""
+    return machine(tmp_path, "server", url)
+
+
+def machine(tmp: Path, name: str, url: str, more: str = "") -> Path:
+    return make_root(tmp / name, config_toml=f'database_url = "{url}"\n{CONFIG}{more}')
+
+
+@asynccontextmanager
+async def working(root: Path, url: str, base_url: str, *more: str) -> AsyncGenerator[Process]:
+    """A worker on a machine; killed if the test has not ended it."""
+    with Stderr().checked() as stderr:
+        env = {**environment(root), **(model_env(base_url) if base_url else {})}
+        process = await anyio.open_process([*WORKER, "--database-url", url, *more], env=env, stderr=stderr.file)
+        try:
+            await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=60)
+            yield process
+        finally:
+            await end(process)
+
+
+def claims(root: Path, run: str) -> list[tuple[str, str]]:
+    return [(entry.content["instance"], entry.content["reason"]) for entry in read_log(root, "RunClaimed", run=run)]
