@@ -28,32 +28,6 @@ HOSTILE = "<script>alert(1)</script>\u202e"
 OF_BEN = "secret-role-of-ben"
 
 
-async def write_week(root: Path) -> None:
-    """Write runs of two users over a week: one over midnight, one that failed, one with a cost that is unknown."""
-    with pytest.MonkeyPatch.context() as patch:
-        past = Past(patch)
-        async with Store.open(root) as store:
-            await write_runs(store, past)
-
-
-async def write_runs(store: Store, past: Past) -> None:
-    await past.lived(store, BookedLife("S-000001", user="ana"), START_S + 3_600, costs=(3_000, 4_001))
-    late = BookedLife("S-000002", user="ana", role="coder", model="openai:gpt-5")
-    await past.at(store, START_S + DAY_S - 10, *late.begun(), partial(late.asks, 1))
-    await past.at(store, START_S + DAY_S + 5, partial(late.pays, 20_000), partial(late.asks, 2))
-    await past.at(store, START_S + DAY_S + 6, partial(late.pays, 60_500))
-    await past.at(store, START_S + DAY_S + 7, late.wrote(ErrorOccurred(error="no answer", kind="lost")))
-    await past.at(store, START_S + DAY_S + 8, *late.ends("error", f"it is {HOSTILE} down", "api"))
-    own = BookedLife("S-000003", user="ben", role=OF_BEN, model="secret:model")
-    await past.lived(store, own, START_S + 2 * DAY_S, costs=(70_000,), ending="timeout", reason="of ben")
-    again = BookedLife("S-000004", user="ana", role=HOSTILE)
-    await past.at(store, START_S + 5 * DAY_S, *again.begun(), partial(again.asks, 1))
-    await past.at(store, START_S + 5 * DAY_S + 1, again.pays(50_000, settlement="unknown"))
-    await past.at(store, START_S + 5 * DAY_S + 2, partial(again.asks, 1, 2))
-    await past.at(store, START_S + 5 * DAY_S + 3, again.pays(9_000, attempt=2, cost_by={"retries": 9_000}))
-    await past.at(store, START_S + 5 * DAY_S + 4, *again.ends("success", "done"))
-
-
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
     with open_team(tmp_path_factory.mktemp("team") / "data", KEPT, past=write_week) as there:
@@ -68,40 +42,6 @@ def ana(team: There) -> Visitor:
 @pytest.fixture(scope="module")
 def auditor(team: There) -> Visitor:
     return team.with_token(token(team.root, "carol", "audit", name="audits"))
-
-
-def tables(page: str) -> dict[str, dict[str, list[str]]]:
-    """The tables of a page: for each heading, the cells of each row by its first one."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for section in re.findall(r"<section aria-labelledby=\"([\w-]+)\">(.*?)</section>", page, re.DOTALL):
-        rows = re.findall(r"<tr>\s*<th scope=\"row\"[^>]*>(.*?)</th>(.*?)</tr>", section[1], re.DOTALL)
-        found[section[0]] = {
-            words(first): [words(cell) for cell in re.findall(r"<td>(.*?)</td>", rest)] for first, rest in rows
-        }
-    return found
-
-
-def words(html: str) -> str:
-    return unescape(re.sub(r"<[^>]*>", "", html)).strip()
-
-
-def facts(page: str) -> dict[str, str]:
-    return {words(name): words(value) for name, value in re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page)}
-
-
-def usd(cents: float) -> str:
-    return format_usd(micros_from_cents(cents))
-
-
-def count(number: int) -> str:
-    return str(number) if number else "–"
-
-
-def reported(root: Path, user: str, *args: str) -> dict[str, Any]:
-    done = ava(root, "report", "--since", "2025-12-28", "--until", "2026-01-04", "--json", *args, env={"LOGNAME": user})
-    assert (done.returncode, done.stderr) == (0, "")
-    shown: dict[str, Any] = json.loads(done.stdout)
-    return shown
 
 
 @pytest.mark.parametrize("everybody", [False, True])
@@ -342,3 +282,63 @@ def test_the_page_of_approvals_is_read_page_by_page(ana: Visitor) -> None:
     assert [row[2] for row in decisions(page)] == seen[1:] and "Newest decisions" in page
     assert ana.get(f"/costs/approvals?{WEEK}&before=x").status_code == 200
     assert ana.get("/costs/approvals?from=never").status_code == 400
+
+
+async def write_week(root: Path) -> None:
+    """Write runs of two users over a week: one over midnight, one that failed, one with a cost that is unknown."""
+    with pytest.MonkeyPatch.context() as patch:
+        past = Past(patch)
+        async with Store.open(root) as store:
+            await write_runs(store, past)
+
+
+async def write_runs(store: Store, past: Past) -> None:
+    await past.lived(store, BookedLife("S-000001", user="ana"), START_S + 3_600, costs=(3_000, 4_001))
+    late = BookedLife("S-000002", user="ana", role="coder", model="openai:gpt-5")
+    await past.at(store, START_S + DAY_S - 10, *late.begun(), partial(late.asks, 1))
+    await past.at(store, START_S + DAY_S + 5, partial(late.pays, 20_000), partial(late.asks, 2))
+    await past.at(store, START_S + DAY_S + 6, partial(late.pays, 60_500))
+    await past.at(store, START_S + DAY_S + 7, late.wrote(ErrorOccurred(error="no answer", kind="lost")))
+    await past.at(store, START_S + DAY_S + 8, *late.ends("error", f"it is {HOSTILE} down", "api"))
+    own = BookedLife("S-000003", user="ben", role=OF_BEN, model="secret:model")
+    await past.lived(store, own, START_S + 2 * DAY_S, costs=(70_000,), ending="timeout", reason="of ben")
+    again = BookedLife("S-000004", user="ana", role=HOSTILE)
+    await past.at(store, START_S + 5 * DAY_S, *again.begun(), partial(again.asks, 1))
+    await past.at(store, START_S + 5 * DAY_S + 1, again.pays(50_000, settlement="unknown"))
+    await past.at(store, START_S + 5 * DAY_S + 2, partial(again.asks, 1, 2))
+    await past.at(store, START_S + 5 * DAY_S + 3, again.pays(9_000, attempt=2, cost_by={"retries": 9_000}))
+    await past.at(store, START_S + 5 * DAY_S + 4, *again.ends("success", "done"))
+
+
+def tables(page: str) -> dict[str, dict[str, list[str]]]:
+    """The tables of a page: for each heading, the cells of each row by its first one."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for section in re.findall(r"<section aria-labelledby=\"([\w-]+)\">(.*?)</section>", page, re.DOTALL):
+        rows = re.findall(r"<tr>\s*<th scope=\"row\"[^>]*>(.*?)</th>(.*?)</tr>", section[1], re.DOTALL)
+        found[section[0]] = {
+            words(first): [words(cell) for cell in re.findall(r"<td>(.*?)</td>", rest)] for first, rest in rows
+        }
+    return found
+
+
+def words(html: str) -> str:
+    return unescape(re.sub(r"<[^>]*>", "", html)).strip()
+
+
+def facts(page: str) -> dict[str, str]:
+    return {words(name): words(value) for name, value in re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page)}
+
+
+def usd(cents: float) -> str:
+    return format_usd(micros_from_cents(cents))
+
+
+def count(number: int) -> str:
+    return str(number) if number else "–"
+
+
+def reported(root: Path, user: str, *args: str) -> dict[str, Any]:
+    done = ava(root, "report", "--since", "2025-12-28", "--until", "2026-01-04", "--json", *args, env={"LOGNAME": user})
+    assert (done.returncode, done.stderr) == (0, "")
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown

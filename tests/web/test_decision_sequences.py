@@ -18,28 +18,6 @@ Step = Callable[["Clicks"], bool]
 """Does something, and tells whether it gave what an approval takes."""
 
 
-@pytest.fixture(scope="module", params=["ask", "human"])
-def there(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
-    with open_pages(tmp_path_factory.mktemp("there") / "data", pin=request.param == "human") as opened:
-        opened.server.policy = request.param  # type: ignore[attr-defined]
-        yield opened
-
-
-class Clicks:
-    """One proposal, and two visitors: a person, and a model that has run `ava ui`."""
-
-    def __init__(self, there: There) -> None:
-        self.there = there
-        self.pin = there.server.policy == "human"  # type: ignore[attr-defined]
-        self.people = {True: there.signed_in(), False: there.signed_in(terminal=False)}
-        self.proposed = there.host.propose()
-        self.other = there.host.propose(task="Another?")
-        self.forms = {who: dict(self.seen(visitor)) for who, visitor in self.people.items()}
-
-    def seen(self, visitor: Visitor) -> list[tuple[str, str]]:
-        return [pair for pair in visitor.fields(f"/proposals/{self.proposed['pending_id']}") if pair[0] != "decision"]
-
-
 def press(who: bool, word: str, given: dict[str, str], csrf_of: bool | None) -> Step:
     def step(clicks: Clicks) -> bool:
         form = {**clicks.forms[who], **given, "decision": word}
@@ -102,3 +80,25 @@ def test_no_order_of_decisions_starts_a_run_without_what_an_approval_takes(there
         assert decided.content["decision"] != "approved" or given_what_it_takes
     for visitor in clicks.people.values():
         visitor.post("/sign-out", {"csrf": visitor.csrf})
+
+
+@pytest.fixture(scope="module", params=["ask", "human"])
+def there(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
+    with open_pages(tmp_path_factory.mktemp("there") / "data", pin=request.param == "human") as opened:
+        opened.server.policy = request.param  # type: ignore[attr-defined]
+        yield opened
+
+
+class Clicks:
+    """One proposal, and two visitors: a person, and a model that has run `ava ui`."""
+
+    def __init__(self, there: There) -> None:
+        self.there = there
+        self.pin = there.server.policy == "human"  # type: ignore[attr-defined]
+        self.people = {True: there.signed_in(), False: there.signed_in(terminal=False)}
+        self.proposed = there.host.propose()
+        self.other = there.host.propose(task="Another?")
+        self.forms = {who: dict(self.seen(visitor)) for who, visitor in self.people.items()}
+
+    def seen(self, visitor: Visitor) -> list[tuple[str, str]]:
+        return [pair for pair in visitor.fields(f"/proposals/{self.proposed['pending_id']}") if pair[0] != "decision"]

@@ -29,15 +29,6 @@ from ava_server.core.data_root import DataRoot
 QUESTION = "In which currency?"
 
 
-def script(asked: dict[str, Any]) -> Step:
-    """Ask, or need more, where the task says so; else hand over a result."""
-    task = json.dumps([each for each in asked["messages"] if each["role"] == "user"])
-    results = [each["content"] for each in asked["messages"] if each["role"] == "tool"]
-    if "TASK: ask" in task:
-        return hand_over(output=" | ".join(results)) if results else Say(calls=[("ask", {"question": QUESTION})])
-    return keep_noting(asked) if "TASK: work" in task else finish_at_once(asked)
-
-
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
     with open_pages(tmp_path_factory.mktemp("here") / "data", script=script) as there:
@@ -47,26 +38,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
 @pytest.fixture
 def visitor(here: There) -> Visitor:
     return here.signed_in()
-
-
-def approved(there: There, visitor: Visitor, **spawn: Any) -> dict[str, Any]:
-    """Propose, and approve on the page."""
-    proposed = there.host.propose(**spawn)
-    answer = visitor.decide(proposed["pending_id"], "approve")
-    assert answer.status_code == 303, answer.text
-    return proposed
-
-
-def decision(there: There, proposed: dict[str, Any]) -> dict[str, Any]:
-    (found,) = read_log(there.root, "SpawnDecided", run=proposed["subagent_id"])
-    return found.content
-
-
-def question(there: There, run_id: str) -> str:
-    """The question that a run asks now, as its page carries it."""
-    with contextlib.closing(sqlite3.connect(there.root / "ava.db", timeout=5)) as db:
-        found = json.loads(db.execute("SELECT asked FROM runs WHERE id = ?", (run_id,)).fetchone()[0])
-        return str(found["ask_id"])
 
 
 @pytest.mark.slow
@@ -421,3 +392,32 @@ def test_an_expired_proposal_and_switched_off_subagents_start_nothing(tmp_path: 
         page = visitor.get(f"/proposals/{proposed['pending_id']}")
         assert 'value="approve"' not in page.text and proposed["pending_id"] in page.text
         assert state_of(there.root, proposed["subagent_id"]) in ("awaiting_approval", "expired")
+
+
+def script(asked: dict[str, Any]) -> Step:
+    """Ask, or need more, where the task says so; else hand over a result."""
+    task = json.dumps([each for each in asked["messages"] if each["role"] == "user"])
+    results = [each["content"] for each in asked["messages"] if each["role"] == "tool"]
+    if "TASK: ask" in task:
+        return hand_over(output=" | ".join(results)) if results else Say(calls=[("ask", {"question": QUESTION})])
+    return keep_noting(asked) if "TASK: work" in task else finish_at_once(asked)
+
+
+def approved(there: There, visitor: Visitor, **spawn: Any) -> dict[str, Any]:
+    """Propose, and approve on the page."""
+    proposed = there.host.propose(**spawn)
+    answer = visitor.decide(proposed["pending_id"], "approve")
+    assert answer.status_code == 303, answer.text
+    return proposed
+
+
+def decision(there: There, proposed: dict[str, Any]) -> dict[str, Any]:
+    (found,) = read_log(there.root, "SpawnDecided", run=proposed["subagent_id"])
+    return found.content
+
+
+def question(there: There, run_id: str) -> str:
+    """The question that a run asks now, as its page carries it."""
+    with contextlib.closing(sqlite3.connect(there.root / "ava.db", timeout=5)) as db:
+        found = json.loads(db.execute("SELECT asked FROM runs WHERE id = ?", (run_id,)).fetchone()[0])
+        return str(found["ask_id"])

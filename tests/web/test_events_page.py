@@ -25,38 +25,6 @@ HOSTILE = "<img src=x onerror=alert(1)>\u202e\u200b"
 LONG = "word " * 2_000
 
 
-async def write_log(root: Path) -> None:
-    """Write two runs of Ana's and one of Ben's."""
-    with pytest.MonkeyPatch.context() as patch:
-        past = Past(patch)
-        async with Store.open(root) as store:
-            await write_runs(store, past)
-
-
-async def write_runs(store: Store, past: Past) -> None:
-    ana = BookedLife("S-0000a1", user="ana")
-    await past.at(store, START_S, *ana.begun())
-    await past.at(store, START_S + 1, ana.wrote(ToolCall(tool="web_search", call_id="c1", args={"query": "trains"})))
-    await past.at(store, START_S + 2, ana.wrote(ErrorOccurred(error=f"zebra {HOSTILE}", kind="lost")))
-    await past.at(store, START_S + 3, partial(ana.asks, 1))
-    await past.at(store, START_S + 4, partial(ana.pays, 3_000))
-    await past.at(store, START_S + 5, *ana.ends("success", "done"))
-    long = BookedLife("S-0000a2", user="ana", role="critic")
-    await past.at(store, START_S + DAY_S, *long.begun())
-    await past.at(store, START_S + DAY_S + 1, long.wrote(UserMessage(text=f"giraffe {LONG}the very end")))
-    await past.at(store, START_S + DAY_S + 2, *long.ends("success", "done"))
-    ben = BookedLife("S-0000b1", user="ben", role="role-of-ben")
-    await past.at(store, START_S + 2 * DAY_S, *ben.begun())
-    await past.at(store, START_S + 2 * DAY_S + 1, ben.wrote(ErrorOccurred(error="zebra of ben", kind="lost")))
-    await past.at(store, START_S + 2 * DAY_S + 2, *ben.ends("error", "of ben", "api"))
-
-
-async def write_texts(root: Path, user: str, texts: list[str]) -> None:
-    async with Store.open(root) as store:
-        who = run_who("S-0000a1" if user == "ana" else "S-0000b1", user)
-        await write(store, *(Event(who, UserMessage(text=text), run_id=who.agent_id) for text in texts))
-
-
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
     with open_team(tmp_path_factory.mktemp("team") / "data", "retention_days = 3650", past=write_log) as there:
@@ -71,22 +39,6 @@ def ana(team: There) -> Visitor:
 @pytest.fixture(scope="module")
 def auditor(team: There) -> Visitor:
     return team.with_token(token(team.root, "carol", "audit", name="audits"))
-
-
-def listed(page: str) -> list[str]:
-    """The lines of the list, without markup."""
-    lines = re.findall(r'<summary>(<i class="sign.*?)</summary>', page, re.DOTALL)
-    return [" ".join(unescape(re.sub(r"<[^>]*>", " ", line)).split()) for line in lines]
-
-
-def numbers(page: str) -> list[int]:
-    return [int(seq) for seq in re.findall(r'<details hx-get="/events/(\d+)"', page)]
-
-
-def found(visitor: Visitor, query: str) -> list[str]:
-    answer = visitor.get(f"/events?{query}")
-    assert answer.status_code == 200, answer.text
-    return listed(answer.text)
 
 
 @pytest.mark.parametrize(
@@ -358,3 +310,51 @@ def test_somebody_without_the_right_to_read_sees_no_log(team: There) -> None:
     decides = team.with_token(token(team.root, "dora", "approve", name="decides"))
     for path in ("/events", "/events/1", "/events/news?after=0", "/costs", "/health"):
         assert decides.get(path).status_code == 404, path
+
+
+async def write_log(root: Path) -> None:
+    """Write two runs of Ana's and one of Ben's."""
+    with pytest.MonkeyPatch.context() as patch:
+        past = Past(patch)
+        async with Store.open(root) as store:
+            await write_runs(store, past)
+
+
+async def write_runs(store: Store, past: Past) -> None:
+    ana = BookedLife("S-0000a1", user="ana")
+    await past.at(store, START_S, *ana.begun())
+    await past.at(store, START_S + 1, ana.wrote(ToolCall(tool="web_search", call_id="c1", args={"query": "trains"})))
+    await past.at(store, START_S + 2, ana.wrote(ErrorOccurred(error=f"zebra {HOSTILE}", kind="lost")))
+    await past.at(store, START_S + 3, partial(ana.asks, 1))
+    await past.at(store, START_S + 4, partial(ana.pays, 3_000))
+    await past.at(store, START_S + 5, *ana.ends("success", "done"))
+    long = BookedLife("S-0000a2", user="ana", role="critic")
+    await past.at(store, START_S + DAY_S, *long.begun())
+    await past.at(store, START_S + DAY_S + 1, long.wrote(UserMessage(text=f"giraffe {LONG}the very end")))
+    await past.at(store, START_S + DAY_S + 2, *long.ends("success", "done"))
+    ben = BookedLife("S-0000b1", user="ben", role="role-of-ben")
+    await past.at(store, START_S + 2 * DAY_S, *ben.begun())
+    await past.at(store, START_S + 2 * DAY_S + 1, ben.wrote(ErrorOccurred(error="zebra of ben", kind="lost")))
+    await past.at(store, START_S + 2 * DAY_S + 2, *ben.ends("error", "of ben", "api"))
+
+
+async def write_texts(root: Path, user: str, texts: list[str]) -> None:
+    async with Store.open(root) as store:
+        who = run_who("S-0000a1" if user == "ana" else "S-0000b1", user)
+        await write(store, *(Event(who, UserMessage(text=text), run_id=who.agent_id) for text in texts))
+
+
+def listed(page: str) -> list[str]:
+    """The lines of the list, without markup."""
+    lines = re.findall(r'<summary>(<i class="sign.*?)</summary>', page, re.DOTALL)
+    return [" ".join(unescape(re.sub(r"<[^>]*>", " ", line)).split()) for line in lines]
+
+
+def numbers(page: str) -> list[int]:
+    return [int(seq) for seq in re.findall(r'<details hx-get="/events/(\d+)"', page)]
+
+
+def found(visitor: Visitor, query: str) -> list[str]:
+    answer = visitor.get(f"/events?{query}")
+    assert answer.status_code == 200, answer.text
+    return listed(answer.text)

@@ -29,21 +29,6 @@ from ava_server.web.health import repeated
 
 KEY = "sk-ant-api03-" + "k" * 80
 HOSTILE = "<img src=x onerror=alert(1)>\u202e"
-WRONG = """
-[limits]
-user_daily_cents = 0
-[search]
-engine = "kagi"
-"""
-
-
-async def write_errors(root: Path) -> None:
-    async with Store.open(root) as store:
-        for user, run_id in (("ana", "S-0000a1"), ("ben", "S-0000b1")):
-            life = BookedLife(run_id, user=user)
-            await write(store, *life.begun())
-            await write(store, life.wrote(ErrorOccurred(error=f"failed for {user} {HOSTILE}", kind="lost")))
-            await write(store, *life.ends("error", "it is down", "api"))
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +46,6 @@ def ana(team: There) -> Visitor:
 @pytest.fixture(scope="module")
 def auditor(team: There) -> Visitor:
     return team.with_token(token(team.root, "carol", "audit", name="audits"))
-
-
-def findings(page: str) -> dict[str, tuple[str, str]]:
-    """The state and the words of each finding, by its name."""
-    found = re.findall(r'<li class="(\w+)"><b>(.*?)</b>(.*?)</li>', page, re.DOTALL)
-    return {name: (state, " ".join(unescape(re.sub(r"<[^>]*>", " ", text)).split())) for state, name, text in found}
 
 
 def test_a_user_sees_their_own_state_and_nothing_of_the_machine_or_of_others(team: There, ana: Visitor) -> None:
@@ -188,3 +167,26 @@ def test_a_check_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPa
 def test_paths_are_left_out(text: str, expected: str) -> None:
     found = health.without_paths(CheckFinding("data root", "fault", text, text))
     assert (found.text, found.what_to_do) == (expected, expected)
+
+
+WRONG = """
+[limits]
+user_daily_cents = 0
+[search]
+engine = "kagi"
+"""
+
+
+async def write_errors(root: Path) -> None:
+    async with Store.open(root) as store:
+        for user, run_id in (("ana", "S-0000a1"), ("ben", "S-0000b1")):
+            life = BookedLife(run_id, user=user)
+            await write(store, *life.begun())
+            await write(store, life.wrote(ErrorOccurred(error=f"failed for {user} {HOSTILE}", kind="lost")))
+            await write(store, *life.ends("error", "it is down", "api"))
+
+
+def findings(page: str) -> dict[str, tuple[str, str]]:
+    """The state and the words of each finding, by its name."""
+    found = re.findall(r'<li class="(\w+)"><b>(.*?)</b>(.*?)</li>', page, re.DOTALL)
+    return {name: (state, " ".join(unescape(re.sub(r"<[^>]*>", " ", text)).split())) for state, name, text in found}

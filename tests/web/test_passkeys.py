@@ -38,72 +38,6 @@ LATE = (
 """The command, with challenges that are too old at once."""
 
 
-@dataclass
-class Armed:
-    """Somebody with a passkey, and a proposal that waits for them."""
-
-    there: There
-    visitor: Visitor
-    key: Authenticator
-    proposed: dict[str, Any]
-
-    @property
-    def pending(self) -> str:
-        found: str = self.proposed["pending_id"]
-        return found
-
-    def waits(self) -> bool:
-        return self.there.state(self.proposed) == "awaiting_approval" and not self.there.starts(self.proposed)
-
-
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
-    with open_pages(tmp_path_factory.mktemp("own") / "data") as there:
-        yield there
-
-
-@pytest.fixture
-def there(pages: There) -> There:
-    """The server of `ava ui`, without a PIN and without passkeys."""
-    root = DataRoot(pages.root)
-    for file in (root.passkeys, root.approval_file):
-        file.unlink(missing_ok=True)
-    return pages
-
-
-@pytest.fixture
-def armed(there: There) -> Armed:
-    visitor = there.signed_in()
-    return Armed(there, visitor, add_passkey(there, visitor, HERE), there.host.propose())
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
-    with open_team(
-        tmp_path_factory.mktemp("team") / "data", PAID, finish_at_once, args=("--host", "localhost")
-    ) as there:
-        there.server.base = f"http://localhost:{there.server.port}"
-        yield there
-
-
-@pytest.fixture
-def team(servers: There) -> Armed:
-    """Ana's server: she has a token that approves, a passkey, and a proposal of her host."""
-    root = DataRoot(servers.root)
-    for file in (root.passkeys, root.approval_file):
-        file.unlink(missing_ok=True)
-    visitor = servers.with_token(some_token(servers, "ana", "read", "approve"))
-    return Armed(servers, visitor, add_passkey(servers, visitor, "ana"), servers.host.propose())
-
-
-def some_token(there: There, user: str, *scopes: Any) -> str:
-    return token(there.root, user, *scopes, name=f"x{secrets.token_hex(4)}".translate(LETTERS))
-
-
-def stored(there: There) -> Passkeys:
-    return Passkeys(DataRoot(there.root).passkeys)
-
-
 # -- approving --------------------------------------------------------------------------------------------------------
 
 
@@ -598,3 +532,69 @@ def test_the_file_keeps_what_was_added_and_refuses_duplicates(tmp_path: Path) ->
     file.write_text(re.sub(r'credential = "\w', 'credential = "!', text, count=1))
     with pytest.raises(ConfigError, match="not as `ava passkey add` writes it"):
         Passkeys(file).all()
+
+
+@dataclass
+class Armed:
+    """Somebody with a passkey, and a proposal that waits for them."""
+
+    there: There
+    visitor: Visitor
+    key: Authenticator
+    proposed: dict[str, Any]
+
+    @property
+    def pending(self) -> str:
+        found: str = self.proposed["pending_id"]
+        return found
+
+    def waits(self) -> bool:
+        return self.there.state(self.proposed) == "awaiting_approval" and not self.there.starts(self.proposed)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
+    with open_pages(tmp_path_factory.mktemp("own") / "data") as there:
+        yield there
+
+
+@pytest.fixture
+def there(pages: There) -> There:
+    """The server of `ava ui`, without a PIN and without passkeys."""
+    root = DataRoot(pages.root)
+    for file in (root.passkeys, root.approval_file):
+        file.unlink(missing_ok=True)
+    return pages
+
+
+@pytest.fixture
+def armed(there: There) -> Armed:
+    visitor = there.signed_in()
+    return Armed(there, visitor, add_passkey(there, visitor, HERE), there.host.propose())
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
+    with open_team(
+        tmp_path_factory.mktemp("team") / "data", PAID, finish_at_once, args=("--host", "localhost")
+    ) as there:
+        there.server.base = f"http://localhost:{there.server.port}"
+        yield there
+
+
+@pytest.fixture
+def team(servers: There) -> Armed:
+    """Ana's server: she has a token that approves, a passkey, and a proposal of her host."""
+    root = DataRoot(servers.root)
+    for file in (root.passkeys, root.approval_file):
+        file.unlink(missing_ok=True)
+    visitor = servers.with_token(some_token(servers, "ana", "read", "approve"))
+    return Armed(servers, visitor, add_passkey(servers, visitor, "ana"), servers.host.propose())
+
+
+def some_token(there: There, user: str, *scopes: Any) -> str:
+    return token(there.root, user, *scopes, name=f"x{secrets.token_hex(4)}".translate(LETTERS))
+
+
+def stored(there: There) -> Passkeys:
+    return Passkeys(DataRoot(there.root).passkeys)

@@ -36,58 +36,6 @@ DEVICE = {
 """A device that recognises its owner."""
 
 
-@dataclass
-class Browser:
-    """A page, and the device that holds its passkeys."""
-
-    there: There
-    page: Page
-    device: CDPSession
-    authenticator: str
-
-    def go(self, path: str) -> None:
-        self.page.goto(f"{self.there.base}{path}")
-
-    def press(self, name: str) -> None:
-        self.page.get_by_role("button", name=name, exact=True).click()
-
-    def recognises(self, owner: bool) -> None:
-        self.device.send("WebAuthn.setUserVerified", {"authenticatorId": self.authenticator, "isUserVerified": owner})
-
-    @property
-    def passkeys(self) -> list[Any]:
-        """The passkeys of the device."""
-        found: list[Any] = self.device.send("WebAuthn.getCredentials", {"authenticatorId": self.authenticator})[
-            "credentials"
-        ]
-        return found
-
-    def add_passkey(self) -> None:
-        code = self.there.sessions.issue_passkey_code(os_user(), "laptop")
-        self.go(f"/enter?code={self.there.code()}&to=%2Fpasskeys%2Fnew%3Fcode%3D{code}")
-        self.press("Add passkey")
-        self.page.get_by_text("The passkey is added.").wait_for()
-
-
-@contextmanager
-def browsing(there: There) -> Generator[Browser]:
-    """Chromium, which may load nothing that the pages' rules forbid."""
-    with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = chromium.new_page()
-        said: list[str] = []
-        page.on("console", lambda line: said.append(line.text) if "Content Security Policy" in line.text else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
-        device = page.context.new_cdp_session(page)
-        device.send("WebAuthn.enable")
-        made = device.send(
-            "WebAuthn.addVirtualAuthenticator", {"options": {**DEVICE, "automaticPresenceSimulation": True}}
-        )
-        yield Browser(there, page, device, made["authenticatorId"])
-        assert not said, said
-        chromium.close()
-
-
 def test_a_person_adds_a_passkey_approves_rejects_and_signs_in_with_it(tmp_path: Path) -> None:
     with open_pages(tmp_path / "data") as there, browsing(there) as browser:
         browser.add_passkey()
@@ -212,3 +160,55 @@ def test_the_pin_adds_a_passkey_and_approves_in_its_place_and_the_passkey_remove
         browser.press("Remove laptop")
         browser.page.get_by_text("The passkey is removed.").wait_for()
         assert not Passkeys(DataRoot(there.root).passkeys).all()
+
+
+@dataclass
+class Browser:
+    """A page, and the device that holds its passkeys."""
+
+    there: There
+    page: Page
+    device: CDPSession
+    authenticator: str
+
+    def go(self, path: str) -> None:
+        self.page.goto(f"{self.there.base}{path}")
+
+    def press(self, name: str) -> None:
+        self.page.get_by_role("button", name=name, exact=True).click()
+
+    def recognises(self, owner: bool) -> None:
+        self.device.send("WebAuthn.setUserVerified", {"authenticatorId": self.authenticator, "isUserVerified": owner})
+
+    @property
+    def passkeys(self) -> list[Any]:
+        """The passkeys of the device."""
+        found: list[Any] = self.device.send("WebAuthn.getCredentials", {"authenticatorId": self.authenticator})[
+            "credentials"
+        ]
+        return found
+
+    def add_passkey(self) -> None:
+        code = self.there.sessions.issue_passkey_code(os_user(), "laptop")
+        self.go(f"/enter?code={self.there.code()}&to=%2Fpasskeys%2Fnew%3Fcode%3D{code}")
+        self.press("Add passkey")
+        self.page.get_by_text("The passkey is added.").wait_for()
+
+
+@contextmanager
+def browsing(there: There) -> Generator[Browser]:
+    """Chromium, which may load nothing that the pages' rules forbid."""
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = chromium.new_page()
+        said: list[str] = []
+        page.on("console", lambda line: said.append(line.text) if "Content Security Policy" in line.text else None)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        device = page.context.new_cdp_session(page)
+        device.send("WebAuthn.enable")
+        made = device.send(
+            "WebAuthn.addVirtualAuthenticator", {"options": {**DEVICE, "automaticPresenceSimulation": True}}
+        )
+        yield Browser(there, page, device, made["authenticatorId"])
+        assert not said, said
+        chromium.close()

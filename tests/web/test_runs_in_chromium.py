@@ -29,18 +29,6 @@ TASK = "Compare the notice periods. " * 140
 ARABIC = "ما هي رسوم الدفع لكل مزود؟"
 
 
-def script(asked: dict[str, Any]) -> Say:
-    """Forty turns: files that are there, three times in a row one that is not, and a question."""
-    said = json.dumps([each for each in asked["messages"] if each["role"] == "user"])
-    if "Shall I" in said and not any(each["role"] == "tool" for each in asked["messages"]):
-        return Say(calls=[("ask", {"question": "Shall I go on?"})])
-    turn = next(COUNT) if "Long" in said else TURNS
-    if turn >= TURNS:
-        return Say(calls=[("submit_result", {"summary": "Six months.", "output": "# Notice\n\nSix months."})])
-    path = "missing.md" if turn in (7, 8, 9) else f"c{turn}.md"
-    return Say("", [("read_file", {"path": path})])
-
-
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
     with open_pages(tmp_path_factory.mktemp("long") / "data", PAID, script) as there:
@@ -56,33 +44,6 @@ def long(there: There) -> str:
         (folder / f"c{number}.md").write_text(f"Contract {number}: six months.\n")
     caps = {"max_iterations": 60, "max_tool_calls": 80, "max_cost_cents": 500}
     return approved(there, task="Long work", workspace=str(folder), **caps)
-
-
-def approved(there: There, **more: Any) -> str:
-    proposed = there.host.propose(**more)
-    assert there.signed_in().decide(proposed["pending_id"], "approve").status_code == 303
-    assert there.host.ended(proposed["subagent_id"])["status"] == "success"
-    run_id: str = proposed["subagent_id"]
-    return run_id
-
-
-def window(browser: Browser, there: There, **options: Any) -> AbstractContextManager[Watched]:
-    from support.pages.watched_page import watch_page
-
-    cookie = (f"ava-{there.server.port}", there.signed_in().cookie)
-    return watch_page(browser, there.base, cookie, **options)
-
-
-def height_of(page: Page, what: str) -> float:
-    box = page.locator(what).bounding_box()
-    assert box is not None, what
-    return box["height"]
-
-
-def place_of(page: Page, what: str) -> float:
-    box = page.locator(what).first.bounding_box()
-    assert box is not None, what
-    return box["y"]
 
 
 @pytest.mark.parametrize("width", [1280, 1920])
@@ -270,3 +231,42 @@ def test_the_steps_of_a_plan_have_signs_and_lie_one_after_the_other(chromium: Br
         places = [box for box in (bars.nth(at).bounding_box() for at in range(bars.count())) if box]
         assert len(places) == 2 and places[0]["x"] < places[1]["x"]
         seen.assert_clean()
+
+
+def script(asked: dict[str, Any]) -> Say:
+    """Forty turns: files that are there, three times in a row one that is not, and a question."""
+    said = json.dumps([each for each in asked["messages"] if each["role"] == "user"])
+    if "Shall I" in said and not any(each["role"] == "tool" for each in asked["messages"]):
+        return Say(calls=[("ask", {"question": "Shall I go on?"})])
+    turn = next(COUNT) if "Long" in said else TURNS
+    if turn >= TURNS:
+        return Say(calls=[("submit_result", {"summary": "Six months.", "output": "# Notice\n\nSix months."})])
+    path = "missing.md" if turn in (7, 8, 9) else f"c{turn}.md"
+    return Say("", [("read_file", {"path": path})])
+
+
+def approved(there: There, **more: Any) -> str:
+    proposed = there.host.propose(**more)
+    assert there.signed_in().decide(proposed["pending_id"], "approve").status_code == 303
+    assert there.host.ended(proposed["subagent_id"])["status"] == "success"
+    run_id: str = proposed["subagent_id"]
+    return run_id
+
+
+def window(browser: Browser, there: There, **options: Any) -> AbstractContextManager[Watched]:
+    from support.pages.watched_page import watch_page
+
+    cookie = (f"ava-{there.server.port}", there.signed_in().cookie)
+    return watch_page(browser, there.base, cookie, **options)
+
+
+def height_of(page: Page, what: str) -> float:
+    box = page.locator(what).bounding_box()
+    assert box is not None, what
+    return box["height"]
+
+
+def place_of(page: Page, what: str) -> float:
+    box = page.locator(what).first.bounding_box()
+    assert box is not None, what
+    return box["y"]

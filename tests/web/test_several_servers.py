@@ -33,20 +33,6 @@ ADDRESS = "http://localhost:4711"
 NUMBER = iter("abcdefghijklm")
 
 
-class Team(There):
-    """A team's servers, each of whose visitors comes to another one with every request."""
-
-    servers: list[HttpServer]
-
-    def visitor(self, **headers: str) -> Visitor:
-        through = Balancer(self.servers)
-        client = httpx2.Client(base_url=ADDRESS, timeout=20, headers=headers, transport=through)
-        return Visitor(ADDRESS, self.visitors.enter_context(client))
-
-    def person(self, user: str, *scopes: Scope) -> Visitor:
-        return self.with_token(token(self.root, user, *scopes, name=f"{user}-{next(NUMBER)}"))
-
-
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Generator[Team]:
     root = tmp_path_factory.mktemp("team") / "data"
@@ -177,3 +163,17 @@ def test_a_client_sends_a_person_to_a_page_of_whichever_server(team: Team, mode:
     assert confirmed["status"] == "approved" and len(opened) == 1 and opened[0].startswith(f"{ADDRESS}/proposals/")
     (decided,) = read_log(team.root, "SpawnDecided", run=confirmed["run"])
     assert decided.content["channel"] == "browser"
+
+
+class Team(There):
+    """A team's servers, each of whose visitors comes to another one with every request."""
+
+    servers: list[HttpServer]
+
+    def visitor(self, **headers: str) -> Visitor:
+        through = Balancer(self.servers)
+        client = httpx2.Client(base_url=ADDRESS, timeout=20, headers=headers, transport=through)
+        return Visitor(ADDRESS, self.visitors.enter_context(client))
+
+    def person(self, user: str, *scopes: Scope) -> Visitor:
+        return self.with_token(token(self.root, user, *scopes, name=f"{user}-{next(NUMBER)}"))

@@ -40,74 +40,6 @@ from ava_server.web.timeline import Item, Order, Place, Scale, TimelinePage, pla
 RUN, OTHER = "S-aaaaaa", "S-bbbbbb"
 
 
-def settled(turn: int = 1) -> CostUpdate:
-    return CostUpdate(turn=turn, attempt=1, settlement="billed", tokens=9, cost_cents=1, reserved_micros=9)
-
-
-def reserved(turn: int = 1) -> CostReserved:
-    return CostReserved(
-        turn=turn, attempt=1, scopes=(), micros=9, wrap_micros=1, prompt_tokens=1, max_output=1, upto_seq=1,
-        request_sha="x",
-    )  # fmt: skip
-
-
-class Log:
-    """A log in memory, and what its run has spent."""
-
-    def __init__(self) -> None:
-        self.db = open_in_memory()
-        self.view = View(self.db)
-        self.totals: dict[int, int] = {}
-        self.spent = 0
-        self._seq = 0
-
-    def close(self) -> None:
-        self.db.close()
-
-    def write(
-        self,
-        fact: Fact | None,
-        run_id: str = RUN,
-        cost: int | None = None,
-        agent: str = RUN,
-        *,
-        at_s: float | None = None,
-        took_ms: int | None = None,
-    ) -> int:
-        """Append an entry; None is one whose content was erased. Without a time, it is its number in microseconds."""
-        self._seq += 1
-        content = None if fact is None else content_of(fact).decode()
-        name = "ToolResult" if fact is None else fact.type
-        at_us = self._seq if at_s is None else round(at_s * 1e6)
-        row = (self._seq, at_us, "s", agent, "ben", name, 1, run_id, 1, cost, took_ms, content, b"", b"")
-        self.db.execute(
-            "INSERT INTO events (seq, ts_us, session_id, agent_id, user_id, type, v, run_id, generation, cost_micros,"
-            " duration_ms, content, content_sha, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            row,
-        )
-        if run_id == RUN:
-            self.spent += cost or 0
-            self.totals[self._seq] = self.spent
-        return self._seq
-
-    def grow(self, costs: Iterable[int | None]) -> None:
-        """Append a call of a tool for None, else a settled call of the model; each with an entry of another run."""
-        for cost in costs:
-            self.write(ToolCall(tool="read_file", args={"path": "a"}) if cost is None else settled(), cost=cost)
-            self.write(ToolCall(tool="elsewhere"), OTHER, cost=7)
-
-    def page(self, place: Place) -> TimelinePage:
-        return read_page(self.view, RUN, place, self.spent)
-
-    def check(self, items: Iterable[Item]) -> list[int]:
-        """Compare the totals of rows with the log, and return the numbers of their entries."""
-        numbers = []
-        for item in items:
-            assert item.total == self.totals[item.seq], item
-            numbers.append(item.seq)
-        return numbers
-
-
 @pytest.fixture
 def log() -> Generator[Log]:
     with closing(Log()) as log:
@@ -360,3 +292,71 @@ def test_a_part_lies_within_the_picture_and_can_be_seen(begins: int, long: int, 
     x, wide = scale.place(Span("tools", begins * 1_000_000, (begins + long) * 1_000_000))
     assert x >= 0 and wide >= 1 and wide >= scale.span_ms // timeline.LEAST_SHARE
     assert x + wide <= max(scale.span_ms, wide)
+
+
+def settled(turn: int = 1) -> CostUpdate:
+    return CostUpdate(turn=turn, attempt=1, settlement="billed", tokens=9, cost_cents=1, reserved_micros=9)
+
+
+def reserved(turn: int = 1) -> CostReserved:
+    return CostReserved(
+        turn=turn, attempt=1, scopes=(), micros=9, wrap_micros=1, prompt_tokens=1, max_output=1, upto_seq=1,
+        request_sha="x",
+    )  # fmt: skip
+
+
+class Log:
+    """A log in memory, and what its run has spent."""
+
+    def __init__(self) -> None:
+        self.db = open_in_memory()
+        self.view = View(self.db)
+        self.totals: dict[int, int] = {}
+        self.spent = 0
+        self._seq = 0
+
+    def close(self) -> None:
+        self.db.close()
+
+    def write(
+        self,
+        fact: Fact | None,
+        run_id: str = RUN,
+        cost: int | None = None,
+        agent: str = RUN,
+        *,
+        at_s: float | None = None,
+        took_ms: int | None = None,
+    ) -> int:
+        """Append an entry; None is one whose content was erased. Without a time, it is its number in microseconds."""
+        self._seq += 1
+        content = None if fact is None else content_of(fact).decode()
+        name = "ToolResult" if fact is None else fact.type
+        at_us = self._seq if at_s is None else round(at_s * 1e6)
+        row = (self._seq, at_us, "s", agent, "ben", name, 1, run_id, 1, cost, took_ms, content, b"", b"")
+        self.db.execute(
+            "INSERT INTO events (seq, ts_us, session_id, agent_id, user_id, type, v, run_id, generation, cost_micros,"
+            " duration_ms, content, content_sha, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            row,
+        )
+        if run_id == RUN:
+            self.spent += cost or 0
+            self.totals[self._seq] = self.spent
+        return self._seq
+
+    def grow(self, costs: Iterable[int | None]) -> None:
+        """Append a call of a tool for None, else a settled call of the model; each with an entry of another run."""
+        for cost in costs:
+            self.write(ToolCall(tool="read_file", args={"path": "a"}) if cost is None else settled(), cost=cost)
+            self.write(ToolCall(tool="elsewhere"), OTHER, cost=7)
+
+    def page(self, place: Place) -> TimelinePage:
+        return read_page(self.view, RUN, place, self.spent)
+
+    def check(self, items: Iterable[Item]) -> list[int]:
+        """Compare the totals of rows with the log, and return the numbers of their entries."""
+        numbers = []
+        for item in items:
+            assert item.total == self.totals[item.seq], item
+            numbers.append(item.seq)
+        return numbers
