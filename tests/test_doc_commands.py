@@ -89,77 +89,9 @@ def told() -> Iterator[Told]:
                 yield Told(page.name, span, False)
 
 
-def misspelt(args: list[str]) -> str:
-    """Return what a command line has that `ava` does not know; nothing where all of it is there."""
-    command = _whole_command()
-    left = [" ".join(args[:2]), *args[2:]] if " ".join(args[:2]) in TWO_WORDS else list(args)
-    while True:
-        options = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
-        below = getattr(command, "commands", None)
-        places = 0
-        while left:
-            word, _, value = left.pop(0).partition("=")
-            if word.startswith("-") and word != "-":
-                if word == "--help":
-                    continue
-                if word not in options:
-                    return f"{command.name} has no {word}; it has {', '.join(sorted(options))}"
-                if not getattr(options[word], "is_flag", False) and not value and left:
-                    left.pop(0)
-            elif below is not None and word in below:
-                command = below[word]
-                break
-            elif below is not None:
-                return f"{command.name} has no {word}; it has {', '.join(sorted(below))}"
-            else:
-                places += 1
-        else:
-            room = sum(abs(param.nargs) if param.nargs >= 0 else 999 for param in command.params if _place(param))
-            return f"{command.name} takes {room} arguments, and not {places}" if places > room else ""
-
-
-@functools.cache
-def _whole_command() -> Any:
-    return typer.main.get_command(build())
-
-
-def _place(param: object) -> bool:
-    return getattr(param, "param_type_name", "") == "argument"
-
-
 # -- the tests ---------------------------------------------------------------------------------------------------------
 
 TOLD = list(told())
-NOT_RUN: Mapping[str, str] = {
-    "serve": "serves a host until it goes: tests/system/test_stdio_eras.py, test_http.py",
-    "worker": "works until it has been idle for a minute: tests/system/test_background.py",
-    "run": "asks a person, and most examples want a language model: tests/system/test_cli_run.py, test_cli_coder.py",
-    "eval run": "asks a person, or wants a language model: tests/server/test_suites.py",
-    "eval compare": "needs two results: tests/server/test_suites.py",
-    "eval replay --role": "needs a changed role, and ends with 1 where it differs: tests/server/test_eval_command.py",
-    "eval replay --model": "ends with 1 where the model differs: tests/server/test_eval_command.py",
-    "approve": "asks a person at a terminal: tests/system/test_cli_approve.py",
-    "reject": "asks a person at a terminal: tests/system/test_cli_approve.py",
-    "--url": "a server elsewhere, under a name that is none: tests/system/test_http_approvals.py",
-    "init HOST --url": "checks a server elsewhere: tests/system/test_cli_init_url.py",
-    "init codex --url": "checks a server elsewhere: tests/system/test_cli_init_url.py",
-    "ui": "starts a server and opens a browser: tests/system/test_cli_ui.py",
-    "pin": "asks for a PIN at a terminal: tests/server/test_pin.py",
-    "passkey add": "asks a person at a terminal: tests/web/test_passkey_commands.py",
-    "passkey remove": "asks a person at a terminal: tests/web/test_passkey_commands.py",
-    "resume": "needs a run that was interrupted: tests/system/test_cli_resume.py",
-    "send": "needs a run that is at work: tests/system/test_cli_steer.py",
-    "fetch": "needs two machines: tests/server/test_travel.py",
-    "erase": "asks a person: tests/server/test_erase.py",
-    "memory remove": "asks a person: tests/server/test_cli_memory.py",
-    "roles trust": "asks a person at a terminal: tests/system/test_cli_roles.py",
-    "roles add": "asks a person at a terminal: tests/system/test_cli_roles.py",
-    "doctor --online": "asks providers: tests/server/test_doctor_online.py",
-    "logs -f": "goes on until it is stopped: tests/server/test_cli_logs.py",
-    "import": "needs an empty log, or a database server: tests/system/test_transfer.py",
-    "show --diff": "needs a coder's run: tests/system/test_cli_coder.py",
-}
-"""Commands that these tests do not run, by their first words, with the reason and where they are tried instead."""
 ELSEWHERE = ("command: ", "on_event: ", "jq: ")
 """Marks of blocks that test_readme.py, tests/system/test_event_examples.py and test_docs.py run."""
 NOT_OURS = (
@@ -172,84 +104,6 @@ NAMED = (
     "fetch", "eval add",
 )  # fmt: skip
 """Commands that a sentence may name without what they need."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A data root as it is after a day, beside a home and a folder to work in."""
-
-    place: Path
-    runs: tuple[str, str]
-    group: str
-    pending: str
-    head: str
-
-    def placed(self, args: list[str]) -> list[str]:
-        """Return a command line with what this data root has for what the page leaves open."""
-        name = {"key": "openrouter", "token": "laptop", "secret": "TICKETS"}.get(args[0] if args else "", "researcher")
-        host = "api.example.com" if args[:1] == ["secret"] else "cursor"
-        words = {
-            "S-…": self.runs[0], "S-7f3a2b": self.runs[0], "S-1c22b0": self.runs[1], "P-…": self.pending,
-            "G-4e1b2c3": self.group,
-            "HASH": self.head, "NAME": name, "HOST": host, "FOLDER": "shop", "PROVIDER": "openrouter",
-        }  # fmt: skip
-        return [words.get(word, word) for word in args]
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    place = tmp_path_factory.mktemp("prepared")
-    (place / "home" / "notes").mkdir(parents=True)
-    work = place / "work"
-    shutil.copytree(REPOSITORY / "examples" / "notes", work / "shop")
-    shutil.copytree(work / "shop", place / "home" / "notes", dirs_exist_ok=True)
-    (work / ".claude" / "agents").mkdir(parents=True)
-    agent = "---\nname: changelog_reader\ndescription: Reads changelogs.\n---\n\nYou read changelogs.\n"
-    (work / ".claude" / "agents" / "changelog_reader.md").write_text(agent)
-    (work / "prices.md").write_text("Otter: 1.4 %.\n")
-    root = make_root(place / "data", config_toml='approval = "ask"\n')
-    with contextlib.chdir(place):  # in no repository, so that nothing but the call says where the files are
-        runs, group, pending = anyio.run(_runs, root, work / "shop")
-    tiers = "".join(f'{tier} = "local:qwen3"\n' for tier in ("fast", "balanced", "deep"))
-    (root / "config.toml").write_text(
-        f'approval = "ask"\n[providers.local]\nbase_url = "http://127.0.0.1:9/v1"\n[models]\n{tiers}'
-    )
-    found = re.search(r"^Head: (\w+)$", ava(root, "verify").stdout, re.MULTILINE)
-    assert found is not None
-    return Prepared(place, runs, group, pending, found[1])
-
-
-async def _runs(root: Path, folder: Path) -> tuple[tuple[str, str], str, str]:
-    """Leave two runs that have ended, as a group, and a proposal, in a data root."""
-    server = build_server(lambda: load_settings(root, env={}), transport="memory")
-
-    with anyio.fail_after(60):
-        async with Client(server) as client:
-
-            async def told(tool: str, **given: Any) -> dict[str, Any]:
-                return (await client.call_tool(tool, given)).structured_content or {}
-
-            one, two, three = [
-                await told("spawn_subagent", role="researcher", task=task, workspace=str(folder))
-                for task in ("When does Otter pay out?", "What does Heron charge? See missing.md.", "And Badger?")
-            ]
-            ids = [one["pending_id"], two["pending_id"]]
-            lines = (await told("confirm_spawn", pending_ids=ids, approving=[]))["approval_lines"]
-            group = (await told("confirm_spawn", pending_ids=ids, approving=lines))["group_id"]
-            await told("check_subagent", group_id=group, wait_seconds=20)
-    return (one["subagent_id"], two["subagent_id"]), group, three["pending_id"]
-
-
-def reason(args: list[str]) -> str:
-    """Return why a command is not run; nothing where it is."""
-    if not args or " ".join(args) in NAMED:
-        return "named in a sentence, without what it needs"
-    plain = [*[arg for arg in args if not arg.startswith(("S-", "P-", "FOLDER"))]]
-    for words, why in NOT_RUN.items():
-        first = words.split()
-        if args[: len(first)] == first or plain[: len(first)] == first:
-            return why
-    return ""
 
 
 def command_of(one: Told) -> str:
@@ -348,3 +202,151 @@ async def test_a_documented_backup_is_complete_while_a_server_writes(
                 written.append(len(written))
     assert len(written) > 1, "the server wrote while the copy was made"
     assert len(list((tmp_path / "home").glob("ava-backup/ava.db"))) == 1
+
+
+def misspelt(args: list[str]) -> str:
+    """Return what a command line has that `ava` does not know; nothing where all of it is there."""
+    command = _whole_command()
+    left = [" ".join(args[:2]), *args[2:]] if " ".join(args[:2]) in TWO_WORDS else list(args)
+    while True:
+        options = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
+        below = getattr(command, "commands", None)
+        places = 0
+        while left:
+            word, _, value = left.pop(0).partition("=")
+            if word.startswith("-") and word != "-":
+                if word == "--help":
+                    continue
+                if word not in options:
+                    return f"{command.name} has no {word}; it has {', '.join(sorted(options))}"
+                if not getattr(options[word], "is_flag", False) and not value and left:
+                    left.pop(0)
+            elif below is not None and word in below:
+                command = below[word]
+                break
+            elif below is not None:
+                return f"{command.name} has no {word}; it has {', '.join(sorted(below))}"
+            else:
+                places += 1
+        else:
+            room = sum(abs(param.nargs) if param.nargs >= 0 else 999 for param in command.params if _place(param))
+            return f"{command.name} takes {room} arguments, and not {places}" if places > room else ""
+
+
+@functools.cache
+def _whole_command() -> Any:
+    return typer.main.get_command(build())
+
+
+def _place(param: object) -> bool:
+    return getattr(param, "param_type_name", "") == "argument"
+
+
+NOT_RUN: Mapping[str, str] = {
+    "serve": "serves a host until it goes: tests/system/test_stdio_eras.py, test_http.py",
+    "worker": "works until it has been idle for a minute: tests/system/test_background.py",
+    "run": "asks a person, and most examples want a language model: tests/system/test_cli_run.py, test_cli_coder.py",
+    "eval run": "asks a person, or wants a language model: tests/server/test_suites.py",
+    "eval compare": "needs two results: tests/server/test_suites.py",
+    "eval replay --role": "needs a changed role, and ends with 1 where it differs: tests/server/test_eval_command.py",
+    "eval replay --model": "ends with 1 where the model differs: tests/server/test_eval_command.py",
+    "approve": "asks a person at a terminal: tests/system/test_cli_approve.py",
+    "reject": "asks a person at a terminal: tests/system/test_cli_approve.py",
+    "--url": "a server elsewhere, under a name that is none: tests/system/test_http_approvals.py",
+    "init HOST --url": "checks a server elsewhere: tests/system/test_cli_init_url.py",
+    "init codex --url": "checks a server elsewhere: tests/system/test_cli_init_url.py",
+    "ui": "starts a server and opens a browser: tests/system/test_cli_ui.py",
+    "pin": "asks for a PIN at a terminal: tests/server/test_pin.py",
+    "passkey add": "asks a person at a terminal: tests/web/test_passkey_commands.py",
+    "passkey remove": "asks a person at a terminal: tests/web/test_passkey_commands.py",
+    "resume": "needs a run that was interrupted: tests/system/test_cli_resume.py",
+    "send": "needs a run that is at work: tests/system/test_cli_steer.py",
+    "fetch": "needs two machines: tests/server/test_travel.py",
+    "erase": "asks a person: tests/server/test_erase.py",
+    "memory remove": "asks a person: tests/server/test_cli_memory.py",
+    "roles trust": "asks a person at a terminal: tests/system/test_cli_roles.py",
+    "roles add": "asks a person at a terminal: tests/system/test_cli_roles.py",
+    "doctor --online": "asks providers: tests/server/test_doctor_online.py",
+    "logs -f": "goes on until it is stopped: tests/server/test_cli_logs.py",
+    "import": "needs an empty log, or a database server: tests/system/test_transfer.py",
+    "show --diff": "needs a coder's run: tests/system/test_cli_coder.py",
+}
+"""Commands that these tests do not run, by their first words, with the reason and where they are tried instead."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A data root as it is after a day, beside a home and a folder to work in."""
+
+    place: Path
+    runs: tuple[str, str]
+    group: str
+    pending: str
+    head: str
+
+    def placed(self, args: list[str]) -> list[str]:
+        """Return a command line with what this data root has for what the page leaves open."""
+        name = {"key": "openrouter", "token": "laptop", "secret": "TICKETS"}.get(args[0] if args else "", "researcher")
+        host = "api.example.com" if args[:1] == ["secret"] else "cursor"
+        words = {
+            "S-…": self.runs[0], "S-7f3a2b": self.runs[0], "S-1c22b0": self.runs[1], "P-…": self.pending,
+            "G-4e1b2c3": self.group,
+            "HASH": self.head, "NAME": name, "HOST": host, "FOLDER": "shop", "PROVIDER": "openrouter",
+        }  # fmt: skip
+        return [words.get(word, word) for word in args]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    place = tmp_path_factory.mktemp("prepared")
+    (place / "home" / "notes").mkdir(parents=True)
+    work = place / "work"
+    shutil.copytree(REPOSITORY / "examples" / "notes", work / "shop")
+    shutil.copytree(work / "shop", place / "home" / "notes", dirs_exist_ok=True)
+    (work / ".claude" / "agents").mkdir(parents=True)
+    agent = "---\nname: changelog_reader\ndescription: Reads changelogs.\n---\n\nYou read changelogs.\n"
+    (work / ".claude" / "agents" / "changelog_reader.md").write_text(agent)
+    (work / "prices.md").write_text("Otter: 1.4 %.\n")
+    root = make_root(place / "data", config_toml='approval = "ask"\n')
+    with contextlib.chdir(place):  # in no repository, so that nothing but the call says where the files are
+        runs, group, pending = anyio.run(_runs, root, work / "shop")
+    tiers = "".join(f'{tier} = "local:qwen3"\n' for tier in ("fast", "balanced", "deep"))
+    (root / "config.toml").write_text(
+        f'approval = "ask"\n[providers.local]\nbase_url = "http://127.0.0.1:9/v1"\n[models]\n{tiers}'
+    )
+    found = re.search(r"^Head: (\w+)$", ava(root, "verify").stdout, re.MULTILINE)
+    assert found is not None
+    return Prepared(place, runs, group, pending, found[1])
+
+
+async def _runs(root: Path, folder: Path) -> tuple[tuple[str, str], str, str]:
+    """Leave two runs that have ended, as a group, and a proposal, in a data root."""
+    server = build_server(lambda: load_settings(root, env={}), transport="memory")
+
+    with anyio.fail_after(60):
+        async with Client(server) as client:
+
+            async def told(tool: str, **given: Any) -> dict[str, Any]:
+                return (await client.call_tool(tool, given)).structured_content or {}
+
+            one, two, three = [
+                await told("spawn_subagent", role="researcher", task=task, workspace=str(folder))
+                for task in ("When does Otter pay out?", "What does Heron charge? See missing.md.", "And Badger?")
+            ]
+            ids = [one["pending_id"], two["pending_id"]]
+            lines = (await told("confirm_spawn", pending_ids=ids, approving=[]))["approval_lines"]
+            group = (await told("confirm_spawn", pending_ids=ids, approving=lines))["group_id"]
+            await told("check_subagent", group_id=group, wait_seconds=20)
+    return (one["subagent_id"], two["subagent_id"]), group, three["pending_id"]
+
+
+def reason(args: list[str]) -> str:
+    """Return why a command is not run; nothing where it is."""
+    if not args or " ".join(args) in NAMED:
+        return "named in a sentence, without what it needs"
+    plain = [*[arg for arg in args if not arg.startswith(("S-", "P-", "FOLDER"))]]
+    for words, why in NOT_RUN.items():
+        first = words.split()
+        if args[: len(first)] == first or plain[: len(first)] == first:
+            return why
+    return ""

@@ -14,6 +14,73 @@ from ava_roles.sandbox import linux
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODULES = {"ctypes", "fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "msvcrt", "winreg", "syslog"}
+METHODS = {"add_signal_handler", "connect_read_pipe", "connect_write_pipe", "open_signal_receiver", "wait_readable"}
+"""What the event loop of Windows does not do for signals, consoles and pipes."""
+KEYWORDS = {"dir_fd", "src_dir_fd", "dst_dir_fd", "pass_fds", "preexec_fn", "start_new_session", "process_group"}
+PLACES = ("/proc/", "/sys/")
+
+CONFINE = "roles/ava_roles/sandbox/"
+PROGRAMS = (f"{CONFINE}launcher/", f"{CONFINE}attacker.py")
+"""Separate programs for Linux; they are started, and parts of them imported, only where `selection.py` found Linux."""
+PATHS, STDIO = "roles/ava_roles/sandbox/path_access.py", "server/ava_server/mcp_server/stdio.py"
+LINUX = "roles/ava_roles/sandbox/linux.py"
+
+
+@pytest.mark.slow
+def test_only_the_listed_functions_use_platform_specific_features() -> None:
+    strays = [f"{name}:{line}: {use}" for name, line, use in uses() if (name, use) not in BEHIND]
+    assert strays == [], "put it behind a function that says `not on this system`, or ask with getattr"
+
+
+@pytest.mark.slow
+def test_every_exception_is_still_needed() -> None:
+    found = {(name, use) for name, _line, use in uses()}
+    assert [where for where in BEHIND if where not in found] == []
+
+
+def test_detects_each_kind_of_platform_specific_use() -> None:
+    source = (
+        '"""Reads /proc/self/stat."""\n'
+        "import os, fcntl\n"
+        "from signal import SIGKILL\n"
+        "a = os.O_PATH\n"
+        "b = getattr(os, 'O_PATH', 0)\n"
+        "c = open('/proc/self/stat')\n"
+        "run(['true'], preexec_fn=None)\n"
+        "loop.add_signal_handler(2, print)\n"
+    )
+    assert sorted(uses_in(ast.parse(source))) == [
+        (2, "fcntl"),
+        (3, "signal.SIGKILL"),
+        (4, "os.O_PATH"),
+        (6, "/proc/"),
+        (7, "preexec_fn"),
+        (8, "add_signal_handler"),
+    ]
+
+
+SPECIAL: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
+    "openat2": (lambda: linux.openat2(0, "x", 0), ("win32", "darwin", "freebsd14")),
+    "prctl": (linux.end_with_parent, ("win32", "darwin", "freebsd14")),
+    "hiding": (linux.hide_from_others, ("win32", "darwin", "freebsd14")),
+    "alarm": (lambda: linux.end_within(600), ("win32",)),
+    "Landlock": (linux.landlock_abi, ("win32", "darwin", "freebsd14")),
+    "the kernel's settings": (lambda: linux.kernel_setting("user/max_user_namespaces"), ("win32", "darwin")),
+    "the mount table": (locks.mount_table, ("win32", "darwin", "freebsd14")),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "platform"), [(call, platform) for call, platforms in SPECIAL.values() for platform in platforms]
+)
+def test_each_platform_specific_call_raises_a_clear_error_elsewhere(
+    call: Callable[[], object], platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    with pytest.raises((linux.NotOnThisSystem, locks.UnsupportedSystem), match="not on this system"):
+        call()
+
+
 NAMES = {
     "os": {
         "O_NOFOLLOW", "O_DIRECTORY", "O_NONBLOCK", "O_NOCTTY", "O_PATH", "O_CLOEXEC", "O_SYNC", "O_BINARY",
@@ -31,16 +98,8 @@ NAMES = {
     "socket": {"AF_UNIX", "SO_PEERCRED", "SCM_RIGHTS"},
 }  # fmt: skip
 """Names that some system lacks; `getattr` with a default is the way to ask for one."""
-METHODS = {"add_signal_handler", "connect_read_pipe", "connect_write_pipe", "open_signal_receiver", "wait_readable"}
-"""What the event loop of Windows does not do for signals, consoles and pipes."""
-KEYWORDS = {"dir_fd", "src_dir_fd", "dst_dir_fd", "pass_fds", "preexec_fn", "start_new_session", "process_group"}
-PLACES = ("/proc/", "/sys/")
 
-CONFINE = "roles/ava_roles/sandbox/"
-PROGRAMS = (f"{CONFINE}launcher/", f"{CONFINE}attacker.py")
-"""Separate programs for Linux; they are started, and parts of them imported, only where `selection.py` found Linux."""
-PATHS, STDIO = "roles/ava_roles/sandbox/path_access.py", "server/ava_server/mcp_server/stdio.py"
-LINUX = "roles/ava_roles/sandbox/linux.py"
+
 BEHIND: dict[tuple[str, str], str] = {
     **dict.fromkeys(
         ((LINUX, name) for name in ("ctypes", "/proc/", "resource", "signal.SIGALRM", "signal.alarm")),
@@ -182,58 +241,3 @@ def uses() -> Iterator[tuple[str, int, str]]:
             name = path.relative_to(REPOSITORY).as_posix()
             if not name.startswith(PROGRAMS):
                 yield from ((name, line, use) for line, use in uses_in(ast.parse(path.read_text("utf-8"))))
-
-
-@pytest.mark.slow
-def test_only_the_listed_functions_use_platform_specific_features() -> None:
-    strays = [f"{name}:{line}: {use}" for name, line, use in uses() if (name, use) not in BEHIND]
-    assert strays == [], "put it behind a function that says `not on this system`, or ask with getattr"
-
-
-@pytest.mark.slow
-def test_every_exception_is_still_needed() -> None:
-    found = {(name, use) for name, _line, use in uses()}
-    assert [where for where in BEHIND if where not in found] == []
-
-
-def test_detects_each_kind_of_platform_specific_use() -> None:
-    source = (
-        '"""Reads /proc/self/stat."""\n'
-        "import os, fcntl\n"
-        "from signal import SIGKILL\n"
-        "a = os.O_PATH\n"
-        "b = getattr(os, 'O_PATH', 0)\n"
-        "c = open('/proc/self/stat')\n"
-        "run(['true'], preexec_fn=None)\n"
-        "loop.add_signal_handler(2, print)\n"
-    )
-    assert sorted(uses_in(ast.parse(source))) == [
-        (2, "fcntl"),
-        (3, "signal.SIGKILL"),
-        (4, "os.O_PATH"),
-        (6, "/proc/"),
-        (7, "preexec_fn"),
-        (8, "add_signal_handler"),
-    ]
-
-
-SPECIAL: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
-    "openat2": (lambda: linux.openat2(0, "x", 0), ("win32", "darwin", "freebsd14")),
-    "prctl": (linux.end_with_parent, ("win32", "darwin", "freebsd14")),
-    "hiding": (linux.hide_from_others, ("win32", "darwin", "freebsd14")),
-    "alarm": (lambda: linux.end_within(600), ("win32",)),
-    "Landlock": (linux.landlock_abi, ("win32", "darwin", "freebsd14")),
-    "the kernel's settings": (lambda: linux.kernel_setting("user/max_user_namespaces"), ("win32", "darwin")),
-    "the mount table": (locks.mount_table, ("win32", "darwin", "freebsd14")),
-}
-
-
-@pytest.mark.parametrize(
-    ("call", "platform"), [(call, platform) for call, platforms in SPECIAL.values() for platform in platforms]
-)
-def test_each_platform_specific_call_raises_a_clear_error_elsewhere(
-    call: Callable[[], object], platform: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", platform)
-    with pytest.raises((linux.NotOnThisSystem, locks.UnsupportedSystem), match="not on this system"):
-        call()

@@ -18,51 +18,6 @@ LAST = {"S1": 35, "S2": 34, "S3": 18, "S4": 28, "S5": 14, "N": 37}
 _PENDING = re.compile(r"(missing|not applicable): \w")
 
 
-class Row(TypedDict, total=False):
-    title: str
-    tests: list[str]
-    pending: str
-
-
-@cache
-def requirements() -> dict[str, Row]:
-    rows: dict[str, Row] = tomllib.loads((TESTS / "requirements.toml").read_text("utf-8"))
-    return rows
-
-
-@cache
-def existing_tests() -> dict[str, frozenset[str]]:
-    """Return every test as pytest names it, with the requirements that its markers name."""
-    found: dict[str, frozenset[str]] = {}
-    for path in TESTS.rglob("test_*.py"):
-        tree = ast.parse(path.read_text("utf-8"))
-        whole = {mark for node in tree.body if isinstance(node, ast.Assign) for mark in marked(node.value)}
-        name = path.relative_to(REPOSITORY).as_posix()
-        for trail, node in functions(tree.body):
-            marks = whole.union(*(marked(decorator) for decorator in node.decorator_list))
-            found["::".join((name, *trail))] = frozenset(marks)
-    return found
-
-
-def functions(body: list[ast.stmt], trail: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ast.FunctionDef]]:
-    for node in body:
-        if isinstance(node, ast.ClassDef):
-            yield from functions(node.body, (*trail, node.name))
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-            yield (*trail, node.name), node  # type: ignore[misc]  # both kinds have decorators
-
-
-def marked(node: ast.expr) -> set[str]:
-    """Return the ids of `pytest.mark.requirement("S1-03", …)` wherever it stands in an expression."""
-    return {
-        str(argument.value)
-        for call in ast.walk(node)
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "requirement"
-        for argument in call.args
-        if isinstance(argument, ast.Constant)
-    }
-
-
 def test_every_requirement_is_listed_once_and_in_order() -> None:
     wanted = [f"{part}-{number:02}" for part, last in LAST.items() for number in range(1, last + 1)]
     assert list(requirements()) == wanted
@@ -111,3 +66,48 @@ def test_finds_markers_on_functions_classes_and_modules() -> None:
     assert marked(whole.value) == {"S2-02"}
     inner = ast.parse("class TestIt:\n    def test_one(self): ...\n    def helper(self): ...\n").body
     assert [trail for trail, _function in functions(inner)] == [("TestIt", "test_one")]
+
+
+class Row(TypedDict, total=False):
+    title: str
+    tests: list[str]
+    pending: str
+
+
+@cache
+def requirements() -> dict[str, Row]:
+    rows: dict[str, Row] = tomllib.loads((TESTS / "requirements.toml").read_text("utf-8"))
+    return rows
+
+
+@cache
+def existing_tests() -> dict[str, frozenset[str]]:
+    """Return every test as pytest names it, with the requirements that its markers name."""
+    found: dict[str, frozenset[str]] = {}
+    for path in TESTS.rglob("test_*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        whole = {mark for node in tree.body if isinstance(node, ast.Assign) for mark in marked(node.value)}
+        name = path.relative_to(REPOSITORY).as_posix()
+        for trail, node in functions(tree.body):
+            marks = whole.union(*(marked(decorator) for decorator in node.decorator_list))
+            found["::".join((name, *trail))] = frozenset(marks)
+    return found
+
+
+def functions(body: list[ast.stmt], trail: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ast.FunctionDef]]:
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield from functions(node.body, (*trail, node.name))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield (*trail, node.name), node  # type: ignore[misc]  # both kinds have decorators
+
+
+def marked(node: ast.expr) -> set[str]:
+    """Return the ids of `pytest.mark.requirement("S1-03", …)` wherever it stands in an expression."""
+    return {
+        str(argument.value)
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "requirement"
+        for argument in call.args
+        if isinstance(argument, ast.Constant)
+    }
