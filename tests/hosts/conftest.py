@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -14,5 +13,4 @@ from support.processes import end_started_from
 def _nothing_stays(tmp_path: Path) -> Generator[None]:
     """End the pages, which wait half an hour for a browser, and the host's own daemons."""
     yield
-    if sys.platform == "linux":  # elsewhere there is no /proc, and no host is started
-        end_started_from(tmp_path)
+    end_started_from(tmp_path)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from anyio.abc import Process
 
 from ava_audit.store.locks import WriteLock
 from ava_server.core.data_root import DataRoot
+
+STARTS_WITHIN_S = 2.0
+"""How long a program may take from the fork until it runs."""
 
 
 def children_of(pid: int) -> list[int]:
@@ -57,17 +61,18 @@ def environment_of(pid: int) -> dict[str, str]:
 
 def processes_of_run(run_id: str) -> list[int]:
     """The processes of this machine that carry the mark of a run, whoever started them."""
-    return [pid for pid in _all() if _mark(pid) == run_id]
+    return [pid for pid in _all() if _variables(pid).get("AVA_RUN_ID") == run_id]
 
 
 def _all() -> Iterable[int]:
     return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
 
 
-def _mark(pid: int) -> str | None:
-    with suppress(OSError):  # another user's, or gone meanwhile
-        return environment_of(pid).get("AVA_RUN_ID")
-    return None
+def _variables(pid: int) -> dict[str, str]:
+    try:
+        return environment_of(pid)
+    except OSError:  # another user's, or gone meanwhile
+        return {}
 
 
 async def end(process: Process) -> None:
@@ -83,22 +88,61 @@ def end_started_pages(root: Path) -> None:
     """End the server of the pages that a host's server of this data root has started, if it has.
 
     It may be starting still, without a record: a host whose person decides in Ava starts it when it connects. Then
-    its command and environment tell, also of the program that starts it again.
+    its command and environment tell, also of the program that starts it again. What such a program starts while this
+    looks is ended by the next look.
     """
     with suppress(OSError, ValueError, IndexError):
         pid = int(DataRoot(root).pages_port.read_text().split()[1])
-        if b"--listen" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"--listen" in _words(pid):
             os.kill(pid, signal.SIGTERM)
-    for pid in _all():
-        with suppress(OSError):  # another user's, or gone meanwhile
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"--listen" in words and environment_of(pid).get("AVA_DATA_ROOT") == str(root):
-                os.kill(pid, signal.SIGTERM)
+    _end_all(lambda: [pid for pid in _processes_of(root) if b"--listen" in _words(pid)], lambda: _is_starting(root))
 
 
 def end_started_from(folder: Path) -> None:
-    """End every process whose HOME is inside a folder."""
-    for pid in _all():
-        with suppress(OSError):  # another user's, or gone meanwhile
-            if Path(environment_of(pid).get("HOME", "/")).is_relative_to(folder):
+    """End every process whose HOME or data root is inside a folder."""
+    if sys.platform == "linux":  # elsewhere there is no /proc, and no host is started
+        _end_all(lambda: [pid for pid in _all() if pid != os.getpid() and _is_from(folder, pid)])
+
+
+def _end_all(find: Callable[[], list[int]], is_starting: Callable[[], bool] = lambda: False) -> None:
+    """End what is found, until nothing is found that was not asked to end, and nothing is starting."""
+    asked: set[int] = set()
+    deadline = time.monotonic() + STARTS_WITHIN_S
+    while time.monotonic() < deadline:
+        starting = is_starting()  # first: what it becomes is then found
+        new = set(find()) - asked
+        for pid in new:
+            with suppress(OSError):  # gone meanwhile
                 os.kill(pid, signal.SIGTERM)
+        asked |= new
+        if not new and not starting:
+            return
+        time.sleep(0.002)
+
+
+def _processes_of(root: Path) -> list[int]:
+    return [pid for pid in _all() if _variables(pid).get("AVA_DATA_ROOT") == str(root)]
+
+
+def _is_starting(root: Path) -> bool:
+    """Tell whether a server that was killed has left a child that does not run its own program yet."""
+    return any(_parent(pid) == 1 and b"worker" not in _words(pid) for pid in _processes_of(root))
+
+
+def _is_from(folder: Path, pid: int) -> bool:
+    variables = _variables(pid)
+    return any(Path(variables.get(name, "/")).is_relative_to(folder) for name in ("HOME", "AVA_DATA_ROOT"))
+
+
+def _words(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # gone meanwhile
+        return []
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
