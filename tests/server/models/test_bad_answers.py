@@ -3,7 +3,6 @@
 import json
 import re
 import socket
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -443,12 +442,6 @@ async def test_usage_that_groq_gives_unasked_is_read(clients: ClientPool) -> Non
         completion = await ask(server.base_url, clients)
     assert completion.usage is not None
     assert (completion.usage.prompt_tokens, completion.usage.output_tokens) == (22, 5)
-
-
-@pytest.fixture
-async def clients() -> AsyncIterator[ClientPool]:
-    async with ClientPool() as clients:
-        yield clients
 
 
 async def ask(

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import anyio
@@ -23,12 +23,6 @@ from ava_server.models.wires.stream import Deadlines
 
 ASK = Request("test", "", (), (UserTurn("hello"),), 256)
 WORDS = events(Say("the blue door"))
-
-
-@pytest.fixture
-async def clients() -> AsyncIterator[ClientPool]:
-    async with ClientPool() as clients:
-        yield clients
 
 
 async def late(base_url: str, clients: ClientPool, deadlines: Deadlines, request: Request = ASK) -> ModelError:

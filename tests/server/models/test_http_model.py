@@ -1,4 +1,4 @@
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import anyio
@@ -42,12 +42,6 @@ async def answers(
                         pass
                 found.append(stream.completion)
         return found, server.requests
-
-
-@pytest.fixture
-async def clients() -> AsyncIterator[ClientPool]:
-    async with ClientPool() as clients:
-        yield clients
 
 
 async def test_assembles_text_and_tool_calls_from_their_fragments() -> None:

@@ -2,7 +2,7 @@
 
 import base64
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -273,12 +273,6 @@ def issued(tmp_path_factory: pytest.TempPathFactory) -> Issued:
 def trusted(issued: Issued, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SSL_CERT_FILE", str(issued.authority))
     return issued.server
-
-
-@pytest.fixture
-async def clients() -> AsyncIterator[ClientPool]:
-    async with ClientPool() as clients:
-        yield clients
 
 
 @pytest.fixture
