@@ -22,11 +22,6 @@ AUTO = 'approval = "auto"\nauto_approve_cents = 1\nauto_approve_daily_cents = 7\
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
 def workspace(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()

@@ -500,13 +500,6 @@ def root(tmp_path: Path) -> Path:
     return make_root(tmp_path / "data")
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    return folder
-
-
 def by_default(base_url: str) -> dict[str, str]:
     """The variables of a server that uses the scripted model server, and leaves its runs to a worker."""
     return {**model_env(base_url), "AVA_BACKGROUND": ""}

@@ -36,11 +36,6 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
 # -- without a terminal ------------------------------------------------------------------------------------------------
 
 

@@ -33,18 +33,6 @@ db.execute("ROLLBACK")
 """
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    return folder
-
-
 # -- cancel -----------------------------------------------------------------------------------------------------------
 
 

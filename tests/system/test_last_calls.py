@@ -151,13 +151,6 @@ def root(tmp_path: Path) -> Path:
     return make_root(tmp_path / "data")
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    return folder
-
-
 @asynccontextmanager
 async def left_behind(root: Path, workspace: Path) -> AsyncGenerator[tuple[str, str, dict[str, str]]]:
     """Leave a run in the middle of its first call, and a proposal; give their ids, and the server's variables."""

@@ -223,11 +223,6 @@ def system(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
 def workspace(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()

@@ -28,11 +28,6 @@ def command(request: pytest.FixtureRequest) -> list[str]:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
 def asked_for(tmp_path: Path) -> list[str]:
     folder = tmp_path / "project"
     folder.mkdir()

@@ -210,11 +210,6 @@ def end(request: pytest.FixtureRequest) -> tuple[End, int]:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
 def workspace(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()

@@ -17,11 +17,6 @@ from support.stdio import AVA, MODERN, MODES, environment, read_log, serve_stdio
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
 NO_MESSAGES = {
     "no JSON": (b"{not json", None, PARSE_ERROR),
     "half a message": (b'{"jsonrpc":"2.0","id":5,"method":"tools/', None, PARSE_ERROR),

@@ -23,11 +23,6 @@ READ = Say("I look.", [("read_file", {"path": "notes.md"})])
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
 def workspace(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
