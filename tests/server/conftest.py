@@ -1,12 +1,29 @@
-"""What several tests of hosts share."""
+"""What several tests of the server begin with."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.hosts.elicitation import ERAS
+from support.sandboxes.attacks import needs_confinement
 
 
 @pytest.fixture(params=ERAS, ids=["handshake era", "modern era"])
 def era(request: pytest.FixtureRequest) -> str:
     """The mode of a client in each era of the protocol."""
     return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def confined(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A machine that can confine commands; elsewhere the test is skipped."""
+    needs_confinement(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An empty data root."""
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o700)
+    return folder

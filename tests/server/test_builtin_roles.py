@@ -20,21 +20,17 @@ from support.model_server import Fail, Say, Step, run_model_server
 from support.network.web_site import Page, site
 from support.repositories.projects import checkout, git, tree
 from support.runtime import Lab, hand_over, open_lab, submit
-from support.sandboxes.attacks import needs_confinement
 from support.tool_examples import HERE, PRICES, QUOTE, example_of, must_list
 
 from ava_audit.events import ToolResult
 from ava_roles.catalog import BUILT_IN, Catalog
 
+pytestmark = pytest.mark.usefixtures("confined")
+
 WORDS = f"<article><h1>Prices</h1><p>{QUOTE}</p><p>{'More about how it is charged. ' * 12}</p></article>"
 LAST = ("read_tool_result", "save_artifact", "scratchpad")
 """They take up what others brought."""
 MORE: Mapping[str, Mapping[str, Any]] = {"custom": {"system_prompt": "You compare prices."}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    needs_confinement(tmp_path_factory.mktemp("state"))
 
 
 @pytest.mark.slow

@@ -22,13 +22,6 @@ KEY = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 ROUTER = {"OPENROUTER_API_KEY": KEY}
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir(mode=0o700)
-    return folder
-
-
 # -- tiers --------------------------------------------------------------------------------------------------------
 
 

@@ -31,15 +31,11 @@ from support.repositories.coding import (
 )
 from support.repositories.projects import checkout, environment_of, git, write
 from support.runtime import Lab, hand_over, open_lab, wait_for
-from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import RunPaused, ToolResult, WorkChecked, WorktreeReady
 from ava_server.render.host_text import text_of
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    needs_confinement(tmp_path_factory.mktemp("state"))
+pytestmark = pytest.mark.usefixtures("confined")
 
 
 @pytest.mark.requirement("S2-17")

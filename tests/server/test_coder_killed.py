@@ -19,21 +19,15 @@ from support.processes import processes_of_run, stop
 from support.repositories.coding import PROJECT, RIGHT, Untouched, branches, coder_task, project, worktrees
 from support.repositories.projects import git
 from support.runtime import hand_over, open_lab, wait_for
-from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import RunClaimed, ToolResult, WorkChecked, WorktreeReady
 from ava_roles.sandbox.path_access import remove_tree
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("confined")]
 
 MANY = {f"many/{number:04}.txt": f"{number}\n" for number in range(3_000)}
 """Files that take a moment to be written."""
 SLOW = "sleep 1.5; python3 -m unittest"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    needs_confinement(tmp_path_factory.mktemp("state"))
 
 
 def making(root: Path, run_id: str, requests: int) -> bool:

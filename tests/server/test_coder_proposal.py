@@ -10,18 +10,14 @@ from support.approval.people import DialogPerson
 from support.repositories.coding import VERIFY, coder_task, project
 from support.repositories.projects import checkout, git, write
 from support.runtime import PRICED, Lab, open_lab
-from support.sandboxes.attacks import needs_confinement
 
 from ava_server.budget.run_config import config_of
+
+pytestmark = pytest.mark.usefixtures("confined")
 
 EDITOR = (
     "---\nname: editor\ndescription: Edits.\ntools: [Read, Edit]\nverify: make check\nsetup: make deps\n---\nEdit.\n"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    needs_confinement(tmp_path_factory.mktemp("state"))
 
 
 async def refused(tmp: Path, *, config: str = "", **more: Any) -> str:

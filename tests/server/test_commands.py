@@ -18,7 +18,6 @@ from support.model_server import Say, run_model_server
 from support.processes import processes_of_run
 from support.repositories.projects import checkout, environment_of, git, names, tree, write
 from support.runtime import Lab, hand_over, open_lab, settings_of
-from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import RunStarted, ToolResult
 from ava_roles.sandbox import linux, selection
@@ -28,14 +27,11 @@ from ava_server.approval.scope import remove_workbenches
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("confined")
+
 _LEFT_OUT = shutil.ignore_patterns(
     "test", "__pycache__", "site-packages", "idlelib", "tkinter", "ensurepip", "config-*"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    needs_confinement(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture

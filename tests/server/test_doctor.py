@@ -28,13 +28,6 @@ from ava_server.service.checks import WORST_FIRST, CheckFinding, Setup
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir(mode=0o700)
-    return folder
-
-
 def test_reports_the_fetch_proxy_and_what_it_decides_without_its_password(root: Path) -> None:
     (root / "config.toml").write_text('[fetch]\nproxy = "http://proxy.example:3128"\n')
     done = ava(root, "doctor", "--json", env={"AVA_FETCH__PROXY": "http://ava:s3cr3t-password@proxy.example:3128"})

@@ -19,13 +19,6 @@ from ava_server import MODULE_ARGS
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir(mode=0o700)
-    return folder
-
-
 CONFIGS = [
     ("enabled = = true", "is not valid TOML"),
     ("[limits]\nrunning = -1", "limits.running is -1"),

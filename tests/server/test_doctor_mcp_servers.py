@@ -14,13 +14,6 @@ from ava_roles.mcp_client.run_servers import START_S
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir(mode=0o700)
-    return folder
-
-
 def told(root: Path, config: str, *args: str) -> Findings:
     (root / "config.toml").write_text(config)
     found = doctor(root, *args)

@@ -23,13 +23,6 @@ READY = Say("", [("submit_result", {"summary": "ready", "output": "ready."})])
 PRICED = '[prices."custom:test"]\ninput = 1.0\noutput = 5.0\n'
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir(mode=0o700)
-    return folder
-
-
 def local(base_url: str) -> dict[str, str]:
     return {"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"}
 

@@ -14,7 +14,6 @@ from support.model_server import Fail, Gate, Say, run_model_server
 from support.redaction import NAME, VALUE
 from support.repositories.coding import RIGHT, RIGHTED, STILL_WRONG, WRONG, make_calls, project, run_coder
 from support.runtime import PRICED, Lab, hand_over, open_lab, wait_for
-from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import RunClaimed, SpawnProposed, ToolResult, UserMessage
 from ava_roles.role import Role, parse_role
@@ -284,12 +283,7 @@ async def test_a_run_with_a_question_a_message_and_an_earlier_result_is_the_same
     assert found.same, found
 
 
-@pytest.fixture
-def _confined(tmp_path: Path) -> None:
-    needs_confinement(tmp_path / "state")
-
-
-@pytest.mark.usefixtures("_confined")
+@pytest.mark.usefixtures("confined")
 @pytest.mark.parametrize(
     ("script", "ends"),
     [
@@ -314,7 +308,7 @@ async def test_a_coders_run_is_the_same_without_a_worktree_or_a_command(
     assert (result["status"], found.same) == (ends, True), found
 
 
-@pytest.mark.usefixtures("_confined")
+@pytest.mark.usefixtures("confined")
 async def test_a_changed_prompt_of_a_coder_is_found(tmp_path: Path) -> None:
     project(tmp_path)
     async with open_lab(tmp_path, make_calls(RIGHT), config=PRICED) as lab:

@@ -13,7 +13,6 @@ from support.model_server import Gate, Say, run_model_server
 from support.repositories.coding import RIGHT, branches, coder_task, make_calls, project
 from support.repositories.projects import git
 from support.runtime import Lab, allow_workspace, hand_over, open_lab, settings_of, wait_for
-from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import CostReserved, ToolResult
 from ava_roles.errors import FolderReplaced
@@ -133,11 +132,6 @@ async def test_an_unchanged_workspace_is_read(tmp_path: Path) -> None:
 # -- a coder's repository ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _confined(tmp_path: Path) -> None:
-    needs_confinement(tmp_path / "state")
-
-
 def another_checkout(tmp: Path, of: Path) -> Path:
     """A clone also has the approved commit, so only its identity distinguishes it from the original."""
     git(tmp, "clone", "-q", str(of), "clone")
@@ -154,7 +148,7 @@ def replace_git_folder(repository: Path, other: Path) -> None:
     (repository / ".git").symlink_to(other / ".git")
 
 
-@pytest.mark.usefixtures("_confined")
+@pytest.mark.usefixtures("confined")
 @pytest.mark.parametrize("replace", [replace_checkout, replace_git_folder])
 async def test_a_repository_replaced_before_the_start_gets_no_branch(tmp_path: Path, replace: Way) -> None:
     repository = project(tmp_path)
@@ -167,7 +161,7 @@ async def test_a_repository_replaced_before_the_start_gets_no_branch(tmp_path: P
     assert branches(repository) == {}
 
 
-@pytest.mark.usefixtures("_confined")
+@pytest.mark.usefixtures("confined")
 @pytest.mark.parametrize("replace", [replace_checkout, replace_git_folder])
 async def test_a_repository_replaced_during_the_work_gets_no_branch(tmp_path: Path, replace: Way) -> None:
     repository = project(tmp_path)
@@ -212,7 +206,7 @@ LEADING = [point_elsewhere, share_everything, link_objects, link_branches, add_a
 REVIEW = Say(calls=[("run_bash", {"command": "cat *"})])
 
 
-@pytest.mark.usefixtures("_confined")
+@pytest.mark.usefixtures("confined")
 @pytest.mark.requirement("N-26")
 @pytest.mark.parametrize("lead", LEADING)
 @pytest.mark.parametrize("role", ["coder", "code_reviewer"])
@@ -231,7 +225,7 @@ async def test_a_git_folder_that_leads_elsewhere_since_the_approval_is_not_used(
     assert branches(other) == {}
 
 
-@pytest.mark.usefixtures("_confined")
+@pytest.mark.usefixtures("confined")
 @pytest.mark.parametrize("lead", [point_elsewhere, link_objects])
 async def test_a_git_folder_that_leads_elsewhere_since_an_interruption_is_not_used(tmp_path: Path, lead: Way) -> None:
     repository = project(tmp_path)

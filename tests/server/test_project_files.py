@@ -12,7 +12,6 @@ from support.foreign.servers import write_role
 from support.repositories.coding import RIGHT, coder_task, make_calls, project
 from support.repositories.projects import git, write
 from support.runtime import PRICED, Lab, hand_over, open_lab
-from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import Asked, GuardrailTripped, RunStarted, UserMessage
 from ava_server.budget.run_config import config_of
@@ -20,11 +19,6 @@ from ava_server.runs.origins import Origins
 
 RULES = "Build with `make fast`. Amounts are in euros.\n"
 TOLD = "Files of the project tell it how to work there"
-
-
-@pytest.fixture
-def confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    needs_confinement(tmp_path_factory.mktemp("state"))
 
 
 def reader(root: Path, more: str = "project_instructions: true\n", name: str = "reader") -> None:

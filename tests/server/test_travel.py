@@ -17,7 +17,6 @@ from support.model_server import Gate, ModelServer, Say, run_model_server
 from support.repositories.coding import PROJECT, RIGHT, Untouched, branches, coder_task, make_calls
 from support.repositories.projects import checkout, git, write
 from support.runtime import Lab, hand_over, open_lab, wait_for
-from support.sandboxes.attacks import needs_confinement
 from support.terminal import COMMAND, environment
 
 from ava_audit.events import ToolResult, WorktreeReady
@@ -38,12 +37,7 @@ psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
 from support.postgres import postgres_server  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
-    needs_confinement(tmp_path_factory.mktemp("state"))
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("confined")]
 
 
 async def test_a_run_is_done_on_another_machine_and_its_branch_comes_back(machines: Machines) -> None:
