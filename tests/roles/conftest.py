@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.sandboxes.attacks import EVERY, needs
+from support.sandboxes.attacks import CONFINED, EVERY, needs
 
 from ava_roles.sandbox.sandbox import Kind
 
@@ -18,6 +19,22 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     kind: Kind = request.param
     needs(kind)
     return kind
+
+
+@pytest.fixture(params=CONFINED)
+def confined(request: pytest.FixtureRequest) -> Kind:
+    """Each sandbox; skipped where it does not work here."""
+    kind: Kind = request.param
+    needs(kind)
+    return kind
+
+
+@pytest.fixture
+def for_all() -> Iterator[Path]:
+    """A folder that every user may write to."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o777)
+        yield Path(name)
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,21 +22,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are co
 
 SUPPORT = Path(__file__).parents[1] / "support"
 NOT_FOR_ORDINARY_USERS = {"is root", "changes the kernel's settings"}
-
-
-@pytest.fixture(params=CONFINED)
-def confined(request: pytest.FixtureRequest) -> Kind:
-    kind: Kind = request.param
-    needs(kind)
-    return kind
-
-
-@pytest.fixture
-def for_all() -> Iterator[Path]:
-    """A folder that every user may write to."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        Path(name).chmod(0o777)
-        yield Path(name)
 
 
 def test_every_attack_succeeds_without_a_sandbox(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.sandboxes.attacks import BWRAP, CONFINED, HERE, command, machine_for, needs, python, sandbox
+from support.sandboxes.attacks import BWRAP, HERE, command, machine_for, python, sandbox
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux, selection
@@ -21,13 +21,6 @@ from ava_roles.sandbox.supervised import Machine, Output, SupervisedSandbox
 from ava_roles.wrap import clean
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
-
-
-@pytest.fixture(params=CONFINED)
-def confined(request: pytest.FixtureRequest) -> Kind:
-    kind: Kind = request.param
-    needs(kind)
-    return kind
 
 
 @pytest.fixture

@@ -35,14 +35,6 @@ EXPECTED = {
 }
 
 
-@pytest.fixture
-def for_all() -> Iterator[Path]:
-    """A folder that every user may write to."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        Path(name).chmod(0o777)
-        yield Path(name)
-
-
 def _came_out(found: dict[str, object]) -> None:
     said = str(found["said"])
     assert {name: found[name] for name in EXPECTED} == EXPECTED, found
