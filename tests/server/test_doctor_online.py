@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.commands.doctor import KEY, doctor, faults, read_findings
 from support.model_server import Fail, Gate, Say, run_model_server
-from support.terminal import ava, environment, run_on_terminal
+from support.terminal import ava, environment, logged_events, run_on_terminal
 
 from ava_server.cli import doctor_online as online
 from ava_server.cli.app import main
@@ -25,10 +25,6 @@ PRICED = '[prices."custom:test"]\ninput = 1.0\noutput = 5.0\n'
 
 def local(base_url: str) -> dict[str, str]:
     return {"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"}
-
-
-def events(root: Path, *args: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ava(root, "logs", "--json", "--last", "1000", *args).stdout.splitlines()]
 
 
 def test_a_provider_that_answers_is_ok_shows_its_cost_and_counts_towards_the_day(root: Path) -> None:
@@ -47,9 +43,9 @@ def test_a_provider_that_answers_is_ok_shows_its_cost_and_counts_towards_the_day
     assert run["cost_cents"] > 0
     assert {day["spent_cents"] for day in status["today"]} == {run["cost_cents"]}
     assert answered[1] in ava(root, "status", "--once").stdout
-    (reserved,) = events(root, answered[2], "--type", "CostReserved")
+    (reserved,) = logged_events(root, answered[2], "--type", "CostReserved")
     assert reserved["content"]["micros"] + reserved["content"]["wrap_micros"] <= 50_000
-    assert [event["content"]["channel"] for event in events(root, "--type", "SpawnDecided")] == ["host_call"]
+    assert [event["content"]["channel"] for event in logged_events(root, "--type", "SpawnDecided")] == ["host_call"]
 
 
 def test_a_custom_model_is_free_and_plain_text_counts_as_an_answer(root: Path) -> None:
@@ -68,7 +64,7 @@ def test_on_a_terminal_typing_the_command_is_the_approval(root: Path) -> None:
     ):
         assert screen.ended() == 0
     assert screen.text.index("Asking for one word each") < screen.text.index("answered in")
-    assert [event["content"]["channel"] for event in events(root, "--type", "SpawnDecided")] == ["terminal"]
+    assert [event["content"]["channel"] for event in logged_events(root, "--type", "SpawnDecided")] == ["terminal"]
 
 
 def test_asks_providers_one_after_another_each_with_its_own_model(root: Path) -> None:
@@ -178,7 +174,7 @@ def test_resumes_no_other_run(root: Path, tmp_path: Path) -> None:
         findings = doctor(root, "--online", **local(server.base_url))
         assert findings["online custom"]["state"] == "ok"
         assert len(server.requests) == 2
-    claimed = [event["runId"] for event in events(root, "--type", "RunClaimed")]
+    claimed = [event["runId"] for event in logged_events(root, "--type", "RunClaimed")]
     assert len(claimed) == len(set(claimed)) == 2
 
 
@@ -192,5 +188,5 @@ def test_ctrl_c_cancels_the_run_it_waits_for(root: Path) -> None:
         screen.interrupt()
         assert screen.ended() == 130
     assert "Traceback" not in screen.text
-    (ended,) = events(root, "--type", "RunEnded")
+    (ended,) = logged_events(root, "--type", "RunEnded")
     assert ended["content"]["status"] == "cancelled"

@@ -14,6 +14,7 @@ from mcp.client.context import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitRequestURLParams, ElicitResult
 from support.hosts import pages
 from support.hosts.elicitation import approval, end_pages, structured
+from support.hosts.real_hosts import priced_model_env
 from support.http_server import serve_http, token
 from support.model_server import run_model_server
 from support.runtime import hand_over
@@ -36,7 +37,7 @@ async def test_two_proposals_over_stdio_are_approved_on_a_page_that_is_served_on
             return ElicitResult(action="accept")
 
         command = StdioServerParameters(
-            command=AVA[0], args=["serve"], env=environment(root.path, **pages.priced_model(models))
+            command=AVA[0], args=["serve"], env=environment(root.path, **priced_model_env(models))
         )
         try:
             async with Client(stdio_client(command), mode="auto", elicitation_callback=opens) as client:
@@ -56,7 +57,7 @@ async def test_two_proposals_over_stdio_are_approved_on_a_page_that_is_served_on
 async def test_a_persons_token_approves_on_the_page_of_the_server_that_asks(tmp_path: Path, era: str) -> None:
     root = pages.root_with_pin(tmp_path)
     with run_model_server([hand_over()]) as models:
-        async with serve_http(root.path, env=pages.priced_model(models)) as server:
+        async with serve_http(root.path, env=priced_model_env(models)) as server:
             host_token, own = token(root.path, "ana"), token(root.path, "ana", "read", "approve", name="browser")
 
             async def opens(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
@@ -77,7 +78,7 @@ async def test_a_persons_token_approves_on_the_page_of_the_server_that_asks(tmp_
 async def test_a_server_that_ends_ends_the_wait_for_the_person(tmp_path: Path, era: str) -> None:
     root = pages.root_with_pin(tmp_path)
     with run_model_server([]) as models:
-        async with serve_http(root.path, "--drain", "1s", env=pages.priced_model(models)) as server:
+        async with serve_http(root.path, "--drain", "1s", env=priced_model_env(models)) as server:
 
             async def opens(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
                 server.signal()

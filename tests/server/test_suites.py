@@ -14,9 +14,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, cast, get_args
 
-import anyio
 import pytest
 from support.approval.past_runs import config
+from support.logs.store import runs_of
 from support.model_server import ModelServer, Say, run_model_server
 from support.runtime import PRICED, open_lab
 from support.stdio import read_log
@@ -24,7 +24,6 @@ from support.terminal import COMMAND, ava, environment, run_on_terminal
 
 from ava_audit.events import CostReserved
 from ava_audit.rows import RunRow
-from ava_audit.store.store import Store
 from ava_audit.units import US_PER_S
 from ava_server.budget.caps import SHARED_CAPS, CapName, CapReached, CapRequest
 from ava_server.core.errors import ConfigError
@@ -53,7 +52,7 @@ def test_a_suite_is_one_plan_under_one_cap_and_its_money_is_that_of_the_log(tmp_
     with run_model_server(answers) as server:
         found = run_json(root, suite_of(tmp_path), "--tries", "2", "--max-cost", "1", server=server)
         asked = len(server.requests)
-    rows = runs_in(root)
+    rows = runs_of(root)
     assert len(rows) == asked == 6
     assert found.cost_micros == sum(row.cost_micros for row in rows) == 6 * (3_000 * 3 + 1_001 * 15)
     (group,) = {row.plan_id for row in rows}
@@ -208,14 +207,14 @@ def test_at_its_cap_a_suite_stops_says_what_it_has_and_goes_on_later(tmp_path: P
         assert known and cut, found
         assert cut[0].ending == "cost_exceeded" and cut[0].why.startswith("the plan's cost cap was reached")
         assert found.columns[0].without == len(cut) and found.columns[0].tries == len(known)
-        assert found.cost_micros == sum(row.cost_micros for row in runs_in(root)) <= 120_000
+        assert found.cost_micros == sum(row.cost_micros for row in runs_of(root)) <= 120_000
         refused = ava(root, "eval", "run", str(suite), "--yes", "--max-cost", "0.03", env=local(server))
         assert refused.returncode == 2 and "it is for the whole round" in refused.stderr
         assert len(server.requests) == paid
         whole = run_json(root, suite, "--max-cost", "1", server=server)
         assert len(server.requests) == paid + len(cut)
     assert None not in marks(whole).values()
-    assert whole.cost_micros == sum(row.cost_micros for row in runs_in(root))
+    assert whole.cost_micros == sum(row.cost_micros for row in runs_of(root))
     kept = {one.run for one in known}
     assert kept <= {one.run for one in whole.verdicts}
 
@@ -444,7 +443,7 @@ def test_yes_counts_its_starts_against_the_hourly_limit_before_it_proposes(tmp_p
     assert done.returncode == 10 and "3 of 4 paid starts per hour without a person's answer are used" in done.stderr
     assert "This round needs 3, and 1 of them may start now, so none was started." in done.stderr, done.stderr
     assert "ava approve" not in done.stderr and "the next start is possible in" in done.stderr
-    assert asked == 3 and len(runs_in(root)) == 3 + 3 and free.returncode in (0, 4), free.stderr
+    assert asked == 3 and len(runs_of(root)) == 3 + 3 and free.returncode in (0, 4), free.stderr
 
 
 @pytest.mark.slow
@@ -458,7 +457,7 @@ def test_ctrl_c_while_a_suite_is_proposed_withdraws_what_was_proposed(tmp_path: 
             time.sleep(0.05)
         begun.send_signal(signal.SIGINT)
         _out, said = begun.communicate(timeout=60)
-        states = {run.state for run in runs_in(root)}
+        states = {run.state for run in runs_of(root)}
         assert begun.returncode != 0 and states == {"rejected"}, (begun.returncode, states, said)
         assert server.requests == []
 
@@ -499,14 +498,6 @@ def run_json(root: Path, suite: Path, *args: str, server: ModelServer, code: int
     done = ava(root, "eval", "run", str(suite), *args, "--yes", "--json", env=local(server))
     assert done.returncode == code, done.stderr
     return SuiteResult.model_validate_json(done.stdout)
-
-
-def runs_in(root: Path) -> list[RunRow]:
-    async def read() -> list[RunRow]:
-        async with Store.open(root) as store:
-            return await store.read(lambda view: [run for run in view.runs(limit=-1) if not run.is_plan])
-
-    return anyio.run(read)
 
 
 def marks(result: SuiteResult) -> dict[tuple[str, str, int], bool | None]:

@@ -10,6 +10,7 @@ with run_on_terminal(root, "demo") as screen:
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import select
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyte
 
@@ -175,3 +177,8 @@ def run_on_terminal(
             process.kill()
         process.wait()
         os.close(ours)
+
+
+def logged_events(root: Path, *args: str) -> list[dict[str, Any]]:
+    """Return the log as `ava logs --json` prints it."""
+    return [json.loads(line) for line in ava(root, "logs", "--json", "--last", "1000", *args).stdout.splitlines()]

@@ -15,7 +15,7 @@ import pytest
 from support.log import Life, write_each
 from support.model_server import Gate, Say, run_model_server
 from support.runtime import PRICED, submit
-from support.terminal import COMMAND, ava, environment, run_on_terminal
+from support.terminal import COMMAND, ava, environment, logged_events, run_on_terminal
 
 from ava_audit.events import ENDINGS
 from ava_audit.store.store import Store
@@ -65,7 +65,7 @@ def test_a_run_of_a_script_whose_output_nobody_reads_any_more_is_cancelled(
             left.close()
         gate.released.set()
     assert ("Cancelling." in said) == (closed == "stdout") and "Traceback" not in said
-    [ended] = events(root, "--type", "SubagentComplete")
+    [ended] = logged_events(root, "--type", "SubagentComplete")
     assert ended["content"]["status"] == "cancelled"
 
 
@@ -82,14 +82,14 @@ def test_run_with_yes_prints_the_result_and_records_no_human_approval(root: Path
     assert "## Output" not in done.stdout, "the offline reader's output only repeats the findings"
     assert "Ava wants to start a researcher" in done.stderr
     assert f"can read {workspace}" in done.stderr
-    decided = events(root, "--type", "SpawnDecided")
+    decided = logged_events(root, "--type", "SpawnDecided")
     assert [event["content"]["channel"] for event in decided] == ["host_call"]
     [row] = json.loads(ava(root, "report", "approvals", "--json").stdout)["decisions"]
     by = row["decided_by"]
     assert (by["kind"], by["user"], row["ending"], row["cap"]) == ("script", os_user(), "success", "free")
     assert by["how"].startswith(f"by a script as {os_user()}: the flag --yes of `ava run`")
-    assert [event["content"]["transport"] for event in events(root, "--type", "SessionStart")] == ["terminal"]
-    said = [event["content"] for event in events(root, "--type", "UserMessage")]
+    assert [event["content"]["transport"] for event in logged_events(root, "--type", "SessionStart")] == ["terminal"]
+    said = [event["content"] for event in logged_events(root, "--type", "UserMessage")]
     assert [message["kind"] for message in said] == ["task"]
 
 
@@ -99,7 +99,7 @@ def test_the_task_comes_from_stdin_and_short_options_mean_the_long_ones(root: Pa
     done = subprocess.run(given, input=f"{TASK}\n", cwd=workspace.parent, **said)
     assert done.returncode == 0, done.stderr
     assert "twelve cents a minute" in (workspace.parent / "out.md").read_text()
-    [task] = [event["content"]["text"] for event in events(root, "--type", "UserMessage")]
+    [task] = [event["content"]["text"] for event in logged_events(root, "--type", "UserMessage")]
     assert task == TASK
     for empty in ("", " \n"):
         nothing = subprocess.run(given, input=empty, cwd=workspace.parent, **said)
@@ -116,7 +116,7 @@ def test_tasks_come_from_files(root: Path, workspace: Path, tmp_path: Path) -> N
     common = ("run", "researcher", "-w", str(workspace), "-y", "--max-cost", "0.10")
     done = ava(root, *common, "--parallel", "-f", "one.md", "--file", "two.md", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    said = [event["content"]["text"] for event in events(root, "--type", "UserMessage")]
+    said = [event["content"]["text"] for event in logged_events(root, "--type", "UserMessage")]
     assert sorted(said) == ["2 subagents, approved together.", "And\nOtter?", TASK], "the plan and its steps"
     for file, says in (("empty.md", "is empty"), ("binary", "is not UTF-8 text"), ("none.md", "No such file")):
         wrong = ava(root, *common, "-f", file, cwd=tmp_path)
@@ -199,11 +199,11 @@ def test_applies_command_line_limits_to_the_proposal(root: Path, workspace: Path
     limits = ("--timeout", "2m", "--max-cost", "0.125", "--max-tokens", "5000", "--max-iterations", "3")
     args = ("run", "researcher", TASK, "--workspace", str(workspace), "--context", "for a podcast", *limits, "--yes")
     assert ava(root, *args).returncode == 0
-    (proposed,) = events(root, "--type", "SpawnProposed")
+    (proposed,) = logged_events(root, "--type", "SpawnProposed")
     config = proposed["content"]["config"]
     caps = ("timeout_s", "max_cost_micros", "max_tokens", "max_iterations")
     assert [config[cap] for cap in caps] == [120, 120_000, 5_000, 3], "the cost is rounded down to whole cents"
-    (task,) = (event["content"] for event in events(root, "--type", "UserMessage"))
+    (task,) = (event["content"] for event in logged_events(root, "--type", "UserMessage"))
     assert task["context"] == "for a podcast"
 
 
@@ -319,9 +319,9 @@ def test_a_custom_role_takes_prompt_tools_and_schema_from_the_command_line(
         finished = ava(root, *args, cwd=tmp_path, env=local(server.base_url))
     assert finished.returncode == 0, finished.stderr
     assert json.loads(finished.stdout)["untrusted_result"]["output"] == {"price": "twelve cents"}
-    (task,) = (event["content"] for event in events(root, "--type", "UserMessage"))
+    (task,) = (event["content"] for event in logged_events(root, "--type", "UserMessage"))
     assert task["system_prompt"] == "You look up prices."
-    (proposed,) = events(root, "--type", "SpawnProposed")
+    (proposed,) = logged_events(root, "--type", "SpawnProposed")
     offered = set(proposed["content"]["config"]["tools"])
     assert {"read_file", "scratchpad"} <= offered
     assert not {"search_codebase", "read_webpages"} & offered
@@ -346,7 +346,7 @@ def test_an_earlier_result_can_be_passed_on_the_command_line(root: Path, workspa
 def test_retry_repeats_an_ended_run_and_shows_the_price_of_another_model(root: Path, workspace: Path) -> None:
     first = ava(root, "run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "0.30")
     assert first.returncode == 0, first.stderr
-    [run] = [event["content"]["subagent_id"] for event in events(root, "--type", "SpawnProposed")]
+    [run] = [event["content"]["subagent_id"] for event in logged_events(root, "--type", "SpawnProposed")]
     again = ava(root, "run", "--retry", run, "--yes", "--max-cost", "0.10")
     assert again.returncode == 0, again.stderr
     assert f"can read {workspace}" in again.stderr and "twelve cents" in again.stdout
@@ -357,7 +357,7 @@ def test_retry_repeats_an_ended_run_and_shows_the_price_of_another_model(root: P
     assert other.returncode == 0, other.stderr
     assert "costs at most $0.20" in other.stderr and "Model: custom:test." in other.stderr
     assert TASK in model.requests[0].json["messages"][1]["content"]
-    proposed = [event["content"] for event in events(root, "--type", "SpawnProposed")]
+    proposed = [event["content"] for event in logged_events(root, "--type", "SpawnProposed")]
     assert [each.get("retry_of") for each in proposed] == [None, run, run]
     assert {each["config"]["workspace"] for each in proposed} == {str(workspace)}
 
@@ -391,7 +391,7 @@ def test_planning_can_be_turned_on_or_off_on_the_command_line(
         done = ava(root, *args, env=local(server.base_url))
     assert done.returncode == 0, done.stderr
     assert ("It plans first and then works" in done.stderr) is planned
-    plans = [event["content"]["plan"] for event in events(root, "--type", "PlanReady")]
+    plans = [event["content"]["plan"] for event in logged_events(root, "--type", "PlanReady")]
     assert plans == (["1. read_file notes.md"] if planned else [])
 
 
@@ -443,9 +443,9 @@ def test_yes_in_the_terminal_counts_as_human_approval(root: Path, workspace: Pat
         assert screen.ended() == 0
     assert screen.text.startswith(f"Data root: {root}\n")
     assert "twelve cents a minute" in screen.text
-    (decided,) = events(root, "--type", "SpawnDecided")
+    (decided,) = logged_events(root, "--type", "SpawnDecided")
     assert decided["content"]["channel"] == "terminal"
-    said = [event["content"] for event in events(root, "--type", "UserMessage")]
+    said = [event["content"] for event in logged_events(root, "--type", "UserMessage")]
     assert [message["kind"] for message in said] == ["task", "decision"]
 
     shown = ava(root, "show", subagent_in(screen.text))
@@ -463,7 +463,7 @@ def test_anything_but_yes_in_the_terminal_starts_nothing(root: Path, workspace: 
         assert screen.ended() == 10
     assert "Not approved; nothing was started." in screen.text
     assert "Traceback" not in screen.text
-    assert [event["content"]["decision"] for event in events(root, "--type", "SpawnDecided")] == ["rejected"]
+    assert [event["content"]["decision"] for event in logged_events(root, "--type", "SpawnDecided")] == ["rejected"]
 
 
 @pytest.mark.parametrize("answer", ["c\n", "ctrl-c"])
@@ -573,7 +573,7 @@ def test_show_prints_the_whole_run_and_marks_it_as_fetched(root: Path, workspace
     assert log.index("approved by a call of the host") < log.index("ToolCall search_and_read")
     assert log.index("ToolCall search_and_read") < log.index("SubagentComplete")
     carried = [
-        event for event in events(root, "--type", "ToolResult", "--agent", "ava") if event.get("runId") == run_id
+        event for event in logged_events(root, "--type", "ToolResult", "--agent", "ava") if event.get("runId") == run_id
     ]
     assert [event["content"]["tool"] for event in carried] == ["ava run", "ava show"]
 
@@ -653,7 +653,3 @@ def subagent_in(text: str) -> str:
     found = re.search(r"S-[0-9a-f]{6}", text)
     assert found is not None, text
     return found[0]
-
-
-def events(root: Path, *args: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ava(root, "logs", "--json", "--last", "1000", *args).stdout.splitlines()]

@@ -6,28 +6,18 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
+from support.logs.store import runs_of
 from support.model_server import Gate, Say, run_model_server
 from support.runtime import PRICED
 from support.terminal import COMMAND, ava, environment
 
-from ava_audit.rows import RunRow
-from ava_audit.store.store import Store
 from ava_server.suites.results import SuiteResult
 
 pytestmark = pytest.mark.slow
 
 NAMES = ("ash", "birch", "cedar", "doum")
 CASE = 'task = "What is {name}?"\n[arguments]\nmax_cost_cents = 50\n[[checks]]\nkind = "contains"\ntexts = ["tree"]\n'
-
-
-def runs_in(root: Path) -> list[RunRow]:
-    async def read() -> list[RunRow]:
-        async with Store.open(root) as store:
-            return await store.read(lambda view: [run for run in view.runs(limit=-1) if not run.is_plan])
-
-    return anyio.run(read)
 
 
 def test_a_suite_that_is_killed_goes_on_and_pays_no_logged_answer_again(tmp_path: Path) -> None:
@@ -53,14 +43,14 @@ def test_a_suite_that_is_killed_goes_on_and_pays_no_logged_answer_again(tmp_path
         killed.send_signal(signal.SIGKILL)
         assert killed.wait(20) == -signal.SIGKILL
         gate.released.set()
-        before = {run.id: run.cost_micros for run in runs_in(root) if run.ended}
+        before = {run.id: run.cost_micros for run in runs_of(root) if run.ended}
         assert len(before) == 2
         went_on = ava(root, *args, env=env)
         assert went_on.returncode == 0, went_on.stderr
     assert "trees, round 1: 4 tries of 4 cases, 2 in the log already, not paid again, 2 under way." in went_on.stderr
     found = SuiteResult.model_validate_json(went_on.stdout)
     assert [one.passed for one in found.verdicts] == [True] * 4
-    rows = {run.id: run for run in runs_in(root)}
+    rows = {run.id: run for run in runs_of(root)}
     assert len(rows) == 4 and len({run.plan_id for run in rows.values()}) == 1
     assert {run_id: rows[run_id].cost_micros for run_id in before} == before
     assert [asked.count(name) for name in dict.fromkeys(asked)] == [1, 1, 2, 1], "only the call in flight is made again"

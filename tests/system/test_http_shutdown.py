@@ -17,6 +17,7 @@ from mcp import Client
 from support.http_server import HttpServer, bearer, serve_http, token
 from support.model_server import Gate, Say, run_model_server
 from support.network.proxy import run_faulty_proxy
+from support.runtime import wait_for
 from support.stdio import (
     MODES,
     assert_intact,
@@ -44,10 +45,6 @@ async def start(client: Client) -> str:
     return run_id
 
 
-async def arrived(gate: Gate) -> None:
-    assert await anyio.to_thread.run_sync(gate.arrived.wait, 20)
-
-
 @pytest.mark.parametrize("mode", MODES)
 async def test_sigterm_ends_waits_and_a_restart_continues_the_run_within_a_second(tmp_path: Path, mode: str) -> None:
     root = make_root(tmp_path / "data")
@@ -57,7 +54,7 @@ async def test_sigterm_ends_waits_and_a_restart_continues_the_run_within_a_secon
         async with serve_http(root, "--drain", "5s", env=model_env(model.base_url)) as server:
             async with server.client(text, mode=mode) as client:
                 run_id = await start(client)
-                await arrived(gate)
+                await wait_for(gate.arrived)
                 answers: list[dict[str, Any]] = []
 
                 async def wait() -> None:
@@ -94,11 +91,11 @@ async def test_a_run_survives_two_restarts_during_one_call(tmp_path: Path) -> No
         env = model_env(model.base_url)
         async with serve_http(root, "--drain", "1s", env=env) as server, server.client(text) as client:
             run_id = await start(client)
-            await arrived(gates[0])
+            await wait_for(gates[0].arrived)
             server.signal()
             assert await server.exited() == 0
         async with serve_http(root, "--drain", "1s", env=env) as server:
-            await arrived(gates[1])
+            await wait_for(gates[1].arrived)
             server.signal()
             assert await server.exited() == 0
         async with serve_http(root, env=env):
@@ -241,7 +238,7 @@ async def test_the_next_start_continues_a_run_left_by_kill_nine(tmp_path: Path) 
     with run_model_server([Say("x", gate=gate), DONE, DONE]) as model:
         async with serve_http(root, env=model_env(model.base_url)) as server, server.client(text) as client:
             run_id = await start(client)
-            await arrived(gate)
+            await wait_for(gate.arrived)
             server.signal(signal.SIGKILL)
             await server.exited()
         async with serve_http(root, env=model_env(model.base_url)) as server, server.client(text) as client:

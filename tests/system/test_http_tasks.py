@@ -11,6 +11,7 @@ import anyio.to_thread
 import pytest
 from support.http_server import BOTH, META, HttpServer, serve_http, token
 from support.model_server import Gate, Say, run_model_server
+from support.runtime import wait_for
 from support.stdio import MODERN, assert_intact, make_root, model_env
 
 pytestmark = pytest.mark.slow
@@ -29,7 +30,7 @@ async def test_a_task_survives_a_kill_and_a_restart_of_its_server(tmp_path: Path
     with run_model_server([Say("lost", gate=gate), DONE]) as model:
         async with serve_http(root, env=model_env(model.base_url)) as server:
             task_id = await start(server, text)
-            await arrived(gate)
+            await wait_for(gate.arrived)
             server.signal(signal.SIGKILL)
             await server.exited()
         async with serve_http(root, env=model_env(model.base_url)) as server:
@@ -48,7 +49,7 @@ async def test_any_server_of_the_data_root_answers_for_a_task(tmp_path: Path) ->
         env = model_env(model.base_url)
         async with serve_http(root, env=env) as first, serve_http(root, env=env) as second:
             task_id = await start(first, text)
-            await arrived(gate)
+            await wait_for(gate.arrived)
             assert (await task(second, text, task_id))["result"]["status"] == "working"
             assert "result" in await task(second, text, task_id, "tasks/cancel")
             with anyio.fail_after(20):
@@ -63,7 +64,7 @@ async def test_a_foreign_task_does_not_exist(tmp_path: Path) -> None:
     with run_model_server([Say("x", gate=gate), DONE]) as model:
         async with serve_http(root, env=model_env(model.base_url)) as server:
             task_id = await start(server, bens)
-            await arrived(gate)
+            await wait_for(gate.arrived)
             never = "S-0dd0dd"
             for method, more in (
                 ("tasks/get", {}),
@@ -84,7 +85,7 @@ async def test_a_header_that_names_another_task_is_refused(tmp_path: Path) -> No
     with run_model_server([Say("x", gate=gate), DONE]) as model:
         async with serve_http(root, env=model_env(model.base_url)) as server:
             task_id = await start(server, text)
-            await arrived(gate)
+            await wait_for(gate.arrived)
             for method in ("tasks/get", "tasks/update", "tasks/cancel"):
                 refused = await asked(server, text, method, {"taskId": task_id}, **{"Mcp-Name": "S-0dd0dd"})
                 assert refused["error"]["code"] == -32020, refused
@@ -99,7 +100,7 @@ async def test_a_token_without_the_scope_cannot_cancel_or_answer(tmp_path: Path)
     with run_model_server([Say("x", gate=gate), DONE]) as model:
         async with serve_http(root, env=model_env(model.base_url)) as server:
             task_id = await start(server, anas)
-            await arrived(gate)
+            await wait_for(gate.arrived)
             assert (await task(server, reads, task_id))["result"]["status"] == "working"
             for method in ("tasks/cancel", "tasks/update"):
                 refused = await task(server, reads, task_id, method, inputResponses={})
@@ -133,10 +134,6 @@ async def start(server: HttpServer, text: str) -> str:
     started = await call("confirm_spawn", line)
     assert started["resultType"] == "task" and started["taskId"] == proposed["subagent_id"], started
     return str(started["taskId"])
-
-
-async def arrived(gate: Gate) -> None:
-    assert await anyio.to_thread.run_sync(gate.arrived.wait, 20)
 
 
 async def completed(server: HttpServer, text: str, task_id: str) -> dict[str, Any]:

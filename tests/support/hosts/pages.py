@@ -36,10 +36,9 @@ from ava_server.runs.pending_questions import decide_question
 from ava_server.runs.question_kinds import Decider
 from support.hosts.elicitation import Host, Person, approval, decline
 from support.hosts.extensions import CAP, keep_noting
-from support.model_server import ModelServer, Script
+from support.model_server import Script
 from support.runtime import PRICED, connect, hand_over
-from support.stdio import make_root as made_root
-from support.stdio import model_env
+from support.stdio import make_root
 
 HUMAN = f'approval = "human"\n{PRICED}'
 ADDRESS = "http://localhost:8643"
@@ -147,14 +146,9 @@ async def run_near_cap(tmp_path: Path, era: str) -> AsyncGenerator[tuple[PageHos
         yield at, made, asked[0]
 
 
-def priced_model(models: ModelServer) -> dict[str, str]:
-    """The variables for a model with a price."""
-    return {**model_env(models.base_url), "AVA_MODEL": "test"}
-
-
 def root_with_pin(tmp_path: Path) -> DataRoot:
     """A data root with a PIN and a price for the test's model."""
-    root = DataRoot(made_root(tmp_path / "data", config_toml=PRICED))
+    root = DataRoot(make_root(tmp_path / "data", config_toml=PRICED))
     PinFile(root.approval_file).set(PIN)
     return root
 

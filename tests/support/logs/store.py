@@ -12,6 +12,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from ava_audit.entries import Entry
+from ava_audit.rows import RunRow
 from ava_audit.store import store
 from ava_audit.store.store import Outcome, Store
 from ava_audit.view import View
@@ -76,3 +77,13 @@ async def run_in_one_batch(log: Store, *commands: store.Command[int]) -> list[in
         await all_begun.wait()
         go_on.set()
     return answers
+
+
+def runs_of(root: Path) -> list[RunRow]:
+    """Return all runs of a data root, without its plans. Blocking."""
+
+    async def read() -> list[RunRow]:
+        async with Store.open(root) as store:
+            return await store.read(lambda view: [run for run in view.runs(limit=-1) if not run.is_plan])
+
+    return anyio.run(read)
