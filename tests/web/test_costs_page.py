@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.http_server import token
-from support.logs.past import DAY_S, BookedLife, Past
+from support.logs.past import DAY_S, BookedLife, Past, write_past
 from support.pages.browser import PAID, There, Visitor, open_team
 from support.terminal import ava
 
@@ -30,18 +30,10 @@ OF_BEN = "secret-role-of-ben"
 
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
-    with open_team(tmp_path_factory.mktemp("team") / "data", KEPT, past=write_week) as there:
+    with open_team(
+        tmp_path_factory.mktemp("team") / "data", KEPT, past=lambda root: write_past(root, write_runs)
+    ) as there:
         yield there
-
-
-@pytest.fixture(scope="module")
-def ana(team: There) -> Visitor:
-    return team.with_token(token(team.root, "ana", "read", name="reads"))
-
-
-@pytest.fixture(scope="module")
-def auditor(team: There) -> Visitor:
-    return team.with_token(token(team.root, "carol", "audit", name="audits"))
 
 
 @pytest.mark.parametrize("everybody", [False, True])
@@ -282,14 +274,6 @@ def test_the_page_of_approvals_is_read_page_by_page(ana: Visitor) -> None:
     assert [row[2] for row in decisions(page)] == seen[1:] and "Newest decisions" in page
     assert ana.get(f"/costs/approvals?{WEEK}&before=x").status_code == 200
     assert ana.get("/costs/approvals?from=never").status_code == 400
-
-
-async def write_week(root: Path) -> None:
-    """Write runs of two users over a week: one over midnight, one that failed, one with a cost that is unknown."""
-    with pytest.MonkeyPatch.context() as patch:
-        past = Past(patch)
-        async with Store.open(root) as store:
-            await write_runs(store, past)
 
 
 async def write_runs(store: Store, past: Past) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from support.http_server import token
 from support.log import run_who, write
-from support.logs.past import DAY_S, BookedLife, Past
+from support.logs.past import DAY_S, BookedLife, Past, write_past
 from support.pages.browser import There, Visitor, open_team
 
 from ava_audit.events import CostUpdate, ErrorOccurred, Event, Fact, ToolCall, ToolResult, UserMessage
@@ -27,18 +27,12 @@ LONG = "word " * 2_000
 
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
-    with open_team(tmp_path_factory.mktemp("team") / "data", "retention_days = 3650", past=write_log) as there:
+    with open_team(
+        tmp_path_factory.mktemp("team") / "data",
+        "retention_days = 3650",
+        past=lambda root: write_past(root, write_runs),
+    ) as there:
         yield there
-
-
-@pytest.fixture(scope="module")
-def ana(team: There) -> Visitor:
-    return team.with_token(token(team.root, "ana", "read", name="reads"))
-
-
-@pytest.fixture(scope="module")
-def auditor(team: There) -> Visitor:
-    return team.with_token(token(team.root, "carol", "audit", name="audits"))
 
 
 @pytest.mark.parametrize(
@@ -310,14 +304,6 @@ def test_somebody_without_the_right_to_read_sees_no_log(team: There) -> None:
     decides = team.with_token(token(team.root, "dora", "approve", name="decides"))
     for path in ("/events", "/events/1", "/events/news?after=0", "/costs", "/health"):
         assert decides.get(path).status_code == 404, path
-
-
-async def write_log(root: Path) -> None:
-    """Write two runs of Ana's and one of Ben's."""
-    with pytest.MonkeyPatch.context() as patch:
-        past = Past(patch)
-        async with Store.open(root) as store:
-            await write_runs(store, past)
 
 
 async def write_runs(store: Store, past: Past) -> None:

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from support.http_server import token
 from support.log import write
 from support.logs.past import BookedLife
 from support.pages.browser import There, Visitor, open_pages, open_team
@@ -36,16 +35,6 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
     with open_team(tmp_path_factory.mktemp("team") / "data", WRONG, past=write_errors) as there:
         set_key("anthropic", KEY, DataRoot(there.root).keys)
         yield there
-
-
-@pytest.fixture(scope="module")
-def ana(team: There) -> Visitor:
-    return team.with_token(token(team.root, "ana", "read", name="reads"))
-
-
-@pytest.fixture(scope="module")
-def auditor(team: There) -> Visitor:
-    return team.with_token(token(team.root, "carol", "audit", name="audits"))
 
 
 def test_a_user_sees_their_own_state_and_nothing_of_the_machine_or_of_others(team: There, ana: Visitor) -> None:

@@ -13,6 +13,7 @@ import pytest
 from support.model_server import Say, Step
 from support.pages.browser import There, open_pages
 from support.pages.hostile_texts import LONG_LINE, TEXTS
+from support.pages.watched_page import watch_page
 from support.runtime import hand_over
 from support.stdio import read_log
 
@@ -94,8 +95,6 @@ def proposed(there: There, numbers: list[int]) -> dict[int, dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.requirement("N-17")
 def test_no_text_runs_loads_or_hides_anything(chromium: Browser, here: There) -> None:
-    from support.pages.watched_page import watch_page
-
     everything = proposed(here, list(range(len(TEXTS) + 1)))
     person = here.signed_in()
     with watch_page(chromium, here.base, (f"ava-{here.server.port}", person.cookie)) as seen:

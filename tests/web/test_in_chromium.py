@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Generator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.http_server import serve_pages
 from support.pages.browser import There, open_pages
+from support.pages.watched_page import open_window, watch_page
 from support.stdio import read_log
 
 from ava_server.core.data_root import DataRoot
@@ -18,21 +18,12 @@ from ava_server.web.context import NAVIGATION
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
-    from support.pages.watched_page import Watched
 
 
 @pytest.fixture(scope="module")
 def here(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
     with open_pages(tmp_path_factory.mktemp("here") / "data", forked=False) as there:
         yield there
-
-
-def window(browser: Browser, there: There, **options: Any) -> AbstractContextManager[Watched]:
-    """A window of somebody who has signed in."""
-    from support.pages.watched_page import watch_page
-
-    cookie = (f"ava-{there.server.port}", there.signed_in().cookie)
-    return watch_page(browser, there.base, cookie, **options)
 
 
 def ended(there: There) -> dict[str, Any]:
@@ -45,8 +36,6 @@ def ended(there: There) -> dict[str, Any]:
 
 @pytest.mark.requirement("N-17")
 def test_a_person_signs_in_approves_and_sees_the_run_end(chromium: Browser, here: There) -> None:
-    from support.pages.watched_page import watch_page
-
     proposed = here.host.propose()
     with watch_page(chromium, here.base) as seen:
         page = seen.open(f"/enter?code={here.code()}")
@@ -75,10 +64,8 @@ def paths(there: There) -> list[str]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_opens_without_errors_and_without_barriers(chromium: Browser, here: There, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    from support.pages.watched_page import watch_page
-
     with (
-        window(chromium, here, color_scheme=scheme) as seen,
+        open_window(chromium, here, color_scheme=scheme) as seen,
         watch_page(chromium, here.base, color_scheme=scheme) as out,
     ):
         opened = [(seen, path) for path in paths(here)] + [(out, "/sign-in"), (out, "/enter?code=x")]
@@ -98,7 +85,7 @@ def test_every_page_opens_without_errors_and_without_barriers(chromium: Browser,
 
 @pytest.mark.slow
 def test_no_page_is_wider_than_a_telephone(chromium: Browser, here: There) -> None:
-    with window(chromium, here, viewport={"width": 390, "height": 800}) as seen:
+    with open_window(chromium, here, viewport={"width": 390, "height": 800}) as seen:
         for path in paths(here):
             page = seen.open(path)
             assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
@@ -110,7 +97,7 @@ def test_what_how_much_and_the_buttons_are_on_the_first_screen_of_a_telephone(
     chromium: Browser, here: There, task: str
 ) -> None:
     proposed = here.host.propose(task=task, context="x" * 900, rationale="y" * 500)
-    with window(chromium, here, viewport={"width": 390, "height": 700}) as seen:
+    with open_window(chromium, here, viewport={"width": 390, "height": 700}) as seen:
         page = seen.open(f"/proposals/{proposed['pending_id']}")
         for what in (".most", ".what dt", "button[value=approve]", "button[value=reject]"):
             box = page.locator(what).first.bounding_box()
@@ -120,7 +107,7 @@ def test_what_how_much_and_the_buttons_are_on_the_first_screen_of_a_telephone(
 
 @pytest.mark.slow
 def test_what_happens_appears_without_a_reload(chromium: Browser, here: There) -> None:
-    with window(chromium, here) as seen:
+    with open_window(chromium, here) as seen:
         page = seen.open("/")
         page.evaluate("window.same = true")
         proposed = here.host.propose()
@@ -135,7 +122,7 @@ def test_what_happens_appears_without_a_reload(chromium: Browser, here: There) -
 def test_two_windows_and_one_proposal(chromium: Browser, here: There) -> None:
     proposed = here.host.propose()
     path = f"/proposals/{proposed['pending_id']}"
-    with window(chromium, here) as first, window(chromium, here) as second:
+    with open_window(chromium, here) as first, open_window(chromium, here) as second:
         first.open(path)
         page = second.open(path)
         first.page.click("button:has-text('Approve')")
@@ -148,7 +135,7 @@ def test_two_windows_and_one_proposal(chromium: Browser, here: There) -> None:
 @pytest.mark.slow
 def test_a_look_does_not_overtake_the_own_decision(chromium: Browser, here: There) -> None:
     proposed = here.host.propose()
-    with window(chromium, here) as seen:
+    with open_window(chromium, here) as seen:
         page = seen.open(f"/proposals/{proposed['pending_id']}")
 
         def slowly(route: Route) -> None:
@@ -165,7 +152,7 @@ def test_a_look_does_not_overtake_the_own_decision(chromium: Browser, here: Ther
 @pytest.mark.slow
 def test_the_keyboard_is_enough(chromium: Browser, here: There) -> None:
     proposed = here.host.propose()
-    with window(chromium, here) as seen:
+    with open_window(chromium, here) as seen:
         page = seen.open("/")
 
         def tab_to(what: str) -> None:
@@ -190,8 +177,6 @@ def test_the_keyboard_is_enough(chromium: Browser, here: There) -> None:
 
 @pytest.mark.slow
 def test_everything_works_without_scripts(chromium: Browser, here: There) -> None:
-    from support.pages.watched_page import watch_page
-
     proposed, other = here.host.propose(), here.host.propose(task="Another?")
     with watch_page(chromium, here.base, java_script_enabled=False) as seen:
         page = seen.open(f"/enter?code={here.code()}")
@@ -210,7 +195,7 @@ def test_everything_works_without_scripts(chromium: Browser, here: There) -> Non
 @pytest.mark.slow
 def test_a_session_that_ends_in_the_middle_is_said_and_nothing_is_done(chromium: Browser, here: There) -> None:
     proposed = here.host.propose()
-    with window(chromium, here) as seen, window(chromium, here) as idle:
+    with open_window(chromium, here) as seen, open_window(chromium, here) as idle:
         page, other = seen.open(f"/proposals/{proposed['pending_id']}"), idle.open("/")
         DataRoot(here.root).browser_sessions.unlink()
         page.click("button:has-text('Approve')")
@@ -220,7 +205,7 @@ def test_a_session_that_ends_in_the_middle_is_said_and_nothing_is_done(chromium:
 
 @pytest.mark.slow
 def test_a_page_comes_back_by_itself_after_the_server_was_away(chromium: Browser, here: There) -> None:
-    with window(chromium, here) as seen:
+    with open_window(chromium, here) as seen:
         page = seen.open("/")
         page.evaluate("window.same = true")
         port = here.server.port

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Generator
-from contextlib import AbstractContextManager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +13,11 @@ import pytest
 from support.http_server import token
 from support.model_server import Say
 from support.pages.browser import PAID, There, open_pages, open_team
+from support.pages.watched_page import open_window, watch_page
 from support.stdio import read_log
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
-    from support.pages.watched_page import Watched
 
 pytestmark = pytest.mark.slow
 TURNS = 40
@@ -50,7 +49,7 @@ def long(there: There) -> str:
 def test_forty_turns_fit_on_two_screens_and_the_result_on_the_first(
     chromium: Browser, there: There, long: str, width: int
 ) -> None:
-    with window(chromium, there, viewport={"width": width, "height": SCREEN}) as seen:
+    with open_window(chromium, there, viewport={"width": width, "height": SCREEN}) as seen:
         page = seen.open(f"/subagents/{long}")
         assert place_of(page, "#result .written") < SCREEN / 2
         turns = page.locator(".timeline .step").count()
@@ -62,7 +61,7 @@ def test_forty_turns_fit_on_two_screens_and_the_result_on_the_first(
 def test_the_waterfall_goes_on_to_the_right_and_opens_without_a_script(
     chromium: Browser, there: There, long: str
 ) -> None:
-    with window(chromium, there, java_script_enabled=False) as seen:
+    with open_window(chromium, there, java_script_enabled=False) as seen:
         page = seen.open(f"/subagents/{long}")
         models = page.locator(".timeline > .step > details > summary svg.flow rect.model")
         boxes = [box for box in (models.nth(place).bounding_box() for place in range(models.count())) if box]
@@ -83,7 +82,7 @@ def test_a_running_runs_lines_keep_one_scale(chromium: Browser, there: There) ->
     there.signed_in().decide(proposed["pending_id"], "approve")
     run_id = proposed["subagent_id"]
     there.until(lambda: read_log(there.root, "Asked", run=run_id))
-    with window(chromium, there) as seen:
+    with open_window(chromium, there) as seen:
         page = seen.open(f"/subagents/{run_id}")
         page.wait_for_selector(".timeline > .step")
         page.fill("#decide textarea", "Yes")
@@ -96,7 +95,7 @@ def test_a_running_runs_lines_keep_one_scale(chromium: Browser, there: There) ->
 
 def test_the_list_is_sorted_and_filtered_without_a_script(chromium: Browser, there: There, long: str) -> None:
     other = approved(there, task="A small thing")
-    with window(chromium, there, java_script_enabled=False) as seen:
+    with open_window(chromium, there, java_script_enabled=False) as seen:
         page = seen.open("/subagents")
         page.click("nav.heads >> text=Cost")
         first = page.locator("ul.runs > li a").first.get_attribute("href")
@@ -113,7 +112,7 @@ def test_the_list_is_sorted_and_filtered_without_a_script(chromium: Browser, the
 def test_a_row_of_the_list_is_one_line(chromium: Browser, there: There, long: str, width: int) -> None:
     there.host.propose(task=TASK)
     there.host.propose(task=ARABIC)
-    with window(chromium, there, viewport={"width": width, "height": SCREEN}) as seen:
+    with open_window(chromium, there, viewport={"width": width, "height": SCREEN}) as seen:
         page = seen.open("/subagents")
         rows = page.locator("ul.runs > li")
         heights = [box["height"] for box in (rows.nth(at).bounding_box() for at in range(rows.count())) if box]
@@ -128,7 +127,7 @@ def test_the_pages_have_no_barriers_and_none_scrolls_to_the_side(
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     paths = ("/", "/subagents?order=cost", f"/subagents/{long}", "/costs", "/events?q=read_file", "/health")
-    with window(chromium, there, color_scheme=scheme, viewport={"width": width, "height": SCREEN}) as seen:
+    with open_window(chromium, there, color_scheme=scheme, viewport={"width": width, "height": SCREEN}) as seen:
         for path in paths:
             page = seen.open(path)
             for summary in page.locator("main summary").all()[:6]:
@@ -144,7 +143,7 @@ def test_the_pages_have_no_barriers_and_none_scrolls_to_the_side(
 
 
 def test_the_table_of_days_is_whole_on_a_telephone(chromium: Browser, there: There, long: str) -> None:
-    with window(chromium, there, viewport={"width": 390, "height": 800}) as seen:
+    with open_window(chromium, there, viewport={"width": 390, "height": 800}) as seen:
         page = seen.open("/costs")
         page.click("[aria-labelledby=days] details > summary")
         table = page.locator(".days table").first
@@ -156,8 +155,6 @@ def test_the_table_of_days_is_whole_on_a_telephone(chromium: Browser, there: The
 
 
 def test_the_button_to_sign_in_is_clear_of_the_fields_focus_ring(chromium: Browser, tmp_path: Path) -> None:
-    from support.pages.watched_page import watch_page
-
     with open_team(tmp_path / "data") as team, watch_page(chromium, team.base) as seen:
         page = seen.open("/sign-in")
         page.focus("input[name=token]")
@@ -207,7 +204,7 @@ def test_a_time_has_the_form_that_terminals_use_on_the_readers_clock(
         utc = datetime.fromisoformat(shown.get_attribute("datetime") or "")
         return f"{utc.astimezone(timezone(timedelta(hours=5, minutes=30))):%Y-%m-%d %H:%M:%S}"
 
-    with window(chromium, there, timezone_id="Asia/Kolkata", locale="en-US") as seen:
+    with open_window(chromium, there, timezone_id="Asia/Kolkata", locale="en-US") as seen:
         page = seen.open("/costs/approvals")
         exact = page.locator("tbody th time").first
         assert exact.inner_text() == in_kolkata(exact)
@@ -223,7 +220,7 @@ def test_the_steps_of_a_plan_have_signs_and_lie_one_after_the_other(chromium: Br
     assert there.signed_in().decide(proposed["pending_id"], "approve").status_code == 303
     plan_id = proposed["group_id"]
     there.until(lambda: read_log(there.root, "RunEnded", run=plan_id))
-    with window(chromium, there, java_script_enabled=False) as seen:
+    with open_window(chromium, there, java_script_enabled=False) as seen:
         page = seen.open(f"/subagents/{plan_id}")
         signs = page.eval_on_selector_all(".steps .state", "all => all.map(each => each.dataset.sign)")
         assert signs == ["✓", "✓"]
@@ -251,13 +248,6 @@ def approved(there: There, **more: Any) -> str:
     assert there.host.ended(proposed["subagent_id"])["status"] == "success"
     run_id: str = proposed["subagent_id"]
     return run_id
-
-
-def window(browser: Browser, there: There, **options: Any) -> AbstractContextManager[Watched]:
-    from support.pages.watched_page import watch_page
-
-    cookie = (f"ava-{there.server.port}", there.signed_in().cookie)
-    return watch_page(browser, there.base, cookie, **options)
 
 
 def height_of(page: Page, what: str) -> float:

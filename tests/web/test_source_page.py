@@ -9,6 +9,7 @@ import pytest
 from support.model_server import Say
 from support.pages.browser import open_pages
 from support.pages.lab_pages import serve_lab_pages
+from support.pages.watched_page import watch_page
 from support.runtime import hand_over, open_lab, submit
 
 from ava_audit.retention import erase_run
@@ -57,8 +58,6 @@ def script(asked: dict[str, Any]) -> Say:
 def test_a_click_on_a_finding_shows_its_quote_on_the_screen_and_loads_nothing(
     chromium: Browser, tmp_path: Path
 ) -> None:
-    from support.pages.watched_page import watch_page
-
     folder = tmp_path / "books"
     folder.mkdir()
     (folder / "lamp & co.md").write_text(TEXT)

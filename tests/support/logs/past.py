@@ -2,15 +2,16 @@
 
 past = Past(monkeypatch)
 async with Store.open(root) as store:
-    await past.lived(store, Lived("S-0a0a0a", role="coder"), DAY + 3_600, turns=2)
+    await past.lived(store, BookedLife("S-0a0a0a", role="coder"), 20_450 * DAY_S + 3_600)
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +109,13 @@ class Past:
             await self.at(
                 store, at_s + len(costs) + 1, *life.ended(ending, reason, error_kind=kind, active_us=90_000_000)
             )
+
+
+async def write_past(root: Path, write_runs: Callable[[Store, Past], Awaitable[None]]) -> None:
+    """Write what a function writes to a log, at the times that it says."""
+    with pytest.MonkeyPatch.context() as patch:
+        async with Store.open(root) as store:
+            await write_runs(store, Past(patch))
 
 
 def own_user() -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request
+from support.pages.browser import There
+
+if TYPE_CHECKING:  # not everybody has it
+    from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request
 
 
 @dataclass
@@ -65,3 +68,9 @@ def watch_page(
         yield seen
     finally:
         context.close()
+
+
+def open_window(browser: Browser, there: There, **options: Any) -> AbstractContextManager[Watched]:
+    """Open a window of somebody who has signed in."""
+    cookie = (f"ava-{there.server.port}", there.signed_in().cookie)
+    return watch_page(browser, there.base, cookie, **options)
