@@ -6,32 +6,17 @@ Each data root of its own is a machine. `none` is the log itself, and the refere
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
 import pytest
-from anyio.abc import Process
-from support.engines.servers import KINDS, Engine, delivery_config, run_engine, why_missing
-from support.model_server import Gate, ModelServer, Say, run_model_server
+from support.engines.fleet import DONE, LEASE_S, gate_answers, open_fleet, start_live_and_waiting
+from support.engines.servers import KINDS, Engine, run_engine, why_missing
+from support.model_server import Gate
 from support.network.cable import run_cables
-from support.processes import end
-from support.runtime import PRICED
-from support.stdio import (
-    AVA,
-    Stderr,
-    Wire,
-    assert_intact,
-    environment,
-    make_root,
-    model_env,
-    read_log,
-    serve_stdio,
-    state_of,
-    until,
-)
+from support.stdio import state_of, until
 
 pytest.importorskip("psycopg", reason="the driver is not installed")
 pytest.importorskip("nats", reason="the client of NATS is not installed")
@@ -41,12 +26,8 @@ from support.postgres import PostgresServer, postgres_server
 
 pytestmark = pytest.mark.slow
 
-LEASE_S = 3
 AWAY_S = 12.0
 """How long the engine or the log is away: several leases."""
-LIMITS = "\n[limits]\nrunning = 8\nrunning_per_user = 8\nspawns_per_hour = 100\n"
-DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
-WORKER = (*AVA[:-1], "worker")
 
 
 async def test_a_zombie_wakes_up_and_then_its_successor_dies(
@@ -54,7 +35,7 @@ async def test_a_zombie_wakes_up_and_then_its_successor_dies(
 ) -> None:
     """SIGSTOP, a takeover, SIGCONT, kill -9 of the new owner: a third one has the run, whoever forgot it."""
     first, second = Gate(within_s=200), Gate(within_s=200)
-    async with fleet(tmp_path, postgres, engine, gated(first, second)) as now:
+    async with open_fleet(tmp_path, postgres, engine, gate_answers(first, second)) as now:
         async with now.worker("one") as zombie:
             run = await now.start()
             await until(first.arrived.is_set, within_s=60)
@@ -78,7 +59,7 @@ async def test_a_zombie_wakes_up_and_then_its_successor_dies(
 async def test_labels_are_kept_and_a_run_without_a_worker_for_them_waits_and_says_so(
     tmp_path: Path, postgres: PostgresServer, engine: Engine | None
 ) -> None:
-    async with fleet(tmp_path, postgres, engine, lambda _request: DONE) as now:
+    async with open_fleet(tmp_path, postgres, engine, lambda _request: DONE) as now:
         (now.root / "roles").mkdir()
         text = "---\ndescription: Needs a special machine.\nlabels: [gpu]\n---\nLook it up.\n"
         (now.root / "roles" / "special.md").write_text(text)
@@ -103,7 +84,7 @@ async def test_a_cancel_reaches_a_queued_run_and_a_running_one(
     tmp_path: Path, postgres: PostgresServer, engine: Engine | None
 ) -> None:
     gate = Gate(within_s=200)
-    async with fleet(tmp_path, postgres, engine, gated(gate)) as now:
+    async with open_fleet(tmp_path, postgres, engine, gate_answers(gate)) as now:
         queued = await now.start()
         await now.host.tool("cancel_subagent", subagent_id=queued)
         assert state_of(now.root, queued) == "cancelled"
@@ -124,7 +105,7 @@ async def test_a_worker_that_reaches_the_engine_and_not_the_log_loses_its_runs_t
     tmp_path: Path, postgres: PostgresServer, engine: Engine | None
 ) -> None:
     first = Gate(within_s=200)
-    async with fleet(tmp_path, postgres, engine, gated(first)) as now:
+    async with open_fleet(tmp_path, postgres, engine, gate_answers(first)) as now:
         with run_cables(postgres.port, ["127.0.0.1"]) as (cable,):
             database = now.url.rpartition("/")[2]
             url = postgres.url(database, tcp=True).replace(f":{postgres.port}/", f":{cable.port}/")
@@ -142,27 +123,6 @@ async def test_a_worker_that_reaches_the_engine_and_not_the_log_loses_its_runs_t
             await now.check(run, *more)
 
 
-@asynccontextmanager
-async def with_live_and_waiting(now: Fleet, gate: Gate, stack: AsyncExitStack) -> AsyncGenerator[list[str]]:
-    """Two runs that wait for their model at two workers, and two that wait for a worker with a label."""
-    (now.root / "roles").mkdir()
-    text = "---\ndescription: Needs a special machine.\nlabels: [gpu]\n---\nLook it up.\n"
-    (now.root / "roles" / "special.md").write_text(text)
-    for name in ("one", "two"):
-        await stack.enter_async_context(now.worker(name))
-    live = [await now.start() for _ in range(2)]
-    for run in live:
-        await now.until_claimed(run, 1)
-    waiting = [await now.start(role="special") for _ in range(2)]
-    await anyio.sleep(1.5)
-    yield [*live, *waiting]
-    gate.released.set()
-    await stack.enter_async_context(now.worker("gpu", "--label", "gpu"))
-    await now.until_done(*live, *waiting)
-    assert [now.claims(run) for run in (*live, *waiting)] == [["start"]] * 4, "nobody was robbed"
-    await now.check(*live, *waiting)
-
-
 @pytest.mark.parametrize("fault", ["engine away", "store deleted", "log away"])
 async def test_runs_that_live_and_runs_that_wait_outlast(
     tmp_path: Path, postgres: PostgresServer, engine: Engine | None, fault: str
@@ -170,8 +130,8 @@ async def test_runs_that_live_and_runs_that_wait_outlast(
     if engine is None and fault != "log away":
         pytest.skip("there is no engine")
     gate = Gate(within_s=300)
-    async with fleet(tmp_path, postgres, engine, gated(gate, gate)) as now, AsyncExitStack() as stack:  # noqa: SIM117
-        async with with_live_and_waiting(now, gate, stack):
+    async with open_fleet(tmp_path, postgres, engine, gate_answers(gate, gate)) as now, AsyncExitStack() as stack:  # noqa: SIM117
+        async with start_live_and_waiting(now, gate, stack):
             if fault == "log away":
                 postgres.stop(signal.SIGQUIT)  # in this thread: the server ends with the one that started it
                 await anyio.sleep(AWAY_S)
@@ -187,64 +147,6 @@ async def test_runs_that_live_and_runs_that_wait_outlast(
                 engine.wipe()
 
 
-@dataclass
-class Fleet:
-    """A server, the workers, the database and the engine of a test."""
-
-    tmp: Path
-    postgres: PostgresServer
-    engine: Engine | None
-    models: ModelServer
-    host: Wire = field(init=False)
-
-    @property
-    def url(self) -> str:
-        return self.postgres.address(self.tmp)
-
-    @property
-    def root(self) -> Path:
-        return self.tmp / "server"
-
-    def machine(self, name: str) -> Path:
-        """A data root with the configuration that all machines have."""
-        config = f'database_url = "{self.url}"\nruns_on = "workers"\nlease_s = {LEASE_S}\n'
-        config += PRICED.replace("custom:test", "custom:scripted") + LIMITS
-        if self.engine is not None:
-            config += delivery_config(self.engine)
-        return make_root(self.tmp / name, config_toml=config)
-
-    @asynccontextmanager
-    async def worker(self, name: str, *more: str, url: str = "") -> AsyncGenerator[Process]:
-        with Stderr().checked() as stderr:
-            root = self.machine(name)
-            env = {**environment(root), **model_env(self.models.base_url)}
-            command = [*WORKER, "--database-url", url or self.url, *more]
-            process = await anyio.open_process(command, env=env, stderr=stderr.file)
-            try:
-                await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=90)
-                yield process
-            finally:
-                await end(process)
-
-    async def start(self, **more: object) -> str:
-        return await self.host.start_run(workspace=None, **more)
-
-    def claims(self, run: str) -> list[str]:
-        return [str(entry.content["reason"]) for entry in read_log(self.root, "RunClaimed", run=run)]
-
-    async def until_claimed(self, run: str, times: int, within_s: float = 60) -> None:
-        await until(lambda: len(self.claims(run)) >= times, within_s=within_s)
-
-    async def until_done(self, *runs: str, within_s: float = 120) -> None:
-        await until(lambda: all(state_of(self.root, run) == "success" for run in runs), within_s=within_s)
-
-    async def check(self, *runs: str) -> None:
-        """Each run has one ending, and the log is whole."""
-        for run in runs:
-            assert len(read_log(self.root, "RunEnded", run=run)) == 1
-        assert_intact(self.root)
-
-
 @pytest.fixture(params=KINDS)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Engine | None]:
     if (why := why_missing(request.param)) is not None:
@@ -258,17 +160,3 @@ def postgres() -> Generator[PostgresServer]:
     server = postgres_server()
     yield server
     server.empty_databases()
-
-
-@asynccontextmanager
-async def fleet(tmp: Path, postgres: PostgresServer, engine: Engine | None, script: object) -> AsyncGenerator[Fleet]:
-    with run_model_server(script) as models:  # type: ignore[arg-type]
-        found = Fleet(tmp, postgres, engine, models)
-        async with serve_stdio(found.machine("server"), env=model_env(models.base_url)) as found.host:
-            yield found
-
-
-def gated(*gates: Gate) -> Callable[[object], Say]:
-    """The first answers wait for these gates, one each; all others come at once."""
-    left = list(gates)
-    return lambda _request: replace(DONE, gate=left.pop(0)) if left else DONE
