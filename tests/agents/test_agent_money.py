@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents.test_agent_runs import SUBMIT, priced
-from support.agents.lab import agent_lab, agent_run
+from support.agents.lab import SUBMIT, agent_lab, agent_run, priced_agent
 from support.model_server import Gate, Say
 from support.runtime import Lab, wait_for
 from support.sandboxes.attacks import needs
@@ -22,7 +21,7 @@ LOOKS: list[dict[str, Any]] = [{"ask": "look", "repeats": 20}, SUBMIT]
 async def test_agent_repeats_what_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("bubblewrap")
     (alone := tmp_path / "1").mkdir()
-    async with agent_lab(alone, [priced()], [LOOKS]) as lab:
+    async with agent_lab(alone, [priced_agent()], [LOOKS]) as lab:
         run_id = await lab.start(**agent_run(max_cost_cents=50))
         await lab.ended(run_id)
         [fact] = await lab.facts(run_id, CostReserved)
@@ -31,8 +30,8 @@ async def test_agent_repeats_what_waited(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(gateway, "BUSY_S", 1.0)
     cents, gate = held * 19 // 100_000, Gate()
     (both := tmp_path / "2").mkdir()
-    first_answer = Say("Twelve.", usage=priced().usage, gate=gate)
-    async with agent_lab(both, [first_answer, priced()], [LOOKS]) as lab:
+    first_answer = Say("Twelve.", usage=priced_agent().usage, gate=gate)
+    async with agent_lab(both, [first_answer, priced_agent()], [LOOKS]) as lab:
         runs = await started_together(lab, cents)
         await wait_for(gate.arrived)
         [second] = [run_id for run_id in runs if not await lab.facts(run_id, CostReserved)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.agents.lab import USAGE, agent_config, agent_lab, agent_run
+from support.agents.lab import SUBMIT, USAGE, agent_config, agent_lab, agent_run, priced_agent
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, run_model_server
 from support.models.search_formats import FORMATS
 from support.processes import lives, processes_of_run
@@ -51,10 +51,6 @@ from ava_server.runs.questions import Doubt
 from ava_server.runs.tool_calls import ToolCalls
 
 SECRET = "AKIAIOSFODNN7EXAMPLE"
-SUBMIT: dict[str, Any] = {
-    "ava": "submit_result",
-    "args": {"summary": "It costs twelve cents.", "output": "twelve cents", "confidence": 0.9},
-}
 
 
 async def test_a_run_goes_from_the_proposal_to_the_result(tmp_path: Path) -> None:
@@ -140,7 +136,7 @@ async def test_a_hand_over_takes_few_calls(tmp_path: Path) -> None:
     """The agent goes on asking when it has been told to hand over."""
     needs("bubblewrap")
     asks: list[dict[str, Any]] = [{"ask": f"step {number}"} for number in range(9)]
-    async with agent_lab(tmp_path, lambda _request: priced(), [asks, [*asks * 4, SUBMIT]]) as lab:
+    async with agent_lab(tmp_path, lambda _request: priced_agent(), [asks, [*asks * 4, SUBMIT]]) as lab:
         _run_id, result = await outcome(lab, max_iterations=4)
         assert result["status"] == "iteration_limit"
         assert len(lab.server.requests) == 4 + HAND_OVER_CALLS
@@ -150,7 +146,7 @@ async def test_nothing_is_paid_once_the_result_is_handed_over(tmp_path: Path) ->
     """Claude Code asks for a title beside its work, and again at the end; this one does not obey the cancel either."""
     needs("bubblewrap")
     steps: list[dict[str, Any]] = [{"ask": "look"}, SUBMIT, {"ask": "A title, please", "aside": True}, {"burst": 5}]
-    async with agent_lab(tmp_path, lambda _request: priced(), [steps], ignores_cancel=True) as lab:
+    async with agent_lab(tmp_path, lambda _request: priced_agent(), [steps], ignores_cancel=True) as lab:
         run_id, result = await outcome(lab)
         assert result["status"] == "success" and len(lab.server.requests) == 1
         assert len(await lab.facts(run_id, CostReserved)) == 1
@@ -178,7 +174,7 @@ async def test_a_long_answer_is_searched_beside_the_event_loop(tmp_path: Path, m
     monkeypatch.setattr(RunRedactor, "redact", redact)
     long = f"{SECRET} It costs twelve cents. " * 2_000
     name = f"{SECRET} " * 1_000
-    async with agent_lab(tmp_path, [priced(long, calls=[(name, {})])], [[{"ask": "a"}, SUBMIT]]) as lab:
+    async with agent_lab(tmp_path, [priced_agent(long, calls=[(name, {})])], [[{"ask": "a"}, SUBMIT]]) as lab:
         run_id, _result = await outcome(lab)
         (said,) = [fact for fact in await lab.facts(run_id, AssistantMessage) if fact.turn == 1]
         notes = [note for note in await lab.facts(run_id, AgentNote) if note.kind == "unreported"]
@@ -192,7 +188,7 @@ async def test_an_answer_whose_secrets_are_not_found_in_time_is_settled_without_
 ) -> None:
     needs("bubblewrap")
     monkeypatch.setattr("ava_server.agents.metering.RECORD_WITHIN_S", 0)
-    answer = priced(f"{SECRET} It costs twelve cents. " * 2_000, calls=[("Bash", {"command": SECRET})])
+    answer = priced_agent(f"{SECRET} It costs twelve cents. " * 2_000, calls=[("Bash", {"command": SECRET})])
     async with agent_lab(tmp_path, [answer], [[{"ask": "a"}, SUBMIT]]) as lab:
         run_id, result = await outcome(lab)
         (said,) = [fact for fact in await lab.facts(run_id, AssistantMessage) if fact.turn == 1]
@@ -209,7 +205,7 @@ async def test_a_call_whose_id_looks_like_a_secret_keeps_its_result(tmp_path: Pa
     call = {"type": "tool_use", "id": secret, "name": "Bash", "input": {"command": "ls"}}
     usage = {"input_tokens": 900, "output_tokens": 50}
     said = {"type": "message", "role": "assistant", "content": [call], "stop_reason": "tool_use", "usage": usage}
-    answers: list[Step] = [Raw([json.dumps(said).encode()], "application/json"), priced()]
+    answers: list[Step] = [Raw([json.dumps(said).encode()], "application/json"), priced_agent()]
     steps: list[dict[str, Any]] = [
         {"ask": "a"}, {"tool": secret}, {"ask": "", "results": {secret: "prices.md"}}, SUBMIT
     ]  # fmt: skip
@@ -218,11 +214,6 @@ async def test_a_call_whose_id_looks_like_a_secret_keeps_its_result(tmp_path: Pa
         called, answered = (await lab.facts(run_id, ToolCall))[0], (await lab.facts(run_id, ToolResult))[0]
         assert (answered.output, answered.call_id) == ("prices.md", called.call_id) and called.call_id != secret
         assert "unreported" not in [note.kind for note in await lab.facts(run_id, AgentNote)]
-
-
-def priced(text: str = "ok", prompt: int = 900, output: int = 50, calls: Any = ()) -> Say:
-    """An answer that is billed with so many tokens."""
-    return Say(text, calls=calls, usage={"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": 0})
 
 
 async def outcome(lab: Lab, within_s: float = 60, **more: Any) -> tuple[str, dict[str, Any]]:
@@ -236,7 +227,7 @@ async def test_at_a_cap_the_agent_hands_over_what_it_has_and_nothing_is_spent_pa
     needs("bubblewrap")
     asks: list[dict[str, Any]] = [{"ask": f"step {number}"} for number in range(60)]
     last = [{"ask": "the last one"}, SUBMIT]
-    async with agent_lab(tmp_path, lambda _request: priced(output=700), [asks, last]) as lab:
+    async with agent_lab(tmp_path, lambda _request: priced_agent(output=700), [asks, last]) as lab:
         run_id, result = await outcome(lab, max_cost_cents=20)
         run = await lab.run(run_id)
         assert result["status"] == "cost_exceeded", result
@@ -252,7 +243,7 @@ async def test_at_a_cap_the_agent_hands_over_what_it_has_and_nothing_is_spent_pa
 async def test_turns_and_tool_calls_are_capped_by_what_passes(tmp_path: Path) -> None:
     needs("bubblewrap")
     asks: list[dict[str, Any]] = [{"ask": f"step {number}"} for number in range(9)]
-    async with agent_lab(tmp_path, lambda _request: priced(), [asks, [SUBMIT]]) as lab:
+    async with agent_lab(tmp_path, lambda _request: priced_agent(), [asks, [SUBMIT]]) as lab:
         _run, result = await outcome(lab, max_iterations=4)
         assert result["status"] == "iteration_limit" and len(lab.server.requests) == 4
     calls = [("Bash", {"command": "ls"})] * 3
@@ -260,7 +251,7 @@ async def test_turns_and_tool_calls_are_capped_by_what_passes(tmp_path: Path) ->
     for number in range(5):
         results = {f"toolu_{number}_{each}": "nothing" for each in range(3)}
         steps.append({"ask": "", "results": results})
-    async with agent_lab(tmp_path / "b", lambda _request: priced(calls=calls), [steps, [SUBMIT]]) as lab:
+    async with agent_lab(tmp_path / "b", lambda _request: priced_agent(calls=calls), [steps, [SUBMIT]]) as lab:
         _run, result = await outcome(lab, max_tool_calls=7)
         assert result["status"] == "tool_limit", result
         assert len(lab.server.requests) == 3
@@ -273,7 +264,7 @@ async def test_a_call_for_another_model_is_refused_and_the_run_goes_on(tmp_path:
         {"ask": "A title, please", "model": "gpt-5.6-luna", "survives": True, "aside": True},
         SUBMIT,
     ]
-    async with agent_lab(tmp_path, lambda _request: priced(), [steps]) as lab:
+    async with agent_lab(tmp_path, lambda _request: priced_agent(), [steps]) as lab:
         run_id, result = await outcome(lab)
         assert result["status"] == "success" and len(lab.server.requests) == 1
         refused = [note.text for note in await lab.facts(run_id, AgentNote) if note.kind == "refused"]
@@ -366,7 +357,7 @@ async def test_an_agent_sends_no_piece_of_a_key_of_the_workspace(tmp_path: Path)
     needs("bubblewrap")
     body = body_of()
     ask = {"ask": f"The log says: {body[5]}, and {body[9][:30]}."}
-    async with agent_lab(tmp_path, [priced()], [[ask, {"say": "It costs twelve cents."}]]) as lab:
+    async with agent_lab(tmp_path, [priced_agent()], [[ask, {"say": "It costs twelve cents."}]]) as lab:
         (lab.workspace / "server.key").write_text(private_key())
         await outcome(lab)
         (request,) = lab.server.requests
@@ -450,7 +441,7 @@ async def test_what_nobody_pays_for_is_bounded_over_takeovers_too(tmp_path: Path
         {"say": "It costs twelve."},
     ]
     (folder / "script.json").write_text(json.dumps({"prompts": [steps], "resumes": True}))
-    with run_model_server(lambda _request: priced()) as far:
+    with run_model_server(lambda _request: priced_agent()) as far:
         house: dict[str, Any] = {"server": far, "env": {"AVA_FAR_API_KEY": "k"}, "check": False}
         house["config"] = agent_config(folder, far.base_url)
         async with open_lab(tmp_path, **house) as lab:
@@ -486,7 +477,7 @@ async def test_requests_that_are_never_billed_are_bounded_in_the_log(
 async def test_a_cancel_ends_the_whole_tree_within_two_seconds(tmp_path: Path, obeys: bool) -> None:
     needs("bubblewrap")
     steps: list[dict[str, Any]] = [{"ask": "look"}, {"fork": True}, {"say": "forked"}, {"hang": True}]
-    async with agent_lab(tmp_path, [priced()], [steps], ignores_cancel=not obeys) as lab:
+    async with agent_lab(tmp_path, [priced_agent()], [steps], ignores_cancel=not obeys) as lab:
         run_id = await lab.start(**agent_run())
         await lab.logged(run_id, "AssistantMessage")
         await anyio.sleep(1)
@@ -537,7 +528,7 @@ async def test_whatever_an_agent_does_its_run_ends_with_a_sentence(
 async def test_the_last_message_is_the_result_where_nothing_was_handed_over(tmp_path: Path) -> None:
     needs("bubblewrap")
     async with agent_lab(
-        tmp_path, [priced()], [[{"ask": "look"}, {"say": "It costs "}, {"say": "twelve cents."}]]
+        tmp_path, [priced_agent()], [[{"ask": "look"}, {"say": "It costs "}, {"say": "twelve cents."}]]
     ) as lab:
         _run, result = await outcome(lab)
         assert result["untrusted_result"]["output"] == "It costs twelve cents."
@@ -553,7 +544,7 @@ async def test_quotes_count_only_from_what_went_through_avas_tools(tmp_path: Pat
     needs("bubblewrap")
     finding = {"claim": "twelve", "quote": "exactly twelve cents", "source_url": "prices.md"}
     submit = {"ava": "submit_result", "args": {"summary": "12", "output": "12", "findings": [finding]}}
-    answers = [priced(calls=[("Bash", {"command": "cat prices.md"})]), priced()]
+    answers = [priced_agent(calls=[("Bash", {"command": "cat prices.md"})]), priced_agent()]
     steps: list[dict[str, Any]] = [
         {"ask": "look"},
         {"ask": "", "results": {"toolu_0_0": "exactly twelve cents"}},
@@ -566,7 +557,7 @@ async def test_quotes_count_only_from_what_went_through_avas_tools(tmp_path: Pat
 
 async def test_what_an_agent_does_not_tell_is_found_out(tmp_path: Path) -> None:
     needs("bubblewrap")
-    answers = [priced(calls=[("Bash", {"command": "ls"}), ("Bash", {"command": "id"})]), priced()]
+    answers = [priced_agent(calls=[("Bash", {"command": "ls"}), ("Bash", {"command": "id"})]), priced_agent()]
     results = {"toolu_0_0": "a", "toolu_0_1": "b"}
     usage = {"usage": {"totalTokens": 5, "inputTokens": 4, "outputTokens": 1}}
     steps: list[dict[str, Any]] = [
@@ -601,7 +592,7 @@ async def test_what_a_provider_says_of_a_failed_call_and_a_second_reading_are_bo
     error = {"type": "error", "error": {"type": "api_error", "message": "no"}}
     refusal = Fail(529, {**error, "usage": {"input_tokens": 800, "output_tokens": 40}})
     steps: list[dict[str, Any]] = [{"ask": "look", "survives": True}, {"ask": "again"}, SUBMIT]
-    async with agent_lab(tmp_path, [refusal, priced()], [steps]) as lab:
+    async with agent_lab(tmp_path, [refusal, priced_agent()], [steps]) as lab:
         run_id, _result = await outcome(lab)
         settled = await lab.facts(run_id, CostUpdate)
         assert [(fact.settlement, fact.tokens) for fact in settled] == [("billed", 840), ("billed", 1_010)]
@@ -622,7 +613,7 @@ async def test_many_calls_at_once_never_pass_the_cap(tmp_path: Path) -> None:
             return Fail(529)
         if kind == 2:
             return HangUp()
-        return priced(prompt=chance.randint(50, 900), output=chance.randint(1, 400))
+        return priced_agent(prompt=chance.randint(50, 900), output=chance.randint(1, 400))
 
     bursts: list[dict[str, Any]] = [
         {"burst": 12, "aside": True, "survives": True, "max_tokens": 400, "text": f"burst {number}"}
@@ -649,7 +640,9 @@ async def test_tool_calls_at_once_never_pass_their_cap(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(ToolCalls, "_doubts", later)
     notes = [[{"ava": "scratchpad", "args": {"note": f"note {number}"}}] for number in range(30)]
-    async with agent_lab(tmp_path, lambda _request: priced(), [[{"ask": "look"}, {"at_once": notes}, SUBMIT]]) as lab:
+    async with agent_lab(
+        tmp_path, lambda _request: priced_agent(), [[{"ask": "look"}, {"at_once": notes}, SUBMIT]]
+    ) as lab:
         run_id, result = await outcome(lab, max_tool_calls=3)
         assert result["status"] == "success"
         made = [call for call in await lab.facts(run_id, ToolCall) if call.tool == "scratchpad"]
@@ -675,8 +668,8 @@ async def test_web_searches_beside_model_calls_are_held_and_booked_with_them(
             f'[search]\nengine = "anthropic"\n[providers.anthropic]\nbase_url = "{searches.base_url}"\n'
             f'[prices."anthropic:{form.model}"]\ninput = 0.1\noutput = 0.5\n'
         )
-        said = replace(priced(output=1_900), gate=gate)
-        async with agent_lab(tmp_path, [said, priced(), priced()], [steps], more) as lab:
+        said = replace(priced_agent(output=1_900), gate=gate)
+        async with agent_lab(tmp_path, [said, priced_agent(), priced_agent()], [steps], more) as lab:
             run_id = await lab.start(**agent_run(role="web_crawler", workspace=None))
             await wait_for(gate.arrived)
             await lab.logged(run_id, "CostUpdate", 2)
@@ -700,7 +693,7 @@ async def test_secrets_of_the_workspace_do_not_reach_the_provider(tmp_path: Path
         {"ask": "", "results": {"toolu_1_0": f"AWS_ACCESS_KEY_ID={secret}"}},
         {"say": f"The key is {secret}."},
     ]
-    answers = [priced(), priced(calls=[("Bash", {"command": "env"})]), priced()]
+    answers = [priced_agent(), priced_agent(calls=[("Bash", {"command": "env"})]), priced_agent()]
     async with agent_lab(tmp_path, answers, [steps]) as lab:
         (lab.workspace / "settings.env").write_text(f"AWS_ACCESS_KEY_ID={secret}\n")
         run_id, result = await outcome(lab)
@@ -726,7 +719,7 @@ async def test_a_message_reaches_the_agent_before_its_result_is_taken(tmp_path: 
 
 async def test_the_time_is_over(tmp_path: Path) -> None:
     needs("bubblewrap")
-    async with agent_lab(tmp_path, [priced()], [[{"ask": "look"}, {"sleep": 60}], [SUBMIT]]) as lab:
+    async with agent_lab(tmp_path, [priced_agent()], [[{"ask": "look"}, {"sleep": 60}], [SUBMIT]]) as lab:
         _run, result = await outcome(lab, timeout=6)
         assert (result["status"], result["untrusted_result"]["output"]) == ("timeout", "twelve cents"), result
 
@@ -775,7 +768,7 @@ async def killable(
     folder.mkdir(parents=True)
     (tmp_path / "workspace").mkdir()
     (folder / "script.json").write_text(json.dumps({"prompts": [steps], "resumes": True}))
-    with run_model_server(lambda _request: priced()) as far:
+    with run_model_server(lambda _request: priced_agent()) as far:
         config = agent_config(folder, far.base_url, 'background = false\napproval = "ask"\n')
         root = make_root(tmp_path / "data", config_toml=allow_workspace(config, tmp_path / "workspace"))
         yield root, agent_run(task="What does it cost?", workspace=str(tmp_path / "workspace")), far

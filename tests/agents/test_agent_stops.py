@@ -11,8 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
-from agents.test_agent_runs import SUBMIT, priced
-from support.agents.lab import agent_lab, agent_run
+from support.agents.lab import SUBMIT, agent_lab, agent_run, priced_agent
 from support.model_server import EVENTS, Fail, Gate, HangUp, Raw, Say, Step
 from support.models import messages_format
 from support.processes import processes_of_run
@@ -65,7 +64,7 @@ class Moment:
     """What the agent does in its turns, what the provider answers, and when the moment has come."""
 
     turns: Sequence[Sequence[dict[str, Any]]] = ()
-    answer: Answer = priced
+    answer: Answer = priced_agent
     comes: Any = begun
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     run: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -139,10 +138,10 @@ async def test_runs_at_once_never_pass_the_caps_of_a_day(tmp_path: Path) -> None
         number = next(requests)  # of several at once, each has an answer of its own, the same in every test run
         chance = random.Random(number)
         if number % 10 == 6:
-            return priced(output=chance.randint(3_000, 6_000))
+            return priced_agent(output=chance.randint(3_000, 6_000))
         steps: list[Step] = [
             Say("no usage", usage=None), Fail(529), HangUp(), Raw(HALF, EVENTS, chunked=True, cut=True),
-            *[priced(prompt=chance.randint(1, 900), output=chance.randint(1, 400)) for _each in range(12)],
+            *[priced_agent(prompt=chance.randint(1, 900), output=chance.randint(1, 400)) for _each in range(12)],
         ]  # fmt: skip
         return chance.choice(steps)
 
@@ -196,7 +195,7 @@ async def test_a_long_request_does_not_stop_the_runs_of_others(tmp_path: Path, m
             gaps.append(anyio.current_time() - began)
 
     long = {"run": LONG.replace("MESSAGES", str(messages))}
-    async with agent_lab(tmp_path, lambda _request: priced(), [[long, SUBMIT]]) as lab:
+    async with agent_lab(tmp_path, lambda _request: priced_agent(), [[long, SUBMIT]]) as lab:
         lab.server.checks = False
         run_id = await lab.start(**agent_run())
         async with anyio.create_task_group() as tasks:

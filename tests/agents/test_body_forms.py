@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from agents.test_gateway import PLANTED, place, request
+from support.agents.gateway import PLANTED, agent_request, open_gateway
 from support.agents.lab import USAGE, agent_lab, agent_run
 from support.model_server import Say
 
@@ -28,7 +28,7 @@ CACHED = {"cache_control": {"type": "ephemeral"}}
 
 def read(wire: str, redactor: Redactor | None = None, **more: Any) -> AgentCall:
     bodies = Bodies(wire, {"sonnet": "far-sonnet"}, frozenset(), redactor or Redactor({}))
-    return bodies.read(json.dumps({**request(wire), "model": "sonnet", **more}).encode())
+    return bodies.read(json.dumps({**agent_request(wire), "model": "sonnet", **more}).encode())
 
 
 def user(*parts: Any) -> dict[str, Any]:
@@ -298,10 +298,10 @@ def test_a_model_that_gemini_cli_asks_on_the_side_is_the_runs_and_another_is_ref
     models = answered_models(spec, "gemini-3.8-flash", "google:gemini-3.8-flash")
     bodies = Bodies("google", models, frozenset(spec.off), Redactor({}))
     for asked in ("gemini-3.8-flash", "gemini-2.5-flash-lite", "gemini-3-flash-preview"):
-        call = bodies.read(json.dumps(request("google")).encode(), in_address={"model": asked, "stream": False})
+        call = bodies.read(json.dumps(agent_request("google")).encode(), in_address={"model": asked, "stream": False})
         assert call.body["model"] == "gemini-3.8-flash"
     with pytest.raises(CallRefused, match=r"'gemini-3\.1-pro-preview' was not approved.*approved: gemini-3\.8-flash"):
-        bodies.read(json.dumps(request("google")).encode(), in_address={"model": "gemini-3.1-pro-preview"})
+        bodies.read(json.dumps(agent_request("google")).encode(), in_address={"model": "gemini-3.1-pro-preview"})
 
 
 def test_each_wire_has_its_form_and_its_names_for_agents() -> None:
@@ -320,8 +320,8 @@ BETAS = {
 
 @pytest.mark.parametrize("given", BETAS)
 async def test_a_beta_feature_is_compared_whole(tmp_path: Path, given: str) -> None:
-    async with place(tmp_path, [Say("ok")]) as at:
-        assert (await at.ask(request("messages"), **{"anthropic-beta": given})).status_code == 200
+    async with open_gateway(tmp_path, [Say("ok")]) as at:
+        assert (await at.ask(agent_request("messages"), **{"anthropic-beta": given})).status_code == 200
         assert at.far.requests[0].headers.get("anthropic-beta", "") == BETAS[given]
         left_out = [f"anthropic-beta {name}" for name in given.split(",") if name not in BETAS[given].split(",")]
         assert list(at.meter.admitted[0].dropped) == left_out

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,19 @@ import anyio
 import anyio.lowlevel
 import httpx2
 import pytest
-from support.model_server import EVENTS, Fail, Gate, HangUp, ModelServer, Raw, Say, Script, events, run_model_server
+from support.agents.gateway import (
+    KEY,
+    PLANTED,
+    SECRET,
+    WIRES,
+    agent_request,
+    called_and_answered_body,
+    forwarded_request,
+    open_gateway,
+    path_of_request,
+    raw_request,
+)
+from support.model_server import EVENTS, Fail, Gate, HangUp, Raw, Say, events, run_model_server
 from support.stdio import until
 
 from ava_audit.errors import StaleOwner
@@ -23,10 +34,9 @@ from ava_audit.redaction import Redactor
 from ava_server.agents import gateway as gateways
 from ava_server.agents.bodies import Bodies
 from ava_server.agents.forms import FORMS
-from ava_server.agents.gateway import BODY_BYTES, MOST_CALLS, Gateway, serving
+from ava_server.agents.gateway import BODY_BYTES, MOST_CALLS
 from ava_server.agents.metering import CountedBounds, ShownResult, call_answered, results_in
-from ava_server.agents.seam import Admitted, AgentCall, CallRefused
-from ava_server.core.errors import ModelError
+from ava_server.agents.seam import AgentCall, CallRefused
 from ava_server.models.base import Completion
 from ava_server.models.clients import ClientPool
 from ava_server.models.factory import model_of, parameters
@@ -35,28 +45,14 @@ from ava_server.models.json_text import encode
 from ava_server.models.prices import Price
 from ava_server.models.providers import PROVIDERS
 from ava_server.models.selection import Choice
-from ava_server.models.wires.base import Wire
-from ava_server.models.wires.chat import ChatWire
-from ava_server.models.wires.google import GoogleWire
-from ava_server.models.wires.messages import MessagesWire
-from ava_server.models.wires.responses import ResponsesWire
 from ava_server.web import http_connection
-
-WIRES: dict[str, Wire] = {
-    "messages": MessagesWire(),
-    "responses": ResponsesWire(),
-    "chat_completions": ChatWire(),
-    "google": GoogleWire(),
-}
-SECRET, KEY = "of-this-run-alone", "sk-the-providers-own-key-0123456789"
-PLANTED = "AKIAIOSFODNN7EXAMPLE"
 
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_comes_back_as_the_provider_gave_it(tmp_path: Path, wire: str, stream: bool) -> None:
-    async with place(tmp_path, [Say("Done.", calls=[("Read", {"path": "a"})])], wire) as at:
-        answer = await at.ask(request(wire, stream=stream))
+    async with open_gateway(tmp_path, [Say("Done.", calls=[("Read", {"path": "a"})])], wire) as at:
+        answer = await at.ask(agent_request(wire, stream=stream))
         assert answer.status_code == 200
         sent = at.far.requests[0]
         async with httpx2.AsyncClient(timeout=20) as direct:
@@ -82,20 +78,20 @@ async def test_an_answer_comes_back_as_the_provider_gave_it(tmp_path: Path, wire
     [{}, {"authorization": "Bearer wrong"}, {"x-api-key": KEY}, {"x-goog-api-key": KEY}, {"authorization": SECRET}],
 )
 async def test_nobody_without_the_secret_is_answered(tmp_path: Path, headers: dict[str, str]) -> None:
-    async with place(tmp_path, [Say("no")]) as at:
+    async with open_gateway(tmp_path, [Say("no")]) as at:
         at.http.headers.pop("authorization")
         for path in ("/v1/messages", "/v1/models", "/mcp", "/"):
-            answer = await at.http.post(path, json=request("messages"), headers=headers)
+            answer = await at.http.post(path, json=agent_request("messages"), headers=headers)
             assert answer.status_code == 401, path
         assert at.far.requests == [] and at.meter.admitted == []
 
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_what_does_not_fit_is_refused_in_the_providers_form_and_not_sent(tmp_path: Path, wire: str) -> None:
-    async with place(tmp_path, [Say("no")], wire) as at:
+    async with open_gateway(tmp_path, [Say("no")], wire) as at:
         for reason, status in (("cap", 400), ("model", 404), ("form", 400), ("over", 403)):
             at.meter.refuses = CallRefused(reason, "the run's max_cost_cents was reached")  # type: ignore[arg-type]
-            answer = await at.ask(request(wire))
+            answer = await at.ask(agent_request(wire))
             assert answer.status_code == status
             assert answer.json()["error"]["message"] == "the run's max_cost_cents was reached"
             assert answer.headers["x-should-retry"] == "false"
@@ -104,9 +100,9 @@ async def test_what_does_not_fit_is_refused_in_the_providers_form_and_not_sent(t
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_an_agent_is_asked_to_repeat_what_waited_in_vain_for_money_of_others(tmp_path: Path, wire: str) -> None:
-    async with place(tmp_path, [Say("no")], wire) as at:
+    async with open_gateway(tmp_path, [Say("no")], wire) as at:
         at.meter.refuses = CallRefused("busy", "this run waits for $0.12 that 2 other runs hold")
-        answer = await at.ask(request(wire))
+        answer = await at.ask(agent_request(wire))
         assert answer.status_code == 429 and answer.headers["x-should-retry"] == "true"
         assert int(answer.headers["retry-after"]) >= 1
         assert "that 2 other runs hold" in answer.json()["error"]["message"]
@@ -138,27 +134,27 @@ async def test_an_agent_is_asked_to_repeat_what_waited_in_vain_for_money_of_othe
 async def test_what_ava_does_not_see_or_has_not_approved_is_not_sent(
     tmp_path: Path, wire: str, more: dict[str, Any], said: str
 ) -> None:
-    async with place(tmp_path, [Say("no")], wire) as at:
-        answer = await at.ask(request(wire, **more))
+    async with open_gateway(tmp_path, [Say("no")], wire) as at:
+        answer = await at.ask(agent_request(wire, **more))
         assert answer.status_code in (400, 404) and said in answer.json()["error"]["message"]
         assert at.far.requests == [] and at.meter.admitted == [] and said in at.meter.refused[0]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'"x"', b"\xff\xfe", b'{"model":"sonnet","a":' + b"[" * 5_000])
 async def test_a_body_that_is_no_request_is_refused(tmp_path: Path, content: bytes) -> None:
-    async with place(tmp_path, [Say("no")]) as at:
+    async with open_gateway(tmp_path, [Say("no")]) as at:
         answer = await at.http.post("/v1/messages", content=content)
         assert answer.status_code == 400 and at.far.requests == []
 
 
 async def test_what_changes_the_price_or_runs_elsewhere_is_taken_out(tmp_path: Path) -> None:
-    async with place(tmp_path, [Say("ok")] * 3, off=frozenset({"Agent", "CronCreate"})) as at:
+    async with open_gateway(tmp_path, [Say("ok")] * 3, off=frozenset({"Agent", "CronCreate"})) as at:
         tools: list[dict[str, Any]] = [
             {"name": "Read", "input_schema": {}}, {"name": "Agent", "input_schema": {}},
             {"name": "CronCreate", "input_schema": {}}, {"type": "web_search_20260209", "name": "web_search"},
             {"type": "code_execution_20250825", "name": "code_execution"},
         ]  # fmt: skip
-        body = request(
+        body = agent_request(
             "messages", tools=tools, service_tier="priority", speed="fast", inference_geo="us",
             metadata={"user_id": "ann"}, tool_choice={"type": "tool", "name": "Agent"}, system=[
                 {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
@@ -172,11 +168,11 @@ async def test_what_changes_the_price_or_runs_elsewhere_is_taken_out(tmp_path: P
         assert far.headers["anthropic-beta"] == "claude-code-20250219"
         dropped = at.meter.admitted[0].dropped
         assert {"tool Agent", "tool web_search", "service_tier", "speed", "metadata", "tool_choice"} <= {*dropped}
-    async with place(tmp_path, [Say("ok")], "responses") as at:
+    async with open_gateway(tmp_path, [Say("ok")], "responses") as at:
         hosted = [
             {"type": kind} for kind in ("web_search", "file_search", "computer", "code_interpreter", "mcp", "shell")
         ]
-        body = request(
+        body = agent_request(
             "responses", service_tier="priority", store=True, include=["reasoning.encrypted_content", "file"]
         )
         body["tools"] += hosted
@@ -188,37 +184,12 @@ async def test_what_changes_the_price_or_runs_elsewhere_is_taken_out(tmp_path: P
         assert [tool["type"] for tool in far.json["tools"][1]["tools"]] == ["function"]
         assert (far.json["store"], far.json["include"]) == (False, ["reasoning.encrypted_content"])
         assert "service_tier" not in far.json
-    async with place(tmp_path, [Say("ok")], "chat_completions") as at:
-        await at.ask(request("chat_completions", stream=True))
+    async with open_gateway(tmp_path, [Say("ok")], "chat_completions") as at:
+        await at.ask(agent_request("chat_completions", stream=True))
         assert at.far.requests[0].json["stream_options"] == {"include_usage": True}
 
 
 SOLD = {name: known for name, known in PROVIDERS.items() if known.models}
-
-
-def called_and_answered(wire: str) -> dict[str, Any]:
-    """Return the conversation of a second request of an agent: a call with an id, and its result."""
-    match wire:
-        case "messages":
-            block = {"type": "tool_use", "id": "c1", "name": "Read", "input": {}}
-            result = {"type": "tool_result", "tool_use_id": "c1", "content": "found"}
-            said = [{"role": "user", "content": "Do it."}, {"role": "assistant", "content": [block]}]
-            return {"messages": [*said, {"role": "user", "content": [result]}]}
-        case "responses":
-            asked: dict[str, Any] = {"type": "function_call", "call_id": "c1", "name": "Read", "arguments": "{}"}
-            return {"input": [asked, {"type": "function_call_output", "call_id": "c1", "output": "found"}]}
-        case "google":
-            parts = [{"functionCall": {"id": "c1", "name": "Read", "args": {"id": "7"}}, "thoughtSignature": "c2Vh"}]
-            found: dict[str, Any] = {"id": "c1", "name": "Read", "response": {"id": "7"}}
-            return {"contents": [{"role": "user", "parts": [{"text": "Do it."}]}, {"role": "model", "parts": parts},
-                                 {"role": "user", "parts": [{"functionResponse": found}]}]}  # fmt: skip
-        case _:
-            function = {"name": "Read", "arguments": "{}"}
-            said_call: dict[str, Any] = {
-                "role": "assistant",
-                "tool_calls": [{"id": "c1", "type": "function", "function": function}],
-            }
-            return {"messages": [said_call, {"role": "tool", "tool_call_id": "c1", "content": "found"}]}
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -230,10 +201,10 @@ async def test_each_provider_gets_what_its_row_says_it_accepts(tmp_path: Path, n
     choice = Choice(name, "far-sonnet", f"{name}:far-sonnet", "fast", known.wire, price, known.base_url)
     model = model_of(choice.name, parameters(choice), KEY, ClientPool())
     assert isinstance(model, HttpModel)
-    async with place(tmp_path, [Say("ok")], known.wire, endpoint=model.wire) as at:
+    async with open_gateway(tmp_path, [Say("ok")], known.wire, endpoint=model.wire) as at:
         at.far.checks = False
-        asked = request(known.wire, stream=stream, stream_options={"include_usage": True, "x": 1})
-        assert (await at.ask({**asked, **called_and_answered(known.wire)})).status_code == 200
+        asked = agent_request(known.wire, stream=stream, stream_options={"include_usage": True, "x": 1})
+        assert (await at.ask({**asked, **called_and_answered_body(known.wire)})).status_code == 200
         sent = at.far.requests[0].json
     assert at.meter.ways == ["billed"] and at.meter.settled[0][2].usage is not None
     asks_usage = known.wire == "chat_completions" and stream and not known.tells_usage
@@ -253,9 +224,9 @@ async def test_each_provider_gets_what_its_row_says_it_accepts(tmp_path: Path, n
 
 
 async def test_tools_that_google_runs_are_taken_out(tmp_path: Path) -> None:
-    async with place(tmp_path, [Say("ok")], "google", off=frozenset({"google_web_search"})) as at:
+    async with open_gateway(tmp_path, [Say("ok")], "google", off=frozenset({"google_web_search"})) as at:
         allowed = {"mode": "ANY", "allowedFunctionNames": ["google_web_search", "Read"]}
-        body = request("google", serviceTier="priority", toolConfig={"functionCallingConfig": allowed})
+        body = agent_request("google", serviceTier="priority", toolConfig={"functionCallingConfig": allowed})
         body["tools"][0]["function_declarations"] = [{"name": "google_web_search", "description": "x"}]
         body["tools"] += [{kind: {}} for kind in ("googleSearch", "url_context", "codeExecution", "fileSearch")]
         await at.ask(body)
@@ -272,8 +243,8 @@ async def test_tools_that_google_runs_are_taken_out(tmp_path: Path) -> None:
 async def test_planted_secrets_do_not_leave(tmp_path: Path, wire: str) -> None:
     """In each text of a request: instructions, tools, messages, arguments and results of tools, keys of objects."""
     secret = f"key {PLANTED} and hunter2-hunter2"
-    async with place(tmp_path, [Say("ok")], wire) as at:
-        body = request(wire, secret)
+    async with open_gateway(tmp_path, [Say("ok")], wire) as at:
+        body = agent_request(wire, secret)
         match wire:
             case "messages":
                 body["system"] = [{"type": "text", "text": secret}]
@@ -337,9 +308,9 @@ async def test_planted_secrets_do_not_leave(tmp_path: Path, wire: str) -> None:
 async def test_whatever_the_provider_does_a_call_is_settled_once(
     tmp_path: Path, step: Any, status: int, way: str
 ) -> None:
-    async with place(tmp_path, [step], "chat_completions") as at:
+    async with open_gateway(tmp_path, [step], "chat_completions") as at:
         try:
-            answer = await at.ask(request("chat_completions", stream=True))
+            answer = await at.ask(agent_request("chat_completions", stream=True))
             assert answer.status_code == status
             if status == 429:
                 assert (answer.headers["retry-after"], answer.headers["x-should-retry"]) == ("7", "true")
@@ -354,26 +325,28 @@ async def test_the_agent_hangs_up_in_mid_stream(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(gateways, "HUNG_UP_S", 0.5)
     gate = Gate()
     head = events(Say("half"))[:3]
-    async with place(tmp_path, [Raw(head, chunked=True, cut=True, stall=gate), Say("on")], "chat_completions") as at:
+    async with open_gateway(
+        tmp_path, [Raw(head, chunked=True, cut=True, stall=gate), Say("on")], "chat_completions"
+    ) as at:
         async with at.http.stream(
-            "POST", "/v1/chat/completions", json=request("chat_completions", stream=True)
+            "POST", "/v1/chat/completions", json=agent_request("chat_completions", stream=True)
         ) as answer:
             async for piece in answer.aiter_bytes():
                 assert piece
                 break
         await until(lambda: at.meter.settled, gateways.HUNG_UP_S + 5)
         assert at.settled() == ["unknown"]
-        assert (await at.ask(request("chat_completions"))).status_code == 200
+        assert (await at.ask(agent_request("chat_completions"))).status_code == 200
 
 
 async def test_an_answer_that_ends_soon_after_the_agent_hung_up_is_paid_at_its_price(tmp_path: Path) -> None:
     gate = Gate()
-    async with place(tmp_path, [Say("all of it", gate=gate)], "chat_completions") as at:
+    async with open_gateway(tmp_path, [Say("all of it", gate=gate)], "chat_completions") as at:
         async with anyio.create_task_group() as tasks:
 
             async def asks() -> None:
                 with anyio.move_on_after(0.5):
-                    await at.ask(request("chat_completions", stream=True))
+                    await at.ask(agent_request("chat_completions", stream=True))
 
             tasks.start_soon(asks)
             await anyio.to_thread.run_sync(gate.arrived.wait, 5)
@@ -383,9 +356,9 @@ async def test_an_answer_that_ends_soon_after_the_agent_hung_up_is_paid_at_its_p
 
 
 async def test_a_run_that_has_lost_its_owner_sends_nothing(tmp_path: Path) -> None:
-    async with place(tmp_path, [Say("no")]) as at:
+    async with open_gateway(tmp_path, [Say("no")]) as at:
         at.meter.checks = StaleOwner("S-1 is no longer owned")
-        answer = await at.ask(request("messages"))
+        answer = await at.ask(agent_request("messages"))
         assert answer.status_code == 403 and at.settled() == ["not_billed"]
         assert at.far.answered == []
 
@@ -393,11 +366,11 @@ async def test_a_run_that_has_lost_its_owner_sends_nothing(tmp_path: Path) -> No
 async def test_calls_that_are_open_at_the_end_are_settled(tmp_path: Path) -> None:
     gates = [Gate() for _each in range(5)]
     async with anyio.create_task_group() as tasks:
-        async with place(tmp_path, [Say("late", gate=gate) for gate in gates], "chat_completions") as at:
+        async with open_gateway(tmp_path, [Say("late", gate=gate) for gate in gates], "chat_completions") as at:
 
             async def asks() -> None:
                 with suppress(httpx2.HTTPError):
-                    await at.ask(request("chat_completions"))
+                    await at.ask(agent_request("chat_completions"))
 
             for gate in gates:
                 tasks.start_soon(asks)
@@ -410,17 +383,17 @@ async def test_calls_that_are_open_at_the_end_are_settled(tmp_path: Path) -> Non
 
 async def test_more_calls_than_there_is_room_for_are_asked_to_come_later(tmp_path: Path) -> None:
     gates = [Gate() for _each in range(MOST_CALLS)]
-    async with place(tmp_path, [Say("ok", gate=gate) for gate in gates], "chat_completions") as at:
+    async with open_gateway(tmp_path, [Say("ok", gate=gate) for gate in gates], "chat_completions") as at:
         answers: list[int] = []
 
         async def asks() -> None:
-            answers.append((await at.ask(request("chat_completions"))).status_code)
+            answers.append((await at.ask(agent_request("chat_completions"))).status_code)
 
         async with anyio.create_task_group() as tasks:
             for gate in gates:
                 tasks.start_soon(asks)
                 await anyio.to_thread.run_sync(gate.arrived.wait, 5)
-            refused = await at.ask(request("chat_completions"))
+            refused = await at.ask(agent_request("chat_completions"))
             assert (refused.status_code, refused.headers["x-should-retry"]) == (429, "true")
             for gate in gates:
                 gate.released.set()
@@ -430,7 +403,7 @@ async def test_more_calls_than_there_is_room_for_are_asked_to_come_later(tmp_pat
 async def test_a_body_that_is_too_long_or_never_ends_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with place(tmp_path, [Say("no")]) as at:
+    async with open_gateway(tmp_path, [Say("no")]) as at:
 
         async def long() -> AsyncGenerator[bytes]:
             for _piece in range(BODY_BYTES // 2**20 + 1):
@@ -451,7 +424,7 @@ async def test_a_body_that_is_too_long_or_never_ends_is_refused(
 
 
 async def test_an_agent_may_look_who_is_there(tmp_path: Path) -> None:
-    async with place(tmp_path, [Say("no")]) as at:
+    async with open_gateway(tmp_path, [Say("no")]) as at:
         assert (await at.http.head("/")).status_code == 200
         assert [each["id"] for each in (await at.http.get("/v1/models")).json()["data"]] == ["sonnet", "far-sonnet"]
         assert (await at.http.get("/v1/files")).status_code == 404
@@ -460,9 +433,9 @@ async def test_an_agent_may_look_who_is_there(tmp_path: Path) -> None:
 
 
 async def test_googles_other_paths_cost_nothing_or_are_not_there(tmp_path: Path) -> None:
-    async with place(tmp_path, [Say("no")], "google") as at:
+    async with open_gateway(tmp_path, [Say("no")], "google") as at:
         at.http.headers["x-goog-api-key"] = at.http.headers.pop("authorization").removeprefix("Bearer ")
-        counted = await at.http.post("/v1beta/models/sonnet:countTokens", json=request("google", "word " * 800))
+        counted = await at.http.post("/v1beta/models/sonnet:countTokens", json=agent_request("google", "word " * 800))
         assert 1_000 <= counted.json()["totalTokens"] <= 1_200
         names = [each["name"] for each in (await at.http.get("/v1beta/models")).json()["models"]]
         assert names == ["models/sonnet", "models/far-sonnet"]
@@ -470,23 +443,23 @@ async def test_googles_other_paths_cost_nothing_or_are_not_there(tmp_path: Path)
             "cachedContents", "models/sonnet:embedContent", "models/sonnet:batchGenerateContent", "files",
             "models/sonnet:predict", "generateContent", "models/sonnet",
         ):  # fmt: skip
-            assert (await at.http.post(f"/v1beta/{path}", json=request("google"))).status_code == 404, path
+            assert (await at.http.post(f"/v1beta/{path}", json=agent_request("google"))).status_code == 404, path
         assert at.far.requests == [] and at.meter.admitted == []
 
 
 @pytest.mark.parametrize("query", ["", "?alt=json", "?alt=", "?key=sse", "?alt=sse2"])
 async def test_google_streams_nothing_that_was_not_asked_for_as_events(tmp_path: Path, query: str) -> None:
     """Google itself would stream the elements of a JSON array."""
-    async with place(tmp_path, [Say("ok")], "google") as at:
+    async with open_gateway(tmp_path, [Say("ok")], "google") as at:
         path = "/v1beta/models/sonnet:streamGenerateContent"
-        refused = await at.http.post(f"{path}{query}", json=request("google"))
+        refused = await at.http.post(f"{path}{query}", json=agent_request("google"))
         assert (refused.status_code, refused.headers["content-type"]) == (400, "application/json")
         sentence = (
             "streamGenerateContent is answered here as server-sent events alone: add ?alt=sse, or call generateContent"
         )
         assert refused.json()["error"] == {"code": 400, "status": "INVALID_ARGUMENT", "message": sentence}
         assert at.far.requests == [] and at.meter.admitted == [] and at.meter.refused == [sentence]
-        answered = await at.http.post(f"{path}?alt=sse", json=request("google"))
+        answered = await at.http.post(f"{path}?alt=sse", json=agent_request("google"))
         assert answered.headers["content-type"].startswith("text/event-stream")
         assert at.settled() == ["billed"]
 
@@ -497,29 +470,29 @@ async def test_counting_has_the_room_of_a_call_and_ends_with_the_run(
     path = "/v1beta/models/sonnet:countTokens"
     monkeypatch.setattr(gateways, "MOST_BYTES", 3_000)
     gates = [Gate() for _each in range(MOST_CALLS)]
-    async with place(tmp_path, [Say("ok", gate=gate) for gate in gates], "google") as at:
-        long = await at.http.post(path, json=request("google", "a" * 4_000))
+    async with open_gateway(tmp_path, [Say("ok", gate=gate) for gate in gates], "google") as at:
+        long = await at.http.post(path, json=agent_request("google", "a" * 4_000))
         assert long.status_code == 400 and "3,000 bytes" in long.json()["error"]["message"]
         monkeypatch.setattr(gateways, "MOST_BYTES", 10**6)
         async with anyio.create_task_group() as tasks:
             for gate in gates:
-                tasks.start_soon(at.ask, request("google"))
+                tasks.start_soon(at.ask, agent_request("google"))
                 await anyio.to_thread.run_sync(gate.arrived.wait, 5)
-            refused = await at.http.post(path, json=request("google"))
+            refused = await at.http.post(path, json=agent_request("google"))
             assert (refused.status_code, refused.headers["x-should-retry"]) == (429, "true")
             for gate in gates:
                 gate.released.set()
-        assert (await at.http.post(path, json=request("google"))).status_code == 200
+        assert (await at.http.post(path, json=agent_request("google"))).status_code == 200
         await at.gateway.close()
-        assert (await at.http.post(path, json=request("google"))).status_code == 403
+        assert (await at.http.post(path, json=agent_request("google"))).status_code == 403
         assert len(at.far.requests) == len(at.meter.admitted) == MOST_CALLS
 
 
 async def test_an_error_comes_in_googles_form_with_its_time(tmp_path: Path) -> None:
     busy = {"error": {"code": 429, "message": "Quota exceeded.", "status": "RESOURCE_EXHAUSTED", "details": [
         {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "36s"}]}}  # fmt: skip
-    async with place(tmp_path, [Fail(429, busy)], "google") as at:
-        answer = await at.ask(request("google", stream=True))
+    async with open_gateway(tmp_path, [Fail(429, busy)], "google") as at:
+        answer = await at.ask(agent_request("google", stream=True))
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["status"]) == (429, 429, "RESOURCE_EXHAUSTED")
         assert error["details"][0]["retryDelay"] == "36s" and "Quota exceeded" in error["message"]
@@ -530,8 +503,8 @@ async def test_a_budget_for_thinking_leaves_room_for_the_answer(tmp_path: Path) 
     thinks: dict[str, Any] = {
         "generation_config": {"thinking_config": {"thinking_budget": 8_000, "include_thoughts": True}}
     }
-    async with place(tmp_path, [Say("ok")], "google") as at:
-        assert (await at.ask(request("google", **thinks))).status_code == 200
+    async with open_gateway(tmp_path, [Say("ok")], "google") as at:
+        assert (await at.ask(agent_request("google", **thinks))).status_code == 200
         assert at.far.requests[0].json["generationConfig"] == {
             "maxOutputTokens": 500,
             "thinkingConfig": {"thinkingBudget": 250, "includeThoughts": True},
@@ -569,7 +542,7 @@ async def test_a_budget_for_thinking_leaves_room_for_the_answer(tmp_path: Path) 
 async def test_secrets_do_not_leave_by_the_fields_that_are_no_text(
     tmp_path: Path, wire: str, more: dict[str, Any]
 ) -> None:
-    sent, _call = await forwarded(tmp_path, wire, more)
+    sent, _call = await forwarded_request(tmp_path, wire, more)
     assert PLANTED[1:] not in sent
 
 
@@ -578,9 +551,9 @@ async def test_a_call_and_its_result_keep_one_id_also_if_it_looks_like_a_secret(
         {"type": "function_call", "call_id": PLANTED, "name": "Read", "arguments": "{}"},
         {"type": "function_call_output", "call_id": PLANTED, "output": "y"},
     ]
-    async with place(tmp_path, [Say("ok")], "responses") as at:
+    async with open_gateway(tmp_path, [Say("ok")], "responses") as at:
         at.far.checks = False
-        await at.ask(request("responses", input=items))
+        await at.ask(agent_request("responses", input=items))
         sent = at.far.requests[0].json["input"]
         assert sent[0]["call_id"] == sent[1]["call_id"] != PLANTED
 
@@ -613,7 +586,7 @@ async def test_what_cannot_be_priced_by_its_bytes_becomes_a_sentence(
     tmp_path: Path, wire: str, more: dict[str, Any]
 ) -> None:
     """A blank image of 300 bytes can be 1,600 tokens, and a page of a document as many."""
-    sent, call = await forwarded(tmp_path, wire, more)
+    sent, call = await forwarded_request(tmp_path, wire, more)
     assert "Ava has taken out" in sent and len(call.dropped) == 1
     assert not [word for word in ("evil", "base64", "AA", "file_id", "iVBOR", '"source"') if word in sent]
 
@@ -624,7 +597,7 @@ def test_a_mark_in_a_tools_input_is_text_and_counts_as_it_is_sent() -> None:
 
     def read(each: dict[str, Any]) -> AgentCall:
         call = {"type": "tool_use", "id": "t1", "name": "Read", "input": {"a": [each] * 10_000}}
-        return bodies.read(json.dumps(request("messages", **content(call))).encode())
+        return bodies.read(json.dumps(agent_request("messages", **content(call))).encode())
 
     plain, marked = read({}), read({"cache_control": 0})
     assert bounds.bound(marked, 1).prompt_tokens >= len(encode(bodies.limited(marked, 1))) - 200
@@ -635,7 +608,7 @@ def test_a_mark_in_a_tools_input_is_text_and_counts_as_it_is_sent() -> None:
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_conversation_that_is_one_object_counts_and_is_recorded_as_a_list_of_one(wire: str) -> None:
     long = "word " * 1_000
-    body = request(wire, long)
+    body = agent_request(wire, long)
     name = FORMS[wire].items
     bodies = Bodies(wire, {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
     one, listed = (
@@ -657,7 +630,7 @@ def alone(value: Any) -> Any:
 def test_each_list_that_is_one_object_counts_is_recorded_and_sent_as_the_list(wire: str) -> None:
     """At every depth: parts, tools, declarations, calls, results."""
     bodies = Bodies(wire, {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
-    body = {**request(wire), **called_and_answered(wire), "model": "sonnet"}
+    body = {**agent_request(wire), **called_and_answered_body(wire), "model": "sonnet"}
     one, listed = (bodies.read(json.dumps(each).encode()) for each in (alone(body), body))
     assert one == listed and one.chain == listed.chain
     assert [found for item in one.items for found in results_in(json.loads(item))], "a result is one"
@@ -688,7 +661,8 @@ def test_a_text_for_a_conversation_is_a_message() -> None:
     bodies = Bodies("responses", {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
     message = {"type": "message", "role": "user", "content": "Do it."}
     text, listed = (
-        bodies.read(json.dumps({**request("responses"), "input": given}).encode()) for given in ("Do it.", [message])
+        bodies.read(json.dumps({**agent_request("responses"), "input": given}).encode())
+        for given in ("Do it.", [message])
     )
     assert text == listed
 
@@ -716,13 +690,13 @@ NOT_LISTS: list[tuple[str, dict[str, Any], str]] = [
 def test_what_is_neither_a_list_of_objects_nor_one_is_refused(wire: str, more: dict[str, Any], said: str) -> None:
     bodies = Bodies(wire, {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
     with pytest.raises(CallRefused, match=re.escape(said)):
-        bodies.read(json.dumps({**request(wire), "model": "sonnet", **more}).encode())
+        bodies.read(json.dumps({**agent_request(wire), "model": "sonnet", **more}).encode())
 
 
 @pytest.mark.parametrize("more", [{PLANTED: 1}, {"tools": [{"name": PLANTED, "type": "web_search_20250305"}]}])
 def test_no_secret_is_in_the_names_of_what_was_taken_out(more: dict[str, Any]) -> None:
     bodies = Bodies("messages", {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
-    dropped = bodies.read(json.dumps(request("messages", **more)).encode()).dropped
+    dropped = bodies.read(json.dumps(agent_request("messages", **more)).encode()).dropped
     assert dropped and PLANTED not in str(dropped)
 
 
@@ -742,35 +716,31 @@ def test_no_secret_is_in_the_names_of_what_was_taken_out(more: dict[str, Any]) -
 )
 async def test_a_field_of_a_wrong_kind_is_no_fault_of_the_gateways(tmp_path: Path, wire: str, field: bytes) -> None:
     """The SDKs of agents repeat a 500."""
-    async with place(tmp_path, [Say("ok")], wire) as at:
+    async with open_gateway(tmp_path, [Say("ok")], wire) as at:
         at.far.checks = False
-        body = json.dumps(request(wire)).encode()[:-1] + b"," + field + b"}"
-        answer = await at.http.post(f"/v1{path_of(wire, {})}", content=body)
+        body = json.dumps(agent_request(wire)).encode()[:-1] + b"," + field + b"}"
+        answer = await at.http.post(f"/v1{path_of_request(wire, {})}", content=body)
         assert answer.status_code in (200, 400), answer.text
         assert len(at.far.requests) == len(at.meter.admitted) == (answer.status_code == 200)
-
-
-def http(head: str, body: bytes, secret: str = SECRET) -> bytes:
-    return f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {secret}\r\n{head}\r\n\r\n".encode() + body
 
 
 @pytest.mark.parametrize(
     ("kind", "most"), [("both", 1), ("two lengths", 0), ("short", 0), ("three", 3), ("other secret", 1), ("gzip", 1)]
 )
 async def test_one_connection_cannot_carry_a_call_past_the_meter(tmp_path: Path, kind: str, most: int) -> None:
-    body = json.dumps(request("messages")).encode()
+    body = json.dumps(agent_request("messages")).encode()
     length = f"content-length: {len(body)}"
     sent = {
-        "both": http(
+        "both": raw_request(
             "content-length: 5\r\ntransfer-encoding: chunked", f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
         ),
-        "two lengths": http(f"{length}\r\ncontent-length: 5", body),
-        "short": http(f"content-length: {len(body) + 50}", body),
-        "three": http(length, body) * 3,
-        "other secret": http(length, body) + http(length, body, "not-this-runs"),
-        "gzip": http(f"content-encoding: gzip\r\n{length}", body),
+        "two lengths": raw_request(f"{length}\r\ncontent-length: 5", body),
+        "short": raw_request(f"content-length: {len(body) + 50}", body),
+        "three": raw_request(length, body) * 3,
+        "other secret": raw_request(length, body) + raw_request(length, body, "not-this-runs"),
+        "gzip": raw_request(f"content-encoding: gzip\r\n{length}", body),
     }[kind]
-    async with place(tmp_path, [Say("ok")] * 4) as at, await anyio.connect_unix(tmp_path / "gw.sock") as line:
+    async with open_gateway(tmp_path, [Say("ok")] * 4) as at, await anyio.connect_unix(tmp_path / "gw.sock") as line:
         at.far.checks = False
         await line.send(sent)
         with anyio.move_on_after(1.5), suppress(anyio.EndOfStream, anyio.BrokenResourceError):
@@ -786,7 +756,7 @@ async def test_a_connection_that_sends_no_request_is_closed_and_so_is_one_too_ma
     """Each holds a file of the server's, which others' runs need."""
     monkeypatch.setattr(http_connection, "Connection", parser)
     monkeypatch.setattr(http_connection, "HEADERS_WITHIN_S", 0.5)
-    async with place(tmp_path, [Say("on")]) as at, AsyncExitStack() as lines:
+    async with open_gateway(tmp_path, [Say("on")]) as at, AsyncExitStack() as lines:
         opened: list[anyio.abc.SocketStream] = []
         for number in range(60):
             opened.append(await lines.enter_async_context(await anyio.connect_unix(tmp_path / "gw.sock")))
@@ -796,37 +766,37 @@ async def test_a_connection_that_sends_no_request_is_closed_and_so_is_one_too_ma
             for line in opened:
                 with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
                     await line.receive()
-        assert (await at.ask(request("messages"))).status_code == 200
+        assert (await at.ask(agent_request("messages"))).status_code == 200
 
 
 async def test_the_bodies_of_open_calls_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "MOST_BYTES", 3_000)
     gate = Gate()
-    async with place(tmp_path, [Say("one", gate=gate), Say("two")]) as at, anyio.create_task_group() as tasks:
-        tasks.start_soon(at.ask, request("messages", "a" * 2_000))
+    async with open_gateway(tmp_path, [Say("one", gate=gate), Say("two")]) as at, anyio.create_task_group() as tasks:
+        tasks.start_soon(at.ask, agent_request("messages", "a" * 2_000))
         await anyio.to_thread.run_sync(gate.arrived.wait, 5)
-        answer = await at.ask(request("messages", "b" * 2_000))
+        answer = await at.ask(agent_request("messages", "b" * 2_000))
         assert answer.status_code == 400 and "3,000 bytes" in answer.text
         gate.released.set()
 
 
 async def test_an_agent_that_hangs_up_before_its_call_is_admitted_pays_nothing(tmp_path: Path) -> None:
-    async with place(tmp_path, [Say("no"), Say("on")]) as at:
+    async with open_gateway(tmp_path, [Say("no"), Say("on")]) as at:
         at.meter.holds = anyio.Event()
         with anyio.move_on_after(0.5):
-            await at.ask(request("messages"))
+            await at.ask(agent_request("messages"))
         await until(lambda: at.meter.waiting == 0)
         assert at.meter.admitted == [] and at.far.requests == []
         at.meter.holds = None
-        assert (await at.ask(request("messages"))).status_code == 200
+        assert (await at.ask(agent_request("messages"))).status_code == 200
 
 
 async def test_an_agent_that_hung_up_while_its_call_was_admitted_pays_nothing(tmp_path: Path) -> None:
     """The reservation is committed by then: it is settled, and nothing is sent."""
-    async with place(tmp_path, [Say("no"), Say("on")]) as at:
+    async with open_gateway(tmp_path, [Say("no"), Say("on")]) as at:
         at.meter.holds, at.meter.shielded = anyio.Event(), True
         with anyio.move_on_after(0.5):
-            await at.ask(request("messages"))
+            await at.ask(agent_request("messages"))
         await anyio.sleep(0.5)  # until the gateway has seen that
         at.meter.holds.set()
         await until(lambda: at.meter.settled)
@@ -849,15 +819,15 @@ async def test_an_agent_that_hung_up_while_its_call_was_admitted_pays_nothing(tm
     ],
 )  # fmt: skip
 async def test_nothing_that_stands_for_something_else_is_sent(tmp_path: Path, wire: str, more: dict[str, Any]) -> None:
-    async with place(tmp_path, [Say("no")], wire) as at:
-        assert (await at.ask(request(wire, **more))).status_code == 400 and at.far.requests == []
+    async with open_gateway(tmp_path, [Say("no")], wire) as at:
+        assert (await at.ask(agent_request(wire, **more))).status_code == 400 and at.far.requests == []
 
 
 async def test_every_field_that_reaches_the_prompt_counts_in_its_bound() -> None:
     bodies = Bodies("messages", {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
-    plain = bodies.read(json.dumps(request("messages")).encode())
+    plain = bodies.read(json.dumps(agent_request("messages")).encode())
     schema = {"format": {"type": "json_schema", "schema": {"description": "x" * 400_000}}}
-    long = bodies.read(json.dumps(request("messages", output_config=schema)).encode())
+    long = bodies.read(json.dumps(agent_request("messages", output_config=schema)).encode())
     bounds = CountedBounds()
     bounds.report(plain, Usage(input_tokens=100))
     assert bounds.bound(long, 1).prompt_tokens > 400_000 and long.chain[-1] != plain.chain[-1]
@@ -866,143 +836,5 @@ async def test_every_field_that_reaches_the_prompt_counts_in_its_bound() -> None
 async def test_what_is_remembered_of_bodies_is_bounded() -> None:
     bodies = Bodies("messages", {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
     for number in range(16):
-        bodies.read(json.dumps(request("messages", f"{number:x}" * 1_500_000)).encode())
+        bodies.read(json.dumps(agent_request("messages", f"{number:x}" * 1_500_000)).encode())
     assert sum(map(len, bodies._clean)) < 17_000_000  # pyright: ignore[reportPrivateUsage]
-
-
-@dataclass
-class Noted:
-    """A meter that notes what it is told."""
-
-    refuses: CallRefused | None = None
-    checks: Exception | None = None
-    admitted: list[AgentCall] = field(default_factory=list[AgentCall])
-    settled: list[tuple[int, str, Any]] = field(default_factory=list[tuple[int, str, Any]])
-    refused: list[str] = field(default_factory=list[str])
-    holds: anyio.Event | None = None
-    shielded: bool = False
-    waiting: int = 0
-
-    async def admit(self, call: AgentCall) -> Admitted:
-        if self.refuses is not None:
-            raise self.refuses
-        if self.holds is not None:
-            self.waiting += 1
-            try:
-                with anyio.CancelScope(shield=self.shielded):
-                    await self.holds.wait()
-            finally:
-                self.waiting -= 1
-        self.admitted.append(call)
-        return Admitted(call, min(call.asked_output or 500, 500), len(self.admitted), None)
-
-    async def check(self) -> None:
-        if self.checks is not None:
-            raise self.checks
-
-    async def refuse(self, why: CallRefused) -> None:
-        self.refused.append(str(why))
-
-    async def answered(self, admitted: Admitted, completion: Completion, took_ms: int) -> None:
-        await anyio.lowlevel.checkpoint()
-        self.settled.append((admitted.number, "billed", completion))
-
-    async def failed(self, admitted: Admitted, settlement: str, error: ModelError | None, took_ms: int) -> None:
-        await anyio.lowlevel.checkpoint()
-        self.settled.append((admitted.number, settlement, error))
-
-    @property
-    def ways(self) -> list[str]:
-        return [way for _number, way, _what in sorted(self.settled, key=lambda each: each[0])]
-
-
-def path_of(wire: str, body: dict[str, Any]) -> str:
-    """Return the path of a request; Google's has the model, and how to answer, which are taken out of the body."""
-    if wire != "google":
-        return WIRES[wire].path
-    model, stream = body.pop("model", "sonnet"), body.pop("stream", False)
-    return f"/models/{model}:{'streamGenerateContent?alt=sse' if stream else 'generateContent'}"
-
-
-@dataclass
-class Place:
-    """A gateway, what is before it and what is behind it."""
-
-    http: httpx2.AsyncClient
-    meter: Noted
-    far: ModelServer
-    wire: str
-    gateway: Gateway
-
-    async def ask(self, body: dict[str, Any], **headers: str) -> httpx2.Response:
-        return await self.http.post(f"/v1{path_of(self.wire, body)}", json=body, headers=headers)
-
-    def settled(self) -> list[str]:
-        """Exactly one settlement for each call that was admitted."""
-        numbers = sorted(number for number, _way, _what in self.meter.settled)
-        assert numbers == list(range(1, len(self.meter.admitted) + 1))
-        return self.meter.ways
-
-
-@asynccontextmanager
-async def place(
-    tmp_path: Path,
-    script: Script,
-    wire: str = "messages",
-    off: frozenset[str] = frozenset(),
-    endpoint: Wire | None = None,
-) -> AsyncGenerator[Place]:
-    meter = Noted()
-    bodies = Bodies(
-        wire, {"sonnet": "far-sonnet", "far-sonnet": "far-sonnet"}, off, Redactor({"TOKEN": "hunter2-hunter2"})
-    )
-    with run_model_server(script) as far:
-        async with ClientPool() as clients:
-            model = HttpModel("far", "far-sonnet", far.base_url, KEY, clients, endpoint or WIRES[wire])
-            socket = tmp_path / "gw.sock"
-            gateway = Gateway(model, bodies, meter, SECRET)
-            async with serving(gateway, socket):
-                transport = httpx2.AsyncHTTPTransport(uds=str(socket))
-                headers = {"authorization": f"Bearer {SECRET}"}
-                async with httpx2.AsyncClient(
-                    transport=transport, base_url="http://gateway", headers=headers, timeout=20
-                ) as http:
-                    yield Place(http, meter, far, wire, gateway)
-    assert not socket.exists()
-
-
-def request(wire: str, text: str = "Do it.", **more: Any) -> dict[str, Any]:
-    tool: dict[str, Any] = {
-        "name": "Read",
-        "description": "Reads.",
-        "input_schema": {"type": "object", "properties": {}},
-    }
-    function: dict[str, Any] = {
-        "name": "Read",
-        "description": "Reads.",
-        "parameters": {"type": "object", "properties": {}},
-    }
-    match wire:
-        case "messages":
-            return {"model": "sonnet", "max_tokens": 9_000, "system": "Be brief.", "tools": [tool],
-                    "messages": [{"role": "user", "content": [{"type": "text", "text": text}]}], **more}  # fmt: skip
-        case "responses":
-            return {"model": "sonnet", "instructions": "Be brief.", "tools": [{"type": "function", **function}],
-                    "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}],
-                    **more}  # fmt: skip
-        case "google":
-            return {"systemInstruction": {"parts": [{"text": "Be brief."}], "role": "user"},
-                    "tools": [{"functionDeclarations": [function]}],
-                    "contents": [{"role": "user", "parts": [{"text": text}]}], **more}  # fmt: skip
-        case _:
-            return {"model": "sonnet", "tools": [{"type": "function", "function": function}],
-                    "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}],
-                    **more}  # fmt: skip
-
-
-async def forwarded(tmp_path: Path, wire: str, more: dict[str, Any]) -> tuple[str, AgentCall]:
-    """Return what the provider gets of a request, whatever its form, and the call as it was admitted."""
-    async with place(tmp_path, [Say("ok")], wire) as at:
-        at.far.checks = False
-        assert (await at.ask(request(wire, **more))).status_code == 200
-        return at.far.requests[0].body.decode(), at.meter.admitted[0]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from agents.test_gateway import PLANTED, request
+from support.agents.gateway import PLANTED, agent_request
 from support.redaction import body_of, leaked_pieces, private_key
 
 from ava_audit.redaction import Redactor, RunRedactor
@@ -97,7 +97,7 @@ def test_a_text_with_marks_and_no_secret_is_unchanged(known: RunRedactor) -> Non
 def sent(known: RunRedactor, wire: str, **more: Any) -> str:
     """Return what a provider gets of a request: every text in it."""
     bodies = Bodies(wire, {"sonnet": "far-sonnet"}, frozenset(), known)
-    body = bodies.read(json.dumps({**request(wire), **more}).encode()).body
+    body = bodies.read(json.dumps({**agent_request(wire), **more}).encode()).body
     return "\n".join(texts(body))
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from agents.test_agent_runs import priced
-from agents.test_gateway import place, request
-from support.agents.lab import agent_lab, agent_run
+from support.agents.gateway import agent_request, open_gateway
+from support.agents.lab import agent_lab, agent_run, priced_agent
 from support.gaps import MOST_GAP_S, most_gap
 from support.http_server import META, serve_http, token
 from support.model_server import Say
@@ -40,10 +39,10 @@ def searches() -> int:
 
 @pytest.mark.slow
 async def test_a_body_at_the_gateway(tmp_path: Path) -> None:
-    async with place(tmp_path, [Say("ok")]) as at:
+    async with open_gateway(tmp_path, [Say("ok")]) as at:
         text = {"type": "text", "text": LONG[:1_300_000]}
         parts = [{"role": role, "content": [text]} for role in ("user", "assistant", "user")]
-        body = json.dumps(request("messages", messages=parts)).encode()
+        body = json.dumps(agent_request("messages", messages=parts)).encode()
         gaps: list[float] = []
         async with most_gap(gaps):
             answer = await at.http.post("/v1/messages", content=body, timeout=120)
@@ -55,7 +54,7 @@ async def test_a_body_at_the_gateway(tmp_path: Path) -> None:
 async def test_arguments_of_an_agents_call(tmp_path: Path) -> None:
     needs("bubblewrap")
     long = {"ava": "submit_result", "args": {"summary": "It costs.", "output": WORST * (200_000 // len(WORST))}}
-    async with agent_lab(tmp_path, [priced()], [[{"ask": "look"}, long]]) as lab:
+    async with agent_lab(tmp_path, [priced_agent()], [[{"ask": "look"}, long]]) as lab:
         run_id = await lab.start(**agent_run())
         await lab.logged(run_id, "AssistantMessage")
         gaps: list[float] = []
@@ -139,7 +138,7 @@ def spent_by(pid: int) -> Callable[[], float]:
 @pytest.mark.slow
 async def test_no_work_of_a_run_goes_on_after_its_end(tmp_path: Path) -> None:
     needs("bubblewrap")
-    async with agent_lab(tmp_path, [priced()], [[{"ask": "look"}, {"ask": WORST * 1_500_000}]]) as lab:
+    async with agent_lab(tmp_path, [priced_agent()], [[{"ask": "look"}, {"ask": WORST * 1_500_000}]]) as lab:
         run_id = await lab.start(**agent_run())
         await lab.logged(run_id, "AssistantMessage")
         await until(lambda: searches() > 0, 60)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from support.model_server import Script
+from support.model_server import Say, Script
 from support.runtime import Lab, open_lab
 
 SCRIPTED = Path(__file__).with_name("scripted_agent.py")
@@ -74,3 +74,14 @@ async def agent_lab(
 
 def agent_run(**more: Any) -> dict[str, Any]:
     return {"role": "code_reviewer", "runner": "acp:scripted", "model": MODEL, **more}
+
+
+SUBMIT: dict[str, Any] = {
+    "ava": "submit_result",
+    "args": {"summary": "It costs twelve cents.", "output": "twelve cents", "confidence": 0.9},
+}
+
+
+def priced_agent(text: str = "ok", prompt: int = 900, output: int = 50, calls: Any = ()) -> Say:
+    """An answer that is billed with so many tokens."""
+    return Say(text, calls=calls, usage={"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": 0})
