@@ -2,51 +2,47 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.hosts.claude_code import (
     DELEGATE,
     FORM,
-    ClaudeCode,
-    Headless,
+    LOOK,
+    OUTPUT,
+    QUESTION,
+    RESULT,
     Orchestrator,
-    Rule,
-    Turn,
+    answer_questions_of_run,
+    approve_elsewhere,
+    ask_then_hand_over,
     call,
     delegation_rule,
+    hold_result,
     open_claude_code,
     open_headless,
+    shown_run,
 )
 from support.hosts.extensions import CAP, keep_noting
 from support.hosts.plans import NOTES, PLAN, step_script
 from support.hosts.real_hosts import data_root, entries, http_server, needs, time_of_entry
 from support.http_server import token
-from support.model_server import Gate, Say, Step, run_model_server
+from support.model_server import Gate, Say, run_model_server
 from support.repository import REPOSITORY, script
-from support.runtime import hand_over
 from support.stdio import assert_intact
-from support.terminal import ava
 
 pytestmark = [pytest.mark.slow, needs("tmux")]
 
-OUTPUT = "twelve cents and a half"
-RESULT = [("submit_result", {"summary": "done", "output": OUTPUT})]
 POLL_S = 2.0
 """How often Claude Code asks in a run's first minute."""
-QUESTION = "Which currency is meant?"
-LOOK = "What did they find?"
 STARTS = ["spawn_subagent", "confirm_spawn"]
 
 
 @pytest.mark.requirement("N-13")
 def test_a_run_that_ends_wakes_the_model_with_its_result(tmp_path: Path) -> None:
-    gate, answer = held()
+    gate, answer = hold_result()
     orchestrator = Orchestrator(delegation_rule())
     with run_model_server([answer]) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
@@ -60,13 +56,13 @@ def test_a_run_that_ends_wakes_the_model_with_its_result(tmp_path: Path) -> None
         assert '"warning":"Written by a subagent' in woken.news, "it is marked as untrusted"
         assert orchestrator.called == STARTS
         host.until(lambda: "1 MCP task" not in host.screen)
-    assert OUTPUT in shown(host.root, task_id)
+    assert OUTPUT in shown_run(host.root, task_id)
     assert_intact(host.root)
 
 
 @pytest.mark.requirement("N-13")
 def test_a_run_that_is_asked_about_at_its_proposal_wakes_the_model_too(tmp_path: Path) -> None:
-    gate, answer = held()
+    gate, answer = hold_result()
     orchestrator = Orchestrator(delegation_rule({"ask": True}))
     with run_model_server([answer]) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
@@ -80,7 +76,7 @@ def test_a_run_that_is_asked_about_at_its_proposal_wakes_the_model_too(tmp_path:
 
 
 def test_several_approved_together_are_one_task_and_wake_the_model_once(tmp_path: Path) -> None:
-    (first, one), (second, other) = held(), held()
+    (first, one), (second, other) = hold_result(), hold_result()
     orchestrator = Orchestrator(delegation_rule({"task": "one"}, {"task": "two"}))
     with run_model_server([one, other]) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
@@ -153,40 +149,15 @@ def test_with_the_rules_of_init_and_ask_a_run_takes_one_question(
         run_model_server([Say(calls=RESULT), Say(calls=RESULT)]) as models,
         open_claude_code(tmp_path, orchestrator, models, allow=option) as host,
     ):
-        assert questions_of_a_run(host, orchestrator) == questions
-        assert questions_of_a_run(host, orchestrator) == ["form"], "Ava's own question always comes"
+        assert answer_questions_of_run(host, orchestrator) == questions
+        assert answer_questions_of_run(host, orchestrator) == ["form"], "Ava's own question always comes"
     assert len(entries(host.root, "RunEnded")) == 2
-
-
-def questions_of_a_run(host: ClaudeCode, orchestrator: Orchestrator) -> list[str]:
-    """Have a subagent work and its result fetched; say yes to every question, for good where that is offered."""
-    ended, asked = len(entries(host.root, "RunEnded")) + 1, list[str]()
-    orchestrator.called.clear()
-    host.type(DELEGATE)
-    looks = False
-    deadline = time.monotonic() + 90
-    while "check_subagent" not in orchestrator.called or "Noted." not in host.screen.rpartition(LOOK)[2]:
-        assert time.monotonic() < deadline, host.screen
-        screen = host.screen
-        if FORM in screen:
-            host.accept()
-            asked.append("form")
-        elif found := re.search(r"ava — (\w+ \w+) Tool", screen):
-            asked.append(found[1])
-            time.sleep(1)  # a key in a question's first moment is taken for a slip: it moves to No instead
-            host.press("2")
-            host.until(lambda title=found[0]: title not in host.screen)  # type: ignore[misc]
-        elif not looks and len(entries(host.root, "RunEnded")) == ended and "Noted." in screen.rpartition(DELEGATE)[2]:
-            host.type(LOOK)
-            looks = True
-        time.sleep(0.3)
-    return asked
 
 
 @pytest.mark.requirement("N-14")
 def test_a_question_is_asked_once_answered_in_the_form_and_used(tmp_path: Path) -> None:
     orchestrator = Orchestrator(delegation_rule())
-    with run_model_server(asks) as models, open_claude_code(tmp_path, orchestrator, models) as host:
+    with run_model_server(ask_then_hand_over) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
         before = len(orchestrator.turns)
         host.until_shown(FORM, QUESTION, "Type something")
@@ -206,7 +177,7 @@ def test_a_question_is_asked_once_answered_in_the_form_and_used(tmp_path: Path) 
 
 @pytest.mark.requirement("N-13")
 def test_the_list_of_tasks_cancels_a_run(tmp_path: Path) -> None:
-    gate, answer = held()
+    gate, answer = hold_result()
     orchestrator = Orchestrator(delegation_rule())
     with run_model_server([answer]) as models, open_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
@@ -251,7 +222,7 @@ def test_without_a_terminal_a_run_is_approved_elsewhere_and_waited_for(tmp_path:
         run_model_server([Say(calls=RESULT)]) as models,
         open_headless(tmp_path, orchestrator, models) as host,
     ):
-        orchestrator.rules = (approved_elsewhere(host, wait_seconds=40), delegation_rule())
+        orchestrator.rules = (approve_elsewhere(host, wait_seconds=40), delegation_rule())
         assert host.ask(DELEGATE) == OUTPUT
         refused = next(answer for turn in orchestrator.turns for answer in turn.answers if "decisions" in answer)
         assert "ava approve P-" in refused["next"]
@@ -259,46 +230,8 @@ def test_without_a_terminal_a_run_is_approved_elsewhere_and_waited_for(tmp_path:
     assert_intact(host.root)
 
 
-def approved_elsewhere(host: Headless, wait_seconds: float) -> Rule:
-    """Have the person approve what Claude Code could not ask about, and ask for the result until it is there."""
-    waiting: dict[str, Any] = {"wait_seconds": wait_seconds}
-
-    def rule(turn: Turn) -> Step | None:
-        for answer in turn.answers:
-            if answer["status"] == "refused" and "approval_lines" not in answer:
-                decisions: list[Mapping[str, str]] = answer["decisions"]
-                host.approve(*(each["pending_id"] for each in decisions))
-                waiting["subagent_id"] = decisions[0]["subagent_id"]
-                return call("check_subagent", **waiting)
-            if "runs" in answer:
-                ended = all("untrusted_result" in run for run in answer["runs"])
-                results = [run["untrusted_result"]["output"] for run in answer["runs"] if "untrusted_result" in run]
-                return Say(", ".join(results)) if ended else call("check_subagent", **waiting)
-        return None
-
-    return rule
-
-
 def test_the_picture_in_the_readme_shows_the_form_as_it_is() -> None:
     picture = script("host_picture")
     form = picture.screen()
     drawn = (REPOSITORY / "examples" / "approval.svg").read_text("utf-8")
     assert picture.svg(form) == drawn, "run `python scripts/host_picture.py`"
-
-
-def held(within_s: float = 120) -> tuple[Gate, Say]:
-    """Return an answer that hands over the result, and the gate that holds it."""
-    gate = Gate(within_s)
-    return gate, Say(calls=RESULT, gate=gate)
-
-
-def asks(request: dict[str, Any]) -> Step:
-    """Ask the person, then hand over what came back."""
-    tools = [message["content"] for message in request["messages"] if message["role"] == "tool"]
-    return Say(calls=[("ask", {"question": QUESTION})]) if not tools else hand_over(output=tools[0])
-
-
-def shown(root: Path, run_id: str) -> str:
-    done = ava(root, "show", run_id)
-    assert done.returncode == 0, done.stderr
-    return done.stdout

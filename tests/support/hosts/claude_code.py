@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from support.hosts.real_hosts import HOSTS, SPAWN, data_root, entries, priced_model_env
-from support.model_server import ModelServer, Say, Step, run_model_server
+from support.model_server import Gate, ModelServer, Say, Step, run_model_server
 from support.processes import lives
+from support.runtime import hand_over
 from support.terminal import CONTROLLED, ava, run_on_terminal
 
 T = TypeVar("T")
@@ -380,3 +381,72 @@ def close_window(socket: Path) -> None:
         time.sleep(0.05)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+OUTPUT = "twelve cents and a half"
+RESULT = [("submit_result", {"summary": "done", "output": OUTPUT})]
+QUESTION = "Which currency is meant?"
+LOOK = "What did they find?"
+
+
+def answer_questions_of_run(host: ClaudeCode, orchestrator: Orchestrator) -> list[str]:
+    """Have a subagent work and its result fetched; say yes to every question, for good where that is offered."""
+    ended, asked = len(entries(host.root, "RunEnded")) + 1, list[str]()
+    orchestrator.called.clear()
+    host.type(DELEGATE)
+    looks = False
+    deadline = time.monotonic() + 90
+    while "check_subagent" not in orchestrator.called or "Noted." not in host.screen.rpartition(LOOK)[2]:
+        assert time.monotonic() < deadline, host.screen
+        screen = host.screen
+        if FORM in screen:
+            host.accept()
+            asked.append("form")
+        elif found := re.search(r"ava — (\w+ \w+) Tool", screen):
+            asked.append(found[1])
+            time.sleep(1)  # a key in a question's first moment is taken for a slip: it moves to No instead
+            host.press("2")
+            host.until(lambda title=found[0]: title not in host.screen)  # type: ignore[misc]
+        elif not looks and len(entries(host.root, "RunEnded")) == ended and "Noted." in screen.rpartition(DELEGATE)[2]:
+            host.type(LOOK)
+            looks = True
+        time.sleep(0.3)
+    return asked
+
+
+def approve_elsewhere(host: Headless, wait_seconds: float) -> Rule:
+    """Have the person approve what Claude Code could not ask about, and ask for the result until it is there."""
+    waiting: dict[str, Any] = {"wait_seconds": wait_seconds}
+
+    def rule(turn: Turn) -> Step | None:
+        for answer in turn.answers:
+            if answer["status"] == "refused" and "approval_lines" not in answer:
+                decisions: list[Mapping[str, str]] = answer["decisions"]
+                host.approve(*(each["pending_id"] for each in decisions))
+                waiting["subagent_id"] = decisions[0]["subagent_id"]
+                return call("check_subagent", **waiting)
+            if "runs" in answer:
+                ended = all("untrusted_result" in run for run in answer["runs"])
+                results = [run["untrusted_result"]["output"] for run in answer["runs"] if "untrusted_result" in run]
+                return Say(", ".join(results)) if ended else call("check_subagent", **waiting)
+        return None
+
+    return rule
+
+
+def hold_result(within_s: float = 120) -> tuple[Gate, Say]:
+    """Return an answer that hands over the result, and the gate that holds it."""
+    gate = Gate(within_s)
+    return gate, Say(calls=RESULT, gate=gate)
+
+
+def ask_then_hand_over(request: dict[str, Any]) -> Step:
+    """Ask the person, then hand over what came back."""
+    tools = [message["content"] for message in request["messages"] if message["role"] == "tool"]
+    return Say(calls=[("ask", {"question": QUESTION})]) if not tools else hand_over(output=tools[0])
+
+
+def shown_run(root: Path, run_id: str) -> str:
+    done = ava(root, "show", run_id)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
