@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import closing
 from unittest.mock import patch
 
@@ -10,17 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import QueryParams
+from support.pages.timeline import RUN, TimelineLog, reservation, settlement, write_failed_turn, write_turn
 from support.tool_examples import must_list
 
-from ava_audit.entries import content_of
 from ava_audit.events import (
     FACTS,
     Activity,
     AssistantMessage,
-    CostReserved,
-    CostUpdate,
     ErrorOccurred,
-    Fact,
     LogErased,
     RunClaimed,
     SpawnDecided,
@@ -28,21 +25,17 @@ from ava_audit.events import (
     ToolResult,
     UserMessage,
 )
-from ava_audit.store.schema import open_in_memory
-from ava_audit.view import View
 from ava_server.core.errors import BadInput
 from ava_server.render.approvals import decisions_in
 from ava_server.render.entries import EVENT_NAMES, recent_steps
 from ava_server.render.turns import Span
 from ava_server.web import timeline
-from ava_server.web.timeline import Item, Order, Place, Scale, TimelinePage, place_of, read_newer, read_page
-
-RUN, OTHER = "S-aaaaaa", "S-bbbbbb"
+from ava_server.web.timeline import Order, Place, Scale, place_of, read_newer
 
 
 @pytest.fixture
-def log() -> Generator[Log]:
-    with closing(Log()) as log:
+def log() -> Generator[TimelineLog]:
+    with closing(TimelineLog()) as log:
         yield log
 
 
@@ -57,7 +50,7 @@ def test_paging_shows_each_entry_once_while_others_are_written(
     first: list[int | None], later: list[list[int | None]], size: int, order: Order
 ) -> None:
     writes = iter(later)
-    with closing(Log()) as log:
+    with closing(TimelineLog()) as log:
         log.grow(first)
         with patch.object(timeline, "PAGE_ENTRIES", size):
             page = log.page(Place(order))
@@ -79,7 +72,7 @@ def test_paging_shows_each_entry_once_while_others_are_written(
         assert seen == sorted(log.totals, reverse=order == "newest")
 
 
-def test_what_was_written_between_two_pages_comes_with_the_newer_ones(log: Log) -> None:
+def test_what_was_written_between_two_pages_comes_with_the_newer_ones(log: TimelineLog) -> None:
     log.grow([None] * 3)
     with patch.object(timeline, "PAGE_ENTRIES", 2):
         page = log.page(Place("newest"))
@@ -89,13 +82,13 @@ def test_what_was_written_between_two_pages_comes_with_the_newer_ones(log: Log) 
         assert [(item.seq, item.total) for item in read_newer(log.view, RUN, page.newer).items] == [(7, 5)]
 
 
-def test_money_and_bookkeeping_are_folded_into_the_model_call(log: Log) -> None:
+def test_money_and_bookkeeping_are_folded_into_the_model_call(log: TimelineLog) -> None:
     log.write(UserMessage(text="the task", kind="task"), agent="ava")
-    log.write(reserved())
-    log.write(settled(), cost=40)
+    log.write(reservation())
+    log.write(settlement(), cost=40)
     log.write(AssistantMessage(text=" ", turn=1))
     log.write(Activity(activity="Reading"))
-    log.write(reserved(2))
+    log.write(reservation(2))
     step, activity, held = log.page(Place("oldest")).items
     assert step.shown is not None and step.shown.title == "Turn 1" and (step.cost, step.total) == (40, 40)
     assert [line.partition(":")[0] for line in step.folded] == [
@@ -108,8 +101,8 @@ def test_money_and_bookkeeping_are_folded_into_the_model_call(log: Log) -> None:
     assert held.shown is None and len(held.folded) == 1
 
 
-def test_an_answer_that_the_provider_refused_is_a_row_with_its_words_and_what_the_model_wrote(log: Log) -> None:
-    log.write(settled(), cost=40)
+def test_an_answer_that_the_provider_refused_is_a_row_with_its_words_and_what_the_model_wrote(log: TimelineLog) -> None:
+    log.write(settlement(), cost=40)
     seq = log.write(AssistantMessage(text="", turn=1, rejected='Tool call validation failed\n{"foo": "bar"}'))
     step, answer = log.page(Place("oldest")).items
     assert step.shown is not None and answer.shown is not None and answer.seq == seq
@@ -121,7 +114,7 @@ def test_an_answer_that_the_provider_refused_is_a_row_with_its_words_and_what_th
     assert drawn.failed and "Tool call validation failed" in drawn.outcome and "foo" in drawn.outcome
 
 
-def test_a_failed_tool_shows_its_reason_whole_where_other_texts_are_cut(log: Log) -> None:
+def test_a_failed_tool_shows_its_reason_whole_where_other_texts_are_cut(log: TimelineLog) -> None:
     reason = "The file is a folder. " * 20
     for _ in range(150):
         log.write(ToolResult(tool="read_file", success=True, output="x" * 2_000))
@@ -133,7 +126,7 @@ def test_a_failed_tool_shows_its_reason_whole_where_other_texts_are_cut(log: Log
     assert sum(len(item.text) for item in others) <= timeline.PAGE_CHARS
 
 
-def test_erased_content_and_types_of_a_newer_ava_have_rows(log: Log) -> None:
+def test_erased_content_and_types_of_a_newer_ava_have_rows(log: TimelineLog) -> None:
     log.write(None)
     seq = log.write(ErrorOccurred(error="x", kind="dropped"))
     log.db.execute("DROP TRIGGER events_fixed")
@@ -143,7 +136,7 @@ def test_erased_content_and_types_of_a_newer_ava_have_rows(log: Log) -> None:
     assert later.shown is not None and later.shown.title == "Later, which a newer Ava wrote"
 
 
-def test_an_event_type_without_words_of_its_own_has_its_name_for_people(log: Log) -> None:
+def test_an_event_type_without_words_of_its_own_has_its_name_for_people(log: TimelineLog) -> None:
     log.write(LogErased(run_id=RUN, entries=3, why="asked for"))
     [item] = log.page(Place("oldest")).items
     assert item.shown is not None and (item.shown.title, item.text) == ("Content erased", f"{RUN} asked for")
@@ -157,7 +150,7 @@ def test_an_event_type_without_words_of_its_own_has_its_name_for_people(log: Log
         ("superseded", "Replaced"),
     ],
 )
-def test_a_decision_without_a_channel_says_how_it_came(log: Log, decision: str, title: str) -> None:
+def test_a_decision_without_a_channel_says_how_it_came(log: TimelineLog, decision: str, title: str) -> None:
     fact = SpawnDecided.model_validate({"pending_id": "P-1", "decision": decision, "channel": None})
     log.write(fact)
     [item] = log.page(Place("oldest")).items
@@ -177,7 +170,7 @@ def test_a_place_survives_its_address() -> None:
         assert place_of(QueryParams(place.query), "oldest") == place
 
 
-def test_a_page_of_a_long_run_walks_only_its_own_entries(log: Log) -> None:
+def test_a_page_of_a_long_run_walks_only_its_own_entries(log: TimelineLog) -> None:
     plans: list[str] = []
     log.grow([None, 3])
     statements: list[str] = []
@@ -195,9 +188,11 @@ def test_each_event_has_a_name_for_people() -> None:
 
 
 @pytest.mark.parametrize("order", ["newest", "oldest"])
-def test_a_tree_has_each_row_once_with_a_result_in_its_call_and_a_call_in_its_turn(log: Log, order: Order) -> None:
+def test_a_tree_has_each_row_once_with_a_result_in_its_call_and_a_call_in_its_turn(
+    log: TimelineLog, order: Order
+) -> None:
     log.write(ToolCall(tool="before", call_id="a"))
-    log.write(settled(), cost=5)
+    log.write(settlement(), cost=5)
     log.write(ToolCall(tool="first", call_id="b"))
     log.write(ToolCall(tool="second", call_id="c"))
     log.write(ToolResult(tool="second", call_id="c", success=True, output="2"))
@@ -211,26 +206,13 @@ def test_a_tree_has_each_row_once_with_a_result_in_its_call_and_a_call_in_its_tu
     assert [(item.seq, item.result and item.result.seq) for item in turn.inside] == [(3, 7), (4, 5), (8, None)]
 
 
-def failing(log: Log, turn: int, path: str = "gone.md") -> None:
-    """A turn whose only call fails."""
-    log.write(settled(turn), cost=5)
-    log.write(ToolCall(tool="read_file", call_id=f"c{turn}", args={"path": path}))
-    log.write(ToolResult(tool="read_file", call_id=f"c{turn}", success=False, output=f"{path} does not exist"))
-
-
-def works(log: Log, turn: int) -> None:
-    log.write(settled(turn), cost=5)
-    log.write(ToolCall(tool="read_file", call_id=f"c{turn}", args={"path": "a.md"}))
-    log.write(ToolResult(tool="read_file", call_id=f"c{turn}", success=True, output="text"))
-
-
 @pytest.mark.parametrize("order", ["newest", "oldest"])
-def test_the_same_error_several_times_in_a_row_is_one_row(log: Log, order: Order) -> None:
-    works(log, 1)
+def test_the_same_error_several_times_in_a_row_is_one_row(log: TimelineLog, order: Order) -> None:
+    write_turn(log, 1)
     for turn in (2, 3, 4):
-        failing(log, turn)
-    failing(log, 5, "other.md")
-    works(log, 6)
+        write_failed_turn(log, turn)
+    write_failed_turn(log, 5, "other.md")
+    write_turn(log, 6)
     tree = log.page(Place(order)).tree(order)
     tops = tree if order == "oldest" else tree[::-1]
     assert [item.shown and item.shown.title for item in tops] == ["Turn 1", "Turns 2 to 4", "Turn 5", "Turn 6"]
@@ -239,22 +221,22 @@ def test_the_same_error_several_times_in_a_row_is_one_row(log: Log, order: Order
     assert [item.shown and item.shown.title for item in folded.inside] == ["Turn 2", "Turn 3", "Turn 4"]
 
 
-def test_an_error_that_comes_again_later_is_counted(log: Log) -> None:
+def test_an_error_that_comes_again_later_is_counted(log: TimelineLog) -> None:
     for turn in range(1, 6):
-        failing(log, turn) if turn % 2 else works(log, turn)
+        write_failed_turn(log, turn) if turn % 2 else write_turn(log, turn)
     calls = [item.actions[0] for item in log.page(Place("oldest")).tree("oldest")]
     assert [call.again for call in calls] == [0, 0, 2, 0, 3]
 
 
-def test_an_error_without_a_turn_is_folded_too(log: Log) -> None:
+def test_an_error_without_a_turn_is_folded_too(log: TimelineLog) -> None:
     for _ in range(3):
         log.write(ErrorOccurred(error="the provider is down", kind="api"))
     [row] = log.page(Place("oldest")).tree("oldest")
     assert row.shown is not None and row.shown.title == "Error: api, 3 times" and len(row.inside) == 3
 
 
-def test_the_time_of_a_turn_is_that_of_the_model_and_of_its_tools(log: Log) -> None:
-    log.write(settled(), cost=5, at_s=10, took_ms=4_000)
+def test_the_time_of_a_turn_is_that_of_the_model_and_of_its_tools(log: TimelineLog) -> None:
+    log.write(settlement(), cost=5, at_s=10, took_ms=4_000)
     log.write(ToolCall(tool="read_file", call_id="c", args={}), at_s=10)
     log.write(ToolResult(tool="read_file", call_id="c", success=True, output="x"), at_s=13, took_ms=2_500)
     [turn] = log.page(Place("oldest")).tree("oldest")
@@ -265,16 +247,16 @@ def test_the_time_of_a_turn_is_that_of_the_model_and_of_its_tools(log: Log) -> N
     assert turn.seconds == 7 and turn.time_words == "model 4 s, tools 2 s"
 
 
-def test_what_a_run_waited_for_is_drawn_up_to_what_ended_the_wait(log: Log) -> None:
+def test_what_a_run_waited_for_is_drawn_up_to_what_ended_the_wait(log: TimelineLog) -> None:
     log.write(SpawnDecided.model_validate({"pending_id": "P-1", "decision": "approved", "channel": "browser"}), at_s=1)
     log.write(RunClaimed(instance="x", generation=1, reason="start"), at_s=4)
-    log.write(settled(), cost=5, at_s=5, took_ms=500)
+    log.write(settlement(), cost=5, at_s=5, took_ms=500)
     decided, turn = [item for item in log.page(Place("oldest")).tree("oldest") if item.shown is not None]
     assert decided.time_words == "waited 3 s" and turn.time_words == "model 500 ms"
 
 
-def test_tools_that_run_at_the_same_time_count_once_as_in_the_terminal(log: Log) -> None:
-    log.write(settled(), cost=5, at_s=10, took_ms=4_000)
+def test_tools_that_run_at_the_same_time_count_once_as_in_the_terminal(log: TimelineLog) -> None:
+    log.write(settlement(), cost=5, at_s=10, took_ms=4_000)
     for call_id in ("c", "d"):
         log.write(ToolCall(tool="read_file", call_id=call_id, args={}), at_s=10)
     for call_id, ended_s in (("c", 12), ("d", 13)):
@@ -292,71 +274,3 @@ def test_a_part_lies_within_the_picture_and_can_be_seen(begins: int, long: int, 
     x, wide = scale.place(Span("tools", begins * 1_000_000, (begins + long) * 1_000_000))
     assert x >= 0 and wide >= 1 and wide >= scale.span_ms // timeline.LEAST_SHARE
     assert x + wide <= max(scale.span_ms, wide)
-
-
-def settled(turn: int = 1) -> CostUpdate:
-    return CostUpdate(turn=turn, attempt=1, settlement="billed", tokens=9, cost_cents=1, reserved_micros=9)
-
-
-def reserved(turn: int = 1) -> CostReserved:
-    return CostReserved(
-        turn=turn, attempt=1, scopes=(), micros=9, wrap_micros=1, prompt_tokens=1, max_output=1, upto_seq=1,
-        request_sha="x",
-    )  # fmt: skip
-
-
-class Log:
-    """A log in memory, and what its run has spent."""
-
-    def __init__(self) -> None:
-        self.db = open_in_memory()
-        self.view = View(self.db)
-        self.totals: dict[int, int] = {}
-        self.spent = 0
-        self._seq = 0
-
-    def close(self) -> None:
-        self.db.close()
-
-    def write(
-        self,
-        fact: Fact | None,
-        run_id: str = RUN,
-        cost: int | None = None,
-        agent: str = RUN,
-        *,
-        at_s: float | None = None,
-        took_ms: int | None = None,
-    ) -> int:
-        """Append an entry; None is one whose content was erased. Without a time, it is its number in microseconds."""
-        self._seq += 1
-        content = None if fact is None else content_of(fact).decode()
-        name = "ToolResult" if fact is None else fact.type
-        at_us = self._seq if at_s is None else round(at_s * 1e6)
-        row = (self._seq, at_us, "s", agent, "ben", name, 1, run_id, 1, cost, took_ms, content, b"", b"")
-        self.db.execute(
-            "INSERT INTO events (seq, ts_us, session_id, agent_id, user_id, type, v, run_id, generation, cost_micros,"
-            " duration_ms, content, content_sha, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            row,
-        )
-        if run_id == RUN:
-            self.spent += cost or 0
-            self.totals[self._seq] = self.spent
-        return self._seq
-
-    def grow(self, costs: Iterable[int | None]) -> None:
-        """Append a call of a tool for None, else a settled call of the model; each with an entry of another run."""
-        for cost in costs:
-            self.write(ToolCall(tool="read_file", args={"path": "a"}) if cost is None else settled(), cost=cost)
-            self.write(ToolCall(tool="elsewhere"), OTHER, cost=7)
-
-    def page(self, place: Place) -> TimelinePage:
-        return read_page(self.view, RUN, place, self.spent)
-
-    def check(self, items: Iterable[Item]) -> list[int]:
-        """Compare the totals of rows with the log, and return the numbers of their entries."""
-        numbers = []
-        for item in items:
-            assert item.total == self.totals[item.seq], item
-            numbers.append(item.seq)
-        return numbers
