@@ -9,13 +9,14 @@ import signal
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 import anyio.to_thread
 import httpx2
 
 from ava_server.core.data_root import DataRoot
-from support.processes import lives
-from support.stdio import until
+from support.processes import environment_of, lives
+from support.stdio import model_env, until
 from support.terminal import ava
 
 HELLO = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
@@ -61,3 +62,42 @@ async def request_status(port: int, given: dict[str, str]) -> int:
     wanted = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25", **given}
     async with httpx2.AsyncClient(trust_env=False, timeout=20) as client:
         return (await client.post(f"http://127.0.0.1:{port}/mcp", json=HELLO, headers=wanted)).status_code
+
+
+def default_env(base_url: str) -> dict[str, str]:
+    """The variables of a server that uses the scripted model server, and leaves its runs to a worker."""
+    return {**model_env(base_url), "AVA_BACKGROUND": ""}
+
+
+def workers_of(root: Path) -> list[int]:
+    """The processes that are a worker of a data root, without the programs that start them again."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and lives(int(entry.name)):
+            with suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if (
+                    b"worker" in words
+                    and b"-S" not in words
+                    and environment_of(int(entry.name)).get("AVA_DATA_ROOT") == str(root)
+                ):
+                    found.append(int(entry.name))
+    return found
+
+
+def descendants_of(pid: int) -> set[int]:
+    """A process and all that it has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    found = [int(child) for child in children.read_text().split()] if children.exists() else []
+    return {pid}.union(*map(descendants_of, found))
+
+
+@asynccontextmanager
+async def end_workers(root: Path) -> AsyncGenerator[None]:
+    """End the workers of a data root, each within 5 s."""
+    try:
+        yield
+    finally:
+        for pid in workers_of(root):
+            os.kill(pid, signal.SIGTERM)
+    await until(lambda: not workers_of(root), within_s=5)

@@ -8,16 +8,16 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
+from support.background import default_env, descendants_of, end_workers, workers_of
 from support.model_server import Fail, Gate, Say, Step, run_model_server
-from support.processes import environment_of, lives
 from support.runtime import Lab, hand_over, open_lab
 from support.stdio import AVA, assert_intact, environment, make_root, model_env, read_log, serve_stdio, state_of, until
 from support.terminal import run_on_terminal
@@ -56,8 +56,8 @@ PATIENT = (
 async def test_a_run_outlives_its_host_and_the_next_host_learns_of_it(root: Path, workspace: Path) -> None:
     gate = Gate()
     with run_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
-        env = by_default(models.base_url)
-        async with no_worker_left(root):
+        env = default_env(models.base_url)
+        async with end_workers(root):
             async with serve_stdio(root, env=env) as host:
                 run = await host.start_run(workspace=str(workspace))
                 await until(gate.arrived.is_set)
@@ -83,8 +83,8 @@ async def test_two_hosts_share_one_worker_and_a_killed_worker_is_replaced(root: 
     gates = [Gate(), Gate(), Gate()]
     script: list[Step] = [*(Say("x", gate=gate) for gate in gates), DONE, DONE, DONE]
     with run_model_server(script) as models:
-        env = by_default(models.base_url)
-        async with no_worker_left(root), serve_stdio(root, env=env) as one, serve_stdio(root, env=env) as other:
+        env = default_env(models.base_url)
+        async with end_workers(root), serve_stdio(root, env=env) as one, serve_stdio(root, env=env) as other:
             runs = [await host.start_run(workspace=str(workspace)) for host in (one, other, one)]
             for gate in gates:
                 await until(gate.arrived.is_set)
@@ -107,7 +107,7 @@ def _ended(root: Path, run: str) -> bool:
 async def test_a_second_worker_exits_and_a_subagent_starts_none(root: Path) -> None:
     env = environment(root)
     command = [AVA[0], "worker"]
-    async with no_worker_left(root), await anyio.open_process(command, env=env, stderr=None) as first:
+    async with end_workers(root), await anyio.open_process(command, env=env, stderr=None) as first:
         await until(lambda: (root / "ava.db").exists())
         second = await anyio.run_process(command, env=env)
         assert second.returncode == 0 and b"already runs the subagents of" in second.stderr
@@ -122,7 +122,7 @@ async def test_a_worker_started_by_hand_says_when_the_background_process_only_li
     env = environment(root)
     pages_server(DataRoot(root)).want(0)
     listening = await anyio.open_process([AVA[0], "worker", "--listen"], env=env, stderr=None)
-    async with no_worker_left(root), listening as first:
+    async with end_workers(root), listening as first:
         await until(lambda: pages_server(DataRoot(root)).port() is not None)
         second = await anyio.run_process([AVA[0], "worker"], env=env)
         said = second.stderr.decode()
@@ -186,7 +186,7 @@ async def test_a_run_that_not_even_a_worker_with_its_own_environment_can_run_say
     stale = (sys.executable, "-c", f"{without}; {PATIENT}", "worker")
     monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", (stale,))
     gate = Gate()
-    async with no_worker_left(root):
+    async with end_workers(root):
         script = [Say(DONE.text, DONE.calls, gate=gate)]
         async with open_lab(tmp_path, script, background=True) as lab:
             run_id = await lab.start()
@@ -206,11 +206,11 @@ async def test_two_hosts_with_different_endpoints_have_a_worker_each_and_neither
     gates = [Gate(), Gate()]
     scripts = [[NOTE, Say(DONE.text, DONE.calls, gate=gate)] for gate in gates]
     with run_model_server(scripts[0]) as models, run_model_server(scripts[1]) as elsewhere:
-        async with no_worker_left(root), serve_stdio(root, env=by_default(models.base_url)) as host:
+        async with end_workers(root), serve_stdio(root, env=default_env(models.base_url)) as host:
             first = await host.start_run(workspace=str(workspace))
             await until(gates[0].arrived.is_set)
             assert len(workers_of(root)) == 1
-            async with serve_stdio(root, env=by_default(elsewhere.base_url)) as other:
+            async with serve_stdio(root, env=default_env(elsewhere.base_url)) as other:
                 proposed = await other.tool("spawn_subagent", role="researcher", task="x", workspace=str(workspace))
                 assert "It continues within these limits if you close the host" in proposed["message"]
                 second = await other.start_run(workspace=str(workspace))
@@ -237,10 +237,10 @@ async def test_a_run_goes_on_where_its_hosts_key_is_although_a_worker_without_it
     """At the same endpoint a worker without the key would run it, and be refused there."""
     gate = Gate()
     with run_model_server([Say("x", gate=gate), DONE]) as models:
-        env = by_default(models.base_url)
+        env = default_env(models.base_url)
         keyless = environment(root, **{name: value for name, value in env.items() if name != "AVA_MODEL_API_KEY"})
         command = [sys.executable, "-c", PATIENT, "worker"]
-        async with await anyio.open_process(command, env=keyless, stderr=None) as worker, no_worker_left(root):
+        async with await anyio.open_process(command, env=keyless, stderr=None) as worker, end_workers(root):
             await until(lambda: (root / "worker.lock").exists() and held(root / "worker.lock"))
             async with serve_stdio(root, env=env) as host:
                 run = await host.start_run(workspace=str(workspace))
@@ -302,8 +302,8 @@ async def test_a_run_that_the_worker_cannot_run_goes_on_when_its_terminal_is_lef
     gate = Gate()
     words = ("run", "custom", "Look it up", "--system-prompt", "Look.", "-w", str(workspace))
     with run_model_server([Say("x", gate=gate), DONE]) as models:
-        env, command = by_default(models.base_url), [sys.executable, "-c", PATIENT, "worker"]
-        async with await anyio.open_process(command, env=environment(root)), no_worker_left(root):
+        env, command = default_env(models.base_url), [sys.executable, "-c", PATIENT, "worker"]
+        async with await anyio.open_process(command, env=environment(root)), end_workers(root):
             await until(lambda: (root / "ava.db").exists())
             text = await anyio.to_thread.run_sync(_leave, root, words, env, gate)
             assert "If left, it will go on." in text
@@ -401,8 +401,8 @@ def _migrate(db: Path) -> None:
 async def test_a_server_that_crashes_says_so_and_its_run_goes_on(root: Path, workspace: Path) -> None:
     gate = Gate()
     with run_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
-        env = by_default(models.base_url)
-        async with no_worker_left(root):
+        env = default_env(models.base_url)
+        async with end_workers(root):
             async with serve_stdio(root, env=env) as host:
                 run = await host.start_run(workspace=str(workspace))
                 await until(gate.arrived.is_set)
@@ -447,9 +447,9 @@ async def test_only_what_a_person_approved_at_a_terminal_goes_on_without_it(
 ) -> None:
     gate = Gate()
     with run_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
-        env = by_default(models.base_url)
+        env = default_env(models.base_url)
         given = ["run", "researcher", "Look it up", "--workspace", str(workspace), "--max-cost", "0.50"]
-        async with no_worker_left(root):
+        async with end_workers(root):
             with run_on_terminal(root, *given, *(["--yes"] if yes else []), env=env) as screen:
                 if not yes:
                     screen.until("Start it? [y/N] (more: m)")
@@ -498,42 +498,3 @@ def test_an_older_version_waits_while_a_newer_one_takes_over_and_no_longer(tmp_p
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return make_root(tmp_path / "data")
-
-
-def by_default(base_url: str) -> dict[str, str]:
-    """The variables of a server that uses the scripted model server, and leaves its runs to a worker."""
-    return {**model_env(base_url), "AVA_BACKGROUND": ""}
-
-
-def workers_of(root: Path) -> list[int]:
-    """The processes that are a worker of a data root, without the programs that start them again."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and lives(int(entry.name)):
-            with suppress(OSError):
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                if (
-                    b"worker" in words
-                    and b"-S" not in words
-                    and environment_of(int(entry.name)).get("AVA_DATA_ROOT") == str(root)
-                ):
-                    found.append(int(entry.name))
-    return found
-
-
-def descendants_of(pid: int) -> set[int]:
-    """A process and all that it has started."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    found = [int(child) for child in children.read_text().split()] if children.exists() else []
-    return {pid}.union(*map(descendants_of, found))
-
-
-@asynccontextmanager
-async def no_worker_left(root: Path) -> AsyncGenerator[None]:
-    """End the workers of a data root, each within 5 s."""
-    try:
-        yield
-    finally:
-        for pid in workers_of(root):
-            os.kill(pid, signal.SIGTERM)
-    await until(lambda: not workers_of(root), within_s=5)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from support.model_server import Gate, ModelServer, Say, run_model_server
+from support.hosts.terminal_server import only_error, open_terminal_server, without_styles
+from support.model_server import Gate, Say, run_model_server
 from support.runtime import PRICED, open_lab, submit, wait_for
-from support.stdio import Logged, Wire, instance_locks, make_root, read_log, serve_stdio, state_of, until
-from support.terminal import COMMAND, CONTROLLED, Screen, ava, environment, run_on_terminal
+from support.stdio import Logged, instance_locks, make_root, read_log, state_of
+from support.terminal import COMMAND, CONTROLLED, ava, environment, run_on_terminal
 
 from ava_server.config.pin import PinFile
 from ava_server.core.data_root import os_user
@@ -41,13 +40,13 @@ PIPED = ("sh", "-c", f': <"$(tty)"; printf "y\\n{WRONG}\\n{WRONG}\\n" | "$@"', "
 
 
 async def test_yes_in_a_terminal_starts_the_run_in_the_server_that_proposed_it(tmp_path: Path) -> None:
-    async with host(tmp_path) as at:
+    async with open_terminal_server(tmp_path) as at:
         proposal = await at.propose("What does transcription cost?")
         [server] = instance_locks(at.root)
         unfolds = [("(more: m)", "m"), ("In one line: ", "y")]
         code, screen = at.typed("approve", proposal["pending_id"], answers=unfolds)
         assert code == 0, screen
-        before = _plain(screen[: screen.rindex("Start it?")])
+        before = without_styles(screen[: screen.rindex("Start it?")])
         [_what, *lines] = filter(None, proposal["message"].split("\n"))
         assert all(" ".join(line.split()) in before for line in (*lines, proposal["approval_line"])), before
         assert "Approved.\nIt has started; `ava status` shows the progress." in screen
@@ -62,7 +61,7 @@ async def test_yes_in_a_terminal_starts_the_run_in_the_server_that_proposed_it(t
 
 
 async def test_the_hourly_limit_does_not_apply_to_yes_in_a_terminal(tmp_path: Path) -> None:
-    async with host(tmp_path, "[limits]\nspawns_per_hour = 0\n") as at:
+    async with open_terminal_server(tmp_path, "[limits]\nspawns_per_hour = 0\n") as at:
         proposal = await at.propose()
         assert f"/ava approve {proposal['pending_id']}` in a terminal is not limited" in await at.confirm(proposal)
         code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, "y")])
@@ -72,7 +71,7 @@ async def test_the_hourly_limit_does_not_apply_to_yes_in_a_terminal(tmp_path: Pa
 
 @pytest.mark.parametrize("answer", ["n", "", "yes please", "Y E S", WRONG])
 async def test_anything_but_yes_leaves_the_proposal_waiting(tmp_path: Path, answer: str) -> None:
-    async with host(tmp_path) as at:
+    async with open_terminal_server(tmp_path) as at:
         proposal = await at.propose()
         code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, answer)])
         assert (code, screen.endswith("Nothing was approved; it still waits.\n")) == (10, True), screen
@@ -80,7 +79,7 @@ async def test_anything_but_yes_leaves_the_proposal_waiting(tmp_path: Path, answ
 
 
 async def test_ignores_input_typed_before_the_question_appears(tmp_path: Path) -> None:
-    async with host(tmp_path) as at:
+    async with open_terminal_server(tmp_path) as at:
         proposal = await at.propose()
         with at.terminal("approve", proposal["pending_id"]) as screen:
             screen.type("y\n")
@@ -108,7 +107,7 @@ async def test_run_with_the_task_id_of_a_running_run_waits_for_that_run(tmp_path
 
 
 async def test_ctrl_c_at_the_question_leaves_the_proposal_waiting(tmp_path: Path) -> None:
-    async with host(tmp_path) as at:
+    async with open_terminal_server(tmp_path) as at:
         proposal = await at.propose()
         with at.terminal("approve", proposal["pending_id"]) as screen:
             screen.until(ASKS)
@@ -118,7 +117,7 @@ async def test_ctrl_c_at_the_question_leaves_the_proposal_waiting(tmp_path: Path
 
 
 async def test_approves_nothing_without_a_terminal_and_lists_waiting_proposals(tmp_path: Path) -> None:
-    async with host(tmp_path) as at:
+    async with open_terminal_server(tmp_path) as at:
         proposal = await at.propose("a task of its own")
         for given in (proposal["pending_id"], proposal["subagent_id"]):
             done = ava(at.root, "approve", given, stdin="y\ny\n")
@@ -132,7 +131,7 @@ async def test_approves_nothing_without_a_terminal_and_lists_waiting_proposals(t
 
 
 async def test_asks_about_each_waiting_proposal_oldest_first_if_wanted(tmp_path: Path) -> None:
-    async with host(tmp_path) as at:
+    async with open_terminal_server(tmp_path) as at:
         starts, rejected, left = [await at.propose(f"task number {number}") for number in range(3)]
         with at.terminal("approve") as screen:
             screen.until(ALL_WAITING)
@@ -151,13 +150,13 @@ async def test_asks_about_each_waiting_proposal_oldest_first_if_wanted(tmp_path:
 
 
 async def test_says_when_no_proposal_is_waiting(tmp_path: Path) -> None:
-    async with host(tmp_path) as at:
+    async with open_terminal_server(tmp_path) as at:
         for command in ("approve", "reject"):
             assert at.typed(command) == (0, f"Data root: {at.root}\nNothing waits for approval.\n")
 
 
 async def test_two_ids_form_one_group_under_one_limit(tmp_path: Path) -> None:
-    async with host(tmp_path) as at:
+    async with open_terminal_server(tmp_path) as at:
         pair = [await at.propose(f"task {number}") for number in range(2)]
         ids = [each["pending_id"] for each in pair]
         more = ("--group-max", "0.90", "--group-timeout", "20m")
@@ -168,7 +167,7 @@ async def test_two_ids_form_one_group_under_one_limit(tmp_path: Path) -> None:
             f'{at} $0.50, 10 min researcher custom:test "task {at - 1}" {each["pending_id"]} can '
             for at, each in enumerate(pair, 1)
         ]
-        assert all(row in _plain(screen) for row in rows), screen
+        assert all(row in without_styles(screen) for row in rows), screen
         group = re.search(r"Approved, as the plan (G-[0-9a-f]{7})\.", screen)
         assert group is not None, screen
         await at.succeeded(*pair)
@@ -195,7 +194,7 @@ async def test_two_ids_form_one_group_under_one_limit(tmp_path: Path) -> None:
 async def test_an_invalid_group_starts_none_of_its_runs(
     tmp_path: Path, more: list[str], answers: list[tuple[str, str]], code: int, says: str
 ) -> None:
-    async with host(tmp_path) as at:
+    async with open_terminal_server(tmp_path) as at:
         one, other = await at.propose("one"), await at.propose("other")
         ids = {"id": one["pending_id"], "run": one["subagent_id"], "other": other["pending_id"]}
         words = ["approve", one["pending_id"], *(each.format(**ids) for each in more)]
@@ -205,7 +204,7 @@ async def test_an_invalid_group_starts_none_of_its_runs(
 
 
 async def test_reject_takes_ids_and_asks_about_each_proposal_without_one(tmp_path: Path) -> None:
-    async with host(tmp_path) as at:
+    async with open_terminal_server(tmp_path) as at:
         first, second, third, fourth = [await at.propose(f"task number {number}") for number in range(4)]
         code, screen = at.typed("reject", first["pending_id"], second["subagent_id"])
         assert code == 0
@@ -232,7 +231,7 @@ async def test_reports_a_proposal_that_is_not_waiting_in_one_sentence(tmp_path: 
         foreign: Any = await service.call("spawn_subagent", {"role": "researcher", "task": "not yours"}, quiet)
     other = tmp_path / "other"
     other.mkdir()
-    async with host(other, "proposal_ttl_s = 60\n") as at:
+    async with open_terminal_server(other, "proposal_ttl_s = 60\n") as at:
         approved, rejected = await at.propose("a"), await at.propose("b")
         assert at.typed("approve", approved["pending_id"], answers=[(ASKS, "y")])[0] == 0
         await at.succeeded(approved)
@@ -246,10 +245,10 @@ async def test_reports_a_proposal_that_is_not_waiting_in_one_sentence(tmp_path: 
             (rejected["pending_id"], 10, "was rejected already, in a terminal at"),
         ):
             got, screen = at.typed(command, given)
-            assert (got, says in one_sentence(screen)) == (code, True), screen
+            assert (got, says in only_error(screen)) == (code, True), screen
     with run_on_terminal(tmp_path / "data", command, foreign.pending_id) as view:
         assert view.ended() == 10
-    assert "somebody-else's proposal; only that user decides about it" in one_sentence(view.text)
+    assert "somebody-else's proposal; only that user decides about it" in only_error(view.text)
     with run_on_terminal(tmp_path / "data", command) as view:
         assert view.ended() == 0
     assert "Nothing waits for approval." in view.text, "another user's is not even listed"
@@ -260,7 +259,7 @@ async def quiet(_line: str) -> None:
 
 
 async def test_neither_approves_nor_lists_an_expired_proposal(tmp_path: Path) -> None:
-    async with host(tmp_path, "proposal_ttl_s = 8\n") as at:
+    async with open_terminal_server(tmp_path, "proposal_ttl_s = 8\n") as at:
         proposal = await at.propose()
         expires = anyio.current_time() + 8
         with at.terminal("approve", proposal["pending_id"]) as screen:
@@ -271,14 +270,14 @@ async def test_neither_approves_nor_lists_an_expired_proposal(tmp_path: Path) ->
         assert f"{proposal['pending_id']} has expired" in " ".join(screen.text.split())
         assert at.state(proposal) != "approved" and at.model.requests == []
         code, text = at.typed("approve", proposal["pending_id"])
-        assert (code, "has expired" in one_sentence(text)) == (10, True)
+        assert (code, "has expired" in only_error(text)) == (10, True)
 
 
 # -- under human: the PIN ----------------------------------------------------------------------------------------------
 
 
 async def test_a_pin_is_typed_twice_at_the_terminal_and_never_shown(tmp_path: Path) -> None:
-    async with host(tmp_path) as at:
+    async with open_terminal_server(tmp_path) as at:
         with at.terminal("pin", "set", command=SHELL) as screen:
             for question in ("New approval PIN (not shown): ", "New approval PIN once more (not shown): "):
                 screen.until(question)
@@ -304,7 +303,7 @@ async def test_a_pin_is_typed_twice_at_the_terminal_and_never_shown(tmp_path: Pa
 async def test_does_not_store_a_mistyped_or_weak_pin(
     tmp_path: Path, first: str, second: str | None, code: int, says: str
 ) -> None:
-    async with host(tmp_path) as at:
+    async with open_terminal_server(tmp_path) as at:
         answers = [("PIN (not shown)", first), *([("once more (not shown)", second)] if second is not None else [])]
         got, screen = at.typed("pin", "set", answers=answers)
         assert (got, says in " ".join(screen.split())) == (code, True), screen
@@ -313,7 +312,7 @@ async def test_does_not_store_a_mistyped_or_weak_pin(
 
 
 async def test_with_a_pin_no_tool_can_approve_but_the_right_pin_in_a_terminal_can(tmp_path: Path) -> None:
-    async with host(tmp_path, 'approval = "auto"\nauto_approve_cents = 100\n', pin=PIN) as at:
+    async with open_terminal_server(tmp_path, 'approval = "auto"\nauto_approve_cents = 100\n', pin=PIN) as at:
         proposal = await at.propose()
         assert proposal["status"] == "awaiting_approval"
         command = f"/ava approve {proposal['pending_id']}`"
@@ -334,7 +333,7 @@ async def test_with_a_pin_no_tool_can_approve_but_the_right_pin_in_a_terminal_ca
 
 
 async def test_asks_for_the_pin_once_for_all_proposals_and_never_for_a_rejection(tmp_path: Path) -> None:
-    async with host(tmp_path, pin=PIN) as at:
+    async with open_terminal_server(tmp_path, pin=PIN) as at:
         one, rejected, other = [await at.propose(f"task number {number}") for number in range(3)]
         question = "start it? [y = yes, r = reject it, Enter = leave it waiting]"
         code, screen = at.typed(
@@ -356,7 +355,7 @@ async def test_asks_for_the_pin_once_for_all_proposals_and_never_for_a_rejection
 
 
 async def test_five_wrong_pins_lock_both_approve_and_run(tmp_path: Path) -> None:
-    async with host(tmp_path, pin=PIN) as at:
+    async with open_terminal_server(tmp_path, pin=PIN) as at:
         proposal = await at.propose()
         for _ in range(4):
             with pytest.raises(Refused):
@@ -370,7 +369,7 @@ async def test_five_wrong_pins_lock_both_approve_and_run(tmp_path: Path) -> None
 
 
 async def test_does_not_accept_a_pin_from_a_pipe(tmp_path: Path) -> None:
-    async with host(tmp_path) as at:
+    async with open_terminal_server(tmp_path) as at:
 
         def piped(*words: str) -> subprocess.CompletedProcess[str]:
             """A command with the PIN in its input, and no terminal that it could find."""
@@ -404,7 +403,7 @@ async def test_does_not_accept_a_pin_from_a_pipe(tmp_path: Path) -> None:
     "words", [["approve", "{id}"], ["run", "researcher", "x"], ["pin", "remove"], ["pin", "change"]]
 )
 async def test_ctrl_c_at_the_pin_prompt_restores_the_echo_and_starts_nothing(tmp_path: Path, words: list[str]) -> None:
-    async with host(tmp_path, pin=PIN) as at:
+    async with open_terminal_server(tmp_path, pin=PIN) as at:
         proposal = await at.propose()
         with at.terminal(*(each.format(id=proposal["pending_id"]) for each in words), command=SHELL) as screen:
             if words[0] != "pin":
@@ -425,7 +424,7 @@ async def test_ctrl_c_at_the_pin_prompt_restores_the_echo_and_starts_nothing(tmp
 
 
 async def test_run_asks_for_the_pin_and_a_wrong_pin_rejects(tmp_path: Path) -> None:
-    async with host(tmp_path, pin=PIN) as at:
+    async with open_terminal_server(tmp_path, pin=PIN) as at:
         done = ava(at.root, "run", "researcher", "x", "--yes", "--max-cost", "1")
         assert (done.returncode, "--yes: there is an approval PIN" in done.stderr) == (10, True)
         assert read_log(at.root, "SpawnProposed") == []
@@ -470,7 +469,7 @@ async def test_resume_asks_for_the_pin_before_anything_continues(tmp_path: Path,
 
 async def test_model_text_cannot_control_the_terminal_of_the_approver(tmp_path: Path) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m red \u202e over\nStart it? [y/N] y\nApproved."
-    async with host(tmp_path) as at:
+    async with open_terminal_server(tmp_path) as at:
         proposal = await at.propose(evil, rationale=evil)
         code, screen = at.typed("approve", proposal["pending_id"], answers=[("Start it? [y/N] (more: m) ", "n")])
         screen = STYLES.sub("", screen)  # Ava's own bold and dim
@@ -480,7 +479,7 @@ async def test_model_text_cannot_control_the_terminal_of_the_approver(tmp_path: 
 
 
 async def test_changing_or_removing_the_pin_asks_for_the_old_one(tmp_path: Path) -> None:
-    async with host(tmp_path, pin=PIN) as at:
+    async with open_terminal_server(tmp_path, pin=PIN) as at:
         new = "a longer one"
         for old, ends in ((WRONG, 10), (PIN, 0)):
             answers = [("Current approval PIN", old), ("New approval PIN (", new), ("once more", new)]
@@ -505,11 +504,11 @@ async def test_changing_or_removing_the_pin_asks_for_the_old_one(tmp_path: Path)
         assert "Started in the background" in await at.confirm(proposal)
         for command in ("change", "remove"):
             code, screen = at.typed("pin", command)
-            assert (code, "Set one with `ava pin set`" in one_sentence(screen)) == (10, True)
+            assert (code, "Set one with `ava pin set`" in only_error(screen)) == (10, True)
 
 
 async def test_with_policy_human_nothing_starts_until_a_pin_is_set(tmp_path: Path) -> None:
-    async with host(tmp_path, 'approval = "human"\n') as at:
+    async with open_terminal_server(tmp_path, 'approval = "human"\n') as at:
         proposal = await at.propose()
         for again, says in (("", "No PIN was given"), (PIN[::-1], "The two are not the same")):
             answers = [(ASKS, "y"), ("New approval PIN (", PIN), ("once more", again)]
@@ -529,7 +528,7 @@ def test_a_subagent_process_cannot_decide_on_proposals(tmp_path: Path, words: li
 
 
 async def test_the_first_approval_for_a_host_that_shows_nothing_has_the_person_choose_a_pin(tmp_path: Path) -> None:
-    async with host(tmp_path, 'approval = "by_host"\n') as at:
+    async with open_terminal_server(tmp_path, 'approval = "by_host"\n') as at:
         first, second = await at.propose("one"), await at.propose("two")
         answers = [(ASKS, "y"), ("New approval PIN (", PIN), ("once more", PIN)]
         code, screen = at.typed("approve", first["pending_id"], answers=answers)
@@ -544,7 +543,7 @@ async def test_the_first_approval_for_a_host_that_shows_nothing_has_the_person_c
 
 
 async def test_without_a_terminal_nobody_chooses_a_pin_and_nothing_starts(tmp_path: Path) -> None:
-    async with host(tmp_path, 'approval = "by_host"\n') as at:
+    async with open_terminal_server(tmp_path, 'approval = "by_host"\n') as at:
         proposal = await at.propose()
         typed = f"y\n{PIN}\n{PIN}\n".encode()
         for command in (["approve", proposal["pending_id"]], ["approve"], ["pin", "set"]):
@@ -552,73 +551,3 @@ async def test_without_a_terminal_nobody_chooses_a_pin_and_nothing_starts(tmp_pa
                 [*COMMAND, *command], env=environment(at.root), input=typed, check=False, start_new_session=True
             )
             assert at.state(proposal) == "awaiting_approval" and not at.pin.is_set, done.stdout
-
-
-@dataclass
-class Host:
-    """A server that lives on while a person is at the terminal, and what it is spoken to over."""
-
-    wire: Wire
-    root: Path
-    model: ModelServer
-
-    @property
-    def pin(self) -> PinFile:
-        return PinFile(self.root / "secrets" / "approval.toml")
-
-    async def propose(self, task: str = "What does it cost?", **more: Any) -> dict[str, Any]:
-        return await self.wire.tool("spawn_subagent", role="researcher", task=task, **more)
-
-    async def confirm(self, *proposals: dict[str, Any]) -> str:
-        """What the model gets for confirming by itself."""
-        answer = await self.wire.tool_result(
-            "confirm_spawn",
-            pending_ids=[each["pending_id"] for each in proposals],
-            approving=[each["approval_line"] for each in proposals],
-        )
-        return str(answer["content"][0]["text"])
-
-    @contextmanager
-    def terminal(self, *args: str, command: Sequence[str] = CONTROLLED) -> Generator[Screen]:
-        env = {"AVA_MODEL_BASE_URL": self.model.base_url, "AVA_MODEL": "test"}
-        with run_on_terminal(self.root, *args, env=env, command=command) as screen:
-            yield screen
-        assert "Traceback" not in screen.text
-
-    def typed(self, *args: str, answers: Sequence[tuple[str, str]] = ()) -> tuple[int, str]:
-        """Run a command, with an answer to each thing that it asks; return its exit code and the screen."""
-        with self.terminal(*args) as screen:
-            return screen.ended_after(answers), screen.text
-
-    def state(self, proposal: dict[str, Any]) -> str:
-        return state_of(self.root, proposal["subagent_id"])
-
-    def decided(self, proposal: dict[str, Any]) -> list[dict[str, Any]]:
-        return [each.content for each in read_log(self.root, "SpawnDecided", run=proposal["subagent_id"])]
-
-    async def succeeded(self, *proposals: dict[str, Any]) -> None:
-        await until(lambda: all(self.state(each) == "success" for each in proposals))
-
-
-@asynccontextmanager
-async def host(tmp: Path, config: str = "", *, pin: str | None = None) -> AsyncGenerator[Host]:
-    root = make_root(tmp / "data", config_toml=config + PRICED)
-    with run_model_server([submit()] * 8) as model:
-        env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
-        async with serve_stdio(root, env=env, cwd=tmp) as wire:
-            opened = Host(wire, root, model)
-            if pin is not None:
-                opened.pin.set(pin)
-            yield opened
-
-
-def _plain(screen: str) -> str:
-    return " ".join(re.sub(r"\x1b\[[\d;]*m", "", screen).split())
-
-
-def one_sentence(screen: str) -> str:
-    """The error of a command that says nothing else but its heading."""
-    heading, error = screen.split("\n", 1)
-    assert heading.startswith("Data root: ")
-    assert error.startswith("ava: ") and "Traceback" not in error
-    return " ".join(error.split())

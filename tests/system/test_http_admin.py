@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from mcp import Client
-from support.http_server import HttpServer, serve_http, token
-from support.model_server import Gate, ModelServer, Say, run_model_server
-from support.stdio import AVA, environment, make_root, model_env, read_answer, read_log, state_of, until
+from support.http_server import token
+from support.model_server import Gate, Say
+from support.network.admin_team import SPAWN, open_admin_team, refusal_of
+from support.stdio import AVA, environment, read_answer, read_log, state_of, until
 
 from ava_audit.store.store import Store
 from ava_server.config.sign_in import Passkeys, new_passkey
@@ -26,13 +23,11 @@ from ava_server.runs.claims import hold
 
 pytestmark = pytest.mark.slow
 
-CONFIG = '[prices."custom:scripted"]\ninput = 3.0\noutput = 15.0\n'
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
-SPAWN = {"role": "custom", "task": "Think", "system_prompt": "Think."}
 
 
 async def test_an_administrator_sees_and_cancels_the_runs_of_all_users(tmp_path: Path) -> None:
-    async with team(tmp_path) as (all_of, _gate):
+    async with open_admin_team(tmp_path) as (all_of, _gate):
         anas, bens = await all_of.start(all_of.ana), await all_of.start(all_of.ben)
         proposed, _text = read_answer(await all_of.ben.call_tool("spawn_subagent", SPAWN))
         seen, _text = read_answer(await all_of.admin.call_tool("check_subagent", {}))
@@ -58,20 +53,20 @@ async def test_an_administrator_sees_and_cancels_the_runs_of_all_users(tmp_path:
 
 async def test_nobody_else_reaches_a_run_of_another_user(tmp_path: Path) -> None:
     """A user, an auditor, and an administrator who would spend or speak for somebody."""
-    async with team(tmp_path) as (all_of, gate):
+    async with open_admin_team(tmp_path) as (all_of, gate):
         bens = await all_of.start(all_of.ben)
         proposed, _text = read_answer(await all_of.ben.call_tool("spawn_subagent", SPAWN))
         for given in ({"subagent_id": bens}, {"pending_id": proposed["pending_id"]}):
-            assert "of yours" in await refused(all_of.ana, "cancel_subagent", **given)
-            assert "lacks the scope spawn" in await refused(all_of.auditor, "cancel_subagent", **given)
+            assert "of yours" in await refusal_of(all_of.ana, "cancel_subagent", **given)
+            assert "lacks the scope spawn" in await refusal_of(all_of.auditor, "cancel_subagent", **given)
         approving = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
         answer, _text = read_answer(await all_of.admin.call_tool("confirm_spawn", approving))
         assert answer["status"] != "approved", "an administrator approves nothing for others"
-        assert "lacks the scope spawn" in await refused(all_of.admin, "spawn_subagent", **SPAWN)
+        assert "lacks the scope spawn" in await refusal_of(all_of.admin, "spawn_subagent", **SPAWN)
         message = {"subagent_id": bens, "message": "Stop."}
-        assert "lacks the scope spawn" in await refused(all_of.admin, "message_subagent", **message)
+        assert "lacks the scope spawn" in await refusal_of(all_of.admin, "message_subagent", **message)
         asked = {"pending_ids": [bens], "approving": ["x"]}
-        assert "lacks the scope spawn" in await refused(all_of.auditor, "confirm_spawn", **asked)
+        assert "lacks the scope spawn" in await refusal_of(all_of.auditor, "confirm_spawn", **asked)
         state, _text = read_answer(await all_of.ben.call_tool("check_subagent", {"subagent_id": bens}))
         assert state["status"] == "running" and len(all_of.model.requests) == 1
         assert gate.arrived.is_set()
@@ -79,13 +74,13 @@ async def test_nobody_else_reaches_a_run_of_another_user(tmp_path: Path) -> None
 
 async def test_an_administrator_resumes_a_run_of_another_user(tmp_path: Path) -> None:
     """With its exact line, and within its user's caps; another user cannot."""
-    async with team(tmp_path, config="[limits]\nrunning_per_user = 1\n") as (all_of, gate):
+    async with open_admin_team(tmp_path, config="[limits]\nrunning_per_user = 1\n") as (all_of, gate):
         await all_of.start(all_of.ana)
         queued = await all_of.start(all_of.ana)
         async with Store.open(all_of.root) as store:
             assert await store.do(hold(queued, frozenset()))
         wrong = {"pending_ids": [queued], "approving": ["x"]}
-        assert "of yours" in await refused(all_of.ben, "confirm_spawn", **wrong)
+        assert "of yours" in await refusal_of(all_of.ben, "confirm_spawn", **wrong)
         answer, _text = read_answer(await all_of.admin.call_tool("confirm_spawn", wrong))
         assert answer["status"] == "refused"
         right = {"pending_ids": [queued], "approving": answer["approval_lines"]}
@@ -98,13 +93,13 @@ async def test_an_administrator_resumes_a_run_of_another_user(tmp_path: Path) ->
 
 async def test_an_administrator_starts_nothing_of_its_own_user(tmp_path: Path) -> None:
     """The same person may hold a token that spawns; the one that administers does not approve what that proposed."""
-    async with team(tmp_path) as (all_of, _gate):
+    async with open_admin_team(tmp_path) as (all_of, _gate):
         text = token(all_of.root, "ops", "spawn", "read", name="spawns")
         async with all_of.server.client(text) as spawns:
             proposed, _text = read_answer(await spawns.call_tool("spawn_subagent", SPAWN))
             approving = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
             for given in (approving, {"pending_ids": [proposed["pending_id"]], "decision": "reject"}):
-                assert "lacks the scope spawn" in await refused(all_of.admin, "confirm_spawn", **given)
+                assert "lacks the scope spawn" in await refusal_of(all_of.admin, "confirm_spawn", **given)
             assert read_log(all_of.root, "SpawnDecided") == []
             answer, text = read_answer(await spawns.call_tool("confirm_spawn", approving))
             assert answer["status"] == "approved", text
@@ -113,7 +108,7 @@ async def test_an_administrator_starts_nothing_of_its_own_user(tmp_path: Path) -
 async def test_an_administrator_does_not_resume_what_only_a_person_may_approve(tmp_path: Path) -> None:
     """The policy of the run's user counts as well as the administrator's own."""
     config = "[limits]\nrunning_per_user = 1\n"
-    async with team(tmp_path, config=config) as (all_of, gate):
+    async with open_admin_team(tmp_path, config=config) as (all_of, gate):
         await all_of.start(all_of.ana)
         queued = await all_of.start(all_of.ana)
         async with Store.open(all_of.root) as store:
@@ -126,7 +121,7 @@ async def test_an_administrator_does_not_resume_what_only_a_person_may_approve(t
         with anyio.fail_after(40):
             while read_answer(await all_of.admin.call_tool("confirm_spawn", wrong))[0]["status"] == "refused":  # noqa: ASYNC110 - another process
                 await anyio.sleep(0.5)
-        assert 'approval = "human" is set' in await refused(all_of.admin, "confirm_spawn", **right)
+        assert 'approval = "human" is set' in await refusal_of(all_of.admin, "confirm_spawn", **right)
         assert 'approval = "human"' in (await all_of.ava("resume", queued))[2]
         assert read_log(all_of.root, "RunResumed", run=queued) == []
         gate.released.set()
@@ -135,7 +130,7 @@ async def test_an_administrator_does_not_resume_what_only_a_person_may_approve(t
 async def test_an_administrator_resumes_from_elsewhere_and_gets_the_result(tmp_path: Path) -> None:
     gate, calls = Gate(), count()
     script = lambda _asked: DONE if next(calls) else Say("thinking", gate=gate)  # noqa: E731
-    async with team(tmp_path, config="[limits]\nrunning_per_user = 1\n", script=script) as (all_of, _gate):
+    async with open_admin_team(tmp_path, config="[limits]\nrunning_per_user = 1\n", script=script) as (all_of, _gate):
         await all_of.start(all_of.ana)
         queued = await all_of.start(all_of.ana)
         async with Store.open(all_of.root) as store:
@@ -156,7 +151,7 @@ OTHERS: dict[str, tuple[Scope, ...]] = {"ben": ("spawn", "read"), "eve": ("audit
 
 
 async def test_the_owner_of_the_data_root_steers_all_runs_in_a_terminal(tmp_path: Path) -> None:
-    async with team(tmp_path, config="[limits]\nrunning_per_user = 1\n") as (all_of, gate):
+    async with open_admin_team(tmp_path, config="[limits]\nrunning_per_user = 1\n") as (all_of, gate):
         running = await all_of.start(all_of.ana)
         queued = await all_of.start(all_of.ana)
         await until(gate.arrived.is_set)
@@ -174,7 +169,7 @@ async def test_the_owner_of_the_data_root_steers_all_runs_in_a_terminal(tmp_path
 
 
 async def test_a_user_is_added_limited_and_removed_beside_a_running_server(tmp_path: Path) -> None:
-    async with team(tmp_path, script=lambda _asked: DONE) as (all_of, _gate):
+    async with open_admin_team(tmp_path, script=lambda _asked: DONE) as (all_of, _gate):
         code, out, err = await all_of.ava("user", "add", "dora", "--running", "2", "--daily", "1.00", "--quiet")
         assert code == 0 and out.strip().startswith("avatok_") and len(out.splitlines()) == 1, err
         async with all_of.server.client(out.strip()) as dora:
@@ -209,7 +204,10 @@ async def test_a_user_is_added_limited_and_removed_beside_a_running_server(tmp_p
 
 
 async def test_a_broken_config_file_leaves_the_limits_as_they_were(tmp_path: Path) -> None:
-    async with team(tmp_path, config="[users.ana]\ndaily_cents = 0\n", script=lambda _asked: DONE) as (all_of, _gate):
+    async with open_admin_team(tmp_path, config="[users.ana]\ndaily_cents = 0\n", script=lambda _asked: DONE) as (
+        all_of,
+        _gate,
+    ):
         (all_of.root / "config.toml").write_text("[users.ana]\ndaily_cents = 'much'\n")
         await until(lambda: "stay as they were" in all_of.server.stderr)
         result, text = read_answer(await all_of.ana.call_tool("spawn_subagent", SPAWN))
@@ -221,7 +219,7 @@ async def test_a_broken_config_file_leaves_the_limits_as_they_were(tmp_path: Pat
 
 
 async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp_path: Path) -> None:
-    async with team(tmp_path) as (all_of, _gate):
+    async with open_admin_team(tmp_path) as (all_of, _gate):
         admin = token(all_of.root, "ops", "admin", name="ops-laptop")
         env = {**environment(tmp_path / "elsewhere"), "AVA_URL": all_of.server.base, "AVA_TOKEN": admin}
 
@@ -280,7 +278,7 @@ spawns_per_hour = 2
 
 
 async def test_an_administrator_lifts_no_limit_by_removing_and_adding_a_user(tmp_path: Path) -> None:
-    async with team(tmp_path, config=LIMITED) as (all_of, _gate):
+    async with open_admin_team(tmp_path, config=LIMITED) as (all_of, _gate):
         admin = token(all_of.root, "ops", "admin", name="ops-laptop")
         gus = token(all_of.root, "gus", name="gus")
 
@@ -304,7 +302,7 @@ async def test_an_administrator_lifts_no_limit_by_removing_and_adding_a_user(tmp
 
 async def test_an_administrator_gets_no_token_of_the_operator(tmp_path: Path) -> None:
     """Over HTTP, that user has the secrets, the MCP servers and the folders of this machine."""
-    async with team(tmp_path) as (all_of, _gate):
+    async with open_admin_team(tmp_path) as (all_of, _gate):
         admin = token(all_of.root, "ops", "admin", name="ops-laptop")
         answer = await all_of.server.request("POST", f"/users/{os_user()}", admin, json={})
         assert answer.status_code == 400 and "operator" in answer.text and "avatok_" not in answer.text
@@ -313,7 +311,7 @@ async def test_an_administrator_gets_no_token_of_the_operator(tmp_path: Path) ->
 
 
 async def test_an_administrator_elsewhere_takes_nobodys_passkey_away(tmp_path: Path) -> None:
-    async with team(tmp_path) as (all_of, _gate):
+    async with open_admin_team(tmp_path) as (all_of, _gate):
         admin, passkeys = token(all_of.root, "ops", "admin", name="ops-laptop"), DataRoot(all_of.root).passkeys
         token(all_of.root, "dan", "read", name="dans")
         Passkeys(passkeys).add(new_passkey("dan", "laptop", "localhost", b"dans", b"key", 0))
@@ -325,7 +323,7 @@ async def test_an_administrator_elsewhere_takes_nobodys_passkey_away(tmp_path: P
 
 
 async def test_the_address_of_the_users_takes_only_what_restricts(tmp_path: Path) -> None:
-    async with team(tmp_path) as (all_of, _gate):
+    async with open_admin_team(tmp_path) as (all_of, _gate):
         admin = token(all_of.root, "ops", "admin", name="ops-laptop")
         before = (all_of.root / "config.toml").read_text()
         for body in ({"workspaces": ["/"]}, {"roles": ["coder"]}, {"scopes": ["approve"]}, {"running": -1},
@@ -344,62 +342,3 @@ async def test_the_address_of_the_users_takes_only_what_restricts(tmp_path: Path
                 assert answer.status_code == 403 and "admin" in answer.text, (name, method)
         assert (await all_of.server.get("/users")).status_code == 401
         assert (all_of.root / "config.toml").read_text() == before
-
-
-@dataclass
-class Team:
-    """A server with three users, an auditor and an administrator."""
-
-    root: Path
-    server: HttpServer
-    model: ModelServer
-    ana: Client
-    ben: Client
-    auditor: Client
-    admin: Client
-
-    async def start(self, client: Client) -> str:
-        """Start a run that waits for its model, and return its id."""
-        proposed, _text = read_answer(await client.call_tool("spawn_subagent", SPAWN))
-        given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-        answer, text = read_answer(await client.call_tool("confirm_spawn", given))
-        assert answer["status"] == "approved", text
-        return str(proposed["subagent_id"])
-
-    async def ava(self, *words: str) -> tuple[int, str, str]:
-        """Run a command as the data root's owner."""
-        env = {**environment(self.root), **model_env(self.model.base_url)}
-        with anyio.fail_after(60):
-            done = await anyio.run_process([AVA[0], *words], env=env, check=False)
-        return done.returncode, done.stdout.decode(), done.stderr.decode()
-
-
-@asynccontextmanager
-async def team(tmp: Path, *, config: str = "", script: Any = None) -> AsyncGenerator[tuple[Team, Gate]]:
-    gate = Gate(within_s=300)  # longer than all commands of a test take on a busy machine
-    root = make_root(tmp / "data", config_toml=config + CONFIG)
-    texts = {
-        "ana": token(root, "ana"),
-        "ben": token(root, "ben"),
-        "auditor": token(root, "eve", "audit", name="auditor"),
-        "admin": token(root, "ops", "admin", name="admin"),
-    }
-    with run_model_server(script or (lambda _asked: Say("thinking", gate=gate))) as model:
-        async with (
-            serve_http(root, env=model_env(model.base_url), cwd=tmp) as server,
-            server.client(texts["ana"]) as ana,
-            server.client(texts["ben"]) as ben,
-            server.client(texts["auditor"]) as auditor,
-            server.client(texts["admin"]) as admin,
-        ):
-            try:
-                yield Team(root, server, model, ana, ben, auditor, admin), gate
-            finally:
-                gate.released.set()
-
-
-async def refused(client: Client, tool: str, **given: Any) -> str:
-    result = await client.call_tool(tool, given)
-    answer, text = read_answer(result)
-    assert answer["status"] == "failed", text
-    return text

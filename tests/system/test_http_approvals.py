@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,25 +12,23 @@ from urllib.parse import quote
 import anyio.from_thread
 import anyio.to_thread
 import pytest
-from mcp import Client
-from support.http_server import HttpServer, serve_http, token
-from support.model_server import Say, run_model_server
+from support.hosts.distant_person import DONE, open_distant_person
+from support.http_server import token
+from support.model_server import run_model_server
 from support.network.certificates import issue
 from support.network.web_site import make_certificate
 from support.runtime import PRICED
-from support.stdio import make_root, model_env, read_answer, read_log, state_of
+from support.stdio import read_answer, read_log, state_of
 from support.terminal import CONTROLLED, ava, run_on_terminal
 
 pytestmark = pytest.mark.slow
 
-DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
 PAID = PRICED.replace("custom:test", "custom:scripted")
-HUMAN = '[users.ana]\napproval = "human"\n'
 
 
 @pytest.mark.requirement("S2-29")
 async def test_with_policy_human_only_an_approve_token_can_approve_over_http(tmp_path: Path) -> None:
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         proposed = await there.propose()
         asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
         with anyio.move_on_after(1):  # it waits for a person's decision
@@ -62,7 +57,7 @@ async def test_with_policy_human_only_an_approve_token_can_approve_over_http(tmp
 
 
 async def test_the_hourly_limit_does_not_apply_to_a_token_with_the_scope_approve(tmp_path: Path) -> None:
-    async with away(tmp_path / "data", PAID + "[users.ana]\nspawns_per_hour = 0\n") as there:
+    async with open_distant_person(tmp_path / "data", PAID + "[users.ana]\nspawns_per_hour = 0\n") as there:
         proposed = await there.propose()
         asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
         refused = read_answer(await there.client.call_tool("confirm_spawn", asked))[0]["decisions"][0]
@@ -75,7 +70,7 @@ async def test_the_hourly_limit_does_not_apply_to_a_token_with_the_scope_approve
 
 
 async def test_a_wrong_line_digest_or_user_cannot_approve(tmp_path: Path) -> None:
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         proposed = await there.propose()
         (shown,) = await there.shown()
         pending, right = shown["pending_id"], {"approving": [shown["approval_line"]]}
@@ -109,7 +104,7 @@ async def test_a_wrong_line_digest_or_user_cannot_approve(tmp_path: Path) -> Non
 
 
 async def test_tells_only_its_user_what_became_of_a_proposal(tmp_path: Path) -> None:
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         proposed = await there.propose()
         pending, run_id = proposed["pending_id"], proposed["subagent_id"]
         bens, never = token(there.root, "ben", "approve"), "P-0dd0dd0d"
@@ -143,7 +138,7 @@ async def test_tells_only_its_user_what_became_of_a_proposal(tmp_path: Path) -> 
 
 
 async def test_a_question_that_was_decided_elsewhere_withdraws_itself_and_says_who_decided(tmp_path: Path) -> None:
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         proposed = await there.propose()
         pending = proposed["pending_id"]
 
@@ -159,7 +154,7 @@ async def test_a_question_that_was_decided_elsewhere_withdraws_itself_and_says_w
 
 
 async def test_a_remote_person_sees_the_same_screen_and_starts_several_runs_as_a_group(tmp_path: Path) -> None:
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         one, other = await there.propose("What does it cost?"), await there.propose("And the other?")
         ids = [one["pending_id"], other["subagent_id"]]
         code, text = await there.typed("approve", *ids, "--group-max", "0.5", answers=[("Start them?", "y")])
@@ -179,7 +174,7 @@ async def test_a_plan_of_many_long_steps_is_approved_while_its_texts_are_folded(
         {"id": f"step_{number}", "role": "researcher", "task": f"Question {number}? " + "why " * 90}
         for number in range(100)
     ]
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         plan = read_answer(await there.client.call_tool("spawn_subagent", {"steps": steps, "max_cost_cents": 100}))[0]
         code, text = await there.typed("approve", plan["pending_id"], answers=[("Start it?", "y")])
         assert code == 0 and "Folded: task of 100 steps, " in text, text[-2000:]
@@ -188,7 +183,7 @@ async def test_a_plan_of_many_long_steps_is_approved_while_its_texts_are_folded(
 
 
 async def test_proposals_can_be_started_rejected_or_left_one_by_one(tmp_path: Path) -> None:
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         runs = [await there.propose(f"Question {number}?") for number in range(3)]
         asked = [("Start them?", "o")]
         asked += [(f"{number} of 3: start it?", reply) for number, reply in enumerate(("y", "", "r"), 1)]
@@ -202,7 +197,7 @@ async def test_proposals_can_be_started_rejected_or_left_one_by_one(tmp_path: Pa
 
 
 async def test_the_token_comes_from_a_file_or_the_environment_never_from_an_argument(tmp_path: Path) -> None:
-    async with away(tmp_path / "data") as there:
+    async with open_distant_person(tmp_path / "data") as there:
         await there.propose()
         file = tmp_path / "token"
         file.write_text(f"{there.text}\n")
@@ -253,53 +248,3 @@ def test_explains_a_certificate_fault_before_sending_the_token(tmp_path: Path, f
     says = {"no server": "ava serve --http", "no TLS": "oken was"}.get(fault, "SSL_CERT_FILE")
     assert says in done.stderr.replace("\n", " ")
     assert os.environ.get("AVA_TOKEN") is None
-
-
-@dataclass
-class Away:
-    """A server, a host of Ana's, and her own token to decide with."""
-
-    server: HttpServer
-    root: Path
-    client: Client
-    text: str
-
-    async def propose(self, task: str = "What does it cost?") -> dict[str, Any]:
-        return read_answer(await self.client.call_tool("spawn_subagent", {"role": "researcher", "task": task}))[0]
-
-    async def shown(self) -> list[dict[str, Any]]:
-        answer = await self.server.get("/approvals", self.text)
-        assert answer.status_code == 200 and answer.headers["cache-control"] == "no-store"
-        found: list[dict[str, Any]] = answer.json()["proposals"]
-        return found
-
-    async def decide(self, **given: Any) -> tuple[int, dict[str, Any]]:
-        return await self.decide_as(self.text, **given)
-
-    async def decide_as(self, text: str, **given: Any) -> tuple[int, dict[str, Any]]:
-        answer = await self.server.post("/approvals", text, json=given)
-        return answer.status_code, answer.json()
-
-    async def typed(self, *args: str, answers: list[tuple[str, str]] | None = None, **env: str) -> tuple[int, str]:
-        """`ava --url …` on a terminal, on a machine that has no data root."""
-
-        def run() -> tuple[int, str]:
-            words = ("--url", self.server.base, *args)
-            own = {"AVA_TOKEN": self.text, **env}
-            elsewhere = self.root.parent / "elsewhere"
-            with run_on_terminal(elsewhere, *words, env=own, columns=200, command=CONTROLLED) as screen:
-                code = screen.ended_after(answers or [])
-            assert self.text not in screen.text and "Traceback" not in screen.text
-            assert not elsewhere.exists()
-            return code, screen.text
-
-        return await anyio.to_thread.run_sync(run)
-
-
-@asynccontextmanager
-async def away(root: Path, settings: str = HUMAN, *scopes: Any) -> AsyncGenerator[Away]:
-    make_root(root, config_toml=settings)
-    hosts, own = token(root, "ana"), token(root, "ana", *(scopes or ("approve",)), name="phone")
-    with run_model_server([DONE] * 5) as model:
-        async with serve_http(root, env=model_env(model.base_url)) as server, server.client(hosts) as client:
-            yield Away(server, root, client, own)

@@ -6,30 +6,26 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
-from anyio.abc import Process
-from support.model_server import Fail, Gate, ModelServer, Say, Step, run_model_server
-from support.processes import end
-from support.runtime import PRICED
-from support.stdio import (
-    AVA,
-    Stderr,
-    assert_intact,
-    environment,
-    make_root,
-    model_env,
-    read_log,
-    serve_stdio,
-    state_of,
-    until,
+from support.engines.worker_machines import (
+    DONE,
+    LEASE_S,
+    NOTE,
+    claim_reasons,
+    make_machine,
+    run_worker,
+    take_over_late,
+    told_of_run,
+    wait_for_success,
 )
+from support.model_server import Fail, Gate, Say, Step, run_model_server
+from support.stdio import assert_intact, model_env, read_log, serve_stdio, state_of, until
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
@@ -39,12 +35,6 @@ from ava_audit.postgres.database import LOCK  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
-LEASE_S = 3
-CONFIG = f'runs_on = "workers"\nlease_s = {LEASE_S}\n' + PRICED.replace("custom:test", "custom:scripted")
-NOTE = Say("I look.", [("scratchpad", {"note": "half of it"})])
-DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
-WORKER = (*AVA[:-1], "worker")
-
 
 async def test_a_worker_on_another_machine_runs_what_a_server_has_approved(
     root: Path, tmp_path: Path, url: str
@@ -52,22 +42,13 @@ async def test_a_worker_on_another_machine_runs_what_a_server_has_approved(
     with run_model_server([NOTE, DONE]) as models:
         async with serve_stdio(root, env=model_env(models.base_url)) as host:
             run = await host.start_run(workspace=None)
-            await until(lambda: "no worker is running" in str(told(root, run)), within_s=60)
-            async with working(machine(tmp_path, "worker", url), url, models.base_url):
+            await until(lambda: "no worker is running" in str(told_of_run(root, run)), within_s=60)
+            async with run_worker(make_machine(tmp_path, "worker", url), url, models.base_url):
                 await until(lambda: state_of(root, run) == "success", within_s=60)
             answer = await host.tool("check_subagent", subagent_id=run)
             assert answer["runs"][0]["untrusted_result"]["output"] == "twelve cents"
-    assert [reason for _owner, reason in claims(root, run)] == ["start"]
+    assert [reason for _owner, reason in claim_reasons(root, run)] == ["start"]
     assert_intact(root)
-
-
-def told(root: Path, run: str) -> str | None:
-    """What a run is doing, as every server shows it."""
-    from support.log import look_at
-
-    with look_at(root) as db:
-        row = db.execute("SELECT text FROM live WHERE run_id = ?", (run,)).fetchone()
-        return None if row is None else str(row[0])
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -79,14 +60,14 @@ async def test_another_worker_takes_over_within_the_lease_and_two_seconds(
     with run_model_server(script) as models:
         async with (
             serve_stdio(root, env=model_env(models.base_url)) as host,
-            working(machine(tmp_path, "one", url), url, models.base_url) as first,
+            run_worker(make_machine(tmp_path, "one", url), url, models.base_url) as first,
         ):
             run = await host.start_run(workspace=None)
             await until(gate.arrived.is_set, within_s=60)
-            async with working(machine(tmp_path, "two", url), url, models.base_url):
+            async with run_worker(make_machine(tmp_path, "two", url), url, models.base_url):
                 first.send_signal(how)
                 began = anyio.current_time()
-                await until(lambda: len(claims(root, run)) == 2, within_s=LEASE_S + 10)
+                await until(lambda: len(claim_reasons(root, run)) == 2, within_s=LEASE_S + 10)
                 assert anyio.current_time() - began < LEASE_S + 2
                 await until(lambda: state_of(root, run) == "success", within_s=60)
                 gate.released.set()
@@ -94,14 +75,10 @@ async def test_another_worker_takes_over_within_the_lease_and_two_seconds(
                     first.send_signal(signal.SIGCONT)
                     await anyio.sleep(LEASE_S)
                     assert first.returncode is None, "it goes on with other runs"
-    (one, start), (other, takeover) = claims(root, run)
+    (one, start), (other, takeover) = claim_reasons(root, run)
     assert one != other and (start, takeover) == ("start", "takeover")
     assert len(read_log(root, "RunEnded", run=run)) == 1
     assert_intact(root)
-
-
-async def all_succeed(root: Path, runs: list[str]) -> None:
-    await until(lambda: all(state_of(root, run) == "success" for run in runs), within_s=300)
 
 
 BATCH = 12
@@ -117,21 +94,21 @@ async def test_every_run_of_a_batch_is_done_though_the_worker_that_claimed_them_
     def answer(_request: object) -> Say:
         return DONE if gone.is_set() else replace(DONE, gate=Gate(within_s=120))
 
-    roots = [machine(tmp_path, name, url, MANY) for name in ("s", "1", "2")]
+    roots = [make_machine(tmp_path, name, url, MANY) for name in ("s", "1", "2")]
     with run_model_server(answer) as models:
         async with serve_stdio(roots[0], env=model_env(models.base_url)) as host:
             runs = [await host.start_run(workspace=None) for _ in range(BATCH)]
-            async with working(roots[1], url, models.base_url) as first:
+            async with run_worker(roots[1], url, models.base_url) as first:
                 await until(lambda: len(read_log(roots[0], "RunClaimed")) > 1, within_s=60)
                 first.send_signal(how)
                 gone.set()
-                async with working(roots[2], url, models.base_url):
-                    await all_succeed(roots[0], runs)
+                async with run_worker(roots[2], url, models.base_url):
+                    await wait_for_success(roots[0], runs)
                     if how == signal.SIGSTOP:
                         first.send_signal(signal.SIGCONT)
                         await anyio.sleep(LEASE_S)
     assert len(read_log(roots[0], "RunEnded")) == BATCH
-    taken = {run: [reason for _owner, reason in claims(roots[0], run)] for run in runs}
+    taken = {run: [reason for _owner, reason in claim_reasons(roots[0], run)] for run in runs}
     assert all(reasons in (["start"], ["start", "takeover"]) for reasons in taken.values()), taken
     assert ["start", "takeover"] in taken.values()
     assert_intact(roots[0])
@@ -157,73 +134,19 @@ async def test_a_database_that_answers_ten_times_as_slowly_for_a_minute_costs_ti
                 conn.commit()
         over.set()
 
-    roots = [machine(tmp_path, name, url, MANY) for name in ("s", "1", "2")]
+    roots = [make_machine(tmp_path, name, url, MANY) for name in ("s", "1", "2")]
     with run_model_server(answer) as models:
         async with serve_stdio(roots[0], env=model_env(models.base_url)) as host:
             more = {"max_iterations": 60, "max_cost_cents": 200, "workspace": None}
             runs = [await host.start_run(**more) for _ in range(BATCH)]
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(anyio.to_thread.run_sync, slow)
-                async with working(roots[1], url, models.base_url), working(roots[2], url, models.base_url):
-                    await all_succeed(roots[0], runs)
-    assert [claims(roots[0], run)[0][1:] for run in runs] == [("start",)] * BATCH
+                async with run_worker(roots[1], url, models.base_url), run_worker(roots[2], url, models.base_url):
+                    await wait_for_success(roots[0], runs)
+    assert [claim_reasons(roots[0], run)[0][1:] for run in runs] == [("start",)] * BATCH
     assert len(read_log(roots[0], "RunClaimed")) == len(read_log(roots[0], "RunEnded")) == BATCH
     assert len(models.requests) > 4 * BATCH, "they went on meanwhile"
     assert_intact(roots[0])
-
-
-@dataclass
-class TakenOver:
-    """A run that `live` has taken over from `woken`, which was stopped until the block begins.
-
-    `live` waits for an answer of the model, which `finish` lets go.
-    """
-
-    run: str
-    root: Path
-    woken: Process
-    models: ModelServer
-    gate: Gate
-
-    async def keeps_its_owner(self) -> None:
-        """For longer than a lease, the run stays with its owner, and the model is asked nothing more."""
-        await anyio.sleep(LEASE_S + 1)
-        assert [reason for _owner, reason in claims(self.root, self.run)] == ["start", "takeover"]
-        assert state_of(self.root, self.run) == "running"
-        assert len(self.models.requests) == 2, "one call of each owner"
-
-    async def finish(self) -> None:
-        """Let the owner end the run, and compare who has written what."""
-        self.gate.released.set()
-        await until(lambda: state_of(self.root, self.run) == "success", within_s=40)
-        (one, _start), (other, _takeover) = claims(self.root, self.run)
-        assert one != other
-        (ended,) = read_log(self.root, "SubagentComplete", run=self.run)
-        assert "twelve cents" in str(ended.content), "the result of the owner"
-        settled = [entry.content["settlement"] for entry in read_log(self.root, "CostUpdate", run=self.run)]
-        assert settled == ["unknown", "billed", "billed"], "each call once: nobody knows what the first one cost"
-        assert len(self.models.requests) == 3
-        assert_intact(self.root)
-
-
-@asynccontextmanager
-async def taken_over(root: Path, tmp: Path, url: str, late: Step) -> AsyncGenerator[TakenOver]:
-    """A worker is stopped during a call and loses its run; then `late` answers its call, and it wakes up."""
-    first, second = Gate(), Gate()
-    script: list[Step] = [replace(late, gate=first), replace(NOTE, gate=second), DONE]
-    with run_model_server(script) as models:
-        async with (
-            serve_stdio(root, env=model_env(models.base_url)) as host,
-            working(machine(tmp, "woken", url), url, models.base_url) as woken,
-        ):
-            run = await host.start_run(workspace=None)
-            await until(first.arrived.is_set, within_s=40)
-            async with working(machine(tmp, "live", url), url, models.base_url):
-                woken.send_signal(signal.SIGSTOP)
-                await until(second.arrived.is_set, within_s=LEASE_S + 40)
-                first.released.set()
-                woken.send_signal(signal.SIGCONT)
-                yield TakenOver(run, root, woken, models, second)
 
 
 def leases(root: Path) -> list[int]:
@@ -239,7 +162,7 @@ async def test_a_worker_that_wakes_up_cannot_complete_a_run_that_was_taken_over(
     root: Path, tmp_path: Path, url: str
 ) -> None:
     done = Say(calls=[("submit_result", {"summary": "late", "output": "of the worker that was stopped"})])
-    async with taken_over(root, tmp_path, url, done) as taken:
+    async with take_over_late(root, tmp_path, url, done) as taken:
         await taken.keeps_its_owner()
         assert taken.woken.returncode is None
         await taken.finish()
@@ -248,7 +171,7 @@ async def test_a_worker_that_wakes_up_cannot_complete_a_run_that_was_taken_over(
 async def test_a_worker_that_wakes_up_and_renews_its_lease_does_not_get_its_run_back(
     root: Path, tmp_path: Path, url: str
 ) -> None:
-    async with taken_over(root, tmp_path, url, NOTE) as taken:
+    async with take_over_late(root, tmp_path, url, NOTE) as taken:
         await until(lambda: taken.woken.pid in leases(root), within_s=LEASE_S + 2)
         await taken.keeps_its_owner()
         assert taken.woken.pid in leases(root), "it goes on to renew it, for other runs"
@@ -256,13 +179,13 @@ async def test_a_worker_that_wakes_up_and_renews_its_lease_does_not_get_its_run_
 
 
 async def test_a_worker_that_wakes_up_does_not_repeat_its_failed_call(root: Path, tmp_path: Path, url: str) -> None:
-    async with taken_over(root, tmp_path, url, Fail(500)) as taken:
+    async with take_over_late(root, tmp_path, url, Fail(500)) as taken:
         await taken.keeps_its_owner()
         await taken.finish()
 
 
 async def test_a_worker_that_wakes_up_and_dies_takes_no_run_with_it(root: Path, tmp_path: Path, url: str) -> None:
-    async with taken_over(root, tmp_path, url, NOTE) as taken:
+    async with take_over_late(root, tmp_path, url, NOTE) as taken:
         await until(lambda: taken.woken.pid in leases(root), within_s=LEASE_S + 2)
         taken.woken.kill()
         await taken.woken.wait()
@@ -277,19 +200,19 @@ async def test_a_worker_that_is_stopped_hands_its_runs_over_and_loses_no_answer(
     with run_model_server([Say("slow", NOTE.calls, gate=gate), DONE]) as models:
         async with (
             serve_stdio(root, env=model_env(models.base_url)) as host,
-            working(machine(tmp_path, "one", url), url, models.base_url) as first,
+            run_worker(make_machine(tmp_path, "one", url), url, models.base_url) as first,
         ):
             run = await host.start_run(workspace=None)
             await until(gate.arrived.is_set, within_s=60)
             first.send_signal(signal.SIGTERM)
             await anyio.sleep(0.5)
-            async with working(machine(tmp_path, "two", url), url, models.base_url):
-                assert len(claims(root, run)) == 1, "the first one waits for the answer that is being paid for"
+            async with run_worker(make_machine(tmp_path, "two", url), url, models.base_url):
+                assert len(claim_reasons(root, run)) == 1, "the first one waits for the answer that is being paid for"
                 gate.released.set()
                 assert await first.wait() == 0
                 await until(lambda: state_of(root, run) == "success", within_s=60)
         assert len(models.requests) == 2, "no call was repeated"
-    assert [reason for _owner, reason in claims(root, run)] == ["start", "takeover"]
+    assert [reason for _owner, reason in claim_reasons(root, run)] == ["start", "takeover"]
     assert_intact(root)
 
 
@@ -299,14 +222,14 @@ async def test_a_worker_without_the_key_says_so_and_leaves_the_run_to_one_that_h
     with run_model_server([DONE]) as models:
         async with (
             serve_stdio(root, env=model_env(models.base_url)) as host,
-            working(machine(tmp_path, "poor", url), url, ""),
+            run_worker(make_machine(tmp_path, "poor", url), url, ""),
         ):
             run = await host.start_run(workspace=None)
-            waits = await until(lambda: (words := told(root, run)) and "custom" in words and words, within_s=60)
+            waits = await until(lambda: (words := told_of_run(root, run)) and "custom" in words and words, within_s=60)
             assert os.uname().nodename in waits
             status = await host.tool("check_subagent", subagent_id=run)
             assert "custom" in str(status)
-            async with working(machine(tmp_path, "rich", url), url, models.base_url):
+            async with run_worker(make_machine(tmp_path, "rich", url), url, models.base_url):
                 await until(lambda: state_of(root, run) == "success", within_s=60)
     assert_intact(root)
 
@@ -318,13 +241,13 @@ async def test_a_role_that_asks_for_a_label_runs_where_it_is(root: Path, tmp_pat
     with run_model_server([DONE]) as models:
         async with (
             serve_stdio(root, env=model_env(models.base_url)) as host,
-            working(machine(tmp_path, "plain", url), url, models.base_url),
+            run_worker(make_machine(tmp_path, "plain", url), url, models.base_url),
         ):
             shown = await host.tool("spawn_subagent", role="special", task="Look it up")
             assert "It runs only on a machine with these labels: gpu." in shown["message"]
             run = await host.start_run(role="special")
-            await until(lambda: "a machine with the label gpu" in str(told(root, run)), within_s=60)
-            async with working(machine(tmp_path, "gpu", url), url, models.base_url, "--label", "gpu"):
+            await until(lambda: "a machine with the label gpu" in str(told_of_run(root, run)), within_s=60)
+            async with run_worker(make_machine(tmp_path, "gpu", url), url, models.base_url, "--label", "gpu"):
                 await until(lambda: state_of(root, run) == "success", within_s=60)
     assert_intact(root)
 
@@ -340,25 +263,4 @@ def url(tmp_path: Path) -> Generator[str]:
 @pytest.fixture
 def root(tmp_path: Path, url: str) -> Path:
     """The data root of a server."""
-    return machine(tmp_path, "server", url)
-
-
-def machine(tmp: Path, name: str, url: str, more: str = "") -> Path:
-    return make_root(tmp / name, config_toml=f'database_url = "{url}"\n{CONFIG}{more}')
-
-
-@asynccontextmanager
-async def working(root: Path, url: str, base_url: str, *more: str) -> AsyncGenerator[Process]:
-    """A worker on a machine; killed if the test has not ended it."""
-    with Stderr().checked() as stderr:
-        env = {**environment(root), **(model_env(base_url) if base_url else {})}
-        process = await anyio.open_process([*WORKER, "--database-url", url, *more], env=env, stderr=stderr.file)
-        try:
-            await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=60)
-            yield process
-        finally:
-            await end(process)
-
-
-def claims(root: Path, run: str) -> list[tuple[str, str]]:
-    return [(entry.content["instance"], entry.content["reason"]) for entry in read_log(root, "RunClaimed", run=run)]
+    return make_machine(tmp_path, "server", url)
