@@ -7,29 +7,19 @@ found in that again, and the checkout is the same afterwards, down to the times 
 from __future__ import annotations
 
 import hashlib
-import json
-import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.foreign.documents import pdf
-from support.model_server import Fail, Say, Step, run_model_server
-from support.network.web_site import Page, site
-from support.repositories.projects import checkout, git, tree
-from support.runtime import Lab, hand_over, open_lab, submit
-from support.tool_examples import HERE, PRICES, QUOTE, example_of, must_list
+from support.repositories.projects import git, tree
+from support.runs.builtin_roles import WorkingModel, calls_of_tool, open_role_ground
 
 from ava_audit.events import ToolResult
 from ava_roles.catalog import BUILT_IN, Catalog
 
 pytestmark = pytest.mark.usefixtures("confined")
 
-WORDS = f"<article><h1>Prices</h1><p>{QUOTE}</p><p>{'More about how it is charged. ' * 12}</p></article>"
-LAST = ("read_tool_result", "save_artifact", "scratchpad")
-"""They take up what others brought."""
 MORE: Mapping[str, Mapping[str, Any]] = {"custom": {"system_prompt": "You compare prices."}}
 
 
@@ -37,8 +27,8 @@ MORE: Mapping[str, Mapping[str, Any]] = {"custom": {"system_prompt": "You compar
 @pytest.mark.requirement("S2-01")
 @pytest.mark.parametrize("role", [name for name in BUILT_IN if name != "coder"])  # its work: test_coder.py
 async def test_a_built_in_role_works_with_all_its_tools(tmp_path: Path, role: str) -> None:
-    model = Working("")
-    async with ground(tmp_path, model) as (lab, before):
+    model = WorkingModel("")
+    async with open_role_ground(tmp_path, model) as (lab, before):
         earlier = await lab.start(task="an earlier piece of work")
         await lab.ended(earlier)
         model.earlier = earlier
@@ -53,10 +43,10 @@ async def test_a_built_in_role_works_with_all_its_tools(tmp_path: Path, role: st
         artifacts = tmp_path / "data" / "artifacts" / made.subagent_id
         assert (artifacts / "prices.csv").read_text() == "Otter,12\n"
     assert row.state == "success", result
-    wanted = [(name, expected) for name in model.made for given, expected in calls_of(name)]
+    wanted = [(name, expected) for name in model.made for given, expected in calls_of_tool(name)]
     for name in dict.fromkeys(model.made):
         outputs = [each.output for each in shown if each.tool == name]
-        for expected, output in zip([text for _given, text in calls_of(name)], outputs, strict=True):
+        for expected, output in zip([text for _given, text in calls_of_tool(name)], outputs, strict=True):
             assert expected in output, (name, output)
     assert len(wanted) >= len(set(made.tools)) and set(model.made) == set(made.tools)
     failed = {name: counts["failed"] for name, counts in result["tool_receipts"].items() if counts["failed"]}
@@ -68,74 +58,3 @@ async def test_a_built_in_role_works_with_all_its_tools(tmp_path: Path, role: st
     assert list((tmp_path / "data" / "scratch").glob("S-*")) == [], "nothing of the run's own is left"
     assert tree(tmp_path / "workspace") == before, "the checkout is as it was"
     assert git(tmp_path / "workspace", "status", "--porcelain") == ""
-
-
-PAGES: dict[str, Any] = {
-    "/robots.txt": Page("User-agent: Ava\nDisallow: /private\n", content_type="text/plain"),
-    "/prices": Page(f"<html><head><title>What it costs</title></head><body>{WORDS}</body></html>"),
-    "/list.pdf": Page(pdf("Rev charges thirty cents."), content_type="application/pdf"),
-    "/feed.json": Page('{"minute": 12}', content_type="application/json"),
-    "/private": Page("never read"),
-}
-
-
-PROJECT = {
-    "adding.py": "def add(a, b):\n    return a + b\n",
-    "test_adding.py": (
-        "import unittest\nfrom adding import add\n\n"
-        "class Adds(unittest.TestCase):\n    def test_adds(self):\n        self.assertEqual(add(1, 2), 3)\n"
-    ),
-    "prices.csv": "name,cents\nOtter,12\nRev,30\n",
-    "long.txt": "".join(f"line {number}\n" for number in range(1, 5_001)),
-    ".gitignore": "__pycache__/\n",
-}
-
-
-def calls_of(tool: str) -> Sequence[tuple[Mapping[str, Any], str]]:
-    """What is called of a tool, and what the model has to be shown for it."""
-    work = example_of(tool).work
-    must_list(f"{HERE} (work)", [tool] if work else [], [tool])
-    return work
-
-
-@asynccontextmanager
-async def ground(tmp_path: Path, script: Any) -> AsyncGenerator[tuple[Lab, dict[str, object]]]:
-    """A lab with a site, a search engine, a checkout and a note; and what the checkout was like."""
-    memory = tmp_path / "data" / "memory"
-    memory.mkdir(mode=0o700, parents=True)
-    (memory / "plans.md").write_text("The budget is nine cents.\n")
-    before = tree(checkout(tmp_path / "workspace", PROJECT))
-    hit = {"url": PRICES, "title": "What it costs", "content": "about prices"}
-    with run_model_server([Fail(200, {"results": [hit], "unresponsive_engines": []})] * 2) as engine:
-        config = (
-            f'[limits]\nquestion_wait_s = 1\n[search]\nengine = "searxng"\nsearxng = "http://127.0.0.1:{engine.port}"\n'
-        )
-        async with site(PAGES) as web, open_lab(tmp_path, script, config=config) as lab:
-            lab.runtime.fetcher = web.fetcher
-            yield lab, before
-            assert "/private" not in web.paths
-
-
-class Working:
-    """A model that calls one tool after the other, and hands over what the first page or file said."""
-
-    def __init__(self, earlier: str) -> None:
-        self.tools: Sequence[str] = ()
-        self.earlier = earlier
-        self.made: list[str] = []
-
-    def __call__(self, request: dict[str, Any]) -> Step:
-        if "an earlier piece of work" in json.dumps(request["messages"][1]):
-            return submit("Rev charges thirty cents.")
-        said = json.dumps(request["messages"])
-        latest = re.findall(r"the latest are R-(\w+)", said)
-        order = [*(name for name in self.tools if name not in LAST), *(name for name in LAST if name in self.tools)]
-        calls = [(name, given) for name in order for given, _shown in calls_of(name)]
-        if len(self.made) == len(calls):
-            source = PRICES if "read_webpages" in self.tools else "prices.csv"
-            quote = QUOTE if "read_webpages" in self.tools else "Otter"
-            return hand_over(findings=[{"claim": "It costs twelve.", "quote": quote, "source_url": source}])
-        name, given = calls[len(self.made)]
-        self.made.append(name)
-        filled = json.dumps(given).replace("{earlier}", self.earlier).replace("{latest}", latest[-1] if latest else "")
-        return Say(f"Now {name}.", [(name, json.loads(filled))])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +21,18 @@ from support.commands.dashboard import (
     wait_until_hidden,
     wait_until_shown,
 )
-from support.model_server import Gate, Say
-from support.repository import REPOSITORY
-from support.runtime import PRICED, USER, Lab, hand_over, open_lab, wait_for
+from support.commands.snapshots import LONG, compare_screen, open_full_lab, selected_line
+from support.model_server import Say
+from support.runtime import PRICED, hand_over, open_lab
 from support.stdio import until
 
 from ava_server.cli.status_overview import health
 from ava_server.cli.status_page import LEAST_BAR
-from ava_server.core.data_root import os_user
 from ava_server.dashboard import app as app_module
-from ava_server.dashboard.app import StatusApp
 from ava_server.dashboard.live import LivePage
 
-SNAPSHOTS = REPOSITORY / "tests" / "server" / "snapshots"
-ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED
 EVIL = "[red]owned[/red] [@click=app.bell]click[/] \x1b]0;title\x07\x1b[2J\u202e"
 LITERAL = "[red]owned[/red] [@click=app.bell]click[/]"
-LONG = "Go on and on, reading the notes in the folder again and again until somebody releases the answer that is held"
-READS = ("read_file", {"path": "notes.md"})
-FAILS = ("read_file", {"path": "nowhere.md"})
 
 
 # -- snapshots --------------------------------------------------------------------------------------------------------
@@ -49,37 +40,37 @@ FAILS = ("read_file", {"path": "nowhere.md"})
 
 @pytest.mark.slow
 async def test_the_screen_at_each_size_is_as_its_snapshot(short_place: Path) -> None:
-    async with everything(short_place) as (lab, _gate):
+    async with open_full_lab(short_place) as (lab, _gate):
         for width, height in ((60, 20), (80, 24), (120, 40), (200, 60)):
             async with live_app(lab, width, height) as (app, pilot):
                 await wait_until_shown(app, "not confined" if height > 30 else "Health: warning")
-                compare(f"list-{width}x{height}-proposal", screen(app))
+                compare_screen(f"list-{width}x{height}-proposal", screen(app))
                 await pilot.press("down", "down")
                 await wait_until_shown(app, "nowhere.md: failed")
                 await wait_until_shown(app, "Thinking")  # which another read may bring than the run's last actions
-                compare(f"list-{width}x{height}-running", screen(app))
+                compare_screen(f"list-{width}x{height}-running", screen(app))
                 await pilot.press("q")
             assert app.return_value == 0
 
 
 @pytest.mark.slow
 async def test_the_other_screens_at_80_columns_are_as_their_snapshots(short_place: Path) -> None:
-    async with everything(short_place) as (lab, _gate), live_app(lab) as (app, pilot):
+    async with open_full_lab(short_place) as (lab, _gate), live_app(lab) as (app, pilot):
         await pilot.press("a")
-        compare("approve-80x24", await wait_until_shown(app, "Start it?"))
+        compare_screen("approve-80x24", await wait_until_shown(app, "Start it?"))
         await pilot.press("escape", "question_mark")
-        compare("help-80x24", await wait_until_shown(app, "Keys of ava status"))
+        compare_screen("help-80x24", await wait_until_shown(app, "Keys of ava status"))
         await pilot.press("escape", "end", "enter")
-        compare("run-80x24", await wait_until_shown(app, "Tools called"))
+        compare_screen("run-80x24", await wait_until_shown(app, "Tools called"))
         await pilot.press("l")
-        compare("log-80x24", await wait_until_shown(app, "Result: S-"))
+        compare_screen("log-80x24", await wait_until_shown(app, "Result: S-"))
 
 
 # -- what stands where ------------------------------------------------------------------------------------------------
 
 
 async def test_each_size_shows_every_run_within_its_width_and_the_task_gets_what_is_left(tmp_path: Path) -> None:
-    async with everything(tmp_path) as (lab, _gate):
+    async with open_full_lab(tmp_path) as (lab, _gate):
         settings, overview, few = lab.runtime.settings, await look(lab), await look(lab, most=2)
         busy = next(run for run in overview.now.runs if run.row.name == "busy")
     found = tuple(health(overview, settings, sandbox_of("bubblewrap")))
@@ -104,7 +95,7 @@ async def test_each_size_shows_every_run_within_its_width_and_the_task_gets_what
 
 
 async def test_the_columns_have_heads_over_them_where_there_is_room(tmp_path: Path) -> None:
-    async with everything(tmp_path) as (lab, _gate):
+    async with open_full_lab(tmp_path) as (lab, _gate):
         settings, overview = lab.runtime.settings, await look(lab)
     found = tuple(health(overview, settings, sandbox_of("bubblewrap")))
     for width, words in ((40, ["run", "task", "cost"]), (60, ["run", "state", "task", "cost"]),
@@ -121,7 +112,7 @@ async def test_the_columns_have_heads_over_them_where_there_is_room(tmp_path: Pa
 
 
 async def test_on_40_columns_the_sign_of_the_state_leaves_room_for_the_task(tmp_path: Path) -> None:
-    async with everything(tmp_path) as (_lab, _gate), live_app(_lab, 40, 24) as (app, _pilot):
+    async with open_full_lab(tmp_path) as (_lab, _gate), live_app(_lab, 40, 24) as (app, _pilot):
         lines = screen(app)
     text = "\n".join(lines)
     assert re.search(r"^> S-\w{6}  \?  new · May it\? +max \$0\.50$", text, re.MULTILINE)
@@ -131,7 +122,7 @@ async def test_on_40_columns_the_sign_of_the_state_leaves_room_for_the_task(tmp_
 
 
 async def test_a_proposals_pane_begins_with_price_and_reach(tmp_path: Path) -> None:
-    async with everything(tmp_path) as (lab, _gate), live_app(lab, 120, 40) as (app, _pilot):
+    async with open_full_lab(tmp_path) as (lab, _gate), live_app(lab, 120, 40) as (app, _pilot):
         await wait_until_shown(app, "Model: custom:test.")
         lines = screen(app)
     at = next(number for number, line in enumerate(lines) if line.startswith("  P-"))
@@ -145,7 +136,7 @@ async def test_what_a_key_has_done_is_said_for_a_while_and_then_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app_module, "SAID_S", 1.5)
-    async with everything(tmp_path) as (lab, _gate), live_app(lab) as (app, pilot):
+    async with open_full_lab(tmp_path) as (lab, _gate), live_app(lab) as (app, pilot):
         await pilot.press("r")
         await wait_until_shown(app, "Reject it?")
         await pilot.press("escape")
@@ -157,13 +148,13 @@ async def test_what_a_key_has_done_is_said_for_a_while_and_then_goes(
 
 
 async def test_the_selected_run_shows_its_task_its_caps_and_its_last_actions(tmp_path: Path) -> None:
-    async with everything(tmp_path) as (lab, gate), live_app(lab) as (app, pilot):
-        assert selected(app).split()[2:5] == ["?", "to", "approve"]
+    async with open_full_lab(tmp_path) as (lab, gate), live_app(lab) as (app, pilot):
+        assert selected_line(app).split()[2:5] == ["?", "to", "approve"]
         await wait_until_shown(app, "at most $0.50 and 10 min")
         await pilot.press("down", "down")
         lines = await wait_until_shown(app, "nowhere.md: failed")
         text = "\n".join(lines)
-        assert "(busy" not in selected(app) and "busy · Go on and on" in selected(app)
+        assert "(busy" not in selected_line(app) and "busy · Go on and on" in selected_line(app)
         assert re.search(r"^  \d\d:\d\d:\d\d read_file path=notes.md: success, .*$", text, re.MULTILINE)
         assert re.search(r"^  \d\d:\d\d:\d\d read_file path=nowhere.md: failed, .*$", text, re.MULTILINE)
         assert re.search(r"^  \d+/600 s +turn 2/20 +2/40 calls +\d+k?/2\.0M tok +\$0.\d+/\$0.40$", text, re.MULTILINE)
@@ -174,18 +165,18 @@ async def test_the_selected_run_shows_its_task_its_caps_and_its_last_actions(tmp
 
 
 async def test_the_selection_stays_with_its_run_when_others_come_and_when_it_ends(tmp_path: Path) -> None:
-    async with everything(tmp_path) as (lab, gate), live_app(lab, 100, 30) as (app, pilot):
+    async with open_full_lab(tmp_path) as (lab, gate), live_app(lab, 100, 30) as (app, pilot):
         await pilot.press("down", "down")
-        assert "busy" in selected(app)
+        assert "busy" in selected_line(app)
         await lab.propose(task="A third one", name="third")
         await wait_until_shown(app, "3 to approve")
-        assert "busy" in selected(app), "a new row does not move it"
+        assert "busy" in selected_line(app), "a new row does not move it"
         gate.released.set()
-        await until(lambda: "success" in selected(app) and "busy" in selected(app))
+        await until(lambda: "success" in selected_line(app) and "busy" in selected_line(app))
         below = [line for line in screen(app) if re.match(r"[> ] S-", line)]
-        assert below.index(selected(app)) >= 3, "it has moved to those that have ended"
+        assert below.index(selected_line(app)) >= 3, "it has moved to those that have ended"
         await pilot.press("home")
-        assert "new" in selected(app)
+        assert "new" in selected_line(app)
 
 
 async def test_arrows_pages_home_and_end_select_and_the_list_scrolls_with_them(tmp_path: Path) -> None:
@@ -194,23 +185,23 @@ async def test_arrows_pages_home_and_end_select_and_the_list_scrolls_with_them(t
         for name in names:
             await lab.propose(task=f"Number {name}", name=name)
         async with live_app(lab, 80, 16) as (app, pilot):
-            assert "run00" in selected(app) and "run29" not in "\n".join(screen(app))
+            assert "run00" in selected_line(app) and "run29" not in "\n".join(screen(app))
             for key, name in (
                 ("down", "run01"), ("up", "run00"), ("up", "run00"), ("end", "run29"), ("down", "run29"),
                 ("home", "run00"),
             ):  # fmt: skip
                 await pilot.press(key)
-                await until(lambda name=name: name in selected(app))  # type: ignore[misc]
+                await until(lambda name=name: name in selected_line(app))  # type: ignore[misc]
             await pilot.press("pagedown")
-            reached = next(name for name in names if name in selected(app))
+            reached = next(name for name in names if name in selected_line(app))
             assert "run00" < reached < "run15"
             await pilot.press("pageup")
-            assert "run00" in selected(app)
+            assert "run00" in selected_line(app)
 
 
 @pytest.mark.slow
 async def test_a_filter_finds_runs_by_text_state_and_role_until_it_is_removed(tmp_path: Path) -> None:
-    async with everything(tmp_path) as (lab, _gate), live_app(lab, 100, 30) as (app, pilot):
+    async with open_full_lab(tmp_path) as (lab, _gate), live_app(lab, 100, 30) as (app, pilot):
 
         async def type_filter(words: str) -> list[str]:
             await pilot.press("slash", *("space" if char == " " else char for char in words))
@@ -225,7 +216,7 @@ async def test_a_filter_finds_runs_by_text_state_and_role_until_it_is_removed(tm
         ):
             found = await type_filter(words)
             assert [re.split(r"  +", line[2:])[2].split(" · ")[0] for line in found] == names, words
-            assert selected(app) in found, "one of those that are shown is selected"
+            assert selected_line(app) in found, "one of those that are shown is selected"
             assert f"filter '{words}': {len(names)} of 6" in screen(app)[1]
             await pilot.press("escape")
             await wait_until_hidden(app, "filter '")
@@ -254,7 +245,7 @@ async def test_an_empty_list_is_read_no_more_often_than_a_full_one(
 
 
 async def test_enter_opens_a_run_with_task_steps_tools_cost_and_result_and_follows_it(tmp_path: Path) -> None:
-    async with everything(tmp_path) as (lab, gate), live_app(lab, 120, 60) as (app, pilot):
+    async with open_full_lab(tmp_path) as (lab, gate), live_app(lab, 120, 60) as (app, pilot):
         await pilot.press("down", "down", "enter")
         lines = await wait_until_shown(app, "nowhere.md: failed")
         text = "\n".join(lines)
@@ -272,7 +263,7 @@ async def test_enter_opens_a_run_with_task_steps_tools_cost_and_result_and_follo
 
 
 async def test_the_log_of_a_run_opens_from_both_screens_and_follows_new_entries(tmp_path: Path) -> None:
-    async with everything(tmp_path) as (lab, gate), live_app(lab) as (app, pilot):
+    async with open_full_lab(tmp_path) as (lab, gate), live_app(lab) as (app, pilot):
         await pilot.press("down", "down", "l")
         lines = await wait_until_shown(app, "Tool call: read_file path=notes.md")
         assert re.match(r"Log of busy S-\w{6} ", lines[0])
@@ -284,7 +275,7 @@ async def test_the_log_of_a_run_opens_from_both_screens_and_follows_new_entries(
         await pilot.press("l")
         await wait_until_shown(app, "Log of busy")
         await pilot.press("escape", "escape")
-        assert "busy" in selected(app)
+        assert "busy" in selected_line(app)
 
 
 @pytest.mark.parametrize("keys", [["enter"], ["l"], ["question_mark"], []])
@@ -325,7 +316,7 @@ async def test_model_text_is_literal_on_every_screen(tmp_path: Path) -> None:
             await pilot.press("a")
             await is_literal(f"Waits {LITERAL}", "Start it?")
             await pilot.press("escape", "down")
-            if "Runs" not in selected(app):
+            if "Runs" not in selected_line(app):
                 await pilot.press("up")
             await is_literal(f'It asks: "Which {LITERAL}')
             await pilot.press("s")
@@ -375,29 +366,6 @@ async def test_a_run_that_cannot_be_read_says_why_and_is_shown_as_soon_as_it_can
             await wait_until_shown(app, "Tools called")
 
 
-@asynccontextmanager
-async def everything(tmp: Path) -> AsyncGenerator[tuple[Lab, Gate]]:
-    """A run that has ended, one that runs, two in the queue, and two that wait for approval."""
-    gate = Gate(120)
-    script = [hand_over(summary="All is **said**."), Say("", [READS, FAILS]), Say("so", gate=gate)]
-    async with open_lab(tmp, [*script, *[hand_over()] * 4], config=ONE_AT_ONCE, check=False) as lab:
-        (lab.workspace / "notes.md").write_text("twelve cents")
-        await lab.outcome(task="All is done here", name="done")
-        await lab.start(task=LONG, name="busy", max_cost_cents=40)
-        await wait_for(gate.arrived)
-        await lab.start(task="Comes later", name="patient")
-        await lab.start(task="Comes even later")
-        await lab.propose(task="May it?", name="new")
-        await lab.propose(task="May this one, too?")
-        yield lab, gate
-        gate.released.set()
-
-
-def selected(app: StatusApp) -> str:
-    """The line of the selected run."""
-    return next((line for line in screen(app) if line.startswith("> ")), "")
-
-
 @pytest.fixture
 def short_place(monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
     """A folder whose path is as long everywhere, and a clock at noon: lines are cut by length, dates lengthen them."""
@@ -408,33 +376,3 @@ def short_place(monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
     shutil.rmtree(path)
     monkeypatch.undo()
     time.tzset()
-
-
-def steady(lines: list[str]) -> str:
-    """A screen without what differs from run to run: ids, times, amounts, the user; columns keep their places."""
-    text = "\n".join(lines)
-    text = re.sub(r"ava-shot-\w{8}", "ava-shot-xxxxxxxx", text)
-    text = re.sub(r"\b([SP])-[0-9a-f]{6,8}\b", lambda found: f"{found[1]}-{'0' * (len(found[0]) - 2)}", text)
-    text = text.replace(f"{os_user():<12}", f"{USER:<12}").replace(f"by {os_user()} (sess-", f"by {USER} (sess-")
-    text = re.sub(r"sess-[0-9a-f]{12}", "sess-000000000000", text)
-    text = re.sub(r"\d\d:\d\d", "00:00", re.sub(r":\d\d\b", ":00", text))
-    text = re.sub(r"\d{4}-\d\d-\d\d", "2026-01-01", text)
-    text = re.sub(r"\d+/600 s", "0/600 s", text)
-    text = re.sub(r"\b\d s( +\$)", r"0 s\1", text)
-    text = re.sub(r", \d[\d.]* m?s\b.*", ", 0 s", text)
-    text = re.sub(r"\d+k?/2\.0M", lambda found: "0/2.0M".rjust(len(found[0]), "0"), text)
-    text = re.sub(r"(?<!,)\b\d+ tokens", "0 tokens", text)
-    # From a cent on, an amount has a digit less; in the list it is aligned to the right.
-    text = re.sub(r"(?<= ) (\$0\.\d{3})(?![\d/])|(\$0\.\d{3})(?!\d)", r"\g<1>\g<2>0", text)
-    text = re.sub(r"\$0\.\d+", lambda found: re.sub(r"\d", "0", found[0]), text).replace("▒", "░")
-    text = re.sub(r"(?<=keeper · ).*|[\d.]+ [kMG]B\b.*", "…", text)
-    return re.sub(r"[\d,]+ entries.*", "0 entries", text) + "\n"
-
-
-def compare(name: str, lines: list[str]) -> None:
-    """Compare a screen with its snapshot; AVA_WRITE_SNAPSHOTS=1 writes it instead."""
-    path = SNAPSHOTS / f"{name}.txt"
-    if os.environ.get("AVA_WRITE_SNAPSHOTS"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(steady(lines), encoding="utf-8")
-    assert steady(lines) == path.read_text("utf-8")

@@ -7,76 +7,64 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL
-from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
 from mcp import Client
-from support.log import child
+from support.logs.erasing import (
+    ARTIFACT,
+    OTHERS,
+    PLANTED,
+    TASK,
+    check_log,
+    open_two_runs,
+    play_words,
+    run_erase,
+    words_by_file,
+)
 from support.model_server import Gate, Say, Step
-from support.runtime import Lab, connect, hand_over, open_lab, text, wait_for
+from support.runtime import connect, hand_over, open_lab, text, wait_for
 from support.terminal import COMMAND, ava, environment, run_on_terminal
 
 from ava_audit.events import TRANSCRIPT_TYPES, LogErased
 from ava_audit.search import LogQuery, search
-from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
 from ava_server.service.erase import quoting_entries
 
-TASK, CONTEXT, MESSAGE, THOUGHT, FOUND, SUMMARY, OUTPUT, ARTIFACT, QUERY, CAVEAT = PLANTED = (
-    "vexquokkalily", "wombatherring", "numbatsorrel", "dingopumice", "possumgravel",
-    "bilbyorchard", "quollthistle", "echidnamarble", "bandicootfern", "cassowarymoss",
-)  # fmt: skip
-OTHERS = tuple(f"{word}other" for word in ("heron", "ibis", "stork", "egret", "bittern"))
-
-
-_SEARCH = """
-import json, sys
-from pathlib import Path
-root, words = Path(sys.argv[1]), sys.argv[2:]
-files = {str(path.relative_to(root)): path.read_bytes().lower() for path in root.rglob("*") if path.is_file()}
-found = {word: [name for name, data in files.items() if word[3:].encode() in data] for word in words}
-print(json.dumps({word: names for word, names in found.items() if names}))
-"""
-
 
 async def test_an_erase_leaves_no_byte_of_the_content_and_keeps_that_of_other_runs(tmp_path: Path) -> None:
-    async with two_runs(tmp_path) as two:
+    async with open_two_runs(tmp_path) as two:
         lab, root = two.lab, two.root
-        before = standing(root)
+        before = words_by_file(root)
         assert set(before) == set(PLANTED)
         assert "artifacts/" + two.run_id + "/prices.csv" in before[ARTIFACT]
         kept = await lab.entries(two.other)
         row = await lab.run(two.run_id)
 
-        done = await erase(root, two.run_id, "--yes")
+        done = await run_erase(root, two.run_id, "--yes")
 
         assert done.returncode == 0, done.stderr
-        assert standing(root) == {}
+        assert words_by_file(root) == {}
         assert not (root / "artifacts" / two.run_id).exists()
-        assert set(standing(root, OTHERS)) == set(OTHERS)
+        assert set(words_by_file(root, OTHERS)) == set(OTHERS)
         assert await lab.entries(two.other) == kept
         assert await lab.run(two.run_id) == row  # a projection reads nothing of what was erased
         assert lab.store.path.with_name("ava.db-wal").stat().st_size < 100_000
-        await sound(root)
+        await check_log(root)
         left = [entry for entry in await lab.entries(two.run_id) if entry.type in TRANSCRIPT_TYPES]
         assert left and all(entry.content is None for entry in left)
-    assert standing(root) == {}
+    assert words_by_file(root) == {}
 
 
 async def test_an_erased_run_is_shown_as_erased_everywhere_without_errors(tmp_path: Path) -> None:
-    async with two_runs(tmp_path) as two:
+    async with open_two_runs(tmp_path) as two:
         lab, root, run_id = two.lab, two.root, two.run_id
-        assert (await erase(root, run_id, "--yes")).returncode == 0
+        assert (await run_erase(root, run_id, "--yes")).returncode == 0
 
         checked = await lab.call("check_subagent", subagent_id=run_id)
         assert checked.status == "success"
@@ -110,9 +98,9 @@ async def test_an_erased_run_is_shown_as_erased_everywhere_without_errors(tmp_pa
 async def test_the_resources_of_an_erased_run_still_answer(tmp_path: Path) -> None:
     gate = Gate()
     gate.released.set()
-    async with connect(tmp_path, playing(gate)) as (client, _server):
+    async with connect(tmp_path, play_words(gate)) as (client, _server):
         run_id = await _one_run(client, tmp_path)
-        assert (await erase(tmp_path / "data", run_id, "--yes")).returncode == 0
+        assert (await run_erase(tmp_path / "data", run_id, "--yes")).returncode == 0
         for part in ("", "/transcript"):
             answer = await client.read_resource(f"ava://runs/{run_id}{part}")
             [content] = answer.contents
@@ -131,21 +119,21 @@ async def _one_run(client: Client, tmp: Path) -> str:
 
 
 async def test_works_without_a_server_and_says_when_already_erased(tmp_path: Path) -> None:
-    async with two_runs(tmp_path) as two:
+    async with open_two_runs(tmp_path) as two:
         pass
-    assert set(standing(two.root)) == set(PLANTED)
+    assert set(words_by_file(two.root)) == set(PLANTED)
     copy = two.root / "ava.schema-1.20261129T031000Z.db"
     copy.touch()
-    first = await erase(two.root, two.run_id.removeprefix("S-").upper(), "--yes")
+    first = await run_erase(two.root, two.run_id.removeprefix("S-").upper(), "--yes")
     assert f"{copy} is the log from before a migration" in first.stdout
     copy.unlink()
-    again = await erase(two.root, two.run_id)
+    again = await run_erase(two.root, two.run_id)
     assert first.returncode == 0, first.stderr
     assert first.stdout.splitlines()[0] == f"Data root: {two.root}"
     assert "Erased for ever" in first.stderr and "Kept" in first.stderr and "Not reached" in first.stderr
     assert (again.returncode, "was already erased" in again.stderr) == (0, True)
-    assert standing(two.root) == {}
-    await sound(two.root)
+    assert words_by_file(two.root) == {}
+    await check_log(two.root)
     db = sqlite3.connect(two.root / "ava.db")
     facts = [
         LogErased.model_validate_json(row[0])
@@ -157,7 +145,7 @@ async def test_works_without_a_server_and_says_when_already_erased(tmp_path: Pat
 
 @pytest.mark.slow
 async def test_asks_for_confirmation_and_a_no_erases_nothing(tmp_path: Path) -> None:
-    async with two_runs(tmp_path) as two:
+    async with open_two_runs(tmp_path) as two:
         pass
     root = two.root
 
@@ -168,45 +156,45 @@ async def test_asks_for_confirmation_and_a_no_erases_nothing(tmp_path: Path) -> 
             return screen.ended()
 
     assert await anyio.to_thread.run_sync(on_screen, "\n") == 10
-    piped = await erase(root, two.run_id)
+    piped = await run_erase(root, two.run_id)
     assert (piped.returncode, "--yes" in piped.stderr) == (2, True)
-    assert set(standing(root)) == set(PLANTED)
+    assert set(words_by_file(root)) == set(PLANTED)
     assert await anyio.to_thread.run_sync(on_screen, "y\n") == 0
-    assert standing(root) == {}
+    assert words_by_file(root) == {}
 
 
 async def test_refuses_a_running_run_and_erases_nothing(tmp_path: Path) -> None:
     gate = Gate()
     (tmp_path / "workspace").mkdir()
-    async with open_lab(tmp_path, playing(gate), check=False) as lab:
+    async with open_lab(tmp_path, play_words(gate), check=False) as lab:
         waiting = await lab.propose(task=OTHERS[0])
         run_id = await lab.start(task=TASK)
         await wait_for(gate.arrived)
         entries = await lab.entries(run_id)
         for given in (run_id, waiting.pending_id):
-            refused = await erase(lab.root, given, "--yes")
+            refused = await run_erase(lab.root, given, "--yes")
             assert (refused.returncode, "has not ended" in refused.stderr) == (2, True)
             assert "cancel" in refused.stderr
         assert await lab.entries(run_id) == entries
         gate.released.set()
         await lab.ended(run_id)
         await lab.call("cancel_subagent", pending_id=waiting.pending_id)
-        assert (await erase(lab.root, waiting.pending_id, "--yes")).returncode == 0
-    assert standing(lab.root, OTHERS[:1]) == {}
-    assert standing(lab.root, [TASK]) != {}
+        assert (await run_erase(lab.root, waiting.pending_id, "--yes")).returncode == 0
+    assert words_by_file(lab.root, OTHERS[:1]) == {}
+    assert words_by_file(lab.root, [TASK]) != {}
 
 
 async def test_reports_an_unknown_run_and_an_empty_data_root(tmp_path: Path) -> None:
-    empty = await erase(tmp_path / "none", "S-aaaaaa", "--yes")
+    empty = await run_erase(tmp_path / "none", "S-aaaaaa", "--yes")
     assert (empty.returncode, "no subagent S-aaaaaa" in empty.stderr) == (2, True)
     assert not (tmp_path / "none").exists()
-    assert (await erase(tmp_path, "nonsense", "--yes")).returncode == 2
+    assert (await run_erase(tmp_path, "nonsense", "--yes")).returncode == 2
 
 
 async def test_erases_what_the_orchestrator_wrote_about_a_run_but_not_what_only_names_it(tmp_path: Path) -> None:
     gate = Gate()
     gate.released.set()
-    async with open_lab(tmp_path, playing(gate), check=False) as lab:
+    async with open_lab(tmp_path, play_words(gate), check=False) as lab:
         failed = await lab.call("spawn_subagent", role="nobody", task=OTHERS[0])
         assert failed.status == "failed"
         first = await lab.propose(task=OTHERS[0])
@@ -243,7 +231,7 @@ async def test_erases_what_the_orchestrator_wrote_about_a_run_but_not_what_only_
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="it is killed by a signal")
 async def test_the_next_process_finishes_a_killed_erase(tmp_path: Path) -> None:
-    async with two_runs(tmp_path) as two:
+    async with open_two_runs(tmp_path) as two:
         pass
     killed = 0
     for tenths in range(4, 30):  # at another place each time, until one was not killed
@@ -259,9 +247,9 @@ async def test_the_next_process_finishes_a_killed_erase(tmp_path: Path) -> None:
                 break
             killed += 1
     assert killed
-    assert (await erase(two.root, two.run_id, "--yes")).returncode == 0
-    assert standing(two.root) == {}
-    await sound(two.root)
+    assert (await run_erase(two.root, two.run_id, "--yes")).returncode == 0
+    assert words_by_file(two.root) == {}
+    await check_log(two.root)
 
 
 WORKSPACE_WORDS = ("numbatlantern", "quollharbour")
@@ -279,17 +267,17 @@ async def test_the_texts_of_files_are_erased_with_the_run_that_read_them_or_all_
         for _ in range(3):  # one after the other: each has its own steps
             runs.append(await lab.start())
             await lab.ended(runs[-1])
-        assert set(standing(lab.root, WORKSPACE_WORDS)) == set(WORKSPACE_WORDS)
+        assert set(words_by_file(lab.root, WORKSPACE_WORDS)) == set(WORKSPACE_WORDS)
         for run_id in runs[:2]:
-            assert (await erase(lab.root, run_id, "--yes")).returncode == 0
-        left = standing(lab.root, WORKSPACE_WORDS)
+            assert (await run_erase(lab.root, run_id, "--yes")).returncode == 0
+        left = words_by_file(lab.root, WORKSPACE_WORDS)
         assert set(left) == {WORKSPACE_WORDS[1]}, "the third run read it, too"
         assert any(name.startswith("texts.db") for name in left[WORKSPACE_WORDS[1]])
-        done = await erase(lab.root, "--cache", "--yes")
+        done = await run_erase(lab.root, "--cache", "--yes")
         assert done.stdout.endswith("Erased: 1 text of files.\n"), done.stderr
-        left = standing(lab.root, WORKSPACE_WORDS)
+        left = words_by_file(lab.root, WORKSPACE_WORDS)
         assert not any(name.startswith("texts.db") for names in left.values() for name in names)
-        both = await erase(lab.root, runs[2], "--cache", "--yes")
+        both = await run_erase(lab.root, runs[2], "--cache", "--yes")
         assert (both.returncode, "Give either a subagent" in both.stderr) == (2, True)
 
 
@@ -300,83 +288,10 @@ async def test_texts_that_another_machine_kept_are_erased_there_after_the_run(tm
         run_id = await lab.start()
         await lab.ended(run_id)
     kept = shutil.copy(lab.root / "texts.db", tmp_path)
-    assert (await erase(lab.root, run_id, "--yes")).returncode == 0
+    assert (await run_erase(lab.root, run_id, "--yes")).returncode == 0
     shutil.copy(kept, lab.root / "texts.db")
-    there = await erase(lab.root, run_id, "--yes")
+    there = await run_erase(lab.root, run_id, "--yes")
     assert "already erased" in there.stderr and "nothing is left" not in there.stderr
     assert there.stdout.endswith("Erased: 1 text of files that only it read.\n")
-    again = await erase(lab.root, run_id, "--yes")
+    again = await run_erase(lab.root, run_id, "--yes")
     assert "nothing is left to erase" in again.stderr and "Erased" not in again.stdout
-
-
-def standing(root: Path, words: Iterable[str] = PLANTED) -> dict[str, list[str]]:
-    """Which words stand in which files of a data root, as bytes; the index stores a word without what it shares.
-
-    Read by another process: closing a file that SQLite has open here would let go of its locks.
-    """
-    found = subprocess.run(child(_SEARCH, root, *words), capture_output=True, text=True, check=True, timeout=30)
-    standing: dict[str, list[str]] = json.loads(found.stdout)
-    return standing
-
-
-def playing(gate: Gate) -> Any:
-    """The model: one run reads, saves and hands over what is planted, any other one other words."""
-
-    def script(request: dict[str, Any]) -> Step:
-        said = json.dumps(request)
-        turns = sum(message["role"] == "assistant" for message in request["messages"])
-        if TASK not in said:
-            _task, _context, thought, summary, output = OTHERS
-            return Say(thought, calls=[("submit_result", {"summary": summary, "output": output})])
-        if turns == 0:
-            look = ("read_file", {"path": "notes.txt"})
-            seek = ("search_codebase", {"pattern": QUERY})
-            save = ("save_artifact", {"name": "prices.csv", "content": ARTIFACT})
-            return Say(THOUGHT, calls=[look, seek, save], gate=gate)
-        return Say(calls=[("submit_result", {"summary": SUMMARY, "output": OUTPUT, "caveats": [CAVEAT]})])
-
-    return script
-
-
-@dataclass
-class Two:
-    """A root on which the planted run and another one have ended, both were looked at, and a runtime is open."""
-
-    lab: Lab
-    run_id: str
-    other: str
-
-    @property
-    def root(self) -> Path:
-        return self.lab.root
-
-
-@asynccontextmanager
-async def two_runs(tmp: Path) -> AsyncGenerator[Two]:
-    gate = Gate()
-    (tmp / "workspace").mkdir()
-    (tmp / "workspace" / "notes.txt").write_text(f"It says {FOUND}.\n")
-    async with open_lab(tmp, playing(gate), check=False) as lab:
-        run_id = await lab.start(task=f"Look up {TASK}", context=f"Background: {CONTEXT}", rationale=f"For {TASK}")
-        await wait_for(gate.arrived)
-        await lab.call("message_subagent", subagent_id=run_id, message=f"Mind {MESSAGE}")
-        gate.released.set()
-        await lab.ended(run_id)
-        other = await lab.start(task=f"Look up {OTHERS[0]}", context=OTHERS[1])
-        await lab.ended(other)
-        for each in (run_id, other):
-            await lab.call("check_subagent", subagent_id=each)
-        yield Two(lab, run_id, other)
-
-
-async def erase(root: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return await anyio.to_thread.run_sync(lambda: ava(root, "erase", *args))
-
-
-async def sound(root: Path) -> None:
-    """The log verifies with its projections, and so does every file of the mirror."""
-    report = await anyio.to_thread.run_sync(verify, root / "ava.db")
-    assert report.ok and report.projections, report
-    for path in (root / "logs").rglob("*.jsonl"):
-        lines = await anyio.to_thread.run_sync(verify_lines, path)
-        assert lines.ok and lines.entries, (path, lines)

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
-import httpx2
 import pytest
-import uvicorn
-from prometheus_client.parser import text_string_to_metric_families
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 from support.engines.memory import MemoryEngine
 from support.model_server import Fail, Gate, Say, Script
-from support.runtime import PRICED, Lab, hand_over, open_lab, wait_for
+from support.runs.metrics import finish_run, open_scraper, sample_value
+from support.runtime import PRICED, hand_over, open_lab, wait_for
 
 from ava_audit.events import Activity, Event, SessionStart
-from ava_server.http.metrics import CONTENT_TYPE, MOST_MODELS, bounded, render, tool_label
-from ava_server.service.runtime import Runtime
+from ava_server.http.metrics import MOST_MODELS, bounded, render, tool_label
 from ava_server.telemetry import provider_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 MODEL = "custom:test"
@@ -41,44 +31,44 @@ BUSY = Fail(503, retry_after="0")
 @pytest.mark.requirement("S1-33")
 async def test_scraped_activity_and_cost_of_a_run_match_the_log(tmp_path: Path) -> None:
     script: Script = [READS, BUSY, MISSES, INVENTS, MISSPELLS, hand_over()]
-    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.runtime) as prometheus:
-        run = await lab.run(await one_run(lab))
+    async with open_lab(tmp_path, script, config=PRICED) as lab, open_scraper(lab.runtime) as prometheus:
+        run = await lab.run(await finish_run(lab))
         found = await prometheus.scrape()
-        assert value(found, "ava_runs_ended_total", role="researcher", ending="success") == 1
-        assert value(found, "ava_cost_usd_total", role="researcher", model=MODEL) == run.cost_micros / 1e6 > 0
+        assert sample_value(found, "ava_runs_ended_total", role="researcher", ending="success") == 1
+        assert sample_value(found, "ava_cost_usd_total", role="researcher", model=MODEL) == run.cost_micros / 1e6 > 0
         tokens = {"input": run.input_tokens, "output": run.output_tokens, "cache_read": 0, "cache_write": 0}
         for kind, count in tokens.items():
             labels = {"role": "researcher", "model": MODEL, "class": kind}
-            assert value(found, "ava_tokens_total", **labels) == count
-        assert value(found, "ava_turns_total", role="researcher", model=MODEL) == run.turns == 5
+            assert sample_value(found, "ava_tokens_total", **labels) == count
+        assert sample_value(found, "ava_turns_total", role="researcher", model=MODEL) == run.turns == 5
         calls = {"provider": "custom", "model": MODEL}
-        assert value(found, "ava_model_calls_total", settlement="billed", **calls) == 5
-        assert value(found, "ava_model_calls_total", settlement="not_billed", **calls) == 1
-        assert value(found, "ava_model_retries_total", provider="custom") == 1
-        assert value(found, "ava_model_errors_total", provider="custom", kind="overloaded") == 1
-        assert value(found, "ava_model_call_seconds_count", provider="custom") == 6
-        assert value(found, "ava_tool_calls_total", tool="read_file", outcome="success") == 1
-        assert value(found, "ava_tool_calls_total", tool="read_file", outcome="failed") == 1
-        assert value(found, "ava_tool_calls_total", tool="read_file", outcome="unusable") == 1
-        assert value(found, "ava_tool_calls_total", tool="other", outcome="unusable") == 1
-        assert value(found, "ava_tool_calls_total", tool="submit_result", outcome="success") == 1
-        assert value(found, "ava_proposals_decided_total", decision="approved", channel="host_call") == 1
-        assert value(found, "ava_runs_claimed_total", reason="start") == 1
+        assert sample_value(found, "ava_model_calls_total", settlement="billed", **calls) == 5
+        assert sample_value(found, "ava_model_calls_total", settlement="not_billed", **calls) == 1
+        assert sample_value(found, "ava_model_retries_total", provider="custom") == 1
+        assert sample_value(found, "ava_model_errors_total", provider="custom", kind="overloaded") == 1
+        assert sample_value(found, "ava_model_call_seconds_count", provider="custom") == 6
+        assert sample_value(found, "ava_tool_calls_total", tool="read_file", outcome="success") == 1
+        assert sample_value(found, "ava_tool_calls_total", tool="read_file", outcome="failed") == 1
+        assert sample_value(found, "ava_tool_calls_total", tool="read_file", outcome="unusable") == 1
+        assert sample_value(found, "ava_tool_calls_total", tool="other", outcome="unusable") == 1
+        assert sample_value(found, "ava_tool_calls_total", tool="submit_result", outcome="success") == 1
+        assert sample_value(found, "ava_proposals_decided_total", decision="approved", channel="host_call") == 1
+        assert sample_value(found, "ava_runs_claimed_total", reason="start") == 1
         waited_s = ((run.started_us or 0) - (run.queued_us or 0)) / 1e6
-        assert value(found, "ava_run_start_wait_seconds_count") == 1
-        assert value(found, "ava_run_start_wait_seconds_sum") == pytest.approx(waited_s)
+        assert sample_value(found, "ava_run_start_wait_seconds_count") == 1
+        assert sample_value(found, "ava_run_start_wait_seconds_sum") == pytest.approx(waited_s)
         for bound in ("0.05", "1.0", "1800.0"):
-            assert value(found, "ava_run_start_wait_seconds_bucket", le=bound) == (waited_s <= float(bound))
-        assert value(found, "ava_log_bytes", file="database") > 0
+            assert sample_value(found, "ava_run_start_wait_seconds_bucket", le=bound) == (waited_s <= float(bound))
+        assert sample_value(found, "ava_log_bytes", file="database") > 0
         assert "payroll" not in str(lab.runtime.entry_counts), "what a model invents is not kept"
-        assert value(found, "ava_log_head") == lab.store.head
-        assert value(found, "ava_sessions_open") == 2
+        assert sample_value(found, "ava_log_head") == lab.store.head
+        assert sample_value(found, "ava_sessions_open") == 2
 
 
 async def test_metrics_contain_no_text_of_users_or_models(tmp_path: Path) -> None:
     script = [READS, INVENTS, hand_over()]
-    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.runtime) as prometheus:
-        run_id = await one_run(lab)
+    async with open_lab(tmp_path, script, config=PRICED) as lab, open_scraper(lab.runtime) as prometheus:
+        run_id = await finish_run(lab)
         await prometheus.scrape()
         user = f'"{lab.runtime.user}"'
         for word in ("quokka", "exfiltrate", run_id, user, str(tmp_path), "12 dollars", lab.session.id):
@@ -88,28 +78,33 @@ async def test_metrics_contain_no_text_of_users_or_models(tmp_path: Path) -> Non
 async def test_gauges_show_waiting_and_running_runs_and_reserved_cost(tmp_path: Path) -> None:
     gate = Gate()
     script = [Say(calls=[("scratchpad", {"note": "x"})], gate=gate), hand_over()]
-    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.runtime) as prometheus:
+    async with open_lab(tmp_path, script, config=PRICED) as lab, open_scraper(lab.runtime) as prometheus:
         await lab.propose(task="It waits")
         run_id = await lab.start()
         await wait_for(gate.arrived)
         found = await prometheus.scrape()
-        states = {state: value(found, "ava_runs", state=state) for state in ("awaiting_approval", "queued", "running")}
+        states = {
+            state: sample_value(found, "ava_runs", state=state) for state in ("awaiting_approval", "queued", "running")
+        }
         assert states == {"awaiting_approval": 1, "queued": 0, "running": 1}
-        assert value(found, "ava_model_calls_in_flight") == 1
-        assert value(found, "ava_reserved_usd") > 0
-        assert 0 < value(found, "ava_runs_oldest_seconds", state="awaiting_approval") < 60
+        assert sample_value(found, "ava_model_calls_in_flight") == 1
+        assert sample_value(found, "ava_reserved_usd") > 0
+        assert 0 < sample_value(found, "ava_runs_oldest_seconds", state="awaiting_approval") < 60
         gate.released.set()
         await lab.ended(run_id)
         found = await prometheus.scrape()
-        assert value(found, "ava_runs", state="running") == 0 == value(found, "ava_reserved_usd")
+        assert sample_value(found, "ava_runs", state="running") == 0 == sample_value(found, "ava_reserved_usd")
 
 
 @pytest.mark.requirement("S1-33")
 async def test_counters_survive_a_restart_and_those_that_reset_say_so(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [READS, BUSY, hand_over()], config=PRICED) as lab, scraped(lab.runtime) as prometheus:
-        await one_run(lab)
+    async with (
+        open_lab(tmp_path, [READS, BUSY, hand_over()], config=PRICED) as lab,
+        open_scraper(lab.runtime) as prometheus,
+    ):
+        await finish_run(lab)
         before = await prometheus.scrape()
-    async with open_lab(tmp_path, config=PRICED, check=False) as lab, scraped(lab.runtime) as prometheus:
+    async with open_lab(tmp_path, config=PRICED, check=False) as lab, open_scraper(lab.runtime) as prometheus:
         after = await prometheus.scrape()
     told_anew = {
         line.split()[2]
@@ -131,13 +126,13 @@ async def test_counts_activity_of_other_processes(tmp_path: Path) -> None:
     async with (
         open_lab(tmp_path, [READS, hand_over()], config=PRICED, check=False) as lab,
         open_lab(tmp_path, runs=False, config=PRICED, check=False) as other,
-        scraped(other.runtime) as prometheus,
+        open_scraper(other.runtime) as prometheus,
     ):
         await prometheus.scrape()
-        await one_run(lab)
+        await finish_run(lab)
         found = await prometheus.scrape()
-        assert value(found, "ava_tool_calls_total", tool="read_file", outcome="success") == 1
-        assert value(found, "ava_runs_ended_total", role="researcher", ending="success") == 1
+        assert sample_value(found, "ava_tool_calls_total", tool="read_file", outcome="success") == 1
+        assert sample_value(found, "ava_runs_ended_total", role="researcher", ending="success") == 1
 
 
 async def test_counts_a_run_without_a_live_owner_as_interrupted(tmp_path: Path) -> None:
@@ -145,25 +140,28 @@ async def test_counts_a_run_without_a_live_owner_as_interrupted(tmp_path: Path) 
     async with open_lab(tmp_path, [Say("", gate=gate)], config=PRICED, check=False) as lab:
         await lab.start()
         await wait_for(gate.arrived)
-    async with open_lab(tmp_path, runs=False, config=PRICED, check=False) as lab, scraped(lab.runtime) as prometheus:
+    async with (
+        open_lab(tmp_path, runs=False, config=PRICED, check=False) as lab,
+        open_scraper(lab.runtime) as prometheus,
+    ):
         found = await prometheus.scrape()
-        assert value(found, "ava_runs", state="interrupted") == 1
-        assert value(found, "ava_runs", state="running") == 0
+        assert sample_value(found, "ava_runs", state="interrupted") == 1
+        assert sample_value(found, "ava_runs", state="running") == 0
 
 
 async def test_concurrent_scrapes_count_everything_once(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [READS, hand_over()], config=PRICED) as lab, scraped(lab.runtime) as prometheus:
-        await one_run(lab)
+    async with open_lab(tmp_path, [READS, hand_over()], config=PRICED) as lab, open_scraper(lab.runtime) as prometheus:
+        await finish_run(lab)
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
                 tasks.start_soon(prometheus.scrape)
         found = await prometheus.scrape()
-        assert value(found, "ava_tool_calls_total", tool="read_file", outcome="success") == 1
+        assert sample_value(found, "ava_tool_calls_total", tool="read_file", outcome="success") == 1
 
 
 async def test_a_scrape_stays_short_after_thousands_of_new_entries(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [READS, hand_over()], config=PRICED, check=False) as lab:
-        await one_run(lab)
+        await finish_run(lab)
         await render(lab.runtime)
         note = Event(lab.session.who, Activity(activity="what nobody counts"))
         for _ in range(10):
@@ -194,8 +192,8 @@ def test_only_builtin_tools_and_configured_servers_have_their_own_label() -> Non
 async def test_the_docs_list_each_metric_with_its_labels(tmp_path: Path) -> None:
     script: Script = [READS, READS, READS, BUSY, hand_over()]
     by_user = "[metrics]\nby_user = true\n" + PRICED
-    async with open_lab(tmp_path, script, config=by_user) as lab, scraped(lab.runtime) as prometheus:
-        await one_run(lab)
+    async with open_lab(tmp_path, script, config=by_user) as lab, open_scraper(lab.runtime) as prometheus:
+        await finish_run(lab)
         await lab.propose()
         await lab.write(Event(lab.session.who, SessionStart(transport="memory")))
         lab.runtime.manager.delivery = MemoryEngine().delivery()
@@ -213,7 +211,7 @@ async def test_the_docs_list_each_metric_with_its_labels(tmp_path: Path) -> None
 
 async def test_spending_per_user_is_shown_only_if_the_setting_asks_for_it(tmp_path: Path) -> None:
     limited = "[metrics]\nby_user = true\n[users.ann]\ndaily_cents = 100\n" + PRICED
-    async with open_lab(tmp_path, [hand_over()], config=limited) as lab, scraped(lab.runtime) as scraper:
+    async with open_lab(tmp_path, [hand_over()], config=limited) as lab, open_scraper(lab.runtime) as scraper:
         await lab.outcome()
         await lab.call_as("ann", "spawn_subagent", role="custom", task="x", system_prompt="x")
         found = await scraper.scrape()
@@ -227,57 +225,6 @@ async def test_spending_per_user_is_shown_only_if_the_setting_asks_for_it(tmp_pa
         assert found["ava_user_runs", waiting] == 1
     other = tmp_path / "other"
     other.mkdir()
-    async with open_lab(other, [hand_over()], config=PRICED) as lab, scraped(lab.runtime) as scraper:
+    async with open_lab(other, [hand_over()], config=PRICED) as lab, open_scraper(lab.runtime) as scraper:
         await lab.outcome()
         assert not [name for name, _labels in await scraper.scrape() if name.startswith("ava_user_")]
-
-
-class Scraper:
-    """What Prometheus sees of a runtime."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.text = ""
-
-    async def scrape(self) -> Samples:
-        async with httpx2.AsyncClient() as client:
-            response = await client.get(self._url)
-        assert response.status_code == 200 and response.headers["content-type"] == CONTENT_TYPE
-        self.text = response.text
-        return {
-            (sample.name, frozenset(sample.labels.items())): sample.value
-            for family in text_string_to_metric_families(self.text)
-            for sample in family.samples
-        }
-
-
-@asynccontextmanager
-async def scraped(runtime: Runtime) -> AsyncGenerator[Scraper]:
-    async def metrics(_request: Request) -> Response:
-        return Response(await render(runtime, open_sessions=2), media_type=None, headers={"content-type": CONTENT_TYPE})
-
-    app = Starlette(routes=[Route("/metrics", metrics)])
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", loop="none"))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(server.serve)
-        with anyio.fail_after(40):
-            while not server.started:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        try:
-            yield Scraper(f"http://127.0.0.1:{port}/metrics")
-        finally:
-            server.should_exit = True
-            with anyio.CancelScope(shield=True), anyio.move_on_after(5):
-                await server.shutdown()
-
-
-def value(samples: Samples, name: str, **labels: str) -> float:
-    return samples[name, frozenset(labels.items())]
-
-
-async def one_run(lab: Lab) -> str:
-    (lab.workspace / "a.md").write_text("It costs 12 dollars.")
-    run_id = await lab.start(task="What does the quokka cost?", name="quokka hunt", task_id="quokka-17")
-    await lab.ended(run_id)
-    return run_id

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
-from support.model_server import Gate, ModelServer, Say, run_model_server
-from support.repositories.coding import PROJECT, RIGHT, Untouched, branches, coder_task, make_calls
+from support.model_server import Gate, Say, run_model_server
+from support.repositories.coding import RIGHT, Untouched, branches, coder_task, make_calls
+from support.repositories.machines import Machines, take_away
 from support.repositories.projects import checkout, git, write
-from support.runtime import Lab, hand_over, open_lab, wait_for
+from support.runtime import hand_over, wait_for
 from support.terminal import COMMAND, environment
 
 from ava_audit.events import ToolResult, WorktreeReady
@@ -99,7 +100,7 @@ async def test_a_copy_that_is_not_the_approved_one_ends_the_run_before_anything_
 ) -> None:
     run_id = await machines.proposed(**coder_task())
     execute(machines.url, attack)
-    with away(machines.tmp / "owner"):
+    with take_away(machines.tmp / "owner"):
         async with machines.at("worker", runs=True) as lab:
             await lab.ended(run_id, 60)
             result, facts = await lab.result(run_id), await lab.facts(run_id, WorktreeReady)
@@ -126,7 +127,7 @@ async def test_a_copy_of_another_commit_is_refused_though_its_digest_was_approve
 
     monkeypatch.setattr(travel, "pack_snapshot", packs_another)
     run_id = await machines.proposed(**coder_task())
-    with away(machines.tmp / "owner"):
+    with take_away(machines.tmp / "owner"):
         async with machines.at("worker", runs=True) as lab:
             await lab.ended(run_id, 60)
             result = await lab.result(run_id)
@@ -162,7 +163,7 @@ async def test_a_commit_that_does_not_travel_waits_for_its_own_machine(machines:
         assert "Only servers of this data root can run it, because travel.repository_mb is 0." in proposal.message
         await lab.approve(proposal)
     run_id = proposal.subagent_id
-    with away(machines.tmp / "owner"):
+    with take_away(machines.tmp / "owner"):
         async with machines.at("worker", runs=True) as lab:
             with anyio.fail_after(20):
                 while run_id not in lab.runtime.manager.waiting_for:  # noqa: ASYNC110 - nothing tells
@@ -216,7 +217,7 @@ async def test_delivered_files_can_be_read_on_every_machine(tmp_path: Path, url:
             run_id = await lab.start(role="researcher", task="What does it cost?")
             await lab.ended(run_id)
             [file] = (await lab.result(run_id))["untrusted_result"]["artifacts"]
-        with away(machines.tmp / "worker"):
+        with take_away(machines.tmp / "worker"):
             async with machines.at("owner", runs=False) as lab:
                 files = DeliveredFiles(lab.root / "artifacts" / run_id, run_id, lab.store.blobs)
                 assert files.read(file) == b"a,12\n"
@@ -258,7 +259,7 @@ async def test_a_run_is_left_to_the_machine_that_has_its_worktree(tmp_path: Path
         machines = Machines(tmp_path, url, server)
         (tmp_path / "third").mkdir()
         run_id = await machines.proposed(**coder_task())
-        with away(tmp_path / "owner"):
+        with take_away(tmp_path / "owner"):
             async with machines.at("worker", runs=True):
                 await wait_for(gate.arrived, 40)
             gate.released.set()
@@ -278,7 +279,7 @@ async def test_a_cancel_elsewhere_does_not_claim_that_nothing_was_changed(tmp_pa
     with run_model_server([Say(calls=[RIGHT]), Say("late", gate=gate)]) as server:
         machines = Machines(tmp_path, url, server)
         run_id = await machines.proposed(**coder_task())
-        with away(tmp_path / "owner"):
+        with take_away(tmp_path / "owner"):
             async with machines.at("worker", runs=True):
                 await wait_for(gate.arrived, 40)
             gate.released.set()
@@ -298,7 +299,7 @@ async def test_without_its_machine_a_run_ends_in_time_and_says_what_is_lost(
         machines = Machines(tmp_path, url, server)
         (tmp_path / "third").mkdir()
         run_id = await machines.proposed(**coder_task())
-        with away(tmp_path / "owner"):
+        with take_away(tmp_path / "owner"):
             async with machines.at("worker", runs=True):
                 await wait_for(gate.arrived, 40)
             gate.released.set()
@@ -347,7 +348,7 @@ async def test_a_folder_is_read_on_another_machine(reading: Machines) -> None:
         await lab.approve(proposal)
     run_id = proposal.subagent_id
     write(reading.repository, {"a.md": "thirteen cents\n"})
-    with away(reading.tmp / "owner"):
+    with take_away(reading.tmp / "owner"):
         async with reading.at("worker", runs=True) as lab:
             await lab.ended(run_id, 60)
             result, outputs = await lab.result(run_id), await lab.facts(run_id, ToolResult)
@@ -371,7 +372,7 @@ async def test_a_folder_is_read_on_another_machine(reading: Machines) -> None:
 async def test_a_copy_of_a_folder_that_was_changed_ends_the_run(reading: Machines, attack: str, why: str) -> None:
     run_id = await reading.proposed(**QUESTION)
     execute(reading.url, attack)
-    with away(reading.tmp / "owner"):
+    with take_away(reading.tmp / "owner"):
         async with reading.at("worker", runs=True) as lab:
             await lab.ended(run_id, 60)
             result = await lab.result(run_id)
@@ -383,7 +384,7 @@ async def test_a_copy_of_a_folder_that_was_changed_ends_the_run(reading: Machine
 async def test_a_folder_of_the_same_name_on_another_machine_is_not_read(reading: Machines) -> None:
     """Without a copy, the run waits for its own machine, although the path exists here."""
     run_id = await reading.proposed("[travel]\nfolder_mb = 0\n", **QUESTION)
-    with away(reading.tmp / "owner"):
+    with take_away(reading.tmp / "owner"):
         (reading.tmp / "owner").mkdir()
         checkout(reading.tmp / "owner" / "workspace", {"a.md": "of somebody else"})
         async with reading.at("worker", runs=True) as lab:
@@ -399,7 +400,7 @@ async def test_a_folder_of_the_same_name_on_another_machine_is_not_read(reading:
 async def test_a_machine_that_takes_less_leaves_a_run_to_others(reading: Machines) -> None:
     write(reading.repository, {"large.md": os.urandom(6_000_000).hex()})
     run_id = await reading.proposed(**QUESTION)
-    with away(reading.tmp / "owner"):
+    with take_away(reading.tmp / "owner"):
         async with reading.at("worker", runs=True, config="[travel]\nfolder_mb = 1\n") as lab:
             with anyio.fail_after(20):
                 while run_id not in lab.runtime.manager.waiting_for:  # noqa: ASYNC110 - nothing tells
@@ -436,7 +437,7 @@ async def test_the_steps_of_a_plan_read_their_folder_on_another_machine(tmp_path
         assert "A copy of what its steps work on (0.1 MB) is in the database" in proposal.message
         uses = "SELECT run_id, purpose FROM blob_uses"
         assert execute(url, uses) == [(proposal.group_id, "input")], "both need the same, and unused ids are released"
-        with away(tmp_path / "owner"):
+        with take_away(tmp_path / "owner"):
             async with machines.at("worker", runs=True) as lab:
                 plan = await lab.ended(proposal.group_id, 90)
                 rows = await lab.store.read(lambda view: view.step_runs(plan.id))
@@ -451,7 +452,7 @@ async def test_the_steps_of_a_plan_read_their_folder_on_another_machine(tmp_path
 async def test_a_step_whose_folder_does_not_travel_waits_for_its_machine(reading: Machines) -> None:
     """Without a copy, nothing of another machine's folder of the same path is read."""
     proposal = await proposed_plan(reading, "[travel]\nfolder_mb = 0\n")
-    with away(reading.tmp / "owner"):
+    with take_away(reading.tmp / "owner"):
         (reading.tmp / "owner").mkdir()
         checkout(reading.tmp / "owner" / "workspace", {"a.md": "of somebody else"})
         async with reading.at("worker", runs=True) as lab:
@@ -474,48 +475,6 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
     monkeypatch.setenv(VARIABLE, url)
     yield url
     server.empty_databases()
-
-
-@contextmanager
-def away(folder: Path) -> Generator[None]:
-    """Take a folder away, as from a machine that does not have it."""
-    hidden = folder.with_name(f"{folder.name}-of-another-machine")
-    folder.rename(hidden)
-    try:
-        yield
-    finally:
-        hidden.rename(folder)
-
-
-class Machines:
-    """The machine of the owner, where runs are only proposed, and another one that does them."""
-
-    def __init__(self, tmp: Path, url: str, server: ModelServer) -> None:
-        self.tmp, self.url, self.server = tmp, url, server
-        for name in ("owner", "worker"):
-            (tmp / name).mkdir()
-        self.repository = checkout(tmp / "owner" / "workspace", PROJECT)
-
-    @asynccontextmanager
-    async def at(self, name: str, *, runs: bool, config: str = "") -> AsyncGenerator[Lab]:
-        env = {VARIABLE: self.url}
-        async with open_lab(self.tmp / name, server=self.server, env=env, runs=runs, config=config, check=False) as lab:
-            yield lab
-
-    async def proposed(self, config: str = "", **more: Any) -> str:
-        """Propose and approve a run at the owner; return its id."""
-        async with self.at("owner", runs=False, config=config) as lab:
-            return await lab.start(**more)
-
-    async def done(self, run_id: str, config: str = "") -> dict[str, Any]:
-        """Have the run done at the worker, which cannot see anything of the owner; return its result."""
-        with away(self.tmp / "owner"):
-            async with self.at("worker", runs=True, config=config) as lab:
-                await lab.ended(run_id, 60)
-                with anyio.fail_after(40):
-                    while list((lab.root / "worktrees").glob("S-*")):  # noqa: ASYNC110 - nothing tells when it goes
-                        await anyio.sleep(0.02)
-                return await lab.result(run_id)
 
 
 @pytest.fixture
