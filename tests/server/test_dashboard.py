@@ -6,13 +6,10 @@ import contextlib
 import json
 import re
 import shutil
-import sqlite3
 import subprocess
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -26,28 +23,18 @@ from support.stdio import until
 from support.terminal import ava
 
 from ava_audit.events import Event, RunPaused, SpawnDecided, SpawnProposed, UserMessage, Who
-from ava_audit.rows import HELD_UNTIL_US, RunRow
-from ava_audit.store.locks import WriteLock
-from ava_audit.store.schema import SCHEMA_VERSION
+from ava_audit.rows import HELD_UNTIL_US
 from ava_audit.store.store import append
-from ava_audit.units import format_bytes
-from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.cli import records
 from ava_server.cli.log_look import LogLook, run_at_once
-from ava_server.cli.status_lines import bar, both_ends, cap_text, joined, terms
 from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe, current_json, health, health_json
-from ava_server.cli.status_page import NO_RUNS, Page
-from ava_server.cli.status_rows import RunRows
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings
 from ava_server.dashboard.app import StatusApp
 from ava_server.dashboard.live import KEYS, LivePage
-from ava_server.render.run_view import Cap, RunView, figures, short_number
 from ava_server.runs import activities
 from ava_server.runs.claims import NotResumed
-from ava_server.service.checks import CheckFinding
-from ava_server.service.checks.data import log_size, upkeep
-from ava_server.service.current import Budget, CurrentRuns, LogFacts
+from ava_server.service.current import Budget, CurrentRuns
 from ava_server.service.records import CurrentViews
 
 ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED
@@ -273,185 +260,7 @@ async def test_json_has_every_cap_and_the_health(tmp_path: Path) -> None:
 # -- health -----------------------------------------------------------------------------------------------------------
 
 
-def named(found: list[CheckFinding], name: str) -> CheckFinding:
-    return next(one for one in found if one.name == name)
-
-
-async def test_the_status_line_shows_the_most_serious_problem_first(tmp_path: Path) -> None:
-    settings = load_settings(tmp_path)
-    overview = await look(settings)
-    assert named(health(overview, settings, None), "confinement").text == "not known yet"
-    assert named(health(overview, settings, sandbox_of("none")), "confinement").state == "warning"
-    off = health(overview, settings, Unavailable("nothing here confines", "use another"))
-    assert named(off, "confinement").text.endswith("MCP servers are off: nothing here confines")
-    lines = plain_lines(list(Page("x", overview.now, tuple(off), 80).health_lines(brief=True)))
-    line = next(line for line in lines if line.startswith("Health: "))
-    assert line.startswith("Health: warning · no commands · ")
-
-    for free, state in ((3_000_000, "fault"), (100_000_000, "warning"), (10**10, "ok")):  # as `ava doctor` judges it
-        assert named(health(replace(overview, free_bytes=free), settings, None), "disk").state == state
-
-    (tmp_path / "config.toml").write_text("enabled = false\nmirror = false\n")
-    found = health(await look(settings), load_settings(tmp_path), sandbox_of("bubblewrap"))
-    assert named(found, "settings").text == "enabled = false: subagents are switched off"
-    (tmp_path / "config.toml").write_text("[limits]\nrunning = 'x'\n")
-    overview = await look(settings)
-    assert named(health(overview, settings, sandbox_of("bubblewrap")), "settings").state == "fault"
-    assert "limits.running" in overview.faults[0]
-
-
-async def test_a_lag_is_a_warning_if_running_maintenance_does_not_reduce_it(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [hand_over()]) as lab:
-        await lab.outcome()
-        settings, overview = lab.runtime.settings, await look(lab)
-    assert overview.now.log is not None
-    logged = overview.now.log
-
-    def judge(name: str, log: LogFacts, *, keeper: bool = True) -> CheckFinding:
-        found = replace(overview, now=replace(overview.now, log=log), keeper=keeper)
-        return named(health(found, settings, None), name)
-
-    for lag, keeper, state in ((0, True, "ok"), (7, True, "ok"), (7, False, "note"), (20_000, True, "warning")):
-        log = replace(logged, lags={"text index": lag, "JSONL mirror": 0})
-        one = judge("upkeep", log, keeper=keeper)
-        judged = upkeep(log.lags, keeper=keeper)  # as `ava doctor` and the page judge it
-        assert (one.state, one.text) == (judged.state, judged.text) and judged.state == state
-        assert bool(judged.what_to_do) == (state == "warning")
-        text = f"the text index is {lag:,} entries behind; " if lag else "text index and JSONL mirror are up to date"
-        assert one.text.startswith(text)
-    shown = judge("log", replace(logged, partial=True))
-    judged = log_size(logged.entries, logged.database_bytes + logged.wal_bytes, partial=True)
-    assert (shown.state, shown.text) == (judged.state, judged.text)
-    one = judge("upkeep", replace(logged, lags={"text index": 0}), keeper=overview.keeper)
-    assert one.text == "text index is up to date"
-    assert named(health(replace(overview, processes=0), settings, None), "servers").state == "note"
-
-
-def test_a_status_line_and_a_bar_say_the_same_of_a_million_tokens() -> None:
-    caps = Cap("seconds", 1, 600), Cap("turns", 1, 20), Cap("tool_calls", 1, 40), Cap("tokens", 1_234_567, 2_000_000)
-    run = RunView(cast("Any", None), "running", 0, (*caps, Cap("cost", 0, 0)), free=True)
-    assert cap_text(caps[-1]) == "1.2M/2.0M tok"
-    assert cap_text(Cap("seconds", 61, 600)) == "61/600 s"
-    assert cap_text(Cap("seconds", 61, 2_592_000)) == "1 min 1 s of 30 days"
-    assert figures(run) == "1 s of 600 s · turn 1 of 20 · 1.2M tokens · free"
-
-
-@pytest.mark.parametrize("width", [40, 60, 100])
-def test_a_row_fits_its_terminal_and_always_shows_the_cost(width: int) -> None:
-    caps = Cap("seconds", 1, 600), Cap("turns", 1, 20), Cap("tool_calls", 1, 40), Cap("cost", 100_000, 500_000)
-    row = RunRow(
-        "S-000001", "P-00000001", None, "ana", "sess-1", "researcher", None, None, "fake:x", "{}", None, "success",
-        None, None, created_us=1, started_us=1, ended_us=2, cost_micros=100_000,
-    )  # fmt: skip
-    run = RunView(row, "success", 0, caps, free=False, task="What does the \U0001f40d cost? " * 9)
-    rows = RunRows([run], width, everybody=False)
-    lines = [rows.head(), rows.row(run)]
-    assert all(cells(line.plain) <= width for line in lines)
-    assert "$0.10" in lines[1].plain and "success" in lines[1].plain
-
-
-@pytest.mark.parametrize(("seconds", "words"), [(45, "45 s"), (100, "100 s"), (600, "10 min")])
-def test_a_waiting_proposal_has_its_time_in_the_words_of_the_proposal(seconds: int, words: str) -> None:
-    run = RunView(cast("Any", None), "awaiting_approval", 0, (Cap("seconds", 0, seconds),), free=True)
-    assert terms(run).startswith(f"free, at most {words}, expires ")
-
-
-def test_a_bar_is_empty_only_at_zero_and_full_only_at_the_cap() -> None:
-    drawn: list[Callable[[], str]] = [
-        lambda: bar(0, 100, 10).plain,
-        lambda: bar(0.1, 100, 10).plain,
-        lambda: bar(50, 100, 10).plain,
-        lambda: bar(99.9, 100, 10).plain,
-        lambda: bar(100, 100, 10).plain,
-        lambda: bar(140, 100, 10).plain,
-        lambda: bar(20, 100, 10, held=30).plain,
-        lambda: bar(0, 100, 10, held=1).plain,
-        lambda: bar(0, 0, 10).plain,
-    ]
-    assert [one() for one in drawn] == [
-        "░░░░░░░░░░", "█░░░░░░░░░", "█████░░░░░", "█████████░", "██████████", "██████████", "██▒▒▒░░░░░", "▒░░░░░░░░░",
-        "██████████",
-    ]  # fmt: skip
-    assert [short_number(number) for number in (0, 999, 12_345, 999_499, 1_000_000)] == [
-        "0",
-        "999",
-        "12k",
-        "999k",
-        "1.0M",
-    ]
-    assert [format_bytes(number) for number in (12, 1_500, 2_500_000, 3 * 10**9)] == [
-        "12 bytes",
-        "1.5 kB",
-        "2.5 MB",
-        "3.0 GB",
-    ]
-
-
-def test_text_of_others_stays_on_one_line_and_both_ends_of_a_line_fit() -> None:
-    assert joined("a\nb\tc\x1b[31m\r\nd").plain == "a b c d"
-    assert joined(("[bold]x", "red")).plain == "[bold]x"
-    for width in range(3, 30):
-        line = both_ends(joined("some words of ours"), "12:00", width)
-        assert line.plain.endswith("12:00")
-        assert width < 7 or line.cell_len == width
-
-
 # -- the log is left alone --------------------------------------------------------------------------------------------
-
-
-def traces(root: Path) -> dict[str, tuple[int, int]]:
-    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in root.rglob("*")}
-
-
-async def test_reading_leaves_no_trace_and_waits_for_no_writer(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [hand_over()]) as lab:
-        await lab.outcome()
-    before = traces(lab.root)
-    lock = WriteLock(lab.root / "write.lock")
-    with lock.held():
-        begun = time.monotonic()
-        done = await anyio.to_thread.run_sync(lambda: ava(lab.root, "status", "--once"))
-        assert time.monotonic() - begun < 20
-    lock.close()
-    assert done.returncode == 0 and "success" in done.stdout, done.stderr
-    after = traces(lab.root)
-    assert {name: found for name, found in after.items() if not name.endswith("write.lock")} == {
-        name: found for name, found in before.items() if not name.endswith("write.lock")
-    }
-
-
-@pytest.mark.slow
-async def test_commands_end_with_a_reason_while_a_stopped_process_holds_the_log(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [hand_over()]) as lab:
-        await lab.outcome()
-    lock = WriteLock(lab.root / "write.lock")
-    with lock.held():
-        shown = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show"))
-        assert shown.returncode == 0 and "## Summary" in shown.stdout, "it can be read"
-        added = await anyio.to_thread.run_sync(lambda: ava(lab.root, "user", "add", "eve"))
-        assert added.returncode == 30 and "nothing was written" in added.stderr, added
-        assert "one that was stopped (Ctrl-Z)" in shown.stderr and "one that was stopped (Ctrl-Z)" in added.stderr
-    lock.close()
-
-
-@pytest.mark.slow
-def test_reports_a_place_without_a_log_and_creates_nothing(tmp_path: Path) -> None:
-    root = tmp_path / "data"
-    done = ava(root, "status", "--once")
-    assert done.returncode == 0 and done.stdout.startswith(f"Data root: {root}\n")
-    assert NO_RUNS in done.stdout.splitlines()
-    assert "  note    log          none yet; the first start makes it" in done.stdout
-    assert json.loads(ava(root, "status", "--json").stdout)["health"]["entries"] is None
-    assert not root.exists()
-
-
-def test_an_unreadable_log_is_one_sentence_without_a_terminal(tmp_path: Path) -> None:
-    (tmp_path / "ava.db").write_bytes(b"this is no database, " * 400)
-    done = ava(tmp_path, "status", "--once")
-    assert done.returncode != 0
-    assert (
-        done.stderr.startswith("ava: the log cannot be read: file is not a database; ") and done.stderr.count("\n") == 1
-    )
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="no jq here")
@@ -482,23 +291,6 @@ def test_the_docs_quote_the_live_screen() -> None:
     (budget,) = (line for line in quoted if "everybody" in line)
     spent: CurrentViews = CurrentRuns(0, {}, (), (Budget("everybody", 200_000, 510_000, 25_000_000),))
     assert [budget] == plain_lines(list(LivePage("/srv/ava", spent, (), 79).today_lines(brief=True)))
-
-
-@pytest.mark.parametrize(
-    ("version", "says"),
-    [(0, "its beginning is gone"), (SCHEMA_VERSION + 1, "install the newer ava")],
-)
-async def test_reports_a_log_of_another_version_and_leaves_it_unchanged(
-    tmp_path: Path, version: int, says: str
-) -> None:
-    async with open_lab(tmp_path, [hand_over()], runs=False) as lab:
-        root = lab.runtime.settings.data_root
-    with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
-        db.execute(f"PRAGMA user_version = {version}")
-    done = await anyio.to_thread.run_sync(ava, root, "status", "--once")
-    assert (done.returncode, says in done.stderr) == (30, True), done.stderr
-    with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (version,)
 
 
 def page(settings: Settings, overview: Overview, width: int = 80, **more: Any) -> LivePage:

@@ -7,13 +7,14 @@ import os
 import re
 import signal
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
 import httpx2
 
+from ava_audit.store.locks import try_hold
 from ava_server.core.data_root import DataRoot
 from support.processes import environment_of, lives
 from support.stdio import model_env, until
@@ -101,3 +102,8 @@ async def end_workers(root: Path) -> AsyncGenerator[None]:
         for pid in workers_of(root):
             os.kill(pid, signal.SIGTERM)
     await until(lambda: not workers_of(root), within_s=5)
+
+
+def lock_is_held(path: Path) -> bool:
+    with try_hold(path) or nullcontext() as lock:
+        return lock is None

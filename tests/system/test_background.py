@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
-from support.background import default_env, descendants_of, end_workers, workers_of
-from support.model_server import Fail, Gate, Say, Step, run_model_server
+from support.background import default_env, descendants_of, end_workers, lock_is_held, workers_of
+from support.model_server import Gate, Say, Step, run_model_server
 from support.runtime import Lab, hand_over, open_lab
 from support.stdio import AVA, assert_intact, environment, make_root, model_env, read_log, serve_stdio, state_of, until
 from support.terminal import run_on_terminal
 
 from ava_audit.events import Event, Fence, RunClaimed, RunEnded
-from ava_audit.store.locks import HeldLock, try_hold
-from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.units import now_us
 from ava_audit.view import append
-from ava_server.cli import serve
-from ava_server.config.settings import load_settings
 from ava_server.core import background
-from ava_server.core.background import WorkerProcesses, hold_worker_lock, pages_server
+from ava_server.core.background import WorkerProcesses
 from ava_server.core.data_root import DataRoot
 from ava_server.render.host_text import text_of
 from ava_server.runs import manager
 from ava_server.runs import mode as modes
 from ava_server.runs.claims import claim
-from ava_server.service.background import Listeners
-from ava_server.service.runtime import open_runtime
 
 pytestmark = pytest.mark.slow
 
@@ -102,48 +92,6 @@ async def test_two_hosts_share_one_worker_and_a_killed_worker_is_replaced(root: 
 
 def _ended(root: Path, run: str) -> bool:
     return state_of(root, run) == "success"
-
-
-async def test_a_second_worker_exits_and_a_subagent_starts_none(root: Path) -> None:
-    env = environment(root)
-    command = [AVA[0], "worker"]
-    async with end_workers(root), await anyio.open_process(command, env=env, stderr=None) as first:
-        await until(lambda: (root / "ava.db").exists())
-        second = await anyio.run_process(command, env=env)
-        assert second.returncode == 0 and b"already runs the subagents of" in second.stderr
-        inside = await anyio.run_process(command, env={**env, "AVA_RUN_ID": "S-7f3a2b"}, check=False)
-        assert inside.returncode == 2 and b"a subagent starts no subagents" in inside.stderr
-        first.terminate()
-        with anyio.fail_after(20):
-            assert await first.wait() == 0
-
-
-async def test_a_worker_started_by_hand_says_when_the_background_process_only_listens(root: Path) -> None:
-    env = environment(root)
-    pages_server(DataRoot(root)).want(0)
-    listening = await anyio.open_process([AVA[0], "worker", "--listen"], env=env, stderr=None)
-    async with end_workers(root), listening as first:
-        await until(lambda: pages_server(DataRoot(root)).port() is not None)
-        second = await anyio.run_process([AVA[0], "worker"], env=env)
-        said = second.stderr.decode()
-        assert f"process {first.pid}) only serves `ava ui`" in said and "`ava worker --stay`" in said, said
-        first.terminate()
-
-
-async def test_a_worker_exits_when_idle_but_stays_for_paused_runs(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert background.WORKER_IDLE_S == 60
-    monkeypatch.setattr(background, "WORKER_IDLE_S", 1.0)
-    with run_model_server([Fail(429, retry_after="4"), hand_over()]) as models:
-        async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
-            run_id = await lab.start(timeout=3)
-        settings = load_settings(root, env=model_env(models.base_url) | {"AVA_MODEL": "test"})
-        async with open_runtime(settings, modes.working(settings)) as runtime:
-            with post_at(root) as post, anyio.fail_after(40):
-                await serve._until_idle(runtime, post, Listeners(runtime))
-            row = await runtime.store.read(lambda view: view.run(run_id))
-            assert row is not None and row.state == "success", "it waited for the pause, and ended the run"
 
 
 async def test_a_run_that_no_worker_takes_runs_in_the_server_and_every_surface_says_so(
@@ -241,7 +189,7 @@ async def test_a_run_goes_on_where_its_hosts_key_is_although_a_worker_without_it
         keyless = environment(root, **{name: value for name, value in env.items() if name != "AVA_MODEL_API_KEY"})
         command = [sys.executable, "-c", PATIENT, "worker"]
         async with await anyio.open_process(command, env=keyless, stderr=None) as worker, end_workers(root):
-            await until(lambda: (root / "worker.lock").exists() and held(root / "worker.lock"))
+            await until(lambda: (root / "worker.lock").exists() and lock_is_held(root / "worker.lock"))
             async with serve_stdio(root, env=env) as host:
                 run = await host.start_run(workspace=str(workspace))
                 await until(gate.arrived.is_set)
@@ -250,7 +198,7 @@ async def test_a_run_goes_on_where_its_hosts_key_is_although_a_worker_without_it
                 [killed] = set(workers_of(root)) - {worker.pid}
                 os.kill(killed, signal.SIGKILL)
                 await until(lambda: len(read_log(root, "RunClaimed", run=run)) == 2)
-                assert held(beside)
+                assert lock_is_held(beside)
             gate.released.set()
             await until(lambda: state_of(root, run) == "success")
         assert all(each.headers["authorization"] == "Bearer none-needed" for each in models.requests)
@@ -324,80 +272,6 @@ def _leave(root: Path, words: Sequence[str], env: Mapping[str, str], gate: Gate)
         return " ".join(screen.text.split())
 
 
-async def test_a_worker_is_started_once_and_again_when_it_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    takes = (
-        "import sys, time; from pathlib import Path; from ava_audit.store.locks import try_hold;"
-        f" h = try_hold(Path({str(tmp_path / 'worker.lock')!r}));"
-        " print('up', file=sys.stderr, flush=True); time.sleep(1)"
-    )
-    words = tmp_path / "worker.log"
-    start_worker = WorkerProcesses(DataRoot(tmp_path), (sys.executable, "-c", takes))
-    for times in (1, 2):
-        await start_worker()
-        await start_worker()
-        await until(lambda: words.read_text() == "up\n" * times)  # noqa: B023 - awaited in this turn
-        await start_worker()
-        await until(lambda: not held(tmp_path / "worker.lock"))
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "removed" / "python"))
-    with pytest.raises(OSError, match="removed"):
-        await WorkerProcesses(DataRoot(tmp_path))()
-
-
-def post_at(root: Path) -> HeldLock:
-    """The lock of a data root's worker."""
-    post = hold_worker_lock(DataRoot(root))
-    assert post is not None
-    return post
-
-
-def held(path: Path) -> bool:
-    with try_hold(path) or nullcontext() as lock:
-        return lock is None
-
-
-async def test_starts_no_worker_for_a_run_that_the_server_cannot_continue(tmp_path: Path, root: Path) -> None:
-    """The worker is given this server's keys, and would have to leave the run as well."""
-    with run_model_server([]) as models, run_model_server([]) as elsewhere:
-        async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
-            run_id = await lab.start()
-        async with open_lab(tmp_path, server=elsewhere, background=True, check=False) as lab:
-            with anyio.fail_after(40):
-                while not (await lab.call("check_subagent", subagent_id=run_id)).runs[0].waits_for:
-                    await lab.store.wait_for_entry_after(lab.store.head - 1)
-            assert workers_of(root) == []
-
-
-async def test_a_worker_ends_when_its_data_root_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "WORKER_IDLE_S", 1.0)
-    gate = Gate()
-    with run_model_server([Say("x", gate=gate), hand_over()]) as models:
-        async with open_lab(tmp_path, server=models, mode=modes.BACKGROUND, check=False) as lab:
-            await lab.start()
-            await until(gate.arrived.is_set)
-            with post_at(lab.root) as post, anyio.fail_after(20):
-                lab.root.rename(tmp_path / "elsewhere")
-                gate.released.set()
-                await serve._until_idle(lab.runtime, post, Listeners(lab.runtime))
-
-
-async def test_a_worker_ends_when_a_newer_program_has_the_log(tmp_path: Path) -> None:
-    gate = Gate()
-    async with open_lab(tmp_path, [Say("x", gate=gate)], mode=modes.BACKGROUND, check=False) as lab:
-        await lab.start()
-        await until(gate.arrived.is_set)
-        await anyio.to_thread.run_sync(_migrate, lab.root / "ava.db")
-        gate.released.set()
-        with post_at(lab.root) as post, anyio.fail_after(40):
-            await serve._until_idle(lab.runtime, post, Listeners(lab.runtime))
-
-
-def _migrate(db: Path) -> None:
-    with closing(sqlite3.connect(db, isolation_level=None)) as log:
-        log.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-
-
 async def test_a_server_that_crashes_says_so_and_its_run_goes_on(root: Path, workspace: Path) -> None:
     gate = Gate()
     with run_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
@@ -465,34 +339,6 @@ async def test_only_what_a_person_approved_at_a_terminal_goes_on_without_it(
                 await until(lambda: state_of(root, run) == "success")
             else:
                 assert state_of(root, run) == "running" and not workers_of(root)
-
-
-def test_takes_the_worker_lock_even_if_another_process_just_checks_it(tmp_path: Path) -> None:
-    root = DataRoot(tmp_path)
-    first = hold_worker_lock(root)
-    assert first is not None and hold_worker_lock(root) is None
-    first.release()
-    with try_hold(root.worker_lock) as held:  # type: ignore[union-attr]  # nobody has it
-        release = threading.Timer(0.2, held.release)
-        release.start()
-        second = hold_worker_lock(root)
-        assert second is not None
-        second.release()
-
-
-def test_an_older_version_waits_while_a_newer_one_takes_over_and_no_longer(tmp_path: Path) -> None:
-    """Else an older host would start the next process at once, and the newer one take over again."""
-    root = DataRoot(tmp_path)
-    root.worker_leave.write_text("99.0")
-    assert hold_worker_lock(root) is None
-    root.worker_leave.write_text("0.0.1")
-    with hold_worker_lock(root) as held:  # type: ignore[union-attr]  # nobody has it
-        assert held is not None and not root.worker_leave.exists()
-    root.worker_leave.write_text("99.0")
-    long_ago_s = time.time() - 60
-    os.utime(root.worker_leave, (long_ago_s, long_ago_s))
-    with hold_worker_lock(root) as held:  # type: ignore[union-attr]  # nobody has it
-        assert held is not None, "the newer one has never come"
 
 
 @pytest.fixture

@@ -14,33 +14,23 @@ from typing import Any
 import anyio
 import pytest
 from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, events_at, run_model_server
+from support.models.provider_settings import KEY, settings_with
 
-from ava_server.cli.models import read_providers, servers_lines
+from ava_server.cli.models import read_providers
 from ava_server.config.credentials import model_settings
 from ava_server.config.keys import find_key, set_key
 from ava_server.config.settings import load_settings
 from ava_server.core.errors import BadInput, ConfigError, ModelError
-from ava_server.models import listing
 from ava_server.models.base import AssistantTurn, Completion, Request, ToolSchema, ToolTurn, UserTurn
 from ava_server.models.clients import ClientPool
 from ava_server.models.errors import Endpoint, may_have_been_billed
 from ava_server.models.factory import model_of, parameters
 from ava_server.models.http_model import HttpModel, key_headers
-from ava_server.models.listing import ModelCatalog, ask_endpoint, loaded_windows, model_catalogs, servers_here
-from ava_server.models.prices import Price, Unpriced, UserPrice, look_up
+from ava_server.models.listing import ask_endpoint, model_catalogs
+from ava_server.models.prices import UserPrice
 from ava_server.models.providers import PROVIDERS, key_header, provider_at
-from ava_server.models.selection import (
-    UNKNOWN,
-    Choice,
-    ModelSettings,
-    Provider,
-    choose,
-    configured,
-    default_tiers,
-    thinking_of,
-)
+from ava_server.models.selection import Choice, ModelSettings, Provider, choose, configured, default_tiers
 
-KEY = "k3y-0f-n0b0dy-123456"
 SELLERS = [name for name, known in PROVIDERS.items() if known.models]
 CALLED = [*SELLERS, "azure deployments", "bedrock anthropic", "vertex openapi"]
 ADDRESSES = {
@@ -302,22 +292,17 @@ def test_a_key_for_perplexity_in_a_variable_of_other_programs_is_not_used(tmp_pa
 # -- addresses of a person's own -------------------------------------------------------------------------------------
 
 
-def settings_in(root: Path, config: str) -> ModelSettings:
-    (root / "config.toml").write_text(config)
-    return model_settings(load_settings(root, env={}), {})
-
-
 @pytest.mark.parametrize("name", ["azure", "bedrock", "vertex"])
 def test_a_provider_at_an_address_of_ones_own_says_what_it_needs(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"base_url for the provider {name}.*such as https://"):
-        settings_in(tmp_path, f"[providers.{name}]\n")
+        settings_with(tmp_path, f"[providers.{name}]\n")
     with pytest.raises(BadInput, match=rf"needs \[providers.{name}\] in config.toml: with base_url, such as https://"):
         choose(f"{name}:some-model", "fast", ModelSettings())
 
 
 def test_a_table_with_a_misspelt_name_is_told_which_is_meant(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not known, or the provider openai, if that is meant"):
-        settings_in(tmp_path, "[providers.opnai]\n")
+        settings_with(tmp_path, "[providers.opnai]\n")
 
 
 @pytest.mark.parametrize(
@@ -325,51 +310,11 @@ def test_a_table_with_a_misspelt_name_is_told_which_is_meant(tmp_path: Path) -> 
 )
 def test_an_address_has_no_other_query_than_the_version_of_its_api(tmp_path: Path, query: str) -> None:
     with pytest.raises(ConfigError, match="query"):
-        settings_in(tmp_path, f'[providers.azure]\nbase_url = "https://r.openai.azure.com/openai?{query}"\n')
-
-
-def test_a_deployment_is_priced_as_its_model(tmp_path: Path) -> None:
-    address = 'base_url = "https://r.openai.azure.com/openai/v1"\n'
-    named = "[providers.azure]\n" + address + 'price_as = { "our-gpt" = "openai:gpt-5" }\n'
-    settings = settings_in(tmp_path, named)
-    price = choose("azure:our-gpt", "fast", settings).price
-    openai = choose("openai:gpt-5", "fast", ModelSettings(providers={"openai": Provider(api_key=KEY)})).price
-    assert (price.input, price.output) == (openai.input, openai.output) and price.input > 0
-    with pytest.raises(Unpriced, match="azure:another"):
-        choose("azure:another", "fast", settings)
-    own = settings_in(tmp_path, named + '[prices."azure:our-gpt"]\ninput = 9.0\noutput = 9.0\n')
-    assert choose("azure:our-gpt", "fast", own).price.input == 9_000
-    with pytest.raises(ConfigError, match="sets prices"):
-        load_settings(tmp_path, env={"AVA_PROVIDERS__AZURE__PRICE_AS": '{"our-gpt": "openai:gpt-5-nano"}'})
-
-
-def test_a_model_of_bedrock_has_the_price_of_its_table() -> None:
-    given = Provider(base_url="https://bedrock-runtime.us-east-1.amazonaws.com/openai/v1", api_key=KEY)
-    choice = choose("bedrock:openai.gpt-oss-120b-1:0", "fast", ModelSettings(providers={"bedrock": given}))
-    assert choice.price.input > 0 and choice.price.source.startswith("genai-prices")
+        settings_with(tmp_path, f'[providers.azure]\nbase_url = "https://r.openai.azure.com/openai?{query}"\n')
 
 
 BEDROCK = "https://bedrock-runtime.us-east-1.amazonaws.com"
 TABLE = f'[providers.bedrock]\nbase_url = "{BEDROCK}/openai/v1"\n[providers.%s]\nbase_url = "%s"\n'
-
-
-@pytest.mark.parametrize("stored", [True, False])
-def test_a_second_table_of_bedrock_has_the_providers_key_and_its_own_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: bool
-) -> None:
-    monkeypatch.delenv("AWS_BEARER_TOKEN_BEDROCK", raising=False)
-    if stored:
-        set_key("bedrock", KEY, tmp_path / "keys.toml")
-    else:
-        monkeypatch.setenv("AWS_BEARER_TOKEN_BEDROCK", KEY)
-    (tmp_path / "config.toml").write_text(TABLE % ("bedrock-claude", f"{BEDROCK}/anthropic"))
-    found = model_settings(load_settings(tmp_path, env={}))
-    assert [found.providers[name].api_key for name in ("bedrock", "bedrock-claude")] == [KEY, KEY]
-    choice = choose("bedrock-claude:us.anthropic.claude-sonnet-4-6", "fast", found)
-    assert (choice.wire, choice.api_key) == ("messages", KEY)
-    set_key("bedrock-claude", "0ther-k3y-123456", tmp_path / "keys.toml")
-    found = model_settings(load_settings(tmp_path, env={}))
-    assert [found.providers[name].api_key for name in ("bedrock", "bedrock-claude")] == [KEY, "0ther-k3y-123456"]
 
 
 @pytest.mark.parametrize(
@@ -395,39 +340,6 @@ def test_no_other_table_or_host_gets_a_providers_key(
     assert model_settings(load_settings(tmp_path, env=env)).providers[name].api_key is None
 
 
-PROFILES = {
-    "us.anthropic.claude-haiku-4-5-20251001-v1:0": (1_100, 5_500),
-    "eu.anthropic.claude-opus-4-5-20251101-v1:0": (5_500, 27_500),
-    "us.anthropic.claude-sonnet-4-6": (3_300, 16_500),
-    "global.anthropic.claude-opus-4-6-v1": (5_000, 25_000),
-    "apac.anthropic.claude-3-5-sonnet-20241022-v2:0": (3_000, 15_000),
-    "eu.amazon.nova-lite-v1:0": (60, 240),
-    "anthropic.claude-sonnet-4-6": (3_300, 16_500),
-}
-
-
-@pytest.mark.parametrize("model", PROFILES)
-def test_an_inference_profile_of_bedrock_has_the_price_of_where_it_runs(model: str) -> None:
-    price = look_up("bedrock-claude", model, base_url=f"{BEDROCK}/anthropic")
-    assert isinstance(price, Price) and (price.input, price.output) == PROFILES[model]
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        "us-gov.anthropic.claude-sonnet-4-6",
-        "xx.anthropic.claude-sonnet-4-6",
-        "us.anthropic.claude-sonnet-4-6-turbo",
-        "us.us.anthropic.claude-sonnet-4-6",
-        "us.openai.gpt-5.4",
-        "us.anthropic.claude-opus-99",
-    ],
-)
-def test_no_price_is_guessed_from_a_similar_id(model: str) -> None:
-    assert isinstance(look_up("bedrock", model, base_url=f"{BEDROCK}/openai/v1"), str)
-    assert isinstance(look_up("openai", f"us.{'gpt-5'}", base_url=None), str)
-
-
 def test_a_provider_is_known_by_the_end_of_its_host_alone() -> None:
     assert provider_at("https://r.openai.azure.com/openai/v1") is PROVIDERS["azure"]
     assert provider_at(f"{BEDROCK}/anthropic") is PROVIDERS["bedrock"]
@@ -440,97 +352,10 @@ def test_a_provider_is_known_by_the_end_of_its_host_alone() -> None:
 # -- servers on this machine -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ollama", "lmstudio", "llamacpp", "vllm"])
-def test_a_server_on_this_machine_is_used_only_where_the_settings_name_it(tmp_path: Path, name: str) -> None:
-    assert configured(settings_in(tmp_path, "")) == {}
-    with pytest.raises(BadInput, match=rf"needs \[providers.{name}\] in config.toml: an empty table is enough"):
-        choose(f"{name}:qwen3:8b", "fast", settings_in(tmp_path, ""))
-    choice = choose(f"{name}:qwen3:8b", "fast", settings_in(tmp_path, f"[providers.{name}]\n"))
-    assert choice.base_url == PROVIDERS[name].base_url and choice.price.free
-    own = settings_in(tmp_path, f'[providers.{name}]\nbase_url = "http://127.0.0.1:9/v1"\n')
-    assert choose(f"{name}:qwen3:8b", "fast", own).base_url == "http://127.0.0.1:9/v1"
-
-
-TOLD: Mapping[str, tuple[str, Any, dict[str, int]]] = {
-    "ollama": ("/api/ps", {"models": [{"name": "qwen3:8b", "context_length": 4096}]}, {"qwen3:8b": 4096}),
-    "lmstudio": (
-        "/api/v0/models",
-        {"data": [{"id": "a", "loaded_context_length": 8192, "max_context_length": 131072}, {"id": "b"}]},
-        {"a": 8192},
-    ),
-    "vllm": ("/v1/models", {"data": [{"id": "a", "max_model_len": 32768}]}, {"a": 32768}),
-    "llamacpp": ("/props", {"default_generation_settings": {"n_ctx": 2048}}, {"": 2048}),
-}
-
-
-@pytest.mark.parametrize("name", TOLD)
-async def test_a_server_on_this_machine_tells_the_length_that_is_loaded(name: str) -> None:
-    path, answer, windows = TOLD[name]
-    with run_model_server([Fail(200, answer)]) as server:
-        catalog = ModelCatalog(name, server.base_url, None, "chat_completions", configured=True, in_table=False)
-        async with ClientPool() as clients:
-            assert await loaded_windows(catalog, clients) == windows
-    assert [request.path for request in server.requests] == [path]
-
-
-@pytest.mark.parametrize(
-    "answer", [[], {}, {"models": 7}, {"models": [{"name": "a", "context_length": -1}]}, "x", None]
-)
-async def test_a_server_that_tells_no_length_has_none(answer: Any) -> None:
-    with run_model_server([Fail(200, answer), Fail(404), Fail(200, b"<html>")]) as server:
-        catalog = ModelCatalog("ollama", server.base_url, None, "chat_completions", configured=True, in_table=False)
-        async with ClientPool() as clients:
-            for _ in range(3):
-                assert await loaded_windows(catalog, clients) == {}
-
-
-async def test_no_other_endpoint_is_asked_for_its_length() -> None:
-    with run_model_server([]) as server:
-        async with ClientPool() as clients:
-            for name in ("custom", "openai"):
-                catalog = ModelCatalog(name, server.base_url, KEY, "chat_completions", configured=True, in_table=False)
-                assert await loaded_windows(catalog, clients) == {}
-    assert not server.requests
-
-
-async def test_a_server_at_its_usual_port_is_found_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    with run_model_server(lambda _body: Fail(200, {"data": [{"id": "qwen3"}, {"id": "other"}]})) as server:
-        rows = {name: known for name, known in PROVIDERS.items() if name not in ("lmstudio", "llamacpp")}
-        rows["ollama"] = replace(PROVIDERS["ollama"], base_url=server.base_url)
-        monkeypatch.setattr(listing, "PROVIDERS", rows)
-        async with ClientPool() as clients:
-            assert await servers_here(ModelSettings(), clients) == {"ollama": ["qwen3", "other"]}
-            assert "authorization" not in server.requests[0].headers
-            named = ModelSettings(providers={"mine": Provider(base_url=server.base_url)})
-            assert await servers_here(named, clients) == {}
-    assert len(server.requests) == 1
-    assert configured(ModelSettings()) == {}
-    shown = " ".join(" ".join(servers_lines({"ollama": ["qwen3", "other"]})).split())
-    assert "[providers.ollama]" in shown and "qwen3 and 1 more" in shown and "Nothing uses it." in shown
-
-
 async def test_listing_a_provider_that_the_settings_must_name_says_so() -> None:
     for name in ("ollama", "azure"):
         with pytest.raises(BadInput, match=rf"{name} needs \[providers.{name}\] in config.toml"):
             await read_providers(ModelSettings(), [], name, None)
-
-
-@pytest.mark.parametrize(
-    ("model_id", "same_as"),
-    [
-        ("us.anthropic.claude-sonnet-4-6", "claude-sonnet-4-6"),
-        ("global.anthropic.claude-haiku-4-5-20251001-v1:0", "claude-haiku-4-5"),
-        ("anthropic.claude-opus-5-5", "anthropic/claude-opus-5.5"),
-        ("openai.gpt-oss-120b-1:0", "openai/gpt-oss-120b"),
-    ],
-)
-def test_a_model_of_bedrock_thinks_as_it_does_elsewhere(model_id: str, same_as: str) -> None:
-    assert thinking_of(model_id) == thinking_of(same_as) != UNKNOWN
-
-
-@pytest.mark.parametrize("model_id", ["my.own-model", "claude", "us.anthropic.", "gemini-3.8-flash.claude-sonnet-5"])
-def test_a_models_name_is_read_no_further_than_its_maker(model_id: str) -> None:
-    assert thinking_of(model_id) in (UNKNOWN, thinking_of("gemini-3.8-flash"))
 
 
 def chosen(name: str, model_id: str = "test", *, streaming: bool = True) -> Choice:

@@ -85,3 +85,10 @@ SUBMIT: dict[str, Any] = {
 def priced_agent(text: str = "ok", prompt: int = 900, output: int = 50, calls: Any = ()) -> Say:
     """An answer that is billed with so many tokens."""
     return Say(text, calls=calls, usage={"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": 0})
+
+
+async def run_agent(lab: Lab, within_s: float = 60, **more: Any) -> tuple[str, dict[str, Any]]:
+    """Start a run of the scripted agent, and return it with its result."""
+    run_id = await lab.start(**agent_run(**more))
+    await lab.ended(run_id, within_s)
+    return run_id, await lab.result(run_id)

@@ -1,0 +1,16 @@
+"""Settings of model providers, as a person writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ava_server.config.credentials import model_settings
+from ava_server.config.settings import load_settings
+from ava_server.models.selection import ModelSettings
+
+KEY = "k3y-0f-n0b0dy-123456"
+
+
+def settings_with(root: Path, config: str) -> ModelSettings:
+    (root / "config.toml").write_text(config)
+    return model_settings(load_settings(root, env={}), {})
