@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from support.sandboxes.attacks import CONFINED, EVERY, needs
 
+from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Kind
+from ava_roles.tool import ToolContext
 
 
 @pytest.fixture(params=EVERY)
@@ -50,3 +52,27 @@ def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         yield server
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[ToolContext]:
+    """What tools get that list, search and read files: a workspace with ignored files and a link out of it."""
+    files = {
+        "src/main.py": "import os\n\ndef Main():\n    return os.getcwd()\n",
+        "src/util.ts": "export const main = 1\n",
+        "docs/guide.md": "# Guide\n\nThe main thing is the pump.\n",
+        "build/out.py": "main generated\n",
+        "src/debug.log": "main log\n",
+        "src/keep.log": "main kept\n",
+        ".gitignore": "build/\n*.log\n",
+        "src/.gitignore": "!keep.log\n",
+        ".git/config": "main = git\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "src" / "blob.bin").write_bytes(b"main\0\1\2")
+    (tmp_path / "outside").symlink_to("/etc")
+    root = Root.open(tmp_path)
+    yield ToolContext(files=root)
+    root.close()

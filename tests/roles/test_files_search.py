@@ -12,199 +12,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
+from support.foreign.searched_files import ask_files, search_lines
 
-from ava_roles.errors import AccessRefused, NotThere, ParserEnded, ToolFailed
+from ava_roles.errors import NotThere, ParserEnded, ToolFailed
 from ava_roles.passages import Query, split_passages
 from ava_roles.sandbox.path_access import FileMark, FolderEntry
 from ava_roles.sandbox.paths import Root
 from ava_roles.texts.store import KeptText, KeptTexts, TextStore
 from ava_roles.threads import run_sync
-from ava_roles.tool import ToolContext, ToolOutput, need_files
-from ava_roles.tools import grep, reading
+from ava_roles.tool import ToolContext, need_files
+from ava_roles.tools import reading
 from ava_roles.tools.extracted import Extracted, Format, Wanted
-from ava_roles.tools.files import (
-    FindFiles,
-    FindFilesArgs,
-    ReadFile,
-    ReadFileArgs,
-    SearchAndRead,
-    SearchAndReadArgs,
-    SearchArgs,
-    SearchCodebase,
-)
+from ava_roles.tools.files import ReadFile, ReadFileArgs, SearchAndRead
 from ava_roles.tools.headings import HEADINGS_BYTES, headings_of
 from ava_roles.tools.page_text import read_page_text
 from ava_roles.tools.parser_process import ParserProcess
 from ava_roles.tools.reading import FolderReader, FolderTexts
-from ava_roles.tools.text_files import patterns
-
-
-@pytest.mark.parametrize("pattern", ["*a*a*a*a*a*b", "*[!b]*[!b]*[!b]*[!b]*[!b]*b"])
-async def test_a_pattern_with_stars_takes_no_longer_for_a_long_name(at: ToolContext, pattern: str) -> None:
-    assert at.files is not None
-    (at.files.path / ("a" * 110)).write_text("x")  # with every attempt it took seconds, and stopped the whole process
-    (at.files.path / ".gitignore").write_text(f"{pattern}\n")
-    began = time.monotonic()
-    assert (await find(at, pattern)).text == "0 files match"
-    assert time.monotonic() - began < 5
-
-
-@pytest.mark.parametrize(
-    ("pattern", "matches", "others"),
-    [
-        ("*a*b*c", ["abc", "xaxbxc", "a-abcc", "d/aabbcc"], ["acb", "abcx", "a/b/c"]),
-        ("src/*_*_*.py", ["src/a_b_c.py", "src/_____.py"], ["src/a_b.py", "src/x/a_b_c.py"]),
-        ("report.[0-9]*.[0-9]*.[0-9]*.json", ["report.20.1.2.json", "x/report.1.1.1.1.json"], ["report.1.2.json"]),
-        ("*a[!b]*c", ["axc", "abadc"], ["abc", "a/c"]),
-        ("a**b*c", ["abc", "axbxc"], ["a/b/c"]),
-        ("**/a/**/b*.txt", ["a/b.txt", "x/a/y/z/bc.txt"], ["b.txt", "a/x.txt"]),
-    ],
-)
-def test_patterns_match_as_git_does(pattern: str, matches: list[str], others: list[str]) -> None:
-    found = patterns(pattern)
-    assert found is not None
-    assert [name for name in [*matches, *others] if found.match_file(name)] == matches
-
-
-def test_patterns_with_many_folders_between_are_ignored() -> None:
-    assert patterns("**/a/**/a/**/b") is None and patterns("**/a/**/b/**") is not None
-
-
-@pytest.mark.parametrize(
-    ("pattern", "names"),
-    [
-        ("*.py", ["src/main.py"]),
-        ("src/*", ["src/.gitignore", "src/blob.bin", "src/keep.log", "src/main.py", "src/util.ts"]),
-        ("**/guide.*", ["docs/guide.md"]),
-        ("*.log", ["src/keep.log"]),
-        ("config", []),
-        ("*.rs", []),
-    ],
-)
-async def test_lists_files_by_pattern_and_skips_ignored_ones_and_links(
-    at: ToolContext, pattern: str, names: list[str]
-) -> None:
-    head, *lines = (await find(at, pattern)).text.split("\n")
-    assert [line.rpartition(" (")[0] for line in lines] == names
-    assert head == ("1 file matches" if len(names) == 1 else f"{len(names)} files match")
-
-
-async def test_a_long_list_of_files_is_cut_and_says_so(at: ToolContext, tmp_path: Path) -> None:
-    for number in range(201):
-        (tmp_path / "docs" / f"{number:03}.txt").write_text("x")
-    got = await find(at, "*.txt")
-    assert got.count == 200 and got.text.startswith("200 files match; there are more: narrow the pattern or the path")
-    assert (await find(at, "2??.txt", path="docs")).text.split("\n") == ["1 file matches", "docs/200.txt (1 bytes)"]
-    for wrong in ("!", "#x"):
-        with pytest.raises(ToolFailed, match="cannot be used"):
-            await find(at, wrong)
-    with pytest.raises(AccessRefused):
-        await find(at, "*", path="../x")
-
-
-@pytest.mark.parametrize("regex", [False, True])
-async def test_finds_lines_by_path_and_skips_ignored_files(at: ToolContext, regex: bool) -> None:
-    got = await search(at, "(?i)main" if regex else "MAIN", regex=regex)
-    assert got.text.split("\n\n")[1].split("\n") == [
-        "docs/guide.md:3: The main thing is the pump.",
-        "src/keep.log:1: main kept",
-        "src/main.py:3: def Main():",
-        "src/util.ts:1: export const main = 1",
-    ]
-    assert "1 binary, large or unreadable files skipped" in got.text
-    assert got.sources[0].location == "docs/guide.md"
-
-
-async def test_a_literal_search_treats_special_characters_as_text(at: ToolContext) -> None:
-    assert (await search(at, "os.getcwd()")).count == 1
-    assert (await search(at, "o.*s")).count == 0
-
-
-async def test_path_glob_and_result_limit_narrow_a_search(at: ToolContext) -> None:
-    assert "guide" not in (await search(at, "main", path="src")).text
-    assert (await search(at, "main", glob="*.ts")).count == 1
-    assert (await search(at, "main", glob="docs/**/*.md")).count == 1
-    one = await search(at, "main", max_results=1)
-    assert (one.count, "there are more" in one.text) == (1, True)
-    assert (await search(at, "main", path="src/util.ts")).count == 1
-
-
-@pytest.mark.parametrize("path", ["..", "/etc", "outside", "outside/passwd"])
-@pytest.mark.parametrize("regex", [False, True])
-async def test_a_search_does_not_leave_the_workspace(at: ToolContext, path: str, regex: bool) -> None:
-    try:
-        got = await search(at, "root", path=path, regex=regex)
-    except ToolFailed:
-        return
-    assert got.count == 0
-
-
-async def test_reports_an_invalid_expression_and_a_missing_path(at: ToolContext) -> None:
-    with pytest.raises(ToolFailed, match="is not a regular expression"):
-        await search(at, "(", regex=True)
-    with pytest.raises(ToolFailed, match="does not exist"):
-        await search(at, "x", path="nowhere")
-    with pytest.raises(AccessRefused):
-        await search(at, "x", path="../..")
-
-
-async def test_stops_an_endless_expression_without_blocking_the_server(
-    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "evil.txt").write_text("a" * 60 + "b\n")
-    monkeypatch.setattr(grep, "CHILD_SECONDS", -4)  # the parent's patience is this plus 5 seconds
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            await anyio.sleep(0.01)
-            ticks += 1
-
-    began = time.monotonic()
-    async with anyio.create_task_group() as group:
-        group.start_soon(tick)
-        with pytest.raises(ToolFailed, match="took longer"):
-            await search(at, "(a+)+$", regex=True, path="evil.txt")
-        group.cancel_scope.cancel()
-    assert ticks > 10
-    assert time.monotonic() - began < 12
-
-
-@pytest.mark.slow
-async def test_hiding_secrets_does_not_use_up_the_time_of_an_expression(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(4):
-        (tmp_path / f"{number}.log").write_text(f"needle{number}\n")
-
-    def hide(text: str) -> str:
-        time.sleep(1)
-        return text
-
-    monkeypatch.setattr(grep, "CHILD_SECONDS", -3)  # the parent waits 2 s
-    root = Root.open(tmp_path)
-    try:
-        found = await search(ToolContext(files=root, hide=hide), r"needle\d", regex=True)
-    finally:
-        root.close()
-    assert found.count == 4
-
-
-async def test_a_cancelled_search_ends_at_once(at: ToolContext, tmp_path: Path) -> None:
-    (tmp_path / "evil.txt").write_text("a" * 60 + "b\n")
-    with anyio.move_on_after(0.3) as scope, anyio.fail_after(20):
-        await search(at, "(a+)+$", regex=True, path="evil.txt")
-    assert scope.cancelled_caught
 
 
 async def test_answers_a_question_with_verbatim_passages(at: ToolContext, tmp_path: Path) -> None:
     filler = "\n\n".join(f"Paragraph {number} speaks of gardens and weather." for number in range(200))
     passage = "The pump   runs at 3,200 rpm;\n  its “filter” must be changed every 90 days."
     (tmp_path / "manual.txt").write_text(f"{filler}\n\n{passage}\n\n{filler}\n")
-    got = await ask(at, "How often must the filter of the pump be changed?")
+    got = await ask_files(at, "How often must the filter of the pump be changed?")
     assert got.sources[0].location == "manual.txt"
     assert passage in got.text
     start = f"{filler}\n\n".count("\n") + 1
@@ -216,7 +47,7 @@ async def test_answers_a_question_with_verbatim_passages(at: ToolContext, tmp_pa
 async def test_returns_the_best_files_first_up_to_the_limit(at: ToolContext, tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / f"note{number}.md").write_text("pump\n" if number else "pump pump filter valve\n")
-    got = await ask(at, "pump filter valve", max_files=2)
+    got = await ask_files(at, "pump filter valve", max_files=2)
     assert got.sources[0].location == "note0.md"
     assert got.count == 2
 
@@ -228,7 +59,7 @@ async def test_a_file_gives_as_many_passages_as_rank_best_and_each_file_gives_on
     sections = [f"The pump of section {number} needs a new filter." for number in range(9)]
     (tmp_path / "manual.txt").write_text(f"\n\n{filling}\n\n".join(sections))
     (tmp_path / "note.txt").write_text("A filter. " + "The weather was fine. " * 30)
-    got = await ask(at, "Which pump needs a new filter?")
+    got = await ask_files(at, "Which pump needs a new filter?")
     assert [each for each in sections if each in got.text] == sections
     assert [source.location for source in got.sources] == ["manual.txt", "docs/guide.md", "note.txt"]
     assert len(got.text) <= SearchAndRead.spec.max_chars
@@ -240,26 +71,26 @@ async def test_searches_documents_too(at: ToolContext, tmp_path: Path) -> None:
     document = docx.Document()
     document.add_paragraph("The zeppelin leaves on Tuesday.")
     document.save(str(tmp_path / "plan.docx"))
-    got = await ask(at, "zeppelin")
+    got = await ask_files(at, "zeppelin")
     assert "The zeppelin leaves on Tuesday." in got.text
 
 
 async def test_reports_the_search_words_when_nothing_matches(at: ToolContext) -> None:
-    got = await ask(at, "what is the zymurgy?")
+    got = await ask_files(at, "what is the zymurgy?")
     assert (got.count, got.success) == (0, True)
     assert "passages have: zymurgy 0" in got.text
-    assert (await ask(at, '"*^ OR NEAR(')).count == 0
-    assert (await ask(at, "???")).count == 0
+    assert (await ask_files(at, '"*^ OR NEAR(')).count == 0
+    assert (await ask_files(at, "???")).count == 0
 
 
 async def test_an_answer_stays_within_the_limit_for_the_model(at: ToolContext, tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"big{number}.txt").write_text("\n".join(f"pump {line} " + "y" * 800 for line in range(50)))
-    got = await ask(at, "pump", max_files=20)
+    got = await ask_files(at, "pump", max_files=20)
     assert len(got.text) <= SearchAndRead.spec.max_chars
     assert got.count is not None and got.count >= 15
     (tmp_path / "wide.txt").write_text("\n".join("pump valve " + "y " * 1_150 for _ in range(50)))
-    assert len((await ask(at, "pump valve", max_files=20)).text) <= SearchAndRead.spec.max_chars
+    assert len((await ask_files(at, "pump valve", max_files=20)).text) <= SearchAndRead.spec.max_chars
 
 
 def test_passages_consist_of_whole_lines_and_lose_no_text() -> None:
@@ -277,7 +108,7 @@ def test_ignores_common_words_unless_there_are_no_others() -> None:
 async def test_finds_and_quotes_words_deep_inside_one_long_line(at: ToolContext, tmp_path: Path) -> None:
     words = [f"w{number:05}" for number in range(20_000)]
     (tmp_path / "long.txt").write_text(f"first\n{' '.join(words)}\nlast\n")
-    got = await ask(at, "w00007 w15000 w19999")
+    got = await ask_files(at, "w00007 w15000 w19999")
     assert got.sources[0].location == "long.txt"
     passages = re.split(r"line 2, from column [\d,]+:\n", got.text)[1:]
     assert [any(word in passage for passage in passages) for word in ("w00007", "w15000", "w19999")] == [True] * 3
@@ -300,8 +131,8 @@ def test_splits_a_long_line_without_losing_words_or_the_lines_around_it() -> Non
 @pytest.mark.parametrize("regex", [False, True])
 async def test_searches_compressed_text(at: ToolContext, tmp_path: Path, regex: bool) -> None:
     (tmp_path / "notes.gz").write_bytes(gzip.compress(b"first\nthe zeppelin lands\n"))
-    assert "notes.gz:2: the zeppelin lands" in (await search(at, "zeppelin", regex=regex)).text
-    assert "the zeppelin lands" in (await ask(at, "zeppelin")).text
+    assert "notes.gz:2: the zeppelin lands" in (await search_lines(at, "zeppelin", regex=regex)).text
+    assert "the zeppelin lands" in (await ask_files(at, "zeppelin")).text
 
 
 async def test_reads_compressed_text_and_says_where_it_goes_on(at: ToolContext, tmp_path: Path) -> None:
@@ -317,7 +148,7 @@ async def test_a_compressed_bomb_is_not_unpacked_beyond_the_limit(at: ToolContex
     (tmp_path / "members.gz").write_bytes(gzip.compress(b"") * 90_000)
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"zeppelin " * 9_000)[:-40])
     tracemalloc.start()
-    got = await ask(at, "zeppelin")
+    got = await ask_files(at, "zeppelin")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert got.count == 0 and "2 too large or damaged" in got.text and peak < 50_000_000
@@ -329,9 +160,13 @@ async def test_secrets_in_compressed_text_are_hidden_before_a_part_of_it_is_show
     root = Root.open(tmp_path)
     at = ToolContext(files=root, hide=lambda text: text.replace("OPEN-\nSESAME", "[hidden]\n"))
     shown = [
-        await ask(at, "zeppelin"), await ask(at, "sesame"), await search(at, "sesame"), await search(at, "today"),
-        await search(at, "S.SAME", regex=True), await ReadFile()(ReadFileArgs(path="a.gz"), at),
-    ]  # fmt: skip
+        await ask_files(at, "zeppelin"),
+        await ask_files(at, "sesame"),
+        await search_lines(at, "sesame"),
+        await search_lines(at, "today"),
+        await search_lines(at, "S.SAME", regex=True),
+        await ReadFile()(ReadFileArgs(path="a.gz"), at),
+    ]
     root.close()
     assert [got.count for got in shown[:5]] == [1, 0, 0, 1, 0]
     assert all("SESAME" not in got.text for got in shown if got.count) and "[hidden]" in shown[-1].text
@@ -342,8 +177,8 @@ async def test_html_is_searched_and_quoted_without_its_tags(at: ToolContext, tmp
         "<html><!-- zeppelin -->\n<style>zeppelin</style>\n<p class='zeppelin'>An <b>air</b>ship &amp; a\nballoon</p>"
     )
     (tmp_path / "page.html").write_text(page)
-    assert "lines 3 to 4:\n An airship & a\nballoon" in (await ask(at, "airship")).text
-    assert (await ask(at, "zeppelin")).count == 0
+    assert "lines 3 to 4:\n An airship & a\nballoon" in (await ask_files(at, "airship")).text
+    assert (await ask_files(at, "zeppelin")).count == 0
     began = time.monotonic()
     for hostile in ("<script" * 200_000, "<!--" * 300_000, "<a " * 300_000, "</script " * 200_000):
         read_page_text(hostile, keep_lines=True)
@@ -352,10 +187,10 @@ async def test_html_is_searched_and_quoted_without_its_tags(at: ToolContext, tmp
 
 async def test_says_how_many_files_were_not_searched_and_why(at: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "large.txt").write_bytes(b"pump\n" * 2_500_000)
-    got = await ask(at, "pump")
+    got = await ask_files(at, "pump")
     assert got.text.startswith("1 files fit best (")
     assert "; not searched: 1 not text, 1 too large or damaged\n" in got.text
-    got = await ask(replace(at, seconds_left=lambda: 0.0), "pump")
+    got = await ask_files(replace(at, seconds_left=lambda: 0.0), "pump")
     assert got.text.startswith("0 files fit best (0 searched); not searched: 8 not reached in the time: ask again,")
     assert got.unread == "Files searched: 0. Not searched: 8 not reached in the time: ask again, or give a path."
 
@@ -363,7 +198,7 @@ async def test_says_how_many_files_were_not_searched_and_why(at: ToolContext, tm
 async def test_a_file_that_could_have_text_and_was_not_read_leaves_a_search_unfinished(
     at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (await ask(at, "zeppelin")).unread == ""  # blob.bin is no text for anybody
+    assert (await ask_files(at, "zeppelin")).unread == ""  # blob.bin is no text for anybody
     (tmp_path / "large.txt").write_bytes(b"pump\n" * 2_500_000)
     (tmp_path / "locked.txt").write_text("The zeppelin leaves at noon.")
     (tmp_path / "gone.txt").write_text("The zeppelin leaves at noon.")
@@ -379,7 +214,7 @@ async def test_a_file_that_could_have_text_and_was_not_read_leaves_a_search_unfi
         return read(root, rel, cap)
 
     monkeypatch.setattr(Root, "read_marked", denied)
-    got = await ask(at, "zeppelin")
+    got = await ask_files(at, "zeppelin")
     reasons = "1 not text, 1 too large or damaged, 1 that cannot be opened, 1 gone meanwhile"
     assert sorted(got.text.split("\n")[0].partition("; not searched: ")[2].split(", ")) == sorted(reasons.split(", "))
     assert "1 too large or damaged" in got.unread and "1 that cannot be opened" in got.unread
@@ -492,10 +327,10 @@ async def test_a_file_whose_parser_ended_is_not_parsed_again_with_the_next_quest
 
     monkeypatch.setattr(ParserProcess, "read_document", ended)
     at = replace(at, texts=KeptTexts(tmp_path / ".git" / "texts.db", 1_000_000))
-    first, second = [await ask(at, "zeppelin") for _again in range(2)]
+    first, second = [await ask_files(at, "zeppelin") for _again in range(2)]
     assert parsed == ["email"] and first == second and "its parser takes longer than 30 s" in first.unread
     monkeypatch.setattr("ava_roles.texts.store.time.monotonic", lambda: time.perf_counter() + 1e9)
-    await ask(at, "zeppelin")
+    await ask_files(at, "zeppelin")
     assert parsed == ["email", "email"], "the machine may be less busy"
     at.texts.close()
 
@@ -528,7 +363,7 @@ async def test_files_beyond_those_that_one_search_covers_are_not_forgotten(
 async def test_no_page_stops_a_search_or_the_server(at: ToolContext, tmp_path: Path, page: str) -> None:
     (tmp_path / "page.html").write_text(f"zeppelin {page}")
     began = time.monotonic()
-    assert (await ask(at, "zeppelin")).count == 1
+    assert (await ask_files(at, "zeppelin")).count == 1
     assert time.monotonic() - began < 10
 
 
@@ -540,10 +375,10 @@ async def test_packed_archives_blank_text_and_large_documents_leave_room_for_oth
         with (tmp_path / f"a{number}.pdf").open("wb") as file:
             file.truncate(11_000_000)
     (tmp_path / "words.txt").write_text("The zeppelin leaves at noon.\n")
-    assert "The zeppelin leaves at noon." in (await ask(at, "zeppelin")).text
+    assert "The zeppelin leaves at noon." in (await ask_files(at, "zeppelin")).text
     for number in range(9):
         (tmp_path / f"b{number}.gz").write_bytes(gzip.compress(b"\n" * 1_000_000))
-    got = await ask(at, "zeppelin")
+    got = await ask_files(at, "zeppelin")
     assert "The zeppelin leaves at noon." in got.text
     assert "; not searched: 26 not text, 25 too large or damaged\n" in got.text
 
@@ -607,7 +442,7 @@ async def test_pictures_large_files_and_inner_folders_leave_room_for_the_texts_b
     (tmp_path / "api").mkdir()
     for number in range(5):  # more than a search reads, in a folder that comes first by name
         (tmp_path / "api" / f"page{number}.txt").write_bytes(b"airship\n" * 120_000)
-    got = await ask(at, "zeppelin")
+    got = await ask_files(at, "zeppelin")
     assert "The zeppelin leaves at noon." in got.text
     assert "; not searched: 32 not text\n" in got.text
 
@@ -631,45 +466,7 @@ def test_eight_times_as_many_words_that_begin_alike_take_about_eight_times_as_lo
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[ToolContext]:
-    files = {
-        "src/main.py": "import os\n\ndef Main():\n    return os.getcwd()\n",
-        "src/util.ts": "export const main = 1\n",
-        "docs/guide.md": "# Guide\n\nThe main thing is the pump.\n",
-        "build/out.py": "main generated\n",
-        "src/debug.log": "main log\n",
-        "src/keep.log": "main kept\n",
-        ".gitignore": "build/\n*.log\n",
-        "src/.gitignore": "!keep.log\n",
-        ".git/config": "main = git\n",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "src" / "blob.bin").write_bytes(b"main\0\1\2")
-    (tmp_path / "outside").symlink_to("/etc")
-    root = Root.open(tmp_path)
-    yield ToolContext(files=root)
-    root.close()
-
-
-@pytest.fixture
 def new_texts() -> Iterator[Callable[[], TextStore]]:
     """Makes stores in memory, and closes them after the test."""
     with ExitStack() as stores:
         yield lambda: stores.enter_context(closing(TextStore(None)))
-
-
-async def search(at: ToolContext, query: str, **more: object) -> ToolOutput:
-    with anyio.fail_after(20):
-        return await SearchCodebase()(SearchArgs.model_validate({"query": query, **more}), at)
-
-
-async def find(at: ToolContext, pattern: str, **more: object) -> ToolOutput:
-    with anyio.fail_after(20):
-        return await FindFiles()(FindFilesArgs.model_validate({"pattern": pattern, **more}), at)
-
-
-async def ask(at: ToolContext, query: str, **more: object) -> ToolOutput:
-    with anyio.fail_after(60):
-        return await SearchAndRead()(SearchAndReadArgs.model_validate({"query": query, **more}), at)
