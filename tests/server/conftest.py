@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from support.hosts.elicitation import ERAS
 from support.sandboxes.attacks import needs_confinement
+
+from ava_server.config.keys import key_variables
 
 
 @pytest.fixture(params=ERAS, ids=["handshake era", "modern era"])
@@ -27,3 +30,10 @@ def root(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir(mode=0o700)
     return folder
+
+
+@pytest.fixture
+def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment without keys of model providers and search engines."""
+    for name in key_variables(os.environ):
+        monkeypatch.delenv(name)

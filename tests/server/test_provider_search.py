@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands.doctor import doctor
 from support.logs.cutting import all_entries, go_on_from
-from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, run_model_server
+from support.model_server import Fail, Gate, Raw, Say, Step, run_model_server
 from support.models.search_formats import ANTHROPIC, FORMATS, PROSE, URLS, anthropic_error
+from support.runs.provider_search import CHEAP, KEY, LOOK, TASK, search_config, search_provider, store_key
 from support.runtime import PRICED, Lab, check_budgets, hand_over, open_lab, submit, wait_for
-from support.stdio import until
 
-from ava_audit.events import CostReserved, CostUpdate, RunClaimed, SpawnProposed, ToolCall, ToolResult
+from ava_audit.events import CostReserved, CostUpdate, ToolCall, ToolResult
 from ava_audit.units import format_usd, now_us
 from ava_server.approval.proposals import Pending, pending_proposal
-from ava_server.config.keys import key_variables, remove_key, set_key
 from ava_server.models.base import Bound
 from ava_server.models.prices import UserPrice, find_price, reserve_micros
 from ava_server.models.selection import search_terms
 from ava_server.runs.costs import costs_of
 
-KEY = "sk-search-0123456789abcdef"
-TASK = "Find out what podcast transcription costs."
-LOOK = Say(calls=[("web_search", {"query": "podcast prices"})])
-CHEAP = '[prices."custom:test"]\ninput = 0.01\noutput = 0.05\n'
-"""A price of the run's own model that leaves small caps to the searches."""
-
-
-@pytest.fixture(autouse=True)
-def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in key_variables(os.environ):
-        monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("without_keys")
 
 
 @pytest.mark.requirement("S2-11")
 @pytest.mark.parametrize("name", FORMATS)
 async def test_a_crawler_searches_by_the_model_provider_and_counts_the_cost(tmp_path: Path, name: str) -> None:
-    store(tmp_path, name)
+    store_key(tmp_path, name)
     form, findings = FORMATS[name], [{"claim": "ten", "quote": PROSE, "source_url": URLS[0]}]
-    with provider(name=name) as server:
-        async with open_lab(tmp_path, [LOOK, submit(findings=findings)], config=config(server, name)) as lab:
+    with search_provider(name=name) as server:
+        async with open_lab(tmp_path, [LOOK, submit(findings=findings)], config=search_config(server, name)) as lab:
             made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
             title, cost = search_terms()[name].title, format_usd(worst(name), exact=True)
             line = f"Its web searches go to {title} ({name}:{form.model}), at most {cost} each, included in its caps."
@@ -81,9 +65,9 @@ async def test_a_crawler_searches_by_the_model_provider_and_counts_the_cost(tmp_
 
 
 async def test_the_key_and_the_query_go_to_nobody_else(tmp_path: Path) -> None:
-    store(tmp_path)
-    with provider() as server:
-        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server)) as lab:
+    store_key(tmp_path)
+    with search_provider() as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=search_config(server)) as lab:
             await lab.outcome(role="web_crawler", task=TASK, workspace=None)
             ours = lab.server.requests
     (sent,) = server.requests
@@ -93,13 +77,13 @@ async def test_the_key_and_the_query_go_to_nobody_else(tmp_path: Path) -> None:
 
 
 async def test_a_private_address_among_the_results_is_not_read(tmp_path: Path) -> None:
-    store(tmp_path)
+    store_key(tmp_path)
     with run_model_server([Fail(200, {"secret": "of this network"})]) as inside:
         url = f"http://127.0.0.1:{inside.port}/admin"
         rows = [{"url": url, "title": "Admin"}]
         read = Say(calls=[("read_webpages", {"urls": [url]})])
-        with provider(Fail(200, FORMATS["anthropic"].with_rows(rows))) as server:
-            async with open_lab(tmp_path, [LOOK, read, hand_over()], config=config(server)) as lab:
+        with search_provider(Fail(200, FORMATS["anthropic"].with_rows(rows))) as server:
+            async with open_lab(tmp_path, [LOOK, read, hand_over()], config=search_config(server)) as lab:
                 run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
                 await lab.ended(run_id)
                 found, opened, _handed_over = await lab.facts(run_id, ToolResult)
@@ -109,10 +93,10 @@ async def test_a_private_address_among_the_results_is_not_read(tmp_path: Path) -
 
 
 async def test_a_free_model_whose_searches_cost_is_not_free_in_a_table(tmp_path: Path) -> None:
-    store(tmp_path)
+    store_key(tmp_path)
     free = '[prices."custom:test"]\ninput = 0\noutput = 0\n'
-    with provider() as server:
-        async with open_lab(tmp_path, [], config=config(server, more=free), runs=False) as lab:
+    with search_provider() as server:
+        async with open_lab(tmp_path, [], config=search_config(server, more=free), runs=False) as lab:
             made = await lab.propose(role="web_crawler", task=TASK, workspace=None, max_cost_cents=50)
             run = await lab.run(made.subagent_id)
             limits = lab.runtime.spawn_limits_of(run.user_id)
@@ -136,9 +120,9 @@ async def test_a_free_model_whose_searches_cost_is_not_free_in_a_table(tmp_path:
 async def test_a_search_that_does_not_fit_a_cap_is_never_sent(
     tmp_path: Path, caps: dict[str, Any], more: str, words: tuple[str, ...]
 ) -> None:
-    store(tmp_path)
-    with provider() as server:
-        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server, more=CHEAP + more)) as lab:
+    store_key(tmp_path)
+    with search_provider() as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=search_config(server, more=CHEAP + more)) as lab:
             result = await lab.outcome(role="web_crawler", task=TASK, workspace=None, **caps)
             told = lab.server.requests[-1].json["messages"][-1]["content"]
     assert server.requests == [], "nothing is on the wire"
@@ -147,10 +131,10 @@ async def test_a_search_that_does_not_fit_a_cap_is_never_sent(
 
 
 async def test_a_last_turn_stays_held_while_a_search_runs(tmp_path: Path) -> None:
-    store(tmp_path)
+    store_key(tmp_path)
     gate = Gate()
     with run_model_server([Fail(200, ANTHROPIC, gate=gate)]) as server:
-        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server, more=PRICED)) as lab:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=search_config(server, more=PRICED)) as lab:
             run_id = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=100)
             await wait_for(gate.arrived)
             first, search = await lab.facts(run_id, CostReserved)
@@ -163,10 +147,10 @@ async def test_a_last_turn_stays_held_while_a_search_runs(tmp_path: Path) -> Non
 
 
 async def test_a_search_may_not_use_what_is_held_for_the_last_turn(tmp_path: Path) -> None:
-    store(tmp_path)
+    store_key(tmp_path)
     many = Say(calls=[("web_search", {"query": f"podcast prices {number}"}) for number in range(12)])
-    with provider(times=12) as server:
-        async with open_lab(tmp_path, [many, hand_over()], config=config(server, more=PRICED)) as lab:
+    with search_provider(times=12) as server:
+        async with open_lab(tmp_path, [many, hand_over()], config=search_config(server, more=PRICED)) as lab:
             run_id = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=15)
             row = await lab.ended(run_id)
             first, *_ = await lab.facts(run_id, CostReserved)
@@ -178,10 +162,10 @@ async def test_a_search_may_not_use_what_is_held_for_the_last_turn(tmp_path: Pat
 
 
 async def test_searches_of_one_answer_go_one_by_one_until_a_cap_is_reached(tmp_path: Path) -> None:
-    store(tmp_path)
+    store_key(tmp_path)
     four = Say(calls=[("web_search", {"query": f"podcast prices {number}"}) for number in range(4)])
-    with provider(times=4) as server:
-        async with open_lab(tmp_path, [four, hand_over()], config=config(server)) as lab:
+    with search_provider(times=4) as server:
+        async with open_lab(tmp_path, [four, hand_over()], config=search_config(server)) as lab:
             run_id = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=4)
             row = await lab.ended(run_id)
             held, settled = await searches(lab, run_id), await settlements(lab, run_id)
@@ -198,7 +182,7 @@ async def test_searches_of_one_answer_go_one_by_one_until_a_cap_is_reached(tmp_p
 
 async def test_concurrent_runs_share_one_cap_for_their_searches(tmp_path: Path) -> None:
     """Each holds its worst case while it waits for its answer: where both do not fit, the second one waits."""
-    store(tmp_path)
+    store_key(tmp_path)
     gate = Gate()
     with run_model_server([Fail(200, ANTHROPIC, gate=gate), Fail(200, ANTHROPIC)]) as server:
         day = "[limits]\nuser_daily_cents = 3\n"
@@ -206,7 +190,7 @@ async def test_concurrent_runs_share_one_cap_for_their_searches(tmp_path: Path) 
         def script(request: dict[str, Any]) -> Step:
             return LOOK if len(request["messages"]) < 3 else hand_over()
 
-        async with open_lab(tmp_path, script, config=config(server, more=CHEAP + day)) as lab:
+        async with open_lab(tmp_path, script, config=search_config(server, more=CHEAP + day)) as lab:
             first = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=3)
             await wait_for(gate.arrived)
             second = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=3)
@@ -227,9 +211,9 @@ async def test_concurrent_runs_share_one_cap_for_their_searches(tmp_path: Path) 
 async def test_what_a_search_used_beyond_its_reservation_is_booked_and_ends_the_run(
     tmp_path: Path, usage: dict[str, Any], cost: int
 ) -> None:
-    store(tmp_path)
-    with provider(Fail(200, FORMATS["anthropic"].with_usage(**usage))) as server:
-        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server)) as lab:
+    store_key(tmp_path)
+    with search_provider(Fail(200, FORMATS["anthropic"].with_usage(**usage))) as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=search_config(server)) as lab:
             run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
             row = await lab.ended(run_id)
             [(settled, micros, _model)] = await settlements(lab, run_id)
@@ -239,10 +223,10 @@ async def test_what_a_search_used_beyond_its_reservation_is_booked_and_ends_the_
 
 
 async def test_a_gateway_s_figure_counts_also_where_its_tokens_cannot_be_used(tmp_path: Path) -> None:
-    store(tmp_path, "openrouter")
+    store_key(tmp_path, "openrouter")
     answer = FORMATS["openrouter"].with_usage(prompt_tokens=-1, cost=0.25)
-    with provider(Fail(200, answer), name="openrouter") as server:
-        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server, "openrouter")) as lab:
+    with search_provider(Fail(200, answer), name="openrouter") as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=search_config(server, "openrouter")) as lab:
             run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
             await lab.ended(run_id)
             [(settled, micros, _model)] = await settlements(lab, run_id)
@@ -264,9 +248,9 @@ async def test_a_gateway_s_figure_counts_also_where_its_tokens_cannot_be_used(tm
 async def test_a_search_is_settled_by_what_the_provider_reports(
     tmp_path: Path, answer: Step, settlement: str, micros: int | None, ok: bool
 ) -> None:
-    store(tmp_path)
-    with provider(answer) as server:
-        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server)) as lab:
+    store_key(tmp_path)
+    with search_provider(answer) as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=search_config(server)) as lab:
             run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
             assert (await lab.ended(run_id)).state == "success"
             [(settled, cost, _model)] = await settlements(lab, run_id)
@@ -277,9 +261,9 @@ async def test_a_search_is_settled_by_what_the_provider_reports(
 
 
 async def test_a_gateways_cost_without_the_fee_of_the_search_counts_with_it(tmp_path: Path) -> None:
-    store(tmp_path, "openrouter")
-    with provider(Fail(200, FORMATS["openrouter"].with_usage(cost=0.000_5)), name="openrouter") as server:
-        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server, "openrouter")) as lab:
+    store_key(tmp_path, "openrouter")
+    with search_provider(Fail(200, FORMATS["openrouter"].with_usage(cost=0.000_5)), name="openrouter") as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=search_config(server, "openrouter")) as lab:
             run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
             await lab.ended(run_id)
             [(_settled, cost, _model)] = await settlements(lab, run_id)
@@ -290,10 +274,10 @@ async def test_a_gateways_cost_without_the_fee_of_the_search_counts_with_it(tmp_
 
 
 async def test_a_search_that_is_cancelled_counts_with_its_worst_case(tmp_path: Path) -> None:
-    store(tmp_path)
+    store_key(tmp_path)
     gate = Gate()
     with run_model_server([Fail(200, ANTHROPIC, gate=gate)]) as server:
-        async with open_lab(tmp_path, [LOOK], config=config(server)) as lab:
+        async with open_lab(tmp_path, [LOOK], config=search_config(server)) as lab:
             run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
             await wait_for(gate.arrived)
             await lab.call("cancel_subagent", subagent_id=run_id)
@@ -307,8 +291,8 @@ async def test_a_search_that_is_cancelled_counts_with_its_worst_case(tmp_path: P
 
 async def test_a_kill_around_a_search_never_loses_its_cost(tmp_path: Path) -> None:
     """The log is cut behind each entry of the search in turn: that is what a kill at that moment leaves."""
-    with provider(times=12) as server, run_model_server([LOOK, hand_over(), *[hand_over()] * 12]) as own:
-        async with open_lab(tmp_path, server=own, config=config(server)) as lab:
+    with search_provider(times=12) as server, run_model_server([LOOK, hand_over(), *[hand_over()] * 12]) as own:
+        async with open_lab(tmp_path, server=own, config=search_config(server)) as lab:
             run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
             await lab.ended(run_id)
             entries = await all_entries(lab.store)
@@ -323,7 +307,7 @@ async def test_a_kill_around_a_search_never_loses_its_cost(tmp_path: Path) -> No
         for count in (begin, begin + 1, begin + 2):
             folder = tmp_path / f"cut-{count}"
             before = len(server.requests)
-            async with go_on_from(folder, entries[:count], own, config=config(server)) as lab:
+            async with go_on_from(folder, entries[:count], own, config=search_config(server)) as lab:
                 row = await lab.ended(run_id)
                 settled = await settlements(lab, run_id)
                 assert (row.state, row.generation) == ("success", 2), names[count - 1]
@@ -342,142 +326,14 @@ async def test_a_kill_around_a_search_never_loses_its_cost(tmp_path: Path) -> No
 # -- what is approved -----------------------------------------------------------------------------------------------
 
 
-async def test_the_approval_covers_the_engine_its_model_and_its_price(tmp_path: Path) -> None:
-    store(tmp_path)
-    digests: list[str] = []
-    with provider() as server, run_model_server([]) as own_model:
-        for number, cents in enumerate((0.1, 0.1, 0.2)):
-            own = config(server).replace("input = 0.1\n", f"input = {cents}\n")
-            root = tmp_path / str(number)
-            root.mkdir()
-            async with open_lab(root, server=own_model, config=own) as lab:
-                made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
-                (proposed,) = await lab.facts(made.subagent_id, SpawnProposed)
-                assert made.message.count("anthropic:claude-haiku-5-5") == 1
-            call = proposed.config["search_call"]
-            assert (proposed.config["search"], call["model"]) == ("anthropic", "anthropic:claude-haiku-5-5")
-            digests.append(proposed.digest)
-    assert digests[0] == digests[1] != digests[2]
-
-
-async def test_a_search_engine_with_a_key_comes_before_the_model_provider(tmp_path: Path) -> None:
-    store(tmp_path, "kagi")
-    store(tmp_path)
-    with provider() as server:
-        auto = config(server, engine="auto")
-        async with open_lab(tmp_path, [], config=auto) as lab:
-            made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
-            assert "Its web searches go to Kagi" in made.message
-            remove_key("kagi", tmp_path / "data" / "keys.toml")
-            refused = await lab.call("spawn_subagent", role="web_crawler", task=TASK)
-            assert "needs web_search" in refused.message, "an endpoint on this machine is not Anthropic"
-
-
-async def test_auto_takes_the_provider_of_each_runs_own_model(tmp_path: Path) -> None:
-    for name in ("anthropic", "openai"):
-        store(tmp_path, name)
-    async with open_lab(tmp_path, [], env={"AVA_MODEL_BASE_URL": "", "AVA_MODEL": ""}, runs=False) as lab:
-        for model, told in (
-            (None, "Its web searches go to Anthropic (anthropic:claude-haiku-5-5), at most $0.01802 each"),
-            ("openai:gpt-6.1-terra", "Its web searches go to OpenAI (openai:gpt-6-luna), at most $0.027032 each"),
-        ):
-            made = await lab.propose(role="researcher", task=TASK, workspace=None, model=model)
-            assert told in made.message, made.message
-
-
-async def test_a_run_waits_if_its_provider_is_not_configured_or_has_another_address(tmp_path: Path) -> None:
-    store(tmp_path)
-    with provider() as server, run_model_server([hand_over()]) as own:
-        async with open_lab(tmp_path, server=own, config=config(server), runs=False) as lab:
-            made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
-            await lab.approve(made)
-        moved = config(server).replace("127.0.0.1", "localhost")
-        off = config(server, engine="none")
-        for changed, why in ((moved, "it was approved for http://127.0.0.1"), (off, "(anthropic) is switched off")):
-            async with open_lab(tmp_path, server=own, config=changed) as lab:
-                waits = await until(partial(lab.runtime.manager.waiting_for.get, made.subagent_id))
-                assert why in waits
-                assert await lab.facts(made.subagent_id, RunClaimed) == []
-
-
-async def test_a_run_with_a_free_model_is_not_free_when_its_searches_cost_money(tmp_path: Path) -> None:
-    store(tmp_path)
-    with provider() as server:
-        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server, more="")) as lab:
-            made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
-            assert "at most $0.50 and 10 min" in made.approval_line and "costs at most $0.50" in made.message
-            await lab.approve(made)
-            row = await lab.ended(made.subagent_id)
-    assert row.cost_micros == 10_651
-
-
-@pytest.mark.parametrize(("cents", "starts"), [(500, True), (10, False)])
-async def test_auto_approval_counts_the_searches_of_a_provider_in_its_ceilings(
-    tmp_path: Path, cents: int, starts: bool
-) -> None:
-    store(tmp_path)
-    auto = f'approval = "auto"\nauto_approve_cents = {cents}\nauto_approve_daily_cents = 500\n'
-    fetch = '[fetch]\nhosts = ["example.org"]\n'
-    with provider() as server:
-        async with open_lab(tmp_path, [hand_over()], config=auto + config(server) + fetch) as lab:
-            made = await lab.call("spawn_subagent", role="web_crawler", task=TASK, blocked_tools=["python_exec"])
-            assert made.status == ("approved" if starts else "awaiting_approval"), made.message
-            if starts:
-                await lab.ended(made.subagent_id)
-
-
 async def test_a_secret_in_a_query_is_hidden_before_it_is_sent(tmp_path: Path) -> None:
-    store(tmp_path)
+    store_key(tmp_path)
     look = Say(calls=[("web_search", {"query": f"who has {KEY}"})])
-    with provider() as server:
-        async with open_lab(tmp_path, [look, hand_over()], config=config(server)) as lab:
+    with search_provider() as server:
+        async with open_lab(tmp_path, [look, hand_over()], config=search_config(server)) as lab:
             await lab.outcome(role="web_crawler", task=TASK, workspace=None)
     (sent,) = server.requests
     assert KEY.encode() not in sent.body and b"who has" in sent.body
-
-
-def found(root: Path, **env: str) -> tuple[str, str]:
-    finding = doctor(root, **env)["search"]
-    return finding["state"], f"{finding['text']} {finding['what_to_do']}"
-
-
-@pytest.mark.slow
-def test_the_doctor_names_the_provider_that_searches_and_its_price(tmp_path: Path) -> None:
-    names: Sequence[tuple[str, str]] = (
-        ("ANTHROPIC_API_KEY", "Anthropic (anthropic:claude-haiku-5-5), at most $0.01802 each, included in its caps"),
-        ("OPENAI_API_KEY", "OpenAI (openai:gpt-6-luna), at most $0.027032 each, included in its caps"),
-        ("OPENROUTER_API_KEY", "OpenRouter (openrouter:anthropic/claude-haiku-5.5), at most $0.0"),
-    )
-    for variable, text in names:
-        state, told = found(tmp_path, **{variable: KEY})
-        assert state == "ok" and told.startswith(text), told
-    assert "none is set up" in found(tmp_path, GROQ_API_KEY=KEY)[1]
-    state, told = found(tmp_path, AVA_SEARCH__ENGINE="openai", ANTHROPIC_API_KEY=KEY)
-    assert state == "warning" and "search.engine is openai, and there is no key for it" in told
-    assert "Kagi" in found(tmp_path, KAGI_API_KEY=KEY, ANTHROPIC_API_KEY=KEY)[1]
-    assert found(tmp_path, AVA_SEARCH__ENGINE="none", ANTHROPIC_API_KEY=KEY)[0] == "note"
-
-
-@contextmanager
-def provider(*steps: Step, name: str = "anthropic", times: int = 1) -> Generator[ModelServer]:
-    """A provider of the name that answers so, `times` over."""
-    with run_model_server([*(steps or [Fail(200, FORMATS[name].answer)])] * times) as server:
-        yield server
-
-
-def config(server: ModelServer, name: str = "anthropic", *, more: str = CHEAP, engine: str | None = None) -> str:
-    return (
-        f'{more}[search]\nengine = "{engine or name}"\n'
-        f'[providers.{name}]\nbase_url = "http://127.0.0.1:{server.port}/v1"\n'
-        f'[prices."{name}:{FORMATS[name].model}"]\ninput = 0.1\noutput = 0.5\n'
-    )
-
-
-def store(tmp_path: Path, name: str = "anthropic") -> Path:
-    file = tmp_path / "data" / "keys.toml"
-    file.parent.mkdir(mode=0o700, exist_ok=True)
-    set_key(name, KEY, file)
-    return file
 
 
 def worst(name: str = "anthropic") -> int:

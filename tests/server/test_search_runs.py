@@ -16,16 +16,12 @@ from support.terminal import ava
 from ava_audit.events import RunClaimed, ToolResult
 from ava_server.config.keys import remove_key, set_key
 
+pytestmark = pytest.mark.usefixtures("without_keys")
+
 KEY = "search-key-0123456789abcdef"
 TASK = "Find out what podcast transcription costs."
 HITS = {"data": {"search": [{"url": "https://a.example/prices", "title": "Prices", "snippet": "Otter costs nine."}]}}
 LOOK = Say(calls=[("web_search", {"query": "Otter costs ten, says nobody"})])
-
-
-@pytest.fixture(autouse=True)
-def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("KAGI_API_KEY", "BRAVE_API_KEY", "AVA_KEY_KAGI", "AVA_KEY_BRAVE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
