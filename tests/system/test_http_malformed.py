@@ -24,60 +24,8 @@ ENV = model_env("http://127.0.0.1:9/v1")
 async def test_no_malformed_request_gets_two_answers_or_causes_a_traceback(tmp_path: Path, parser: str) -> None:
     root = make_root(tmp_path / "data")
     text = token(root, "ana", *SCOPES)
-    known = f"Host: localhost\r\nAuthorization: Bearer {text}\r\n"
-    second = f"GET /metrics HTTP/1.1\r\n{known}\r\n"
-    listen = json.dumps({"jsonrpc": "2.0", "id": 8, "method": "subscriptions/listen",
-                         "params": {"notifications": {}, "_meta": client_meta()}})  # fmt: skip
-    stream = (
-        f"POST /mcp HTTP/1.1\r\n{known}Content-Type: application/json\r\n"
-        "Accept: application/json, text/event-stream\r\n"
-        f"MCP-Protocol-Version: {MODERN}\r\nMcp-Method: subscriptions/listen\r\nContent-Length: {len(listen)}\r\n\r\n"
-    )
-    post = f"POST /approvals HTTP/1.1\r\n{known}"
-    strict = b" 400 " if parser == "httptools" else b""  # what h11 takes, though others read it differently
-    tries: list[tuple[bytes, tuple[str, ...]]] = [
-        (b" 400 ", (f"{post}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{second}",)),
-        (b" 400 ", (f"{post}Transfer-Encoding: chunked\r\nContent-Length: 400\r\n\r\n0\r\n\r\n{second}",)),
-        (b" 400 ", (f"{post}Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcd{second}",)),
-        (b" 400 ", (f"{post}Content-Length: +4\r\n\r\nabcd{second}",)),
-        (b" 400 ", (f"{post}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n{second}",)),
-        (b" 400 ", (f"{post}Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n{second}",)),
-        (b" 400 ", (f"GET /metrics HTTP/1.1\r\n{known}Host: localhost\r\n\r\n",)),
-        (b" 400 ", (f"GET /metrics HTTP/1.1\r\nAuthorization: Bearer {text}\r\n\r\n",)),
-        (b" 400 ", (f"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {text}\0\r\n\r\n",)),
-        (b" 421 ", (f"GET /metrics HTTP/1.1\r\nHost: local\thost\r\nAuthorization: Bearer {text}\r\n\r\n",)),
-        (b" 421 ", (f"GET /metrics HTTP/1.1\r\nHost: localhost\\@evil\r\nAuthorization: Bearer {text}\r\n\r\n",)),
-        (b" 421 ", (f"GET /metrics HTTP/1.0\r\nAuthorization: Bearer {text}\r\n\r\n",)),
-        (b" 403 ", (f"GET /metrics HTTP/1.1\r\n{known}Origin: http://local\thost\r\n\r\n",)),
-        (strict or b" 404 ", (f"GET http://evil.example/metrics HTTP/1.1\r\n{known}\r\n",)),
-        (strict or b" 404 ", (f"CONNECT evil.example:443 HTTP/1.1\r\n{known}\r\n",)),
-        (strict or b" 404 ", (f"GET /metrics#x HTTP/1.1\r\n{known}\r\n",)),
-        (strict or b" 404 ", (f"GET /x HTTP/2.0\r\n{known}\r\n",)),
-        (strict or b" 404 ", (f"GET /x HTTP/1.1\n{known}\n".replace("\r\n", "\n"),)),
-        (strict or b" 401 ", (f"GET /x HTTP/1.1\r\nHost: localhost\r\nX: a\r\n {known.splitlines()[1]}\r\n\r\n",)),
-        (b" 400 ", (f"{post}Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n{second}",)),
-        (b" 400 ", (f"{post}Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{second}",)),
-        (b" 400 ", (f"{post}Content-Length: -1\r\n\r\n{second}",)),
-        (b" 400 ", (f"GET /metrics HTTP/1.1\r\n{known}X\0: y\r\n\r\n",)),
-        (b" 400 ", (f"GET /metrics\0 HTTP/1.1\r\n{known}\r\n",)),
-        (b" 400 ", (f"GET /x HTTP/1.1\r\nHost: localhost\rAuthorization: Bearer {text}\r\n\r\n",)),
-        (b" 401 ", (f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
-                    f"{known.splitlines()[1]}\r\n\r\n",)),
-        (b" 421 ", (f"POST /x HTTP/1.1\r\nHost: evil\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n{known}\r\n",)),
-        *((b" 404 ", (f"GET {path} HTTP/1.1\r\n{known}\r\n",))
-          for path in ("//metrics", "/metrics/", "/./metrics", "/metrics;x", "/METRICS", "/metrics%00", "/x/metrics")),
-        *((b" 401 ", (f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n",))
-          for path in ("//healthz", "/healthz/", "/healthz/../metrics", "/healthz%2f", "/%6detrics", "/healthz;x")),
-        (b"", ("POST /mcp HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", "zz\r\n")),
-        (b"", (f"POST /mcp HTTP/1.1\r\n{known}Transfer-Encoding: chunked\r\n\r\n", "zz\r\n")),
-        (b"", (f"POST /mcp HTTP/1.1\r\n{known}Content-Length: 100\r\n\r\n{{",)),
-        (b"", (f"{post}Content-Length: 100\r\n\r\n{{",)),
-        (b"", (f"{post}Transfer-Encoding: chunked\r\n\r\n", f"5;x\ny\r\nabcde\r\n0\r\n\r\n{second}")),
-        (b"", (f"{post}Transfer-Encoding: chunked\r\n\r\n", f"+5\r\nabcde\r\n0\r\n\r\n{second}")),
-        (b" 200 ", (stream, listen, "\0\0no HTTP\r\n\r\n")),
-    ]  # fmt: skip
     async with serve_http(root, env=ENV, program=changed_command(parser=parser)) as server:
-        for status, pieces in tries:
+        for status, pieces in malformed_requests(parser, text):
             got = await anyio.to_thread.run_sync(send_raw, server.port, *(piece.encode("latin-1") for piece in pieces))
             assert got.count(b"HTTP/1.1 ") == bool(status), pieces
             assert status in got.split(b"\r\n")[0] and b"ava_build_info" not in got, (pieces, got)
@@ -185,3 +133,59 @@ async def test_a_refusal_waits_for_the_body_that_a_proxy_still_passes_on(
                 with anyio.fail_after(SKIP_WITHIN_S + 3):
                     got = await line.receive()
                 assert got.startswith(f"HTTP/1.1 {status} ".encode()), got
+
+
+def malformed_requests(parser: str, text: str) -> list[tuple[bytes, tuple[str, ...]]]:
+    """Return the status of the only answer, if there is one, and what is sent piece by piece, with a token."""
+    known = f"Host: localhost\r\nAuthorization: Bearer {text}\r\n"
+    second = f"GET /metrics HTTP/1.1\r\n{known}\r\n"
+    listen = json.dumps({"jsonrpc": "2.0", "id": 8, "method": "subscriptions/listen",
+                         "params": {"notifications": {}, "_meta": client_meta()}})  # fmt: skip
+    stream = (
+        f"POST /mcp HTTP/1.1\r\n{known}Content-Type: application/json\r\n"
+        "Accept: application/json, text/event-stream\r\n"
+        f"MCP-Protocol-Version: {MODERN}\r\nMcp-Method: subscriptions/listen\r\nContent-Length: {len(listen)}\r\n\r\n"
+    )
+    post = f"POST /approvals HTTP/1.1\r\n{known}"
+    strict = b" 400 " if parser == "httptools" else b""  # what h11 takes, though others read it differently
+    return [
+        (b" 400 ", (f"{post}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{second}",)),
+        (b" 400 ", (f"{post}Transfer-Encoding: chunked\r\nContent-Length: 400\r\n\r\n0\r\n\r\n{second}",)),
+        (b" 400 ", (f"{post}Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcd{second}",)),
+        (b" 400 ", (f"{post}Content-Length: +4\r\n\r\nabcd{second}",)),
+        (b" 400 ", (f"{post}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n{second}",)),
+        (b" 400 ", (f"{post}Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n{second}",)),
+        (b" 400 ", (f"GET /metrics HTTP/1.1\r\n{known}Host: localhost\r\n\r\n",)),
+        (b" 400 ", (f"GET /metrics HTTP/1.1\r\nAuthorization: Bearer {text}\r\n\r\n",)),
+        (b" 400 ", (f"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {text}\0\r\n\r\n",)),
+        (b" 421 ", (f"GET /metrics HTTP/1.1\r\nHost: local\thost\r\nAuthorization: Bearer {text}\r\n\r\n",)),
+        (b" 421 ", (f"GET /metrics HTTP/1.1\r\nHost: localhost\\@evil\r\nAuthorization: Bearer {text}\r\n\r\n",)),
+        (b" 421 ", (f"GET /metrics HTTP/1.0\r\nAuthorization: Bearer {text}\r\n\r\n",)),
+        (b" 403 ", (f"GET /metrics HTTP/1.1\r\n{known}Origin: http://local\thost\r\n\r\n",)),
+        (strict or b" 404 ", (f"GET http://evil.example/metrics HTTP/1.1\r\n{known}\r\n",)),
+        (strict or b" 404 ", (f"CONNECT evil.example:443 HTTP/1.1\r\n{known}\r\n",)),
+        (strict or b" 404 ", (f"GET /metrics#x HTTP/1.1\r\n{known}\r\n",)),
+        (strict or b" 404 ", (f"GET /x HTTP/2.0\r\n{known}\r\n",)),
+        (strict or b" 404 ", (f"GET /x HTTP/1.1\n{known}\n".replace("\r\n", "\n"),)),
+        (strict or b" 401 ", (f"GET /x HTTP/1.1\r\nHost: localhost\r\nX: a\r\n {known.splitlines()[1]}\r\n\r\n",)),
+        (b" 400 ", (f"{post}Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n{second}",)),
+        (b" 400 ", (f"{post}Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{second}",)),
+        (b" 400 ", (f"{post}Content-Length: -1\r\n\r\n{second}",)),
+        (b" 400 ", (f"GET /metrics HTTP/1.1\r\n{known}X\0: y\r\n\r\n",)),
+        (b" 400 ", (f"GET /metrics\0 HTTP/1.1\r\n{known}\r\n",)),
+        (b" 400 ", (f"GET /x HTTP/1.1\r\nHost: localhost\rAuthorization: Bearer {text}\r\n\r\n",)),
+        (b" 401 ", (f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+                    f"{known.splitlines()[1]}\r\n\r\n",)),
+        (b" 421 ", (f"POST /x HTTP/1.1\r\nHost: evil\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n{known}\r\n",)),
+        *((b" 404 ", (f"GET {path} HTTP/1.1\r\n{known}\r\n",))
+          for path in ("//metrics", "/metrics/", "/./metrics", "/metrics;x", "/METRICS", "/metrics%00", "/x/metrics")),
+        *((b" 401 ", (f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n",))
+          for path in ("//healthz", "/healthz/", "/healthz/../metrics", "/healthz%2f", "/%6detrics", "/healthz;x")),
+        (b"", ("POST /mcp HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", "zz\r\n")),
+        (b"", (f"POST /mcp HTTP/1.1\r\n{known}Transfer-Encoding: chunked\r\n\r\n", "zz\r\n")),
+        (b"", (f"POST /mcp HTTP/1.1\r\n{known}Content-Length: 100\r\n\r\n{{",)),
+        (b"", (f"{post}Content-Length: 100\r\n\r\n{{",)),
+        (b"", (f"{post}Transfer-Encoding: chunked\r\n\r\n", f"5;x\ny\r\nabcde\r\n0\r\n\r\n{second}")),
+        (b"", (f"{post}Transfer-Encoding: chunked\r\n\r\n", f"+5\r\nabcde\r\n0\r\n\r\n{second}")),
+        (b" 200 ", (stream, listen, "\0\0no HTTP\r\n\r\n")),
+    ]  # fmt: skip

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
-import subprocess
 import sys
-import sysconfig
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -18,12 +13,21 @@ from typing import Any
 import anyio
 import pytest
 from support.background import end_at_last
+from support.commands.versions import (
+    ALL,
+    LATER,
+    NEWER,
+    ProcessChanges,
+    file_digests,
+    log_lines,
+    make_python,
+    packages_of,
+    run_newer,
+)
 from support.model_server import Gate, Say, Step, run_model_server
 from support.postgres import free_port
 from support.processes import lives
-from support.repository import REPOSITORY
 from support.stdio import (
-    AVA,
     Wire,
     assert_intact,
     environment,
@@ -45,13 +49,6 @@ RESULT = Say(calls=[("submit_result", {"summary": "found", "output": "twelve cen
 pytestmark = pytest.mark.slow
 
 
-LATER = "99.0"
-"""The version of an Ava with the same schema."""
-
-
-ALL = ("logs", "--json", "--last", "100000")
-
-
 async def test_two_servers_are_upgraded_by_a_newer_version_and_a_downgrade_is_refused(
     newer: Path, tmp_path: Path
 ) -> None:
@@ -64,14 +61,9 @@ async def test_two_servers_are_upgraded_by_a_newer_version_and_a_downgrade_is_re
         held = "Badger" in str(request["messages"][1]["content"]) and not gate.arrived.is_set()
         return Say("lost", gate=gate) if held else RESULT
 
-    command = [str(newer), "-m", "ava_server", "serve"]
     with run_model_server(script) as models:
-        env = model_env(models.base_url)
-
-        def host(command: Sequence[str] = AVA) -> AbstractAsyncContextManager[Wire]:
-            return serve_stdio(root, env=env, cwd=folder, command=command)
-
-        async with host() as one, host() as other:
+        serve = partial(serve_stdio, root, env=model_env(models.base_url), cwd=folder)
+        async with serve() as one, serve() as other:
             ended = await one.start_run(task="Otter: what does it cost?", workspace=str(folder))
             answer = await other.tool("check_subagent", subagent_id=ended, wait_seconds=30)
             assert answer["runs"][0]["status"] == "success"
@@ -80,35 +72,55 @@ async def test_two_servers_are_upgraded_by_a_newer_version_and_a_downgrade_is_re
                 "spawn_subagent", role="researcher", task="Heron: what does it cost?", workspace=str(folder)
             )
             await until(gate.arrived.is_set)
-            before = lines(ava(root, *ALL))
-            for words in (("status", "--once"), ("logs",), ("verify",), ("show", ended), ("report",)):
-                done = new(newer, root, *words)
-                assert done.returncode != 0 and "`ava migrate` copies" in done.stdout + done.stderr, (words, done)
-            backup = new(newer, root, "backup", str(tmp_path / "backup"))
-            assert backup.returncode == 0 and "copied as it is" in backup.stdout, backup
-            assert not DataRoot(root).log_copies and lines(ava(root, *ALL)) == before, (
-                "commands that read changed nothing"
-            )
+            before = log_lines(ava(root, *ALL))
+            check_reading_migrates_nothing(newer, root, ended, tmp_path / "backup")
+            assert log_lines(ava(root, *ALL)) == before, "commands that read changed nothing"
+            async with serve(command=[str(newer), "-m", "ava_server", "serve"]) as upgraded:
+                await check_goes_on(upgraded, one, other, ended, running, waiting)
 
-            async with host(command) as upgraded:
-                [run] = (await upgraded.tool("check_subagent", subagent_id=ended))["runs"]
-                assert run["untrusted_result"]["output"] == "twelve cents"
-                refused = await other.tool_result("spawn_subagent", role="researcher", task="Crane: what does it cost?")
-                assert "newer ava has migrated" in str(refused)
-                one.process.kill()
-                answer = await upgraded.tool("check_subagent", subagent_id=running, wait_seconds=30)
-                assert answer["runs"][0]["status"] == "success", "it goes on where the old server left it"
-                line = waiting["approval_line"]
-                await upgraded.tool("confirm_spawn", pending_ids=[waiting["pending_id"]], approving=[line])
-                answer = await upgraded.tool("check_subagent", subagent_id=waiting["subagent_id"], wait_seconds=30)
-                assert answer["runs"][0]["status"] == "success", "what waited for approval can be approved"
-
-    now = lines(new(newer, root, *ALL))
+    now = log_lines(run_newer(newer, root, *ALL))
     assert now[: len(before)] == before, "every entry reads as it did"
-    checked = new(newer, root, "verify")
+    checked = run_newer(newer, root, "verify")
     assert checked.returncode == 0, checked
+    await check_downgrade_is_refused(root, folder)
+    give_back_copy(root)
+    assert log_lines(ava(root, *ALL))[: len(before)] == before, "the copy is the log as it was"
+    assert_intact(root)
+    again = restore_backup(newer, tmp_path)
+    assert log_lines(run_newer(newer, again, *ALL))[: len(before)] == before
+    assert not DataRoot(again).log_copies, "the backup is the copy"
 
-    kept = files(root)
+
+def check_reading_migrates_nothing(newer: Path, root: Path, ended: str, backup: Path) -> None:
+    """Commands of the newer version that only read refuse the older log, or copy it as it is."""
+    for words in (("status", "--once"), ("logs",), ("verify",), ("show", ended), ("report",)):
+        done = run_newer(newer, root, *words)
+        assert done.returncode != 0 and "`ava migrate` copies" in done.stdout + done.stderr, (words, done)
+    copied = run_newer(newer, root, "backup", str(backup))
+    assert copied.returncode == 0 and "copied as it is" in copied.stdout, copied
+    assert not DataRoot(root).log_copies, "commands that read changed nothing"
+
+
+async def check_goes_on(
+    upgraded: Wire, one: Wire, other: Wire, ended: str, running: str, waiting: dict[str, Any]
+) -> None:
+    """The newer server has what ended, what runs and what waits; the older ones start nothing any more."""
+    [run] = (await upgraded.tool("check_subagent", subagent_id=ended))["runs"]
+    assert run["untrusted_result"]["output"] == "twelve cents"
+    refused = await other.tool_result("spawn_subagent", role="researcher", task="Crane: what does it cost?")
+    assert "newer ava has migrated" in str(refused)
+    one.process.kill()
+    answer = await upgraded.tool("check_subagent", subagent_id=running, wait_seconds=30)
+    assert answer["runs"][0]["status"] == "success", "it goes on where the old server left it"
+    line = waiting["approval_line"]
+    await upgraded.tool("confirm_spawn", pending_ids=[waiting["pending_id"]], approving=[line])
+    answer = await upgraded.tool("check_subagent", subagent_id=waiting["subagent_id"], wait_seconds=30)
+    assert answer["runs"][0]["status"] == "success", "what waited for approval can be approved"
+
+
+async def check_downgrade_is_refused(root: Path, folder: Path) -> None:
+    """No command and no server of the older version reads or changes what the newer one has migrated."""
+    kept = file_digests(root)
     for words in (("status", "--once"), ("logs",), ("verify",)):
         done = ava(root, *words)
         assert done.returncode != 0 and "newer" in done.stdout + done.stderr, words
@@ -116,38 +128,24 @@ async def test_two_servers_are_upgraded_by_a_newer_version_and_a_downgrade_is_re
     async with serve_stdio(root, cwd=folder) as back:
         answer = await back.tool_result("check_subagent")
         assert answer["isError"] and "newer" in str(answer["content"])
-    assert files(root) == kept, "the older version changed nothing"
+    assert file_digests(root) == kept, "the older version changed nothing"
 
+
+def give_back_copy(root: Path) -> None:
+    """Put the copy that the migration has made in the place of the log."""
     [copy] = DataRoot(root).log_copies
     for part in root.glob("ava.db*"):
         part.unlink()
     copy.rename(root / "ava.db")
-    assert lines(ava(root, *ALL))[: len(before)] == before, "the copy is the log as it was"
-    assert_intact(root)
 
-    (tmp_path / "again").mkdir(mode=0o700)
-    restored = new(newer, tmp_path / "again", "restore", str(tmp_path / "backup"), "--yes")
+
+def restore_backup(newer: Path, tmp_path: Path) -> Path:
+    """Restore the backup into a data root of its own, and return that."""
+    again = tmp_path / "again"
+    again.mkdir(mode=0o700)
+    restored = run_newer(newer, again, "restore", str(tmp_path / "backup"), "--yes")
     assert restored.returncode == 0, restored
-    assert lines(new(newer, tmp_path / "again", *ALL))[: len(before)] == before
-    assert not DataRoot(tmp_path / "again").log_copies, "the backup is the copy"
-
-
-class Changes:
-    """Each process that was one background process of a data root, in order: its id and its version."""
-
-    def __init__(self, record: Path) -> None:
-        self._record = record
-        self.seen: list[tuple[int, str]] = []
-
-    def look(self) -> None:
-        found = ProcessRecord.read(self._record)
-        if found is not None and (found.process, found.version) not in self.seen[-1:]:
-            self.seen.append((found.process, found.version))
-
-    async def watch(self) -> None:
-        while True:
-            self.look()
-            await anyio.sleep(0.02)
+    return again
 
 
 async def test_two_versions_side_by_side_for_a_minute_take_over_once(later: Path, tmp_path: Path) -> None:
@@ -184,7 +182,7 @@ async def test_two_versions_side_by_side_for_a_minute_take_over_once(later: Path
             serve = partial(serve_stdio, root.path, env=env)
             older = await stack.enter_async_context(serve(command=(*commands[0], "serve")))
             await run_all(older, anyio.current_time() + 0.1)
-            changes = Changes(root.worker_process)
+            changes = ProcessChanges(root.worker_process)
             changes.look()
             upgraded = await stack.enter_async_context(serve(command=(*commands[1], "serve")))
             async with anyio.create_task_group() as watching:
@@ -238,36 +236,11 @@ async def test_a_worker_beside_the_first_one_keeps_its_version_until_it_ends(lat
     assert_intact(root.path)
 
 
-NEWER = """
-def novelty(db):
-    db.execute("CREATE TABLE novelty (a integer)")
-
-
-MIGRATIONS = (novelty, reducers_changed)
-SCHEMA_VERSION = 3
-"""
-"""What the schema's module of the newer version has at its end: two migrations."""
-
-
-def python_of(folder: Path) -> Path:
-    """Return a Python with a copy of these sources, in which to change them, and the packages of this environment."""
-    for source in ("server", "roles", "audit"):
-        shutil.copytree(REPOSITORY / source, folder / source, ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    paths = [*(str(folder / root) for root in ("server", "roles", "audit")), sysconfig.get_path("purelib")]
-    (packages_of(folder) / "newer.pth").write_text("\n".join(paths) + "\n")
-    return folder / "venv" / "bin" / "python"
-
-
-def packages_of(folder: Path) -> Path:
-    return folder / "venv" / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
-
-
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python whose Ava is a newer version with migrations."""
     folder = tmp_path_factory.mktemp("newer")
-    python = python_of(folder)
+    python = make_python(folder)
     schema = folder / "audit" / "ava_audit" / "store" / "schema.py"
     marked = "SCHEMA_VERSION = 1 + len(MIGRATIONS)\n"
     text = schema.read_text("utf-8")
@@ -280,26 +253,8 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python whose Ava has a newer version's number, and is otherwise this one."""
     folder = tmp_path_factory.mktemp("later")
-    python = python_of(folder)
+    python = make_python(folder)
     described = packages_of(folder) / f"ava_subagents-{LATER}.dist-info"
     described.mkdir()
     (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ava-subagents\nVersion: {LATER}\n")
     return python
-
-
-def new(python: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the newer version."""
-    command = [str(python), "-m", "ava_server", *words]
-    return subprocess.run(command, env=environment(root), capture_output=True, text=True, timeout=200, check=False)
-
-
-def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """Every entry that `ava logs --json` prints."""
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def files(root: Path) -> dict[str, str]:
-    """The bytes of the log and of all that belongs to runs, without locks."""
-    found = (path for path in root.rglob("*") if path.is_file() and path.suffix not in (".lock", ".db-shm"))
-    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}

@@ -62,23 +62,21 @@ async def test_the_anthropic_sdk_reads_every_event_and_accepts_what_ava_sends_ba
                     theirs = await stream.get_final_message()
             else:
                 theirs = await client.messages.create(**body)
-            again = {
-                **body,
-                "messages": [
-                    *body["messages"],
-                    completion.raw,
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "tool_result", "tool_use_id": call.call_id, "content": "found"}
-                            for call in completion.calls
-                        ],
-                    },
-                ],
-            }
-            last = await client.messages.create(**again)
+            results = [
+                {"type": "tool_result", "tool_use_id": call.call_id, "content": "found"} for call in completion.calls
+            ]
+            again = [*body["messages"], completion.raw, {"role": "user", "content": results}]
+            last = await client.messages.create(**{**body, "messages": again})
     assert [block.text for block in last.content if block.type == "text"] == ["done"]
     assert not server.refused
+    assert_same_message(theirs, completion)
+    if streaming:
+        assert {"message_start", "content_block_start", "content_block_delta", "content_block_stop"} < set(kinds)
+        assert {"text", "thinking", "signature", "input_json", "message_delta", "message_stop"} < set(kinds)
+
+
+def assert_same_message(theirs: Any, completion: Completion) -> None:
+    """What the SDK has read is what Ava has read: texts, calls, thinking, its end and its usage."""
     assert "".join(block.text for block in theirs.content if block.type == "text") == completion.text == BLOCKS.text
     uses = [(block.id, block.name, block.input) for block in theirs.content if block.type == "tool_use"]
     assert uses == [(call.call_id, call.name, call.args) for call in completion.calls]
@@ -94,9 +92,6 @@ async def test_the_anthropic_sdk_reads_every_event_and_accepts_what_ava_sends_ba
     assert theirs.usage.cache_creation_input_tokens == usage.cache_write_tokens == 7
     assert theirs.usage.output_tokens_details is not None
     assert theirs.usage.output_tokens_details.thinking_tokens == usage.thinking_tokens == 9
-    if streaming:
-        assert {"message_start", "content_block_start", "content_block_delta", "content_block_stop"} < set(kinds)
-        assert {"text", "thinking", "signature", "input_json", "message_delta", "message_stop"} < set(kinds)
 
 
 @pytest.mark.slow
