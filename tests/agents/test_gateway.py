@@ -215,52 +215,57 @@ async def test_tools_that_google_runs_are_taken_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wire", WIRES)
 async def test_planted_secrets_do_not_leave(tmp_path: Path, wire: str) -> None:
     """In each text of a request: instructions, tools, messages, arguments and results of tools, keys of objects."""
-    secret = f"key {PLANTED} and hunter2-hunter2"
     async with open_gateway(tmp_path, [Say("ok")], wire) as at:
-        body = agent_request(wire, secret)
-        match wire:
-            case "messages":
-                body["system"] = [{"type": "text", "text": secret}]
-                body["tools"][0]["description"] = secret
-                body["messages"] += [
-                    {"role": "assistant", "content": [
-                        {"type": "tool_use", "id": "t1", "name": "Read", "input": {"path": secret, PLANTED: 1}}]},
-                    {"role": "user", "content": [
-                        {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": secret}]},
-                        {"type": "text", "text": secret}]},
-                ]  # fmt: skip
-            case "responses":
-                body["instructions"] = secret
-                body["tools"][0]["description"] = secret
-                body["input"] += [
-                    {"type": "function_call", "call_id": "c1", "name": "Read", "arguments": json.dumps({"a": secret})},
-                    {"type": "function_call_output", "call_id": "c1", "output": secret},
-                    {"type": "custom_tool_call_output", "call_id": "c1", "output": [
-                        {"type": "input_text", "text": secret}]},
-                ]  # fmt: skip
-            case "google":
-                body["systemInstruction"]["parts"].append({"text": secret})
-                body["tools"][0]["functionDeclarations"][0]["description"] = secret
-                body["contents"] += [
-                    {"role": "model", "parts": [
-                        {"text": secret, "thought": True},
-                        {"functionCall": {"id": "c1", "name": "Read", "args": {"a": secret, PLANTED: 1}},
-                         "thoughtSignature": "c2Vh"}]},
-                    {"role": "user", "parts": [
-                        {"functionResponse": {"id": "c1", "name": "Read", "response": {"output": secret}}}]},
-                ]  # fmt: skip
-            case _:
-                body["tools"][0]["function"]["description"] = secret
-                body["messages"] += [
-                    {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {
-                        "name": "Read", "arguments": json.dumps({"a": secret})}}]},
-                    {"role": "tool", "tool_call_id": "c1", "content": secret},
-                ]  # fmt: skip
+        body = body_with_secret(wire, f"key {PLANTED} and hunter2-hunter2")
         answer = await at.ask(body)
         assert answer.status_code == 200, answer.text
         far = at.far.requests[0].body.decode()
         assert PLANTED not in far and "hunter2" not in far
         assert PLANTED.encode() not in b"".join(at.meter.admitted[0].items) + at.meter.admitted[0].head
+
+
+def body_with_secret(wire: str, secret: str) -> dict[str, Any]:
+    """Return a request with a secret in each of its texts."""
+    body = agent_request(wire, secret)
+    match wire:
+        case "messages":
+            body["system"] = [{"type": "text", "text": secret}]
+            body["tools"][0]["description"] = secret
+            body["messages"] += [
+                {"role": "assistant", "content": [
+                    {"type": "tool_use", "id": "t1", "name": "Read", "input": {"path": secret, PLANTED: 1}}]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": secret}]},
+                    {"type": "text", "text": secret}]},
+            ]  # fmt: skip
+        case "responses":
+            body["instructions"] = secret
+            body["tools"][0]["description"] = secret
+            body["input"] += [
+                {"type": "function_call", "call_id": "c1", "name": "Read", "arguments": json.dumps({"a": secret})},
+                {"type": "function_call_output", "call_id": "c1", "output": secret},
+                {"type": "custom_tool_call_output", "call_id": "c1", "output": [
+                    {"type": "input_text", "text": secret}]},
+            ]  # fmt: skip
+        case "google":
+            body["systemInstruction"]["parts"].append({"text": secret})
+            body["tools"][0]["functionDeclarations"][0]["description"] = secret
+            body["contents"] += [
+                {"role": "model", "parts": [
+                    {"text": secret, "thought": True},
+                    {"functionCall": {"id": "c1", "name": "Read", "args": {"a": secret, PLANTED: 1}},
+                     "thoughtSignature": "c2Vh"}]},
+                {"role": "user", "parts": [
+                    {"functionResponse": {"id": "c1", "name": "Read", "response": {"output": secret}}}]},
+            ]  # fmt: skip
+        case _:
+            body["tools"][0]["function"]["description"] = secret
+            body["messages"] += [
+                {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {
+                    "name": "Read", "arguments": json.dumps({"a": secret})}}]},
+                {"role": "tool", "tool_call_id": "c1", "content": secret},
+            ]  # fmt: skip
+    return body
 
 
 async def test_an_agent_may_look_who_is_there(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -252,19 +253,46 @@ ATTACKS = {
 
 async def test_instructions_and_own_text_of_the_subagent_never_count_as_quotes(tmp_path: Path) -> None:
     (tmp_path / "workspace").mkdir()
-    (tmp_path / "workspace/a.md").write_text("Otter costs twelve cents a minute, as of May.\n")
-    (tmp_path / "workspace/b.md").write_text("Descript charges 24 dollars a month.\n")
-    gate, second = Gate(), Gate()
-    honest = ["Otter costs twelve cents a minute, as of May.", "Descript charges 24 dollars a month."]
-    findings = [{"claim": "c", "quote": quote} for quote in [*honest, *ATTACKS.values()]]
-    note = ("scratchpad", {"note": ATTACKS["its own note"]})
-    files = [("read_file", {"path": "a.md"}), ("read_file", {"path": "b.md"})]
+    (tmp_path / "workspace/a.md").write_text(f"{HONEST[0]}\n")
+    (tmp_path / "workspace/b.md").write_text(f"{HONEST[1]}\n")
+    model = Attacker()
+    async with open_lab(tmp_path, model) as lab:
+        run_id = await lab.start(task=ATTACKS["the task"])
+        await wait_for(model.gate.arrived)
+        await lab.call("message_subagent", subagent_id=run_id, message=ATTACKS["a message"])
+        model.gate.released.set()
+        await lab.logged(run_id, "ToolResult", 9)
+        model.earlier += [entry.seq for entry in await lab.entries(run_id) if isinstance(entry.fact, ToolResult)]
+        model.second.released.set()
+        await lab.ended(run_id)
+        result = await lab.result(run_id)
+        outputs = await lab.facts(run_id, ToolResult)
+    assert sum(output.tool == "read_tool_result" and output.success for output in outputs) >= 5
+    verdicts = [quote["verdict"] for quote in result["quotes_checked"]]
+    named = dict(zip(["honest", "honest too", *ATTACKS], verdicts, strict=True))
+    assert named.pop("honest") == named.pop("honest too") == "found"
+    assert {name: verdict for name, verdict in named.items() if verdict != "not_found"} == {}
+    counted = f"{len(ATTACKS)} of {len(verdicts)} quotes"
+    assert any(counted in caveat for caveat in result["untrusted_result"]["caveats"])
 
-    def step(request: dict[str, Any]) -> Say:
-        messages = request["messages"]
-        turn = sum(message["role"] == "assistant" for message in messages)
+
+HONEST = ("Otter costs twelve cents a minute, as of May.", "Descript charges 24 dollars a month.")
+
+
+@dataclass
+class Attacker:
+    """A model that says its quotes itself wherever it can, then reads its results again, and quotes all of it."""
+
+    gate: Gate = field(default_factory=Gate)
+    second: Gate = field(default_factory=Gate)
+    earlier: list[int] = field(default_factory=list[int])
+
+    def __call__(self, request: dict[str, Any]) -> Say:
+        turn = sum(message["role"] == "assistant" for message in request["messages"])
         if turn == 0:
-            return Say(ATTACKS["its own words"], calls=[note, *files], gate=gate)
+            note = ("scratchpad", {"note": ATTACKS["its own note"]})
+            files = [("read_file", {"path": "a.md"}), ("read_file", {"path": "b.md"})]
+            return Say(ATTACKS["its own words"], calls=[note, *files], gate=self.gate)
         if turn == 1:
             return Say(
                 calls=[
@@ -276,29 +304,8 @@ async def test_instructions_and_own_text_of_the_subagent_never_count_as_quotes(t
                     ("scratchpad", {}),
                 ],
             )
-        if turn == 2 and not earlier:
-            return Say(gate=second)  # empty, so that it is asked again when the test has seen the results
+        if turn == 2 and not self.earlier:
+            return Say(gate=self.second)  # empty, so that it is asked again when the test has seen the results
         if turn in (2, 3):
-            return Say(calls=[("read_tool_result", {"id": f"R-{seq}"}) for seq in earlier])
-        return hand_over(findings=findings)
-
-    earlier: list[int] = []
-    async with open_lab(tmp_path, step) as lab:
-        run_id = await lab.start(task=ATTACKS["the task"])
-        await wait_for(gate.arrived)
-        await lab.call("message_subagent", subagent_id=run_id, message=ATTACKS["a message"])
-        gate.released.set()
-        await lab.logged(run_id, "ToolResult", 9)
-        earlier += [entry.seq for entry in await lab.entries(run_id) if isinstance(entry.fact, ToolResult)]
-        second.released.set()
-        await lab.ended(run_id)
-        result = await lab.result(run_id)
-        outputs = await lab.facts(run_id, ToolResult)
-    assert sum(output.tool == "read_tool_result" and output.success for output in outputs) >= 5
-    verdicts = [quote["verdict"] for quote in result["quotes_checked"]]
-    named = dict(zip(["honest", "honest too", *ATTACKS], verdicts, strict=True))
-    assert named.pop("honest") == named.pop("honest too") == "found"
-    assert {name: verdict for name, verdict in named.items() if verdict != "not_found"} == {}
-    assert any(
-        f"{len(ATTACKS)} of {len(findings)} quotes" in caveat for caveat in result["untrusted_result"]["caveats"]
-    )
+            return Say(calls=[("read_tool_result", {"id": f"R-{seq}"}) for seq in self.earlier])
+        return hand_over(findings=[{"claim": "c", "quote": quote} for quote in (*HONEST, *ATTACKS.values())])

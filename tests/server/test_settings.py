@@ -85,41 +85,40 @@ def test_only_the_file_opens_system_folders(tmp_path: Path) -> None:
     assert settings.named_folders == (Path("/etc/nginx"), Path("/var/www"))
 
 
-def test_reads_a_file_with_settings_of_every_kind(tmp_path: Path) -> None:
-    settings = load(
-        tmp_path,
-        """
-        approval = "auto"
-        auto_approve_cents = 20
-        on_event = ["notify-send", "Ava"]
-        [limits]
-        running = 4
-        [models]
-        fast = "openrouter:x/y"
-        [providers.local]
-        base_url = "http://127.0.0.1:11434/v1/"
-        [providers.openrouter]
-        stream = false
-        [prices."local:llama"]
-        input = 3
-        output = 15.0
-        cache_read = 0.3
-        [workspace]
-        roots = ["/srv/code"]
-        [sandbox]
-        mode = "none"
-        [mcp_servers.tickets]
-        command = "tickets-mcp"
-        args = ["--stdio"]
-        env = { TICKETS_TOKEN = "{{secret:TICKETS}}" }
-        network = true
-        [users.ben]
-        workspaces = ["/srv/code/ben"]
-        daily_cents = 100
-        approval = "human"
-        """,
-    )
+EVERY_KIND = """
+approval = "auto"
+auto_approve_cents = 20
+on_event = ["notify-send", "Ava"]
+[limits]
+running = 4
+[models]
+fast = "openrouter:x/y"
+[providers.local]
+base_url = "http://127.0.0.1:11434/v1/"
+[providers.openrouter]
+stream = false
+[prices."local:llama"]
+input = 3
+output = 15.0
+cache_read = 0.3
+[workspace]
+roots = ["/srv/code"]
+[sandbox]
+mode = "none"
+[mcp_servers.tickets]
+command = "tickets-mcp"
+args = ["--stdio"]
+env = { TICKETS_TOKEN = "{{secret:TICKETS}}" }
+network = true
+[users.ben]
+workspaces = ["/srv/code/ben"]
+daily_cents = 100
+approval = "human"
+"""
 
+
+def test_reads_a_file_with_settings_of_every_kind(tmp_path: Path) -> None:
+    settings = load(tmp_path, EVERY_KIND)
     assert settings.limits.running == 4
     assert settings.limits.running_per_user == 3
     assert settings.models.fast == "openrouter:x/y"

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from mcp import Client
 from mcp_types import TextContent, TextResourceContents
-from support.model_server import Gate, Say, run_model_server
+from support.model_server import Gate, ModelServer, Say, run_model_server
 from support.stdio import MODERN, MODES, assert_intact, connect_stdio, model_env, read_answer, read_log, until
 
 TEXT = "Otter charges twelve cents a minute for transcription."
@@ -61,73 +61,72 @@ async def test_propose_approve_run_check_and_read_the_log(tmp_path: Path, worksp
 
     with run_model_server(script) as models:
         async with connect_stdio(root, mode=mode, cwd=workspace, env=model_env(models.base_url)) as client:
-            spawned, text = read_answer(
-                await client.call_tool(
-                    "spawn_subagent",
-                    {
-                        "role": "researcher",
-                        "task": "What does Otter cost?",
-                        "workspace": str(workspace),
-                        "task_id": "T-1",
-                        "max_cost_cents": 20,
-                    },
-                )
-            )
-            assert spawned["status"] == "awaiting_approval"
+            spawned = await _proposed(client, workspace)
             assert models.requests == []  # nothing runs before it is approved
-            for key in ("pending_id", "subagent_id", "approval_line", "message", "expires_at", "task_id"):
-                assert spawned[key] in text
-            assert spawned["model"] in text
-            assert "read_file" in spawned["tools"]
             run = spawned["subagent_id"]
-
-            wrong = await client.call_tool(
-                "confirm_spawn", {"pending_ids": [spawned["pending_id"]], "approving": ["yes"]}
-            )
-            assert read_answer(wrong)[0]["approval_lines"] == [spawned["approval_line"]]
-            assert models.requests == []
-
-            confirmed, text = read_answer(
-                await client.call_tool(
-                    "confirm_spawn",
-                    {"pending_ids": [spawned["pending_id"]], "approving": [spawned["approval_line"]]},
-                )
-            )
-            assert confirmed["status"] == "approved"
-            assert run in text
-
+            await _approved_by_its_line_alone(client, spawned, models)
             await until(gate.arrived.is_set)
-            running, text = read_answer(await client.call_tool("check_subagent", {"subagent_id": run}))
-            [now] = running["runs"]
-            assert (now["state"], now["last_tool"]["name"]) == ("running", "scratchpad")
-            head, figures = now["status_line"].split(": running · ")
-            assert f"{head}: {now['untrusted_activity']} · {figures}" in text
-
-            ended, text = read_answer(
-                await client.call_tool(
-                    "check_subagent", {"subagent_id": run, "wait_seconds": 30}, progress_callback=on_progress
-                )
-            )
+            await _shown_while_it_runs(client, run)
+            given = {"subagent_id": run, "wait_seconds": 30}
+            ended, text = read_answer(await client.call_tool("check_subagent", given, progress_callback=on_progress))
             assert lines and run in lines[0]
             _assert_complete(ended["runs"][0], text, run)
-
-            asked = [received.json for received in models.requests]
-            assert len(asked) == 3
-            assert all(request["stream"] for request in asked)
-            assert any(TEXT in str(message["content"]) for message in asked[1]["messages"])
-            assert {tool["function"]["name"] for tool in asked[0]["tools"]} >= {"read_file", "submit_result"}
-
-            entries, text = read_answer(await client.call_tool("read_ava_logs", {"subagent_id": run, "last_n": 100}))
-            assert any("read_file" in line for line in entries["untrusted_entries"])
-            assert "What does Otter cost?" in text
-            own, _ = read_answer(await client.call_tool("read_ava_logs", {}))
-            assert any("confirm_spawn" in line for line in own["untrusted_entries"])
+            _assert_sent([received.json for received in models.requests])
+            await _shown_in_the_log(client, run)
 
     [start] = read_log(root, "SessionStart")
     assert (start.content["client"], start.content["client_version"]) == ("test-host", "1.0")
     assert start.content["protocol"] == ("2025-11-25" if mode == "legacy" else MODERN)
     assert [entry.session for entry in read_log(root, "SessionEnd")] == [start.session]
     assert_intact(root)
+
+
+async def _proposed(client: Client, workspace: Path) -> dict[str, Any]:
+    """Propose a run; both forms of the answer say all that a person needs."""
+    given = {"role": "researcher", "task": "What does Otter cost?", "workspace": str(workspace)}
+    answer = await client.call_tool("spawn_subagent", {**given, "task_id": "T-1", "max_cost_cents": 20})
+    spawned, text = read_answer(answer)
+    assert spawned["status"] == "awaiting_approval"
+    for key in ("pending_id", "subagent_id", "approval_line", "message", "expires_at", "task_id"):
+        assert spawned[key] in text
+    assert spawned["model"] in text
+    assert "read_file" in spawned["tools"]
+    return spawned
+
+
+async def _approved_by_its_line_alone(client: Client, spawned: dict[str, Any], models: ModelServer) -> None:
+    given = {"pending_ids": [spawned["pending_id"]]}
+    wrong = await client.call_tool("confirm_spawn", {**given, "approving": ["yes"]})
+    assert read_answer(wrong)[0]["approval_lines"] == [spawned["approval_line"]]
+    assert models.requests == []
+    right = await client.call_tool("confirm_spawn", {**given, "approving": [spawned["approval_line"]]})
+    confirmed, text = read_answer(right)
+    assert confirmed["status"] == "approved"
+    assert spawned["subagent_id"] in text
+
+
+async def _shown_while_it_runs(client: Client, run: str) -> None:
+    running, text = read_answer(await client.call_tool("check_subagent", {"subagent_id": run}))
+    [now] = running["runs"]
+    assert (now["state"], now["last_tool"]["name"]) == ("running", "scratchpad")
+    head, figures = now["status_line"].split(": running · ")
+    assert f"{head}: {now['untrusted_activity']} · {figures}" in text
+
+
+def _assert_sent(asked: list[dict[str, Any]]) -> None:
+    """What the model was sent: three streams, with the tools and with what they found."""
+    assert len(asked) == 3
+    assert all(request["stream"] for request in asked)
+    assert any(TEXT in str(message["content"]) for message in asked[1]["messages"])
+    assert {tool["function"]["name"] for tool in asked[0]["tools"]} >= {"read_file", "submit_result"}
+
+
+async def _shown_in_the_log(client: Client, run: str) -> None:
+    entries, text = read_answer(await client.call_tool("read_ava_logs", {"subagent_id": run, "last_n": 100}))
+    assert any("read_file" in line for line in entries["untrusted_entries"])
+    assert "What does Otter cost?" in text
+    own, _ = read_answer(await client.call_tool("read_ava_logs", {}))
+    assert any("confirm_spawn" in line for line in own["untrusted_entries"])
 
 
 def _assert_complete(run: dict[str, Any], text: str, run_id: str) -> None:
