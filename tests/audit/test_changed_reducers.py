@@ -29,8 +29,8 @@ async def test_a_changed_reducer_repairs_the_tables_when_an_older_database_is_op
 ) -> None:
     async with Store.open(tmp_path) as log:
         for number in range(20):
-            await write(log, *Life(f"S-{number:06x}").begun())
-        await write_each(log, [*(life := Life("S-aaaaaa")).whole(), *Life("S-bbbbbb").begun()])
+            await write(log, *Life(f"S-{number:06x}").beginning())
+        await write_each(log, [*(life := Life("S-aaaaaa")).all_events(), *Life("S-bbbbbb").beginning()])
         meant = projection_rows(log.path)
         await log.maintain(lambda db: db.execute(ERASE, (life.run_id,)))
     spoil = (
@@ -71,7 +71,7 @@ async def test_rebuilding_with_a_changed_reducer_equals_applying_it_from_the_sta
         run.tool_calls += 2
 
     async with Store.open(tmp_path) as log:
-        await write_each(log, life.whole())
+        await write_each(log, life.all_events())
         assert await log.read(tool_calls_of_runs) == [1]
     monkeypatch.setitem(reducers._BY_HEADER, "ToolCall", twice)
     become_newer(monkeypatch, reducers_changed)
@@ -85,7 +85,7 @@ async def test_a_failed_rebuild_names_the_entry_and_leaves_the_database_unchange
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Store.open(tmp_path) as log:
-        await write_each(log, Life("S-aaaaaa").whole())
+        await write_each(log, Life("S-aaaaaa").all_events())
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", isolation_level=None)) as db:
         db.execute("UPDATE events SET content = NULL WHERE type = 'CostReserved'")
         before = projection_rows(tmp_path / "ava.db")

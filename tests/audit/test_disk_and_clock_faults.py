@@ -225,7 +225,7 @@ async def damaged(tmp_path: Path, damage: Callable[[Path], None]) -> tuple[Path,
     live, root = tmp_path / "live", tmp_path / "data"
     live.mkdir()
     async with Store.open(live) as log:
-        await write_each(log, Life("S-aaaaaa").whole())
+        await write_each(log, Life("S-aaaaaa").all_events())
         await write_texts(log, (f"message {number} " + "x" * 500 for number in range(300)))
         await log.checkpoint()
         await write_texts(log, (f"newer {number} " + "x" * 500 for number in range(50)))
@@ -248,12 +248,12 @@ async def test_clock_jumps_of_an_hour_neither_stop_nor_reorder_the_log(
     with anyio.fail_after(40):
         async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: run_maintenance(log, tmp_path, mirror=True))
-            await write_each(log, [*life.begun(), life.reserved(), message("before")])
+            await write_each(log, [*life.beginning(), life.reservation(), message("before")])
             began_us = real() // 1_000
             off_us = -HOUR_US
-            await write_each(log, [life.settled(), *life.tool(), message("an hour back")])
+            await write_each(log, [life.settlement(), *life.tool(), message("an hour back")])
             off_us = HOUR_US
-            await write_each(log, [life.answered(), *life.ended(), message("an hour on")])
+            await write_each(log, [life.answer(), *life.ending(), message("an hour on")])
             off_us = 0
             await write(log, message("and right again"))
             run = await log.read(lambda view: view.run(life.run_id))

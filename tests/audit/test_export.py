@@ -52,11 +52,16 @@ def test_exports_the_same_entries_as_a_search_oldest_first(
 
     async def compare() -> None:
         one, two = Life("S-aaaaaa"), Life("S-bbbbbb", user="eve")
-        events = [*one.whole(), message("the zebra walks", Who("sess-2", "ava", "eve")), *two.begun(), two.failed()]
+        events = [
+            *one.all_events(),
+            message("the zebra walks", Who("sess-2", "ava", "eve")),
+            *two.beginning(),
+            two.error(),
+        ]
         async with Store.open(tmp_path_factory.mktemp("log")) as log:
-            await write_each(log, [*events, *two.tool("no zebra", success=False), *two.ended("timeout")][:indexed])
+            await write_each(log, [*events, *two.tool("no zebra", success=False), *two.ending("timeout")][:indexed])
             await index_new_entries(log)
-            await write_each(log, [*events, *two.tool("no zebra", success=False), *two.ended("timeout")][indexed:])
+            await write_each(log, [*events, *two.tool("no zebra", success=False), *two.ending("timeout")][indexed:])
             for query in queries:
                 found = await search(log, query)
                 assert await seqs(log, query) == [entry.seq for entry in found.entries[::-1]], query
@@ -66,7 +71,7 @@ def test_exports_the_same_entries_as_a_search_oldest_first(
 
 async def test_a_run_export_includes_the_decisions_about_the_run(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as log:
-        await write_each(log, [*Life("S-bbbbbb").begun(), *Life("S-aaaaaa").whole()])
+        await write_each(log, [*Life("S-bbbbbb").beginning(), *Life("S-aaaaaa").all_events()])
         assert await seqs(log, LogQuery(runs=("S-aaaaaa",))) == list(range(5, 16))
         assert len(await seqs(log, LogQuery(agents=("S-aaaaaa",)))) < 11
 

@@ -54,7 +54,7 @@ def lines(root: Path) -> int:
 async def test_indexes_and_mirrors_new_entries_within_a_second_of_the_commit(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         async with kept(tmp_path) as log:
-            await write_each(log, Life("S-aaaaaa").whole())
+            await write_each(log, Life("S-aaaaaa").all_events())
             with anyio.fail_after(1):
                 await until_progress(log, "mirror", 11)
             assert lines(tmp_path) == 11

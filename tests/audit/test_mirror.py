@@ -33,7 +33,7 @@ from ava_audit.view import View
 async def test_writes_each_event_once_and_in_order_to_the_file_of_its_agent(log: Store) -> None:
     one, two = Life("S-aaaaaa"), Life("S-bbbbbb")
     with anyio.fail_after(20):
-        await write_each(log, [*one.begun(), *two.whole(), *one.tool(), *one.ended()])
+        await write_each(log, [*one.beginning(), *two.all_events(), *one.tool(), *one.ending()])
         found = await mirror_log(log)
     assert set(found) == {file_of_today(), "subagents/S-aaaaaa.jsonl", "subagents/S-bbbbbb.jsonl"}
     seqs = {file: [line["seq"] for line in parse_lines(content)] for file, content in found.items()}
@@ -46,7 +46,7 @@ async def test_writes_each_event_once_and_in_order_to_the_file_of_its_agent(log:
 async def test_a_line_has_the_specified_field_names_and_no_nulls(log: Store) -> None:
     life = Life("S-aaaaaa")
     with anyio.fail_after(20):
-        await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=12_345)])
+        await write_each(log, [*life.beginning(), life.reservation(), life.settlement(cost=12_345)])
         line = parse_lines((await mirror_log(log))["subagents/S-aaaaaa.jsonl"])[-1]
         row = await log.read(lambda view: next(view.rows("seq = 6")))
     assert list(line) == [
@@ -69,7 +69,7 @@ async def test_a_line_has_the_specified_field_names_and_no_nulls(log: Store) -> 
 )
 async def test_cents_are_exact_decimals(micros: int, cents: str, log: Store) -> None:
     life = Life("S-aaaaaa")
-    await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=micros, reserved=10**16)])
+    await write_each(log, [*life.beginning(), life.reservation(), life.settlement(cost=micros, reserved=10**16)])
     row = await log.read(lambda view: next(view.rows("seq = 6")))
     assert f'"costCents":{cents}}}'.encode() in mirror_line(row)
 
@@ -81,7 +81,7 @@ async def test_every_line_verifies_on_its_own_and_contains_the_stored_bytes(log:
     who = Who(NASTY, "ava", NASTY)
     with anyio.fail_after(20):
         await write(log, message(NASTY, who), Event(who, ToolCall(tool="t", args={"content": {"a": [1, NASTY]}})))
-        await write_each(log, Life("S-aaaaaa").whole())
+        await write_each(log, Life("S-aaaaaa").all_events())
         found = await mirror_log(log)
     for content in found.values():
         assert content.endswith(b"\n")
@@ -131,7 +131,7 @@ async def test_reports_swapped_and_duplicated_lines(log: Store, tmp_path: Path) 
 
 
 async def test_only_the_owner_can_access_files_and_folders(log: Store) -> None:
-    await write_each(log, Life("S-aaaaaa").whole())
+    await write_each(log, Life("S-aaaaaa").all_events())
     await mirror_log(log)
     folder = log.path.parent / "logs"
     for path in (folder, folder / "ava", folder / "subagents"):
@@ -189,10 +189,10 @@ def test_repairs_the_mirror_after_any_damage(data: st.DataObject, tmp_path_facto
 
     async def live() -> None:
         async with Store.open(root) as log:
-            await write_each(log, Life("S-aaaaaa").begun())
+            await write_each(log, Life("S-aaaaaa").beginning())
             await mirror_log(log)
             sizes, upto = await log.read(lambda view: (view.mirrored(), view.progress("mirror")))
-            await write_each(log, [*Life("S-aaaaaa").whole()[4:], *Life("S-bbbbbb").begun()])
+            await write_each(log, [*Life("S-aaaaaa").all_events()[4:], *Life("S-bbbbbb").beginning()])
             await mirror_log(log)
             if killed:  # after the lines were written, and before that was noted
                 await log.maintain(lambda db: go_back(db, upto, sizes))
@@ -308,7 +308,7 @@ async def test_two_processes_that_write_the_mirror_lose_no_line(
 async def test_a_new_keeper_repairs_a_file_of_the_right_length_with_a_wrong_end(
     log: Store, tmp_path: Path, end: bytes
 ) -> None:
-    await write_each(log, [*Life("S-aaaaaa").begun(), message("the last words")])
+    await write_each(log, [*Life("S-aaaaaa").beginning(), message("the last words")])
     right = await mirror_log(log)
     for name, content in right.items():
         (tmp_path / "logs" / name).write_bytes(content[: -len(end) - 70] + b"0" * 70 + end)

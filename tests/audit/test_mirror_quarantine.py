@@ -23,7 +23,7 @@ async def mirrored(root: Path, *texts: str, lives: tuple[Life, ...] = ()) -> dic
     async with Store.open(root) as log:
         await write_texts(log, texts)
         for life in lives:
-            await write_each(log, life.whole())
+            await write_each(log, life.all_events())
         mirror = Mirror(log, root / "logs")
         await mirror.repair_all()
         await mirror.catch_up()

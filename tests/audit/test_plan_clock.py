@@ -28,7 +28,7 @@ class Log:
             self.add(at_s, PLAN, event.fact)
         for run_id in runs:
             life = Life(run_id)
-            for event in (life.proposed(max_cost_micros=1_000, timeout_s=60), life.decided(PLAN)):
+            for event in (life.proposal(max_cost_micros=1_000, timeout_s=60), life.approval(PLAN)):
                 self.add(at_s, run_id, event.fact)
 
     def claim(self, at_s: int, run_id: str) -> None:

@@ -261,7 +261,7 @@ async def test_an_erasure_leaves_no_text_in_the_tables_of_the_server(
     server: PostgresServer, url: str, tmp_path: Path
 ) -> None:
     async with open_store_at(tmp_path, url, within_s=30) as log:
-        await write_each(log, [*Life("S-aaaaaa").whole()])
+        await write_each(log, [*Life("S-aaaaaa").all_events()])
         await write_texts(log, ["zeppelin " * 100])
         await index_new_entries(log)
         files = await anyio.to_thread.run_sync(partial(table_files, server, url))

@@ -35,7 +35,7 @@ async def test_a_row_that_was_missing_is_found_once_another_process_has_added_it
                     return Outcome([None if run is None else run.state for run in found])
 
                 assert await log.do(states, life.run_id) == [None, None]
-                await write_each(other, life.begun())
+                await write_each(other, life.beginning())
                 assert await log.do(states, life.run_id) == ["running", None]
 
 
@@ -43,7 +43,7 @@ async def test_tracks_a_run_from_proposal_to_end_with_its_usage(tmp_path: Path) 
     life = Life("S-aaaaaa")
     async with open_store(tmp_path) as log:
         states: list[str] = []
-        for event in [*life.begun(), life.reserved(), life.settled(), *life.tool(), *life.ended()]:
+        for event in [*life.beginning(), life.reservation(), life.settlement(), *life.tool(), *life.ending()]:
             await write(log, event)
             states.append((await run_row(log)).state)
         run = await run_row(log)
@@ -59,15 +59,15 @@ async def test_tracks_a_run_from_proposal_to_end_with_its_usage(tmp_path: Path) 
 async def test_a_reservation_holds_the_call_and_wrap_up_until_settlement_and_run_end(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     async with open_store(tmp_path) as log:
-        await write_each(log, [*life.begun(), life.reserved(micros=5_000, wrap=1_000)])
+        await write_each(log, [*life.beginning(), life.reservation(micros=5_000, wrap=1_000)])
         assert await money_in_scopes(log, life) == {(0, 6_000)}
-        await write(log, life.settled(cost=3_000))
+        await write(log, life.settlement(cost=3_000))
         assert await money_in_scopes(log, life) == {(3_000, 1_000)}
-        await write(log, life.reserved(turn=2, micros=4_000, wrap=1_500))
+        await write(log, life.reservation(turn=2, micros=4_000, wrap=1_500))
         assert await money_in_scopes(log, life) == {(3_000, 5_500)}
-        await write(log, life.settled(turn=2, cost=9_000, reserved=4_000))
+        await write(log, life.settlement(turn=2, cost=9_000, reserved=4_000))
         assert await money_in_scopes(log, life) == {(12_000, 1_500)}
-        await write_each(log, life.ended())
+        await write_each(log, life.ending())
         assert await money_in_scopes(log, life) == {(12_000, 0)}
         assert (await run_row(log)).overrun == 1
 
@@ -75,7 +75,7 @@ async def test_a_reservation_holds_the_call_and_wrap_up_until_settlement_and_run
 async def test_counts_a_settlement_of_unknown_cost_as_uncosted(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     async with Store.open(tmp_path) as log:
-        await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=5_000, unknown=True)])
+        await write_each(log, [*life.beginning(), life.reservation(), life.settlement(cost=5_000, unknown=True)])
         run = await run_row(log)
     assert (run.cost_micros, run.uncosted_micros) == (5_000, 5_000)
 
@@ -83,14 +83,16 @@ async def test_counts_a_settlement_of_unknown_cost_as_uncosted(tmp_path: Path) -
 async def test_a_paused_run_has_no_owner_and_its_clock_stops_until_it_is_claimed(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     async with Store.open(tmp_path) as log:
-        await write_each(log, [*life.begun(), life.reserved(), life.settled(), life.paused(2**50, active_us=7_000_000)])
+        await write_each(
+            log, [*life.beginning(), life.reservation(), life.settlement(), life.pause(2**50, active_us=7_000_000)]
+        )
         paused = await run_row(log)
         assert (paused.state, paused.instance, paused.waits_until_us) == ("queued", None, 2**50)
         assert (paused.active_us, paused.claimed_us) == (7_000_000, None)
         assert await money_in_scopes(log, life) == {(3_000, 1_000)}, "the wrap-up keeps its share"
         with pytest.raises(StaleOwner):
             await write(log, Event(run_who("S-aaaaaa"), Activity(activity="still here"), fence=Fence("S-aaaaaa", 1)))
-        await write(log, life.claimed())
+        await write(log, life.claim())
         again = await run_row(log)
     assert (again.state, again.generation, again.waits_until_us, again.active_us) == ("running", 2, None, 7_000_000)
 
@@ -99,12 +101,14 @@ async def test_a_paused_run_has_no_owner_and_its_clock_stops_until_it_is_claimed
 async def test_a_run_that_asks_for_more_waits_until_it_is_answered(tmp_path: Path, cap: int | None) -> None:
     life = Life("S-aaaaaa")
     async with Store.open(tmp_path) as log:
-        await write_each(log, [*life.begun(), life.reserved(), life.settled(), life.asked(2**50, active_us=7_000_000)])
+        await write_each(
+            log, [*life.beginning(), life.reservation(), life.settlement(), life.request(2**50, active_us=7_000_000)]
+        )
         asks = await run_row(log)
         assert (asks.state, asks.instance, asks.waits_until_us) == ("queued", None, 2**50)
         assert asks.active_us == 7_000_000 and json.loads(asks.asked or "")["proposed"] == 700_000
         assert await money_in_scopes(log, life) == {(3_000, 1_000)}, "the wrap-up keeps its share"
-        await write(log, life.answered_request(cap))
+        await write(log, life.request_answer(cap))
         answered = await run_row(log)
         assert (answered.state, answered.waits_until_us, answered.asked) == ("queued", None, None)
         assert json.loads(answered.config).get("max_cost_micros") == cap
@@ -113,8 +117,8 @@ async def test_a_run_that_asks_for_more_waits_until_it_is_answered(tmp_path: Pat
 async def test_a_run_that_nobody_answered_asks_for_nothing_once_it_is_claimed(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     async with Store.open(tmp_path) as log:
-        await write_each(log, [*life.begun(), life.asked(2**50)])
-        await write(log, life.claimed())
+        await write_each(log, [*life.beginning(), life.request(2**50)])
+        await write(log, life.claim())
         again = await run_row(log)
         assert (again.state, again.waits_until_us, again.asked) == ("running", None, None)
 
@@ -122,9 +126,9 @@ async def test_a_run_that_nobody_answered_asks_for_nothing_once_it_is_claimed(tm
 async def test_resuming_fences_out_the_previous_owner_and_queues_the_run(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     async with Store.open(tmp_path) as log:
-        await write_each(log, [*life.begun(), *life.tool()])
+        await write_each(log, [*life.beginning(), *life.tool()])
         before = await run_row(log)
-        await write(log, life.resumed())
+        await write(log, life.resume())
         run = await run_row(log)
         with pytest.raises(StaleOwner):
             await write(log, Event(run_who("S-aaaaaa"), Activity(activity="still here"), fence=Fence("S-aaaaaa", 1)))
@@ -137,13 +141,13 @@ async def test_resuming_fences_out_the_previous_owner_and_queues_the_run(tmp_pat
 async def test_the_clock_of_a_group_starts_with_its_first_run(tmp_path: Path) -> None:
     one, two = Life("S-aaaaaa"), Life("S-bbbbbb")
     async with Store.open(tmp_path) as log:
-        begun = [*plan_events("G-1", 500), one.proposed(), two.proposed(), one.decided("G-1"), two.decided("G-1")]
+        begun = [*plan_events("G-1", 500), one.proposal(), two.proposal(), one.approval("G-1"), two.approval("G-1")]
         await write_each(log, begun)
         group = await log.read(lambda view: view.plan_caps("G-1"))
         assert group is not None and (group.cap_micros, group.started_us) == (500, None)
-        await write(log, one.claimed())
+        await write(log, one.claim())
         first = await log.read(lambda view: view.plan_caps("G-1"))
-        await write(log, two.claimed())
+        await write(log, two.claim())
         second = await log.read(lambda view: view.plan_caps("G-1"))
         members = await log.read(lambda view: view.plan_runs("G-1"))
     assert first is not None and first.started_us is not None and first == second
@@ -154,7 +158,7 @@ async def test_changes_made_on_approval_apply_to_the_run_config(tmp_path: Path) 
     life = Life("S-aaaaaa")
     fact = SpawnDecided(pending_id=life.pending_id, decision="approved", changes={"max_cost_micros": 5})
     async with Store.open(tmp_path) as log:
-        await write_each(log, [life.proposed(max_cost_micros=10), Event(AVA, fact, run_id=life.run_id)])
+        await write_each(log, [life.proposal(max_cost_micros=10), Event(AVA, fact, run_id=life.run_id)])
         assert '"max_cost_micros":5' in (await run_row(log)).config
 
 
@@ -164,9 +168,9 @@ async def test_a_result_counts_as_fetched_only_when_ava_returned_it_after_the_ru
     life = Life("S-aaaaaa")
     answer = Event(AVA, ToolResult(tool="check_subagent", success=True), run_id=life.run_id)
     async with Store.open(tmp_path) as log:
-        await write_each(log, [*life.begun(), answer, *life.tool()])
+        await write_each(log, [*life.beginning(), answer, *life.tool()])
         assert (await run_row(log)).fetched_us is None
-        await write_each(log, [*life.ended(), Event(AVA, ToolCall(tool="check_subagent"), run_id=life.run_id)])
+        await write_each(log, [*life.ending(), Event(AVA, ToolCall(tool="check_subagent"), run_id=life.run_id)])
         assert (await run_row(log)).fetched_us is None
         await write(log, answer)
         first = (await run_row(log)).fetched_us
@@ -216,7 +220,7 @@ def test_incremental_updates_equal_a_rebuild_from_the_log(
 async def test_finds_runs_by_user_state_and_ending(tmp_path: Path) -> None:
     ben, eve = Life("S-aaaaaa"), Life("S-bbbbbb", user="eve")
     async with Store.open(tmp_path) as log:
-        await write_each(log, [*ben.whole(), *eve.begun()])
+        await write_each(log, [*ben.all_events(), *eve.beginning()])
 
         def ids(view: View) -> list[list[str]]:
             return [

@@ -119,7 +119,7 @@ def test_rare_entries_of_a_run_are_found_by_their_type(db: SqliteDatabase) -> No
 def test_applying_an_event_of_a_run_reads_no_other_runs(db: SqliteDatabase) -> None:
     plans = QueryPlans(db)
     tables = Projections(db)
-    for seq, event in enumerate(Life("S-aaaaaa").whole(), 1):
+    for seq, event in enumerate(Life("S-aaaaaa").all_events(), 1):
         header = Header(
             seq=seq,
             ts_us=seq,
@@ -193,8 +193,8 @@ def _grow(log: SqliteDatabase, runs: int, patch: pytest.MonkeyPatch) -> None:
         at_ns = (NOW_US - (runs - number) * HOUR_US) * 1_000
         patch.setattr(units, "time", SimpleNamespace(time_ns=lambda at_ns=at_ns: at_ns))
         life = Life(f"S-{number:06x}")
-        whole = [*life.begun(), life.reserved(), life.settled(), life.failed(), *life.ended()]
-        for event in whole if number % 4 else (life.proposed(), life.task()):
+        whole = [*life.beginning(), life.reservation(), life.settlement(), life.error(), *life.ending()]
+        for event in whole if number % 4 else (life.proposal(), life.task()):
             appender.append((event,), appender.check((event,)))
     projections.flush()
     patch.undo()

@@ -98,7 +98,7 @@ async def test_keeps_the_history_of_an_unfinished_run_until_long_after_it_ends(
         await retention.keep_once(log, tmp_path)
         whole = await log.read(lambda view: view.entries("S-aaaaaa"))
         assert all(entry.content is not None for entry in whole)
-        await write_each(log, life.ended())
+        await write_each(log, life.ending())
         await retention.pass_days(log, clock, 80)
         await retention.keep_once(log, tmp_path)
         assert await retention.words_in_files(tmp_path, "vexquokka") == {"vexquokka"}
@@ -113,7 +113,7 @@ async def test_erases_the_content_of_an_undecided_proposal(tmp_path: Path, clock
         for run_id, word, minutes in (("S-aaaaaa", "vexquokka", 10), ("S-bbbbbb", "numbatsorrel", 10**6)):
             life = Life(run_id)
             expires_us = (retention.NOON + minutes * 60) * 10**6
-            fact = life.proposed().fact.model_copy(update={"expires_us": expires_us})
+            fact = life.proposal().fact.model_copy(update={"expires_us": expires_us})
             await write(log, Event(AVA, fact, run_id=run_id), life.task(word))
         await retention.pass_days(log, clock, 100)
         await retention.keep_once(log, tmp_path)
@@ -250,8 +250,8 @@ async def test_erases_a_long_run_in_batches_while_others_write(tmp_path: Path) -
     async with open_store(tmp_path) as log:
         life = await retention.write_run_about(log, "S-aaaaaa", "vexquokka", ends=False)
         for _ in range(20):
-            await write(log, *(life.answered(f"vexquokka {'x' * 3_000}") for _ in range(50)))
-        await write_each(log, life.ended())
+            await write(log, *(life.answer(f"vexquokka {'x' * 3_000}") for _ in range(50)))
+        await write_each(log, life.ending())
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(erase_run, log, "S-aaaaaa", (), AVA, "a test")
             for number in range(30):

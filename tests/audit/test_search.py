@@ -147,10 +147,10 @@ async def test_combines_all_filters(log: Store, state: str) -> None:
 async def test_the_error_type_matches_errors_failed_results_and_bad_endings(log: Store, state: str) -> None:
     good, bad = Life("S-aaaaaa"), Life("S-bbbbbb")
     with anyio.fail_after(20):
-        await write_each(log, good.whole())
+        await write_each(log, good.all_events())
         if state != "not indexed":
             await index_new_entries(log)
-        failing = [*bad.begun(), bad.failed(), *bad.tool(success=False), *bad.ended("cost_exceeded")]
+        failing = [*bad.beginning(), bad.error(), *bad.tool(success=False), *bad.ending("cost_exceeded")]
         await write_each(log, failing)
         if state == "indexed":
             await index_new_entries(log)
@@ -186,7 +186,7 @@ async def test_a_time_range_works_after_the_clock_was_set_back(log: Store, state
 async def test_entries_include_usage_and_cost(log: Store) -> None:
     life = Life("S-aaaaaa")
     with anyio.fail_after(20):
-        await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=12_345)])
+        await write_each(log, [*life.beginning(), life.reservation(), life.settlement(cost=12_345)])
         (entry,) = (await search(log, LogQuery(types=("CostUpdate",)))).entries
     assert (entry.cost_micros, entry.usage) == (12_345, Usage(input_tokens=20, output_tokens=10))
 

@@ -70,12 +70,12 @@ async def test_runs_the_other_commands_one_by_one_when_one_fails_to_apply(
 ) -> None:
     life = Life("S-aaaaaa")
     async with open_store(tmp_path) as log:
-        await write(log, life.proposed())
+        await write(log, life.proposal())
         # The second proposal of the same id passes every check of the command and fails in the reducer.
         answers = await run_in_one_batch(
             log,
             write_command(message("a")),
-            write_command(message("b"), life.proposed()),
+            write_command(message("b"), life.proposal()),
             write_command(message("c")),
             write_command(message("d")),
         )
@@ -169,21 +169,21 @@ def frames(db: sqlite3.Connection) -> int:
 async def test_rejects_an_entry_of_an_older_generation(tmp_path: Path) -> None:
     old, new = Life("S-aaaaaa"), Life("S-aaaaaa", generation=2)
     async with open_store(tmp_path) as log:
-        await write_each(log, old.begun())
-        await write(log, old.answered("mine"))
-        await write(log, new.claimed())
+        await write_each(log, old.beginning())
+        await write(log, old.answer("mine"))
+        await write(log, new.claim())
         with pytest.raises(StaleOwner, match="generation 1"):
-            await write(log, message("not written either"), old.answered("too late"))
-        await write(log, new.answered("yours"))
+            await write(log, message("not written either"), old.answer("too late"))
+        await write(log, new.answer("yours"))
         assert (await stored_texts(log))[-2:] == ["claimed by abc (start)", "yours"]
 
 
 async def test_writes_nothing_for_an_ended_run(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     async with open_store(tmp_path) as log:
-        await write_each(log, life.whole())
+        await write_each(log, life.all_events())
         with pytest.raises(StaleOwner):
-            await write(log, life.answered("from the grave"))
+            await write(log, life.answer("from the grave"))
 
 
 @pytest.mark.sqlite_only("another connection holds SQLite's own lock")

@@ -86,7 +86,7 @@ def test_groups_runs_by_state_with_count_and_cost(log: CountedLog) -> None:
     for number in range(3):
         log.add(*eventful_run(f"S-aaaaa{number}"))
     waits = Life("S-bbbbbb")
-    log.add(waits.proposed(), waits.task(), Life("S-aaaaa0").reserved(2))
+    log.add(waits.proposal(), waits.task(), Life("S-aaaaa0").reservation(2))
     (waiting, running) = sorted(run_sums(log.view), key=lambda group: group.state)
     assert (waiting.state, waiting.runs, waiting.cost_micros) == ("awaiting_approval", 1, 0)
     rows = log.view.runs(states=("running",))
@@ -117,10 +117,10 @@ def test_reads_no_entry_that_was_already_counted(log: CountedLog) -> None:
 
 def test_counts_waits_from_the_approval_to_the_first_claim_by_their_bounds(log: CountedLog) -> None:
     quick, slow, queued = Life("S-aaaaaa"), Life("S-bbbbbb"), Life("S-cccccc")
-    log.add(quick.proposed(), quick.task(), slow.proposed(), slow.task(), queued.proposed(), queued.task())
-    log.add(slow.decided(), quick.decided(), quick.claimed(), queued.decided(), slow.claimed())  # an entry takes 1 us
+    log.add(quick.proposal(), quick.task(), slow.proposal(), slow.task(), queued.proposal(), queued.task())
+    log.add(slow.approval(), quick.approval(), quick.claim(), queued.approval(), slow.claim())  # an entry takes 1 us
     assert start_waits(log.view, (1, 2)) == StartWaits((1, 0, 1), 5)
     assert start_waits(log.view, (4, 9)) == StartWaits((2, 0, 0), 5)
     quick.generation = 2
-    log.add(quick.claimed())
+    log.add(quick.claim())
     assert start_waits(log.view, (1, 2)).total_us == 5, "a later claim is no start"

@@ -244,7 +244,7 @@ async def test_an_erased_transcript_verifies_but_an_erased_fact_does_not(tmp_pat
     life = Life("S-aaaaaa")
     root = tmp_path
     async with open_store(tmp_path) as log:
-        await write_each(log, life.whole())
+        await write_each(log, life.all_events())
         await erase_run(log, life.run_id, (), AVA, "a test")
     assert verify(root).ok
     with tamper_with(root) as db:
@@ -265,7 +265,7 @@ TAMPERED: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("text", TAMPERED)
 async def test_reports_a_changed_projection_and_the_entry_it_was_compared_at(text: str, tmp_path: Path) -> None:
     async with open_store(tmp_path) as log:
-        await write_each(log, Life("S-aaaaaa").whole())
+        await write_each(log, Life("S-aaaaaa").all_events())
     with tamper_with(tmp_path) as db:
         TAMPERED[text](db)
     (fault,) = verify(tmp_path).faults
@@ -329,7 +329,7 @@ def whole(whole_log: bytes, tmp_path: Path) -> Path:
 def whole_log(tmp_path: Path) -> bytes:
     async def live() -> None:
         async with Store.open(tmp_path) as log:
-            await write_each(log, Life("S-aaaaaa").whole())
+            await write_each(log, Life("S-aaaaaa").all_events())
             await log.checkpoint()
 
     anyio.run(live)
@@ -342,7 +342,7 @@ async def test_verifies_a_log_that_is_being_written(tmp_path: Path) -> None:
         async with anyio.create_task_group() as tasks:
             for number in range(20):
                 life = Life(f"S-{number:06x}")
-                tasks.start_soon(write_each, log, life.whole())
+                tasks.start_soon(write_each, log, life.all_events())
             for _ in range(3):
                 assert (await anyio.to_thread.run_sync(verify, tmp_path)).ok
         assert verify(tmp_path).entries == 50 + 20 * 11
@@ -409,7 +409,7 @@ RUN_ALONE = (
 )
 async def test_compares_a_run_table_by_table(statement: str, told: str, tmp_path: Path) -> None:
     async with Store.open(tmp_path) as log:
-        await write_each(log, Life("S-aaaaaa").whole())
+        await write_each(log, Life("S-aaaaaa").all_events())
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", isolation_level=None)) as db:
         db.execute(statement)
     (fault,) = verify(tmp_path).faults
@@ -434,7 +434,7 @@ async def test_reports_content_that_does_not_match_the_event_type(
 async def test_reports_content_erased_without_a_record(tmp_path: Path) -> None:
     root = tmp_path
     async with Store.open(tmp_path) as log:
-        await write_each(log, [*Life("S-aaaaaa").whole(), *Life("S-bbbbbb").whole()])
+        await write_each(log, [*Life("S-aaaaaa").all_events(), *Life("S-bbbbbb").all_events()])
         await erase_run(log, "S-aaaaaa", (), AVA, "a test")
     assert verify(root).ok
     with tamper_with(root) as db:  # the triggers let it through
@@ -477,7 +477,7 @@ async def test_reports_mirror_files_that_differ_from_the_log(
     monkeypatch.setattr("ava_audit.mirror.RECHECK_S", 0.0)
     logs = root / "logs"
     async with Store.open(root) as log:
-        await write_each(log, Life("S-aaaaaa").whole())
+        await write_each(log, Life("S-aaaaaa").all_events())
         mirror = Mirror(log, logs)
         await mirror.catch_up()
     assert verify(root, mirror=logs).ok
@@ -507,7 +507,7 @@ async def test_reports_mirror_files_that_differ_from_the_log(
 async def test_reports_mirrored_entries_that_are_missing_from_the_log(root: Path) -> None:
     logs = root / "logs"
     async with Store.open(root) as log:
-        await write_each(log, Life("S-aaaaaa").whole())
+        await write_each(log, Life("S-aaaaaa").all_events())
         mirror = Mirror(log, logs)
         await mirror.repair_all()
         await mirror.catch_up()
@@ -552,7 +552,7 @@ def two_processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.sqlite_only("a log on a server is checked by one process")
 async def test_two_processes_report_what_one_does(tmp_path: Path, two_processes: list[int]) -> None:
     async with Store.open(tmp_path) as log:
-        await write_each(log, [*Life("S-aaaaaa").whole(), *Life("S-bbbbbb").whole()])
+        await write_each(log, [*Life("S-aaaaaa").all_events(), *Life("S-bbbbbb").all_events()])
         await erase_run(log, "S-aaaaaa", (), AVA, "a test")
         whole = log.head
     told: list[tuple[int, int]] = []
@@ -582,7 +582,7 @@ async def test_whatever_the_second_process_does_the_log_is_checked(
     monkeypatch.setattr(chain_process, "_START", OTHER_PROCESSES[how])
     monkeypatch.setattr(chain_process, "SILENT_S", 1.0)
     async with Store.open(tmp_path) as log:
-        await write_each(log, Life("S-aaaaaa").whole())
+        await write_each(log, Life("S-aaaaaa").all_events())
         whole = log.head
     report = verify(tmp_path)
     assert (report.ok, report.entries, two_processes) == (True, whole, [])

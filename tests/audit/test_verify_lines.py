@@ -31,7 +31,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """An export of a whole log: one run, and words in between."""
     life = Life("S-aaaaaa")
     return anyio.run(
-        exported, tmp_path_factory.mktemp("log"), [message("begun"), *life.whole(), message("ümläut 😀 \u2028")]
+        exported, tmp_path_factory.mktemp("log"), [message("begun"), *life.all_events(), message("ümläut 😀 \u2028")]
     )
 
 

@@ -60,7 +60,7 @@ async def test_a_proposal_that_was_cancelled_was_rejected_that_way(
 ) -> None:
     no = BookedLife("S-000001", user=own_user())
     async with Store.open(tmp_path) as store:
-        await Past(monkeypatch).at(store, START_S, no.proposed(), no.task(), decides(no, "rejected", "x", None))
+        await Past(monkeypatch).at(store, START_S, no.proposal(), no.task(), decides(no, "rejected", "x", None))
     (found,) = report(tmp_path)["decisions"]
     assert (found["decision"], found["decided_by"]["how"]) == ("rejected", "by cancelling it")
 
@@ -99,7 +99,7 @@ async def test_a_file_has_all_pages_and_the_screen_the_first(tmp_path: Path, mon
     async with Store.open(tmp_path) as store:
         for number in range(many):
             life = BookedLife(f"S-{number:06}", user=own_user())
-            await write(store, life.proposed(), life.task(), decides(life, "approved", "x", "terminal"))
+            await write(store, life.proposal(), life.task(), decides(life, "approved", "x", "terminal"))
     assert len({each["subagent_id"] for each in report(tmp_path)["decisions"]}) == many
     assert len(ava(tmp_path, "report", "approvals", *SINCE, "--csv").stdout.splitlines()) == many + 1
     screen = ava(tmp_path, "report", "approvals", *SINCE).stdout
@@ -142,7 +142,7 @@ async def test_an_erased_run_stays_in_the_report_without_its_words(
     past, life = Past(monkeypatch), BookedLife("S-000001", user=own_user())
     async with Store.open(tmp_path) as store:
         await lived(past, store, life, START_S, ("x", "terminal"), 3_000, task="the secret plan")
-        await past.at(store, START_S + 9, *life.ends("success", "it is done"))
+        await past.at(store, START_S + 9, *life.final_events("success", "it is done"))
     assert ava(tmp_path, "erase", "S-000001", "--yes").returncode == 0
     [row] = report(tmp_path)["decisions"]
     assert (row["task"], row["cost_cents"], row["ending"], row["role"]) == (None, 0.3, "success", "researcher")
@@ -206,10 +206,10 @@ async def lived(
     past: Past, store: Store, life: BookedLife, at_s: float, how: tuple[str, str], *costs: int, task: str = "Look it up"
 ) -> None:
     """Write a run that was approved in a session over a channel, and has paid for some calls."""
-    await past.at(store, at_s, life.proposed(role=life.role, model=life.model, max_cost_micros=life.max_cost))
-    await write(store, life.task(task), decides(life, "approved", *how), life.claimed())
+    await past.at(store, at_s, life.proposal(role=life.role, model=life.model, max_cost_micros=life.max_cost))
+    await write(store, life.task(task), decides(life, "approved", *how), life.claim())
     for turn, cost in enumerate(costs, 1):
-        await past.at(store, at_s + turn, partial(life.asks, turn), partial(life.pays, cost))
+        await past.at(store, at_s + turn, partial(life.call, turn), partial(life.payment, cost))
 
 
 async def days(root: Path, past: Past) -> None:
@@ -228,17 +228,21 @@ async def days(root: Path, past: Past) -> None:
         await lived(past, store, BookedLife("S-000002", user=own_user()), START_S + 20, ("sess-yes", "host_call"), 17)
         asks = BookedLife("S-000003", user=own_user())
         await lived(past, store, asks, START_S + 30, ("sess-gone", "terminal"), 20_000)
-        await past.at(store, START_S + 40, asks.asked(), asks.answered_request(700_000), asks.claimed())
+        await past.at(store, START_S + 40, asks.request(), asks.request_answer(700_000), asks.claim())
         await past.at(
-            store, START_S + 41, partial(asks.asks, 2), partial(asks.pays, 100_001), *asks.ends("timeout", "")
+            store,
+            START_S + 41,
+            partial(asks.call, 2),
+            partial(asks.payment, 100_001),
+            *asks.final_events("timeout", ""),
         )
         no = BookedLife("S-000004", user=own_user())
         await past.at(
-            store, START_S + 50, no.proposed(max_cost_micros=9), no.task(), decides(no, "rejected", "x", "http")
+            store, START_S + 50, no.proposal(max_cost_micros=9), no.task(), decides(no, "rejected", "x", "http")
         )
         for number, decision in ((5, "expired"), (6, "superseded")):  # nobody's decision
             none = BookedLife(f"S-00000{number}", user=own_user())
-            await past.at(store, START_S + 60, none.proposed(), none.task(), decides(none, decision, "x", None))
+            await past.at(store, START_S + 60, none.proposal(), none.task(), decides(none, decision, "x", None))
         hers = BookedLife("S-000007", user="ana")
         await lived(past, store, hers, START_S + 70, ("sess-http", "http"), 500_000)
         resumed = Event(Who("sess-gone", "ava", own_user()), RunResumed(channel="terminal"), run_id=hers.run_id)

@@ -26,7 +26,7 @@ def root(tmp_path: Path) -> Path:
     async def work() -> None:
         async with Store.open(root) as store:
             other = Life("S-bbbbbb", user="eve")
-            events = [*Life("S-aaaaaa").whole(), *other.begun(), other.failed(), *other.ended("timeout")]
+            events = [*Life("S-aaaaaa").all_events(), *other.beginning(), other.error(), *other.ending("timeout")]
             await write_each(store, [*events, message("the zebra walks\u2028 \x9b2J 😀", Who("sess-2", "ava", "ben"))])
 
     anyio.run(work)

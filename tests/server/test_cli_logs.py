@@ -31,11 +31,11 @@ def root(tmp_path: Path) -> Path:
     put(
         tmp_path,
         Event(AVA, SessionStart(client="claude-code", transport="stdio")),
-        *Life(ONE).whole(),
-        *other.begun(),
+        *Life(ONE).all_events(),
+        *other.beginning(),
         *other.tool("no such page", success=False),
-        other.failed("no answer"),
-        *other.ended("timeout"),
+        other.error("no answer"),
+        *other.ending("timeout"),
         message("the zebra walks", Who("sess-2", "ava", "ben")),
     )
     return tmp_path
@@ -72,8 +72,8 @@ def test_without_an_id_or_an_option_it_is_the_log_of_ones_own_last_run(root: Pat
     assert agents(root) == {"ava", ONE, OTHER}, "nobody's run here is this user's"
     own, earlier = "S-cccccc", "S-dddddd"
     for run in (earlier, own):
-        put(root, *Life(run, user=os_user()).whole())
-    put(root, *Life("S-eeeeee", user="eve").whole())
+        put(root, *Life(run, user=os_user()).all_events())
+    put(root, *Life("S-eeeeee", user="eve").all_events())
     assert lines(root) == lines(root, own) != []
     _root, first, *_entries = ava(root, "logs").stdout.splitlines()
     assert first == "Your last run: researcher S-cccccc. The log of all agents: ava logs --last 50"
@@ -180,7 +180,10 @@ def test_following_shows_what_another_process_writes(root: Path) -> None:
     with run_on_terminal(root, "logs", "-f", "--type", "message", columns=120) as screen:
         screen.until("the zebra walks")
         put(
-            root, message("a giraffe follows"), *Life("S-cccccc").begun()[:1], message("and a gnu", run_who("S-dddddd"))
+            root,
+            message("a giraffe follows"),
+            *Life("S-cccccc").beginning()[:1],
+            message("and a gnu", run_who("S-dddddd")),
         )
         shown = screen.until("and a gnu")
         screen.interrupt()
@@ -263,7 +266,13 @@ def test_a_line_shows_text_before_numbers_plus_counts_and_the_cost_of_an_ending(
     life = Life("S-cccccc")
     args = {"limit": 5, "deep": True, "note": "", "path": "notes.md", "pattern": "price"}
     result = ToolResult(tool="search_codebase", success=True, output="notes.md:1", count=1)
-    put(root, *life.begun(), life.wrote(ToolCall(tool="search_codebase", args=args)), life.wrote(result), *life.ended())
+    put(
+        root,
+        *life.beginning(),
+        life.entry(ToolCall(tool="search_codebase", args=args)),
+        life.entry(result),
+        *life.ending(),
+    )
     call, found = (line.partition("] S-cccccc ")[2] for line in lines(root, "S-cccccc", "--type", "tool"))
     assert call == "ToolCall search_codebase path=notes.md pattern=price"
     assert found == "ToolResult search_codebase (success, 1 result) notes.md:1"
@@ -303,7 +312,7 @@ def test_errors_are_red_and_warnings_yellow_on_a_terminal(root: Path, env: dict[
 
 def test_errors_are_shown_in_full_on_a_narrow_terminal(root: Path) -> None:
     life = Life("S-eeeeee")
-    put(root, *life.begun(), life.failed("no answer came from the endpoint " * 6 + "at last"))
+    put(root, *life.beginning(), life.error("no answer came from the endpoint " * 6 + "at last"))
     for args in (("--type", "error"), ("--level", "error"), ("S-eeeeee",)):
         with run_on_terminal(root, "logs", *args, columns=80) as screen:
             assert screen.ended() == 0
@@ -320,7 +329,7 @@ def test_hides_the_wrapper_around_tool_output_that_only_models_need(root: Path) 
     marked = wrap_tool_output("twelve <b>cents</b>", tool="read_file", nonce="abcdefgh1234", source="notes.md")
     life = Life("S-ffffff")
     cut = f"Failed.\n{marked}\n[cut at 20 of 40 characters]"
-    put(root, *life.begun(), *life.tool(marked), *life.tool(f"before {marked}"), *life.tool(cut, success=False))
+    put(root, *life.beginning(), *life.tool(marked), *life.tool(f"before {marked}"), *life.tool(cut, success=False))
     shown = [line for line in lines(root, "S-ffffff") if "ToolResult" in line]
     assert shown[0].endswith(" twelve <b>cents</b>")
     assert "<tool_output_abcdefgh1234" in shown[1], "what only contains a mark is left as it is"

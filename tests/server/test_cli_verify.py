@@ -24,7 +24,7 @@ HEAD = re.compile(r"^Head: ([0-9a-f]{64})$", re.MULTILINE)
 def fill(root: Path, *texts: str) -> None:
     async def work() -> None:
         async with Store.open(root) as store:
-            await write_each(store, Life("S-aaaaaa").whole() if not texts else [message(text) for text in texts])
+            await write_each(store, Life("S-aaaaaa").all_events() if not texts else [message(text) for text in texts])
 
     anyio.run(work)
 

@@ -213,9 +213,9 @@ async def lived(
     """Put a run on record that was approved as one that is proposed now, and cost so much."""
     life = Life(f"S-{number:06x}", user=user or own_user())
     given = {"role": "researcher", "model": past_runs.MODEL, "input_bytes": 30, **changes}
-    steps = [life.proposed(**given), life.task(), life.decided(), life.claimed()]
-    steps += [life.reserved(micros=cost), life.settled(cost=cost, reserved=cost)]
-    ended = life.wrote(RunEnded(status=ending, stop_reason=why, active_us=120_000_000))
+    steps = [life.proposal(**given), life.task(), life.approval(), life.claim()]
+    steps += [life.reservation(micros=cost), life.settlement(cost=cost, reserved=cost)]
+    ended = life.entry(RunEnded(status=ending, stop_reason=why, active_us=120_000_000))
     await write_each(log, [*steps, ended])
 
 
@@ -242,10 +242,10 @@ async def test_a_proposal_has_the_estimate_of_the_users_own_runs_on_each_surface
         terms = {"role": "researcher", "model": past_runs.MODEL, "input_bytes": 30, "price": price}
         await write(
             lab.store,
-            *(each for one in shared for each in (one.proposed(**terms), one.task(), one.decided(), one.claimed())),
+            *(each for one in shared for each in (one.proposal(**terms), one.task(), one.approval(), one.claim())),
         )
         endings = (RunEnded(status=status, stop_reason=why) for status, why in SHARED * (PAST_RUNS // len(SHARED)))
-        await write(lab.store, *map(Life.wrote, shared, endings))
+        await write(lab.store, *map(Life.entry, shared, endings))
         made = await lab.propose()
         assert "Likely $0.08 and 2 min (half of 9 such runs took less), nine in ten within $0.08" in made.message
         (fact,) = await lab.facts(made.subagent_id, SpawnProposed)

@@ -100,8 +100,8 @@ async def test_expired_proposals_hide_no_run_that_waits_for_the_person(tmp_path:
         [first] = await lab.facts(proposal.subagent_id, SpawnProposed)
         asking, now_us = Life("S-abcdef", user=lab.session.user), time.time_ns() // 1000
         ids = {"pending_id": asking.pending_id, "subagent_id": asking.run_id}
-        asking_first = Event(asking.claimed().who, first.model_copy(update=ids), run_id=asking.run_id)
-        later = (asking.task(), asking.decided(), asking.claimed(), asking.asked(until_us=now_us + HOUR_US))
+        asking_first = Event(asking.claim().who, first.model_copy(update=ids), run_id=asking.run_id)
+        later = (asking.task(), asking.approval(), asking.claim(), asking.request(until_us=now_us + HOUR_US))
         await write_each(lab.store, [asking_first, *later])
         old: list[Event] = []
         for number in range(1_001):

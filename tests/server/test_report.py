@@ -85,18 +85,18 @@ async def test_daily_sums_match_the_budget_despite_midnight_calls_and_clock_jump
     lives = [BookedLife(f"S-00000{number}", user="ben" if number else "ana") for number in range(3)]
     async with Store.open(root) as store:
         for life in lives:
-            await past.at(store, START_S, *life.begun())
+            await past.at(store, START_S, *life.beginning())
         now_s = START_S
         for turn, (which, wait_s, jump_s, cost, how) in enumerate(calls, 1):
             life, now_s = lives[which], now_s + wait_s
-            await past.at(store, now_s, partial(life.asks, turn))
+            await past.at(store, now_s, partial(life.call, turn))
             now_s = max(START_S, now_s + jump_s)
             if "stray" in how:  # a settlement of a call that is not in flight books nothing
-                await past.at(store, now_s, replace(life, turn=turn + 50).pays(cost))
+                await past.at(store, now_s, replace(life, turn=turn + 50).payment(cost))
             if how == "stray":
                 continue
             for _again in range(2 if how == "twice" else 1):
-                await past.at(store, now_s, life.pays(0 if how == "not_billed" else cost, **settled(how)))
+                await past.at(store, now_s, life.payment(0 if how == "not_billed" else cost, **settled(how)))
 
         def compare(view: View) -> None:
             for user in ("ana", "ben", None):
@@ -146,8 +146,8 @@ async def test_the_time_of_an_interrupted_run_of_a_group_stands_still(
         past = Past(patch)
         async with Store.open(tmp_path) as store:
             lost = BookedLife("S-000001", user=own_user(), group="G-4e1b2c3")
-            await past.at(store, START_S, *plan_events("G-4e1b2c3", user=own_user()), *lost.begun())
-            await past.at(store, START_S + 20, partial(lost.asks, 1))
+            await past.at(store, START_S, *plan_events("G-4e1b2c3", user=own_user()), *lost.beginning())
+            await past.at(store, START_S + 20, partial(lost.call, 1))
     done = ava(tmp_path, "report", "--group", "g-4e1b2c3", "--json")
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
@@ -253,32 +253,35 @@ async def week(root: Path, past: Past) -> None:
     """Nine runs of two users over a week, one of them over midnight, one group, and one that has not ended."""
     async with Store.open(root) as store:
         plain = BookedLife("S-000001", user=own_user())
-        await past.lived(store, plain, START_S + 3_600, costs=(3_000, 4_001))
+        await past.write_run(store, plain, START_S + 3_600, costs=(3_000, 4_001))
         # Reserved on the first day, settled on the second: it counts on the first.
         late = BookedLife("S-000002", user=own_user(), role="coder", model="openai:gpt-5")
-        await past.at(store, START_S + DAY_S - 10, *late.begun(), partial(late.asks, 1))
-        await past.at(store, START_S + DAY_S + 5, partial(late.pays, 20_000), partial(late.asks, 2))
+        await past.at(store, START_S + DAY_S - 10, *late.beginning(), partial(late.call, 1))
+        await past.at(store, START_S + DAY_S + 5, partial(late.payment, 20_000), partial(late.call, 2))
         await past.at(
-            store, START_S + DAY_S + 6, partial(late.pays, 60_500), *late.ends("error", "the provider is down", "api")
+            store,
+            START_S + DAY_S + 6,
+            partial(late.payment, 60_500),
+            *late.final_events("error", "the provider is down", "api"),
         )
         others = BookedLife("S-000003", user="ana")
-        await past.lived(store, others, START_S + 2 * DAY_S, costs=(7,))
+        await past.write_run(store, others, START_S + 2 * DAY_S, costs=(7,))
         await past.at(store, START_S + 4 * DAY_S, *plan_events("G-4e1b2c3", 1_000_000, user=own_user()))
         for number in (4, 5):
             of_group = BookedLife(f"S-00000{number}", user=own_user(), group="G-4e1b2c3")
-            await past.lived(store, of_group, START_S + 4 * DAY_S + number, costs=(11_000,))
+            await past.write_run(store, of_group, START_S + 4 * DAY_S + number, costs=(11_000,))
         again = BookedLife("S-000006", user=own_user(), role="coder", group="G-4e1b2c3")
-        await past.at(store, START_S + 4 * DAY_S + 60, *again.begun(), partial(again.asks, 1))
-        await past.at(store, START_S + 4 * DAY_S + 61, again.pays(50_000, settlement="unknown"))
-        await past.at(store, START_S + 4 * DAY_S + 62, again.wrote(ErrorOccurred(error="no answer", kind="lost")))
-        await past.at(store, START_S + 4 * DAY_S + 63, partial(again.asks, 1, 2))
-        await past.at(store, START_S + 4 * DAY_S + 64, again.pays(9_000, attempt=2, cost_by={"retries": 9_000}))
-        await past.at(store, START_S + 4 * DAY_S + 65, *again.ends("timeout", "60 s are over"))
+        await past.at(store, START_S + 4 * DAY_S + 60, *again.beginning(), partial(again.call, 1))
+        await past.at(store, START_S + 4 * DAY_S + 61, again.payment(50_000, settlement="unknown"))
+        await past.at(store, START_S + 4 * DAY_S + 62, again.entry(ErrorOccurred(error="no answer", kind="lost")))
+        await past.at(store, START_S + 4 * DAY_S + 63, partial(again.call, 1, 2))
+        await past.at(store, START_S + 4 * DAY_S + 64, again.payment(9_000, attempt=2, cost_by={"retries": 9_000}))
+        await past.at(store, START_S + 4 * DAY_S + 65, *again.final_events("timeout", "60 s are over"))
         for number, seconds in ((7, 90), (8, 30)):
             slow = BookedLife(f"S-00000{number}", user=own_user())
-            await past.lived(
+            await past.write_run(
                 store, slow, START_S + 6 * DAY_S, costs=(), ending="timeout", reason=f"{seconds} s are over"
             )
-        await past.lived(
+        await past.write_run(
             store, BookedLife("S-000009", user=own_user()), START_S + 6 * DAY_S + 9, costs=(5,), ending=None
         )

@@ -144,12 +144,12 @@ async def ran(lab: Lab, minutes: list[float], role: str = "researcher", model: s
     assert isinstance(first.fact, SpawnProposed)
     for taken in minutes:
         life = Life(f"S-{next(NUMBERS):06x}", user=lab.runtime.user)
-        ended = life.wrote(RunEnded(status="success", stop_reason="done", active_us=round(taken * 60e6)))
+        ended = life.entry(RunEnded(status="success", stop_reason="done", active_us=round(taken * 60e6)))
         for event in (
-            life.proposed(role=role, model=model, price=first.fact.config["price"]),
+            life.proposal(role=role, model=model, price=first.fact.config["price"]),
             life.task(),
-            life.decided(),
-            life.claimed(),
+            life.approval(),
+            life.claim(),
             ended,
         ):
             await lab.write(event)

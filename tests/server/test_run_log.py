@@ -26,7 +26,7 @@ RESULT = ToolResult(tool="read_file", success=True, output="otters", call_id="c1
 async def a_run(root: Path) -> AsyncGenerator[tuple[Store, RunLog]]:
     """A claimed run in the middle of a turn."""
     async with Store.open(root) as store:
-        await write_each(store, Life(RUN).begun())
+        await write_each(store, Life(RUN).beginning())
         run = await store.read(lambda view: view.run(RUN))
         assert run is not None
         run_log = RunLog(store, run, run_who(RUN), History(RUN))

@@ -144,10 +144,10 @@ async def test_news_cost_the_same_however_many_runs_one_user_has_waiting(
         await lab.start(task="keeps the only slot")
         await wait_for(gate.arrived)
         many = [Life(f"S-1000{number:03}") for number in range(4 * manager.AHEAD)]
-        await write(lab.store, *(event for life in many for event in (life.proposed(), life.task(), life.decided())))
+        await write(lab.store, *(event for life in many for event in (life.proposal(), life.task(), life.approval())))
         await until(lambda: any(len(each) == len(many) for each in seen))
         one = Life("S-200000", user="eve")
-        await write(lab.store, one.proposed(), one.task(), one.decided())
+        await write(lab.store, one.proposal(), one.task(), one.approval())
         await until(lambda: "eve" in seen[-1])
         assert len(seen[-1]) <= manager.AHEAD + 1, "as many of ben as ever, and eve's"
 

@@ -236,10 +236,10 @@ async def test_ids_that_are_taken_are_not_used_for_a_plan(tmp_path: Path, monkey
 
 async def test_a_group_of_a_development_version_is_read_as_runs_of_their_own(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
-    decided = life.decided()
+    decided = life.approval()
     assert isinstance(decided.fact, SpawnDecided)
     old = decided._replace(fact=decided.fact.model_copy(update={"group_id": "G-0000009"}))
     async with Store.open(tmp_path) as log:
-        await write(log, *plan_events("G-0000001"), life.proposed(), life.task(), old, life.claimed())
+        await write(log, *plan_events("G-0000001"), life.proposal(), life.task(), old, life.claim())
         run = await log.read(lambda view: view.run("S-aaaaaa"))
     assert run is not None and (run.state, run.plan_id, run.step) == ("running", None, None)

@@ -20,12 +20,12 @@ from ava_server.runs.manager import Unended, read_unended
 def steps(number: int, group: str | None) -> Iterator[Event]:
     """The life of a run, with a pause and a second claim in between."""
     life = Life(f"S-{number:06d}", user=f"user-{number % 3}")
-    yield from (life.proposed(), life.task(), life.decided(group), life.claimed())
-    yield life.reserved()
-    yield life.settled()
-    yield life.paused(until_us=1)
-    yield life.claimed()
-    yield from (*life.tool(), life.answered(), *life.ended())
+    yield from (life.proposal(), life.task(), life.approval(group), life.claim())
+    yield life.reservation()
+    yield life.settlement()
+    yield life.pause(until_us=1)
+    yield life.claim()
+    yield from (*life.tool(), life.answer(), *life.ending())
 
 
 def mixed(dice: random.Random) -> Iterator[Event]:
@@ -62,7 +62,7 @@ async def test_reading_what_has_changed_gives_the_same_as_reading_everything(
 
 async def test_without_a_new_entry_nothing_is_read_again(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as log:
-        await write(log, *Life("S-000001").begun())
+        await write(log, *Life("S-000001").beginning())
         known = await log.read(partial(read_unended, head=log.head))
         assert await log.read(partial(read_unended, head=log.head, known=known)) is known
 

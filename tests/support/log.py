@@ -112,7 +112,7 @@ class Life:
         """The budgets of the run: its own, its user's day and the day of all."""
         return (f"run:{self.run_id}", f"user:{self.user}:2026-01-31", "all:2026-01-31")
 
-    def proposed(self, **config: Any) -> Event:
+    def proposal(self, **config: Any) -> Event:
         """The proposal, with changes of its configuration."""
         fact = SpawnProposed(
             pending_id=self.pending_id,
@@ -127,7 +127,7 @@ class Life:
         """The task."""
         return Event(run_who(self.run_id, self.user), UserMessage(text=text, kind="task"), run_id=self.run_id)
 
-    def decided(self, plan: str | None = None) -> Event:
+    def approval(self, plan: str | None = None) -> Event:
         """The approval, alone or as a step of a plan that stands in the log (`plan_events`)."""
         step = None if plan is None else self.run_id[2:]
         fact = SpawnDecided(
@@ -135,20 +135,20 @@ class Life:
         )
         return Event(Who("sess-1", "ava", self.user), fact, run_id=self.run_id)
 
-    def claimed(self) -> Event:
+    def claim(self) -> Event:
         """The claim of the present generation."""
         fact = RunClaimed(instance="abc", generation=self.generation)
         return Event(run_who(self.run_id, self.user), fact, run_id=self.run_id)
 
-    def paused(self, until_us: int = 2**50, active_us: int = 0) -> Event:
+    def pause(self, until_us: int = 2**50, active_us: int = 0) -> Event:
         """A pause; whoever claims the run next has the next generation."""
-        event = self.wrote(RunPaused(not_before_us=until_us, why="the provider's limit", active_us=active_us))
+        event = self.entry(RunPaused(not_before_us=until_us, why="the provider's limit", active_us=active_us))
         self.generation += 1
         return event
 
-    def asked(self, until_us: int = 2**50, active_us: int = 0) -> Event:
+    def request(self, until_us: int = 2**50, active_us: int = 0) -> Event:
         """A request for more; whoever claims the run next has the next generation."""
-        event = self.wrote(
+        event = self.entry(
             Asked(
                 kind="money", ask_id="E-00000001", limit=500_000, proposed=700_000, used=480_000,
                 needed=200_000, expires_us=until_us, digest="d" * 64, active_us=active_us,
@@ -157,7 +157,7 @@ class Life:
         self.generation += 1
         return event
 
-    def answered_request(self, cap_micros: int | None) -> Event:
+    def request_answer(self, cap_micros: int | None) -> Event:
         """A person's answer to it: a new cap, or a no."""
         fact = Answered(
             kind="money",
@@ -172,27 +172,27 @@ class Life:
 
     def question(self, until_us: int = 2**50) -> Event:
         """A question to the person; whoever claims the run next has the next generation."""
-        event = self.wrote(Asked(kind="question", ask_id="Q-00000001", expires_us=until_us, call_id="c1"))
+        event = self.entry(Asked(kind="question", ask_id="Q-00000001", expires_us=until_us, call_id="c1"))
         self.generation += 1
         return event
 
-    def answered_question(self) -> Event:
+    def question_answer(self) -> Event:
         """A person's answer to the question."""
         fact = Answered(kind="question", ask_id="Q-00000001", decision="answered", channel="terminal")
         return Event(Who("sess-1", "ava", self.user), fact, run_id=self.run_id)
 
-    def resumed(self) -> Event:
+    def resume(self) -> Event:
         """A resume, which fences the owner out; whoever claims the run next has the generation after its own."""
         self.generation += 2
         who = Who("sess-2", "ava", self.user)
         return Event(who, RunResumed(channel="terminal", force=True), run_id=self.run_id)
 
-    def wrote(self, fact: Fact, **more: Any) -> Event:
+    def entry(self, fact: Fact, **more: Any) -> Event:
         """An entry under the present claim."""
         fence = Fence(self.run_id, self.generation)
         return Event(run_who(self.run_id, self.user), fact, fence=fence, **more)
 
-    def reserved(self, turn: int = 1, micros: int = 5_000, wrap: int = 1_000) -> Event:
+    def reservation(self, turn: int = 1, micros: int = 5_000, wrap: int = 1_000) -> Event:
         """What a call of a turn holds, and its last turn after it, in micro-USD."""
         self.turn = turn
         fact = CostReserved(
@@ -206,9 +206,9 @@ class Life:
             upto_seq=0,
             request_sha="0" * 64,
         )
-        return self.wrote(fact)
+        return self.entry(fact)
 
-    def settled(
+    def settlement(
         self, turn: int | None = None, cost: int = 3_000, reserved: int = 5_000, unknown: bool = False
     ) -> Event:
         """What a call has cost, by default the last reserved one, in micro-USD."""
@@ -221,22 +221,22 @@ class Life:
             reserved_micros=reserved,
             overrun=cost > reserved,
         )
-        return self.wrote(fact, usage=Usage(input_tokens=20, output_tokens=10), cost_micros=cost, model="test:model")
+        return self.entry(fact, usage=Usage(input_tokens=20, output_tokens=10), cost_micros=cost, model="test:model")
 
     def tool(self, output: str = "found it", success: bool = True) -> tuple[Event, Event]:
         """A call of a tool, and its result."""
-        call = self.wrote(ToolCall(tool="web_search", args={"query": "prices"}))
-        return call, self.wrote(ToolResult(tool="web_search", success=success, output=output), duration_ms=12)
+        call = self.entry(ToolCall(tool="web_search", args={"query": "prices"}))
+        return call, self.entry(ToolResult(tool="web_search", success=success, output=output), duration_ms=12)
 
-    def answered(self, text: str = "Here it is") -> Event:
+    def answer(self, text: str = "Here it is") -> Event:
         """An answer of the model."""
-        return self.wrote(AssistantMessage(text=text))
+        return self.entry(AssistantMessage(text=text))
 
-    def failed(self, text: str = "no answer") -> Event:
+    def error(self, text: str = "no answer") -> Event:
         """An error of a model call."""
-        return self.wrote(ErrorOccurred(error=text, kind="model"))
+        return self.entry(ErrorOccurred(error=text, kind="model"))
 
-    def ended(self, status: Ending = "success", reason: str | None = None, **more: Any) -> tuple[Event, Event]:
+    def ending(self, status: Ending = "success", reason: str | None = None, **more: Any) -> tuple[Event, Event]:
         """The result and the ending."""
         complete = SubagentComplete(
             status=status, summary="done", tokens=30, cost_cents=0.3, duration=1.5, subagent_id=self.run_id
@@ -244,23 +244,23 @@ class Life:
         # The ending is the last entry that the claim may write.
         return (
             Event(Who("sess-1", "ava", self.user), complete, run_id=self.run_id),
-            self.wrote(RunEnded(status=status, stop_reason=status if reason is None else reason, **more)),
+            self.entry(RunEnded(status=status, stop_reason=status if reason is None else reason, **more)),
         )
 
-    def whole(self, status: Ending = "success") -> list[Event]:
+    def all_events(self, status: Ending = "success") -> list[Event]:
         """Everything from the proposal to the ending."""
         return [
-            *self.begun(),
-            self.reserved(),
-            self.settled(),
+            *self.beginning(),
+            self.reservation(),
+            self.settlement(),
             *self.tool(),
-            self.answered(),
-            *self.ended(status),
+            self.answer(),
+            *self.ending(status),
         ]
 
-    def begun(self) -> list[Event]:
+    def beginning(self) -> list[Event]:
         """Everything up to the claim."""
-        return [self.proposed(), self.task(), self.decided(), self.claimed()]
+        return [self.proposal(), self.task(), self.approval(), self.claim()]
 
 
 async def write_each(store: Store, events: Iterable[Event]) -> None:

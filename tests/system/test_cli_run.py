@@ -139,7 +139,7 @@ def test_a_piped_task_is_approved_at_the_terminal_itself(root: Path, workspace: 
 
 
 async def expired_proposal(root: Path) -> None:
-    proposed = Life("S-eeeeee", user=os_user()).proposed()
+    proposed = Life("S-eeeeee", user=os_user()).proposal()
     async with Store.open(root) as store:
         await write_each(store, [proposed._replace(fact=proposed.fact.model_copy(update={"expires_us": 1_000}))])
 

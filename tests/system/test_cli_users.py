@@ -53,11 +53,11 @@ async def test_removing_a_user_says_which_runs_go_on_spending_and_how_to_end_the
 ) -> None:
     past = Past(monkeypatch)
     async with Store.open(tmp_path) as store:
-        await past.lived(store, BookedLife("S-000001", user="ana"), 1_700_000_000, costs=(3_000,))
-        await past.lived(store, BookedLife("S-000002", user="ana"), 1_700_000_100, costs=(20_000,), ending=None)
+        await past.write_run(store, BookedLife("S-000001", user="ana"), 1_700_000_000, costs=(3_000,))
+        await past.write_run(store, BookedLife("S-000002", user="ana"), 1_700_000_100, costs=(20_000,), ending=None)
         queued, waits = BookedLife("S-000003", user="ana", max_cost=325_000), BookedLife("S-000004", user="ana")
-        await past.at(store, 1_700_000_200, *queued.begun()[:3], waits.proposed(), waits.task())
-        await past.lived(store, BookedLife("S-000005", user="ben"), 1_700_000_300, ending=None)
+        await past.at(store, 1_700_000_200, *queued.beginning()[:3], waits.proposal(), waits.task())
+        await past.write_run(store, BookedLife("S-000005", user="ben"), 1_700_000_300, ending=None)
     token(tmp_path, "ana", "spawn")
     said = user(tmp_path, "remove", "ana")
     assert "S-000002 running, $0.02 of at most $2.00" in said and "S-000003 queued, $0.00 of at most $0.325" in said

@@ -197,12 +197,12 @@ async def log(root: Path, patch: pytest.MonkeyPatch) -> None:
     with patch.context() as clock:
         past = Past(clock)
         async with Store.open(root) as store:
-            await past.lived(store, BookedLife("S-0a0a0a", user=own_user(), role="coder"), START_S)
+            await past.write_run(store, BookedLife("S-0a0a0a", user=own_user(), role="coder"), START_S)
             await past.at(store, START_S + 50, *plan_events("G-4e1b2c3", user=own_user()))
-            await past.lived(
+            await past.write_run(
                 store, BookedLife("S-0b0b0b", user=own_user(), group="G-4e1b2c3"), START_S + 60, ending=None
             )
-            waiting = BookedLife("S-0c0c0c", user=own_user()).proposed(role="custom")
+            waiting = BookedLife("S-0c0c0c", user=own_user()).proposal(role="custom")
             fact = waiting.fact.model_copy(update={"expires_us": 2**52})
             await past.at(store, START_S + 90, waiting._replace(fact=fact))
-            await past.lived(store, BookedLife("S-0d0d0d", user="ana"), START_S + 120)
+            await past.write_run(store, BookedLife("S-0d0d0d", user="ana"), START_S + 120)

@@ -168,7 +168,7 @@ async def written(store: Store) -> AsyncGenerator[None]:
             await write(store, message(f"entry {count} of writer {number}"))
 
     async with anyio.create_task_group() as tasks:
-        await write_each(store, Life("S-aaaaaa").whole())
+        await write_each(store, Life("S-aaaaaa").all_events())
         for number in range(4):
             tasks.start_soon(writer, number)
         await anyio.sleep(0.5)

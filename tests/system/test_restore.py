@@ -214,8 +214,8 @@ async def with_runs(root: Path) -> None:
     """A log with an ended run and one that its owner left at work."""
     DataRoot(root).create()
     async with Store.open(root) as log:
-        await write_each(log, Life("S-aaaaaa").whole())
-        await write_each(log, [*Life(RUNNING).begun(), Life(RUNNING).reserved()])
+        await write_each(log, Life("S-aaaaaa").all_events())
+        await write_each(log, [*Life(RUNNING).beginning(), Life(RUNNING).reservation()])
 
 
 def backed_up(tmp: Path, root: Path | None = None) -> Path:

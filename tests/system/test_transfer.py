@@ -34,9 +34,9 @@ def fill(root: Path) -> None:
 
     async def live() -> None:
         async with Store.open(root) as log:
-            await write_each(log, [*Life("S-aaaaaa").whole(), message('Grüße, "quotes" \\ 你好 \x00 🦦')])
+            await write_each(log, [*Life("S-aaaaaa").all_events(), message('Grüße, "quotes" \\ 你好 \x00 🦦')])
             await erase_run(log, "S-aaaaaa", (), AVA, "a test")
-            await write_each(log, [*Life("S-bbbbbb").begun(), Life("S-bbbbbb").reserved()])
+            await write_each(log, [*Life("S-bbbbbb").beginning(), Life("S-bbbbbb").reservation()])
 
     root.mkdir(mode=0o700)
     anyio.run(live)

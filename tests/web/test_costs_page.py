@@ -277,21 +277,21 @@ def test_the_page_of_approvals_is_read_page_by_page(ana: Visitor) -> None:
 
 
 async def write_runs(store: Store, past: Past) -> None:
-    await past.lived(store, BookedLife("S-000001", user="ana"), START_S + 3_600, costs=(3_000, 4_001))
+    await past.write_run(store, BookedLife("S-000001", user="ana"), START_S + 3_600, costs=(3_000, 4_001))
     late = BookedLife("S-000002", user="ana", role="coder", model="openai:gpt-5")
-    await past.at(store, START_S + DAY_S - 10, *late.begun(), partial(late.asks, 1))
-    await past.at(store, START_S + DAY_S + 5, partial(late.pays, 20_000), partial(late.asks, 2))
-    await past.at(store, START_S + DAY_S + 6, partial(late.pays, 60_500))
-    await past.at(store, START_S + DAY_S + 7, late.wrote(ErrorOccurred(error="no answer", kind="lost")))
-    await past.at(store, START_S + DAY_S + 8, *late.ends("error", f"it is {HOSTILE} down", "api"))
+    await past.at(store, START_S + DAY_S - 10, *late.beginning(), partial(late.call, 1))
+    await past.at(store, START_S + DAY_S + 5, partial(late.payment, 20_000), partial(late.call, 2))
+    await past.at(store, START_S + DAY_S + 6, partial(late.payment, 60_500))
+    await past.at(store, START_S + DAY_S + 7, late.entry(ErrorOccurred(error="no answer", kind="lost")))
+    await past.at(store, START_S + DAY_S + 8, *late.final_events("error", f"it is {HOSTILE} down", "api"))
     own = BookedLife("S-000003", user="ben", role=OF_BEN, model="secret:model")
-    await past.lived(store, own, START_S + 2 * DAY_S, costs=(70_000,), ending="timeout", reason="of ben")
+    await past.write_run(store, own, START_S + 2 * DAY_S, costs=(70_000,), ending="timeout", reason="of ben")
     again = BookedLife("S-000004", user="ana", role=HOSTILE)
-    await past.at(store, START_S + 5 * DAY_S, *again.begun(), partial(again.asks, 1))
-    await past.at(store, START_S + 5 * DAY_S + 1, again.pays(50_000, settlement="unknown"))
-    await past.at(store, START_S + 5 * DAY_S + 2, partial(again.asks, 1, 2))
-    await past.at(store, START_S + 5 * DAY_S + 3, again.pays(9_000, attempt=2, cost_by={"retries": 9_000}))
-    await past.at(store, START_S + 5 * DAY_S + 4, *again.ends("success", "done"))
+    await past.at(store, START_S + 5 * DAY_S, *again.beginning(), partial(again.call, 1))
+    await past.at(store, START_S + 5 * DAY_S + 1, again.payment(50_000, settlement="unknown"))
+    await past.at(store, START_S + 5 * DAY_S + 2, partial(again.call, 1, 2))
+    await past.at(store, START_S + 5 * DAY_S + 3, again.payment(9_000, attempt=2, cost_by={"retries": 9_000}))
+    await past.at(store, START_S + 5 * DAY_S + 4, *again.final_events("success", "done"))
 
 
 def tables(page: str) -> dict[str, dict[str, list[str]]]:

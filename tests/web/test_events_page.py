@@ -308,20 +308,20 @@ def test_somebody_without_the_right_to_read_sees_no_log(team: There) -> None:
 
 async def write_runs(store: Store, past: Past) -> None:
     ana = BookedLife("S-0000a1", user="ana")
-    await past.at(store, START_S, *ana.begun())
-    await past.at(store, START_S + 1, ana.wrote(ToolCall(tool="web_search", call_id="c1", args={"query": "trains"})))
-    await past.at(store, START_S + 2, ana.wrote(ErrorOccurred(error=f"zebra {HOSTILE}", kind="lost")))
-    await past.at(store, START_S + 3, partial(ana.asks, 1))
-    await past.at(store, START_S + 4, partial(ana.pays, 3_000))
-    await past.at(store, START_S + 5, *ana.ends("success", "done"))
+    await past.at(store, START_S, *ana.beginning())
+    await past.at(store, START_S + 1, ana.entry(ToolCall(tool="web_search", call_id="c1", args={"query": "trains"})))
+    await past.at(store, START_S + 2, ana.entry(ErrorOccurred(error=f"zebra {HOSTILE}", kind="lost")))
+    await past.at(store, START_S + 3, partial(ana.call, 1))
+    await past.at(store, START_S + 4, partial(ana.payment, 3_000))
+    await past.at(store, START_S + 5, *ana.final_events("success", "done"))
     long = BookedLife("S-0000a2", user="ana", role="critic")
-    await past.at(store, START_S + DAY_S, *long.begun())
-    await past.at(store, START_S + DAY_S + 1, long.wrote(UserMessage(text=f"giraffe {LONG}the very end")))
-    await past.at(store, START_S + DAY_S + 2, *long.ends("success", "done"))
+    await past.at(store, START_S + DAY_S, *long.beginning())
+    await past.at(store, START_S + DAY_S + 1, long.entry(UserMessage(text=f"giraffe {LONG}the very end")))
+    await past.at(store, START_S + DAY_S + 2, *long.final_events("success", "done"))
     ben = BookedLife("S-0000b1", user="ben", role="role-of-ben")
-    await past.at(store, START_S + 2 * DAY_S, *ben.begun())
-    await past.at(store, START_S + 2 * DAY_S + 1, ben.wrote(ErrorOccurred(error="zebra of ben", kind="lost")))
-    await past.at(store, START_S + 2 * DAY_S + 2, *ben.ends("error", "of ben", "api"))
+    await past.at(store, START_S + 2 * DAY_S, *ben.beginning())
+    await past.at(store, START_S + 2 * DAY_S + 1, ben.entry(ErrorOccurred(error="zebra of ben", kind="lost")))
+    await past.at(store, START_S + 2 * DAY_S + 2, *ben.final_events("error", "of ben", "api"))
 
 
 async def write_texts(root: Path, user: str, texts: list[str]) -> None:

@@ -170,9 +170,9 @@ async def write_errors(root: Path) -> None:
     async with Store.open(root) as store:
         for user, run_id in (("ana", "S-0000a1"), ("ben", "S-0000b1")):
             life = BookedLife(run_id, user=user)
-            await write(store, *life.begun())
-            await write(store, life.wrote(ErrorOccurred(error=f"failed for {user} {HOSTILE}", kind="lost")))
-            await write(store, *life.ends("error", "it is down", "api"))
+            await write(store, *life.beginning())
+            await write(store, life.entry(ErrorOccurred(error=f"failed for {user} {HOSTILE}", kind="lost")))
+            await write(store, *life.final_events("error", "it is down", "api"))
 
 
 def findings(page: str) -> dict[str, tuple[str, str]]:

@@ -100,7 +100,7 @@ async def write_past(store: Store, patch: pytest.MonkeyPatch) -> None:
     for number, (role, cost) in enumerate((("a", 500), ("b", 100), ("c", 300), ("a", 300), ("b", 200))):
         life = BookedLife(f"S-0000a{number}", user=own_user(), role=role)
         ending: Ending = "timeout" if number == 2 else "success"
-        await past.lived(store, life, 1_000_000 + number * 100, costs=(cost,), ending=ending)
+        await past.write_run(store, life, 1_000_000 + number * 100, costs=(cost,), ending=ending)
 
 
 @pytest.mark.parametrize("size", [2, 10])

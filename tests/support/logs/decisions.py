@@ -24,22 +24,22 @@ def life_with_decisions(number: int, chance: random.Random) -> list[Event]:
     """Return the events of a run that is rejected, expires, or is approved, pays, and may ask and be resumed."""
     life = Life(f"S-{number:06}", user=chance.choice(("ben", "ana")))
     session = f"sess-{chance.randrange(3)}"
-    begun = [life.proposed(max_cost_micros=number), life.task()]
+    begun = [life.proposal(max_cost_micros=number), life.task()]
     decision = chance.choice(("rejected", "expired", "superseded", "approved", "approved", "approved"))
     if decision != "approved":
         return [*begun, decision_event(life, decision, session)]
-    events = [*begun, decision_event(life, "approved", session), life.claimed()]
+    events = [*begun, decision_event(life, "approved", session), life.claim()]
     for turn in range(chance.randrange(3)):
         life.turn = turn + 1
         cost = chance.randrange(90_000)
         fact = CostUpdate(
             turn=life.turn, attempt=1, settlement="billed", tokens=3, cost_cents=cost / 10_000, reserved_micros=90_000
         )
-        events += [life.reserved(life.turn, 90_000), life.wrote(fact, usage=Usage(input_tokens=3), cost_micros=cost)]
+        events += [life.reservation(life.turn, 90_000), life.entry(fact, usage=Usage(input_tokens=3), cost_micros=cost)]
     if chance.random() < 0.4:
-        events += [life.asked(), life.answered_request(chance.choice((None, 700_000))), life.claimed()]
+        events += [life.request(), life.request_answer(chance.choice((None, 700_000))), life.claim()]
     if chance.random() < 0.4:
-        events += [life.question(), life.answered_question(), life.claimed()]
+        events += [life.question(), life.question_answer(), life.claim()]
     if chance.random() < 0.3:
         who = Who(session, "ava", chance.choice(("ben", "ana", "owner")))
         events.append(Event(who, RunResumed(channel="terminal"), run_id=life.run_id))

@@ -45,14 +45,14 @@ class RunHistory:
         life = draw(st.sampled_from(self.lives))
         state = self.at.get(life.run_id, "new")
         if state == "new":
-            self.go(life, "waiting", life.proposed(), life.task(draw(st.text(max_size=5))))
+            self.go(life, "waiting", life.proposal(), life.task(draw(st.text(max_size=5))))
         elif state == "waiting":
             group = draw(st.sampled_from([None, "G-1", "G-2"]))
             plans = plan_events(group, 100) if group is not None and group not in self.plans else ()
             self.plans |= {group}
-            self.go(life, "queued", *plans, life.decided(group))
+            self.go(life, "queued", *plans, life.approval(group))
         elif state == "queued":
-            self.go(life, "running", life.claimed())
+            self.go(life, "running", life.claim())
         elif state in ("running", "calling"):
             self.running(draw, life, state)
         else:
@@ -65,30 +65,30 @@ class RunHistory:
         micros = draw(st.integers(0, 10**6))
         if state == "calling":
             unknown = draw(st.booleans())
-            self.go(life, "running", life.settled(cost=micros, unknown=unknown))
+            self.go(life, "running", life.settlement(cost=micros, unknown=unknown))
             if draw(st.booleans()):  # taken over by another instance
                 life.generation += 1
-                self.events.append(life.claimed())
+                self.events.append(life.claim())
             return
         what = draw(st.sampled_from(["reserve", "tool", "say", "fail", "pause", "ask", "resume", "end"]))
         if what == "reserve":
-            self.go(life, "calling", life.reserved(draw(st.integers(1, 9)), micros, draw(st.integers(0, 1000))))
+            self.go(life, "calling", life.reservation(draw(st.integers(1, 9)), micros, draw(st.integers(0, 1000))))
         elif what == "tool":
             self.events += life.tool()
         elif what == "say":
-            self.events.append(life.answered())
+            self.events.append(life.answer())
         elif what == "fail":
-            self.events.append(life.failed())
+            self.events.append(life.error())
         elif what == "pause":
-            self.go(life, "queued", life.paused(active_us=micros))
+            self.go(life, "queued", life.pause(active_us=micros))
         elif what == "ask":
-            answers = draw(st.sampled_from([[], [life.answered_request(micros)], [life.answered_request(None)]]))
-            self.go(life, "queued", life.asked(active_us=micros), *answers)
+            answers = draw(st.sampled_from([[], [life.request_answer(micros)], [life.request_answer(None)]]))
+            self.go(life, "queued", life.request(active_us=micros), *answers)
         elif what == "resume":
-            self.go(life, "queued", life.resumed())
+            self.go(life, "queued", life.resume())
         else:
             ending: Ending = draw(st.sampled_from(["success", "timeout", "cancelled", "error"]))
-            self.go(life, "ended", *life.ended(ending))
+            self.go(life, "ended", *life.ending(ending))
             self.ended.add(life.run_id)
 
     def go(self, life: Life, state: str, *events: Event) -> None:

@@ -2,7 +2,7 @@
 
 past = Past(monkeypatch)
 async with Store.open(root) as store:
-    await past.lived(store, BookedLife("S-0a0a0a", role="coder"), 20_450 * DAY_S + 3_600)
+    await past.write_run(store, BookedLife("S-0a0a0a", role="coder"), 20_450 * DAY_S + 3_600)
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class BookedLife(Life):
         group = (self.group,) if self.group else ()
         return (self.run_id, *group, user_scope(self.user, day), installation_scope(day))
 
-    def begun(self) -> list[Event]:
+    def beginning(self) -> list[Event]:
         return [
-            self.proposed(role=self.role, model=self.model, max_cost_micros=self.max_cost),
+            self.proposal(role=self.role, model=self.model, max_cost_micros=self.max_cost),
             self.task(),
-            self.decided(self.group),
-            self.claimed(),
+            self.approval(self.group),
+            self.claim(),
         ]
 
-    def asks(self, turn: int, attempt: int = 1, micros: int = 50_000) -> Event:
+    def call(self, turn: int, attempt: int = 1, micros: int = 50_000) -> Event:
         self.turn = turn
-        held = self.reserved(turn, micros)
+        held = self.reservation(turn, micros)
         assert isinstance(held.fact, CostReserved)
         return held._replace(fact=held.fact.model_copy(update={"attempt": attempt}))
 
-    def pays(self, cost: int, *, attempt: int = 1, reserved: int = 50_000, **more: Any) -> Event:
+    def payment(self, cost: int, *, attempt: int = 1, reserved: int = 50_000, **more: Any) -> Event:
         unknown = more.get("settlement") == "unknown"
         fact = CostUpdate(
             turn=self.turn,
@@ -68,10 +68,10 @@ class BookedLife(Life):
             **more,
         )
         usage = None if unknown else Usage(input_tokens=200, output_tokens=100)
-        return self.wrote(fact, usage=usage, cost_micros=cost, model=self.model)
+        return self.entry(fact, usage=usage, cost_micros=cost, model=self.model)
 
-    def ends(self, status: Ending, reason: str, kind: str | None = None) -> list[Event]:
-        return [*self.ended(status, reason, error_kind=kind, active_us=90_000_000)]
+    def final_events(self, status: Ending, reason: str, kind: str | None = None) -> list[Event]:
+        return [*self.ending(status, reason, error_kind=kind, active_us=90_000_000)]
 
 
 class Past:
@@ -87,7 +87,7 @@ class Past:
         for event in events:
             await write(store, event() if callable(event) else event)
 
-    async def lived(
+    async def write_run(
         self,
         store: Store,
         life: BookedLife,
@@ -100,14 +100,14 @@ class Past:
     ) -> None:
         """Write a whole run that begins at a time, with a call of each of these costs, a second each; None: no end."""
         self.at_s = at_s
-        for event in life.begun():
+        for event in life.beginning():
             await write(store, event)
         for turn, cost in enumerate(costs, 1):
-            await self.at(store, at_s + turn, partial(life.asks, turn))
-            await write(store, life.pays(cost))
+            await self.at(store, at_s + turn, partial(life.call, turn))
+            await write(store, life.payment(cost))
         if ending is not None:
             await self.at(
-                store, at_s + len(costs) + 1, *life.ended(ending, reason, error_kind=kind, active_us=90_000_000)
+                store, at_s + len(costs) + 1, *life.ending(ending, reason, error_kind=kind, active_us=90_000_000)
             )
 
 

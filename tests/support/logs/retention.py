@@ -43,10 +43,10 @@ class LogClock:
 async def write_run_about(log: Store, run_id: str, word: str, *, ends: bool = True) -> Life:
     """Write a run with a word in its task, its tool's output and its answer."""
     life = Life(run_id)
-    await write_each(log, [life.proposed(), life.task(f"look for {word}"), life.decided(), life.claimed()])
-    await write_each(log, [*life.tool(f"found {word}"), life.answered(f"it is {word}")])
+    await write_each(log, [life.proposal(), life.task(f"look for {word}"), life.approval(), life.claim()])
+    await write_each(log, [*life.tool(f"found {word}"), life.answer(f"it is {word}")])
     if ends:
-        await write_each(log, life.ended())
+        await write_each(log, life.ending())
     return life
 
 

@@ -58,18 +58,18 @@ class CountedLog:
 
 def tool_result(life: Life, tool: str = "read_file", *, success: bool = True) -> Event:
     """Return the result of a call that took 40 ms."""
-    return life.wrote(ToolResult(tool=tool, success=success, output="what it brought"))._replace(duration_ms=40)
+    return life.entry(ToolResult(tool=tool, success=success, output="what it brought"))._replace(duration_ms=40)
 
 
 def eventful_run(run_id: str) -> list[Event]:
     """A run that is going on, in which tools were called, a guardrail spoke and a call failed."""
     life = Life(run_id)
     return [
-        Event(life.proposed().who, SessionStart(transport="stdio")),
-        life.proposed(), life.task(), life.decided(), life.claimed(),
-        life.reserved(), life.settled(), tool_result(life), tool_result(life, success=False),
-        life.wrote(GuardrailTripped(guardrail="same_call", action="told")),
-        life.wrote(ErrorOccurred(error="what went wrong", kind="timeout")),
+        Event(life.proposal().who, SessionStart(transport="stdio")),
+        life.proposal(), life.task(), life.approval(), life.claim(),
+        life.reservation(), life.settlement(), tool_result(life), tool_result(life, success=False),
+        life.entry(GuardrailTripped(guardrail="same_call", action="told")),
+        life.entry(ErrorOccurred(error="what went wrong", kind="timeout")),
     ]  # fmt: skip
 
 

@@ -19,13 +19,18 @@ def varied_runs() -> Iterator[Event]:
     """Return runs in many states: with and without a plan, overrun, in doubt, failed, ended, of two users."""
     first = Life("S-aaaaaa")
     yield from plan_events("G-1", 900_000)
-    yield from (first.proposed(task_id="task"), first.task(), first.decided("G-1"), first.claimed())
-    yield from (first.reserved(), first.settled())
-    yield from (first.reserved(2), first.settled(cost=9_000), first.reserved(3), first.settled(unknown=True))
-    yield from (*first.tool(success=False), first.failed("\x00?"), first.failed(), *first.ended())
+    yield from (first.proposal(task_id="task"), first.task(), first.approval("G-1"), first.claim())
+    yield from (first.reservation(), first.settlement())
+    yield from (
+        first.reservation(2),
+        first.settlement(cost=9_000),
+        first.reservation(3),
+        first.settlement(unknown=True),
+    )
+    yield from (*first.tool(success=False), first.error("\x00?"), first.error(), *first.ending())
     alone = Life("S-dddddd")
-    yield from (*alone.begun(), *alone.ended(), *Life("S-bbbbbb", "eve").begun())
-    yield Life("S-cccccc").proposed()
+    yield from (*alone.beginning(), *alone.ending(), *Life("S-bbbbbb", "eve").beginning())
+    yield Life("S-cccccc").proposal()
 
 
 def make_twin_logs(server: PostgresServer, folder: Path) -> tuple[Path, Path]:
