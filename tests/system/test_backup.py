@@ -7,24 +7,22 @@ import json
 import os
 import shutil
 import sqlite3
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from support.hosts.extensions import CAP, keep_noting
-from support.model_server import Fail, Gate, ModelServer, Say, run_model_server
-from support.runtime import PRICED, Lab, hand_over, open_lab, wait_for
-from support.stdio import AVA, assert_intact, environment, model_env, read_log
+from support.logs.backups import StateScript, back_up, run_ava
+from support.model_server import ModelServer, run_model_server
+from support.runtime import PRICED, Lab, hand_over, open_lab
+from support.stdio import AVA, assert_intact, model_env, read_log
 
 from ava_audit.verify import verify
 from ava_server.core.data_root import DataRoot
 
 pytestmark = pytest.mark.slow
-
-QUESTION = Say(calls=[("ask", {"question": "In which currency?"})])
 
 
 UNFINISHED = ("paused", "awaiting_answer", "awaiting_extension", "running", "queued")
@@ -32,9 +30,9 @@ UNFINISHED = ("paused", "awaiting_answer", "awaiting_extension", "running", "que
 
 async def test_a_backup_beside_a_working_server_is_restored_and_spends_nothing(tmp_path: Path) -> None:
     copy, root = tmp_path / "copy", tmp_path / "new" / "data"
-    script = Script()
+    script = StateScript()
     with run_model_server(script) as server:
-        runs = await backed_up(tmp_path, server, script)
+        runs = await back_up(tmp_path, server, script)
         files = listed(copy)
         assert {"ava.db", "backup.json", "config.toml", "keys.toml", f"artifacts/{runs['ended']}/table.csv"} <= {*files}
         assert not {"secrets/local_token", "secrets/browser.toml"} & {*files}
@@ -45,7 +43,7 @@ async def test_a_backup_beside_a_working_server_is_restored_and_spends_nothing(t
         assert verify(copy / "ava.db").ok
 
         (tmp_path / "new" / "workspace").mkdir(parents=True)
-        code, out, err = await ava(root, "restore", str(copy), "--yes", "--json")
+        code, out, err = await run_ava(root, "restore", str(copy), "--yes", "--json")
         assert code == 0, err
         assert {*json.loads(out)["held"]} == {runs[state] for state in UNFINISHED}
         assert (root / "keys.toml").read_text() == (tmp_path / "data" / "keys.toml").read_text()
@@ -72,12 +70,12 @@ async def release(lab: Lab, server: ModelServer, sent: int, runs: dict[str, str]
     assert f"ava resume {runs['running']}`" in (states[runs["running"]].waits_for or "")
     # Neither an answer, nor more money, nor a message releases it.
     await lab.call("message_subagent", subagent_id=runs["awaiting_answer"], message="EUR")
-    code, _out, err = await ava(root, "approve", runs["awaiting_extension"], "--yes", **env)
+    code, _out, err = await run_ava(root, "approve", runs["awaiting_extension"], "--yes", **env)
     assert code != 0, err
     await anyio.sleep(0.5)
     assert len(server.requests) == sent
     # A person resumes one in a terminal, the host's person another one, and ends the others.
-    code, out, err = await ava(root, "resume", runs["queued"], **env)
+    code, out, err = await run_ava(root, "resume", runs["queued"], **env)
     assert code == 0 and len(server.requests) == sent + 1, out + err
     refused = await lab.call("confirm_spawn", pending_ids=[runs["running"]], approving=["yes"])
     assert refused.status == "refused" and len(server.requests) == sent + 1
@@ -85,21 +83,21 @@ async def release(lab: Lab, server: ModelServer, sent: int, runs: dict[str, str]
     assert released.status == "resumed", released
     assert (await lab.ended(runs["running"])).state == "success"
     for state in ("paused", "awaiting_answer", "awaiting_extension"):
-        code, _out, err = await ava(root, "cancel", runs[state])
+        code, _out, err = await run_ava(root, "cancel", runs[state])
         assert code == 0 and (await lab.run(runs[state])).state == "cancelled", err
     assert len(server.requests) == sent + 2
 
 
 async def test_a_held_run_is_shown_as_held_and_keeps_no_server_busy(tmp_path: Path) -> None:
     root = tmp_path / "new" / "data"
-    script = Script()
+    script = StateScript()
     with run_model_server(script) as server:
-        runs = await backed_up(tmp_path, server, script)
+        runs = await back_up(tmp_path, server, script)
         (tmp_path / "new" / "workspace").mkdir(parents=True)
-        assert (await ava(root, "restore", str(tmp_path / "copy"), "--yes"))[0] == 0
-        code, out, err = await ava(root, "status", "--once")
+        assert (await run_ava(root, "restore", str(tmp_path / "copy"), "--yes"))[0] == 0
+        code, out, err = await run_ava(root, "status", "--once")
         assert code == 0 and out.count("held") >= len(UNFINISHED), out + err
-        code, out, err = await ava(root, "show", runs["running"])
+        code, out, err = await run_ava(root, "show", runs["running"])
         assert "restored or imported; resume it with `ava resume" in out, out + err
         async with open_lab(tmp_path / "new", server=server, config=PRICED, check=False) as lab:
             await lab.call("cancel_subagent", pending_id=(await lab.run(runs["proposed"])).pending_id)
@@ -116,7 +114,7 @@ def backup(tmp_path_factory: pytest.TempPathFactory) -> Path:
     async def make() -> None:
         async with open_lab(tmp, [hand_over()], config=PRICED) as lab:
             await lab.outcome()
-        code, _out, err = await ava(tmp / "data", "backup", str(tmp / "copy"))
+        code, _out, err = await run_ava(tmp / "data", "backup", str(tmp / "copy"))
         assert code == 0, err
 
     (tmp / "workspace").mkdir()
@@ -139,13 +137,13 @@ async def test_a_backup_overwrites_nothing_and_lies_outside_the_data_root(backup
     (full / "mine.txt").write_text("mine")
     for target, says in ((full, "is not empty"), (full / "mine.txt", "is not empty"), (root / "b", "cannot be in"),
                          (root.parent, "cannot be in"), (Path("/proc/nowhere"), "cannot be written")):  # fmt: skip
-        code, _out, err = await ava(root, "backup", str(target))
+        code, _out, err = await run_ava(root, "backup", str(target))
         assert code in (2, 30) and says in err and "Traceback" not in err, err
     assert listed(full) == ["mine.txt"] and nothing_left(tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert (await ava(root, "backup", str(empty)))[0] == 0, "an empty folder will do"
-    code, _out, err = await ava(tmp_path / "none", "backup", str(tmp_path / "x"))
+    assert (await run_ava(root, "backup", str(empty)))[0] == 0, "an empty folder will do"
+    code, _out, err = await run_ava(tmp_path / "none", "backup", str(tmp_path / "x"))
     assert code == 2 and "nothing to back up" in err
 
 
@@ -153,7 +151,7 @@ async def test_a_name_that_no_backup_can_hold_is_named_and_nothing_is_left(backu
     root = Path(shutil.copytree(backup.parent / "data", tmp_path / "data"))
     (root / "roles").mkdir(exist_ok=True)
     (root / "roles" / os.fsdecode(b"caf\xe9.md")).write_text("x")
-    code, _out, err = await ava(root, "backup", str(tmp_path / "copy"))
+    code, _out, err = await run_ava(root, "backup", str(tmp_path / "copy"))
     assert code == 2 and "caf\\xe9.md" in err and "rename it" in err, err
     assert "Traceback" not in err
     assert not (tmp_path / "copy").exists() and nothing_left(tmp_path)
@@ -166,14 +164,14 @@ async def test_sessions_of_browsers_are_not_restored(backup: Path, tmp_path: Pat
     manifest = json.loads((copy / "backup.json").read_text())
     manifest["files"]["secrets/browser.toml"] = hashlib.sha256(data).hexdigest()
     (copy / "backup.json").write_text(json.dumps(manifest))
-    code, _out, err = await ava(tmp_path / "new", "restore", str(copy), "--yes")
+    code, _out, err = await run_ava(tmp_path / "new", "restore", str(copy), "--yes")
     assert code == 0 and not (tmp_path / "new" / "secrets" / "browser.toml").exists(), err
 
 
 async def test_a_link_to_an_empty_folder_is_restored_to(backup: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "data").symlink_to(tmp_path / "disk")
-    code, _out, err = await ava(tmp_path / "data", "restore", str(backup), "--yes")
+    code, _out, err = await run_ava(tmp_path / "data", "restore", str(backup), "--yes")
     assert code == 0 and (tmp_path / "data").is_symlink(), err
     assert verify(tmp_path / "disk" / "ava.db").ok and nothing_left(tmp_path)
 
@@ -187,7 +185,7 @@ async def test_restores_into_an_empty_folder_that_cannot_be_replaced(backup: Pat
     if (await anyio.run_process(["mount", "-t", "tmpfs", "tmpfs", str(volume)], check=False)).returncode:
         pytest.skip("this machine mounts no file system")
     try:
-        code, _out, err = await ava(volume, "restore", str(backup), "--yes")
+        code, _out, err = await run_ava(volume, "restore", str(backup), "--yes")
         assert code == 0 and verify(volume / "ava.db").ok and nothing_left(volume), err
     finally:
         await anyio.run_process(["umount", str(volume)])
@@ -202,7 +200,7 @@ async def test_a_full_disk_leaves_no_half_backup(backup: Path, tmp_path: Path) -
     if mounted.returncode:
         pytest.skip("this machine mounts no file system")
     try:
-        code, _out, err = await ava(backup.parent / "data", "backup", str(small / "copy"))
+        code, _out, err = await run_ava(backup.parent / "data", "backup", str(small / "copy"))
         assert code == 30 and "Traceback" not in err and list(small.iterdir()) == [], err
     finally:
         await anyio.run_process(["umount", str(small)])
@@ -211,10 +209,10 @@ async def test_a_full_disk_leaves_no_half_backup(backup: Path, tmp_path: Path) -
 async def test_a_restore_refuses_a_folder_that_is_in_use_or_not_empty(backup: Path, tmp_path: Path) -> None:
     async with open_lab(tmp_path, [], config=PRICED) as lab:
         head = lab.store.head
-        code, _out, err = await ava(tmp_path / "data", "restore", str(backup), "--yes")
+        code, _out, err = await run_ava(tmp_path / "data", "restore", str(backup), "--yes")
         assert code == 10 and "is in use" in err and lab.store.head == head
     before = listed(tmp_path / "data")
-    code, _out, err = await ava(tmp_path / "data", "restore", str(backup), "--yes")
+    code, _out, err = await run_ava(tmp_path / "data", "restore", str(backup), "--yes")
     assert code == 10 and "is not empty" in err and f"mv {tmp_path / 'data'}" in err
     assert listed(tmp_path / "data") == before and nothing_left(tmp_path)
 
@@ -289,14 +287,14 @@ async def test_a_harmed_backup_is_refused_and_nothing_is_restored(
 ) -> None:
     copy = copied(backup, tmp_path)
     harm(copy)
-    code, _out, err = await ava(tmp_path / "new", "restore", str(copy), "--yes")
+    code, _out, err = await run_ava(tmp_path / "new", "restore", str(copy), "--yes")
     assert code in (2, 10) and says in err and "Traceback" not in err, err
     assert not (tmp_path / "new").exists() and nothing_left(tmp_path)
 
 
 async def test_a_subagent_can_neither_back_up_nor_restore(backup: Path, tmp_path: Path) -> None:
     for words in (("backup", str(tmp_path / "x")), ("restore", str(backup))):
-        code, _out, err = await ava(tmp_path / "data", *words, AVA_RUN_ID="S-7f3a2b")
+        code, _out, err = await run_ava(tmp_path / "data", *words, AVA_RUN_ID="S-7f3a2b")
         assert code == 2 and "subagent" in err
     assert listed(tmp_path) == []
 
@@ -313,83 +311,9 @@ os._exit(0)
 """
     await anyio.run_process([str(Path(AVA[0]).with_name("python")), "-c", code, str(root.db)], check=True)
     assert root.db.with_name("ava.db-wal").stat().st_size > 0
-    assert (await ava(root.path, "backup", str(tmp_path / "copy")))[0] == 0
+    assert (await run_ava(root.path, "backup", str(tmp_path / "copy")))[0] == 0
     assert verify(tmp_path / "copy" / "ava.db").ok
-
-
-async def ava(root: Path, *words: str, **env: str) -> tuple[int, str, str]:
-    """Run a command; return exit code, output and errors."""
-    whole = {**environment(root), **env}
-    with anyio.fail_after(60):
-        done = await anyio.run_process([AVA[0], *words], env=whole, check=False)
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
 def listed(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-
-
-class Script:
-    """What the model answers, by the task that it reads."""
-
-    def __init__(self) -> None:
-        self.gate = Gate()
-        self.finish = False
-
-    def __call__(self, asked: dict[str, Any]) -> Any:
-        said = json.dumps(asked["messages"])
-        if self.finish or "TASK-done" in said:
-            return hand_over()
-        if "TASK-limit" in said:
-            return Fail(429, retry_after="3600")
-        if "TASK-question" in said:
-            return QUESTION
-        if "TASK-money" in said:
-            return keep_noting(asked)
-        return Say("lost", gate=self.gate)
-
-
-@asynccontextmanager
-async def a_run_in_each_state(
-    tmp: Path, server: ModelServer, script: Script
-) -> AsyncGenerator[tuple[Lab, dict[str, str]]]:
-    """A server at work, with a run in each state."""
-    config = "[limits]\nrunning_per_user = 1\n" + PRICED
-    async with open_lab(tmp, server=server, config=config, check=False) as lab:
-        runs = {"ended": await lab.start(task="TASK-done")}
-        await lab.ended(runs["ended"])
-        runs["paused"] = await lab.start(task="TASK-limit")
-        await lab.logged(runs["paused"], "RunPaused")
-        runs["awaiting_answer"] = await lab.start(task="TASK-question")
-        await lab.logged(runs["awaiting_answer"], "Asked")
-        proposal = await lab.propose(task="TASK-money", **CAP)
-        runs["awaiting_extension"] = proposal.subagent_id
-        lab.session.channel = "terminal"  # only a run that a person approved asks for more
-        await lab.approve(proposal)
-        lab.session.channel = "host_call"
-        await lab.logged(runs["awaiting_extension"], "Asked")
-        runs["running"] = await lab.start(task="TASK-running")
-        await wait_for(script.gate.arrived)
-        runs["queued"] = await lab.start(task="TASK-queued")
-        runs["proposed"] = (await lab.propose(task="TASK-proposed")).subagent_id
-        yield lab, runs
-        script.gate.released.set()
-
-
-async def backed_up(tmp: Path, server: ModelServer, script: Script) -> dict[str, str]:
-    """Back up a data root beside its working server; return the runs by their states."""
-    root = tmp / "data"
-    async with a_run_in_each_state(tmp, server, script) as (lab, runs):
-        (root / "keys.toml").write_text('openrouter = "sk-or-v1-kept"\n')
-        (root / "keys.toml").chmod(0o600)
-        (root / "artifacts" / runs["ended"]).mkdir(parents=True, exist_ok=True)
-        (root / "artifacts" / runs["ended"] / "table.csv").write_text("a,b\n")
-        (root / "secrets").mkdir(mode=0o700, exist_ok=True)
-        (root / "secrets" / "local_token").write_text("of this machine")
-        (root / "secrets" / "browser.toml").write_text("sessions of browsers")
-        (root / "artifacts" / runs["ended"] / "browser.toml").write_text("of a subagent")
-        code, out, err = await ava(root, "backup", str(tmp / "copy"))
-        assert code == 0 and "It contains your keys" in out, err
-        assert (await lab.run(runs["running"])).state == "running", "the server goes on"
-    script.finish = True
-    return runs

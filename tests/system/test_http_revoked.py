@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 import httpx2
 import pytest
 from mcp.client.subscriptions import ResourceUpdated
 from support.hosts.updates import Ear, follow_updates
-from support.http_server import BOTH, HELLO, META, HttpServer, bearer, serve_http, token
-from support.model_server import Gate, Say, run_model_server
-from support.stdio import MODERN, MODES, make_root, model_env, read_answer, state_of, until
+from support.http_server import serve_http, token
+from support.network.open_streams import OpenStreams, finish_run_over_http
+from support.stdio import MODES, make_root, model_env, read_answer, state_of, until
 
 from ava_server.config.tokens import revoke_token
 
 pytestmark = pytest.mark.slow
 
 WITHIN_S = 4.0
-DONE = Say(calls=[("submit_result", {"summary": "marmalade", "output": "marmalade"})])
-SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up"}
 
 
 @pytest.mark.parametrize("how", ["revoked", "expired", "file gone bad"])
 async def test_open_requests_end_with_their_token_and_receive_nothing_later(tmp_path: Path, how: str) -> None:
     root = make_root(tmp_path / "data")
     path = root / "secrets" / "tokens.toml"
-    async with one_run(root) as (server, gate, run_id, _client):
+    async with finish_run_over_http(root) as (server, gate, run_id, _client):
         ends_us = time.time_ns() // 1000 + 4_000_000 if how == "expired" else None
         text = token(root, "ana", name="one", expires_us=ends_us)
         async with httpx2.AsyncClient(timeout=30) as http, anyio.create_task_group() as tasks:
-            streams = Streams(server, text, run_id, http)
+            streams = OpenStreams(server, text, run_id, http)
             await streams.all(tasks)
             await anyio.sleep(0.5)  # the wait that says nothing yet is on its way
             if how == "revoked":
@@ -71,7 +66,7 @@ async def test_revoking_a_token_does_not_affect_another_of_the_same_user(tmp_pat
     root = make_root(tmp_path / "data")
     path = root / "secrets" / "tokens.toml"
     ear = Ear()
-    async with one_run(root) as (server, gate, run_id, _client):
+    async with finish_run_over_http(root) as (server, gate, run_id, _client):
         kept, gone = token(root, "ana", name="kept"), token(root, "ana", name="gone")
         uri = f"ava://runs/{run_id}"
         async with (
@@ -80,7 +75,7 @@ async def test_revoking_a_token_does_not_affect_another_of_the_same_user(tmp_pat
             anyio.create_task_group() as tasks,
             follow_updates(client, ear, mode, uri),
         ):
-            streams = Streams(server, gone, run_id, http)
+            streams = OpenStreams(server, gone, run_id, http)
             await streams.all(tasks)
             revoke_token(path, "gone")
             with anyio.fail_after(WITHIN_S):
@@ -104,83 +99,3 @@ async def test_scopes_removed_by_hand_are_lost_immediately(tmp_path: Path) -> No
         path.write_text(path.read_text().replace('user = "ana"', 'user = "ben"'))
         listed, _text = read_answer(await client.call_tool("check_subagent", {}))
         assert not listed["runs"], "it is another user's now"
-
-
-class Open:
-    """A request that is open: what came of it, and when it was over."""
-
-    def __init__(self, name: str, status: int) -> None:
-        self.name = name
-        self.status = status
-        self.got = b""
-        self.over = anyio.Event()
-
-
-class Streams:
-    """Every kind of request that stays open, each with the same token."""
-
-    def __init__(self, server: HttpServer, text: str, run: str, http: httpx2.AsyncClient) -> None:
-        self._server, self._text, self._run, self._http = server, text, run, http
-        self.open: list[Open] = []
-
-    async def all(self, tasks: anyio.abc.TaskGroup) -> None:
-        session = await self.session()
-        legacy = {**BOTH, **session}
-        await tasks.start(self._read, "get", "GET", legacy, None)
-        wait = {"name": "check_subagent", "arguments": {"subagent_id": self._run, "wait_seconds": 45}}
-        call = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": wait}
-        await tasks.start(self._read, "wait of the handshake era", "POST", legacy, call)
-        follows = {"resourcesListChanged": True, "resourceSubscriptions": [f"ava://runs/{self._run}"]}
-        listen = {"jsonrpc": "2.0", "id": 8, "method": "subscriptions/listen",
-                  "params": {"notifications": follows, "_meta": META}}  # fmt: skip
-        modern = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": "subscriptions/listen"}
-        await tasks.start(self._read, "listen", "POST", modern, listen)
-        modern = {**modern, "Mcp-Method": "tools/call", "Mcp-Name": "check_subagent"}
-        call = {**call, "params": {**wait, "_meta": {**META, "progressToken": 1}}}
-        tasks.start_soon(self._read, "wait", "POST", modern, call)
-
-    async def session(self) -> dict[str, str]:
-        headers = {**BOTH, **bearer(self._text)}
-        opened = await self._http.post(self._server.url, json=HELLO, headers=headers)
-        session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
-        said = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-        assert (await self._http.post(self._server.url, json=said, headers={**headers, **session})).status_code == 202
-        follow = {"jsonrpc": "2.0", "id": 2, "method": "resources/subscribe",
-                  "params": {"uri": f"ava://runs/{self._run}"}}  # fmt: skip
-        assert (await self._http.post(self._server.url, json=follow, headers={**headers, **session})).status_code == 200
-        return session
-
-    async def _read(
-        self,
-        name: str,
-        method: str,
-        headers: dict[str, str],
-        body: Any,
-        *,
-        task_status: Any = anyio.TASK_STATUS_IGNORED,
-    ) -> None:
-        more = {} if body is None else {"json": body}
-        headers = {**headers, **bearer(self._text)}
-        async with self._http.stream(method, self._server.url, headers=headers, **more) as answer:
-            found = Open(name, answer.status_code)
-            self.open.append(found)
-            task_status.started()
-            async for piece in answer.aiter_bytes():  # raises where it is not ended as it should be
-                found.got += piece
-        found.over.set()
-
-
-@asynccontextmanager
-async def one_run(root: Path) -> AsyncGenerator[tuple[HttpServer, Gate, str, Any]]:
-    gate = Gate()
-    other = token(root, "ana", name="other")
-    with run_model_server([Say("x", gate=gate), DONE]) as model:
-        async with serve_http(root, env=model_env(model.base_url)) as server, server.client(other) as client:
-            proposed, _text = read_answer(await client.call_tool("spawn_subagent", SPAWN))
-            given = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-            read_answer(await client.call_tool("confirm_spawn", given))
-            await until(gate.arrived.is_set)
-            try:
-                yield server, gate, proposed["subagent_id"], client
-            finally:
-                gate.released.set()

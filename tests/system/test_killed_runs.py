@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +12,19 @@ import anyio.to_thread
 import pytest
 from support import owner
 from support.log import look_at
-from support.model_server import Gate, ModelServer, Say, Step, run_model_server
+from support.model_server import Gate, Say, Step, run_model_server
 from support.processes import processes_of_run, stop
+from support.runs.killed import (
+    NOTES,
+    SCRIPT,
+    answer_turn,
+    approve_run,
+    count_answers,
+    files_left_in,
+    kill_owner_behind,
+    namespace_prefix,
+    run_owner,
+)
 from support.runtime import PRICED, Lab, check_budgets, check_requests, open_lab, wait_for
 from support.sample import sample
 from support.stdio import AVA, assert_intact, environment, model_env, read_log, state_of, until
@@ -26,22 +32,12 @@ from support.stdio import AVA, assert_intact, environment, model_env, read_log, 
 from ava_audit.events import AssistantMessage, RunClaimed, RunEnded
 from ava_audit.store.locks import LockedInstances
 
-NOTES = ("scratchpad", {"note": "half of it"})
-LOOK = [("read_file", {"path": "a.md"}), ("search_codebase", {"query": "tw.lve", "regex": True}), NOTES]
-SCRIPT = (
-    Say("I look.", calls=LOOK),
-    Say("I save it.", calls=[("save_artifact", {"name": "a.csv", "content": "otter,12"})]),
-    Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})]),
-)
-LEASE_S = 300
-"""With the log in Postgres, a stopped process owns its runs for longer than any of these tests."""
-
 
 @pytest.mark.slow
 async def test_a_kill_after_any_commit_of_a_run_leads_to_the_same_result(tmp_path: Path) -> None:
     """Nothing that was answered is paid for again, and no process and no file of the killed one is left."""
-    with run_model_server(script) as server:
-        run_id, root, ended = await owned(tmp_path / "whole", server, 0)
+    with run_model_server(answer_turn) as server:
+        run_id, root, ended = await kill_owner_behind(tmp_path / "whole", server, 0)
         assert ended == 0
         commits = int((root / owner.COMMITS).read_text())
         assert commits >= 12, commits
@@ -51,13 +47,13 @@ async def test_a_kill_after_any_commit_of_a_run_leads_to_the_same_result(tmp_pat
         )
         for number in sample(range(1, commits + 1), 4):
             before = len(server.requests)
-            run_id, root, ended = await owned(tmp_path / str(number), server, number)
+            run_id, root, ended = await kill_owner_behind(tmp_path / str(number), server, number)
             assert ended == -signal.SIGKILL
             tmp, scratch = root.parent, root.parent / "tmp"
             last = read_log(root, run=run_id)[-1]
             # Begun, and not known to be done: what changes things is not done again, and the model is told so.
             unsure = last.type == "ToolCall" and last.content["tool"] == "save_artifact"
-            paid = answers(root, run_id)
+            paid = count_answers(root, run_id)
             asked = len(server.requests) - before
             await until(lambda run=run_id: not processes_of_run(run), within_s=5)  # type: ignore[misc]
             async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
@@ -75,44 +71,25 @@ async def test_a_kill_after_any_commit_of_a_run_leads_to_the_same_result(tmp_pat
             assert [file["name"] for file in result["untrusted_result"]["artifacts"]] == saved, place
             assert len(said) == 3, place
             assert len(server.requests) - before - asked == 3 - paid, f"{place}: what was answered is asked again"
-            assert left_in(scratch) == [] and not (root / "scratch" / run_id).exists(), place
-            assert left_in(root / "artifacts") == [f"{run_id}/{name}" for name in saved], place
+            assert files_left_in(scratch) == [] and not (root / "scratch" / run_id).exists(), place
+            assert files_left_in(root / "artifacts") == [f"{run_id}/{name}" for name in saved], place
             assert_intact(root)
             await check_requests(root, server.requests[before:])
-
-
-@asynccontextmanager
-async def owning(
-    root: Path, server: ModelServer, prefix: tuple[str, ...] = (), env: Mapping[str, str] | None = None
-) -> AsyncGenerator[subprocess.Popen[str]]:
-    """A process of its own that claims the runs of a data root, perhaps started by another program."""
-    command = [*prefix, sys.executable, owner.__file__, str(root), server.base_url]
-    with subprocess.Popen(  # noqa: ASYNC220 - it is only started here
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            line = await anyio.to_thread.run_sync(process.stdout.readline)
-            assert line.startswith("open ")
-            yield process
-        finally:
-            os.killpg(process.pid, signal.SIGCONT)
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 async def test_a_run_survives_owners_that_are_killed_during_one_call(tmp_path: Path) -> None:
     gates = [Gate(), Gate(), Gate()]
     with run_model_server([*(Say("lost", gate=gate) for gate in gates), SCRIPT[2]]) as server:
-        run_id = await approved(tmp_path, server, max_cost_cents=100)
+        run_id = await approve_run(tmp_path, server, max_cost_cents=100)
         root = tmp_path / "data"
         for gate in gates[:2]:
-            async with owning(root, server):
+            async with run_owner(root, server):
                 await wait_for(gate.arrived)
-        async with owning(root, server) as polite:
+        async with run_owner(root, server) as polite:
             await wait_for(gates[2].arrived)
             polite.stdin.close()  # type: ignore[union-attr]
             await until(lambda: len(read_log(root, "CostUpdate", run=run_id)) == 3)
-        async with owning(root, server):
+        async with run_owner(root, server):
             await until(lambda: state_of(root, run_id) == "success", 20)
         settled = [entry.content["settlement"] for entry in read_log(root, "CostUpdate", run=run_id)]
         assert settled == ["unknown", "unknown", "unknown", "billed"]
@@ -132,12 +109,12 @@ async def test_a_stopped_owner_that_wakes_up_can_neither_write_nor_spend(tmp_pat
         return turns[served[-1]] if served[-1] < 2 else SCRIPT[2]
 
     with run_model_server(scripted) as server:
-        run_id = await approved(tmp_path, server)
+        run_id = await approve_run(tmp_path, server)
         root = tmp_path / "data"
-        async with owning(root, server) as stopped:
+        async with run_owner(root, server) as stopped:
             await wait_for(gates[0].arrived)
             stop(stopped.pid, root)
-            async with owning(root, server), owning(root, server):
+            async with run_owner(root, server), run_owner(root, server):
                 env = {**environment(root), **model_env(server.base_url), "AVA_MODEL": "test"}
                 refused = await anyio.run_process([AVA[0], "resume", run_id], env=env, check=False)
                 assert refused.returncode == 10 and b"--force" in refused.stderr, refused.stderr
@@ -171,11 +148,11 @@ async def test_a_killed_owner_had_the_time_until_it_was_last_seen_and_the_timeou
     """Each owner is killed in the middle of a long call, which writes nothing."""
     gates = [Gate(), Gate(), Gate()]
     with run_model_server([*(Say("lost", gate=gate) for gate in gates), SCRIPT[2]]) as server:
-        run_id = await approved(tmp_path, server, timeout=30, max_cost_cents=100)
+        run_id = await approve_run(tmp_path, server, timeout=30, max_cost_cents=100)
         root = tmp_path / "data"
         seen_s: list[float] = []
         for gate in gates[:2]:
-            async with owning(root, server) as process:
+            async with run_owner(root, server) as process:
                 await wait_for(gate.arrived)
                 with look_at(root) as db:
                     sql = "SELECT instance, claimed_us, last_us FROM runs WHERE id = ?"
@@ -199,25 +176,10 @@ async def test_a_killed_owner_had_the_time_until_it_was_last_seen_and_the_timeou
         assert_intact(root)
 
 
-def namespaces() -> tuple[str, ...] | None:
-    """What starts a program in a pid namespace of its own, or None: this system does not let us."""
-    for flags in (
-        ("--pid", "--fork", "--mount-proc"),
-        ("--user", "--map-root-user", "--pid", "--fork", "--mount-proc"),
-    ):
-        command = ("unshare", *flags, "--kill-child")
-        if (
-            shutil.which("unshare")
-            and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
-        ):
-            return command
-    return None
-
-
 @pytest.mark.slow
 async def test_owners_in_separate_pid_namespaces_never_own_the_same_run(tmp_path: Path) -> None:
     """Each in a pid namespace of its own, as in two containers: to each the other's pid means nothing."""
-    prefix = namespaces()
+    prefix = namespace_prefix()
     if prefix is None:
         pytest.skip("no pid namespaces here")
     gates = [Gate() for _ in range(3)]
@@ -231,7 +193,7 @@ async def test_owners_in_separate_pid_namespaces_never_own_the_same_run(tmp_path
         root = tmp_path / "data"
         async with open_lab(tmp_path, server=server, config=PRICED, runs=False, check=False) as lab:
             run_ids = [await lab.start(task=f"number {number}") for number in range(3)]
-            async with owning(root, server, prefix) as one, owning(root, server, prefix):
+            async with run_owner(root, server, prefix) as one, run_owner(root, server, prefix):
                 for gate in gates:
                     await wait_for(gate.arrived)
                 await anyio.sleep(2.5)  # both have looked at each other's runs, more than once
@@ -246,39 +208,6 @@ async def test_owners_in_separate_pid_namespaces_never_own_the_same_run(tmp_path
                     assert (await lab.ended(run_id)).state == "success"
                     await _owned_by_one_at_a_time(lab, run_id)
         await check_requests(root, server.requests)
-
-
-def script(request: dict[str, Any]) -> Step:
-    """Answer by the turn that a request stands at."""
-    return SCRIPT[sum(message["role"] == "assistant" for message in request["messages"])]
-
-
-async def approved(tmp: Path, server: ModelServer, **more: Any) -> str:
-    """A run that is approved, and that nobody has claimed."""
-    (tmp / "workspace").mkdir(parents=True)
-    (tmp / "workspace" / "a.md").write_text("Otter charges twelve cents.\n")
-    async with open_lab(tmp, server=server, config=f"lease_s = {LEASE_S}\n{PRICED}", runs=False, check=False) as lab:
-        return await lab.start(**more)
-
-
-def answers(root: Path, run: str) -> int:
-    """How many answers of the model the log has."""
-    return sum(entry.agent == run for entry in read_log(root, "AssistantMessage", run=run))
-
-
-def left_in(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-
-
-async def owned(tmp: Path, server: ModelServer, kill_behind: int) -> tuple[str, Path, int]:
-    """An approved run whose owner was killed behind a commit, or never (0); its id, data root and the exit code."""
-    run_id = await approved(tmp, server)
-    scratch, root = tmp / "tmp", tmp / "data"
-    scratch.mkdir()
-    command = [sys.executable, owner.__file__, str(root), server.base_url, "killed", str(kill_behind)]
-    env = {**environment(root), "TMPDIR": str(scratch)}
-    ended = await anyio.run_process(command, env=env, check=False, stderr=None)
-    return run_id, root, ended.returncode
 
 
 async def _owned_by_one_at_a_time(lab: Lab, run_id: str) -> None:

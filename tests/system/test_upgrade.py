@@ -27,17 +27,7 @@ from support.commands.versions import (
 from support.model_server import Gate, Say, Step, run_model_server
 from support.postgres import free_port
 from support.processes import lives
-from support.stdio import (
-    Wire,
-    assert_intact,
-    environment,
-    make_root,
-    model_env,
-    read_log,
-    serve_stdio,
-    state_of,
-    until,
-)
+from support.stdio import Wire, assert_intact, environment, make_root, model_env, read_log, serve_stdio, state_of, until
 from support.terminal import ava
 
 from ava_audit.store.locks import is_held
