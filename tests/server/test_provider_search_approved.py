@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.model_server import run_model_server
-from support.runs.provider_search import KEY, LOOK, TASK, found_by_provider, search_config, search_provider, store_key
+from support.runs.provider_search import KEY, LOOK, TASK, search_config, search_finding, search_provider, store_key
 from support.runtime import hand_over, open_lab
 from support.stdio import until
 
@@ -110,10 +110,10 @@ def test_the_doctor_names_the_provider_that_searches_and_its_price(tmp_path: Pat
         ("OPENROUTER_API_KEY", "OpenRouter (openrouter:anthropic/claude-haiku-5.5), at most $0.0"),
     )
     for variable, text in names:
-        state, told = found_by_provider(tmp_path, **{variable: KEY})
+        state, told = search_finding(tmp_path, **{variable: KEY})
         assert state == "ok" and told.startswith(text), told
-    assert "none is set up" in found_by_provider(tmp_path, GROQ_API_KEY=KEY)[1]
-    state, told = found_by_provider(tmp_path, AVA_SEARCH__ENGINE="openai", ANTHROPIC_API_KEY=KEY)
+    assert "none is set up" in search_finding(tmp_path, GROQ_API_KEY=KEY)[1]
+    state, told = search_finding(tmp_path, AVA_SEARCH__ENGINE="openai", ANTHROPIC_API_KEY=KEY)
     assert state == "warning" and "search.engine is openai, and there is no key for it" in told
-    assert "Kagi" in found_by_provider(tmp_path, KAGI_API_KEY=KEY, ANTHROPIC_API_KEY=KEY)[1]
-    assert found_by_provider(tmp_path, AVA_SEARCH__ENGINE="none", ANTHROPIC_API_KEY=KEY)[0] == "note"
+    assert "Kagi" in search_finding(tmp_path, KAGI_API_KEY=KEY, ANTHROPIC_API_KEY=KEY)[1]
+    assert search_finding(tmp_path, AVA_SEARCH__ENGINE="none", ANTHROPIC_API_KEY=KEY)[0] == "note"

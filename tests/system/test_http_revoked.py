@@ -11,7 +11,7 @@ import pytest
 from mcp.client.subscriptions import ResourceUpdated
 from support.hosts.updates import Ear, follow_updates
 from support.http_server import serve_http, token
-from support.network.open_streams import OpenStreams, finish_run_over_http
+from support.network.open_streams import OpenStreams, open_waiting_run
 from support.stdio import MODES, make_root, model_env, read_answer, state_of, until
 
 from ava_server.config.tokens import revoke_token
@@ -25,7 +25,7 @@ WITHIN_S = 4.0
 async def test_open_requests_end_with_their_token_and_receive_nothing_later(tmp_path: Path, how: str) -> None:
     root = make_root(tmp_path / "data")
     path = root / "secrets" / "tokens.toml"
-    async with finish_run_over_http(root) as (server, gate, run_id, _client):
+    async with open_waiting_run(root) as (server, gate, run_id, _client):
         ends_us = time.time_ns() // 1000 + 4_000_000 if how == "expired" else None
         text = token(root, "ana", name="one", expires_us=ends_us)
         async with httpx2.AsyncClient(timeout=30) as http, anyio.create_task_group() as tasks:
@@ -66,7 +66,7 @@ async def test_revoking_a_token_does_not_affect_another_of_the_same_user(tmp_pat
     root = make_root(tmp_path / "data")
     path = root / "secrets" / "tokens.toml"
     ear = Ear()
-    async with finish_run_over_http(root) as (server, gate, run_id, _client):
+    async with open_waiting_run(root) as (server, gate, run_id, _client):
         kept, gone = token(root, "ana", name="kept"), token(root, "ana", name="gone")
         uri = f"ava://runs/{run_id}"
         async with (

@@ -116,10 +116,12 @@ class AgentRun:
 
 
 async def write_events(store: Store, *events: Event) -> None:
+    """Write events as one command."""
     await store.do(lambda _view, _now: Outcome(None, events))
 
 
 def row_of(view: View, run: AgentRun) -> RunRow:
+    """Return the row of a run."""
     found = view.run(run.run_id)
     assert found is not None
     return found

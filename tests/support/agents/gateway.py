@@ -63,6 +63,7 @@ def called_and_answered_body(wire: str) -> dict[str, Any]:
 
 
 def raw_request(head: str, body: bytes, secret: str = SECRET) -> bytes:
+    """Return a request as bytes, with a head of one's own."""
     return f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {secret}\r\n{head}\r\n\r\n".encode() + body
 
 
@@ -148,6 +149,7 @@ async def open_gateway(
     off: frozenset[str] = frozenset(),
     endpoint: Wire | None = None,
 ) -> AsyncGenerator[OpenGateway]:
+    """Open a gateway before a scripted provider, with a client that has its secret."""
     meter = NotingMeter()
     bodies = Bodies(
         wire, {"sonnet": "far-sonnet", "far-sonnet": "far-sonnet"}, off, Redactor({"TOKEN": "hunter2-hunter2"})
@@ -168,6 +170,7 @@ async def open_gateway(
 
 
 def agent_request(wire: str, text: str = "Do it.", **more: Any) -> dict[str, Any]:
+    """Return a request of an agent in the form of a wire, with a text and a tool."""
     tool: dict[str, Any] = {
         "name": "Read",
         "description": "Reads.",

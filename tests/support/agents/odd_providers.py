@@ -37,21 +37,25 @@ Bytes = Sequence[bytes | float]
 
 
 def chunk(pieces: Sequence[bytes], end: bytes = b"0\r\n\r\n", head: bytes = b"") -> Bytes:
+    """Answer in chunks, one for each piece."""
     framed = [f"{len(piece):x}\r\n".encode() + piece + b"\r\n" for piece in pieces]
     return [OK + head + b"transfer-encoding: chunked\r\n\r\n", *framed, end]
 
 
 def answer_with(first: str, body: bytes = b"{}", head: str = "") -> Callable[[list[bytes]], Bytes]:
+    """Answer with a status line, a body and further lines of the head."""
     head += f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
     lines = f"HTTP/1.1 {first}\r\n{head}\r\n"
     return lambda _good: [lines.encode() + body]
 
 
 def swap(old: bytes, new: bytes) -> Callable[[list[bytes]], Bytes]:
+    """Answer with other bytes in each event."""
     return lambda good: chunk([event.replace(old, new) for event in good])
 
 
 def count(value: bytes) -> Callable[[list[bytes]], Bytes]:
+    """Answer with another number of output tokens."""
     return swap(b"4177", value)
 
 
@@ -116,6 +120,7 @@ LENGTH = f"content-length: {len(BODY)}"
 
 
 def line_to(target: str, method: str = "POST") -> bytes:
+    """Return a good request with another first line."""
     return raw_request(LENGTH, BODY).replace(b"POST /v1/messages", f"{method} {target}".encode(), 1)
 
 
@@ -189,6 +194,7 @@ def drop_tokens(event: bytes) -> bytes:
 
 
 def bomb() -> bytes:
+    """Return 400 MB of one letter, compressed."""
     packer = zlib.compressobj(wbits=31)
     return b"".join([*(packer.compress(b"x" * 2**20) for _each in range(400)), packer.flush()])
 
@@ -222,6 +228,7 @@ class OddProvider:
 
 @contextmanager
 def run_odd_provider(*answers: Bytes) -> Generator[OddProvider]:
+    """Run a provider that writes these answers, one after another."""
     serves = OddProvider(list(answers))
     with listen_in_thread("odd provider", serves) as ((port,), _loop):
         serves.base_url = f"http://127.0.0.1:{port}/v1"

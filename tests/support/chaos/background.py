@@ -40,6 +40,7 @@ BACK_S = 60.0
 
 
 def answer_turn(request: dict[str, Any]) -> Say:
+    """Answer a request by the turn that it stands at."""
     return TURNS[sum(message["role"] == "assistant" for message in request["messages"])]
 
 
@@ -181,6 +182,7 @@ class Killing:
 
 @asynccontextmanager
 async def connect_everything(tmp_path: Path) -> AsyncGenerator[Killing]:
+    """Connect two hosts, a page and a local client to one data root."""
     folder, port = tmp_path / "project", free_port()
     users = f'[users.{os_user()}]\nworkspaces = ["{folder}"]\n'
     root = DataRoot(make_root(tmp_path / "data", config_toml=users))

@@ -62,6 +62,7 @@ def make_python(folder: Path) -> Path:
 
 
 def packages_of(folder: Path) -> Path:
+    """Return the folder of a Python's packages."""
     return folder / "venv" / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
 
 

@@ -118,6 +118,7 @@ class Fleet:
 async def open_fleet(
     tmp: Path, postgres: PostgresServer, engine: Engine | None, script: object
 ) -> AsyncGenerator[Fleet]:
+    """Open a fleet with its server, whose model answers by a script."""
     with run_model_server(script) as models:  # type: ignore[arg-type]
         found = Fleet(tmp, postgres, engine, models)
         async with serve_stdio(found.machine("server"), env=model_env(models.base_url)) as found.host:

@@ -45,6 +45,7 @@ def told_of_run(root: Path, run: str) -> str | None:
 
 
 async def wait_for_success(root: Path, runs: list[str]) -> None:
+    """Wait until all of these runs have succeeded."""
     await until(lambda: all(state_of(root, run) == "success" for run in runs), within_s=300)
 
 
@@ -103,6 +104,7 @@ async def take_over_late(root: Path, tmp: Path, url: str, late: Step) -> AsyncGe
 
 
 def make_machine(tmp: Path, name: str, url: str, more: str = "") -> Path:
+    """Make a data root that shares the log at an address."""
     return make_root(tmp / name, config_toml=f'database_url = "{url}"\n{CONFIG}{more}')
 
 
@@ -120,4 +122,5 @@ async def run_worker(root: Path, url: str, base_url: str, *more: str) -> AsyncGe
 
 
 def claim_reasons(root: Path, run: str) -> list[tuple[str, str]]:
+    """Return who has claimed a run, and why, in order."""
     return [(entry.content["instance"], entry.content["reason"]) for entry in read_log(root, "RunClaimed", run=run)]

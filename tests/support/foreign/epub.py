@@ -18,6 +18,7 @@ ENCRYPTED = (
 
 
 def page(body: str, head: str = "") -> str:
+    """Return a section of a book."""
     return (
         '<?xml version="1.0" encoding="utf-8"?><!DOCTYPE html><html xmlns="http://www.w3.org/1999/xhtml">'
         f"<head><title>x</title>{head}</head><body>{body}</body></html>"
@@ -25,6 +26,7 @@ def page(body: str, head: str = "") -> str:
 
 
 def package(hrefs: Mapping[str, str], spine: str, about: str = "") -> str:
+    """Return a package that lists these files."""
     items = "".join(
         f'<item id="{name}" href="{href}" media-type="{"image/png" if href.endswith(".png") else XHTML}"/>'
         for name, href in hrefs.items()
@@ -65,6 +67,7 @@ _OTHERWISE = (
 
 
 def epub_attacks(port: int) -> dict[str, Attack]:
+    """Return hostile books; a port of this machine may be asked for nothing."""
     web = f"http://127.0.0.1:{port}/x"
     victim = Victim(book_parts, "META-INF/container.xml", "OEBPS/text/s1.xhtml", "div")
     parts = book_parts("KEPTWORD")

@@ -204,6 +204,7 @@ CODE = "".join(chr(0xE0000 + ord(char)) for char in "4711")
 
 
 def b64(text: str) -> str:
+    """Return a text in base64."""
     return base64.b64encode(text.encode()).decode()
 
 

@@ -13,6 +13,7 @@ HEAD = (
 
 
 def rtf_of(body: str) -> bytes:
+    """Return a file with this body."""
     return f"{HEAD}{body}}}".encode("latin-1")
 
 
@@ -94,6 +95,7 @@ TEXTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 def rtf_attacks(port: int) -> dict[str, Attack]:
+    """Return hostile files; a port of this machine may be asked for nothing."""
     web = f"http://127.0.0.1:{port}/x"
 
     def body(text: str) -> Callable[[], bytes]:

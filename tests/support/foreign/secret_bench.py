@@ -86,4 +86,5 @@ async def open_bench(
 
 
 def get_call(url: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    """Return a call of http_get."""
     return ("http_get", {"url": url, **more})

@@ -37,14 +37,17 @@ def only(inside: str) -> Callable[[], bytes]:
 
 
 def many(tag: str, each: str, count: int) -> str:
+    """Return an element with so many equal ones in it."""
     return f"<{tag}>{each * count}</{tag}>"
 
 
 def same_sheet(count: int) -> str:
+    """Return the sheets of a workbook that names its only one so many times."""
     return "".join(f'<sheet name="n{n}" sheetId="{n}" r:id="s1"/>' for n in range(1, count))
 
 
 def workbook_of(sheets: str, names: str = "", **others: str) -> Callable[[], bytes]:
+    """Return what makes a workbook with these sheets, names and parts."""
     parts = {**book_parts("KEPTWORD"), "xl/workbook.xml": book_list(sheets, names)}
     parts |= {f"xl/{name}.xml": content for name, content in others.items()}
     return lambda: pack_parts(parts)
@@ -64,10 +67,12 @@ def number_in_format(value: str, code: str) -> Callable[[], bytes]:
 
 
 def cells(count: int, inside: str) -> str:
+    """Return rows of so many equal cells."""
     return "".join(f'<row r="{row}">{inside}</row>' for row in range(2, count + 2))
 
 
 def comments(count: int, text: str) -> str:
+    """Return a part with so many equal comments."""
     each = "".join(
         f'<comment ref="B{row}" authorId="0"><text><t>{text}</t></text></comment>' for row in range(1, count)
     )
@@ -76,6 +81,7 @@ def comments(count: int, text: str) -> str:
 
 
 def inline(text: str) -> str:
+    """Return a cell with a text in it."""
     return f'<c t="inlineStr"><is><t>{text}</t></is></c>'
 
 
@@ -84,6 +90,7 @@ LONG = "+".join(["A1"] * 2_500)
 
 
 def book_attacks(port: int) -> dict[str, Attack]:
+    """Return hostile workbooks; a port of this machine may be asked for nothing."""
     attacks = office_attacks(Victim(book_parts, "xl/workbook.xml", "xl/sharedStrings.xml"), port)
     for name in ("an encoding that nobody knows", "a wrong checksum", "no main part"):
         attacks[name] = attacks[name]._replace(refused="this workbook cannot be read")

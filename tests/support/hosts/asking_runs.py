@@ -25,6 +25,7 @@ START = ("[y/N]", "y")
 
 
 def start_own_run(root: Path, url: str, *answers: tuple[str, str]) -> tuple[int, str]:
+    """Start a run at a terminal, and give these answers there."""
     args = ("run", "researcher", "What does it cost?", "--max-cost", "0.20")
     return answer_at_terminal(root, *args, answers=[START, *answers], **{**model_env(url), "AVA_MODEL": "test"})
 
@@ -75,6 +76,7 @@ class DistantRun:
 
 @asynccontextmanager
 async def open_distant_run(tmp: Path) -> AsyncGenerator[DistantRun]:
+    """Open a server with a run of Ana's that asks for more."""
     root = make_root(tmp / "data", config_toml=HUMAN)
     hosts, own = token(root, "ana"), token(root, "ana", "approve", name="phone")
     with run_model_server(keep_noting) as model:
@@ -90,7 +92,7 @@ async def open_distant_run(tmp: Path) -> AsyncGenerator[DistantRun]:
                 "digests": {run["pending_id"]: shown["digest"]},
             }  # fmt: skip
             assert (await server.post("/approvals", own, json=decision)).status_code == 200
-            await asks_of(root, run["subagent_id"])
+            await wait_until_asked(root, run["subagent_id"])
             yield DistantRun(server, root, client, own, run["subagent_id"])
 
 
@@ -103,10 +105,12 @@ def answer_at_terminal(root: Path, *args: str, answers: Sequence[tuple[str, str]
 
 
 def decisions_of(root: Path) -> list[dict[str, Any]]:
+    """Return the answers that were given, in order."""
     return [entry.content for entry in read_log(root, "Answered")]
 
 
-async def asks_of(root: Path, run_id: str) -> None:
+async def wait_until_asked(root: Path, run_id: str) -> None:
+    """Wait until a run has asked for more."""
     await until(lambda: bool(read_log(root, "Asked", run=run_id)), 20)
 
 
@@ -121,5 +125,5 @@ async def open_asking_run(tmp: Path) -> AsyncGenerator[tuple[Path, Wire, str, st
                 lambda: answer_at_terminal(root, "approve", run["pending_id"], answers=[("Start it? [y/N]", "y")])
             )
             assert started[0] == 0, started
-            await asks_of(root, run["subagent_id"])
+            await wait_until_asked(root, run["subagent_id"])
             yield root, wire, run["subagent_id"], model.base_url

@@ -23,6 +23,7 @@ SUITE = REPOSITORY / "build" / "conformance"
 
 
 def is_installed() -> bool:
+    """Tell whether the suite is installed here."""
     conformance = script("conformance")
     stamp = SUITE / "installed"
     return stamp.is_file() and stamp.read_text("utf-8") == conformance.stamp_of(conformance.PINNED)

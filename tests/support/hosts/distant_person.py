@@ -64,6 +64,7 @@ class DistantPerson:
 
 @asynccontextmanager
 async def open_distant_person(root: Path, settings: str = HUMAN, *scopes: Any) -> AsyncGenerator[DistantPerson]:
+    """Open a server on which Ana has a host, and a token with these scopes."""
     make_root(root, config_toml=settings)
     hosts, own = token(root, "ana"), token(root, "ana", *(scopes or ("approve",)), name="phone")
     with run_model_server([DONE] * 5) as model:

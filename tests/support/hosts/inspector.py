@@ -95,6 +95,7 @@ class Inspector:
 
 
 def confirm_arguments(proposal: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `confirm_spawn` for a proposal."""
     return {"pending_ids": [proposal["pending_id"]], "approving": [proposal["approval_line"]]}
 
 

@@ -167,6 +167,8 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class OpenHost(Window):
+    """A host in its terminal, and what its person types and sees."""
+
     host: TerminalHost
     orchestrator: TerminalModel
 

@@ -66,6 +66,7 @@ class TerminalServer:
 async def open_terminal_server(
     tmp: Path, config: str = "", *, pin: str | None = None
 ) -> AsyncGenerator[TerminalServer]:
+    """Open a server whose person decides at a terminal, with this PIN if there is one."""
     root = make_root(tmp / "data", config_toml=config + PRICED)
     with run_model_server([submit()] * 8) as model:
         env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
@@ -77,6 +78,7 @@ async def open_terminal_server(
 
 
 def without_styles(screen: str) -> str:
+    """Return a screen without colors."""
     return " ".join(re.sub(r"\x1b\[[\d;]*m", "", screen).split())
 
 

@@ -84,6 +84,8 @@ STORIES: dict[str, Callable[[int], Step]] = {
 
 @dataclass
 class AnswerBench:
+    """A client whose calls are checked in both forms of their answers."""
+
     client: Client
     server: ModelServer
     workspace: Path
@@ -118,6 +120,7 @@ class AnswerBench:
 
 
 def text_of_answer(answer: CallToolResult) -> dict[str, Any]:
+    """Return the text of an answer."""
     assert answer.structured_content is not None
     return dict(answer.structured_content)
 

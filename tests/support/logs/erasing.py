@@ -78,6 +78,7 @@ class TwoRuns:
 
 @asynccontextmanager
 async def open_two_runs(tmp: Path) -> AsyncGenerator[TwoRuns]:
+    """Open a lab in which the planted run and another one have ended."""
     gate = Gate()
     (tmp / "workspace").mkdir()
     (tmp / "workspace" / "notes.txt").write_text(f"It says {FOUND}.\n")
@@ -95,6 +96,7 @@ async def open_two_runs(tmp: Path) -> AsyncGenerator[TwoRuns]:
 
 
 async def run_erase(root: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run `ava erase`."""
     return await anyio.to_thread.run_sync(lambda: ava(root, "erase", *args))
 
 

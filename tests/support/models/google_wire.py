@@ -22,14 +22,17 @@ WIRE = GoogleWire(thinking=thinking_of(MODEL))
 
 
 def google_events(*said: Mapping[str, Any]) -> Raw:
+    """Return a stream of these events."""
     return Raw([f"data: {json.dumps(one)}\r\n\r\n".encode() for one in said], EVENTS)
 
 
 def whole_event(answer: Mapping[str, Any]) -> Raw:
+    """Return an answer that is not streamed."""
     return Raw([json.dumps(answer).encode()], JSON)
 
 
 def candidate(*parts: Mapping[str, Any], finish: str | None = None, **more: Any) -> dict[str, Any]:
+    """Return an event with these parts."""
     ending = {"finishReason": finish} if finish else {}
     return {"candidates": [{"content": {"role": "model", "parts": list(parts)}, "index": 0, **ending, **more}]}
 
@@ -44,10 +47,12 @@ def usage_of(prompt: int, answer: int = 0, thought: int = 0, **more: int) -> dic
 
 
 def google_error(code: int, status: str, message: str, *details: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an error as Google writes it."""
     return {"error": {"code": code, "message": message, "status": status, "details": list(details)}}
 
 
 def ask_google(*turns: Turn, model: str = MODEL, thinking: int = 0) -> Request:
+    """Return a request with these turns."""
     return Request(model, "You are terse.", (SEARCH,), turns or (TASK,), 8192, thinking)
 
 

@@ -12,5 +12,6 @@ KEY = "k3y-0f-n0b0dy-123456"
 
 
 def settings_with(root: Path, config: str) -> ModelSettings:
+    """Return the model settings of a data root with this configuration."""
     (root / "config.toml").write_text(config)
     return model_settings(load_settings(root, env={}), {})

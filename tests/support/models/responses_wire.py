@@ -21,6 +21,7 @@ WIRE = ResponsesWire(thinking=thinking_of(MODEL))
 
 
 def ask_responses(*turns: Turn, model: str = MODEL, thinking: int = 0) -> Request:
+    """Return a request with these turns."""
     return Request(model, "You are terse.", (SEARCH,), turns or (TASK,), 8192, thinking)
 
 
@@ -40,7 +41,8 @@ async def read_answers(
         return found, server.requests
 
 
-def growing_output(*events: Mapping[str, Any]) -> ResponsesAnswer:
+def answer_of(*events: Mapping[str, Any]) -> ResponsesAnswer:
+    """Return the answer that these events make."""
     answer = ResponsesAnswer()
     for event in events:
         answer.add(event)
@@ -49,16 +51,19 @@ def growing_output(*events: Mapping[str, Any]) -> ResponsesAnswer:
 
 def done_event(*events: Mapping[str, Any]) -> Completion:
     """Return the answer made of these events."""
-    return growing_output(*events).complete(request_id=None, sent_bytes=0)
+    return answer_of(*events).complete(request_id=None, sent_bytes=0)
 
 
 def item_of(fields: Mapping[str, Any], index: int = 0, step: str = "done") -> dict[str, Any]:
+    """Return the event of an item."""
     return {"type": f"response.output_item.{step}", "output_index": index, "item": fields}
 
 
 def message_item(text: str, **more: Any) -> dict[str, Any]:
+    """Return a message of the model."""
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}], **more}
 
 
 def call_item(call_id: str | None, **more: Any) -> dict[str, Any]:
+    """Return a call of a tool."""
     return {"type": "function_call", "call_id": call_id, "name": "search", "arguments": "{}", **more}

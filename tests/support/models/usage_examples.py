@@ -56,6 +56,7 @@ def messages(model: str, usage: Usage) -> Example:
 
 
 def tokens_of(fresh: int, output: int, read: int = 0, written: int = 0, thinking: int = 0) -> Usage:
+    """Return tokens by class."""
     return Usage(
         input_tokens=fresh,
         output_tokens=output,

@@ -49,6 +49,7 @@ class AdminTeam:
 
 @asynccontextmanager
 async def open_admin_team(tmp: Path, *, config: str = "", script: Any = None) -> AsyncGenerator[tuple[AdminTeam, Gate]]:
+    """Open a server with a client for each of the team."""
     gate = Gate(within_s=300)  # longer than all commands of a test take on a busy machine
     root = make_root(tmp / "data", config_toml=config + CONFIG)
     texts = {
@@ -72,6 +73,7 @@ async def open_admin_team(tmp: Path, *, config: str = "", script: Any = None) ->
 
 
 async def refusal_of(client: Client, tool: str, **given: Any) -> str:
+    """Call a tool that refuses, and return its reason."""
     result = await client.call_tool(tool, given)
     answer, text = read_answer(result)
     assert answer["status"] == "failed", text

@@ -83,7 +83,8 @@ class OpenStreams:
 
 
 @asynccontextmanager
-async def finish_run_over_http(root: Path) -> AsyncGenerator[tuple[HttpServer, Gate, str, Any]]:
+async def open_waiting_run(root: Path) -> AsyncGenerator[tuple[HttpServer, Gate, str, Any]]:
+    """Open a server with a run that waits for its model, until the gate opens."""
     gate = Gate()
     other = token(root, "ana", name="other")
     with run_model_server([Say("x", gate=gate), DONE]) as model:

@@ -15,6 +15,7 @@ BOTH = {"Accept": "application/json, text/event-stream"}
 
 
 def client_meta(name: str = "x", **more: Any) -> dict[str, Any]:
+    """Return what a client of the stateless era says of itself with each request."""
     return {
         "io.modelcontextprotocol/protocolVersion": MODERN,
         "io.modelcontextprotocol/clientInfo": {"name": name, "version": "1", **more},

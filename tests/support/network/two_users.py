@@ -64,6 +64,7 @@ def answer_for_ben(request: dict[str, Any]) -> Say:
 
 @asynccontextmanager
 async def open_two_users(root: Path, mode: str) -> AsyncGenerator[TwoUsers]:
+    """Open a server on which Ben owns runs, proposals and files, and Ana has her own client."""
     make_root(root)
     of_ben, anas = token(root, "ben"), token(root, "ana", "spawn", "read", name="of-ana")
     with run_model_server(answer_for_ben) as model:

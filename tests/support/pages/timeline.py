@@ -21,16 +21,19 @@ def write_failed_turn(log: TimelineLog, turn: int, path: str = "gone.md") -> Non
 
 
 def write_turn(log: TimelineLog, turn: int) -> None:
+    """Write a turn with a call that succeeds."""
     log.write(settlement(turn), cost=5)
     log.write(ToolCall(tool="read_file", call_id=f"c{turn}", args={"path": "a.md"}))
     log.write(ToolResult(tool="read_file", call_id=f"c{turn}", success=True, output="text"))
 
 
 def settlement(turn: int = 1) -> CostUpdate:
+    """Return the cost of a turn."""
     return CostUpdate(turn=turn, attempt=1, settlement="billed", tokens=9, cost_cents=1, reserved_micros=9)
 
 
 def reservation(turn: int = 1) -> CostReserved:
+    """Return what the call of a turn holds."""
     return CostReserved(
         turn=turn, attempt=1, scopes=(), micros=9, wrap_micros=1, prompt_tokens=1, max_output=1, upto_seq=1,
         request_sha="x",

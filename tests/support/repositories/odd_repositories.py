@@ -160,6 +160,7 @@ def _replaced(folder: Path, _mark: Path) -> Path:
 
 
 def make_odd_names(folder: Path, _mark: Path) -> Path:
+    """Make a repository whose files have odd names."""
     repository = project(folder)
     names = ["new\nline.txt", 'qu"ote.txt', "-dash.txt", "tab\t.txt", "A.txt", "a.txt", "ü.txt", ":(glob)x", "a\\b.txt"]
     for name in names:
@@ -178,6 +179,7 @@ def make_odd_names(folder: Path, _mark: Path) -> Path:
 
 
 def make_converted(folder: Path, _mark: Path) -> Path:
+    """Make a repository whose attributes convert line ends and characters."""
     repository = project(folder)
     attributes = "*.bat eol=crlf\n*.u16 working-tree-encoding=UTF-16LE\n*.id ident\n*.mixed text\n"
     (repository / ".gitattributes").write_text(attributes)

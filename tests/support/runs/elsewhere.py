@@ -97,5 +97,6 @@ def _address(stack: AsyncExitStack, tmp: Path) -> str:
 
 
 def owner_of(there: RunElsewhere) -> str:
+    """Return the process that owns the run."""
     with look_at(there.root) as db:
         return str(db.execute("SELECT instance FROM runs WHERE id = ?", (there.run,)).fetchone()[0])

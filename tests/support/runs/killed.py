@@ -84,6 +84,7 @@ def count_answers(root: Path, run: str) -> int:
 
 
 def files_left_in(folder: Path) -> list[str]:
+    """Return the names of all files below a folder."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 

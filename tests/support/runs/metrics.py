@@ -42,6 +42,8 @@ class Scraper:
 
 @asynccontextmanager
 async def open_scraper(runtime: Runtime) -> AsyncGenerator[Scraper]:
+    """Serve the metrics of a runtime, and open what reads them."""
+
     async def metrics(_request: Request) -> Response:
         return Response(await render(runtime, open_sessions=2), media_type=None, headers={"content-type": CONTENT_TYPE})
 
@@ -62,10 +64,12 @@ async def open_scraper(runtime: Runtime) -> AsyncGenerator[Scraper]:
 
 
 def sample_value(samples: Samples, name: str, **labels: str) -> float:
+    """Return a sample by its name and labels."""
     return samples[name, frozenset(labels.items())]
 
 
 async def finish_run(lab: Lab) -> str:
+    """Finish a run."""
     (lab.workspace / "a.md").write_text("It costs 12 dollars.")
     run_id = await lab.start(task="What does the quokka cost?", name="quokka hunt", task_id="quokka-17")
     await lab.ended(run_id)

@@ -18,7 +18,8 @@ CHEAP = '[prices."custom:test"]\ninput = 0.01\noutput = 0.05\n'
 """A price of the run's own model that leaves small caps to the searches."""
 
 
-def found_by_provider(root: Path, **env: str) -> tuple[str, str]:
+def search_finding(root: Path, **env: str) -> tuple[str, str]:
+    """Return what `ava doctor` says of the search: its state and its words."""
     finding = doctor(root, **env)["search"]
     return finding["state"], f"{finding['text']} {finding['what_to_do']}"
 
@@ -31,6 +32,7 @@ def search_provider(*steps: Step, name: str = "anthropic", times: int = 1) -> Ge
 
 
 def search_config(server: ModelServer, name: str = "anthropic", *, more: str = CHEAP, engine: str | None = None) -> str:
+    """Return the settings with which a provider searches."""
     return (
         f'{more}[search]\nengine = "{engine or name}"\n'
         f'[providers.{name}]\nbase_url = "http://127.0.0.1:{server.port}/v1"\n'
@@ -39,6 +41,7 @@ def search_config(server: ModelServer, name: str = "anthropic", *, more: str = C
 
 
 def store_key(tmp_path: Path, name: str = "anthropic") -> Path:
+    """Store a key of a provider, and return the file."""
     file = tmp_path / "data" / "keys.toml"
     file.parent.mkdir(mode=0o700, exist_ok=True)
     set_key(name, KEY, file)
