@@ -58,6 +58,21 @@ def test_the_launcher_imports_only_the_standard_library_and_itself() -> None:
                 assert own or module.partition(".")[0] in sys.stdlib_module_names, f"{path.name} imports {module}"
 
 
+def test_no_test_file_imports_another_one() -> None:
+    """What several need stands in tests/support."""
+    for path in sorted((REPOSITORY / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                modules = [each.name for each in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                modules = [f"{node.module or ''}.{each.name}" for each in node.names]
+            else:
+                continue
+            for module in modules:
+                files = [part for part in module.split(".")[:-1] if part.startswith("test_")]
+                assert not files and not module.startswith("test_"), f"{path.name} imports {module}"
+
+
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
