@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.http_server import serve_http, token
+from support.http_server import HttpServer, serve_http, token
 from support.model_server import Gate, Say, run_model_server
 from support.network.raw_http import BOTH, call_by_hand, client_meta, send_raw, start_by_hand
 from support.stdio import MODERN, MODES, make_root, model_env, read_answer, read_log, state_of, until
@@ -142,11 +142,7 @@ async def test_an_answer_to_the_question_of_another_user_has_no_effect(tmp_path:
         await asked.wait()
         refused = await ben.call_tool("confirm_spawn", given)
         assert "Nothing was started" in json.dumps(refused.structured_content)
-        hello: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "initialize",
-                 "params": {"protocolVersion": "2025-11-25", "capabilities": {"elicitation": {}},
-                            "clientInfo": {"name": "x", "version": "1"}}}  # fmt: skip
-        opened = await server.post("/mcp", bens, json=hello, headers=BOTH)
-        headers = {**BOTH, "Mcp-Session-Id": opened.headers["mcp-session-id"]}
+        headers = {**BOTH, "Mcp-Session-Id": await open_session(server, bens, elicitation={})}
         for number in (*range(12), "1", "x"):
             yes = {"action": "accept", "content": {"decision": "approve"}}
             sent = await server.post(
@@ -164,25 +160,13 @@ async def test_equal_ids_used_by_two_clients_do_not_interfere(tmp_path: Path) ->
     gates = [Gate(), Gate()]
     users = ("ana", "ben")
     texts = {user: token(root, user) for user in users}
-    runs: dict[str, str] = {}
+    heard: dict[str, str] = {}
     with run_model_server([*(Say("x", gate=gate) for gate in gates), DONE, DONE]) as model:
         async with serve_http(root, env=model_env(model.base_url)) as server:
-            for user in users:
-                given = {"role": "custom", "system_prompt": "x", "task": f"of {user}"}
-                proposed = (await call_by_hand(server, texts[user], "spawn_subagent", given))["structuredContent"]
-                lines = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
-                assert not (await call_by_hand(server, texts[user], "confirm_spawn", lines))["isError"]
-                runs[user] = proposed["subagent_id"]
-            heard: dict[str, str] = {}
+            runs = {user: await start_by_confirming(server, texts[user], user) for user in users}
 
             async def wait(user: str) -> None:
-                asked = {"subagent_id": runs[user], "wait_seconds": 8}
-                params = {"name": "check_subagent", "arguments": asked, "_meta": {**client_meta(), "progressToken": 1}}
-                body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-                headers = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call",
-                           "Mcp-Name": "check_subagent"}  # fmt: skip
-                answer = await server.post("/mcp", texts[user], json=body, headers=headers)
-                heard[user] = answer.text
+                heard[user] = await wait_with_id_one(server, texts[user], runs[user])
 
             async with anyio.create_task_group() as tasks:
                 for user in users:
@@ -196,18 +180,46 @@ async def test_equal_ids_used_by_two_clients_do_not_interfere(tmp_path: Path) ->
             for user, other in (users, users[::-1]):
                 assert heard[user].count("notifications/progress") >= 1 and '"result"' in heard[user]
                 assert runs[user] in heard[user] and runs[other] not in heard[user]
-            hello: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "initialize",
-                     "params": {"protocolVersion": "2025-11-25", "capabilities": {},
-                                "clientInfo": {"name": "x", "version": "1"}}}  # fmt: skip
-            opened = await server.post("/mcp", texts["ben"], json=hello, headers=BOTH)
-            own = {"Accept": "text/event-stream", "Mcp-Session-Id": opened.headers["mcp-session-id"]}
-            for last in ("0", "1", "_GET_stream", "x" * 5_000):
-                line = f"Authorization: Bearer {texts['ben']}\r\nMcp-Session-Id: {own['Mcp-Session-Id']}\r\n"
-                asked = f"GET /mcp HTTP/1.1\r\nHost: localhost\r\n{line}Accept: text/event-stream\r\n"
-                got = await anyio.to_thread.run_sync(
-                    send_raw, server.port, f"{asked}Last-Event-ID: {last}\r\n\r\n".encode()
-                )
-                assert b"jsonrpc" not in got or b"error" in got, got
+            await check_no_event_is_replayed(server, texts["ben"])
+
+
+async def start_by_confirming(server: HttpServer, text: str, user: str) -> str:
+    """Propose a run of a user and confirm it; return its id."""
+    given = {"role": "custom", "system_prompt": "x", "task": f"of {user}"}
+    proposed = (await call_by_hand(server, text, "spawn_subagent", given))["structuredContent"]
+    lines = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+    assert not (await call_by_hand(server, text, "confirm_spawn", lines))["isError"]
+    run_id: str = proposed["subagent_id"]
+    return run_id
+
+
+async def wait_with_id_one(server: HttpServer, text: str, run_id: str) -> str:
+    """Wait for a run in a request whose id and progress token are 1; return all that is heard."""
+    asked = {"subagent_id": run_id, "wait_seconds": 8}
+    params = {"name": "check_subagent", "arguments": asked, "_meta": {**client_meta(), "progressToken": 1}}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    names = {"Mcp-Method": "tools/call", "Mcp-Name": "check_subagent"}
+    answer = await server.post("/mcp", text, json=body, headers={**BOTH, "MCP-Protocol-Version": MODERN, **names})
+    return answer.text
+
+
+async def check_no_event_is_replayed(server: HttpServer, text: str) -> None:
+    """Whatever the last event is said to be, a session hears nothing of another one."""
+    session = await open_session(server, text)
+    for last in ("0", "1", "_GET_stream", "x" * 5_000):
+        line = f"Authorization: Bearer {text}\r\nMcp-Session-Id: {session}\r\n"
+        asked = f"GET /mcp HTTP/1.1\r\nHost: localhost\r\n{line}Accept: text/event-stream\r\n"
+        got = await anyio.to_thread.run_sync(send_raw, server.port, f"{asked}Last-Event-ID: {last}\r\n\r\n".encode())
+        assert b"jsonrpc" not in got or b"error" in got, got
+
+
+async def open_session(server: HttpServer, text: str, **capabilities: Any) -> str:
+    """Open a session of the handshake era, and return its id."""
+    client = {"capabilities": capabilities, "clientInfo": {"name": "x", "version": "1"}}
+    params = {"protocolVersion": "2025-11-25", **client}
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+    opened = await server.post("/mcp", text, json=hello, headers=BOTH)
+    return opened.headers["mcp-session-id"]
 
 
 async def test_one_user_cannot_pile_up_proposals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
