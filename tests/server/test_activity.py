@@ -215,6 +215,9 @@ async def test_what_another_process_shows_is_cleaned_and_short_and_only_its_owne
             def activities(self) -> Activities:
                 return {(row.instance or "", run_id): evil, ("another", run_id): "a lie"}
 
+            def workers(self) -> dict[str, str]:
+                return {}
+
         shown = activity_of(row, Shows())
         assert "ok" in shown and shown.isprintable() and len(shown) == 80
         assert activity_of(replace(row, instance="a third"), Shows()) == ""

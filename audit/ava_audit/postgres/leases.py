@@ -38,6 +38,8 @@ RENEWALS = 4
 """Attempts to renew within a lease."""
 KNOWN_S = 0.3
 """How long what was read about other processes is used again."""
+WORKERS_KNOWN_S = 1.0
+"""The same for the names of workers, which are only shown."""
 FORGET_AFTER_S = 600
 """How long the row of a dead process stays, for people who look at the table."""
 _RENEW = """
@@ -209,6 +211,7 @@ class LeasedInstances:
         self._leases: dict[str, _Lease] = {}
         self._read_s = float("-inf")
         self._activities: tuple[float, Activities] = (float("-inf"), {})
+        self._workers: tuple[float, Mapping[str, str]] = (float("-inf"), {})
 
     def join(self, announcement: Announcement = UNANNOUNCED, /) -> LeaseMembership:
         membership = LeaseMembership(self._files.join(), announcement, self._lease_s, self._conninfo, self._place)
@@ -287,6 +290,19 @@ class LeasedInstances:
             for name, host, kind, address, offers, silent_s in rows
             if not self._files.known_dead(name)
         ]
+
+    def workers(self) -> Mapping[str, str]:
+        """Return them as they were read within some seconds."""
+        with self._lock:
+            read_s, workers = self._workers
+            if time.monotonic() - read_s > WORKERS_KNOWN_S:
+                try:
+                    workers = {each.name: each.host for each in self.live() if each.announcement.kind == "worker"}
+                except StoreUnavailable as error:
+                    log.debug("cannot read the workers: %s", error)
+                    workers = {}
+                self._workers = time.monotonic(), workers
+            return workers
 
     def activities(self) -> Activities:
         """Return what runs are doing on any machine, as it was read within a tenth of a second."""

@@ -137,6 +137,13 @@ class Instances(Protocol):
         """Return the live instances that announce themselves. Blocking, for a moment. Raises StoreUnavailable."""
         ...
 
+    def workers(self) -> Mapping[str, str]:
+        """Return the host of each live worker by the worker's name; none where all processes are on this machine.
+
+        Blocking, for a moment.
+        """
+        ...
+
     def activities(self) -> Activities:
         """Return what runs are doing: untrusted lines for a person to read. Blocking, for a moment."""
         ...

@@ -410,6 +410,9 @@ class LockedInstances:
         names = (path.stem for path in sorted(self.folder.glob("*.lock")))
         return [LiveInstance(name, "", UNANNOUNCED) for name in names if self.alive(name)]
 
+    def workers(self) -> Mapping[str, str]:
+        return {}
+
     def activities(self) -> Activities:
         read_s, activities = self._activities
         if time.monotonic() - read_s > KNOWN_S:

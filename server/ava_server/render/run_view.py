@@ -6,7 +6,7 @@ Nothing parses these texts: figures, causes and states come from `RunView`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -173,6 +173,10 @@ class Processes(Protocol):
         """Blocking, for a moment."""
         ...
 
+    def workers(self) -> Mapping[str, str]:
+        """Blocking, for a moment."""
+        ...
+
 
 class Cap(NamedTuple):
     """One of a run's caps: what is used of it, the most (0: no cap), and what is held for calls and the last turn.
@@ -285,6 +289,7 @@ class RunView:
         task: The beginning of its task, where it was asked for.
         plan: Its steps, where it is a plan.
         asked_by_runs: What the runs of a plan ask a person, identical ones once.
+        worker: The worker that has it, as its claim in the log names it, and its host; empty unless there are several.
     """
 
     row: RunRow
@@ -302,6 +307,7 @@ class RunView:
     task: str = ""
     plan: PlanView | None = None
     asked_by_runs: tuple[PendingQuestion, ...] = ()
+    worker: str = ""
 
     @property
     def over(self) -> bool:
@@ -367,6 +373,7 @@ class ProcessesNow:
 
         self.alive: Callable[[str], bool] = alive
         self.activities = processes.activities
+        self.workers = cache(processes.workers)
 
 
 def shown_state(run: RunRow, alive: Callable[[str], bool]) -> str:
@@ -445,7 +452,15 @@ def view_run(
         task=task_excerpt(texts.task) if texts is not None else "(erased)" if task else "",
         plan=plan,
         asked_by_runs=tuple(questions.once(view.asking_runs(run.id))) if run.is_plan else (),
+        worker=_worker_of(run, processes) if state == RUNNING else "",
     )
+
+
+def _worker_of(run: RunRow, processes: Processes) -> str:
+    workers = processes.workers()
+    if len(workers) < 2 or run.instance is None or run.instance not in workers:
+        return ""
+    return f"{run.instance} on {clean(workers[run.instance])[0]}"
 
 
 def _plan(view: View, run: RunRow) -> PlanView | None:
@@ -461,7 +476,8 @@ def status_line(shown: RunView, doing: str | None = None, *, owner: bool = False
     """Return what a run is called, what it does (its state, if not given), and its figures."""
     whose = f"[{shown.row.user_id}] " if owner else ""
     state = f"{shown.state} (content erased)" if shown.erased else shown.state
-    return f"{whose}{label(shown.row)}: {doing or state} · {figures(shown)}"
+    worker = f" · on worker {shown.worker}" if shown.worker else ""
+    return f"{whose}{label(shown.row)}: {doing or state} · {figures(shown)}{worker}"
 
 
 def figures(shown: RunView) -> str:
@@ -520,6 +536,7 @@ def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owne
         last_tool=shown.last_tool,
         stop_reason=run.stop_reason,
         model=run.model,
+        worker=shown.worker or None,
         status=run.state if shown.erased else None,
     )
     if run.state == WAITING:

@@ -49,7 +49,7 @@ from ava_server.runs.lifecycle import agent_of, idle_since_us, is_held, pause_wo
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.mode import Driver, Mode, driver_of
 from ava_server.runs.money_wait import start_wait
-from ava_server.runs.offers import Offers
+from ava_server.runs.offers import STOPPING, Offers
 from ava_server.runs.plan import PlanInputs
 from ava_server.runs.plan_run import PlanRun
 from ava_server.runs.plan_time import plan_time
@@ -173,6 +173,7 @@ class _RunNotes:
         left_since: Since when it is left to the worker.
         labels: The labels that its machine needs, once they were read.
         no_label_since: Since when no live worker has these.
+        said: What this process has last shown of why no worker takes it; None before it has looked at that.
         left_to: The name of the worker beside the first one to which it is left since then; empty for the first one.
         with_host: Why this process runs it, and no worker, although what was approved continues without its host.
     """
@@ -188,6 +189,7 @@ class _RunNotes:
     cancel_reason: str | None = None
     labels: frozenset[str] | None = None
     no_label_since: float | None = None
+    said: str | None = None
 
 
 class GoneOwners:
@@ -296,6 +298,8 @@ class Manager:
         """
         self.offers.stop_taking()
         with anyio.move_on_after(within_s):
+            with contextlib.suppress(StoreUnavailable):  # the next renewal tells others
+                await anyio.to_thread.run_sync(self._membership.renew, abandon_on_cancel=True)
             while self._owned:
                 for run in self._driven():
                     run.leave()
@@ -603,8 +607,9 @@ class Manager:
         await self._look_for_workers()
         if not self._hands_out:
             for row in free:
-                self._say_who_works(row.id, NO_WORKER if not self._workers else None)
+                self._say_who_works(row.id, "" if self._workers else NO_WORKER)
             return
+        await self._take_back_old_notes(free)
         queues: dict[str, list[RunRow]] = {}
         for row in free:
             queues.setdefault(self._queue(row), []).append(row)
@@ -633,18 +638,29 @@ class Manager:
         self.outbox.put(Message(row.id, queue, attempt))
         self._say_who_works(row.id, self.outbox.fault_of(queue) or self._no_worker_for(self._notes[row.id]))
 
-    def _no_worker_for(self, notes: _RunNotes) -> str | None:
-        """Return that no live worker can take a run, once that has been so for a while."""
+    async def _take_back_old_notes(self, rows: Sequence[RunRow]) -> None:
+        """Remove what another server, or this one before it was started again, has said of runs that wait."""
+        new = [row.id for row in rows if self._notes[row.id].said is None]
+        if not new:
+            return
+        noted = await self._store.look(lambda view: [run_id for run_id in new if view.live(run_id) is not None])
+        for run_id in new:
+            self._notes[run_id].said = ""
+        for run_id in noted:
+            self._store.set_live(run_id, "")
+
+    def _no_worker_for(self, notes: _RunNotes) -> str:
+        """Return that no live worker can take a run, once that has been so for a while; else empty."""
         if not self._workers:
             return NO_WORKER
         labels = notes.labels or frozenset()
         if any(labels <= worker for worker in self._workers):
             notes.no_label_since = None
-            return None
+            return ""
         now_s = anyio.current_time()
         notes.no_label_since = now_s if notes.no_label_since is None else notes.no_label_since
         if now_s - notes.no_label_since < NO_LABEL_S:
-            return None
+            return ""
         words = " and ".join(sorted(labels))
         return f"no worker with the label {words} for {NO_LABEL_S:.0f} s: start one with `ava worker --label`"
 
@@ -653,14 +669,22 @@ class Manager:
             live = await anyio.to_thread.run_sync(self._instances.live)
             self._workers_seen_s = anyio.current_time()
             workers = [each.announcement.offers for each in live if each.announcement.kind == "worker"]
-            self._workers = [frozenset(map(str, offers.get("labels", ()))) for offers in workers]
+            self._workers = [
+                frozenset(map(str, offers.get("labels", ()))) for offers in workers if not offers.get(STOPPING)
+            ]
 
-    def _say_who_works(self, run_id: str, why: str | None) -> None:
-        """Show why no worker takes a run; without a reason, the workers say what it waits for."""
-        if why is not None:
+    def _say_who_works(self, run_id: str, why: str) -> None:
+        """Show why no worker takes a run, and take it back once that is over: then the workers say what it waits for.
+
+        `why`: empty for no reason.
+        """
+        notes = self._notes[run_id]
+        if why:
             self._waits(run_id, why)
-        else:
+        elif notes.said or run_id in self.waiting_for:
             self.waiting_for.pop(run_id, None)
+            self._store.set_live(run_id, "")
+        notes.said = why
 
     async def _try_to_take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
         """Take a run, or start a worker that does; an error with one run affects no other."""

@@ -18,7 +18,7 @@ from ava_server.config.keys import find_key
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.delivery import DeliveryFailed, EnginePlace, EngineState, queues_for
 from ava_server.delivery.outbox import REPEATED
-from ava_server.runs.offers import REFUSED
+from ava_server.runs.offers import REFUSED, STOPPING
 
 if TYPE_CHECKING:
     from ava_audit.store.backend import LiveInstance
@@ -114,10 +114,20 @@ def open_engine(settings: Settings) -> Delivery | None:
         credentials=None if key is None else key.value,
         ca_file=chosen.ca_file,
         lease_s=float(settings.lease_s),
-        log_id=(settings.data_root / MARK).read_text("utf-8").strip(),
+        log_id=_log_id(settings.data_root),
     )
     opened: Delivery = module.open_delivery(place)
     return opened
+
+
+def _log_id(root: Path) -> str:
+    """Return the id of the log; empty before a process here has opened it: then only the engine's state is asked."""
+    try:
+        return (root / MARK).read_text("utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise ConfigError(f"{root / MARK} cannot be read ({error.strerror}): correct its rights.") from None
 
 
 def _without_user(address: str) -> str:
@@ -129,18 +139,25 @@ def _without_user(address: str) -> str:
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """A worker as it announces itself: `silent_s` since its last beat, `refused` claims of runs that others have."""
+    """A worker as it announces itself: `silent_s` since its last beat, `refused` offers of runs that others have.
 
+    One that is `stopping` takes nothing more.
+    """
+
+    name: str
     host: str
     labels: tuple[str, ...]
     version: str
     slots: int
     refused: int
     silent_s: float
+    stopping: bool = False
 
     @property
     def queues(self) -> Sequence[str]:
-        """The queues of an engine that it takes runs from; none where its labels are too many."""
+        """The queues of an engine that it takes runs from; none where its labels are too many, or it is stopping."""
+        if self.stopping:
+            return ()
         try:
             return queues_for(self.labels)
         except DeliveryFailed:
@@ -155,12 +172,14 @@ def workers_among(instances: Sequence[LiveInstance]) -> list[WorkerFacts]:
         offers = instance.announcement.offers
         workers.append(
             WorkerFacts(
+                name=instance.name,
                 host=instance.host,
                 labels=tuple(map(str, offers.get("labels", ()))),
                 version=str(offers.get("version", "")),
                 slots=int(offers.get("runs", 0)),
                 refused=int(offers.get(REFUSED, 0)),
                 silent_s=instance.silent_s,
+                stopping=bool(offers.get(STOPPING)),
             )
         )
     return workers
@@ -175,14 +194,17 @@ async def engine_state(engine: Delivery) -> EngineState:
     """Return how a connected engine is; one that does not say so in time is down."""
     with anyio.move_on_after(STATE_S):
         return await engine.state()
-    return EngineState(f"{engine.name} has not said for {STATE_S:.0f} s how it is; runs wait until it answers")
+    return EngineState(
+        f"{engine.name} has not said for {STATE_S:.0f} s how it is; runs wait until it answers",
+        "See whether its server, or the network to it, is overloaded; runs wait and nothing is lost.",
+    )
 
 
 async def read_engine(settings: Settings) -> EngineState:
     """Connect to the engine and return how it is, also where it cannot be used."""
     try:
         engine = open_engine(settings)
-    except (AvaError, OSError) as error:
+    except AvaError as error:
         return EngineState(str(error).rstrip("."))
     if engine is None:
         return EngineState()

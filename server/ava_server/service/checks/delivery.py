@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ava_audit.errors import AuditError
+from ava_audit.store.backend import Kind
 from ava_audit.store.sqlite import backend_of
 from ava_server.service.checks import CheckFinding, Setup
 from ava_server.service.engines import WorkerFacts, engine_fault, read_engine, repeats_among, workers_among
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
     from ava_server.delivery import EngineState
 
 _START = "Start one with `ava worker --stay`."
-_AGAIN = "See under Scale in the documentation what Ava needs of it."
+_NEEDS = "See under Scale in the documentation what Ava needs of it."
+_SERVER: tuple[Kind, ...] = ("server",)
+_SERVERS_USER = (
+    "Store the password of a user that may, server:PASSWORD with the documented nats.conf, with `ava key set {engine}`,"
+    " and start the server again."
+)
 
 
 def delivery(setup: Setup) -> Iterator[CheckFinding]:
@@ -38,7 +44,7 @@ def delivery(setup: Setup) -> Iterator[CheckFinding]:
     live = _live_instances(root)
     if settings.delivery.engine != "none":
         state = anyio.run(partial(read_engine, settings))
-        yield engine_finding(settings.delivery.engine, state, repeats_among(live or ()))
+        yield engine_finding(settings.delivery.engine, state, repeats_among(live or ()), _kinds_here(root, live or ()))
     if live is not None:
         yield from worker_findings(workers_among(live))
 
@@ -52,13 +58,25 @@ def _live_instances(root: DataRoot) -> Sequence[LiveInstance] | None:
         return None
 
 
-def engine_finding(engine: str, state: EngineState, repeated: int = 0) -> CheckFinding:
-    """Return how the engine is, what waits in it, and how many deliveries servers have made again."""
-    again = f"; delivered again after four silent leases: {repeated}" if repeated else ""
+def _kinds_here(root: DataRoot, live: Sequence[LiveInstance]) -> frozenset[Kind]:
+    """Return which kinds of live processes have this data root."""
+    return frozenset(each.announcement.kind for each in live if (root.instances / f"{each.name}.lock").exists())
+
+
+def engine_finding(
+    engine: str, state: EngineState, repeated: int = 0, kinds: Collection[Kind] = _SERVER
+) -> CheckFinding:
+    """Return how the engine is, what waits in it, and how many deliveries servers have made again.
+
+    `kinds`: of the processes that use the same credentials: a server has to deliver.
+    """
+    again = f"; delivered again, lost or silent for four leases: {repeated}" if repeated else ""
     if state.fault:
-        return CheckFinding("delivery", "fault", state.fault, _AGAIN, short=f"{engine} down")
+        return CheckFinding("delivery", "fault", state.fault, state.to_do or _NEEDS, short=f"{engine} down")
+    if not state.delivers:
+        return _takes_only(engine, state.user, kinds)
     if not state.counted:
-        text = f"{engine} answers; what waits in it is not known: this user may not see that{again}"
+        text = f"{engine} answers; what waits in it is not known: {state.user or 'this user'} may not see that{again}"
         return CheckFinding("delivery", "ok", text, short=f"{engine} up")
     waiting = {queue: count for queue, count in state.waiting.items() if count}
     text = f"{engine} answers; with workers: {sum(state.taken.values())}"
@@ -72,6 +90,20 @@ def engine_finding(engine: str, state: EngineState, repeated: int = 0) -> CheckF
     return CheckFinding("delivery", "ok", f"{text}{again}", short=f"{engine}: {sum(waiting.values())} wait")
 
 
+def _takes_only(engine: str, user: str, kinds: Collection[Kind]) -> CheckFinding:
+    """Return what it means that the user of the engine may take runs and not deliver them."""
+    if "server" in kinds:
+        text = f"{engine} answers, and {user} may not deliver runs there, as a server has to: new runs wait"
+        return CheckFinding("delivery", "fault", text, _SERVERS_USER.format(engine=engine), short=f"{engine} refuses")
+    text = f"{engine} answers; {user} may take runs there, as a worker does"
+    if "worker" in kinds:
+        return CheckFinding("delivery", "ok", f"{text}, and not see what waits", short=f"{engine} up")
+    text += ", and not deliver them, as a server has to"
+    return CheckFinding(
+        "delivery", "note", text, f"If a server is to run here: {_SERVERS_USER.format(engine=engine)}", f"{engine} up"
+    )
+
+
 def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
     """Yield the workers, and those of another version."""
     if not workers:
@@ -79,7 +111,10 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
         return
     shown = "; ".join(map(_shown, sorted(workers, key=lambda one: (one.host, one.labels))))
     count = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
-    yield CheckFinding("workers", "ok", f"{count}: {shown}", short=count)
+    if all(worker.stopping for worker in workers):
+        yield CheckFinding("workers", "warning", f"{count}: {shown}; approved runs wait", _START, short="no worker")
+    else:
+        yield CheckFinding("workers", "ok", f"{count}: {shown}", short=count)
     here = version("ava-subagents")
     others = sorted({one.version for one in workers if one.version and one.version != here})
     if others:
@@ -88,12 +123,14 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
 
 
 def _shown(worker: WorkerFacts) -> str:
-    words = [f"on {worker.host}", f"{worker.slots} slot{'s' if worker.slots != 1 else ''}"]
+    slots = f"{worker.slots} slot{'s' if worker.slots != 1 else ''}"
+    words = [f"{worker.name} on {worker.host}", "is stopping and takes no more" if worker.stopping else slots]
     if worker.labels:
         words.append(f"labels {', '.join(worker.labels)}")
     if worker.version:
         words.append(f"version {worker.version}")
     words.append(f"last beat {worker.silent_s:.0f} s ago")
     if worker.refused:
-        words.append(f"{worker.refused} second claim{'s' if worker.refused != 1 else ''} refused")
+        offers = f"{worker.refused} offer{'s' if worker.refused != 1 else ''}"
+        words.append(f"{offers} left to the worker that had the run: nothing to do")
     return ", ".join(words)
