@@ -27,7 +27,7 @@ from support.terminal import ava
 
 from ava_audit.events import Event, RunPaused, SpawnDecided, SpawnProposed, UserMessage, Who
 from ava_audit.rows import HELD_UNTIL_US, RunRow
-from ava_audit.store.locks import WriteLock
+from ava_audit.store.locks import LockedInstances, WriteLock
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import append
 from ava_audit.units import format_bytes
@@ -141,7 +141,10 @@ async def test_an_internal_error_ends_the_live_screen_and_is_kept_for_the_caller
     assert isinstance(app.fault, ZeroDivisionError)
 
 
-async def test_a_run_without_an_owner_is_interrupted_and_its_clock_stops(tmp_path: Path) -> None:
+async def test_a_run_without_an_owner_is_interrupted_and_its_clock_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LockedInstances, "seen_every_s", 0.0)  # so much may be shown after it was last seen
     gate = Gate()
     async with open_lab(tmp_path, [Say("so", gate=gate)], check=False) as lab:
         await lab.start(task="Left alone")

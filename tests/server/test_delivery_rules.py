@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -205,6 +206,25 @@ async def test_rule_3_what_the_engine_has_lost_is_delivered_again(
                     await stays(lambda: not engine.messages)
                     assert (await lab.run(run)).state == "queued"
                     assert lab.runtime.manager.outbox.repeated == 0
+
+
+async def test_a_worker_says_which_runs_it_takes_takes_over_and_leaves(
+    tmp_path: Path, engine: MemoryEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    gate = Gate(within_s=120)
+    with running_model_server([replace(hand_over(), gate=gate), hand_over()]) as models:
+        async with server(tmp_path, models) as lab, worker(tmp_path, models) as first:
+            run = await lab.start()
+            await arrived(gate.arrived)
+            assert f"{run} taken" in caplog.messages
+            stop(first)
+            async with worker(tmp_path, models):
+                assert (await lab.ended(run)).state == "success"
+                await until(lambda: f"{run} has ended" in caplog.messages)
+                assert f"{run} taken over from {first.instance}" in caplog.messages
+                await until(lambda: any(run in said and "left to its new owner" in said for said in caplog.messages))
+                gate.released.set()
 
 
 async def test_rule_3_what_waits_in_the_engine_is_neither_delivered_nor_counted_again(

@@ -7,15 +7,20 @@ from pathlib import Path
 import anyio
 import pytest
 from support.engines.memory import MemoryDelivery, MemoryEngine
+from support.model_server import Gate, Say
 from support.postgres import free_port
-from support.runtime import open_lab
+from support.runtime import DONE, arrived, open_lab
+from support.told import ToldProcesses
 
 from ava_audit.store.backend import MARK, Announcement, Kind, LiveInstance
+from ava_audit.units import now_us
+from ava_server.cli.status_lines import remarks
 from ava_server.config.settings import load_settings
 from ava_server.core.errors import ConfigError
 from ava_server.delivery import EngineState
+from ava_server.render.run_view import RunView, run_answer, view_run
 from ava_server.service import engines, runtime
-from ava_server.service.checks import Setup
+from ava_server.service.checks import Setup, data, machine
 from ava_server.service.checks.delivery import delivery, engine_finding, worker_findings
 from ava_server.service.engines import engine_fault, engine_state, open_engine, repeats_among, workers_among
 
@@ -106,6 +111,28 @@ def test_a_user_who_may_not_deliver_is_wrong_for_a_server_only(kinds: list[Kind]
     assert ("server:PASSWORD" in found.what_to_do) == (state != "ok")
 
 
+def test_what_is_about_a_log_on_this_machine_is_not_said_of_one_in_postgres(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "WAL_RESET_FIXED", (99, 0, 0))
+    here, shared = load_settings(tmp_path / "here", {}), tmp_path / "shared"
+    shared.mkdir()
+    (shared / "config.toml").write_text(SHARED)
+    there = load_settings(shared, {})
+    found = [next(iter(machine.sqlite(Setup({}, each.paths, each)))) for each in (here, there)]
+    assert [one.state for one in found] == ["note", "ok"] and "ava.db" in found[0].what_to_do
+    background = [
+        one.text
+        for each in (here, there)
+        for one in data.processes(Setup({}, each.paths, each))
+        if one.name == "background"
+    ]
+    assert "ends a minute after the last one" in background[0]
+    assert background[1] == (
+        'subagents continue when their host is closed: workers run them, on any machine (runs_on = "workers")'
+    )
+
+
 def test_before_the_first_start_a_data_root_asks_the_engine_and_names_no_file(tmp_path: Path) -> None:
     """The id of the log comes with the first process there."""
     pytest.importorskip("nats", reason="the client of NATS is not installed")
@@ -147,6 +174,29 @@ def test_a_worker_that_is_stopping_has_no_slots_and_no_queues() -> None:
     (shown,) = worker_findings([found])
     assert "a on one, is stopping and takes no more" in shown.text and "slot" not in shown.text
     assert shown.state == "warning" and "Start one" in shown.what_to_do, "nobody takes new runs"
+
+
+async def test_a_running_run_names_its_worker_where_there_are_several(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say(calls=[DONE], gate=gate)]) as lab:
+        run_id = await lab.start()
+        await arrived(gate.arrived)
+        row = await lab.run(run_id)
+        owner = str(row.instance)
+
+        async def shown(hosts: dict[str, str]) -> RunView:
+            processes = ToldProcesses(hosts=hosts)
+            return await lab.store.read(lambda view: view_run(view, row, processes, now_us()))
+
+        one = await shown({owner: "alpha"})
+        assert run_answer(one).worker is None and remarks(one) == "" and "worker" not in run_answer(one).status_line
+        two = await shown({owner: "alpha\x07", "another": "beta"})
+        assert remarks(two) == f"on worker {owner} on alpha"
+        assert run_answer(two).worker == f"{owner} on alpha"
+        assert run_answer(two).status_line.endswith(f" · on worker {owner} on alpha")
+        assert (await shown({"a third": "alpha", "another": "beta"})).worker == "", "a server has it"
+        gate.released.set()
+        await lab.ended(run_id)
 
 
 async def test_metrics_have_the_engine_and_a_run_says_that_it_is_down(

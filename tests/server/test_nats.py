@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -432,6 +433,21 @@ async def test_a_worker_cannot_have_the_engine_do_what_it_may_not(guarded: NatsS
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_says_once_each_time_that_the_engine_is_away_and_that_it_is_back(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ava.delivery")
+    server.stop()
+    async with working(server, at_once()):
+        for time in (1, 2):
+            await until(lambda: caplog.text.count("does not answer") == time, within_s=20)  # noqa: B023
+            server.start()
+            await until(lambda: caplog.text.count("answers again") == time, within_s=20)  # noqa: B023
+            await anyio.sleep(1.5)
+            server.stop()
+    assert caplog.text.count("does not answer") <= 3
 
 
 async def test_an_engine_that_is_away_is_one_sentence_and_works_once_it_is_back(server: NatsServer) -> None:

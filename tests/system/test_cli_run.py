@@ -55,6 +55,18 @@ def events(root: Path, *args: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ava(root, "logs", "--json", "--last", "1000", *args).stdout.splitlines()]
 
 
+def test_a_run_that_a_script_starts_says_that_no_worker_does_it(root: Path, workspace: Path) -> None:
+    root.mkdir(mode=0o700)
+    (root / "config.toml").write_text('runs_on = "workers"\n')
+    words = ("run", "researcher", TASK, "-w", str(workspace), "--yes", "--max-cost", "1")
+    with running_model_server([DONE, DONE]) as model:
+        done = ava(root, *words, env=local(model.base_url))
+        assert done.returncode == 0, done.stderr
+        assert "This process does the run (--yes), no worker: it ends with this command.\n" in done.stderr
+        (root / "config.toml").write_text("")
+        assert "no worker" not in ava(root, *words, env=local(model.base_url)).stderr
+
+
 # -- without a terminal ------------------------------------------------------------------------------------------------
 
 

@@ -36,6 +36,8 @@ log = logging.getLogger("ava.store")
 
 RENEWALS = 4
 """Attempts to renew within a lease."""
+RENEWAL_TAKES_S = 1.0
+"""How long a renewal takes at most, while nothing is wrong."""
 KNOWN_S = 0.3
 """How long what was read about other processes is used again."""
 WORKERS_KNOWN_S = 1.0
@@ -261,6 +263,18 @@ class LeasedInstances:
             log.debug("cannot read the lease of %s: %s", name, first_line(error))
             return None
         return int(rows[0][0]) if rows else None
+
+    def silent_s(self, name: str, /) -> float | None:
+        try:
+            lease = self._all().get(name)
+        except (psycopg.Error, OSError) as error:
+            log.debug("cannot read the leases: %s", first_line(error))
+            return None
+        return None if lease is None else max(0.0, time.monotonic() - (lease.ends - lease.lasts_s))
+
+    @property
+    def seen_every_s(self) -> float:
+        return self._lease_s / RENEWALS + RENEWAL_TAKES_S
 
     def address_of(self, name: str) -> str | None:
         sql = f"SELECT address FROM leases WHERE name = %s AND {_EXPIRES} > clock_timestamp()"  # noqa: S608

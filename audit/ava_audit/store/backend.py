@@ -125,6 +125,18 @@ class Instances(Protocol):
         """
         ...
 
+    def silent_s(self, name: str, /) -> float | None:
+        """Return how many seconds ago an instance was last seen, as `seen_us`, which this takes from what it knows.
+
+        None where that is not known. Blocking, for a moment.
+        """
+        ...
+
+    @property
+    def seen_every_s(self) -> float:
+        """Within how many seconds an instance with runs is seen again while it works."""
+        ...
+
     def address_of(self, name: str) -> str | None:
         """Return where a live instance answers; None if it is dead, or answers nobody. Blocking, for a moment."""
         ...

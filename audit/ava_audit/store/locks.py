@@ -392,6 +392,14 @@ class LockedInstances:
         content = _bytes_of(self.folder / f"{name}.lock") or b""
         return int(content) if _TIME.fullmatch(content) else None
 
+    def silent_s(self, name: str, /) -> float | None:
+        seen = self.seen_us(name)
+        return None if seen is None else max(0.0, (now_us() - seen) / 1e6)
+
+    @property
+    def seen_every_s(self) -> float:
+        return SHOWN_S / 2
+
     def known_dead(self, name: str) -> bool:
         return (self.folder / f"{name}.lock").exists() and not self.alive(name)
 

@@ -371,6 +371,8 @@ async def _run(settings: Settings, request: RunRequest) -> int:
         run_ids = await approve(runtime, service, request)
         if not run_ids:
             return NOT_APPROVED
+        if request.yes and settings.runs_on == "workers":
+            tell("This process does the run (--yes), no worker: it ends with this command.")
         followed = FollowedRuns(runtime, service, run_ids)
         if (left := await followed.until_over(piped=request.out is None)) is not None:
             return left

@@ -428,6 +428,8 @@ class NatsDelivery:
             except Exception as error:
                 self._failure, self._dials_from_s = error, anyio.current_time() + TRY_AGAIN_S
                 raise
+            if self._failure is not None:
+                await self._note_return()
             self._client, self._made, self._failure = client, set(), None
             return client
 
@@ -458,6 +460,7 @@ class NatsDelivery:
             "name": "ava",
             "connect_timeout": CONNECT_S,
             "error_cb": self._note_error,
+            "reconnected_cb": self._note_return,
             "ping_interval": 10,
             "max_outstanding_pings": 2,
         }
@@ -476,6 +479,11 @@ class NatsDelivery:
         log.debug("nats: %s", error)
         if "permissions violation" in str(error).lower():
             self._denied, self._denied_s = str(error).removeprefix("nats: "), anyio.current_time()
+
+    async def _note_return(self) -> None:
+        """Say that the server is back; what keeps it from being used after that is news."""
+        self._said.clear()
+        log.info("%s answers again", self._at)
 
     def _denied_since(self, began_s: float) -> str:
         """Return what the server has denied this user since then; empty for nothing."""

@@ -284,6 +284,8 @@ class TemporalDelivery:
 
     async def _work(self, queues: Sequence[str], hands: _Hands, body: Body) -> None:
         client = await self._translated(self._connection())
+        if self._said:
+            log.info("%s answers again", self._at)
         self._said = ""
         permits = set[SlotPermit]()
         async with AsyncExitStack() as stack:

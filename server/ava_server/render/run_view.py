@@ -177,6 +177,13 @@ class Processes(Protocol):
         """Blocking, for a moment."""
         ...
 
+    def silent_s(self, name: str, /) -> float | None:
+        """Blocking, for a moment."""
+        ...
+
+    @property
+    def seen_every_s(self) -> float: ...
+
 
 class Cap(NamedTuple):
     """One of a run's caps: what is used of it, the most (0: no cap), and what is held for calls and the last turn.
@@ -374,6 +381,8 @@ class ProcessesNow:
         self.alive: Callable[[str], bool] = alive
         self.activities = processes.activities
         self.workers = cache(processes.workers)
+        self.silent_s = cache(processes.silent_s)
+        self.seen_every_s = processes.seen_every_s
 
 
 def shown_state(run: RunRow, alive: Callable[[str], bool]) -> str:
@@ -407,6 +416,36 @@ def _clock_us(run: RunRow, state: str, now_us: int) -> int:
     return run.last_us or now_us if state == INTERRUPTED else now_us
 
 
+def _shown_clock_us(view: View, run: RunRow, state: str, processes: Processes, now_us: int) -> int:
+    """Return until when a run's clock counts for people, so that it never runs backwards.
+
+    A successor counts only what its owner certainly worked, which is until it was last seen. So the clock that is shown
+    stands still soon after that, and again after a takeover, until what certainly counts is as much.
+    """
+    if run.is_plan or run.instance is None or state not in (RUNNING, INTERRUPTED):
+        return _clock_us(run, state, now_us)
+    silent_s = processes.silent_s(run.instance)
+    if silent_s is None:
+        return _clock_us(run, state, now_us)
+    ahead_us = round(processes.seen_every_s * 1e6)
+    seen_us = max(run.last_us or 0, now_us - round(silent_s * 1e6))
+    until_us = min(now_us, seen_us + ahead_us)
+    if run.generation == 1 or run.claimed_us is None:
+        return until_us
+    return max(until_us, run.claimed_us + _shown_too_much_us(view, run, ahead_us))
+
+
+def _shown_too_much_us(view: View, run: RunRow, most_us: int) -> int:
+    """Return how much longer the last owner's clock may have been shown than it counted; 0 unless it was taken over."""
+    claimed = view.last_entry(run.id, "RunClaimed")
+    if claimed is None or not isinstance(claimed.fact, RunClaimed) or claimed.fact.reason != "takeover":
+        return 0
+    own = "SELECT max(ts_us) FROM events WHERE run_id = ? AND generation = ?"
+    ((wrote_us,),) = view.select(own, run.id, run.generation - 1)
+    seen_us = max(claimed.fact.seen_us or 0, wrote_us or 0)
+    return min(most_us, max(0, claimed.ts_us - seen_us)) if seen_us else 0
+
+
 def view_run(
     view: View,
     run: RunRow,
@@ -428,7 +467,7 @@ def view_run(
     plan = _plan(view, run)
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
     state = state_now(run, proposal, processes.alive, now_us)
-    at_us = _clock_us(run, state, now_us)
+    at_us = _shown_clock_us(view, run, state, processes, now_us)
     handed_in, erased = _result(view, run) if result else (None, False)
     texts = texts_of(view, run) if task else None
     caps, free = _caps(view, run, at_us, plan)

@@ -842,6 +842,7 @@ class Manager:
         self.waiting_for.pop(row.id, None)
         self._notes[row.id].with_host = with_host
         self._owned[row.id] = None
+        log.info("%s", _taken(got))
         tasks.start_soon(self._start, row.id, got.generation + 1, tasks)
         return True
 
@@ -920,6 +921,8 @@ class Manager:
         finally:
             del self._owned[run.id]
             self._board.change()
+            if owned.done:
+                log.info("%s has ended", run.id)
             with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
                 try:
                     await _in_thread(partial(close, owned.done))
@@ -939,6 +942,15 @@ class Manager:
             self._notes[run_id].cancelled, self._notes[run_id].cancel_reason = True, reason
             owned.cancel(reason)
         return await self.control.cancel(run_id, who, reason, by, anyones=anyones)
+
+
+def _taken(before: RunRow) -> str:
+    """Return that a run was taken, from how it was before."""
+    if before.generation == 0:
+        return f"{before.id} taken"
+    if before.state == RUNNING:
+        return f"{before.id} taken over from {before.instance}"
+    return f"{before.id} taken again, after it waited"
 
 
 def _needs_slot(row: RunRow, gone: frozenset[str]) -> bool:
