@@ -12,17 +12,28 @@ from support.postgres import free_port
 from support.runtime import DONE, arrived, open_lab
 from support.told import ToldProcesses
 
-from ava_audit.store.backend import MARK, Announcement, Kind, LiveInstance
-from ava_audit.units import now_us
+from ava_audit.events import Who
+from ava_audit.store.backend import MARK, Announcement, Kind, LiveInstance, LostInstance
+from ava_audit.units import format_ts, now_us
+from ava_server.budget.user_limits import Slots
 from ava_server.cli.status_lines import remarks
 from ava_server.config.settings import load_settings
 from ava_server.core.errors import ConfigError
+from ava_server.core.ids import AGENT
 from ava_server.delivery import EngineState
 from ava_server.render.run_view import RunView, run_answer, view_run
+from ava_server.runs.claims import claim
 from ava_server.service import engines, runtime
 from ava_server.service.checks import Setup, data, machine
-from ava_server.service.checks.delivery import delivery, engine_finding, worker_findings
-from ava_server.service.engines import engine_fault, engine_state, open_engine, repeats_among, workers_among
+from ava_server.service.checks.delivery import delivery, engine_finding, lost_findings, worker_findings
+from ava_server.service.engines import (
+    engine_fault,
+    engine_state,
+    lost_workers,
+    open_engine,
+    repeats_among,
+    workers_among,
+)
 
 NATS = '[delivery]\nengine = "nats"\n'
 TEMPORAL = '[delivery]\nengine = "temporal"\n'
@@ -174,6 +185,35 @@ def test_a_worker_that_is_stopping_has_no_slots_and_no_queues() -> None:
     (shown,) = worker_findings([found])
     assert "a on one, is stopping and takes no more" in shown.text and "slot" not in shown.text
     assert shown.state == "warning" and "Start one" in shown.what_to_do, "nobody takes new runs"
+
+
+async def test_a_lost_worker_is_noted_with_what_became_of_its_runs(tmp_path: Path) -> None:
+    gates = [Gate(), Gate()]
+    async with open_lab(tmp_path, [Say(calls=[DONE], gate=gate) for gate in gates], check=False) as lab:
+        taken, left = await lab.start(), await lab.start()
+        for gate in gates:
+            await arrived(gate.arrived)
+        row = await lab.run(taken)
+        owner = str(row.instance)
+        lab.runtime.manager.offers.stop_taking()
+        who = Who(row.session_id, AGENT, row.user_id)
+        await lab.store.do(claim(taken, "another", who, frozenset({owner}), Slots(9, 9)))
+        since_us = row.claimed_us or 0
+        lost = [
+            LostInstance(owner, "alpha", "worker", since_us),
+            LostInstance("a server", "beta", "server", since_us),
+            LostInstance("idle", "gamma", "worker", since_us),
+        ]
+        found = await lab.store.read(lambda view: lost_workers(view, lost))
+        first, idle = lost_findings(found)
+        at = format_ts(since_us)[11:]
+        assert first.text == (
+            f"a worker on alpha was silent from {at}; taken over from it: {taken};"
+            f" another worker is about to take over {left}"
+        )
+        assert idle.text == f"a worker on gamma was silent from {at}"
+        assert (first.name, first.state) == ("workers", "note")
+        assert await lab.store.read(lambda view: lost_workers(view, [])) == []
 
 
 async def test_a_running_run_names_its_worker_where_there_are_several(tmp_path: Path) -> None:

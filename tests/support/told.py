@@ -14,14 +14,14 @@ class ToldProcesses:
 
     Attributes:
         lives: Whether each of them is alive.
-        silent: Seconds since each was seen; None where that is not known.
+        seen_us: When each was last seen; None where that is not known.
         seen_every_s: Within how many seconds one that works is seen.
         shows: What each shows of its runs.
         hosts: The host of each worker.
     """
 
     lives: bool = True
-    silent: float | None = None
+    seen_us: int | None = None
     seen_every_s: float = 1.0
     shows: Activities = field(default_factory=dict[tuple[str, str], str])
     hosts: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -35,5 +35,5 @@ class ToldProcesses:
     def workers(self) -> Mapping[str, str]:
         return self.hosts
 
-    def silent_s(self, _name: str, /) -> float | None:
-        return self.silent
+    def shown_seen_us(self, _name: str, /) -> int | None:
+        return self.seen_us

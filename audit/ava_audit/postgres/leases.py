@@ -27,10 +27,19 @@ import psycopg
 from ava_audit.database import Values
 from ava_audit.errors import StoreUnavailable
 from ava_audit.postgres.session import dial, first_line
-from ava_audit.store.backend import LEASE_S, SHOWN_S, UNANNOUNCED, Activities, Announcement, LiveInstance, Membership
+from ava_audit.store.backend import (
+    LEASE_S,
+    SHOWN_S,
+    UNANNOUNCED,
+    Activities,
+    Announcement,
+    LiveInstance,
+    LostInstance,
+    Membership,
+)
 from ava_audit.store.locks import KNOWN_S as SHOWN_KNOWN_S
 from ava_audit.store.locks import LockedInstances, LockMembership, activities_in, keep_renewing
-from ava_audit.units import steady_s
+from ava_audit.units import now_us, steady_s
 
 log = logging.getLogger("ava.store")
 
@@ -63,10 +72,15 @@ _UP_S = "SELECT CAST(extract(epoch FROM clock_timestamp() - pg_postmaster_start_
 
 
 class _Lease(NamedTuple):
-    """A lease as it was read: when it ends, on this process's monotonic clock, and for how long each renewal lasts."""
+    """A lease as it was read: when it ends, on this process's monotonic clock, and for how long each renewal lasts.
+
+    And when it was renewed.
+    """
 
     ends: float
     lasts_s: float
+    renewed_us: int  # by the server's clock
+    seen_us: int  # the same by this machine's clock, as it was when this renewal was first read
 
 
 class SessionConnection:
@@ -264,13 +278,13 @@ class LeasedInstances:
             return None
         return int(rows[0][0]) if rows else None
 
-    def silent_s(self, name: str, /) -> float | None:
+    def shown_seen_us(self, name: str, /) -> int | None:
         try:
             lease = self._all().get(name)
         except (psycopg.Error, OSError) as error:
             log.debug("cannot read the leases: %s", first_line(error))
             return None
-        return None if lease is None else max(0.0, time.monotonic() - (lease.ends - lease.lasts_s))
+        return None if lease is None else lease.seen_us
 
     @property
     def seen_every_s(self) -> float:
@@ -303,6 +317,21 @@ class LeasedInstances:
             LiveInstance(name, host, Announcement(kind, address, json.loads(offers)), max(0.0, silent_s))
             for name, host, kind, address, offers, silent_s in rows
             if not self._files.known_dead(name)
+        ]
+
+    def lost(self) -> list[LostInstance]:
+        """Return whose lease ended while it was in force; one that ended in order has a lease of no time."""
+        recent = f"lease_ms > 0 AND renewed_at > clock_timestamp() - {FORGET_AFTER_S} * interval '1 second'"
+        columns = f"name, host, kind, {_RENEWED_US}, {_EXPIRES} < clock_timestamp()"
+        sql = f"SELECT {columns} FROM leases WHERE {recent} ORDER BY renewed_at"  # noqa: S608
+        try:
+            rows = self._connection.run(sql)
+        except (psycopg.Error, OSError) as error:
+            raise StoreUnavailable(f"{self._place} cannot be read: {first_line(error)}") from error
+        return [
+            LostInstance(name, host, kind, int(seen_us))
+            for name, host, kind, seen_us, expired in rows
+            if expired or self._files.known_dead(name)
         ]
 
     def workers(self) -> Mapping[str, str]:
@@ -351,10 +380,19 @@ class LeasedInstances:
         """Return the leases as they were read within some seconds."""
         with self._lock:
             if time.monotonic() - self._read_s > known_s:
-                rows = self._connection.run(f"SELECT name, {_LEFT_MS}, lease_ms FROM leases")  # noqa: S608
+                columns = f"name, {_LEFT_MS}, lease_ms, {_RENEWED_US}"
+                rows = self._connection.run(f"SELECT {columns} FROM leases")  # noqa: S608
                 self._read_s = time.monotonic()
-                self._leases = {name: _Lease(self._read_s + left / 1000, lasts / 1000) for name, left, lasts in rows}
+                self._leases = {name: self._lease(name, *row) for name, *row in rows}
             return self._leases
+
+    def _lease(self, name: str, left_ms: int, lasts_ms: int, renewed_us: int) -> _Lease:
+        known = self._leases.get(name)
+        if known is not None and known.renewed_us == renewed_us:
+            seen_us = known.seen_us
+        else:
+            seen_us = now_us() - (lasts_ms - left_ms) * 1000
+        return _Lease(self._read_s + left_ms / 1000, lasts_ms / 1000, renewed_us, seen_us)
 
 
 def _activities_in(rows: Sequence[tuple[str, str]]) -> Activities:

@@ -58,6 +58,16 @@ class LiveInstance:
     silent_s: float = 0.0  # since it last showed that it lives
 
 
+@dataclass(frozen=True)
+class LostInstance:
+    """An instance that ended without saying so, and when it was last seen, in microseconds UTC."""
+
+    name: str
+    host: str
+    kind: Kind
+    seen_us: int
+
+
 Activities = Mapping[tuple[str, str], str]
 """Activities by instance and run, only of instances that have shown theirs lately."""
 
@@ -125,10 +135,10 @@ class Instances(Protocol):
         """
         ...
 
-    def silent_s(self, name: str, /) -> float | None:
-        """Return how many seconds ago an instance was last seen, as `seen_us`, which this takes from what it knows.
+    def shown_seen_us(self, name: str, /) -> int | None:
+        """Return about when an instance was last seen, by this machine's clock; only for people to read.
 
-        None where that is not known. Blocking, for a moment.
+        It is the same until the instance is seen again; None where it is not known. Blocking, for a moment.
         """
         ...
 
@@ -147,6 +157,13 @@ class Instances(Protocol):
 
     def live(self) -> list[LiveInstance]:
         """Return the live instances that announce themselves. Blocking, for a moment. Raises StoreUnavailable."""
+        ...
+
+    def lost(self) -> list[LostInstance]:
+        """Return the instances that were lost within the last minutes, the oldest first; none on one machine.
+
+        Blocking, for a moment. Raises StoreUnavailable.
+        """
         ...
 
     def workers(self) -> Mapping[str, str]:

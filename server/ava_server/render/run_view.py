@@ -177,7 +177,7 @@ class Processes(Protocol):
         """Blocking, for a moment."""
         ...
 
-    def silent_s(self, name: str, /) -> float | None:
+    def shown_seen_us(self, name: str, /) -> int | None:
         """Blocking, for a moment."""
         ...
 
@@ -381,7 +381,7 @@ class ProcessesNow:
         self.alive: Callable[[str], bool] = alive
         self.activities = processes.activities
         self.workers = cache(processes.workers)
-        self.silent_s = cache(processes.silent_s)
+        self.shown_seen_us = cache(processes.shown_seen_us)
         self.seen_every_s = processes.seen_every_s
 
 
@@ -424,12 +424,11 @@ def _shown_clock_us(view: View, run: RunRow, state: str, processes: Processes, n
     """
     if run.is_plan or run.instance is None or state not in (RUNNING, INTERRUPTED):
         return _clock_us(run, state, now_us)
-    silent_s = processes.silent_s(run.instance)
-    if silent_s is None:
+    seen_us = processes.shown_seen_us(run.instance)
+    if seen_us is None:
         return _clock_us(run, state, now_us)
     ahead_us = round(processes.seen_every_s * 1e6)
-    seen_us = max(run.last_us or 0, now_us - round(silent_s * 1e6))
-    until_us = min(now_us, seen_us + ahead_us)
+    until_us = min(now_us, max(run.last_us or 0, seen_us) + ahead_us)
     if run.generation == 1 or run.claimed_us is None:
         return until_us
     return max(until_us, run.claimed_us + _shown_too_much_us(view, run, ahead_us))

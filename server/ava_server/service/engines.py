@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import anyio
 
+from ava_audit.events import RunClaimed
+from ava_audit.rows import RUNNING
 from ava_audit.store.backend import MARK
 from ava_extras import ExtraMissing, load
 from ava_server.config.keys import find_key
@@ -21,7 +25,8 @@ from ava_server.delivery.outbox import REPEATED
 from ava_server.runs.offers import REFUSED, STOPPING
 
 if TYPE_CHECKING:
-    from ava_audit.store.backend import LiveInstance
+    from ava_audit.store.backend import LiveInstance, LostInstance
+    from ava_audit.view import View
     from ava_server.config.settings import Settings
     from ava_server.delivery import Delivery
 
@@ -183,6 +188,50 @@ def workers_among(instances: Sequence[LiveInstance]) -> list[WorkerFacts]:
             )
         )
     return workers
+
+
+@dataclass(frozen=True)
+class LostWorker:
+    """A worker that ended without saying so: the runs that others took over from it, and those that wait for that."""
+
+    host: str
+    seen_us: int
+    taken_over: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+def lost_workers(view: View, lost: Sequence[LostInstance]) -> list[LostWorker]:
+    """Return the workers among lost instances, with what became of their runs."""
+    workers = [each for each in lost if each.kind == "worker"]
+    if not workers:
+        return []
+    since_us = min(each.seen_us for each in workers)
+    taken_over: defaultdict[str, list[str]] = defaultdict(list)
+    for run_id in _claimed_since(view, since_us):
+        claims = [each.fact for each in view.entries(run_id, 0, ("RunClaimed",)) if isinstance(each.fact, RunClaimed)]
+        for before, after in pairwise(claims):
+            if after.reason == "takeover":
+                taken_over[before.instance].append(run_id)
+    running = view.runs(states=(RUNNING,), limit=-1)
+    return [
+        LostWorker(
+            worker.host,
+            worker.seen_us,
+            tuple(taken_over[worker.name]),
+            tuple(row.id for row in running if row.instance == worker.name),
+        )
+        for worker in workers
+    ]
+
+
+def _claimed_since(view: View, since_us: int) -> list[str]:
+    """Return the runs that were claimed since then, found from the newest claim."""
+    found: dict[str, None] = {}
+    for run_id, ts_us in view.select("SELECT run_id, ts_us FROM events WHERE type = 'RunClaimed' ORDER BY seq DESC"):
+        if ts_us < since_us:
+            break
+        found[run_id] = None
+    return list(found)
 
 
 def repeats_among(live: Sequence[LiveInstance]) -> int:

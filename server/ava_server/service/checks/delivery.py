@@ -13,8 +13,18 @@ import anyio
 from ava_audit.errors import AuditError
 from ava_audit.store.backend import Kind
 from ava_audit.store.sqlite import backend_of
+from ava_audit.units import format_ts
+from ava_audit.view import View
 from ava_server.service.checks import CheckFinding, Setup
-from ava_server.service.engines import WorkerFacts, engine_fault, read_engine, repeats_among, workers_among
+from ava_server.service.engines import (
+    LostWorker,
+    WorkerFacts,
+    engine_fault,
+    lost_workers,
+    read_engine,
+    repeats_among,
+    workers_among,
+)
 
 if TYPE_CHECKING:
     from ava_audit.store.backend import LiveInstance
@@ -41,21 +51,41 @@ def delivery(setup: Setup) -> Iterator[CheckFinding]:
         return
     if not settings.shares_log or settings.runs_on != "workers":
         return
-    live = _live_instances(root)
+    live, lost = _instances(root)
     if settings.delivery.engine != "none":
         state = anyio.run(partial(read_engine, settings))
         yield engine_finding(settings.delivery.engine, state, repeats_among(live or ()), _kinds_here(root, live or ()))
     if live is not None:
         yield from worker_findings(workers_among(live))
+        yield from lost_findings(lost)
 
 
-def _live_instances(root: DataRoot) -> Sequence[LiveInstance] | None:
-    """Return the processes on the log; None where it cannot be asked, which its own check reports."""
+def _instances(root: DataRoot) -> tuple[Sequence[LiveInstance] | None, Sequence[LostWorker]]:
+    """Return the processes on the log, and the workers that were lost lately.
+
+    None where the log cannot be asked, which its own check reports.
+    """
+    backend = backend_of(root.path)
     try:
-        with contextlib.closing(backend_of(root.path).instances(root.instances)) as instances:
-            return instances.live()
+        with contextlib.closing(backend.instances(root.instances)) as instances:
+            live, lost = instances.live(), instances.lost()
+        if not lost:
+            return live, ()
+        with contextlib.closing(backend.open_to_check()) as db:
+            return live, lost_workers(View(db), lost)
     except AuditError:
-        return None
+        return None, ()
+
+
+def lost_findings(lost: Sequence[LostWorker]) -> Iterator[CheckFinding]:
+    """Yield a note on each worker that was lost, and what became of its runs."""
+    for worker in lost:
+        text = f"a worker on {worker.host} was silent from {format_ts(worker.seen_us)[11:]}"
+        if worker.taken_over:
+            text += f"; taken over from it: {', '.join(worker.taken_over)}"
+        if worker.left:
+            text += f"; another worker is about to take over {', '.join(worker.left)}"
+        yield CheckFinding("workers", "note", text, short="worker lost")
 
 
 def _kinds_here(root: DataRoot, live: Sequence[LiveInstance]) -> frozenset[Kind]:
