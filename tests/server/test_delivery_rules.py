@@ -23,7 +23,7 @@ from ava_server.runs.control import RunControl
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.manager import Manager
 from ava_server.runs.mode import SHARED_BACKGROUND
-from ava_server.runs.offers import Offers
+from ava_server.runs.offers import STOPPING, Offers
 from ava_server.service import runtime
 from ava_server.service.records import run_record
 
@@ -414,6 +414,8 @@ async def test_an_outdated_worker_gives_back_what_it_was_given_and_takes_nothing
 
 
 async def test_a_worker_that_is_being_stopped_takes_nothing_more_and_keeps_what_it_has() -> None:
+    told: dict[str, object] = {}
+
     class Alive:
         name = "w"
 
@@ -421,12 +423,13 @@ async def test_a_worker_that_is_being_stopped_takes_nothing_more_and_keeps_what_
             return True
 
         def tell(self, facts: Mapping[str, object]) -> None:
-            pass
+            told.update(facts)
 
     offers = Offers(lambda: None, Alive())  # type: ignore[arg-type]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(offers, "S-1")
         await until(lambda: offers.open() == {"S-1"})
         offers.stop_taking()
+        assert told == {STOPPING: True}, "it is no free slot for those who look"
         assert not offers.takes_runs() and offers.open() == {"S-1"} and not await offers("S-2")
         tasks.cancel_scope.cancel()
