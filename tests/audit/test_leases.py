@@ -224,6 +224,28 @@ async def test_a_process_that_joins_a_server_that_has_just_started_waits_a_lease
         second.remove()
 
 
+async def test_a_worker_that_was_killed_is_lost_and_one_that_ended_in_order_is_not(
+    url: str, tmp_path: Path, here: Instances, there: Instances
+) -> None:
+    began_us = now_us()
+    ended = await anyio.to_thread.run_sync(here.join, Announcement("worker"))
+    assert list(there.workers()) == [ended.name]
+    ended.release()
+    async with instance(tmp_path / "here", url) as (process, name):
+        assert there.lost() == []
+        seen_us = there.shown_seen_us(name)
+        assert seen_us is not None and seen_us >= began_us - 1_000_000
+        await anyio.sleep(0.5)
+        again_us = there.shown_seen_us(name)
+        assert again_us is not None and again_us >= seen_us, "it is seen again, and never earlier"
+        os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+        (lost,) = here.lost()
+        assert (lost.name, lost.kind) == (name, "command") and lost.seen_us >= began_us - 1_000_000
+        await until(lambda: [each.name for each in there.lost()] == [name], within_s=3 * LEASE_S)
+        assert there.shown_seen_us(name) == there.shown_seen_us(name)
+
+
 JOIN = """
 import pathlib, sys, anyio
 from ava_audit.store.sqlite import backend_of

@@ -11,10 +11,10 @@ import anyio
 import pytest
 from support.model_server import Gate, Raw, Say, events, slow_answer
 from support.runtime import DONE, hand_over, open_lab, wait_for
+from support.told import ToldProcesses
 from support.tool_examples import EXAMPLES, HERE, must_list
 
 from ava_audit.events import Activity
-from ava_audit.store.backend import Activities
 from ava_audit.store.store import Store
 from ava_audit.view import Outcome
 from ava_roles.tool import Tool, status_sentence
@@ -208,15 +208,9 @@ async def test_what_another_process_shows_is_cleaned_and_short_and_only_its_owne
         row = await lab.run(run_id)
         evil = "\x1b[31mok\x1b[0m\n\u202e" + "x" * 100_000
 
-        class Shows:
-            def alive(self, _name: str, /) -> bool:
-                return True
-
-            def activities(self) -> Activities:
-                return {(row.instance or "", run_id): evil, ("another", run_id): "a lie"}
-
-        shown = activity_of(row, Shows())
+        shows = ToldProcesses(shows={(row.instance or "", run_id): evil, ("another", run_id): "a lie"})
+        shown = activity_of(row, shows)
         assert "ok" in shown and shown.isprintable() and len(shown) == 80
-        assert activity_of(replace(row, instance="a third"), Shows()) == ""
+        assert activity_of(replace(row, instance="a third"), shows) == ""
         gate.released.set()
         await lab.ended(run_id)

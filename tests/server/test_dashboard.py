@@ -24,6 +24,7 @@ from support.terminal import ava
 
 from ava_audit.events import Event, RunPaused, SpawnDecided, SpawnProposed, UserMessage, Who
 from ava_audit.rows import HELD_UNTIL_US
+from ava_audit.store.locks import LockedInstances
 from ava_audit.store.store import append
 from ava_server.cli import records
 from ava_server.cli.log_look import LogLook, run_at_once
@@ -109,7 +110,10 @@ async def test_an_internal_error_ends_the_live_screen_and_is_kept_for_the_caller
     assert isinstance(app.fault, ZeroDivisionError)
 
 
-async def test_a_run_without_an_owner_is_interrupted_and_its_clock_stops(tmp_path: Path) -> None:
+async def test_a_run_without_an_owner_is_interrupted_and_its_clock_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LockedInstances, "seen_every_s", 0.0)  # so much may be shown after it was last seen
     gate = Gate()
     async with open_lab(tmp_path, [Say("so", gate=gate)], check=False) as lab:
         await lab.start(task="Left alone")

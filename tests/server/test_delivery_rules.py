@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -22,8 +23,9 @@ from ava_server.runs.control import RunControl
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.manager import Manager
 from ava_server.runs.mode import SHARED_BACKGROUND
-from ava_server.runs.offers import Offers
+from ava_server.runs.offers import STOPPING, Offers
 from ava_server.service import runtime
+from ava_server.service.records import run_record
 
 pytestmark = pytest.mark.skipif(POSTGRES, reason="a lock file, which a test can release, says who lives")
 CONFIG = 'runs_on = "workers"\nlease_s = 3\n' + PRICED
@@ -176,6 +178,74 @@ async def test_rule_3_what_the_engine_has_lost_is_delivered_again(
                     assert lab.runtime.manager.outbox.repeated == 0
 
 
+async def test_a_worker_says_which_runs_it_takes_takes_over_and_leaves(
+    tmp_path: Path, engine: MemoryEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    gate = Gate(within_s=120)
+    with run_model_server([replace(hand_over(), gate=gate), hand_over()]) as models:
+        async with server(tmp_path, models) as lab, worker(tmp_path, models) as first:
+            run = await lab.start()
+            await wait_for(gate.arrived)
+            assert f"{run} taken" in caplog.messages
+            stop(first)
+            async with worker(tmp_path, models):
+                assert (await lab.ended(run)).state == "success"
+                await until(lambda: f"{run} has ended" in caplog.messages)
+                assert f"{run} taken over from {first.instance}" in caplog.messages
+                await until(lambda: any(run in said and "left to its new owner" in said for said in caplog.messages))
+                gate.released.set()
+
+
+async def test_rule_3_what_waits_in_the_engine_is_neither_delivered_nor_counted_again(
+    tmp_path: Path, engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "SILENT_LEASES", 0.3)
+    attempts: list[str] = []
+    told = MemoryDelivery.deliver
+
+    async def deliver(self: MemoryDelivery, run_id: str, queue: str, attempt: str) -> bool:
+        attempts.append(attempt)
+        return await told(self, run_id, queue, attempt)
+
+    monkeypatch.setattr(MemoryDelivery, "deliver", deliver)
+    with run_model_server([hand_over()]) as models:
+        async with server(tmp_path, models) as lab:
+            run = await lab.start()
+            await until(lambda: len(set(attempts)) >= 3)
+            assert len(engine.messages) == 1 and lab.runtime.manager.outbox.repeated == 0
+            async with worker(tmp_path, models):
+                assert (await lab.ended(run)).state == "success"
+
+
+@pytest.mark.parametrize("by", ["the server that said it", "another server"])
+async def test_why_a_run_waits_is_taken_back_when_it_is_over(tmp_path: Path, engine: MemoryEngine, by: str) -> None:
+    async def shown(lab: Lab, run: str) -> str:
+        found = await lab.runtime.store.read(lambda view: run_record(view, run, lab.runtime.instances))
+        return found.answer.waits_for or ""
+
+    engine.is_down = True
+    with run_model_server([hand_over()]) as models:
+        async with server(tmp_path, models) as lab, worker(tmp_path, models) as busy:
+            run = await lab.start()
+            busy.offers.stop_taking()
+            await until(lambda: "engine is down" in lab.runtime.manager.waiting_for.get(run, ""))
+            while "engine is down" not in await shown(lab, run):  # noqa: ASYNC110
+                await anyio.sleep(0.1)
+            if by != "another server":
+                engine.is_down = False
+                await until(lambda: engine.messages)
+                with anyio.fail_after(10):
+                    while "engine is down" in await shown(lab, run):  # noqa: ASYNC110
+                        await anyio.sleep(0.1)
+        engine.is_down = False
+        async with server(tmp_path, models) as lab, worker(tmp_path, models) as busy:
+            busy.offers.stop_taking()
+            with anyio.fail_after(10):
+                while "engine is down" in await shown(lab, run):  # noqa: ASYNC110
+                    await anyio.sleep(0.1)
+
+
 @pytest.mark.parametrize("rule", [True, False])
 async def test_rule_4_a_claim_is_refused_while_the_owner_lives(
     tmp_path: Path, engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch, rule: bool
@@ -281,6 +351,8 @@ async def test_what_is_delivered_again_is_counted_once_by_all_servers_together()
             for server in servers:
                 server.put(Message("S-1", ANY, attempt))
             await all_told(attempt)
+            for message in engine.messages:
+                message.given = 1  # to a worker that stays silent
         tasks.cancel_scope.cancel()
     assert sum(server.repeated for server in servers) == sum(REPEATED in facts for facts in told) == 2
 
@@ -291,6 +363,9 @@ async def test_an_outdated_worker_gives_back_what_it_was_given_and_takes_nothing
 
         def holds(self) -> bool:
             return True
+
+        def tell(self, facts: Mapping[str, object]) -> None:
+            pass
 
     offers = Offers(lambda: None, Alive())  # type: ignore[arg-type]
     answers: list[bool] = []
@@ -309,17 +384,23 @@ async def test_an_outdated_worker_gives_back_what_it_was_given_and_takes_nothing
 
 
 async def test_a_worker_that_is_being_stopped_takes_nothing_more_and_keeps_what_it_has() -> None:
+    told: dict[str, object] = {}
+
     class Alive:
         name = "w"
 
         def holds(self) -> bool:
             return True
 
+        def tell(self, facts: Mapping[str, object]) -> None:
+            told.update(facts)
+
     offers = Offers(lambda: None, Alive())  # type: ignore[arg-type]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(offers, "S-1")
         await until(lambda: offers.open() == {"S-1"})
         offers.stop_taking()
+        assert told == {STOPPING: True}, "it is no free slot for those who look"
         assert not offers.takes_runs() and offers.open() == {"S-1"} and not await offers("S-2")
         tasks.cancel_scope.cancel()
 

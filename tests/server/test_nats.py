@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -188,6 +189,31 @@ async def test_a_consumer_that_somebody_removed_is_made_again_when_nobody_takes_
         assert "is not as Ava makes it" in await fails(lambda: sender.deliver("S-2", ANY, "0.1"))
 
 
+async def test_what_waits_in_the_stream_is_not_delivered_again_and_what_is_lost_or_silent_is(
+    server: NatsServer,
+) -> None:
+    async with delivery(server) as sender, delivery(server) as another:
+        for run in ("S-1", "S-2"):
+            assert await sender.deliver(run, ANY, "0.0")
+        assert not await sender.deliver("S-1", ANY, "0.1") and not await another.deliver("S-2", ANY, "0.1")
+        worker = Worker()
+        async with working(server, worker, slots=1):
+            await until(lambda: worker.held == {"S-1"})
+            assert not await sender.deliver("S-2", ANY, "0.2"), "it waits behind another one"
+            assert await sender.deliver("S-1", ANY, "0.2"), "a worker has it, and the log has no sign of life"
+            server.stop()
+            server.start()
+            with anyio.fail_after(30):
+                while (await sender.state()).fault:  # noqa: ASYNC110
+                    await anyio.sleep(0.2)
+            assert not await sender.deliver("S-2", ANY, "0.3"), "it has outlasted the server"
+        await anyio.to_thread.run_sync(server.wipe)
+        with anyio.fail_after(30):
+            while (await sender.state()).fault:  # noqa: ASYNC110
+                await anyio.sleep(0.2)
+        assert await sender.deliver("S-2", ANY, "0.4"), "its store was lost"
+
+
 # -- rights -----------------------------------------------------------------------------------------------------------
 
 
@@ -209,9 +235,15 @@ async def test_a_worker_works_with_the_least_rights_and_can_submit_nothing(guard
         await until(lambda: worker.woken > 0)
         await sender.deliver("S-2", "label-gpu", "0.0")
     async with delivery(guarded, guarded.key("worker")) as thief:
-        assert "does not let this user do that" in await fails(lambda: thief.deliver("S-9", ANY, "0.0"))
+        text = await fails(lambda: thief.deliver("S-9", ANY, "0.0"))
+        assert (
+            "does not let the user worker deliver runs" in text and "a server needs a user that may, `server`" in text
+        )
         state = await thief.state()
         assert state.fault == "" and not state.counted, "it is up, and the counts are not for this user"
+        assert (state.user, state.delivers) == ("the user worker", False)
+    async with delivery(guarded, guarded.key("server")) as sender:
+        assert (await sender.state()).delivers
 
 
 async def test_kedas_example_counts_the_runs_that_wait_and_those_that_workers_have(guarded: NatsServer) -> None:
@@ -363,24 +395,44 @@ async def test_a_worker_cannot_have_the_engine_do_what_it_may_not(guarded: NatsS
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
+async def test_a_worker_says_once_each_time_that_the_engine_is_away_and_that_it_is_back(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ava.delivery")
+    server.stop()
+    async with working(server, instant_worker()):
+        for time in (1, 2):
+            await until(lambda: caplog.text.count("does not answer") == time, within_s=20)  # noqa: B023
+            server.start()
+            await until(lambda: caplog.text.count("answers again") == time, within_s=20)  # noqa: B023
+            await anyio.sleep(1.5)
+            server.stop()
+    assert caplog.text.count("does not answer") <= 3
+
+
 async def test_an_engine_that_is_away_is_one_sentence_and_works_once_it_is_back(server: NatsServer) -> None:
     server.stop()
     worker = instant_worker()
     async with delivery(server) as sender, working(server, worker):
         text = await fails(lambda: sender.deliver("S-1", ANY, "0.0"))
-        assert text.startswith(f"the NATS server at {server.address} does not answer; runs wait until it does")
-        assert (await sender.state()).fault.startswith("the NATS server at")
+        assert text == f"the NATS server at {server.address} does not answer; runs wait until it does"
+        state = await sender.state()
+        assert state.fault == text and state.to_do.startswith(f"Is nats-server running at {server.address}? Start it")
         server.start()
         await delivered(sender, "S-1")
         await until(lambda: worker.runs == ["S-1"], within_s=20)
 
 
 async def test_wrong_credentials_are_one_sentence_without_them(guarded: NatsServer) -> None:
-    for wrong in ("server:wrong-password", "wrong-token", None):
+    for wrong in ("server:wrong-password", "wrong-token"):
         async with delivery(guarded, wrong) as sender:
             text = await fails(partial(sender.deliver, "S-1", ANY, "0.0"))
             assert "refuses these credentials: store the right ones, user:password, with `ava key set nats`" in text
             assert "wrong" not in text
+    async with delivery(guarded, None) as sender:
+        text = await fails(partial(sender.deliver, "S-1", ANY, "0.0"))
+        assert text.endswith("lets nobody in without credentials, and none are stored here: `ava key set nats`")
+        assert "store server:PASSWORD on a machine with a server" in (await sender.state()).to_do
 
 
 async def test_a_certificate_of_an_unknown_authority_is_one_sentence_and_ca_file_makes_it_known(tmp_path: Path) -> None:
@@ -460,9 +512,9 @@ async def test_a_label_without_rights_is_said_once_and_asked_for_seldom(
             for number in range(1, 6):
                 await sender.deliver(f"S-{number}", ANY, "0.0")
                 await anyio.sleep(1)
-            await until(lambda: "does not let this user do that" in caplog.text)
+            await until(lambda: "does not let the user worker take runs of the queue label-gpu" in caplog.text)
             await until(lambda: len(worker.runs) == 5)
-    assert caplog.text.count("does not let this user do that") == 1 and "label-gpu" in caplog.text
+    assert caplog.text.count("does not let the user worker") == 1 and "a worker needs one that may" in caplog.text
 
 
 @pytest.mark.parametrize("changed", ["retention", "consumer"])

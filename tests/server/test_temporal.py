@@ -76,6 +76,17 @@ async def test_what_may_not_be_forgotten_comes_again_and_a_new_attempt_ends_the_
         await until(lambda: len(worker.runs) > count, within_s=30)
 
 
+async def test_what_waits_is_not_delivered_again_and_what_a_worker_has_is(place: EnginePlace) -> None:
+    worker, sender = Worker(), TemporalDelivery(place)
+    await delivered(place, "S-1")
+    await anyio.sleep(1)
+    assert not await sender.deliver("S-1", ANY, "0.1"), "no worker has looked at it"
+    async with working(place, worker):
+        await until(lambda: worker.held == {"S-1"}, within_s=30)
+        assert await sender.deliver("S-1", ANY, "0.2")
+        worker.gate.set()
+
+
 async def test_slots_are_kept_plans_take_none_and_labels_count(place: EnginePlace) -> None:
     worker, gpu = Worker(), instant_worker()
     async with working(place, worker):

@@ -36,6 +36,20 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_run_that_a_script_starts_says_that_no_worker_does_it(tmp_path: Path, workspace: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir(mode=0o700)
+    (root / "config.toml").write_text('runs_on = "workers"\n')
+    words = ("run", "researcher", TASK, "-w", str(workspace), "--yes", "--max-cost", "1")
+    with run_model_server([DONE, DONE]) as model:
+        env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
+        done = ava(root, *words, env=env)
+        assert done.returncode == 0, done.stderr
+        assert "This process does the run (--yes), no worker: it ends with this command.\n" in done.stderr
+        (root / "config.toml").write_text("")
+        assert "no worker" not in ava(root, *words, env=env).stderr
+
+
 # -- without a terminal ------------------------------------------------------------------------------------------------
 
 

@@ -27,17 +27,30 @@ import psycopg
 from ava_audit.database import Values
 from ava_audit.errors import StoreUnavailable
 from ava_audit.postgres.session import dial, first_line
-from ava_audit.store.backend import LEASE_S, SHOWN_S, UNANNOUNCED, Activities, Announcement, LiveInstance, Membership
+from ava_audit.store.backend import (
+    LEASE_S,
+    SHOWN_S,
+    UNANNOUNCED,
+    Activities,
+    Announcement,
+    LiveInstance,
+    LostInstance,
+    Membership,
+)
 from ava_audit.store.locks import KNOWN_S as SHOWN_KNOWN_S
 from ava_audit.store.locks import LockedInstances, LockMembership, activities_in, keep_renewing
-from ava_audit.units import steady_s
+from ava_audit.units import now_us, steady_s
 
 log = logging.getLogger("ava.store")
 
 RENEWALS = 4
 """Attempts to renew within a lease."""
+RENEWAL_TAKES_S = 1.0
+"""How long a renewal takes at most, while nothing is wrong."""
 KNOWN_S = 0.3
 """How long what was read about other processes is used again."""
+WORKERS_KNOWN_S = 1.0
+"""The same for the names of workers, which are only shown."""
 FORGET_AFTER_S = 600
 """How long the row of a dead process stays, for people who look at the table."""
 _RENEW = """
@@ -59,10 +72,15 @@ _UP_S = "SELECT CAST(extract(epoch FROM clock_timestamp() - pg_postmaster_start_
 
 
 class _Lease(NamedTuple):
-    """A lease as it was read: when it ends, on this process's monotonic clock, and for how long each renewal lasts."""
+    """A lease as it was read: when it ends, on this process's monotonic clock, and for how long each renewal lasts.
+
+    And when it was renewed.
+    """
 
     ends: float
     lasts_s: float
+    renewed_us: int  # by the server's clock
+    seen_us: int  # the same by this machine's clock, as it was when this renewal was first read
 
 
 class SessionConnection:
@@ -209,6 +227,7 @@ class LeasedInstances:
         self._leases: dict[str, _Lease] = {}
         self._read_s = float("-inf")
         self._activities: tuple[float, Activities] = (float("-inf"), {})
+        self._workers: tuple[float, Mapping[str, str]] = (float("-inf"), {})
 
     def join(self, announcement: Announcement = UNANNOUNCED, /) -> LeaseMembership:
         membership = LeaseMembership(self._files.join(), announcement, self._lease_s, self._conninfo, self._place)
@@ -259,6 +278,18 @@ class LeasedInstances:
             return None
         return int(rows[0][0]) if rows else None
 
+    def shown_seen_us(self, name: str, /) -> int | None:
+        try:
+            lease = self._all().get(name)
+        except (psycopg.Error, OSError) as error:
+            log.debug("cannot read the leases: %s", first_line(error))
+            return None
+        return None if lease is None else lease.seen_us
+
+    @property
+    def seen_every_s(self) -> float:
+        return self._lease_s / RENEWALS + RENEWAL_TAKES_S
+
     def address_of(self, name: str) -> str | None:
         sql = f"SELECT address FROM leases WHERE name = %s AND {_EXPIRES} > clock_timestamp()"  # noqa: S608
         try:
@@ -287,6 +318,34 @@ class LeasedInstances:
             for name, host, kind, address, offers, silent_s in rows
             if not self._files.known_dead(name)
         ]
+
+    def lost(self) -> list[LostInstance]:
+        """Return whose lease ended while it was in force; one that ended in order has a lease of no time."""
+        recent = f"lease_ms > 0 AND renewed_at > clock_timestamp() - {FORGET_AFTER_S} * interval '1 second'"
+        columns = f"name, host, kind, {_RENEWED_US}, {_EXPIRES} < clock_timestamp()"
+        sql = f"SELECT {columns} FROM leases WHERE {recent} ORDER BY renewed_at"  # noqa: S608
+        try:
+            rows = self._connection.run(sql)
+        except (psycopg.Error, OSError) as error:
+            raise StoreUnavailable(f"{self._place} cannot be read: {first_line(error)}") from error
+        return [
+            LostInstance(name, host, kind, int(seen_us))
+            for name, host, kind, seen_us, expired in rows
+            if expired or self._files.known_dead(name)
+        ]
+
+    def workers(self) -> Mapping[str, str]:
+        """Return them as they were read within some seconds."""
+        with self._lock:
+            read_s, workers = self._workers
+            if time.monotonic() - read_s > WORKERS_KNOWN_S:
+                try:
+                    workers = {each.name: each.host for each in self.live() if each.announcement.kind == "worker"}
+                except StoreUnavailable as error:
+                    log.debug("cannot read the workers: %s", error)
+                    workers = {}
+                self._workers = time.monotonic(), workers
+            return workers
 
     def activities(self) -> Activities:
         """Return what runs are doing on any machine, as it was read within a tenth of a second."""
@@ -321,10 +380,19 @@ class LeasedInstances:
         """Return the leases as they were read within some seconds."""
         with self._lock:
             if time.monotonic() - self._read_s > known_s:
-                rows = self._connection.run(f"SELECT name, {_LEFT_MS}, lease_ms FROM leases")  # noqa: S608
+                columns = f"name, {_LEFT_MS}, lease_ms, {_RENEWED_US}"
+                rows = self._connection.run(f"SELECT {columns} FROM leases")  # noqa: S608
                 self._read_s = time.monotonic()
-                self._leases = {name: _Lease(self._read_s + left / 1000, lasts / 1000) for name, left, lasts in rows}
+                self._leases = {name: self._lease(name, *row) for name, *row in rows}
             return self._leases
+
+    def _lease(self, name: str, left_ms: int, lasts_ms: int, renewed_us: int) -> _Lease:
+        known = self._leases.get(name)
+        if known is not None and known.renewed_us == renewed_us:
+            seen_us = known.seen_us
+        else:
+            seen_us = now_us() - (lasts_ms - left_ms) * 1000
+        return _Lease(self._read_s + left_ms / 1000, lasts_ms / 1000, renewed_us, seen_us)
 
 
 def _activities_in(rows: Sequence[tuple[str, str]]) -> Activities:

@@ -58,6 +58,16 @@ class LiveInstance:
     silent_s: float = 0.0  # since it last showed that it lives
 
 
+@dataclass(frozen=True)
+class LostInstance:
+    """An instance that ended without saying so, and when it was last seen, in microseconds UTC."""
+
+    name: str
+    host: str
+    kind: Kind
+    seen_us: int
+
+
 Activities = Mapping[tuple[str, str], str]
 """Activities by instance and run, only of instances that have shown theirs lately."""
 
@@ -125,6 +135,18 @@ class Instances(Protocol):
         """
         ...
 
+    def shown_seen_us(self, name: str, /) -> int | None:
+        """Return about when an instance was last seen, by this machine's clock; only for people to read.
+
+        It is the same until the instance is seen again; None where it is not known. Blocking, for a moment.
+        """
+        ...
+
+    @property
+    def seen_every_s(self) -> float:
+        """Within how many seconds an instance with runs is seen again while it works."""
+        ...
+
     def address_of(self, name: str) -> str | None:
         """Return where a live instance answers; None if it is dead, or answers nobody. Blocking, for a moment."""
         ...
@@ -135,6 +157,20 @@ class Instances(Protocol):
 
     def live(self) -> list[LiveInstance]:
         """Return the live instances that announce themselves. Blocking, for a moment. Raises StoreUnavailable."""
+        ...
+
+    def lost(self) -> list[LostInstance]:
+        """Return the instances that were lost within the last minutes, the oldest first; none on one machine.
+
+        Blocking, for a moment. Raises StoreUnavailable.
+        """
+        ...
+
+    def workers(self) -> Mapping[str, str]:
+        """Return the host of each live worker by the worker's name; none where all processes are on this machine.
+
+        Blocking, for a moment.
+        """
         ...
 
     def activities(self) -> Activities:

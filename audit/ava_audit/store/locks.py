@@ -28,7 +28,15 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.errors import DataRootRefused, StoreUnavailable
-from ava_audit.store.backend import SHOWN_S, UNANNOUNCED, Activities, Announcement, LiveInstance, Membership
+from ava_audit.store.backend import (
+    SHOWN_S,
+    UNANNOUNCED,
+    Activities,
+    Announcement,
+    LiveInstance,
+    LostInstance,
+    Membership,
+)
 from ava_audit.units import now_us
 
 if sys.platform != "win32":
@@ -392,6 +400,13 @@ class LockedInstances:
         content = _bytes_of(self.folder / f"{name}.lock") or b""
         return int(content) if _TIME.fullmatch(content) else None
 
+    def shown_seen_us(self, name: str, /) -> int | None:
+        return self.seen_us(name)
+
+    @property
+    def seen_every_s(self) -> float:
+        return SHOWN_S / 2
+
     def known_dead(self, name: str) -> bool:
         return (self.folder / f"{name}.lock").exists() and not self.alive(name)
 
@@ -409,6 +424,12 @@ class LockedInstances:
         """A lock file says no more about an instance than its name."""
         names = (path.stem for path in sorted(self.folder.glob("*.lock")))
         return [LiveInstance(name, "", UNANNOUNCED) for name in names if self.alive(name)]
+
+    def lost(self) -> list[LostInstance]:
+        return []
+
+    def workers(self) -> Mapping[str, str]:
+        return {}
 
     def activities(self) -> Activities:
         read_s, activities = self._activities

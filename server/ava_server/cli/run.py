@@ -422,6 +422,8 @@ async def _run(settings: Settings, request: RunRequest) -> int:
         run_ids = await approve(runtime, service, request)
         if not run_ids:
             return NOT_APPROVED
+        if request.yes and settings.runs_on == "workers":
+            tell("This process does the run (--yes), no worker: it ends with this command.")
         exit_code = await FollowedRuns(runtime, service, run_ids).until_over(piped=request.out is None)
         if exit_code is not None:
             return exit_code

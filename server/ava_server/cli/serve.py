@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -160,6 +161,9 @@ def worker_command(
         os.environ["AVA_DATABASE_URL"] = database_url
     drain_s = parse_seconds("--drain", drain) or 0.0
     log_to_stderr("%(asctime)s ava worker: %(message)s", "%Y-%m-%d %H:%M:%S")
+    if stay or database_url is not None:  # somebody reads what it does
+        for name in _WORKERS_LOGS:
+            logging.getLogger(name).setLevel(logging.INFO)
     settings = load_settings()
     if label:
         settings = settings.model_copy(update={"labels": (*settings.labels, *map(_label, label))})
@@ -168,6 +172,10 @@ def worker_command(
     if beside.strip("0123456789abcdef"):
         raise BadInput(f"--beside: a name that a server gives, of the digits 0 to f; given: {beside[:40]!r}")
     raise typer.Exit(run_server(_work, settings, beside, listens))
+
+
+_WORKERS_LOGS = ("ava.manager", "ava.loop", "ava.plan", "ava.delivery")
+"""What says that a run was taken, taken over or left, and that the engine is back."""
 
 
 def _label(text: str) -> str:

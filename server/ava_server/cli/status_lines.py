@@ -113,6 +113,8 @@ def remarks(run: RunView) -> str:
         return run.wait.for_people()
     if run.ends_with_host:
         return run.ends_with_host
+    if run.worker:
+        return plain(f"on worker {run.worker}")
     return plain(run.row.stop_reason or "") if run.state != "success" else ""
 
 

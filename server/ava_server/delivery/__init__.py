@@ -9,7 +9,8 @@ Four rules make every engine safe, also one that is wrong about who lives (`test
 
 1. A run's owner renews its lease in the log; a cancel, and that it has lost the run, reach it from there.
 2. A worker shows the engine that it lives, and takes work, only while the log has answered it lately.
-3. What was delivered and stays silent for four leases is delivered again, under a new id.
+3. What was delivered and stays silent for four leases is delivered again, under a new id; what still waits in the
+   engine, given to no worker, is not silent.
 4. A claim is refused while the owner's lease is fresh, and silence counts from when the log answers again.
 
 So a message may be forgotten only when the log says that its run has ended, or waits and will be delivered again.
@@ -37,7 +38,14 @@ _LONGEST_QUEUE = 120
 
 
 class DeliveryFailed(AvaError):
-    """The engine could not be used; the text is one sentence that says what happened and what to do."""
+    """The engine could not be used; the text is one sentence that says what happened and what to do.
+
+    `to_do`: more on what to do, for operators; empty where the sentence says it all.
+    """
+
+    def __init__(self, message: str, to_do: str = "") -> None:
+        super().__init__(message)
+        self.to_do = to_do
 
 
 class Body(Protocol):
@@ -71,17 +79,23 @@ class EngineState:
 
     Attributes:
         fault: Why it cannot be used; empty while it can.
+        to_do: What an operator does about that.
         waiting: Deliveries that no worker has taken, by queue.
         taken: Deliveries that a worker has and has not finished, by queue.
         again: How many of these were given to a worker more than once; None where the engine does not say.
         counted: These counts are known; to a user without the right to see them, they are not.
+        user: As whom this process asks the engine; empty where that is not known.
+        delivers: This user may deliver runs, as a server does; one that may not can still take them.
     """
 
     fault: str = ""
+    to_do: str = ""
     waiting: Mapping[str, int] = field(default_factory=dict[str, int])
     taken: Mapping[str, int] = field(default_factory=dict[str, int])
     again: int | None = None
     counted: bool = True
+    user: str = ""
+    delivers: bool = True
 
 
 @dataclass(frozen=True)
@@ -123,7 +137,8 @@ class Delivery(Protocol):
     async def deliver(self, run_id: str, queue: str, attempt: str) -> bool:
         """Tell the engine of a run, and return whether this attempt was news to it. Raises DeliveryFailed.
 
-        The same attempt twice is one message, also from several servers.
+        The same attempt twice is one message, also from several servers. A repeat (`is_repeat`) of what still waits in
+        the engine is none: it would only lose its place there.
         """
         ...
 
@@ -176,3 +191,8 @@ def attempt_of(generation: int, since_us: int, now_us: int, lease_s: float) -> s
 def is_repeat(attempt: str) -> bool:
     """Tell whether an attempt follows one that showed no sign of life (rule 3)."""
     return not attempt.endswith(".0")
+
+
+def same_claim(attempt: str, other: str) -> bool:
+    """Tell whether two attempts at a run are of one claim of it."""
+    return attempt.partition(".")[0] == other.partition(".")[0]

@@ -53,8 +53,16 @@ STATE_S = 2.0
 """How long the counts of queues are waited for: operators look at them, and the connection says that it is up."""
 SAME_S = 120.0
 """Seconds within which the same attempt at a run is one message, at least."""
+MOST_STORED = 5_000
+"""Numbers of messages that a server remembers; of a run whose number it forgot, it may deliver what waits again."""
 FORMAT = 1
 """The version of what a message carries."""
+
+
+_WHICH_USER = (
+    "With the documented nats.conf, store server:PASSWORD on a machine with a server, worker:PASSWORD on one with"
+    " workers, and start them again."
+)
 
 
 class _NoTLS(nats.errors.Error):
@@ -62,7 +70,11 @@ class _NoTLS(nats.errors.Error):
 
 
 class _Denied(DeliveryFailed):
-    """The server is there, and this user may not do that."""
+    """The server is there, and this user may not do that: `denied` has what the server said."""
+
+    def __init__(self, message: str, denied: str) -> None:
+        super().__init__(message)
+        self.denied = denied
 
 
 class _Client(Client):
@@ -87,6 +99,7 @@ class NatsDelivery:
         self._failure: Exception | None = None
         self._dials_from_s = float("-inf")
         self._made: set[str] = set()
+        self._stored: dict[str, int] = {}  # the number in the stream of each run's message, of those delivered here
         self._held: dict[str, Msg] = {}  # the newest message of each run that this worker has
         self._denied = ""
         self._denied_s = float("-inf")
@@ -105,11 +118,13 @@ class NatsDelivery:
                     await client.close()
 
     async def deliver(self, run_id: str, queue: str, attempt: str) -> bool:
-        body = json.dumps({"v": FORMAT, "log": self._place.log_id, "run": run_id}).encode()
-        headers = {"Nats-Msg-Id": f"{run_id}.{attempt}"}
-        if is_repeat(attempt):  # somebody may have removed what is needed
-            self._made.clear()
-        return await self._translated(self._deliver(run_id, queue, body, headers))
+        try:
+            return await self._translated(self._deliver(run_id, queue, attempt))
+        except _Denied as error:
+            raise DeliveryFailed(
+                f"{self._at} does not let {self._user} deliver runs ({error.denied}): a server needs a user that may,"
+                " `server` in the documented nats.conf; store it with `ava key set nats`"
+            ) from None
 
     async def cancel(self, run_id: str) -> None:
         async def send() -> None:
@@ -137,26 +152,56 @@ class NatsDelivery:
                 waiting[queue] = info.num_pending or 0
                 taken[queue] = info.num_ack_pending or 0
                 again += info.num_redelivered or 0
-        except _Denied:  # as a worker's user: the engine is up
-            return EngineState(counted=False)
+        except _Denied as error:  # as a worker's user: the engine is up
+            delivers = f".STREAM.INFO.{self._place.name}".lower() not in error.denied.lower()
+            return EngineState(counted=False, user=self._user, delivers=delivers)
         except DeliveryFailed as error:
-            return EngineState(str(error))
-        return EngineState("", waiting, taken, again)
+            return EngineState(str(error), error.to_do)
+        return EngineState(waiting=waiting, taken=taken, again=again, user=self._user)
 
     # -- servers ------------------------------------------------------------------------------------------------------
 
-    async def _deliver(self, run_id: str, queue: str, body: bytes, headers: dict[str, Any]) -> bool:
+    async def _deliver(self, run_id: str, queue: str, attempt: str) -> bool:
         client = await self._connection()
         stream = client.jetstream(timeout=ANSWER_S)
-        subject = f"{self._place.name}.run.{_token(queue)}.{_token(run_id)}"
+        if is_repeat(attempt):
+            self._made.clear()  # somebody may have removed what is needed
         await self._make(stream, queue)
+        if is_repeat(attempt) and await self._waits(stream, run_id, queue):
+            return False
+        body = json.dumps({"v": FORMAT, "log": self._place.log_id, "run": run_id}).encode()
+        headers: dict[str, Any] = {"Nats-Msg-Id": f"{run_id}.{attempt}"}
+        subject = self._subject(run_id, queue)
         try:
             stored = await stream.publish(subject, body, ANSWER_S, headers=headers)
         except nats.js.errors.NoStreamResponseError:  # its store was lost since
             self._made.clear()
             await self._make(stream, queue)
             stored = await stream.publish(subject, body, ANSWER_S, headers=headers)
+        self._stored[run_id] = stored.seq
+        if len(self._stored) > MOST_STORED:
+            del self._stored[next(iter(self._stored))]
         return not stored.duplicate
+
+    async def _waits(self, stream: JetStreamContext, run_id: str, queue: str) -> bool:
+        """Tell whether a message of a run waits in its queue, given to no worker yet.
+
+        A message that another server has stored has no known number: it waits for certain while no worker of the queue
+        has any.
+        """
+        name, subject = self._place.name, self._subject(run_id, queue)
+        kept = (await stream.stream_info(name, subjects_filter=subject)).state.subjects or {}
+        if subject not in kept:  # lost with the store, or acknowledged
+            self._stored.pop(run_id, None)
+            return False
+        consumer = await stream.consumer_info(name, _token(queue))
+        if not consumer.num_ack_pending:
+            return True
+        given = consumer.delivered.stream_seq if consumer.delivered is not None else 0
+        return self._stored.get(run_id, 0) > given
+
+    def _subject(self, run_id: str, queue: str) -> str:
+        return f"{self._place.name}.run.{_token(queue)}.{_token(run_id)}"
 
     async def _make(self, stream: JetStreamContext, queue: str) -> None:
         """Make the stream and a queue's consumer where they are missing; one that somebody changed is refused."""
@@ -199,6 +244,7 @@ class NatsDelivery:
             found = (await stream.stream_info(name)).config
         except nats.js.errors.NotFoundError:
             await stream.add_stream(wanted)
+            self._stored.clear()
         else:
             for field in ("subjects", "retention", "storage", "max_msgs_per_subject", "discard"):
                 self._compare("it", field, getattr(found, field), getattr(wanted, field))
@@ -212,9 +258,11 @@ class NatsDelivery:
             )
 
     async def _consumers(self) -> list[Any]:
-        client = await self._connection()
+        """Return the queues' consumers, by the rights that delivering needs, and one more."""
+        stream = (await self._connection()).jetstream(timeout=STATE_S / 2)
         try:
-            return await client.jetstream(timeout=STATE_S).consumers_info(self._place.name)
+            await stream.stream_info(self._place.name)
+            return await stream.consumers_info(self._place.name)
         except nats.js.errors.NotFoundError:  # nothing was delivered yet
             return []
 
@@ -262,7 +310,11 @@ class NatsDelivery:
                 fails = anyio.current_time() - began_s < pull_s / 2
                 denied = self._denied_since(began_s)
                 if denied and _token(queue) in denied:
-                    self._note(f"{self._at} does not let this user do that ({denied})", queue)
+                    self._note(
+                        f"{self._at} does not let {self._user} take runs of the queue {queue} ({denied}): a worker"
+                        " needs one that may, `worker` in the documented nats.conf; store it with `ava key set nats`",
+                        queue,
+                    )
             except DeliveryFailed as error:
                 self._note(str(error), queue)
                 fails = True
@@ -356,6 +408,11 @@ class NatsDelivery:
     def _at(self) -> str:
         return f"the NATS server at {self._place.address}"
 
+    @property
+    def _user(self) -> str:
+        user, colon, _password = (self._place.credentials or "").partition(":")
+        return f"the user {user}" if colon else "this user"
+
     async def _connection(self) -> Client:
         """Return the connection, and connect again if it is closed. Raises what `_translated` explains.
 
@@ -374,6 +431,8 @@ class NatsDelivery:
                 self._failure = error
                 self._dials_from_s = anyio.current_time() + TRY_AGAIN_S
                 raise
+            if self._failure is not None:
+                await self._note_return()
             self._client, self._made, self._failure = client, set(), None
             return client
 
@@ -404,6 +463,7 @@ class NatsDelivery:
             "name": "ava",
             "connect_timeout": CONNECT_S,
             "error_cb": self._note_error,
+            "reconnected_cb": self._note_return,
             "ping_interval": 10,
             "max_outstanding_pings": 2,
         }
@@ -424,6 +484,11 @@ class NatsDelivery:
             self._denied = str(error).removeprefix("nats: ")
             self._denied_s = anyio.current_time()
 
+    async def _note_return(self) -> None:
+        """Say that the server is back; what keeps it from being used after that is news."""
+        self._said.clear()
+        log.info("%s answers again", self._at)
+
     def _denied_since(self, began_s: float) -> str:
         """Return what the server has denied this user since then; empty for nothing."""
         return self._denied if self._denied_s >= began_s else ""
@@ -442,8 +507,11 @@ class NatsDelivery:
         except (nats.errors.TimeoutError, nats.errors.NoServersError, OSError, TimeoutError) as error:
             denied = self._denied_since(began_s)
             if denied:
-                raise _Denied(f"{at} does not let this user do that ({denied})") from None
-            raise DeliveryFailed(f"{at} does not answer; runs wait until it does ({_reason(error)})") from None
+                raise _Denied(f"{at} does not let {self._user} do that ({denied})", denied) from None
+            raise DeliveryFailed(
+                f"{at} does not answer; runs wait until it does{_more(error)}",
+                f"Is nats-server running at {self._place.address}? Start it; runs wait and nothing is lost.",
+            ) from None
         except _NoTLS:
             raise DeliveryFailed(
                 f"{at} offers no encryption, and nothing was sent to it: have it require TLS, or give an address that"
@@ -455,9 +523,11 @@ class NatsDelivery:
             raise DeliveryFailed(f"{at} has no JetStream: start it with `jetstream` in its configuration") from None
         except nats.errors.Error as error:
             if "authorization" in str(error).lower():
-                raise DeliveryFailed(
-                    f"{at} refuses these credentials: store the right ones, user:password, with `ava key set nats`"
-                ) from None
+                if self._place.credentials is None:
+                    why = "lets nobody in without credentials, and none are stored here: `ava key set nats`"
+                else:
+                    why = "refuses these credentials: store the right ones, user:password, with `ava key set nats`"
+                raise DeliveryFailed(f"{at} {why}", _WHICH_USER) from None
             raise DeliveryFailed(
                 f"{at} refused a request ({_reason(error)}); runs wait, and it is tried again"
             ) from None
@@ -479,6 +549,11 @@ def _sequence(message: Msg) -> int:
 
 def _value_words(value: object) -> str:
     return str(getattr(value, "value", value))
+
+
+def _more(error: BaseException) -> str:
+    """Return what an error adds to the sentence that nobody answers; the client's own errors say nothing more."""
+    return "" if isinstance(error, nats.errors.Error | TimeoutError) else f" ({_reason(error)})"
 
 
 def _reason(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import anyio
 import anyio.abc
 
-from ava_server.delivery import Delivery, DeliveryFailed, is_repeat
+from ava_server.delivery import Delivery, DeliveryFailed, is_repeat, same_claim
 
 log = logging.getLogger("ava.delivery")
 
@@ -123,7 +123,10 @@ class Outbox:
 
     async def _deliver(self, message: Message) -> None:
         is_new = await self._delivery.deliver(message.run_id, message.queue, message.attempt)
-        if is_new and is_repeat(message.attempt):  # else another server has told the engine, and counts it
+        before = self._told.get(message.run_id)
+        # What is no news waits still, or another server has told the engine, and counts it. A run that was silent for
+        # long before its first delivery under a claim, or before this server's, is not delivered again by that.
+        if is_new and is_repeat(message.attempt) and before is not None and same_claim(before, message.attempt):
             self.repeated += 1
             self._tell({REPEATED: self.repeated})
 

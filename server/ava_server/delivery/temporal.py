@@ -24,10 +24,10 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.abc
 from temporalio import activity, workflow
-from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.enums.v1 import PendingActivityState, PendingWorkflowTaskState, TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecutionDescription
 from temporalio.common import RetryPolicy, WorkflowIDConflictPolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode, TLSConfig
@@ -43,7 +43,7 @@ from temporalio.worker import (
     WorkerTuner,
 )
 
-from ava_server.delivery import PLANS, Body, DeliveryFailed, EnginePlace, EngineState
+from ava_server.delivery import PLANS, Body, DeliveryFailed, EnginePlace, EngineState, is_repeat
 from ava_server.delivery.message import LOOK_S, SIGNS, signs_of_life
 
 log = logging.getLogger("ava.delivery")
@@ -221,7 +221,7 @@ class TemporalDelivery:
         try:
             return await self._translated(self._state())
         except DeliveryFailed as error:
-            return EngineState(str(error))
+            return EngineState(str(error), error.to_do)
 
     # -- servers ------------------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class TemporalDelivery:
             await start(WorkflowIDConflictPolicy.FAIL)
         except WorkflowAlreadyStartedError:
             found = await client.get_workflow_handle(workflow_id).describe()
-            if await found.memo_value(_ATTEMPT, None) == attempt:
+            if await found.memo_value(_ATTEMPT, None) == attempt or (is_repeat(attempt) and _waits(found)):
                 return False
             await start(WorkflowIDConflictPolicy.TERMINATE_EXISTING)
         return True
@@ -264,7 +264,7 @@ class TemporalDelivery:
         for queue in live:
             waiting[queue] = min(await self._backlog(client, queue), live[queue])
         taken = {queue: count - waiting[queue] for queue, count in live.items()}
-        return EngineState("", waiting, taken)
+        return EngineState(waiting=waiting, taken=taken)
 
     async def _backlog(self, client: Client, queue: str) -> int:
         """Return how many deliveries of a queue wait: for a worker's answer, or for any worker at all."""
@@ -285,6 +285,8 @@ class TemporalDelivery:
 
     async def _work(self, queues: Sequence[str], hands: _Hands, body: Body) -> None:
         client = await self._translated(self._connection())
+        if self._said:
+            log.info("%s answers again", self._at)
         self._said = ""
         permits = set[SlotPermit]()
         async with AsyncExitStack() as stack:
@@ -373,19 +375,36 @@ class TemporalDelivery:
                 return await work
         except RPCError as error:
             if error.status in (RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.PERMISSION_DENIED):
-                raise DeliveryFailed(
-                    f"{self._at} refuses these credentials: store the right ones with `ava key set temporal`"
-                ) from None
+                if self._place.credentials is None:
+                    why = "lets nobody in without an API key, and none is stored here: `ava key set temporal`"
+                else:
+                    why = "refuses these credentials: store the right ones with `ava key set temporal`"
+                raise DeliveryFailed(f"{self._at} {why}") from None
             if error.status == RPCStatusCode.NOT_FOUND:
                 raise DeliveryFailed(
                     f"{self._at} does not have what was asked for ({_reason(error)}): make the namespace, or give"
                     " another one at the end of the address"
                 ) from None
-            raise DeliveryFailed(f"{self._at} does not answer; runs wait until it does ({_reason(error)})") from None
+            raise self._away(error) from None
         except ValueError as error:
             raise DeliveryFailed(f"{self._at} cannot be used ({_reason(error)}): correct the address") from None
         except (TimeoutError, RuntimeError, OSError) as error:
-            raise DeliveryFailed(f"{self._at} does not answer; runs wait until it does ({_reason(error)})") from None
+            raise self._away(error) from None
+
+    def _away(self, error: Exception) -> DeliveryFailed:
+        return DeliveryFailed(
+            f"{self._at} does not answer; runs wait until it does ({_reason(error)})",
+            f"Is Temporal running at {self._place.address}? Start it; runs wait and nothing is lost.",
+        )
+
+
+def _waits(found: WorkflowExecutionDescription) -> bool:
+    """Tell whether a run waits in its queue, given to no worker."""
+    told = found.raw_description
+    if told.HasField("pending_workflow_task"):
+        return told.pending_workflow_task.state == PendingWorkflowTaskState.PENDING_WORKFLOW_TASK_STATE_SCHEDULED
+    scheduled = PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+    return any(each.state == scheduled for each in told.pending_activities)
 
 
 def _reason(error: BaseException) -> str:

@@ -209,10 +209,11 @@ class Families:
 
     def _delivery(self) -> Iterator[Metric]:
         workers = workers_among(self._live)
-        slots = sum(worker.slots for worker in workers)
-        yield _gauge("ava_worker_slots", "How many runs the live workers take at once.", (), slots)
+        slots = sum(worker.slots for worker in workers if not worker.stopping)
+        text = "How many runs the live workers take at once, without those that are stopping."
+        yield _gauge("ava_worker_slots", text, (), slots)
         refused = sum(worker.refused for worker in workers)
-        text = "Claims that live workers refused because another one has the run."
+        text = "Runs that live workers were offered and left to the worker that had them."
         yield _gauge("ava_claims_refused", text, (), refused)
         if self._engine is not None:
             yield from self._engine_state(self._engine, workers)
@@ -221,7 +222,7 @@ class Families:
         """Yield what the engine says of itself, as far as it says it, and what servers and workers say of it."""
         up = {(self._runtime.manager.delivery.name,): int(not engine.fault)}
         yield _gauge("ava_delivery_up", "1 while the engine that delivers runs can be used.", ("engine",), up)
-        text = "Deliveries that live servers made again, because the run showed no sign of life for four leases."
+        text = "Deliveries that live servers made again: lost, or silent for four leases."
         yield _gauge("ava_deliveries_repeated", text, (), repeats_among(self._live))
         counts = {(queue, "waiting"): count for queue, count in engine.waiting.items()}
         counts |= {(queue, "taken"): count for queue, count in engine.taken.items()}

@@ -133,6 +133,8 @@ class RunAnswer(BaseModel):
     not_before: str | None = None
     stop_reason: str | None = None
     model: str | None = None
+    worker: str | None = None
+    """The worker that has a running run, where the log has several."""
     status: str | None = None
     tokens_used: int | None = None
     iterations: int | None = None

@@ -6,7 +6,7 @@ Nothing parses these texts: figures, causes and states come from `RunView`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -191,6 +191,17 @@ class Processes(Protocol):
         """Blocking, for a moment."""
         ...
 
+    def workers(self) -> Mapping[str, str]:
+        """Blocking, for a moment."""
+        ...
+
+    def shown_seen_us(self, name: str, /) -> int | None:
+        """Blocking, for a moment."""
+        ...
+
+    @property
+    def seen_every_s(self) -> float: ...
+
 
 class Cap(NamedTuple):
     """One of a run's caps: what is used of it, the most (0: no cap), and what is held for calls and the last turn.
@@ -310,6 +321,7 @@ class RunView:
         task: The beginning of its task, or what a plan is, where it was asked for.
         plan: Its steps, where it is a plan.
         asked_by_runs: What the runs of a plan ask a person, identical ones once.
+        worker: The worker that has it, as its claim in the log names it, and its host; empty unless there are several.
     """
 
     row: RunRow
@@ -327,6 +339,7 @@ class RunView:
     task: str = ""
     plan: PlanView | None = None
     asked_by_runs: tuple[PendingQuestion, ...] = ()
+    worker: str = ""
 
     @property
     def over(self) -> bool:
@@ -400,6 +413,9 @@ class ProcessesNow:
 
         self.alive: Callable[[str], bool] = alive
         self.activities = processes.activities
+        self.workers = cache(processes.workers)
+        self.shown_seen_us = cache(processes.shown_seen_us)
+        self.seen_every_s = processes.seen_every_s
 
 
 def shown_state(run: RunRow, alive: Callable[[str], bool]) -> str:
@@ -436,6 +452,35 @@ def _clock_us(run: RunRow, state: str, now_us: int) -> int:
     return now_us
 
 
+def _shown_clock_us(view: View, run: RunRow, state: str, processes: Processes, now_us: int) -> int:
+    """Return until when a run's clock counts for people, so that it never runs backwards.
+
+    A successor counts only what its owner certainly worked, which is until it was last seen. So the clock that is shown
+    stands still soon after that, and again after a takeover, until what certainly counts is as much.
+    """
+    if run.is_plan or run.instance is None or state not in (RUNNING, INTERRUPTED):
+        return _clock_us(run, state, now_us)
+    seen_us = processes.shown_seen_us(run.instance)
+    if seen_us is None:
+        return _clock_us(run, state, now_us)
+    ahead_us = round(processes.seen_every_s * 1e6)
+    until_us = min(now_us, max(run.last_us or 0, seen_us) + ahead_us)
+    if run.generation == 1 or run.claimed_us is None:
+        return until_us
+    return max(until_us, run.claimed_us + _shown_too_much_us(view, run, ahead_us))
+
+
+def _shown_too_much_us(view: View, run: RunRow, most_us: int) -> int:
+    """Return how much longer the last owner's clock may have been shown than it counted; 0 unless it was taken over."""
+    claimed = view.last_entry(run.id, "RunClaimed")
+    if claimed is None or not isinstance(claimed.fact, RunClaimed) or claimed.fact.reason != "takeover":
+        return 0
+    own = "SELECT max(ts_us) FROM events WHERE run_id = ? AND generation = ?"
+    ((wrote_us,),) = view.select(own, run.id, run.generation - 1)
+    seen_us = max(claimed.fact.seen_us or 0, wrote_us or 0)
+    return min(most_us, max(0, claimed.ts_us - seen_us)) if seen_us else 0
+
+
 def view_run(
     view: View,
     run: RunRow,
@@ -457,7 +502,7 @@ def view_run(
     plan = _plan(view, run)
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
     state = state_now(run, proposal, processes.alive, now_us)
-    at_us = _clock_us(run, state, now_us)
+    at_us = _shown_clock_us(view, run, state, processes, now_us)
     handed_in, erased = None, False
     if result:
         handed_in, erased = _result(view, run)
@@ -492,12 +537,20 @@ def view_run(
         task=_task(view, run) if task else "",
         plan=plan,
         asked_by_runs=asked_by_runs,
+        worker=_worker_of(run, processes) if state == RUNNING else "",
     )
 
 
 def _task(view: View, run: RunRow) -> str:
     texts = texts_of(view, run)
     return "(erased)" if texts is None else task_words(run, texts)
+
+
+def _worker_of(run: RunRow, processes: Processes) -> str:
+    workers = processes.workers()
+    if len(workers) < 2 or run.instance is None or run.instance not in workers:
+        return ""
+    return f"{run.instance} on {clean(workers[run.instance])[0]}"
 
 
 def _plan(view: View, run: RunRow) -> PlanView | None:
@@ -514,6 +567,8 @@ def status_line(shown: RunView, doing: str | None = None, *, owner: bool = False
     if not doing:
         doing = f"{shown.state} (content erased)" if shown.erased else shown.state
     line = f"{label(shown.row)}: {doing} · {figures(shown)}"
+    if shown.worker:
+        line += f" · on worker {shown.worker}"
     if owner:
         return f"[{shown.row.user_id}] {line}"
     return line
@@ -590,6 +645,7 @@ def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owne
         last_tool=shown.last_tool,
         stop_reason=run.stop_reason,
         model=run.model,
+        worker=shown.worker or None,
         status=run.state if shown.erased else None,
     )
     if run.state == WAITING:

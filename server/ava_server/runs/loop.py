@@ -134,7 +134,9 @@ class AgentRun:
                 patience_s += self._coding.patience_s(outcome)
             with anyio.CancelScope(shield=True), anyio.move_on_after(patience_s):
                 ended = await self._pause(outcome) if isinstance(outcome, Paused) else outcome
-                if ended is not None:
+                if ended is None:
+                    log.info("%s: waits, and is left until it can go on", self.id)
+                else:
                     await self._end(ended)
                     self.done = True
         except StaleOwner as stale:

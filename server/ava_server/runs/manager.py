@@ -169,6 +169,8 @@ class Manager:
         """
         self.offers.stop_taking()
         with anyio.move_on_after(within_s):
+            with contextlib.suppress(StoreUnavailable):  # the next renewal tells others
+                await anyio.to_thread.run_sync(self._membership.renew, abandon_on_cancel=True)
             while self._owned:
                 for run in self._driven():
                     run.leave()
@@ -488,6 +490,7 @@ class Manager:
             for row in free:
                 self._notes.wait_for_worker(row.id, self._live_workers.none_at_all())
             return
+        await self._take_back_old_notes(free)
         queues: dict[str, list[RunRow]] = {}
         for row in free:
             queues.setdefault(self._queue(row), []).append(row)
@@ -516,6 +519,17 @@ class Manager:
         self.outbox.put(Message(row.id, queue, attempt))
         why = self.outbox.fault_of(queue) or self._live_workers.none_for(self._notes[row.id])
         self._notes.wait_for_worker(row.id, why)
+
+    async def _take_back_old_notes(self, rows: Sequence[RunRow]) -> None:
+        """Remove what another server, or this one before it was started again, has said of runs that wait."""
+        new = [row.id for row in rows if self._notes[row.id].no_worker is None]
+        if not new:
+            return
+        noted = await self._store.look(lambda view: [run_id for run_id in new if view.live(run_id) is not None])
+        for run_id in new:
+            self._notes[run_id].no_worker = ""
+        for run_id in noted:
+            self._store.set_live(run_id, "")
 
     async def _try_to_take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
         """Take a run, or start a worker that does; an error with one run affects no other."""
@@ -628,6 +642,7 @@ class Manager:
         self.waiting_for.pop(row.id, None)
         self._notes[row.id].with_host = with_host
         self._owned[row.id] = None
+        log.info("%s", _taken(got))
         tasks.start_soon(self._start, row.id, got.generation + 1, tasks)
         return True
 
@@ -706,6 +721,8 @@ class Manager:
         finally:
             del self._owned[run.id]
             self._board.change()
+            if owned.done:
+                log.info("%s has ended", run.id)
             with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
                 try:
                     await _in_thread(partial(close, owned.done))
@@ -742,6 +759,15 @@ def _last_work_us(rows: Sequence[RunRow]) -> dict[str, int]:
         if row.step is not None and row.plan_id is not None:
             last_us[row.plan_id] = max(last_us.get(row.plan_id, 0), row.last_us or 0, row.queued_us or 0)
     return last_us
+
+
+def _taken(before: RunRow) -> str:
+    """Return that a run was taken, from how it was before."""
+    if before.generation == 0:
+        return f"{before.id} taken"
+    if before.state == RUNNING:
+        return f"{before.id} taken over from {before.instance}"
+    return f"{before.id} taken again, after it waited"
 
 
 def _needs_slot(row: RunRow, gone: frozenset[str]) -> bool:

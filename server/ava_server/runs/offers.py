@@ -29,6 +29,10 @@ REFUSED = "refused"
 """What a worker tells others: how many offers it has refused because another one has the run."""
 
 
+STOPPING = "stopping"
+"""What a worker tells others that takes nothing more."""
+
+
 @dataclass
 class _Offer:
     """A run that an engine has given; once `answered`, `may_forget` says whether its message is done with."""
@@ -73,8 +77,9 @@ class Offers:
         return offer.may_forget
 
     def stop_taking(self) -> None:
-        """Take nothing more; the next look answers what is open, and runs that go on keep their offers."""
+        """Take nothing more, and tell so; the next look answers what is open, and runs that go on keep their offers."""
         self.leaving = True
+        self._membership.tell({STOPPING: True})
 
     def leave(self) -> None:
         """Take nothing more, and give back what is open: no look will answer it."""

@@ -31,6 +31,7 @@ class RunNote:
         with_host: Why this process runs it, and no worker, although what was approved continues without its host.
         labels: The labels that its machine needs, once they were read.
         no_label_since: Since when no live worker has these.
+        no_worker: What this process has last shown of why no worker takes it; None before it has looked at that.
     """
 
     first_seen: float | None = None
@@ -44,6 +45,7 @@ class RunNote:
     cancel_reason: str | None = None
     labels: frozenset[str] | None = None
     no_label_since: float | None = None
+    no_worker: str | None = None
 
     @property
     def is_due(self) -> bool:
@@ -99,11 +101,14 @@ class RunNotes:
         self.wait(run_id, why)
 
     def wait_for_worker(self, run_id: str, why: str | None) -> None:
-        """Note why no worker takes a run; without a reason, the workers say what it waits for."""
-        if why is None:
-            self.waiting_for.pop(run_id, None)
-        else:
+        """Note why no worker takes a run; take it back once that is over: then the workers say what it waits for."""
+        note = self[run_id]
+        if why is not None:
             self.wait(run_id, why)
+        elif note.no_worker or run_id in self.waiting_for:
+            self.waiting_for.pop(run_id, None)
+            self._store.set_live(run_id, "")
+        note.no_worker = why or ""
 
     def tidy(self, runs: Mapping[str, RunRow], gone: frozenset[str]) -> None:
         """Forget the runs that have ended, and of those that an instance has, for what and since when they waited."""

@@ -13,6 +13,7 @@ from ava_audit.store.store import Store
 from ava_server.config.credentials import Credentials
 from ava_server.core.background import WorkerProcesses
 from ava_server.runs.blockers import blocker_in
+from ava_server.runs.offers import STOPPING
 from ava_server.runs.run_notes import RunNote
 
 log = logging.getLogger("ava.manager")
@@ -41,8 +42,9 @@ class LiveWorkers:
         self._seen_s = anyio.current_time()
         self._labels = []
         for instance in live:
-            if instance.announcement.kind == "worker":
-                self._labels.append(frozenset(map(str, instance.announcement.offers.get("labels", ()))))
+            offers = instance.announcement.offers
+            if instance.announcement.kind == "worker" and not offers.get(STOPPING):
+                self._labels.append(frozenset(map(str, offers.get("labels", ()))))
 
     def none_at_all(self) -> str | None:
         """Return that there is no worker; None if there is one."""

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import anyio
 
+from ava_audit.events import RunClaimed
+from ava_audit.rows import RUNNING
 from ava_audit.store.backend import MARK
 from ava_extras import ExtraMissing, load
 from ava_server.config.keys import find_key
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.delivery import DeliveryFailed, EnginePlace, EngineState, queues_for
 from ava_server.delivery.outbox import REPEATED
-from ava_server.runs.offers import REFUSED
+from ava_server.runs.offers import REFUSED, STOPPING
 
 if TYPE_CHECKING:
-    from ava_audit.store.backend import LiveInstance
+    from ava_audit.store.backend import LiveInstance, LostInstance
+    from ava_audit.view import View
     from ava_server.config.settings import Settings
     from ava_server.delivery import Delivery
 
@@ -114,10 +119,20 @@ def open_engine(settings: Settings) -> Delivery | None:
         credentials=None if key is None else key.value,
         ca_file=chosen.ca_file,
         lease_s=float(settings.lease_s),
-        log_id=(settings.data_root / MARK).read_text("utf-8").strip(),
+        log_id=_log_id(settings.data_root),
     )
     opened: Delivery = module.open_delivery(place)
     return opened
+
+
+def _log_id(root: Path) -> str:
+    """Return the id of the log; empty before a process here has opened it: then only the engine's state is asked."""
+    try:
+        return (root / MARK).read_text("utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise ConfigError(f"{root / MARK} cannot be read ({error.strerror}): correct its rights.") from None
 
 
 def _without_user(address: str) -> str:
@@ -129,18 +144,25 @@ def _without_user(address: str) -> str:
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """A worker as it announces itself: `silent_s` since its last beat, `refused` claims of runs that others have."""
+    """A worker as it announces itself: `silent_s` since its last beat, `refused` offers of runs that others have.
 
+    One that is `stopping` takes nothing more.
+    """
+
+    name: str
     host: str
     labels: tuple[str, ...]
     version: str
     slots: int
     refused: int
     silent_s: float
+    stopping: bool = False
 
     @property
     def queues(self) -> Sequence[str]:
-        """The queues of an engine that it takes runs from; none where its labels are too many."""
+        """The queues of an engine that it takes runs from; none where its labels are too many, or it is stopping."""
+        if self.stopping:
+            return ()
         try:
             return queues_for(self.labels)
         except DeliveryFailed:
@@ -155,15 +177,61 @@ def workers_among(instances: Sequence[LiveInstance]) -> list[WorkerFacts]:
         offers = instance.announcement.offers
         workers.append(
             WorkerFacts(
+                name=instance.name,
                 host=instance.host,
                 labels=tuple(map(str, offers.get("labels", ()))),
                 version=str(offers.get("version", "")),
                 slots=int(offers.get("runs", 0)),
                 refused=int(offers.get(REFUSED, 0)),
                 silent_s=instance.silent_s,
+                stopping=bool(offers.get(STOPPING)),
             )
         )
     return workers
+
+
+@dataclass(frozen=True)
+class LostWorker:
+    """A worker that ended without saying so: the runs that others took over from it, and those that wait for that."""
+
+    host: str
+    seen_us: int
+    taken_over: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+def lost_workers(view: View, lost: Sequence[LostInstance]) -> list[LostWorker]:
+    """Return the workers among lost instances, with what became of their runs."""
+    workers = [each for each in lost if each.kind == "worker"]
+    if not workers:
+        return []
+    since_us = min(each.seen_us for each in workers)
+    taken_over: defaultdict[str, list[str]] = defaultdict(list)
+    for run_id in _claimed_since(view, since_us):
+        claims = [each.fact for each in view.entries(run_id, 0, ("RunClaimed",)) if isinstance(each.fact, RunClaimed)]
+        for before, after in pairwise(claims):
+            if after.reason == "takeover":
+                taken_over[before.instance].append(run_id)
+    running = view.runs(states=(RUNNING,), limit=-1)
+    return [
+        LostWorker(
+            worker.host,
+            worker.seen_us,
+            tuple(taken_over[worker.name]),
+            tuple(row.id for row in running if row.instance == worker.name),
+        )
+        for worker in workers
+    ]
+
+
+def _claimed_since(view: View, since_us: int) -> list[str]:
+    """Return the runs that were claimed since then, found from the newest claim."""
+    found: dict[str, None] = {}
+    for run_id, ts_us in view.select("SELECT run_id, ts_us FROM events WHERE type = 'RunClaimed' ORDER BY seq DESC"):
+        if ts_us < since_us:
+            break
+        found[run_id] = None
+    return list(found)
 
 
 def repeats_among(live: Sequence[LiveInstance]) -> int:
@@ -175,14 +243,17 @@ async def engine_state(engine: Delivery) -> EngineState:
     """Return how a connected engine is; one that does not say so in time is down."""
     with anyio.move_on_after(STATE_S):
         return await engine.state()
-    return EngineState(f"{engine.name} has not said for {STATE_S:.0f} s how it is; runs wait until it answers")
+    return EngineState(
+        f"{engine.name} has not said for {STATE_S:.0f} s how it is; runs wait until it answers",
+        "See whether its server, or the network to it, is overloaded; runs wait and nothing is lost.",
+    )
 
 
 async def read_engine(settings: Settings) -> EngineState:
     """Connect to the engine and return how it is, also where it cannot be used."""
     try:
         engine = open_engine(settings)
-    except (AvaError, OSError) as error:
+    except AvaError as error:
         return EngineState(str(error).rstrip("."))
     if engine is None:
         return EngineState()

@@ -21,9 +21,9 @@ from ava_audit.units import DAY_US, US_PER_S, format_bytes, format_duration, now
 from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.service.checks import WORST_FIRST, CheckFinding, Setup, data, models, run_checks
-from ava_server.service.checks.delivery import engine_finding, worker_findings
+from ava_server.service.checks.delivery import engine_finding, lost_findings, worker_findings
 from ava_server.service.current import Budget
-from ava_server.service.engines import engine_state, repeats_among, workers_among
+from ava_server.service.engines import engine_state, lost_workers, repeats_among, workers_among
 from ava_server.service.records import current_runs
 from ava_server.web.context import PageContext, reader_of
 from ava_server.web.events import EventRow, rows_of
@@ -144,10 +144,12 @@ class HealthPage:
         runtime = self._context.runtime
         engine = runtime.manager.delivery
         live = await anyio.to_thread.run_sync(runtime.instances.live)
+        lost = await anyio.to_thread.run_sync(runtime.instances.lost)
+        workers = await self._context.store.read(lambda view: lost_workers(view, lost)) if lost else []
         found: list[CheckFinding] = []
         if engine.carries:
             found.append(engine_finding(engine.name, await engine_state(engine), repeats_among(live)))
-        return [*found, *worker_findings(workers_among(live))]
+        return [*found, *worker_findings(workers_among(live)), *lost_findings(workers)]
 
 
 def repeated(rows: Iterable[EventRow]) -> list[RepeatedError]:

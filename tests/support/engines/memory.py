@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from ava_server.delivery import ANY, PLANS, Body, DeliveryFailed, EngineState
+from ava_server.delivery import ANY, PLANS, Body, DeliveryFailed, EngineState, is_repeat
 from ava_server.delivery.message import signs_of_life
 
 
@@ -62,6 +62,9 @@ class MemoryDelivery:
     async def deliver(self, run_id: str, queue: str, attempt: str) -> bool:
         self._check()
         if (run_id, attempt) in self._engine.seen:
+            return False
+        waiting = any(one.run_id == run_id and not one.given for one in self._engine.messages)
+        if waiting and is_repeat(attempt):
             return False
         self._engine.seen.add((run_id, attempt))
         self._engine.messages.append(_Message(run_id, queue))

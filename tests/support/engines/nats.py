@@ -68,6 +68,7 @@ class NatsServer:
         found = program()
         assert found is not None
         env = {f"NATS_{user.upper()}_PASSWORD": password for user, password in self.passwords.items()}
+        env["NATS_STORE"] = str(self.store)
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen([found, "-c", str(config)], stdout=log, stderr=log, env=env)
         end = time.monotonic() + START_S
@@ -91,7 +92,6 @@ class NatsServer:
         for old, new in (
             ('listen: "0.0.0.0:4222"', f'listen: "127.0.0.1:{self.port}"'),
             ('http: "0.0.0.0:8222"', f'http: "127.0.0.1:{self.http_port}"'),
-            ('store_dir: "/data"', f'store_dir: "{self.store}"'),
             ("[WORKERS]", "[WORKERS, GPU]"),
         ):
             assert old in text

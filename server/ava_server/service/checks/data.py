@@ -22,6 +22,7 @@ from ava_server.config.pin import PinFile
 from ava_server.core.data_root import DataRoot, has_log
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import is_own
+from ava_server.runs.mode import driver_of
 from ava_server.service.checks import CheckFinding, Setup, from_error, nearest_folder
 
 if TYPE_CHECKING:
@@ -44,10 +45,22 @@ _BACKGROUND = (
     "subagents continue when their host is closed: a worker process runs them, and ends a minute after the last one"
     " (background = true)"
 )
+_WORKERS = 'subagents continue when their host is closed: workers run them, on any machine (runs_on = "workers")'
 _NO_BACKGROUND = (
     "when the last host is closed, its subagents are interrupted until a server of this data root starts"
     " (background = false)"
 )
+
+
+def _background(settings: Settings) -> str:
+    """Return what becomes of subagents when their host is closed."""
+    match driver_of(settings):
+        case "workers":
+            return _WORKERS
+        case "the worker":
+            return _BACKGROUND
+        case "this process":
+            return _NO_BACKGROUND
 
 
 def data_root(setup: Setup) -> Iterator[CheckFinding]:
@@ -234,7 +247,7 @@ def processes(setup: Setup) -> Iterator[CheckFinding]:
     name = "processes"
     root = setup.usable_root
     if setup.settings is not None:
-        yield CheckFinding("background", "ok", _BACKGROUND if setup.settings.background else _NO_BACKGROUND)
+        yield CheckFinding("background", "ok", _background(setup.settings))
     if root is None:
         return
     if lock_fault(root.path) is not None:  # the data root's own check reports this

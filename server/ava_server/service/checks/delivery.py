@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -11,9 +11,20 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ava_audit.errors import AuditError
+from ava_audit.store.backend import Kind
 from ava_audit.store.sqlite import backend_of
+from ava_audit.units import format_ts
+from ava_audit.view import View
 from ava_server.service.checks import CheckFinding, Setup
-from ava_server.service.engines import WorkerFacts, engine_fault, read_engine, repeats_among, workers_among
+from ava_server.service.engines import (
+    LostWorker,
+    WorkerFacts,
+    engine_fault,
+    lost_workers,
+    read_engine,
+    repeats_among,
+    workers_among,
+)
 
 if TYPE_CHECKING:
     from ava_audit.store.backend import LiveInstance
@@ -21,7 +32,12 @@ if TYPE_CHECKING:
     from ava_server.delivery import EngineState
 
 _START = "Start one with `ava worker --stay`."
-_AGAIN = "See under Scale in the documentation what Ava needs of it."
+_NEEDS = "See under Scale in the documentation what Ava needs of it."
+_SERVER: tuple[Kind, ...] = ("server",)
+_SERVERS_USER = (
+    "Store the password of a user that may, server:PASSWORD with the documented nats.conf, with `ava key set {engine}`,"
+    " and start the server again."
+)
 
 
 def delivery(setup: Setup) -> Iterator[CheckFinding]:
@@ -36,30 +52,62 @@ def delivery(setup: Setup) -> Iterator[CheckFinding]:
         return
     if not settings.shares_log or settings.runs_on != "workers":
         return
-    live = _live_instances(root)
+    live, lost = _instances(root)
     if settings.delivery.engine != "none":
         state = anyio.run(partial(read_engine, settings))
-        yield engine_finding(settings.delivery.engine, state, repeats_among(live or ()))
+        yield engine_finding(settings.delivery.engine, state, repeats_among(live or ()), _kinds_here(root, live or ()))
     if live is not None:
         yield from worker_findings(workers_among(live))
+        yield from lost_findings(lost)
 
 
-def _live_instances(root: DataRoot) -> Sequence[LiveInstance] | None:
-    """Return the processes on the log; None where it cannot be asked, which its own check reports."""
+def _instances(root: DataRoot) -> tuple[Sequence[LiveInstance] | None, Sequence[LostWorker]]:
+    """Return the processes on the log, and the workers that were lost lately.
+
+    None where the log cannot be asked, which its own check reports.
+    """
+    backend = backend_of(root.path)
     try:
-        with contextlib.closing(backend_of(root.path).instances(root.instances)) as instances:
-            return instances.live()
+        with contextlib.closing(backend.instances(root.instances)) as instances:
+            live, lost = instances.live(), instances.lost()
+        if not lost:
+            return live, ()
+        with contextlib.closing(backend.open_to_check()) as db:
+            return live, lost_workers(View(db), lost)
     except AuditError:
-        return None
+        return None, ()
 
 
-def engine_finding(engine: str, state: EngineState, repeated: int = 0) -> CheckFinding:
-    """Return how the engine is, what waits in it, and how many deliveries servers have made again."""
-    again = f"; delivered again after four silent leases: {repeated}" if repeated else ""
+def lost_findings(lost: Sequence[LostWorker]) -> Iterator[CheckFinding]:
+    """Yield a note on each worker that was lost, and what became of its runs."""
+    for worker in lost:
+        text = f"a worker on {worker.host} was silent from {format_ts(worker.seen_us)[11:]}"
+        if worker.taken_over:
+            text += f"; taken over from it: {', '.join(worker.taken_over)}"
+        if worker.left:
+            text += f"; another worker is about to take over {', '.join(worker.left)}"
+        yield CheckFinding("workers", "note", text, short="worker lost")
+
+
+def _kinds_here(root: DataRoot, live: Sequence[LiveInstance]) -> frozenset[Kind]:
+    """Return which kinds of live processes have this data root."""
+    return frozenset(each.announcement.kind for each in live if (root.instances / f"{each.name}.lock").exists())
+
+
+def engine_finding(
+    engine: str, state: EngineState, repeated: int = 0, kinds: Collection[Kind] = _SERVER
+) -> CheckFinding:
+    """Return how the engine is, what waits in it, and how many deliveries servers have made again.
+
+    `kinds`: of the processes that use the same credentials: a server has to deliver.
+    """
+    again = f"; delivered again, lost or silent for four leases: {repeated}" if repeated else ""
     if state.fault:
-        return CheckFinding("delivery", "fault", state.fault, _AGAIN, short=f"{engine} down")
+        return CheckFinding("delivery", "fault", state.fault, state.to_do or _NEEDS, short=f"{engine} down")
+    if not state.delivers:
+        return _takes_only(engine, state.user, kinds)
     if not state.counted:
-        text = f"{engine} answers; what waits in it is not known: this user may not see that{again}"
+        text = f"{engine} answers; what waits in it is not known: {state.user or 'this user'} may not see that{again}"
         return CheckFinding("delivery", "ok", text, short=f"{engine} up")
     waiting = {queue: count for queue, count in state.waiting.items() if count}
     text = f"{engine} answers; with workers: {sum(state.taken.values())}"
@@ -73,6 +121,20 @@ def engine_finding(engine: str, state: EngineState, repeated: int = 0) -> CheckF
     return CheckFinding("delivery", "ok", f"{text}{again}", short=f"{engine}: {sum(waiting.values())} wait")
 
 
+def _takes_only(engine: str, user: str, kinds: Collection[Kind]) -> CheckFinding:
+    """Return what it means that the user of the engine may take runs and not deliver them."""
+    if "server" in kinds:
+        text = f"{engine} answers, and {user} may not deliver runs there, as a server has to: new runs wait"
+        return CheckFinding("delivery", "fault", text, _SERVERS_USER.format(engine=engine), short=f"{engine} refuses")
+    text = f"{engine} answers; {user} may take runs there, as a worker does"
+    if "worker" in kinds:
+        return CheckFinding("delivery", "ok", f"{text}, and not see what waits", short=f"{engine} up")
+    text += ", and not deliver them, as a server has to"
+    return CheckFinding(
+        "delivery", "note", text, f"If a server is to run here: {_SERVERS_USER.format(engine=engine)}", f"{engine} up"
+    )
+
+
 def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
     """Yield the workers, and those of another version."""
     if not workers:
@@ -80,7 +142,10 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
         return
     shown = "; ".join(map(_worker_words, sorted(workers, key=lambda one: (one.host, one.labels))))
     count = _counted(len(workers), "worker")
-    yield CheckFinding("workers", "ok", f"{count}: {shown}", short=count)
+    if all(worker.stopping for worker in workers):
+        yield CheckFinding("workers", "warning", f"{count}: {shown}; approved runs wait", _START, short="no worker")
+    else:
+        yield CheckFinding("workers", "ok", f"{count}: {shown}", short=count)
     here = version("ava-subagents")
     others = sorted({one.version for one in workers if one.version and one.version != here})
     if others:
@@ -89,14 +154,15 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
 
 
 def _worker_words(worker: WorkerFacts) -> str:
-    words = [f"on {worker.host}", _counted(worker.slots, "slot")]
+    slots = "is stopping and takes no more" if worker.stopping else _counted(worker.slots, "slot")
+    words = [f"{worker.name} on {worker.host}", slots]
     if worker.labels:
         words.append(f"labels {', '.join(worker.labels)}")
     if worker.version:
         words.append(f"version {worker.version}")
     words.append(f"last beat {worker.silent_s:.0f} s ago")
     if worker.refused:
-        words.append(f"{_counted(worker.refused, 'second claim')} refused")
+        words.append(f"{_counted(worker.refused, 'offer')} left to the worker that had the run: nothing to do")
     return ", ".join(words)
 
 

@@ -78,8 +78,8 @@ def extras(_setup: Setup) -> Iterator[CheckFinding]:
         yield CheckFinding("extras", "note", f"without {', '.join(lacking)}; what needs one says so", step)
 
 
-def sqlite(_setup: Setup) -> Iterator[CheckFinding]:
-    """Report SQLite's version, and whether it can hold the log."""
+def sqlite(setup: Setup) -> Iterator[CheckFinding]:
+    """Report SQLite's version, and whether it can hold the log; one in Postgres is none of its."""
     name = sqlite3.sqlite_version
     try:
         with contextlib.closing(open_in_memory()):
@@ -89,7 +89,7 @@ def sqlite(_setup: Setup) -> Iterator[CheckFinding]:
         yield CheckFinding("sqlite", "fault", text, "Use a Python with a full SQLite, such as uv's or python.org's.")
         return
     text = f"SQLite {name}, with full-text search"
-    if sqlite3.sqlite_version_info >= WAL_RESET_FIXED:
+    if sqlite3.sqlite_version_info >= WAL_RESET_FIXED or (setup.settings is not None and setup.settings.shares_log):
         yield CheckFinding("sqlite", "ok", text)
         return
     text += (
