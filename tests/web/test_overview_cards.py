@@ -46,12 +46,13 @@ async def test_a_proposal_is_approved_where_all_of_it_stands_and_declined_at_onc
         assert (decided.decision, decided.channel) == ("rejected", "browser")
 
 
-async def test_a_card_declines_only_what_it_showed(tmp_path: Path) -> None:
+async def test_a_card_takes_the_sessions_own_token_and_leads_to_no_other_site(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         made = await lab.propose()
-        for wrong in ({"digest": "0" * 64}, {"csrf": "0" * 64}):
-            answer = await browser.send("/", "/proposals", decision="reject", **wrong)
-            assert answer.status_code == 409 and not await lab.facts(made.subagent_id, SpawnDecided), wrong
+        for wrong in ("", "0" * 64):
+            answer = await browser.send("/", "/proposals", decision="reject", csrf=wrong)
+            assert answer.status_code == 409 and "does not come from this page" in answer.text
+            assert not await lab.facts(made.subagent_id, SpawnDecided)
         elsewhere = await browser.send("/", "/proposals", decision="reject", back="https://evil.example/")
         assert elsewhere.headers["location"] == f"/subagents/{made.subagent_id}?done=rejected"
 
