@@ -239,6 +239,10 @@ class _Reader(RtfText):
             if is_ignorable and name not in _KNOWN:
                 state.skips = True
                 return
+        self._obey(name, number)
+
+    def _obey(self, name: str, number: int | None) -> None:
+        """Do what a word says: show a sign, end a paragraph or a cell, or change the state; ignore an unknown one."""
         if name in _FIXED:
             self._say(_FIXED[name])
         elif name in _PARAGRAPH_ENDS:
