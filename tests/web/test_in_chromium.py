@@ -124,14 +124,14 @@ def test_marks_and_the_focus_stay_while_the_overview_is_brought_up_to_date(chrom
     with open_window(chromium, here) as seen:
         page = seen.open("/")
         page.check(f"#mark-{marked}")
-        page.focus(f"#decline-{other}")
+        page.focus(f"#reject-{other}")
         late = here.host.propose(task="Proposed meanwhile?")["pending_id"]
         page.wait_for_selector(f"#card-{late}")
         assert page.is_checked(f"#mark-{marked}") and not page.is_checked(f"#mark-{other}")
-        assert page.evaluate("document.activeElement.id") == f"decline-{other}"
+        assert page.evaluate("document.activeElement.id") == f"reject-{other}"
         page.keyboard.press("Enter")
         page.wait_for_url("**/?done=rejected")
-        assert "Declined." in page.inner_text("main") and page.locator(f"#card-{other}").count() == 0
+        assert "Rejected." in page.inner_text("main") and page.locator(f"#card-{other}").count() == 0
         page.check(f"#mark-{marked}")
         page.click("button:has-text('Look at the marked ones together')")
         page.wait_for_url(f"**/proposals?id={marked}")
@@ -205,7 +205,7 @@ def test_everything_works_without_scripts(chromium: Browser, here: There) -> Non
         page.click("button:has-text('Approve')")
         page.wait_for_url("**/subagents/*?done=approved")
         seen.open(f"/proposals/{other['pending_id']}")
-        page.click("button:has-text('Decline')")
+        page.click("button:has-text('Reject')")
         page.wait_for_url("**/subagents/*?done=rejected")
         page.click("button:has-text('Sign out')")
         assert "signed out" in page.inner_text("main")

@@ -33,15 +33,15 @@ async def test_a_proposal_is_approved_where_all_of_it_stands_and_declined_at_onc
     async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serve_lab_pages(lab) as browser:
         made = await lab.propose()
         [card] = await cards(browser)
-        assert buttons(card) == ["Look and approve", "Decline"]
+        assert buttons(card) == ["Look and approve", "Reject"]
         assert f'href="/proposals/{made.pending_id}">Look and approve' in card
         assert 'value="approve"' not in card, "nothing is approved without a look at everything"
         page = (await browser.get(f"/proposals/{made.pending_id}")).text
-        assert 'value="approve"' in page and ">Decline</button>" in page
+        assert 'value="approve"' in page and ">Reject</button>" in page
         answer = await browser.send("/", "/proposals", decision="reject")
         assert answer.headers["location"] == "/?done=rejected", answer.text
         after = (await browser.get(answer.headers["location"])).text
-        assert "Declined. It cannot start any more." in after and made.pending_id not in after
+        assert "Rejected. It cannot start any more." in after and made.pending_id not in after
         [decided] = await lab.facts(made.subagent_id, SpawnDecided)
         assert (decided.decision, decided.channel) == ("rejected", "browser")
 

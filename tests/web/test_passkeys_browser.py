@@ -48,8 +48,8 @@ def test_a_person_adds_a_passkey_approves_rejects_and_signs_in_with_it(tmp_path:
         assert browser.passkeys[0]["signCount"] == Passkeys(DataRoot(there.root).passkeys).all()[0].counter
         used = browser.passkeys[0]["signCount"]
         browser.go(f"/proposals/{two['pending_id']}")
-        browser.press("Decline")
-        browser.page.get_by_text("Declined. It cannot start any more.").wait_for()
+        browser.press("Reject")
+        browser.page.get_by_text("Rejected. It cannot start any more.").wait_for()
         assert there.state(two) == "rejected" and browser.passkeys[0]["signCount"] == used
         browser.press("Sign out")
         browser.page.get_by_text("You are signed out.").wait_for()

@@ -34,7 +34,7 @@ from ava_server.web.webauthn import Subject
 
 DONE: Mapping[str, str] = {
     "approved": "Approved. It starts as soon as there is room.",
-    "rejected": "Declined. It cannot start any more.",
+    "rejected": "Rejected. It cannot start any more.",
     "raised": "The cap is raised, and the run continues.",
     "declined": "Declined. The run hands in what it has.",
     "resumed": "It goes on where it was.",
