@@ -472,13 +472,16 @@ def _shown_clock_us(view: View, run: RunRow, state: str, processes: Processes, n
 
 def _shown_too_much_us(view: View, run: RunRow, most_us: int) -> int:
     """Return how much longer the last owner's clock may have been shown than it counted; 0 unless it was taken over."""
-    claimed = view.last_entry(run.id, "RunClaimed")
-    if claimed is None or not isinstance(claimed.fact, RunClaimed) or claimed.fact.reason != "takeover":
+    entry = view.last_entry(run.id, "RunClaimed")
+    claim = entry.fact if entry is not None else None
+    if entry is None or not isinstance(claim, RunClaimed) or claim.reason != "takeover":
         return 0
-    own = "SELECT max(ts_us) FROM events WHERE run_id = ? AND generation = ?"
-    ((wrote_us,),) = view.select(own, run.id, run.generation - 1)
-    seen_us = max(claimed.fact.seen_us or 0, wrote_us or 0)
-    return min(most_us, max(0, claimed.ts_us - seen_us)) if seen_us else 0
+    last_entry = "SELECT max(ts_us) FROM events WHERE run_id = ? AND generation = ?"
+    ((wrote_us,),) = view.select(last_entry, run.id, run.generation - 1)
+    seen_us = max(claim.seen_us or 0, wrote_us or 0)
+    if not seen_us:
+        return 0
+    return min(most_us, max(0, entry.ts_us - seen_us))
 
 
 def view_run(
