@@ -122,7 +122,7 @@ async def test_a_run_without_an_owner_is_interrupted_and_its_clock_stops(
     first, second = await look(settings), await look(settings)
     lines = plain_lines(page(settings, second).whole())
     assert second.now.counts == {"interrupted": 1, "ended": 0}
-    assert any(re.match(r"‖ interrupted  S-\w{6}  Left alone ", line) for line in lines)
+    assert any(re.match(r"‖ interrupted +S-\w{6} +Left alone ", line) for line in lines)
     assert "  no server is running it: the next Ava server of this user resumes it" in lines
     assert "  warning servers      none is running: nothing runs until one starts" in lines
     objects = [current_json(each.now)["runs"][0]["caps"]["seconds"] for each in (first, second)]

@@ -24,6 +24,8 @@ MOST_ROLE = 24
 """Columns of a role with its plan and its user, at most."""
 LEAST_NAME = 12
 """Columns of a run's name that are always shown; a longer one may take a third of the task's columns."""
+TIME_COLUMNS, OF_LIMIT_COLUMNS = 8, 14
+"""Columns of a time, alone and with its limit, at least: the rows keep their places as seconds get a digit more."""
 ACTIVITY_COLUMNS = 40
 """Columns of the tasks from which on they have beside them what the runs do now."""
 
@@ -120,13 +122,14 @@ class RunRows:
         words: Callable[[RunView], str],
         style: Callable[[RunView], str] = lambda _run: "",
         *,
+        least: int = 0,
         most: int = 1_000,
         align: Align = "left",
     ) -> Column:
         """Return a column of words, which is measured once for all layouts."""
         if words not in self._measured:
             self._measured[words] = max([0, *(cells(plain(words(run))) for run in self._runs)])
-        width = max(cells(name), self._measured[words])
+        width = max(cells(name), least, self._measured[words])
         return Column(name, lambda run: joined((words(run), style(run))), min(width, most), align)
 
     def _columns_before_task(self, layout: Layout) -> list[Column]:
@@ -146,9 +149,9 @@ class RunRows:
         if layout.bar:
             columns.append(Column("", lambda run: _bar(_time_cap(run), layout.bar), layout.bar))
         if layout.time == "alone":
-            columns.append(self._column("time", _time, align="right"))
+            columns.append(self._column("time", _time, least=TIME_COLUMNS, align="right"))
         elif layout.time == "of limit":
-            columns.append(self._column("time", _time_of_limit, align="right"))
+            columns.append(self._column("time", _time_of_limit, least=OF_LIMIT_COLUMNS, align="right"))
             columns.append(self._column("when", _when, align="right"))
         return columns
 

@@ -230,9 +230,9 @@ class LivePage(Page):
         if run.question is not None and run.question.text:
             words = f"It asks: {quoted(run.question.text, QUESTION_CHARS)}; s answers it"
         yield from self._indented(words, TASK_LINES)
-        yield from self._indented(run.task, TASK_LINES)
         if run.activity:
             yield joined(f"  {run.activity}")
+        yield from self._indented(run.task, TASK_LINES)
         if run.row.ended and self.about:
             yield from self._indented(f"Its summary: {quoted(self.about, SUMMARY_CHARS)}", SUMMARY_LINES)
 
