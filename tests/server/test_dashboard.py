@@ -193,7 +193,8 @@ async def test_shows_why_a_run_ended_and_why_a_proposal_was_not_approved(tmp_pat
         lines = plain_lines(page(lab.runtime.settings, overview, 160).whole())
     assert [shown.state for shown in overview.now.runs] == ["rejected", "iteration_limit"]
     text = "\n".join(lines)
-    assert "Not this one · the proposal was rejected" in text and "Turns in circles · max_iterations of 2" in text
+    assert "Not this one · the proposal was rejected" in text
+    assert "Turns in circles · it used all of its 2 turns" in text
 
 
 async def test_shows_only_this_users_runs_unless_all_are_requested(

@@ -22,7 +22,7 @@ from ava_server.render.responses import Answer
 pytestmark = pytest.mark.slow
 
 NAME, TASK_ID = "price list", "T-17"
-COMMANDS_TO_GIVE = ("call ", "`ava ", "subagent_id ", "id=", "ava://", "[S-")
+COMMANDS_TO_GIVE = ("call ", "`ava ", "`ava show ", "subagent_id ", "id=", "ava://", "[S-")
 """Where an id stands to be given back, or in a form that hosts read."""
 
 

@@ -28,6 +28,7 @@ from ava_server.core.commands import advice
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id, read_span, state_words
+from ava_server.render.reasons import reason_words
 from ava_server.render.report import NOT_FAILED, Report, TableRow, part_table, period_table, report_json, report_of
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ def _failure_lines(report: Report) -> Iterator[str]:
         yield "Nothing failed."
     for reason in report.reasons[:TOP]:
         run = reason.newest
-        why = one_line(reason.reason) or NO_REASON
+        why = one_line(reason_words(reason.reason)) or NO_REASON
         yield f"  {reason.runs:,} x {state_words(reason.ending)}: {why}"
         example = f"{one_line(run.role)}, {day_of(run.ended_us or 0)}: {advice(f'ava show {run.id}')}"
         if reason.runs > 1:
@@ -288,7 +289,7 @@ def _plan_screen(plan: PlanSum, at_us: int) -> None:
     if failed:
         say("\nWhat failed:")
     for run in failed:
-        why = one_line(run.stop_reason) or NO_REASON
+        why = one_line(reason_words(run.stop_reason or "")) or NO_REASON
         say(f"  {run.id} {state_words(run.state)}: {why}")
         say(f"      {advice(f'ava show {run.id}')}")
 

@@ -19,6 +19,7 @@ from ava_server.cli.terminal import colours, columns, one_line, say, styled, wra
 from ava_server.core.commands import advice
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import state_words
+from ava_server.render.reasons import reason_words
 from ava_server.render.result import FindingView, Result, UntrustedText, artifact_text, cost_notes, printed, result_of
 
 if TYPE_CHECKING:
@@ -116,7 +117,8 @@ def _ending(run: RunAnswer, result: Result | None) -> Iterable[str]:
     """Yield why a run ended otherwise than by success, and what to do."""
     if run.state != "success":
         may_lack = "" if run.state in WHOLE else " It may be incomplete."
-        yield f"Ended as {state_words(run.state)}: {run.stop_reason or 'no reason is known'}.{may_lack}"
+        why = reason_words(run.stop_reason or "no reason is known")
+        yield f"Ended as {state_words(run.state)}: {why}.{may_lack}"
     if result is not None and run.error and run.error.get("what_to_do"):
         yield f"What to do: {_next_step(run, run.error)}"
     if run.advice:

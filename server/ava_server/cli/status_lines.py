@@ -15,6 +15,7 @@ from ava_audit.units import HOUR_S, format_duration, format_ts, format_usd, minu
 from ava_roles.wrap import clean
 from ava_server.cli.terminal import can_write, cells, cut, wrapped_lines
 from ava_server.core.ids import state_words
+from ava_server.render.reasons import reason_words
 from ava_server.render.state_look import STYLES, look_of
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def remarks(run: RunView) -> str:
         return run.ends_with_host
     if run.worker:
         return plain(f"on worker {run.worker}")
-    return plain(run.row.stop_reason or "") if run.state != "success" else ""
+    return plain(reason_words(run.row.stop_reason or "")) if run.state != "success" else ""
 
 
 def clock(ts_us: int | None) -> str:
