@@ -96,7 +96,7 @@ ELSEWHERE = ("command: ", "on_event: ", "jq: ")
 """Marks of blocks that test_readme.py, tests/system/test_event_examples.py and test_docs.py run."""
 NOT_OURS = (
     "git pull", "uv tool install", "opentelemetry-instrument", "pip install", "export AVA_DATABASE_URL", "docker ",
-    "export PUBLIC_HOST", "mkdir -m 700 secrets", "kubectl ", "pg_dump ", "pg_restore ",
+    "export PUBLIC_HOST", "cp -r docs/deploy", "export NATS_STORE", "kubectl ", "pg_dump ", "pg_restore ",
 )  # fmt: skip
 """How blocks begin that need a remote, a package registry, a database server, containers, or an SDK."""
 NAMED = (
