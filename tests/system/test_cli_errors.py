@@ -80,7 +80,7 @@ WRONG: tuple[tuple[str, ...], ...] = (
     ("memory", "add", "x" * 300, "y"), ("config", "set", "\udcff", "1"), ("config", "get", "a.b.c"),
     ("config", "set", "mirror", "\udcff"), ("config",), ("token", "create", "a b"), ("token", "revoke", "nobody"),
     ("init",), ("init", "codx"), ("init", "codex", "--file", "/"), ("init", "codex", "--name", "a b"),
-    ("init", "codex", "--all"), ("hosts", "cluade"), ("agents", "lst"), ("agents", "list", "cluade"),
+    ("hosts", "cluade"), ("agents", "lst"), ("agents", "list", "cluade"),
     ("eval",), ("eval", "replay"), ("eval", "replay", "/nowhere"), ("eval", "replay", "/"),
     ("eval", "replay", "S-000000", "--role", "/nowhere"), ("eval", "replay", "S-000000", "--model", "nobody"),
     ("eval", "add", "S-000000", "--to", "/"), ("eval", "run", "nowhere"), ("eval", "run", "\udcff"),

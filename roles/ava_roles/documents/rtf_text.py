@@ -83,7 +83,9 @@ class RtfText:
         self._seen_deletion = 0
         self._counts: Counter[str] = Counter()
         self._objects: Counter[str] = Counter()
-        self._hidden_words = self._size = self._said = 0
+        self._hidden_words = 0
+        self._size = 0
+        self._said = 0
         self._cut = False
 
     # -- text -------------------------------------------------------------------------------------------------

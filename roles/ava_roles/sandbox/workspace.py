@@ -230,7 +230,7 @@ class WorkspaceRule:
 
     def _open_folders(self, allow: Sequence[Path]) -> list[str]:
         """Return the folders in which one may be a workspace although a system folder or another home contains it."""
-        folders = list(OPEN)
+        folders: list[str] = list(OPEN)
         for allowed in allow:
             if allowed.parent != allowed:  # not the whole file system
                 folders.append(str(allowed))

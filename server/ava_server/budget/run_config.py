@@ -548,10 +548,11 @@ def _covered(config: RunConfig) -> dict[str, Any]:
     if config.search_call is not None and not config.search_call.key_command:
         del covered["search_call"]["key_command"]
     if config.steps:
-        covered["steps"] = []
+        steps: list[dict[str, Any]] = []
         for step in config.steps:
             fields = step.model_dump(mode="json", exclude={"config"})
-            covered["steps"].append({**fields, "config": _covered(step.config)})
+            steps.append({**fields, "config": _covered(step.config)})
+        covered["steps"] = steps
     return covered
 
 

@@ -288,7 +288,7 @@ def _time(us: int) -> str:
 
 def _sums_of_time(spans: Sequence[Span], begin_us: int, end_us: int) -> str:
     """Return how long each part took of the whole; the signs are those of the picture of time."""
-    took = {part: took_us(spans, part) for part in PARTS}
+    took: dict[Part, int] = {part: took_us(spans, part) for part in PARTS}
     parts = [f"{_sign(part)} {part} {_time(us)}" for part, us in took.items() if us]
     return f"{', '.join(parts)} of {_time(end_us - begin_us)}"
 

@@ -83,15 +83,11 @@ class RunRows:
         self._runs = runs
         self._everybody = everybody
         self._measured: dict[Callable[[RunView], str], int] = {}
-        for layout in LAYOUTS:
-            before = self._columns_before_task(layout)
-            after = self._columns_after_task(layout)
-            others = [*before, *after]
-            room = width - sum(column.width for column in others) - layout.gap * len(others)
-            if room >= layout.least_task:
-                break
+        layout = self._widest_layout(width)
+        before = self._columns_before_task(layout)
+        after = self._columns_after_task(layout)
         self._gap = " " * layout.gap
-        self._task_width = max(room, 1)
+        self._task_width = max(self._room_for_task(layout, width), 1)
         self._columns = [*before, Column("task", self._task, self._task_width), *after]
 
     def head(self) -> Text:
@@ -131,6 +127,17 @@ class RunRows:
             self._measured[words] = max([0, *(cells(plain(words(run))) for run in self._runs)])
         width = max(cells(name), least, self._measured[words])
         return Column(name, lambda run: joined((words(run), style(run))), min(width, most), align)
+
+    def _widest_layout(self, width: int) -> Layout:
+        """Return the first layout that leaves enough room for tasks; the narrowest if none does."""
+        for layout in LAYOUTS:
+            if self._room_for_task(layout, width) >= layout.least_task:
+                return layout
+        return LAYOUTS[-1]
+
+    def _room_for_task(self, layout: Layout, width: int) -> int:
+        others = [*self._columns_before_task(layout), *self._columns_after_task(layout)]
+        return width - sum(column.width for column in others) - layout.gap * len(others)
 
     def _columns_before_task(self, layout: Layout) -> list[Column]:
         if layout.state == "sign":

@@ -279,7 +279,7 @@ def _refuse_for_key_command(path: Place, name: str, before: BaseModel, config: s
             f"{name} is set in the environment, but {setting} {_FILE_ONLY_OF_PROVIDERS[setting]}: only {config} may"
             " have it. Unset it."
         )
-    if _at(before, (*path[:2], "key_command")) and path[-1] == "base_url":
+    if _at(before, (*path[:2], "key_command")) and setting == "base_url":
         raise ConfigError(
             f"{name} would send the key that key_command prints to another address than the one in {config}. Unset it."
         )

@@ -83,8 +83,11 @@ class _Status(Protocol):
     """What the screens use of the app; see `StatusApp`."""
 
     reader: OverviewReader
-    said: tuple[str, bool]
 
+    @property
+    def said(self) -> tuple[str, bool]: ...
+    @said.setter
+    def said(self, said: tuple[str, bool]) -> None: ...
     @property
     def behind(self) -> bool: ...
     @property

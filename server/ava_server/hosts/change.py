@@ -292,7 +292,7 @@ def _renew_entry(file: Configuration, host: Host, where: Steps, launch: Launch) 
     if program not in _OURS and "ava_server" not in words:
         note = f"{dotted_name(where)} starts Ava with {program}: that was left as it is."
         return _put_changes(file, values), [note]
-    keys = list(_START)
+    keys: list[str] = list(_START)
     if ("headersHelper" in old) != ("headersHelper" in entry):  # the host starts it another way now
         keys.append("type")
     for key in keys:

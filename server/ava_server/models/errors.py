@@ -95,8 +95,10 @@ def error_table() -> ErrorTable:
     by_status: dict[int, ErrorCase] = {}
     by_text: list[tuple[ErrorCase, re.Pattern[str] | None]] = []
     for row in table["case"]:
-        lists = {name: tuple(row.get(name, ())) for name in ("status", "codes", "words")}
-        case = ErrorCase(**{**row, **lists})
+        fields: dict[str, Any] = dict(row)
+        for name in ("status", "codes", "words"):
+            fields[name] = tuple(row.get(name, ()))
+        case = ErrorCase(**fields)
         if case.name:
             by_name[case.name] = case
         for status in case.status:

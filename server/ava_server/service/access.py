@@ -97,10 +97,7 @@ class Session:
         """Seconds that a call of this session may wait for a run."""
         if self.transport == "terminal":
             return WAIT_LIMIT_S
-        client = client_of(self.client, self.client_version)
-        if client is None:
-            return WAIT_LIMIT_S
-        return client.wait_s or WAIT_LIMIT_S
+        return client_of(self.client, self.client_version).wait_s or WAIT_LIMIT_S
 
     @property
     def belongs_to_person(self) -> bool:

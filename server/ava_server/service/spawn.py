@@ -110,8 +110,8 @@ class _Offer:
     needs_key: bool
 
     def answerer(self, view: View, proposal: Proposal) -> Answerer:
-        policies = [self.policy, *made_under(view, [proposal.pending_id])]
-        return self.asking.answerer(strictest(policies))
+        earlier = made_under(view, [proposal.pending_id])
+        return self.asking.answerer(strictest([self.policy, *earlier]))
 
 
 class Spawns(Operations):

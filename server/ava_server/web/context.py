@@ -304,6 +304,10 @@ def usd4(micros: int) -> str:
     return f"${micros / 1_000_000:,.4f}"
 
 
+def _day_after_epoch(days: int) -> str:
+    return day_of(days * DAY_US)
+
+
 @cache
 def environment() -> Environment:
     made = Environment(
@@ -316,7 +320,7 @@ def environment() -> Environment:
     )
     made.filters.update(ago=ago, when=when, usd=format_usd, usd4=usd4, duration=format_duration)
     made.filters.update(state=state_words, model=model_words, reason=reason_words)
-    made.filters["day"] = lambda days: day_of(days * DAY_US)
+    made.filters["day"] = _day_after_epoch
     made.filters["look"] = cast("Any", look_of)
     made.filters["markdown"] = html
     made.tests["web_address"] = is_web_address

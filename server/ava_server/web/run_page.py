@@ -6,7 +6,7 @@ Beside it are pages for a long text, a delivered file, a coder's diff, and the c
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -237,7 +237,7 @@ class RunPage(PagePart):
         run, name = await self._context.named_run(request), request.path_params["name"]
         record = await self._record(run)
         result = record.answer.untrusted_result
-        delivered = result.artifacts if result is not None else []
+        delivered: Sequence[Mapping[str, Any]] = result.artifacts if result is not None else ()
         known = next((file for file in delivered if file.get("name") == name), None)
         if known is None:
             raise NotFound("the run has delivered no file of this name")

@@ -259,7 +259,7 @@ class ChatAnswer(WireAnswer):
         known = self._kept.get(key)
         if key in _SIGNED and isinstance(value, str | dict):
             if isinstance(value, dict):
-                value = {**fields_of(known), **value}
+                value = {**fields_of(known), **fields_of(value)}
             self._kept[key] = value
         elif isinstance(value, str) and isinstance(known, StringIO | None):
             self._kept[key] = grown(known, value)
