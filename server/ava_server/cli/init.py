@@ -375,6 +375,9 @@ def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, onl
     if allow is False:
         return
     quiet = [host.quiet] if host.quiet else []
+    if rules is None and allow:  # it was asked for, and only the person can do it
+        report.to_do += quiet
+        return
     if rules is None or not (rules.needed or allow):
         report.more += quiet
         return
