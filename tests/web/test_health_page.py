@@ -7,17 +7,19 @@ from collections.abc import Generator, Iterator
 from html import unescape
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.log import write
 from support.logs.past import BookedLife
+from support.model_server import Fail, Say
 from support.pages.browser import There, Visitor, open_pages, open_team
 from support.pages.lab_pages import serve_lab_pages
 from support.runtime import PRICED, open_lab, submit
 from support.tool_examples import must_list
 
 from ava_audit.entries import Entry, entry_of
-from ava_audit.events import ErrorOccurred
+from ava_audit.events import ErrorOccurred, Fact, SubagentComplete
 from ava_audit.store.store import Store
 from ava_audit.units import DAY_US, day_of, now_us
 from ava_server.cli import doctor_checks as checks
@@ -26,7 +28,7 @@ from ava_server.core.data_root import DataRoot
 from ava_server.service.checks import CheckFinding, Setup, data, models
 from ava_server.web import health
 from ava_server.web.events import EventRow
-from ava_server.web.health import repeated
+from ava_server.web.health import repeated, without_consequences
 
 KEY = "sk-ant-api03-" + "k" * 80
 HOSTILE = "<img src=x onerror=alert(1)>\u202e"
@@ -69,10 +71,12 @@ def test_the_page_begins_with_what_is_wrong_and_what_works_is_one_line(auditor: 
     main = auditor.get("/health").text.partition("<main")[2]
     first = main.index('<li class="warning"')
     assert 0 < first < main.index("Errors of the last day") < main.index("Version")
-    folded = r'<details><summary><span class="works">✓ (\d+) work:</span> ([^<]*)</summary>(.*?)</details>'
+    folded = (
+        r'<details><summary class="hanging"><span class="works">✓ (\d+) work:</span> (.*?)</summary>(.*?)</details>'
+    )
     works = re.search(folded, main, re.DOTALL)
     assert works is not None
-    assert works[3].count('<li class="ok"') == int(works[1]) == len(works[2].split(" · ")) >= 5
+    assert works[3].count('<li class="ok"') == int(works[1]) == len(re.findall(r"<span>[^<]+</span>", works[2])) >= 5
     assert '<li class="ok"' not in main.replace(works[3], ""), "all that works is folded"
     assert "sandbox" in findings(main) and "confinement" not in main
 
@@ -119,6 +123,47 @@ def test_what_retention_erases_next_is_shown_to_whose_it_is(ana: Visitor, audito
     assert "90 days after its end" in shown(ana.get("/health").text)
     assert f"{erased} (UTC): 1 run that ended on {ended}" in shown(ana.get("/health").text)
     assert f"{erased} (UTC): 2 runs that ended on {ended}" in shown(auditor.get("/health").text)
+
+
+async def test_a_provider_that_refused_its_key_is_what_is_wrong_first(tmp_path: Path) -> None:
+    def script(request: dict[str, Any]) -> Fail | Say:
+        said = str([each for each in request["messages"] if each["role"] == "user"])
+        return Fail(401, {"error": {"message": "invalid api key"}}) if "refused" in said else submit()
+
+    async with open_lab(tmp_path, script, config=PRICED) as lab, serve_lab_pages(lab, owned=True) as browser:
+        failed = await lab.start(task="refused")
+        await lab.ended(failed)
+        page = (await browser.get("/health")).text
+        shown = texts(page)
+        assert "Everything works" not in shown and "check needs attention" not in shown
+        (first, (state, text)), *others = findings(page).items()
+        assert (first, state) == ("provider custom", "fault"), first
+        assert failed in text and "refused a call without a key" in text and "→ Store a valid key with ava key set" in text
+        assert [state for name, (state, _text) in others if name == "keys"] == ["note"]
+        section = page.partition('<h2 id="errors"')[2].partition("</section>")[0]
+        assert section.count("<li") == 1 and "invalid api key" in section, "its ending is the same failure"
+        await lab.ended(await lab.start(task="answered"))
+        state, text = findings((await browser.get("/health")).text)["provider custom"]
+        assert state == "warning" and "It has answered other calls since." in text
+
+
+def test_an_ending_is_left_out_only_where_an_error_of_the_same_run_is_before_it() -> None:
+    def row(seq: int, fact: Fact, run: str) -> EventRow:
+        columns = {"seq": seq, "type": fact.type, "run_id": run, "version": 1, "content": fact.model_dump_json()}
+        entry = entry_of([columns.get(name) for name in Entry._fields])
+        return EventRow(entry, "error", fact.type, "", run)
+
+    def ended(seq: int, run: str) -> EventRow:
+        done = SubagentComplete(
+            subagent_id=run, status="error", summary="No result.", tokens=0, cost_cents=0, duration=1.0, result={}
+        )
+        return row(seq, done, run)
+
+    def error(seq: int, run: str) -> EventRow:
+        return row(seq, ErrorOccurred(error="it is down", kind="api"), run)
+
+    rows = [ended(4, "S-0000a1"), ended(3, "S-0000b1"), error(2, "S-0000a1"), error(1, "S-0000a1")]
+    assert [each.entry.seq for each in without_consequences(rows)] == [3, 2, 1]
 
 
 def test_errors_that_are_alike_are_one_with_their_number() -> None:
