@@ -103,7 +103,7 @@ def test_no_line_of_a_subagent_looks_like_one_of_ours_in_a_pipe() -> None:
     assert ours == [
         *("# researcher S-7f3a2b: success", "## Summary", "## Output", "## Findings, each with its source"),
         *(
-            "- Quotes, looked up in what the tools returned: 1 of 1 found ✓",
+            "- Quotes found in what it read: 1 of 1",
             "- What it read of a source: `ava show S-7f3a2b --source 1`",
             "## Caveats",
             "## Changes",
@@ -137,7 +137,7 @@ def test_on_a_terminal_subagent_text_has_bars_and_only_our_text_starts_at_the_ed
     assert at_the_edge == [
         *("researcher S-7f3a2b: success", "Summary", "Output", "Findings, each with its source"),
         *(
-            "Quotes, looked up in what the tools returned: 1 of 2 found ✓, 1 NOT found ✗",
+            "Quotes found in what it read: 1 of 2, 1 NOT found ✗",
             "What it read of a source: `ava show S-7f3a2b --source 1`",
             "Caveats",
             "Figures",

@@ -18,7 +18,7 @@ from ava_server.approval.questions import question
 from ava_server.cli.start_question import ShownProposals
 
 PRICE = '[prices."custom:test"]\ninput = 2.0\noutput = 10.0\n'
-CAP = "Its cost cap buys at least"
+CAP = "Its cost cap is enough for at least"
 DAYS = {
     "user": ("user_daily_cents", "your budget for today (limits.user_daily_cents in config.toml)"),
     "installation": (
@@ -34,7 +34,7 @@ def config(day: str, cents: int) -> str:
 
 
 def turns_in(message: str) -> int:
-    found = re.search(r"buys at least (\d+) of its \d+ turns, even if each model call costs its maximum", message)
+    found = re.search(r"is enough for at least (\d+) of its \d+ turns, even if each model call costs", message)
     assert found, message
     return int(found[1])
 

@@ -45,7 +45,7 @@ def test_the_page_has_the_figures_of_the_report(team: There, ana: Visitor, audit
     assert total["cost_cents"] > 0
     assert shown["Spent"] == usd(total["cost_cents"])
     assert shown["Model calls"] == f"{total['model_calls']} in {total['runs_that_spent']} runs"
-    assert shown["Ended"] == f"{total['runs_ended']}, {total['runs_failed']} failed"
+    assert shown["Ended, with the runs of plans"] == f"{total['runs_ended']}, {total['runs_failed']} failed"
     assert shown["Repeated calls"] == usd(total["retries_cents"]) != "$0.00"
     assert shown["Unknown, the most that it can be"] == usd(total["uncosted_cents"]) != "$0.00"
     assert shown["Above the reservation"].startswith(f"{usd(total['overrun_cents'])} in {total['overruns']} call")
@@ -95,6 +95,18 @@ def test_all_days_that_were_asked_for_are_on_the_axis_also_before_the_log(audito
         assert len(bars) == 15 and bars[0] == "2025-12-20: nothing", chart
         axis = page.partition(f'<h2 id="{chart}"')[2].partition('class="periods"')[2].partition("</div>")[0]
         assert axis.count("<span") == 15
+
+
+def test_a_chart_with_one_series_says_what_it_is(auditor: Visitor) -> None:
+    page = auditor.get(f"/costs?{WEEK}&all").text
+    charts = page.split('<figure class="chart">')[1:]
+    assert len(charts) >= 3 and all('<ul class="legend">' in each.partition("</figure>")[0] for each in charts)
+
+
+def test_the_page_of_approvals_is_no_choice_of_a_time(ana: Visitor) -> None:
+    page = ana.get("/costs").text
+    choices = page.partition('<div class="choices">')[2].partition("</form>")[0]
+    assert "/costs/approvals" in page and "/costs/approvals" not in choices and "7 days" in choices
 
 
 def test_each_chart_has_a_table_with_its_figures(auditor: Visitor) -> None:
@@ -233,7 +245,14 @@ def test_a_run_is_counted_when_it_has_ended(team: There) -> None:
     assert cost > 0
     page = visitor.get("/costs?days=7").text
     assert facts(page)["Spent"] == usd(cost)
-    assert f"{usd(cost)} of $" in page  # of today's budget
+    shown = words(page)
+    held = r"(\$[\d.]+ reserved for work in progress, )?"
+    assert re.search(rf"{re.escape(usd(cost))} of \$[\d,.]+ spent, {held}\$[\d,.]+ left", shown)
+    assert facts(page)["Today"] == usd(cost) and "Last 7 days" not in facts(page), "it is what was spent"
+    month = facts(visitor.get("/costs").text)
+    assert month["Last 7 days"] == month["Today"] == usd(cost)
+    past = facts(visitor.get(f"/costs?{WEEK}").text)
+    assert not {"Last 7 days", "Today"} & past.keys(), "the time ended long ago"
 
 
 def decisions(page: str) -> list[list[str]]:

@@ -59,7 +59,7 @@ def test_a_proposal_begins_with_its_facts_and_says_each_thing_once(here: There, 
     page = unescape(visitor.get(f"/proposals/{proposed['pending_id']}").text).partition('id="decision"')[2]
     assert "At most $0.80, 5 min" in page
     topics = re.findall(r"<dt>([^<]*)</dt>", page)
-    assert topics[:4] == ["What", "Where", "How much", "Who asked"] and topics[-1] == "Limits"
+    assert topics[:4] == ["What", "Where", "How long", "Who asked"] and topics[-1] == "Limits"
     folded = page.partition("<details><summary>In one line")[2].partition("</details>")[0]
     assert folded.count(proposed["approval_line"]) == 1
     page = re.sub(r"</?code>", "`", page)

@@ -34,6 +34,7 @@ async def test_a_proposal_is_approved_where_all_of_it_stands_and_declined_at_onc
         made = await lab.propose()
         [card] = await cards(browser)
         assert buttons(card) == ["Look and approve", "Reject"]
+        assert made.subagent_id in card, "the list calls it so"
         assert f'href="/proposals/{made.pending_id}">Look and approve' in card
         assert 'value="approve"' not in card, "nothing is approved without a look at everything"
         page = (await browser.get(f"/proposals/{made.pending_id}")).text
@@ -82,6 +83,12 @@ async def test_a_question_in_words_is_answered_on_the_page_of_the_run(tmp_path: 
         await lab.logged(run_id, "Asked")
         [card] = await cards(browser)
         assert buttons(card) == ["Answer"] and "<form" not in card, "what is being written would be swapped away"
+        page = (await browser.get(f"/subagents/{run_id}")).text
+        assert page.index(QUESTION) < page.index('name="message"') < page.index('id="figures"') < page.index("<meter")
+        parts = (await browser.get(f"/subagents/{run_id}/head", part=True)).text
+        assert parts.index('id="live"') < parts.index('hx-select-oob="#figures"') < parts.index('<div id="figures"')
+        rows = (await browser.get("/subagents")).text
+        assert re.search(r'<small class="when">started <time', rows), "it has started"
         await lab.call("message_subagent", subagent_id=run_id, message="In euros.")
         await lab.ended(run_id)
 

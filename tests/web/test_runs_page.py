@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
-from support.model_server import Say
+from support.model_server import Fail, Gate, Say
 from support.pages.lab_pages import Browser, serve_lab_pages
 from support.repositories.coding import RIGHT, coder_task, make_calls, project
 from support.runtime import PRICED, Lab, open_lab, submit
@@ -16,6 +19,7 @@ from support.sandboxes.attacks import needs_confinement
 from ava_audit.events import AssistantMessage, Event, ToolCall, ToolResult, Who
 from ava_audit.retention import erase_run
 from ava_server.core.ids import AGENT
+from ava_server.render.plan_view import StepView
 from ava_server.web.timeline import PAGE_ROWS
 
 QUOTE = "The licence costs 12 euros a month"
@@ -65,7 +69,7 @@ async def test_an_ended_run_shows_what_was_asked_who_approved_and_what_came_of_i
             "<code>a.py</code> and <strong>this</strong>",
             "quote found word for word",
             "quote NOT found",
-            "Quotes, looked up in what the tools returned: 1 of 2 found ✓, 1 NOT found ✗",
+            "Quotes found in what it read: 1 of 2, 1 NOT found ✗",
             "Old list.",
         ):
             assert text in page, text
@@ -293,6 +297,81 @@ async def test_the_steps_of_a_plan_have_the_signs_of_states(tmp_path: Path) -> N
         page = await shown(browser, f"/subagents/{proposed.group_id}")
         rows = re.findall(r'<span class="state (\w+)" data-sign="(.)">(\w+)</span> <b>(\w+)</b>', page)
         assert rows == [("queued", "…", "waiting", "find"), ("queued", "…", "waiting", "sum")]
+
+
+async def test_the_steps_of_a_plan_have_their_times_on_an_axis_that_ends_now(tmp_path: Path) -> None:
+    gate = Gate(within_s=60)
+
+    def script(request: dict[str, Any]) -> Say:
+        said = str([each for each in request["messages"] if each["role"] == "user"])
+        return Say(gate=gate) if "Sum it up" in said else submit()
+
+    async with open_lab(tmp_path, script, config=PRICED) as lab, serve_lab_pages(lab) as browser:
+        steps = [
+            {"id": "find", "role": "researcher", "task": "Find it"},
+            {"id": "sum", "role": "researcher", "task": "Sum it up", "after": ["find"]},
+        ]
+        proposed = await lab.call("spawn_subagent", steps=steps)
+        await lab.approve(proposed)
+        await anyio.to_thread.run_sync(gate.arrived.wait, 30)
+        await anyio.sleep(1.2)
+        page = await shown(browser, f"/subagents/{proposed.group_id}")
+        log = (await browser.get("/events")).text
+        gate.released.set()
+        assert "&#34;sum&#34; begun" in log and re.search(r"<bdi>sum \(S-\w{6}\)</bdi></a>", log), "named as no verb"
+        drawn = re.findall(r'viewBox="0 0 (\d+) 8".*?x="(\d+)" width="(\d+)".*?<small>(.*?)</small>', page)
+        [(axis, at, wide, find), (same, later, longer, running)] = drawn[:2]
+        assert axis == same and int(at) + int(wide) <= int(later) + int(axis) // 250 + 1, "one begins after the other"
+        assert abs(int(later) + int(longer) - int(axis)) <= 2, "the bar of what runs ends now, where the axis ends"
+        assert int(longer) > 1_000 and "ago" not in find + running, "both are durations"
+        row = page.partition("<b>find</b>")[2].partition("</li>")[0]
+        assert "success" not in row and "✓" not in row, "its state stands before its name already"
+
+
+async def test_a_step_says_the_states_of_its_runs_only_where_they_say_more() -> None:
+    step = StepView("find", "researcher", (), "done", 1, 0, {}, 0)
+    assert not step.tells_more("success") and step.tells_more("awaiting_answer")
+    assert replace(step, items=2).tells_more("success")
+    assert replace(step, state="failed").tells_more("timeout")
+    assert not replace(step, state="running").tells_more("running")
+    assert replace(step, state="running").tells_more("queued")
+
+
+async def test_a_failed_run_says_once_what_it_lacks_and_what_to_do_in_a_box(tmp_path: Path) -> None:
+    script = [Fail(401, {"error": {"message": "invalid api key"}})]
+    async with open_lab(tmp_path, script, config=PRICED) as lab, serve_lab_pages(lab) as browser:
+        run_id = await lab.start()
+        await lab.ended(run_id)
+        page = await shown(browser, f"/subagents/{run_id}")
+        result = page.partition('<section id="result"')[2].partition("</section>")[0]
+        assert "Ended as error: the model failed. It has handed over nothing." in result
+        for once in ("may be incomplete", "No result", "this is what it had", 'class="written"', "Caveats"):
+            assert once not in result, once
+        assert '<p class="next"><b>What to do:</b> Store a valid key with <code>ava key set</code>' in result
+
+
+async def test_a_run_that_was_cut_short_says_that_what_is_shown_is_no_result(tmp_path: Path) -> None:
+    script = [Say(calls=[("scratchpad", {"note": "Half of it."})]), Fail(401, {"error": {"message": "no"}})]
+    async with open_lab(tmp_path, script, config=PRICED) as lab, serve_lab_pages(lab) as browser:
+        run_id = await lab.start()
+        await lab.ended(run_id)
+        page = await shown(browser, f"/subagents/{run_id}")
+        assert "It handed over no result; below is what it had." in page and "Half of it." in page
+        assert "this is what it had" not in page.partition('<section id="result"')[2].partition("</section>")[0]
+
+
+async def test_the_timeline_of_a_running_run_ends_now_and_says_so_in_plain_words(tmp_path: Path) -> None:
+    gate = Gate(within_s=60)
+    script = [Say(calls=[("scratchpad", {"note": "a"})]), Say(gate=gate)]
+    async with open_lab(tmp_path, script, config=PRICED) as lab, serve_lab_pages(lab) as browser:
+        run_id = await lab.start()
+        await lab.logged(run_id, "ToolResult")
+        await anyio.sleep(2.2)
+        page = await shown(browser, f"/subagents/{run_id}")
+        gate.released.set()
+        said = re.search(r"Each bar covers the (\d+) s from the approval until now", page)
+        assert said is not None and int(said[1]) >= 2
+        assert "its last entry" not in page
 
 
 @pytest.mark.slow

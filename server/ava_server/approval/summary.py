@@ -424,7 +424,8 @@ def _turns_bought(config: RunConfig, what: str, micros: int) -> list[str]:
     if turns <= 0 or turns >= config.max_iterations:
         return []
     return [
-        f"{what} buys at least {turns} of its {config.max_iterations} turns, even if each model call costs its maximum."
+        f"{what} is enough for at least {turns} of its {config.max_iterations} turns,"
+        " even if each model call costs as much as it can."
     ]
 
 

@@ -54,7 +54,7 @@ class StepView:
         run_ids: Its runs with their states, those first that a person may look for; `more_runs` counts the others.
         asking: Those of them that wait for a person.
         begins_us: When its first run started; None before.
-        ends_us: When its last run ended, or wrote its last entry.
+        ends_us: When its last run ended; None while it runs. Of a plan that was ended, when a run wrote last.
     """
 
     id: str
@@ -76,6 +76,12 @@ class StepView:
     @property
     def look(self) -> StateLook:
         return STEP_LOOKS[self.state]
+
+    def tells_more(self, run_state: str) -> bool:
+        """Tell whether the state of one of its runs says more than its own state."""
+        if self.items > 1 or self.state not in ("running", "done"):
+            return True
+        return look_of(run_state).kind != self.look.kind
 
     @property
     def is_urgent(self) -> bool:
@@ -313,7 +319,7 @@ def _view_step(
         more_runs=len(rows) - len(told),
         asking=tuple(row.id for row in told if _shown(row) == "waiting for a person"),
         begins_us=_began_us(rows),
-        ends_us=_ended_us(rows),
+        ends_us=None if state == "running" else _ended_us(rows),
     )
 
 

@@ -50,6 +50,9 @@ class NamedFact:
 
 
 VERDICTS = {"found": "✓ quote found word for word", "near": "≈ quote nearly found", "not_found": "✗ quote NOT found"}
+CUT_SHORT = "The run ended before it handed over a result; this is what it had."
+NO_RESULT = "No result."
+"""The caveat and the summary of a run that was ended: `runs/result.py` writes them."""
 UNCHECKED = "? quote not looked for"
 
 
@@ -114,6 +117,21 @@ class Result:
     changed: list[UntrustedText]
     branch: bool
     figures: list[NamedFact]
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the run handed over no result, so that Ava collected what it had."""
+        return any(caveat.text == CUT_SHORT for caveat in self.caveats)
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there was nothing to collect either."""
+        return self.cut_short and self.summary.text == NO_RESULT and not self.output
+
+    @property
+    def caveats_beside_ending(self) -> list[UntrustedText]:
+        """The caveats without the one that a sentence on the ending says already."""
+        return [caveat for caveat in self.caveats if not self.ended or caveat.text != CUT_SHORT]
 
     @property
     def first_source(self) -> int:
@@ -253,12 +271,12 @@ def finding_of(number: int, finding: dict[str, Any], verdict: str) -> FindingVie
 
 
 def quotes_line(findings: Iterable[FindingView]) -> str:
-    """Return how many of the quotes were found: `1 of 2 found ✓, 1 NOT found ✗`; empty without a quote."""
+    """Return how many of the quotes were found, `1 of 2, 1 NOT found ✗`; empty without a quote."""
     verdicts = Counter(one.verdict for one in findings if one.quote)
     if not verdicts:
         return ""
-    counts = [f"{verdicts['found']} of {verdicts.total()} found ✓"]
+    counts = [f"{verdicts['found']} of {verdicts.total()}"]
     for verdict, words in (("near", "nearly found ≈"), ("not_found", "NOT found ✗"), ("", "not looked for ?")):
         if verdicts[verdict]:
             counts.append(f"{verdicts[verdict]} {words}")
-    return f"Quotes, looked up in what the tools returned: {', '.join(counts)}"
+    return f"Quotes found in what it read: {', '.join(counts)}"

@@ -24,6 +24,7 @@ from ava_audit.units import DAY_US, day_of, format_duration, format_usd, iso_utc
 from ava_audit.view import View, append
 from ava_roles.wrap import clean
 from ava_server.approval.decide import Needs, approval_needs
+from ava_server.budget.held import held_words
 from ava_server.config.pin import PinFile
 from ava_server.config.sign_in import SESSION_US
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -308,6 +309,19 @@ def _day_after_epoch(days: int) -> str:
     return day_of(days * DAY_US)
 
 
+def budget_words(budget: Budget) -> str:
+    """Return what is spent, reserved and left of a day's budget: reserved money is neither spent nor free.
+
+    `$0.03 of $10.00 spent, $0.30 reserved for work in progress, $9.67 left`.
+    """
+    parts = [f"{format_usd(budget.spent)} of {format_usd(budget.cap)} spent"]
+    if budget.held:
+        parts.append(held_words(budget.held))
+    left = budget.cap - budget.spent - budget.held
+    parts.append(f"{format_usd(left)} left" if left > 0 else "nothing left")
+    return ", ".join(parts)
+
+
 @cache
 def environment() -> Environment:
     made = Environment(
@@ -321,6 +335,7 @@ def environment() -> Environment:
     made.filters.update(ago=ago, when=when, usd=format_usd, usd4=usd4, duration=format_duration)
     made.filters.update(state=state_words, model=model_words, reason=reason_words)
     made.filters["day"] = _day_after_epoch
+    made.filters["budget"] = budget_words
     made.filters["look"] = cast("Any", look_of)
     made.filters["markdown"] = html
     made.tests["web_address"] = is_web_address

@@ -114,6 +114,23 @@ class Drawn:
     table: Table
 
 
+def recent_costs(report: Report, today: int) -> list[tuple[str, int]]:
+    """Return what the last 7 days and today have cost, in micro-USD, where the report's days go up to today.
+
+    A time that is no longer than one of these is left out: its cost is that of the report. Days count from 1970.
+    """
+    if report.last != today:
+        return []
+    costs = {day.name: day.cost for day in report.days}
+    recent: list[tuple[str, int]] = []
+    for name, days in (("Last 7 days", 7), ("Today", 1)):
+        first = today - days + 1
+        if first > report.first:
+            names = [day_of(day * DAY_US) for day in range(first, today + 1)]
+            recent.append((name, sum(costs.get(each, 0) for each in names)))
+    return recent
+
+
 class CostPages(PagePart):
     """The page of costs."""
 
@@ -132,6 +149,7 @@ class CostPages(PagePart):
             "found": found,
             "report": found.report,
             "total": found.report.total,
+            "recent": recent_costs(found.report, now_us() // DAY_US),
             "days": period_table(found.report, found.shares if len(found.shares) > 1 else ()),
             "chart": money_chart(asked, found),
             "charts": list(charts_of(asked, found)),

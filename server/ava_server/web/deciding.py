@@ -240,17 +240,35 @@ class Deciding(PagePart):
 
 
 def topics_of(one: Pending) -> dict[str, list[str]]:
-    """Return the sentences of a proposal by topic, without the price: it stands above them, and large."""
-    cost = "costs nothing" if one.free else f"costs {caps_text(one.max_cost_micros)}"
-    topics = one.topics
-    without_price: list[str] = []
-    for text in topics.get("How much", ()):
-        for clause in (f", and {cost}.", f" and {cost}."):
-            text = text.replace(clause, ".", 1)
-        without_price.append(text)
-    if without_price:
-        topics["How much"] = without_price
+    """Return the sentences of a proposal by topic, without the price: it stands above them, and large.
+
+    What is left of `How much` is how long it takes.
+    """
+    topics: dict[str, list[str]] = {}
+    for topic, texts in one.topics.items():
+        if topic == "How much":
+            without_price = [_without_price(one, text) for text in texts]
+            title = "How long" if without_price != texts else topic
+            topics[title] = without_price
+        elif topic == "Not available" and one.summary is not None and "the web" in one.summary.reach:
+            topics[topic] = [_without_search(text) for text in texts]
+        else:
+            topics[topic] = texts
     return topics
+
+
+def _without_price(one: Pending, text: str) -> str:
+    cost = "costs nothing" if one.free else f"costs {caps_text(one.max_cost_micros)}"
+    for clause in (f", and {cost}.", f" and {cost}."):
+        text = text.replace(clause, ".", 1)
+    return text
+
+
+def _without_search(text: str) -> str:
+    """Say what a run that reaches the web can still do there without a search."""
+    if "without web_search" not in text:
+        return text
+    return f"{text} It can open pages whose address it has, and search for none."
 
 
 def _refuse_others(visitor: Visitor, ids: Sequence[str]) -> None:

@@ -128,7 +128,7 @@ class EventsQuery:
 
 @dataclass
 class EventRow:
-    """An entry in the list; `trouble` is `error`, `warning` or empty, `run` the run's name or id, or empty.
+    """An entry in the list; `trouble` is `error`, `warning` or empty, `run` the run's name with its id, or empty.
 
     `inside` is what a turn has done, oldest first. `result` is what a tool call returned, and `after` how long that
     took; of a model call, how long it took.
@@ -339,7 +339,7 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
             return KINDS[asked.kind].entry(asked)[0]
         case StepChanged() as changed:
             why = f": {reason_words(changed.why)}" if changed.why else ""
-            return f"{changed.step} {changed.state}{why}"
+            return f'"{changed.step}" {changed.state}{why}'
         case Answered() as answered:
             return f"{KINDS[answered.kind].noun} {answered.decision} {CHANNELS[answered.channel]}"
         case RunResumed() as resumed:
@@ -393,7 +393,7 @@ def _row(entry: Entry, names: Mapping[str, str]) -> EventRow:
         trouble,
         name_of(entry),
         compact(text, TEXT_CHARS),
-        names.get(run, run),
+        named(run, names.get(run)),
         took,
     )
 

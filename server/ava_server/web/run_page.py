@@ -96,7 +96,7 @@ class RunPage(PagePart):
         visitor, run = reader_of(request), await self._context.named_run(request)
         if not _part(request):
             return go_to(f"/subagents/{run.id}")
-        answer = page("run_head.html", await self._context.store.read(lambda view: self._shown(view, run.id, visitor)))
+        answer = page("run_live.html", await self._context.store.read(lambda view: self._shown(view, run.id, visitor)))
         row = await self._context.store.read(lambda view: view.run(run.id))
         if row is not None and row.ended:
             answer.headers["HX-Trigger"] = "ava:ended"

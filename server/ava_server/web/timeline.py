@@ -300,13 +300,9 @@ def _count_errors(rows: Iterable[Item]) -> None:
 
 
 def scale_of(run: RunRow, now_us: int) -> Scale:
-    """Return the time from a run's approval to its end, or to its last entry."""
+    """Return the time from a run's approval to its end, or until now where it has not ended."""
     begins_us = run.created_us if run.queued_us is None else run.queued_us
-    ends_us = now_us
-    if run.ended_us is not None:
-        ends_us = run.ended_us
-    elif run.last_us is not None:
-        ends_us = run.last_us
+    ends_us = now_us if run.ended_us is None else run.ended_us
     return Scale(begins_us, max(begins_us, ends_us))
 
 
@@ -632,7 +628,7 @@ def _ending(fact: events.Fact) -> Detail:
     match fact:
         case events.StepChanged():
             why = f": {reason_words(fact.why)}" if fact.why else ""
-            return Detail("note", f"Step {fact.step} {fact.state}{why}", failed=fact.state == "failed")
+            return Detail("note", f'Step "{fact.step}" {fact.state}{why}', failed=fact.state == "failed")
         case events.RunPaused():
             return Detail("ask", f"Paused: {fact.why}")
         case events.MoneyAwaited():
