@@ -45,7 +45,7 @@ def test_the_page_has_the_figures_of_the_report(team: There, ana: Visitor, audit
     assert total["cost_cents"] > 0
     assert shown["Spent"] == usd(total["cost_cents"])
     assert shown["Model calls"] == f"{total['model_calls']} in {total['runs_that_spent']} runs"
-    assert shown["Ended, with the runs of plans"] == f"{total['runs_ended']}, {total['runs_failed']} failed"
+    assert shown["Ended"] == f"{total['runs_ended']}, {total['runs_failed']} failed runs of plans count too"
     assert shown["Repeated calls"] == usd(total["retries_cents"]) != "$0.00"
     assert shown["Unknown, the most that it can be"] == usd(total["uncosted_cents"]) != "$0.00"
     assert shown["Above the reservation"].startswith(f"{usd(total['overrun_cents'])} in {total['overruns']} call")

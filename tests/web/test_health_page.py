@@ -138,7 +138,9 @@ async def test_a_provider_that_refused_its_key_is_what_is_wrong_first(tmp_path: 
         assert "Everything works" not in shown and "check needs attention" not in shown
         (first, (state, text)), *others = findings(page).items()
         assert (first, state) == ("provider custom", "fault"), first
-        assert failed in text and "refused a call without a key" in text and "→ Store a valid key with ava key set" in text
+        assert (
+            failed in text and "refused a call without a key" in text and "→ Store a valid key with ava key set" in text
+        )
         assert [state for name, (state, _text) in others if name == "keys"] == ["note"]
         section = page.partition('<h2 id="errors"')[2].partition("</section>")[0]
         assert section.count("<li") == 1 and "invalid api key" in section, "its ending is the same failure"

@@ -12,6 +12,7 @@ from support.pages.lab_pages import Browser, serve_lab_pages
 from support.runtime import PRICED, hand_over, open_lab, submit
 
 from ava_audit.events import Answered, SpawnDecided, UserMessage
+from ava_server.web.deciding import NO_SEARCH
 
 QUESTION = "In which currency?"
 OPTIONS = ["EUR", "US <b>dollars"]
@@ -39,6 +40,8 @@ async def test_a_proposal_is_approved_where_all_of_it_stands_and_declined_at_onc
         assert 'value="approve"' not in card, "nothing is approved without a look at everything"
         page = (await browser.get(f"/proposals/{made.pending_id}")).text
         assert 'value="approve"' in page and ">Reject</button>" in page
+        assert "<dt>How long</dt>" in page and "<dt>How much</dt>" not in page, "the price stands above"
+        assert "reach the web" in page and "without web_search" in page and page.count(NO_SEARCH) == 1
         answer = await browser.send("/", "/proposals", decision="reject")
         assert answer.headers["location"] == "/?done=rejected", answer.text
         after = (await browser.get(answer.headers["location"])).text

@@ -351,7 +351,10 @@ async def test_a_failed_run_says_once_what_it_lacks_and_what_to_do_in_a_box(tmp_
 
 
 async def test_a_run_that_was_cut_short_says_that_what_is_shown_is_no_result(tmp_path: Path) -> None:
-    script = [Say(calls=[("scratchpad", {"note": "Half of it."})]), Fail(401, {"error": {"message": "no"}})]
+    script: list[Say | Fail] = [
+        Say(calls=[("scratchpad", {"note": "Half of it."})]),
+        Fail(401, {"error": {"message": "no"}}),
+    ]
     async with open_lab(tmp_path, script, config=PRICED) as lab, serve_lab_pages(lab) as browser:
         run_id = await lab.start()
         await lab.ended(run_id)

@@ -43,6 +43,8 @@ DONE: Mapping[str, str] = {
 }
 """What a page says after a decision, by the word in its address."""
 MOST_TOGETHER = 20
+NO_SEARCH = "It can open pages whose address it has, but it cannot search the web."
+"""What a page adds where a run reaches the web and goes without a search."""
 _AMOUNT = re.compile(r"[0-9]{1,9}([.,][0-9]{1,9})?")
 
 
@@ -251,7 +253,9 @@ def topics_of(one: Pending) -> dict[str, list[str]]:
             title = "How long" if without_price != texts else topic
             topics[title] = without_price
         elif topic == "Not available" and one.summary is not None and "the web" in one.summary.reach:
-            topics[topic] = [_without_search(text) for text in texts]
+            topics[topic] = [*texts]
+            if any("without web_search" in text for text in texts):
+                topics[topic].append(NO_SEARCH)
         else:
             topics[topic] = texts
     return topics
@@ -262,13 +266,6 @@ def _without_price(one: Pending, text: str) -> str:
     for clause in (f", and {cost}.", f" and {cost}."):
         text = text.replace(clause, ".", 1)
     return text
-
-
-def _without_search(text: str) -> str:
-    """Say what a run that reaches the web can still do there without a search."""
-    if "without web_search" not in text:
-        return text
-    return f"{text} It can open pages whose address it has, and search for none."
 
 
 def _refuse_others(visitor: Visitor, ids: Sequence[str]) -> None:

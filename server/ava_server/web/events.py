@@ -353,6 +353,8 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
         case ToolResult() as result if is_carried(entry):
             run_id = entry.run_id or ""
             return f"{result.tool} has given the host the result of {named(run_id, names.get(run_id))}"
+        case ToolResult() if entry.who.agent_id == AGENT:
+            return what_happened(entry, names).partition(" <subagent_result")[0]  # the run's own entry has it
         case UserMessage() as said:
             return said.text
         case RunEnded(status="superseded"):
