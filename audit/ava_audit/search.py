@@ -39,8 +39,8 @@ SEARCH_S = 30.0
 """A longer search has met a stuck disk: the slowest measured one takes well under a second."""
 FEW = 200
 """Entries of a page that is read at once, without a thread."""
-MANY = 50_000
-"""Comparing this many entries of a time range takes ten milliseconds."""
+MOST_COMPARED = 50_000
+"""Entries whose times are compared to spare a search; that takes ten milliseconds."""
 ALWAYS = "1 = 1"
 NEAR = 400
 """Newest entries that are compared one by one where the text index is not in the order of the log."""
@@ -268,8 +268,9 @@ def _bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:
 def _spans(view: View, query: LogQuery, low: int, high: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of `seq` in which entries of the query's time can be, the newest first.
 
-    If a clock was set back, time and `seq` disagree. The entries before the range of a well-set clock are searched only
-    if that range has too few. After a long time, searching them costs less than asking whether one of them fits.
+    A range `(low, high)` has the entries after `low`, up to and including `high`. If a clock was set back, time and
+    `seq` disagree: entries of the query's time can also be before the range that a correct clock gives. With `until_us`
+    that range is found from the times of all entries, so there is only one.
     """
     if query.since_us is None:
         yield low, high
@@ -283,7 +284,10 @@ def _spans(view: View, query: LogQuery, low: int, high: int) -> Iterator[tuple[i
         return
     first = int(row[0])
     yield max(low, first - 1), high
-    if high - first > MANY or next(view.select(_EARLIER, query.since_us, first), None) is not None:
+    # From here on only if the caller has not found enough entries above. With many entries since then, searching the
+    # earlier ones costs less than asking whether one of them fits.
+    has_many = high - first > MOST_COMPARED
+    if has_many or next(view.select(_EARLIER, query.since_us, first), None) is not None:
         yield low, min(first - 1, high)
 
 

@@ -348,15 +348,15 @@ class View:
         return {*self._distinct("user_id")}
 
     def changed_after(self, seq: int, types: Iterable[str]) -> list[tuple[str, str, bool]]:
-        """Return id and user of each run with entries after a `seq`, and whether one of them has one of these types."""
+        """Return id and user of each run with entries after `seq`, and whether one of these has any of the types."""
         names = list(types)
-        has_type = f"max(CASE WHEN type IN ({placeholders(names)}) THEN 1 ELSE 0 END)"
+        any_has_type = f"max(CASE WHEN type IN ({placeholders(names)}) THEN 1 ELSE 0 END)"
         rows = self.select(
-            f"SELECT runs.id, runs.user_id, {has_type} FROM events"  # noqa: S608
+            f"SELECT runs.id, runs.user_id, {any_has_type} FROM events"  # noqa: S608
             " JOIN runs ON runs.id = events.run_id WHERE seq > ? GROUP BY runs.id",
             *names, seq,
         )  # fmt: skip
-        return [(str(run_id), str(user), bool(count)) for run_id, user, count in rows]
+        return [(str(run_id), str(user), bool(has_type)) for run_id, user, has_type in rows]
 
     def unfetched(self, user: str, limit: int = 50) -> list[RunRow]:
         """Return this user's ended runs whose result was neither fetched nor erased, newest first; no plan's runs."""

@@ -127,7 +127,41 @@ async def test_an_agent_that_asks_and_reads_no_answer_does_not_fill_the_memory()
         lines: Any = agent._transport  # pyright: ignore[reportPrivateUsage]
         with anyio.fail_after(40), pytest.raises(AgentFailed, match=r"does not take messages|did not answer"):
             await conversation(agent, "session/prompt")
-        assert lines._open <= acp.MOST_OPEN + 1
+        assert lines._unanswered <= acp.MOST_OPEN + 1
+
+
+@pytest.mark.parametrize(("writes", "said"), [(False, ""), (True, "was interrupted while it was told something")])
+async def test_a_message_cancelled_before_its_first_byte_does_not_end_the_conversation(
+    writes: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent reads nothing for a while: one prompt fills the pipe, and a second one waits for its turn to write."""
+    monkeypatch.setattr(acp, "ANSWER_S", 20)
+    turns: list[str] = []
+
+    async def long_turn(agent: AcpAgent, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            task_status.started()
+            turns.append((await agent.prompt("x" * 1_000_000))[0])
+
+    scopes: list[anyio.CancelScope] = []
+    async with started("session/new", "say(id=id, result=good); time.sleep(1)") as (agent, _told, _asked):
+        await agent.initialize()
+        await agent.open_session("/", None)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(long_turn, agent)
+            await anyio.sleep(0.1)  # it has begun to write
+            with anyio.move_on_after(0.1) as waiting:
+                await agent.prompt("Me too.")
+            assert waiting.cancelled_caught
+            if writes:
+                scopes[0].cancel()
+        if writes:
+            with pytest.raises(AgentFailed, match=said):
+                await agent.prompt("Once more.")
+        else:
+            turns.append((await agent.prompt("Once more."))[0])
+            assert turns == ["end_turn", "end_turn"]
 
 
 async def test_what_it_writes_without_end_is_read_in_time_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_names_hidden_sheets_and_what_is_not_read() -> None:
     assert "[name Rate] Plan!$A$1" in found.text()
     assert "[link at A1] https://example.org/x" in found.text()
     assert found.missing == (
-        "sheet Graph is a chart, which is not read",
+        "sheet Graph is a chart; charts are not read",
         "sheet Plan has 1 chart or diagram, which is not read",
     )
 
@@ -134,7 +134,7 @@ def test_names_a_sheet_that_is_not_in_the_file_and_names_of_one_sheet() -> None:
         relations(("s2", "worksheet", "worksheets/gone.xml")).partition(">")[2].replace("</Relationships>", "</R"),
     )
     found = read_xlsx(pack_parts(parts))
-    assert found.missing == ("sheet Gone is listed, and is not in the file",)
+    assert found.missing == ("sheet Gone is listed but missing from the file",)
     assert found.text() == "[sheet Plan]\n|  | A |\n|---|---|\n| 1 | kept |\n\n[name Rate] Plan!$A$1"
 
 

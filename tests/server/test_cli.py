@@ -63,6 +63,29 @@ def test_a_key_typed_at_a_terminal_is_not_echoed(tmp_path: Path) -> None:
     assert VALUE in (tmp_path / "keys.toml").read_text()
 
 
+NO_STEPS = "has no steps; begin each of them with [[steps]]"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("5", NO_STEPS),
+        ("true", NO_STEPS),
+        ('"text"', NO_STEPS),
+        ("null", NO_STEPS),
+        ('{"steps": 5}', NO_STEPS),
+        ("[1, 2]", "steps: number 1 is '1', no object; give "),
+        ('{"retry_of": 5, "steps": [1]}', "retry"),
+    ],
+)
+def test_a_file_of_steps_with_other_json_is_refused_in_a_sentence(tmp_path: Path, content: str, says: str) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(content)
+    refused = ava(tmp_path / "data", "run", "--steps", str(plan), "--yes", "--max-cost", "1")
+    assert refused.returncode == 2 and says in refused.stderr, refused.stderr
+    assert refused.stderr.startswith("ava: --") and refused.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "words", [("key", "set", "openrouter"), ("secret", "set", "CRM_TOKEN", "--for", "example.org")]
 )

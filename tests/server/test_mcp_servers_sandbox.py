@@ -95,7 +95,7 @@ async def test_the_approval_line_says_when_there_is_no_sandbox(tmp_path: Path) -
     async with open_lab(tmp_path, [ADDS, hand_over()], config=auto + GOOD + UNCONFINED) as lab:
         answer = await lab.call("spawn_subagent", role="guest", task="x")
         assert answer.status == "awaiting_approval"
-        assert "use the MCP server lab (WITHOUT A SANDBOX, with all that you may do yourself)" in answer.approval_line
+        assert "use the MCP server lab (WITHOUT A SANDBOX, with all your own permissions)" in answer.approval_line
         assert "Nothing confines what it runs here" in answer.message and "not confined at all" in answer.message
         assert "cannot read your files" not in answer.message and "without a network" not in answer.message
         await lab.approve(answer)

@@ -42,7 +42,7 @@ async def test_ctrl_c_tells_the_runs_of_this_process_from_those_of_the_worker(tm
         assert only.startswith("If left, it will be interrupted until ") and f"`ava resume {here.id}`" in only
         assert both.startswith(f"If left, {here.id} (the others go on) will be interrupted until ")
         assert elsewhere.id not in both
-        lab.runtime.manager._notes[here.id].with_host = "model: no model is configured."
+        lab.runtime.manager._notes[here.id].why_with_host = "model: no model is configured."
         told = await followed._when_left([here])
         assert told.endswith("No worker runs it, because model: no model is configured.")
         gate.released.set()

@@ -56,7 +56,7 @@ class _Reader(OpenReader):
 
     def __init__(self, package: OpenPackage, main: str) -> None:
         super().__init__(package, main)
-        self._room = SheetRoom(lambda: self._budget.late)
+        self._room = SheetRoom(is_late=lambda: self._budget.late)
         self._unread = False
 
     def extracted(self) -> Extracted:

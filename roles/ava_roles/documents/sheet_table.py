@@ -86,7 +86,7 @@ class SheetRoom:
         missing: What is in the file and not in its text.
     """
 
-    def __init__(self, is_late: Callable[[], bool]) -> None:
+    def __init__(self, *, is_late: Callable[[], bool]) -> None:
         self.tables = MOST_CHARS - MARGIN_CHARS - SLACK_CHARS
         self.missing: list[str] = []
         self._below = MARGIN_CHARS

@@ -57,20 +57,25 @@ def read_xlsx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
 
 
 class _Book:
-    """A workbook that is being read."""
+    """A workbook that is being read.
+
+    `reader`: the `Reader` of `_reader`, whose class is made where openpyxl is imported, so that it has no name here.
+    """
 
     def __init__(self, reader: Any) -> None:
         self._book = reader.wb
         self._names = reader.parser.defined_names.definedName
         self._archive: zipfile.ZipFile = reader.archive
-        until = time.monotonic() + PARSING_S
-        self._room = SheetRoom(lambda: time.monotonic() > until)
+        deadline_s = time.monotonic() + PARSING_S
+        self._room = SheetRoom(is_late=lambda: time.monotonic() > deadline_s)
         self._formats: dict[int, str] = {}
         self._sheets: list[_Sheet] = reader.sheets
         self._strings = reader.shared_strings
-        self._missing = self._room.missing
-        self._missing += [f"sheet {title} is a chart, which is not read" for title in reader.charts[:MOST_NOTES]]
-        self._missing += [f"sheet {title} is listed, and is not in the file" for title in reader.lost[:MOST_NOTES]]
+        self._missing = self._room.missing  # one list for both: the room adds to it what did not fit
+        for title in reader.charts[:MOST_NOTES]:
+            self._missing.append(f"sheet {title} is a chart; charts are not read")
+        for title in reader.lost[:MOST_NOTES]:
+            self._missing.append(f"sheet {title} is listed but missing from the file")
 
     def extracted(self) -> Extracted:
         sheets = self._sheets

@@ -361,27 +361,34 @@ class _Lines:
         self._rest = bytearray()
         self._writing = anyio.Lock()
         self._junk = 0
-        self._open = 0
+        self._unanswered = 0  # requests of the agent
         self._answered = anyio.Event()
         self._second, self._in_second = 0, 0
         self.fault = ""
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Write a message. Raises ConnectionError if the program does not read."""
+        """Write a message. Raises ConnectionError if the program does not read.
+
+        A write that is late or cancelled ends the conversation: half a line may be written, and no line can follow it.
+        """
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        is_answer = "method" not in message
+        has_begun = False
         try:
             with anyio.fail_after(ANSWER_S):
                 async with self._writing:
+                    has_begun = True
                     await self._pipes.stdin.send(line)
-            if "method" not in message:
-                self._open -= 1
+            if is_answer:
+                self._unanswered -= 1
                 self._answered.set()
         except (TimeoutError, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
             await self._break("does not take messages")
             raise ConnectionError(self.fault) from error
-        except anyio.get_cancelled_exc_class():  # half a line may be written
-            with anyio.CancelScope(shield=True):
-                await self._break("was interrupted while it was told something")
+        except anyio.get_cancelled_exc_class():
+            if has_begun:
+                with anyio.CancelScope(shield=True):
+                    await self._break("was interrupted while it was told something")
             raise
 
     async def _break(self, fault: str) -> None:
@@ -415,8 +422,8 @@ class _Lines:
 
     async def _count(self) -> None:
         """Count a request, which the SDK keeps until it is answered; wait while there are too many."""
-        self._open += 1
-        while self._open > MOST_OPEN and not self.fault:
+        self._unanswered += 1
+        while self._unanswered > MOST_OPEN and not self.fault:
             self._answered = anyio.Event()
             await self._answered.wait()
 

@@ -126,7 +126,7 @@ class RunMeter:
         self._turn = run.log.history.turn
         self._shown: dict[str, int] = {}  # a chain of messages, and the turn whose request had it first
         self._heads: set[str] = set()
-        self._wraps: dict[str, int] = {}
+        self._wrap_prompts: dict[str, int] = {}  # tokens of a wrap-up's prompt, by the head of its conversation
         self._results: set[str] = set()
         self._taken: set[str] = set()  # the names of what was taken out that the log has
         self._refused: set[str] = set()
@@ -144,10 +144,15 @@ class RunMeter:
         self._is_done = is_done
         self.error: Exception | None = None
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether the agent wraps up: only calls that hand its work over are sent."""
+        return self._left_to_hand_over is not None
+
     def hand_over(self, why: LastTurn) -> None:
         """Let the agent go on for what hands its work over: a few calls, within the caps."""
         self.cap = self.cap or why
-        if self._left_to_hand_over is None:
+        if not self.hands_over:
             self._left_to_hand_over = HAND_OVER_CALLS
 
     def recall(self, facts: Iterable[Fact]) -> None:
@@ -268,7 +273,7 @@ class RunMeter:
             why = CallRefused("form", f"it has more than {MOST_NEW_BYTES:,} bytes that no earlier request had")
             await self.refuse(why)
             raise why
-        size = sum(map(len, seen.fresh), len(call.head) if call.chain[0] not in self._shown else 0)
+        size = sum(map(len, seen.fresh), len(call.head) if call.head_sha not in self._shown else 0)
         if not self._unpaid.has_room(size + sum(self._open_bytes.values())):
             why = CallRefused("form", self._unpaid.refusal)
             await self.refuse(why)
@@ -315,7 +320,7 @@ class RunMeter:
 
     def _most_output(self, call: AgentCall) -> int:
         most = call.asked_output or self._config.max_output
-        if self._left_to_hand_over is not None:
+        if self.hands_over:
             most = min(most, max(self._config.wrap_output, GOOD_OUTPUT))
         return affordable_output(self._run, most)
 
@@ -327,13 +332,21 @@ class RunMeter:
     def _refusal(self, cap: LastTurn) -> str:
         return f"Ava has not sent this request: {cap.reason}. Stop here and hand in what you have."
 
-    def _request(self, call: AgentCall, output: int, ratio: float | None) -> CapRequest:
+    def _request(self, call: AgentCall, output: int, byte_tokens: float | None) -> CapRequest:
+        """Return what a call needs of the caps: its worst case, and that of the wrap-up, which hands the work over.
+
+        `output`: most tokens of its answer. `byte_tokens`: what a byte that no report covers counts as; None for one
+        token.
+        """
         bound = self._bounds.bound(call, output)
-        bound = bound if ratio is None else bound.by_ratio(ratio)
+        if byte_tokens is not None:
+            bound = bound.by_ratio(byte_tokens)
         wrap: Bound | None = None
-        if self._left_to_hand_over is None:  # the longest conversation is the one that hands the work over
-            wraps = {**self._wraps, call.chain[0]: bound.prompt_tokens + output + WRAP_PROMPT}
-            wrap = Bound(max(wraps.values()), self._config.wrap_output)
+        wrap_tokens = 0
+        if not self.hands_over:  # any conversation may be the one that hands the work over: the longest counts
+            wrap_prompts = {**self._wrap_prompts, call.head_sha: bound.prompt_tokens + output + WRAP_PROMPT}
+            wrap = Bound(max(wrap_prompts.values()), self._config.wrap_output)
+            wrap_tokens = wrap.prompt_tokens + wrap.output_tokens
         price = self._config.price
         fact = CostReserved(
             turn=self._turn + 1,
@@ -345,12 +358,13 @@ class RunMeter:
             max_output=output,
             upto_seq=self._log.history.last_message_seq,
             new_bytes=bound.new_bytes,
-            byte_tokens=ratio,
-            last=self.cap,
-            beside=True,
-            request_sha=hashlib.sha256(f"{call.model} {output} {call.chain[-1]}".encode()).hexdigest(),
+            byte_tokens=byte_tokens,
+            last=self.cap,  # once a cap is reached, each call is one of the last
+            beside=True,  # the agent may have other calls in flight
+            # These three tell one request from another; its body is the agent's own.
+            request_sha=hashlib.sha256(f"{call.model} {output} {call.prompt_sha}".encode()).hexdigest(),
         )
-        return CapRequest(fact, bound.prompt_tokens + output, wrap.prompt_tokens + wrap.output_tokens if wrap else 0)
+        return CapRequest(fact, tokens=bound.prompt_tokens + output, wrap_tokens=wrap_tokens)
 
     def _fitting(self, reached: CapReached, call: AgentCall, most: int) -> tuple[int, float | None] | None:
         """Return the longest answer that fits what a cap has left, and the tokens of a byte; None if none does."""
@@ -400,11 +414,11 @@ class RunMeter:
         """Return what a call shows. Blocks for a long one, as finding its bound does, which is kept."""
         self._bounds.bound(call, 1)
         given: dict[str, Any] = {"items": [json.loads(item) for item in seen.fresh]}
-        if call.chain[0] not in self._shown:
+        if call.head_sha not in self._shown:
             given["head"] = json.loads(call.head)
         shown, cut = sanitize_json(given)
         request = AgentRequest(
-            turn=turn, model=call.model, head_sha=call.chain[0], head=shown.get("head"), after=seen.after,
+            turn=turn, model=call.model, head_sha=call.head_sha, head=shown.get("head"), after=seen.after,
             known=seen.known, items=tuple(shown["items"]),
             dropped=(*self._newly_taken(call), *(f"{IN_LOG_ALONE}{each}" for each in cut)),
         )  # fmt: skip
@@ -420,7 +434,7 @@ class RunMeter:
         for link in call.chain:
             self._shown.setdefault(link, self._turn)
         self._taken.update(self._newly_taken(call))
-        self._wraps[call.chain[0]] = asked.fact.prompt_tokens + asked.fact.max_output + WRAP_PROMPT
+        self._wrap_prompts[call.head_sha] = asked.fact.prompt_tokens + asked.fact.max_output + WRAP_PROMPT
         self._results.update(str(fact.call_id) for fact in shown if isinstance(fact, ToolResult))
 
     def _new_results(self, seen: _Seen, turn: int) -> Iterator[ToolResult]:
@@ -569,7 +583,7 @@ class CountedBounds:
 
     def report(self, call: AgentCall, usage: Usage) -> None:
         """Take the usage of a call; of two reports about one prompt, the higher counts."""
-        end = call.chain[-1]
+        end = call.prompt_sha
         self._reported[end] = max(self._reported.get(end, 0), usage.prompt_tokens)
         self._last = None
 

@@ -31,6 +31,16 @@ class AgentCall:
     chain: tuple[str, ...] = field(init=False)
     """The hash of the head, then of it and the first message, and so on: equal beginnings have equal hashes."""
 
+    @property
+    def head_sha(self) -> str:
+        """The hash of what stands before the conversation: requests of one conversation have the same."""
+        return self.chain[0]
+
+    @property
+    def prompt_sha(self) -> str:
+        """The hash of the whole prompt."""
+        return self.chain[-1]
+
     def __post_init__(self) -> None:
         """Hash it where it is read: for a long one, in a thread."""
         links = [_sha(self.head)]

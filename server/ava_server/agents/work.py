@@ -124,7 +124,7 @@ class AgentWork:
             lambda: self._tools.submitted is not None,
             self._unpaid,
         )
-        self._looked = run.log.history.last_message_seq
+        self._messages_read_to = run.log.history.last_message_seq
         self._told: set[str] = set()
         self._noted: set[str] = set()
         self._said: list[str] = []
@@ -330,11 +330,11 @@ class AgentWork:
         return RunResult(cap.status, cap.reason, submitted, call_id=call_id)
 
     async def _news(self) -> str:
-        run_id, looked = self._log.run.id, self._looked
-        entries = await self._log.read(lambda view: view.entries(run_id, looked, ("UserMessage",)))
+        run_id, read_to = self._log.run.id, self._messages_read_to
+        entries = await self._log.read(lambda view: view.entries(run_id, read_to, ("UserMessage",)))
         texts: list[str] = []
         for entry in entries:
-            self._looked = max(self._looked, entry.seq)
+            self._messages_read_to = max(self._messages_read_to, entry.seq)
             if isinstance(entry.fact, UserMessage) and entry.fact.kind == "message":
                 texts.append(entry.fact.text)
         if not texts:

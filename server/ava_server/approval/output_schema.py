@@ -24,6 +24,8 @@ SCHEMA_CHARS = 20_000
 DEPTH = 32
 SUBSCHEMAS = 2_000
 """Most subschemas, each counted as often as references lead to it: a few can expand to millions."""
+MOST_FOLLOWED = 4 * DEPTH
+"""Subschemas in a row that are followed down from the top; a limit above `DEPTH` that keeps the recursion short."""
 VALUE_CHARS = 200_000
 STEPS = 100_000
 """Budget of one check, in keywords applied; about a second."""
@@ -151,36 +153,41 @@ def _why_part_refused(path: _Path, part: Any, subschemas: Mapping[_Path, Any], *
 
 
 def _reference_fault(subschemas: Mapping[_Path, Any]) -> str | None:
-    """Return why references make a schema endless or too large, or None; computed without expanding them."""
-    known: dict[_Path, tuple[int, int]] = {}
-    under_way: set[_Path] = set()
+    """Return why a schema is endless or too large once its references are followed, or None.
+
+    Each subschema is measured once, so that a schema that would expand to millions costs no more than its text.
+    """
+    measured: dict[_Path, tuple[int, int]] = {}
+    being_measured: set[_Path] = set()
 
     def measure(path: _Path, depth: int) -> tuple[int, int]:
-        """Return the number and the depth of the subschemas from a place on."""
-        if path in under_way or depth > 4 * DEPTH:
+        """Return how many subschemas are at and below a path, and how many levels they have."""
+        if path in being_measured or depth > MOST_FOLLOWED:
             raise _TooMuch
-        if path not in known:
-            under_way.add(path)
-            weight, deep = 1, 0
-            for below in _leads_to(path, subschemas[path]):
-                more, deeper = measure(below, depth + 1)
-                weight, deep = weight + more, max(deep, deeper)
-            under_way.discard(path)
-            known[path] = weight, deep + 1
-        return known[path]
+        if path not in measured:
+            being_measured.add(path)
+            count, height = 1, 0
+            for child in _children(path, subschemas[path]):
+                child_count, child_height = measure(child, depth + 1)
+                count += child_count
+                height = max(height, child_height)
+            being_measured.discard(path)
+            measured[path] = count, height + 1
+        return measured[path]
 
     try:
-        weight, deep = measure((), 0)
+        count, height = measure((), 0)
     except _TooMuch:
-        return "a $ref leads back to where it stands, or through too many others; write the form out, without recursion"
-    if deep > DEPTH:
-        return f"with its references it is nested deeper than {DEPTH}; make it flatter"
-    if weight > SUBSCHEMAS:
-        return f"with its references it has {weight:,} subschemas, more than {SUBSCHEMAS:,}; make it smaller"
+        return "a $ref leads back to itself, or through too many others; write the form out, without recursion"
+    if height > DEPTH:
+        return f"it is nested deeper than {DEPTH} once references are followed; make it flatter"
+    if count > SUBSCHEMAS:
+        return f"it has {count:,} subschemas once references are followed, more than {SUBSCHEMAS:,}; make it smaller"
     return None
 
 
-def _leads_to(path: _Path, part: Any) -> Iterator[_Path]:
+def _children(path: _Path, part: Any) -> Iterator[_Path]:
+    """Yield the paths of the direct subschemas of a schema, and of the one to which its `$ref` leads."""
     for step, _below in _parts(part):
         yield path + step
     if isinstance(part, dict) and "$ref" in part:

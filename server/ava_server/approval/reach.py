@@ -55,7 +55,7 @@ def reach(specs: Collection[ToolSpec], run: RunReach = ANY_RUN) -> str:
     if reads:
         parts.append(reads)
     if changed or "commands" in flags:  # what was changed is verified by a command
-        parts.append(_command_reach(specs, run, folder, changed))
+        parts.append(_command_reach(specs, run, reads=bool(folder), changes=bool(changed)))
     if foreign:
         parts.append(_server_reach(foreign, run.confinement))
     changing_tools = [spec.name for spec in own if spec.changes]
@@ -122,19 +122,20 @@ def _web_reach(folder: str, hosts: Sequence[str], flags: Collection[str]) -> str
     return "search and read the web" if searches else "read the web"
 
 
-def _command_reach(specs: Collection[ToolSpec], run: RunReach, folder: str, changed: str) -> str:
-    """Return what a run's commands may do; `folder` is what it reads, and `changed` what it changes of that."""
+def _command_reach(specs: Collection[ToolSpec], run: RunReach, *, reads: bool, changes: bool) -> str:
+    """Return what a run's commands may do. `reads`, `changes`: whether it reads a folder, and changes files of it."""
+    has_shell = any(spec.commands and spec.files for spec in specs)
     what = "run Python"
-    if changed or any(spec.commands and spec.files for spec in specs):  # the verify command is one
+    if changes or has_shell:  # a run that changes files may run its verify command
         what = "run commands"
-    if run is ANY_RUN:
+    if run is ANY_RUN:  # each proposal says how its commands are confined, and on which files they work
         return what
     if run.confinement == "none":
-        return f"{what} WITHOUT A SANDBOX, with all that you may do yourself"
+        return f"{what} WITHOUT A SANDBOX, with all your own permissions"
     where = "on an empty folder"
-    if changed:
+    if changes:
         where = "on a worktree of it"
-    elif folder:
+    elif reads:
         where = "on a copy of it"
     if run.network:
         return f"{what} in a sandbox that reaches the network, {where}"
@@ -151,7 +152,7 @@ def _server_reach(specs: Sequence[ToolSpec], confinement: str) -> str:
     flags = flags_of(specs)
     notes: list[str] = []
     if confinement == "none" and "program" in flags:
-        notes.append("WITHOUT A SANDBOX, with all that you may do yourself")
+        notes.append("WITHOUT A SANDBOX, with all your own permissions")
     if "network" in flags:
         notes.append("reaches the network")
     if "writes" in flags:

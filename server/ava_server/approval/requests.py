@@ -357,8 +357,8 @@ def _advice(field: str) -> str:
 NAME = READ_SUBAGENT_RESULT.name
 
 
-def check_context_from(view: View, rows: Sequence[RunRow]) -> tuple[EarlierRun, ...]:
-    """Return the runs that a proposal names. Raises BadInput if one of them has not ended, or has no result."""
+def read_context_runs(view: View, rows: Sequence[RunRow]) -> tuple[EarlierRun, ...]:
+    """Return the runs that `context_from` names. Raises BadInput if one of them has not ended, or has no result."""
     for row in rows:
         if row.is_plan:
             raise BadInput(f"context_from: {row.id} is a plan; name the runs of its steps whose results it may read")

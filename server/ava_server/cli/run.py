@@ -365,10 +365,12 @@ def plan_request(file: Path, common: Mapping[str, Any]) -> dict[str, Any]:
     The file is TOML (`[[steps]]`) or JSON: an object with `steps`, or only their list. Raises BadInput if it cannot be
     read, or is neither.
     """
-    read = _parse_plan(file, _read_text("--steps", file))
-    if isinstance(read, list):
-        read = {"steps": read}
-    plan = cast("dict[str, Any]", read)
+    parsed = _parse_plan(file, _read_text("--steps", file))
+    plan: dict[str, Any] = {}
+    if isinstance(parsed, dict):
+        plan = cast("dict[str, Any]", parsed)
+    elif isinstance(parsed, list):
+        plan = {"steps": parsed}
     if not isinstance(plan.get("steps"), list):
         raise BadInput(
             f"--steps: {file} has no steps; begin each of them with [[steps]], or give a JSON list of objects"
@@ -438,9 +440,9 @@ async def _run(settings: Settings, request: RunRequest) -> int:
         )
 
 
-async def _folder_of(settings: Settings, retried: str | None) -> str | None:
+async def _folder_of(settings: Settings, retried: object) -> str | None:
     """Return the folder of the run to repeat, or the first of a plan's steps. Raises BadInput: there is no such run."""
-    if retried is None:
+    if not isinstance(retried, str):  # a plan's file may hold anything here; the proposal refuses what is no id
         return None
     async with open_log(settings.paths) as log:
         config = config_of((await find_run(log, retried)).config)

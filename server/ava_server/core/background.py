@@ -166,7 +166,7 @@ class LocalServer:
     Attributes:
         wanted: The file that asks the background process to be this server.
         what: What errors call it.
-        is_pages: It serves pages to people, who have a session; else hosts, each with a token.
+        serves_pages: It serves pages to people, who have a session; else hosts, each with a token.
         idle_s: In the background process, it ends after so many seconds without a request or an open stream.
         drain_s: How many seconds requests then have to finish.
     """
@@ -176,7 +176,7 @@ class LocalServer:
     port_file: Path
     wanted: Path
     what: str
-    is_pages: bool
+    serves_pages: bool
     idle_s: float
     drain_s: float
 
@@ -299,7 +299,7 @@ class LocalServer:
 def http_server(root: DataRoot) -> LocalServer:
     return LocalServer(
         root, root.http_lock, root.http_port, root.http_wanted, "the HTTP server",
-        is_pages=False, idle_s=HTTP_IDLE_S, drain_s=HTTP_DRAIN_S,
+        serves_pages=False, idle_s=HTTP_IDLE_S, drain_s=HTTP_DRAIN_S,
     )  # fmt: skip
 
 
@@ -311,7 +311,7 @@ def start_http(root: DataRoot, port: int) -> None:
 def pages_server(root: DataRoot) -> LocalServer:
     return LocalServer(
         root, root.pages_lock, root.pages_port, root.pages_wanted, "the server of `ava ui`",
-        is_pages=True, idle_s=PAGES_IDLE_S, drain_s=PAGES_DRAIN_S,
+        serves_pages=True, idle_s=PAGES_IDLE_S, drain_s=PAGES_DRAIN_S,
     )  # fmt: skip
 
 

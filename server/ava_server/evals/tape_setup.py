@@ -59,7 +59,7 @@ class TapeSetup(RunSetup):
     """Prepares a replay as `RunSetup` prepares the run, and opens, starts and calls nothing.
 
     Args:
-        changed: The model in place of the recorded one; None for that one.
+        changed: The model to call in place of the recorded one; None to call the recorded one.
     """
 
     def __init__(self, resources: RunResources, tape: Tape, changed: Choice | None) -> None:
@@ -132,11 +132,15 @@ class TapeSetup(RunSetup):
     def prefix(
         self, config: RunConfig, texts: Texts, tools: Mapping[str, Tool], choice: Choice, sandbox: Sandbox | None
     ) -> RunStarted:
-        """Return the prompt that this version makes, with what was drawn and found when the run was recorded."""
+        """Return the start event with the prompt that this version makes, and what the recording has in its place.
+
+        Recorded are the nonce, which was drawn at random, and the confinement, which was found on that machine.
+        """
         fresh = super().prefix(config, texts, tools, choice, sandbox)
         recorded = self._tape.recording.first(RunStarted)
-        parameters = fresh.parameters if self._changed is not None else recorded.parameters
-        recorded_fields = {"nonce": recorded.nonce, "confinement": recorded.confinement, "parameters": parameters}
+        recorded_fields: dict[str, Any] = {"nonce": recorded.nonce, "confinement": recorded.confinement}
+        if self._changed is None:  # another model is called with its own parameters
+            recorded_fields["parameters"] = recorded.parameters
         return fresh.model_copy(update=recorded_fields)
 
     async def open_place(

@@ -148,7 +148,7 @@ class _Listener:
         held: ExitStack,
         runtime: Runtime | None = None,
     ) -> None:
-        sockets = listen_everywhere(reach, other_port=server.is_pages)
+        sockets = listen_everywhere(reach, other_port=server.serves_pages)
         self._sockets = [held.enter_context(contextlib.closing(each)) for each in sockets]
         # The system chooses the port if none was given.
         self._reach = replace(reach, port=self._sockets[0].getsockname()[1])
@@ -177,7 +177,7 @@ class _Listener:
             if reach.idle_s is not None:
                 serving.start_soon(_end_when_idle, limits, reach.idle_s, self._server.root.path, ending)
             # One process has one address for the other servers of the log: that for hosts.
-            announcing = nullcontext() if self._server.is_pages else forwarder.announced(inner_url(reach))
+            announcing = nullcontext() if self._server.serves_pages else forwarder.announced(inner_url(reach))
             async with announcing, self._announce() as first:  # it ends before another user can have the port
                 if first or not self._is_guest:  # of two that start at once, one serves
                     say(_serving(reach))
@@ -211,7 +211,7 @@ class _Listener:
         with ExitStack() as held:
             first = True
             if self._reach.loopback:
-                announcing = self._server.announced(self._reach.port, keep=self._server.is_pages)
+                announcing = self._server.announced(self._reach.port, keep=self._server.serves_pages)
                 first = await anyio.to_thread.run_sync(held.enter_context, announcing)
             yield first
 
@@ -228,7 +228,7 @@ def _pages(app: App, server: LocalServer, reach: Reach, tokens: TokenFile) -> Pa
         return None
     from ava_server.web.pages import Pages
 
-    return Pages(app, Site.of(server.root, reach.base_url, tokens, local=server.is_pages))
+    return Pages(app, Site.of(server.root, reach.base_url, tokens, local=server.serves_pages))
 
 
 async def _end_when_idle(limits: RequestLimits, idle_s: float, root: Path, ending: GracefulShutdown) -> None:

@@ -58,7 +58,7 @@ NOBODY = "nobody: no key and no endpoint is configured"
 class ResolvedModel:
     """What a tier, or a role's `model`, means here now."""
 
-    wanted: str
+    wanted: str  # the tier's name, or the role's `model`
     choice: Choice | None  # the model; None where it cannot be used
     said_by: str  # what says so: a variable, a setting and its place, `tiers.toml` of a day, or the name itself
     error: AvaError | None = None
@@ -147,9 +147,9 @@ def model_catalogs(models: ModelSettings) -> dict[str, ModelCatalog]:
 def named_ids(catalog: ModelCatalog, models: ModelSettings, tiers: Iterable[ResolvedModel]) -> list[str]:
     """Return the ids of a provider's models that serve tiers, then those that the user has named or priced."""
     ids: list[str] = []
-    for meant in tiers:
-        if meant.choice is not None and meant.choice.provider == catalog.name:
-            ids.append(meant.choice.model_id)
+    for tier in tiers:
+        if tier.choice is not None and tier.choice.provider == catalog.name:
+            ids.append(tier.choice.model_id)
     names = [*models.tiers.values(), *models.prices]
     if models.base_url and catalog.name == CUSTOM:
         ids.append(models.model or "")
@@ -180,18 +180,27 @@ def table_ids(catalog: ModelCatalog) -> list[str]:
 def offers(
     catalog: ModelCatalog, ids: Iterable[str], models: ModelSettings, tiers: Iterable[ResolvedModel]
 ) -> list[Offer]:
-    serve: dict[str, list[str]] = {}
-    for meant in tiers:
-        if meant.choice is not None:
-            serve.setdefault(meant.choice.name, []).append(meant.wanted)
+    """Return a provider's models, each with its price, or why it has none, and with the tiers that mean it here."""
+    tiers_of_model: dict[str, list[str]] = {}
+    for tier in tiers:
+        if tier.choice is not None:
+            tiers_of_model.setdefault(tier.choice.name, []).append(tier.wanted)
     found: list[Offer] = []
     for model_id in ids:
         price, unpriced = None, ""
         try:
-            price = price_over(catalog.wire, catalog.name, model_id, catalog.base_url, models.prices, catalog.price_as)
+            price = price_over(
+                catalog.wire,
+                provider=catalog.name,
+                model_id=model_id,
+                base_url=catalog.base_url,
+                overrides=models.prices,
+                price_as=catalog.price_as,
+            )
         except Unpriced as error:
             unpriced = str(error)
-        found.append(Offer(model_id, price, unpriced, tuple(serve.get(f"{catalog.name}:{model_id}", ()))))
+        its_tiers = tiers_of_model.get(f"{catalog.name}:{model_id}", [])
+        found.append(Offer(model_id, price, unpriced, tuple(its_tiers)))
     return found
 
 

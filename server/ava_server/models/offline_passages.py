@@ -134,7 +134,7 @@ def unread_of(results: Sequence[ToolTurn]) -> list[str]:
 
 @dataclass(frozen=True)
 class Spread:
-    """In how many passages of everything that was searched or read each word of the question is."""
+    """How many of all passages that were searched or read have each word of the question, in the order of its words."""
 
     counts: tuple[int, ...]
     total: int
@@ -152,7 +152,9 @@ def spread_of(query: Query, results: Iterable[ToolTurn]) -> Spread:
     spreads: list[Spread] = []
     for result in results:
         if result.name == SEARCH:
-            spreads += _searched_spread(query, result.text)
+            spread = _spread_of_search(query, result.text)
+            if spread is not None:
+                spreads.append(spread)
         else:
             spreads.append(spread_in(query, passages(result.name, result.text)))
     counts = [0] * len(query.words)
@@ -162,15 +164,15 @@ def spread_of(query: Query, results: Iterable[ToolTurn]) -> Spread:
     return Spread(tuple(counts), sum(spread.total for spread in spreads))
 
 
-def _searched_spread(query: Query, output: str) -> list[Spread]:
-    """Return the spread that a search counted, where its output says it."""
+def _spread_of_search(query: Query, output: str) -> Spread | None:
+    """Return in how many of the passages that it searched a search found each word of the query, if its output says."""
     for body in _bodies(output):
         head = _FOUND_HEAD.match(body)
         if head:
             by_word = {word: _number(count) for word, count in _WORD_COUNT.findall(head["words"])}
             counts = [by_word.get(word, 0) for word in query.words]
-            return [Spread(tuple(counts), _number(head["total"]))]
-    return []
+            return Spread(tuple(counts), _number(head["total"]))
+    return None
 
 
 def spread_in(query: Query, passages: Sequence[Passage]) -> Spread:

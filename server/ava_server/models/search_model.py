@@ -121,7 +121,7 @@ class MessagesSearch(MessagesWire):
             "messages": [self.message(turn)],
             "tools": [tool],
             **use,
-            **self._thinking(0),
+            **self._thinking(tokens=0),
             "stream": False,
         }
 
@@ -170,7 +170,7 @@ class ResponsesSearch(ResponsesWire):
             "max_tool_calls": 1,
             "include": ["web_search_call.action.sources"],
             "max_output_tokens": request.max_output,
-            **self._thinking(0),
+            **self._thinking(tokens=0),
             "store": False,
             "stream": False,
         }

@@ -727,7 +727,8 @@ def _result(view: View, run: RunRow) -> tuple[dict[str, Any] | None, bool]:
         return None, False
     if isinstance(entry.fact, SubagentComplete):
         return entry.fact.result, False
-    return None, entry.fact is None
+    was_erased = entry.fact is None  # an erased entry stays in the log, without its content
+    return None, was_erased
 
 
 def _caps(view: View, run: RunRow, at_us: int, plan: PlanView | None) -> tuple[tuple[Cap, ...], bool]:

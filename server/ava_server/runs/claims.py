@@ -54,33 +54,35 @@ def claim(
     gone: frozenset[str],
     slots: Slots,
     *,
-    with_host: str = "",
+    why_with_host: str = "",
     seen_us: int | None = None,
 ) -> Command[RunRow | str]:
     """Claim a run for an instance, or return why not; a claim raises the run's generation.
 
-    A call that the last owner left in flight is settled as unknown in the same transaction.
+    A call that the last owner left in flight is settled as unknown in the same transaction. The returned row is the run
+    as it was before the claim.
 
     `who`: the session under which the claim is written; its user is the run's. `gone`: instances whose locks were found
-    free. `slots`: how many runs may be running; those of instances that are gone do not count. `with_host`: why it does
-    not continue without its host, although that was approved. `seen_us`: when the last owner was last seen at work.
+    free. `slots`: how many runs may be running; those of instances that are gone do not count. `why_with_host`: why it
+    ends with its host, although it was approved to outlive it; empty where that is not so. `seen_us`: when the last
+    owner was last seen at work, in microseconds UTC.
     """
 
     def command(view: View, now_us: int) -> Outcome[RunRow | str]:
         run = view.run(run_id)
-        if run is None:
+        if run is None:  # nothing has run yet: its proposal waits, or was refused
             return Outcome(_OVER_OR_PROPOSED)
-        where = situation(run, now_us, gone=gone, instance=instance)
-        if transition(run, "claim", where) is None:
-            return Outcome(_why_not_claimed(run, where))
-        if not run.is_plan:
-            full = slots.full(view.running(gone, but=run_id), run.user_id)
-            if full:
-                return Outcome(full)
+        now_is = situation(run, now_us, gone=gone, instance=instance)
+        if transition(run, "claim", now_is) is None:
+            return Outcome(_why_not_claimed(run, now_is))
+        if not run.is_plan:  # a plan itself takes no slot: each of its runs does
+            why_full = slots.full(view.running(gone, but=run_id), run.user_id)
+            if why_full:
+                return Outcome(why_full)
         agent = Who(who.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         settled = settle_unknown(run, agent, purpose=in_flight_purpose(view, run))
-        seen = seen_after(run, seen_us, now_us)
-        claimed = claim_event(run, instance, agent, _claim_reason(run), seen, with_host)
+        worked_until_us = seen_after(run, seen_us, now_us)
+        claimed = claim_event(run, instance, agent, _claim_reason(run), worked_until_us, why_with_host)
         return Outcome(run, (*settled, claimed))
 
     return command
@@ -89,10 +91,10 @@ def claim(
 _OVER_OR_PROPOSED = "it has ended or waits for approval"
 
 
-def _why_not_claimed(run: RunRow, where: Situation) -> str:
-    if where == "waiting":
+def _why_not_claimed(run: RunRow, now_is: Situation) -> str:
+    if now_is == "waiting":
         return pause_words(run) if run.waits_for == "provider" else "it waits for a person"
-    if where == "running elsewhere":
+    if now_is == "running elsewhere":
         return f"instance {run.instance} has it"
     return _OVER_OR_PROPOSED
 
@@ -104,11 +106,11 @@ def _claim_reason(run: RunRow) -> ClaimReason:
 
 
 def claim_event(
-    run: RunRow, instance: str, who: Who, reason: ClaimReason, seen_us: int | None, with_host: str = ""
+    run: RunRow, instance: str, who: Who, reason: ClaimReason, seen_us: int | None, why_with_host: str = ""
 ) -> Event:
     """Return the entry that makes an instance the owner of a run."""
     generation = run.generation + 1
-    fact = RunClaimed(instance=instance, generation=generation, reason=reason, with_host=with_host, seen_us=seen_us)
+    fact = RunClaimed(instance=instance, generation=generation, reason=reason, with_host=why_with_host, seen_us=seen_us)
     return Event(who, fact, run_id=run.id)
 
 

@@ -125,7 +125,7 @@ def estimate(config: RunConfig, prompt_tokens: int) -> FirstCalls:
     return FirstCalls(first, -(-least // MICROS_PER_CENT) * MICROS_PER_CENT, first + wrap, later)
 
 
-def with_figures(
+def with_cost_figures(
     config: RunConfig,
     texts: Texts,
     tools: Mapping[str, Tool],

@@ -132,7 +132,7 @@ class History:
         longest_tokens: The most that a call of another agent could take, its answer included.
         thinks: The last call could think. `thinking_dropped`: the provider does not take earlier thinking back.
         invalid_answer: What is wrong with the last answer. `invalid_kinds`: of all such answers in a row.
-        drafts: Results that were handed over and not accepted. `malformed`: how many had the wrong form.
+        drafts: Results that were submitted and not accepted. `malformed`: how many of them had the wrong form.
         check: The last check of the work since the last answer. `last_check`: of the whole run.
         tool_counts: By tool, how many calls succeeded and failed.
     """
@@ -560,7 +560,7 @@ class History:
         self.calls = tuple(tool_use(call["call_id"], call["name"], call["raw_args"]) for call in fact.calls)
         self.invalid_answer = None
         if not self.calls:
-            self._set_invalid(check_answer(fact, self.answer_tokens, self.printed_calls(fact.text), self._nonce))
+            self._set_validity(check_answer(fact, self.answer_tokens, self.printed_calls(fact.text), self._nonce))
         if self.invalid_answer is None or self.invalid_answer.kind != "refusal":  # a refusal is not part of the answer
             self.words.append(fact.text)
         self.results = {}
@@ -574,8 +574,8 @@ class History:
         written = None if fact.printed else self._written
         self._items.append(HistoryItem(seq, AssistantTurn(fact.raw or {}), written=written))
 
-    def _set_invalid(self, fault: InvalidAnswer | None) -> None:
-        """Set what is wrong with the last answer; a valid answer ends the row of invalid ones."""
+    def _set_validity(self, fault: InvalidAnswer | None) -> None:
+        """Set what is wrong with the last answer, None if it is valid; a valid one ends the row of invalid ones."""
         self.invalid_answer = fault
         if fault is None:
             self.invalid_kinds = ()
@@ -647,19 +647,21 @@ class History:
                 self.notes.append(str(note))
 
     def _add_result_of(self, call: ToolUse, fact: ToolResult) -> None:
-        """Fold what the result of a call of the last answer says about drafts, repeats, edits and the answer itself."""
+        """Update drafts, repeats, failed edits and the model's answer from the result of one of its tool calls."""
         if call.name == SUBMIT and not fact.success:
+            # Arguments that are no JSON object are kept as the text that the model wrote.
             self.drafts.append(call.raw_args if call.args is None else dict(call.args))
-            if self.check is None:  # what was checked had a valid form
+            if self.check is None:  # no check of the work ran, so the form itself was wrong
                 self.malformed += 1
         self._count_repeat(call, fact)
         path = edited_path(call)
-        if path is not None and fact.output_sha:
+        was_executed = fact.output_sha is not None  # a refused or lost call has no output of the tool
+        if path is not None and was_executed:
             self.failed_edits[path] = 0 if fact.success else self.failed_edits.get(path, 0) + 1
         if self.answer is not None and not self.open_calls():
             results = [self.results[each.call_id] for each in self.calls]
             is_draft = any(each.name == SUBMIT for each in self.calls)
-            self._set_invalid(check_calls(self.answer, results, draft=is_draft))
+            self._set_validity(check_calls(self.answer, results, draft=is_draft))
 
     def _count_repeat(self, call: ToolUse, fact: ToolResult) -> None:
         key = call_key(call)

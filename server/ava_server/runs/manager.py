@@ -187,7 +187,7 @@ class Manager:
         """Return why no worker runs a run of this process, although what was approved continues; else empty."""
         if run_id not in self._owned:
             return ""
-        return self._notes[run_id].with_host
+        return self._notes[run_id].why_with_host
 
     def _driven(self) -> list[AgentRun | PlanRun]:
         """Return the runs that it owns, without those that are being made ready."""
@@ -540,8 +540,8 @@ class Manager:
 
         async def take() -> bool:
             await self._setup.check_config(row)
-            with_host = await self._why_with_host(row)
-            return with_host is not None and await self._take(row, gone, tasks, with_host)
+            why_with_host = await self._why_with_host(row)
+            return why_with_host is not None and await self._take(row, gone, tasks, why_with_host)
 
         return await self._guarded(row.id, take) or False
 
@@ -621,10 +621,12 @@ class Manager:
 
     # -- owning -------------------------------------------------------------------------------------------------------
 
-    async def _take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup, with_host: str = "") -> bool:
+    async def _take(
+        self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup, why_with_host: str = ""
+    ) -> bool:
         """Claim a run and start it in a task of its own; False where another instance has it.
 
-        `with_host`: why it ends with this process, although what was approved continues without its host.
+        `why_with_host`: why it ends with this process, although it was approved to outlive its host.
         """
         if not self._membership.holds():  # it was stopped: to others it is dead, and they would take the run at once
             await anyio.to_thread.run_sync(self._membership.renew)
@@ -634,13 +636,13 @@ class Manager:
         seen_us: int | None = None
         if row.instance is not None:
             seen_us = await anyio.to_thread.run_sync(self.control.seen_us, row)
-        command = claim(row.id, self.instance, who, gone, self.slots, with_host=with_host, seen_us=seen_us)
+        command = claim(row.id, self.instance, who, gone, self.slots, why_with_host=why_with_host, seen_us=seen_us)
         got = await self._store.do(command, row.id)
         if isinstance(got, str):
             self._notes.wait(row.id, got)
             return False
         self.waiting_for.pop(row.id, None)
-        self._notes[row.id].with_host = with_host
+        self._notes[row.id].why_with_host = why_with_host
         self._owned[row.id] = None
         log.info("%s", _taken(got))
         tasks.start_soon(self._start, row.id, got.generation + 1, tasks)

@@ -326,7 +326,9 @@ class PaidSearches:
         wrap = last.prompt_tokens + last.max_output if last is not None else history.longest_tokens
         if wrap:  # the last prompt and its answer, the notice of the wrap-up, and its own answer
             wrap += WRAP_PROMPT + config.wrap_output
-        cap_request = CapRequest(fact, bound.prompt_tokens + bound.output_tokens, wrap, call.model)
+        cap_request = CapRequest(
+            fact, tokens=bound.prompt_tokens + bound.output_tokens, wrap_tokens=wrap, model=call.model
+        )
 
         def command(patience: Patience) -> Command[Reservation | CapReached | MoneyWait]:
             return reserve_in_line(self._log.fence, self._log.who, cap_request, self._caps, patience)

@@ -161,7 +161,7 @@ class Reservations:
         self._line = MoneyQueue(run)
         self.cap = self._history.last  # a run that was resumed in its wrap-up stays there
         self.extensions = CapExtensions(run.log, run.config, run.context.extensions)
-        self._looked = self._history.last_message_seq  # up to here, messages to the run have been read
+        self._messages_read_to = self._history.last_message_seq  # messages to the run up to this `seq` are read
         self._sized: dict[Recipe, tuple[Request, Bound]] = {}  # of this reservation: the fold so far decides both
 
     async def next(self) -> tuple[Reservation, Request] | RunResult | Paused:
@@ -216,21 +216,25 @@ class Reservations:
     async def _reserve(
         self, request: CapRequest, shape: _Shape, last: LastTurn | None, notice: _Notice
     ) -> Reservation | CapReached | UnreadMessages:
-        """Reserve a call, or return the cap that it does not fit; wait for money that other runs hold."""
+        """Reserve a call, or return the cap that it does not fit; wait for money that other runs hold.
+
+        Returns UnreadMessages if messages to the run have come since the request was built: it has to show them.
+        """
 
         def command(patience: Patience) -> Command[Reservation | CapReached | MoneyWait | UnreadMessages]:
             in_line = reserve_in_line(self._log.fence, self._log.who, request, self._run.context.caps, patience)
-            return messages_first(self._log.run.id, self._looked, in_line)
+            return messages_first(self._log.run.id, self._messages_read_to, in_line)
 
-        def least() -> int:
-            return self._least(request, shape, last, notice)
+        def least_micros() -> int:  # the queue asks for it only if the call has to wait
+            return self._least_micros(request, shape, last, notice)
 
-        answer = await self._line.ask(command, self._fold_answer, least, may_leave=True)
-        if isinstance(answer, MoneyWait):  # it has waited as long as it may
+        # While it waits, nothing of the run is in flight: this process may leave it, and another one take it.
+        answer = await self._line.ask(command, self._fold_answer, least_micros, may_leave=True)
+        if isinstance(answer, MoneyWait):  # it has waited as long as it may: it leaves the money to the other runs
             return CapReached(answer.cap, answer.left, gives_way=True)
         return answer
 
-    def _least(self, request: CapRequest, shape: _Shape, last: LastTurn | None, notice: _Notice) -> int:
+    def _least_micros(self, request: CapRequest, shape: _Shape, last: LastTurn | None, notice: _Notice) -> int:
         """Return what a call can take, in micro-USD, with a shorter answer and its bytes as measured."""
         need = request.fact.micros + request.fact.wrap_micros
         if last is not None:
@@ -312,7 +316,7 @@ class Reservations:
             request_sha=hashlib.sha256(self._model.encode(call.request)).hexdigest(),
         )
         wrap_tokens = wrap.prompt_tokens + wrap.output_tokens if wrap is not None else 0
-        return CapRequest(fact, prompt + shape.output, wrap_tokens)
+        return CapRequest(fact, tokens=prompt + shape.output, wrap_tokens=wrap_tokens)
 
     def _thinking(self, request: Request) -> int:
         """Return how many of a call's output tokens may be thinking.
@@ -328,11 +332,11 @@ class Reservations:
     def _fold_answer(self, answer: Reservation | CapReached | MoneyWait | UnreadMessages) -> None:
         """Fold what the log has now: the reservation, or the messages to the run that have to go first."""
         if isinstance(answer, Reservation):
-            self._looked = answer.seq
+            self._messages_read_to = answer.seq
             self._history.add(answer.seq, answer.fact)
         elif isinstance(answer, UnreadMessages):
             for entry in answer.entries:
-                self._looked = entry.seq
+                self._messages_read_to = entry.seq
                 if entry.fact is not None:
                     self._history.add(entry.seq, entry.fact)
 

@@ -28,7 +28,7 @@ class RunNote:
         faults: How many internal errors it had here.
         left_since: Since when it is left to the worker.
         left_to: The name of the worker beside the first one to which it is left since then; empty for the first one.
-        with_host: Why this process runs it, and no worker, although what was approved continues without its host.
+        why_with_host: Why this process runs it, and no worker, although it was approved to outlive its host.
         labels: The labels that its machine needs, once they were read.
         no_label_since: Since when no live worker has these.
         no_worker: What this process has last shown of why no worker takes it; None before it has looked at that.
@@ -40,7 +40,7 @@ class RunNote:
     faults: int = 0
     left_since: float | None = None
     left_to: str = ""
-    with_host: str = ""
+    why_with_host: str = ""
     cancelled: bool = False
     cancel_reason: str | None = None
     labels: frozenset[str] | None = None

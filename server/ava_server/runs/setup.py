@@ -48,7 +48,7 @@ from ava_server.models.selection import Choice, choose
 from ava_server.runs.coding import Worktrees
 from ava_server.runs.context import AgentParts, ConfigNotSupported, RunContext, SearchModel, SecretInjection
 from ava_server.runs.extension import extension_limits
-from ava_server.runs.first_call import started, with_figures
+from ava_server.runs.first_call import started, with_cost_figures
 from ava_server.runs.folders import Place, RunFolders
 from ava_server.runs.history import History
 from ava_server.runs.prompt_prefix import PromptPrefixes
@@ -408,7 +408,7 @@ class RunSetup:
         resources = self._resources
         return Ask(resources.store, history, config.questions, resources.settings.limits.question_wait_s)
 
-    def with_figures(self, config: RunConfig, texts: Texts, user: str, tokens_per_byte: float | None) -> RunConfig:
+    def with_cost_figures(self, config: RunConfig, texts: Texts, user: str, tokens_per_byte: float | None) -> RunConfig:
         """Return the configuration of a proposal with the least cost cap, and with what its calls cost at most. Blocks.
 
         Raises:
@@ -420,7 +420,9 @@ class RunSetup:
         tools = self.tools(user, config, history, Path(), RunMcpServers(), self._ask(config, history))
         model = model_of(config.model, parameters(choice), None, self._resources.clients)
         agent = agent_of(config.runner, self._resources.settings)
-        return with_figures(config, texts, tools, model, tokens_per_byte, agent.first_bytes if agent is not None else 0)
+        return with_cost_figures(
+            config, texts, tools, model, tokens_per_byte, agent.first_bytes if agent is not None else 0
+        )
 
     async def _check_model(self, run: RunRow) -> None:
         """Check that this version can call the model with the parameters with which the run started."""

@@ -118,10 +118,17 @@ class Listeners:
             server.wanted.unlink(missing_ok=True)
 
     async def _serve(self, server: LocalServer, port: int, ending: GracefulShutdown) -> None:
-        extra = await anyio.to_thread.run_sync(load, "web" if server.is_pages else "team")
-        if server.is_pages:
-            first = port or await anyio.to_thread.run_sync(pages_port, self._root)
-            reach = extra.Reach(host="localhost", port=first, idle_s=server.idle_s, drain_s=server.drain_s)
+        """Be a server until it has ended. Raises ExtraMissing if the package with its web server is not installed.
+
+        `port`: where it is wanted; 0 leaves the choice to the server. The pages try the next ports if theirs is taken.
+        """
+        extra_name = "web" if server.serves_pages else "team"
+        http_server_module = await anyio.to_thread.run_sync(load, extra_name)
+        if server.serves_pages:
+            first_port = port or await anyio.to_thread.run_sync(pages_port, self._root)
+            reach = http_server_module.Reach(
+                host="localhost", port=first_port, idle_s=server.idle_s, drain_s=server.drain_s
+            )
         else:
-            reach = extra.Reach(port=port, idle_s=server.idle_s, drain_s=server.drain_s)
-        await extra.listen(self._runtime, server, reach, ending)
+            reach = http_server_module.Reach(port=port, idle_s=server.idle_s, drain_s=server.drain_s)
+        await http_server_module.listen(self._runtime, server, reach, ending)

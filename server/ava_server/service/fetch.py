@@ -65,7 +65,9 @@ async def fetch_branch(store: Store, travel: Travel, run: RunRow, into: Path | N
         )
     try:
         with anyio.fail_after(FETCH_S):
-            return await anyio.to_thread.run_sync(_bring, travel, run, coding, changes, into, abandon_on_cancel=True)
+            return await anyio.to_thread.run_sync(
+                _fetch_branch, travel, run, coding, changes, into, abandon_on_cancel=True
+            )
     except TimeoutError:
         raise Refused(f"the branch of {label(run)} was not brought within {FETCH_S:.0f} s; try again") from None
     except (RolesError, AuditError, OSError) as error:
@@ -83,19 +85,27 @@ def _made_there(travel: Travel, run: RunRow, coding: Coding, branch: str, into: 
     return f"{sentence}, and nothing was brought into {into}: git can do that{address}: {command}"
 
 
-def _bring(travel: Travel, run: RunRow, coding: Coding, changes: dict[str, Any], into: Path | None) -> FetchedBranch:
-    """Read the branch's objects from the database, check them, and make the branch. Blocking."""
+def _fetch_branch(
+    travel: Travel, run: RunRow, coding: Coding, changes: dict[str, Any], into: Path | None
+) -> FetchedBranch:
+    """Read the branch's objects from the database, check them, and make the branch. Blocking.
+
+    `into`: the clone that gets it; None for the repository in which the run was proposed.
+    """
+    if travel.blobs is None:
+        raise Refused(
+            f"the branch of {label(run)} is stored in the Postgres database from which this log was copied; run ava"
+            " fetch with a data root that uses that database"
+        )
     if into is None:
-        accept = only(config_of(run.config).git_folder)
+        accept = only(config_of(run.config).git_folder)  # of folders outside the checkout, only the approved one
         repository = Path(coding.repository)
         identity = coding.identity
     else:
         accept = travel.git_folder_rule()
         repository = into
-        identity = ()
+        identity = ()  # no clone was approved: any that has the commit will do
     expected = TravelledBranch(run.id, coding.base, str(changes["head"]), coding.namespace)
-    if travel.blobs is None:
-        raise Refused(f"the branch of {label(run)} is in the Postgres database that had the log, and this log has none")
     with temporary_folder("ava-travel-") as aside:
         travel.blobs.fetch(blob_of(StoredFile.model_validate(changes["pack"])), run.id, aside / "pack")
         name = bring_branch(aside / "pack", expected, repository, home_folder(), identity, accept)

@@ -16,7 +16,7 @@ from ava_roles.tools.registry import specs_of
 from ava_server.approval.plans import KnownWork, ResolvedStep, earlier_of, resolve_plan
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.reach import changes_outside, reads_outside
-from ava_server.approval.requests import PlanArgs, check_context_from
+from ava_server.approval.requests import PlanArgs, read_context_runs
 from ava_server.approval.resolve import resolve_run_config
 from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.steps import PlannedStep, StepFaults
@@ -120,16 +120,21 @@ class PlanResolver(Operations):
     async def _resolve_step(
         self, step: PlannedStep, by_id: Mapping[str, PlannedStep], context: ResolveContext, degraded: bool
     ) -> ResolvedStep:
+        """Resolve one step to what its runs will have: their configuration and texts, and the tools' specs.
+
+        `degraded`: run without the tools that this installation lacks. Raises as `resolve_run_config`.
+        """
         rows = [await self._access.run(run_id, "context_from") for run_id in step.args.context_from or ()]
-        earlier: tuple[EarlierRun, ...] = ()
+        earlier_runs: tuple[EarlierRun, ...] = ()
         if rows:
-            earlier = await self._store.read(lambda view: check_context_from(view, rows))
-        earlier += earlier_of(step, dict(by_id))
+            earlier_runs = await self._store.read(lambda view: read_context_runs(view, rows))
+        # A step reads the results of runs that its arguments name, and of earlier steps of its plan.
+        earlier = earlier_runs + earlier_of(step, dict(by_id))
 
         def resolve() -> ResolvedStep:
             config, texts = resolve_run_config(step.args, context, earlier, degraded, is_step=True)
             setup = self._runtime.run_setup
-            config = setup.with_figures(config, texts, self._session.user, context.tokens_per_byte)
+            config = setup.with_cost_figures(config, texts, self._session.user, context.tokens_per_byte)
             return ResolvedStep(step, config, texts, specs_of(config.tools, context.tools))
 
         return await anyio.to_thread.run_sync(resolve)

@@ -31,7 +31,7 @@ from ava_server.approval.decisions import (
 from ava_server.approval.host_habits import read_habits
 from ava_server.approval.proposals import Proposal, has_inputs, made_under, proposal_in, propose, texts_of
 from ava_server.approval.questions import AnsweredLater
-from ava_server.approval.requests import PlanArgs, SpawnArgs, check_context_from, parse
+from ava_server.approval.requests import PlanArgs, SpawnArgs, parse, read_context_runs
 from ava_server.approval.resolve import resolve_run_config
 from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.steps import read_steps
@@ -353,12 +353,12 @@ class Spawns(Operations):
             rows[row.id] = row
         earlier: tuple[EarlierRun, ...] = ()
         if rows:
-            earlier = await self._store.read(lambda view: check_context_from(view, tuple(rows.values())))
+            earlier = await self._store.read(lambda view: read_context_runs(view, tuple(rows.values())))
 
         def resolve() -> tuple[RunConfig, Texts]:
             config, texts = resolve_run_config(args, context, earlier, degraded)
             setup = self._runtime.run_setup
-            return setup.with_figures(config, texts, self._session.user, context.tokens_per_byte), texts
+            return setup.with_cost_figures(config, texts, self._session.user, context.tokens_per_byte), texts
 
         try:
             return await anyio.to_thread.run_sync(resolve)

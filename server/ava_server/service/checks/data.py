@@ -173,7 +173,7 @@ def programs(setup: Setup) -> Iterator[CheckFinding]:
             step = f"Until then Ava does not run it. Correct {setting} in {settings.paths.config}."
             yield from_error("programs", f"{setting}: {error}", step)
         else:
-            text = f"{setting} runs outside the sandbox, with all that you may do: {shlex.join(command)}"
+            text = f"{setting} runs outside the sandbox, with all your own permissions: {shlex.join(command)}"
             yield CheckFinding("programs", "note", text, f"If it is not yours: `ava config unset {setting}`.")
 
 
