@@ -97,8 +97,8 @@ def test_the_answer_is_worth_reading_and_the_end_says_what_to_do_next(tmp_path: 
     assert "✓ quote found word for word" in done.stdout
     steps = done.stdout.partition("-- Next --\n")[2].splitlines()
     assert [step.partition(":")[0] for step in steps] == [
-        "Add Ava to your assistant",
-        "Let a language model do the work",
+        "In your assistant",
+        "With a model",
     ]
     assert " init claude-code" in steps[0] and steps[1].endswith(" key set openrouter")
     assert "AVA_DATA_ROOT" not in done.stdout, "a key in the demo's data root would help nobody"

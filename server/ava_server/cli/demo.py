@@ -151,8 +151,8 @@ def _show_next_steps() -> None:
 
     ava = launch()
     say("-- Next --")
-    say(f"Add Ava to your assistant: {ava.typed('init', 'claude-code')}")
-    say(f"Let a language model do the work: {ava.typed('key', 'set', 'openrouter')}")
+    say(f"In your assistant: {ava.typed('init', 'claude-code')}")
+    say(f"With a model: {ava.typed('key', 'set', 'openrouter')}")
 
 
 @contextmanager
