@@ -463,7 +463,7 @@ async def test_a_run_waits_where_its_sandbox_would_be_weaker_than_approved(
             run_id = await lab.start(role="code_reviewer")
         with monkeypatch.context() as patch:
             patch.setattr(selection, "_PROGRAMS", str(tmp_path))
-            patch.setattr(selection, "_found", {})
+            patch.setattr(selection, "_sandboxes", {})
             async with open_lab(tmp_path, server=server, check=False) as lab:
                 with anyio.fail_after(20):
                     while "the sandbox is" not in lab.runtime.manager.waiting_for.get(run_id, ""):  # noqa: ASYNC110
