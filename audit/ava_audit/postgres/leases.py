@@ -321,11 +321,11 @@ class LeasedInstances:
 
     def lost(self) -> list[LostInstance]:
         """Return whose lease ended while it was in force; one that ended in order has a lease of no time."""
-        recent = f"lease_ms > 0 AND renewed_at > clock_timestamp() - {FORGET_AFTER_S} * interval '1 second'"
+        recent = "lease_ms > 0 AND renewed_at > clock_timestamp() - %s * interval '1 second'"
         columns = f"name, host, kind, {_RENEWED_US}, {_EXPIRES} < clock_timestamp()"
         sql = f"SELECT {columns} FROM leases WHERE {recent} ORDER BY renewed_at"  # noqa: S608
         try:
-            rows = self._connection.run(sql)
+            rows = self._connection.run(sql, (FORGET_AFTER_S,))
         except (psycopg.Error, OSError) as error:
             raise StoreUnavailable(f"{self._place} cannot be read: {first_line(error)}") from error
         return [

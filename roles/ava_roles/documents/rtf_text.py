@@ -85,7 +85,7 @@ class RtfText:
         self._objects: Counter[str] = Counter()
         self._hidden_words = 0
         self._size = 0
-        self._said = 0
+        self._said: int = 0
         self._cut = False
 
     # -- text -------------------------------------------------------------------------------------------------
