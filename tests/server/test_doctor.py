@@ -69,7 +69,7 @@ def test_the_screen_begins_with_what_is_wrong_and_tells_what_works_in_one_line(r
     at = next(number for number, line in enumerate(lines) if line.startswith("warning  data root: "))
     assert any(line.strip().startswith("To do: Fix it with: chmod 700") for line in lines[at : at + 4])
     works = " ".join(" ".join(lines).partition("ok       ")[2].split())
-    assert "python · " in works and works.endswith("(`ava doctor --all` tells more)")
+    assert "git · " in works and works.endswith("(`ava doctor --all` tells more)")
     assert done.returncode == 1
 
     every = ava(root, "doctor", "--all").stdout
