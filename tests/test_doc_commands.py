@@ -14,7 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -25,6 +25,7 @@ import pytest
 import typer
 from mcp import Client
 from support.commands import fork_server, jq
+from support.processes import end_started_from
 from support.repository import REPOSITORY
 from support.stdio import make_root
 from support.terminal import ava, environment
@@ -125,6 +126,13 @@ def test_the_list_of_skipped_commands_has_no_unused_entry() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the pages are written for sh")
+@pytest.fixture(autouse=True)
+def _nothing_stays(tmp_path: Path) -> Generator[None]:
+    """End what the commands of a page have left: a server of pages waits half an hour for a browser."""
+    yield
+    end_started_from(tmp_path)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_documented_commands_do_what_the_page_says(page: Path, prepared: Prepared, tmp_path: Path) -> None:
     place = Path(shutil.copytree(prepared.place, tmp_path / "copy"))
