@@ -111,6 +111,13 @@ def command_of(one: Told) -> str:
     return f"{one.page}: {one.text.splitlines()[0][:60]}"
 
 
+@pytest.fixture(autouse=True)
+def _nothing_stays(tmp_path: Path) -> Generator[None]:
+    """End what the commands of a page have left: a server of pages waits half an hour for a browser."""
+    yield
+    end_started_from(tmp_path)
+
+
 @pytest.mark.parametrize("one", TOLD, ids=command_of)
 def test_every_documented_command_and_option_exists(one: Told) -> None:
     for args in one.commands:
@@ -126,13 +133,6 @@ def test_the_list_of_skipped_commands_has_no_unused_entry() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the pages are written for sh")
-@pytest.fixture(autouse=True)
-def _nothing_stays(tmp_path: Path) -> Generator[None]:
-    """End what the commands of a page have left: a server of pages waits half an hour for a browser."""
-    yield
-    end_started_from(tmp_path)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_documented_commands_do_what_the_page_says(page: Path, prepared: Prepared, tmp_path: Path) -> None:
     place = Path(shutil.copytree(prepared.place, tmp_path / "copy"))
