@@ -2,11 +2,13 @@
 
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from support.processes import end_started_from
 from support.properties import BUSY
 from support.sample import SEED, commit
 
@@ -86,3 +88,10 @@ def _is_slow(item: pytest.Item) -> bool:
     sandbox = item.path.name.startswith("test_worktree") and _SECOND_SANDBOX in item.nodeid
     database = item.path.parent.name == "audit" and "[postgres" in item.nodeid and item.path.name not in _ON_POSTGRES
     return sandbox or database or item.get_closest_marker("slow") is not None
+
+
+@pytest.fixture
+def nothing_stays(tmp_path: Path) -> Generator[None]:
+    """End the background processes of the test's data roots: one that serves pages waits half an hour for a browser."""
+    yield
+    end_started_from(tmp_path)

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -25,7 +25,6 @@ import pytest
 import typer
 from mcp import Client
 from support.commands import fork_server, jq
-from support.processes import end_started_from
 from support.repository import REPOSITORY
 from support.stdio import make_root
 from support.terminal import ava, environment
@@ -111,13 +110,6 @@ def command_of(one: Told) -> str:
     return f"{one.page}: {one.text.splitlines()[0][:60]}"
 
 
-@pytest.fixture(autouse=True)
-def _nothing_stays(tmp_path: Path) -> Generator[None]:
-    """End what the commands of a page have left: a server of pages waits half an hour for a browser."""
-    yield
-    end_started_from(tmp_path)
-
-
 @pytest.mark.parametrize("one", TOLD, ids=command_of)
 def test_every_documented_command_and_option_exists(one: Told) -> None:
     for args in one.commands:
@@ -132,6 +124,7 @@ def test_the_list_of_skipped_commands_has_no_unused_entry() -> None:
         assert (REPOSITORY / name).exists(), f"{why}: there is no {name}"
 
 
+@pytest.mark.usefixtures("nothing_stays")
 @pytest.mark.skipif(sys.platform == "win32", reason="the pages are written for sh")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_documented_commands_do_what_the_page_says(page: Path, prepared: Prepared, tmp_path: Path) -> None:

@@ -200,6 +200,13 @@ def format_usd(micros: int, *, exact: bool = False) -> str:
     return f"{sign}${dollars}.{decimals.rstrip('0').ljust(2, '0')}"
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return a number with its noun: `1 run`, `2,000 runs`."""
+    if count == 1:
+        return f"1 {one}"
+    return f"{count:,} {many or one + 's'}"
+
+
 def format_bytes(count: int) -> str:
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= factor:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from support.processes import end_started_from
 
 
 @pytest.fixture
@@ -24,7 +22,5 @@ def workspace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays(tmp_path: Path) -> Generator[None]:
-    """End the background processes of the test's data roots: one that serves pages waits half an hour for a browser."""
-    yield
-    end_started_from(tmp_path)
+def _all_ends(nothing_stays: None) -> None:
+    """What any of these tests has started ends with it."""

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.engines.fleet import DONE, LEASE_S, gate_answers, open_fleet, start_live_and_waiting
+from support.engines.fleet import gate_answers, open_fleet, start_live_and_waiting
 from support.engines.servers import KINDS, Engine, run_engine, why_missing
+from support.engines.worker_machines import DONE, LEASE_S
 from support.model_server import Gate
 from support.network.cable import run_cables
 from support.stdio import state_of, until

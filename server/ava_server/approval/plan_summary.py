@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from pydantic import BaseModel
 
-from ava_audit.units import US_PER_S, format_duration, format_usd, minutes, now_us
+from ava_audit.units import US_PER_S, counted, format_duration, format_usd, minutes, now_us
 from ava_roles.tool import ToolSpec
 from ava_server.approval.plain_text import TASK_CHARS, named_path, one_line, plain_line, quoted, task_excerpt
 from ava_server.approval.reach import RunReach, reach, reaches_out, sees_files
@@ -43,12 +43,6 @@ SLOTS = 4
 """Runs at once by which the likely time of a plan is estimated; see `running_per_user` in config.toml."""
 _NAME = dict.fromkeys(map(ord, ":$,;\"'"), " ")
 """Characters by which a plan's name could look like the rest of its line."""
-
-
-def counted(number: int, what: str) -> str:
-    """`1 step`, `3 steps`."""
-    ending = "" if number == 1 else "s"
-    return f"{number:,} {what}{ending}"
 
 
 def plan_size(config: RunConfig) -> str:

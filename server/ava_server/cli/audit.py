@@ -14,21 +14,12 @@ import anyio
 import typer
 
 from ava_audit.errors import BadQuery, StoreUnavailable
+from ava_audit.units import counted
 from ava_roles.texts.kept import KeptTexts
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import find_run, open_log, read_settings, terminal_session
 from ava_server.cli.options import EndedRunIdOrNone, Json
-from ava_server.cli.terminal import (
-    Progress,
-    confirm,
-    counted,
-    heading,
-    place_json,
-    progress_on_terminal,
-    say,
-    say_json,
-    tell,
-)
+from ava_server.cli.terminal import Progress, confirm, heading, place_json, progress_on_terminal, say, say_json, tell
 from ava_server.core.data_root import DataRoot, find_data_root, has_log
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, state_words

@@ -13,18 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ava_audit.units import counted
 from ava_server.cli.options import Json
-from ava_server.cli.terminal import (
-    columns,
-    counted,
-    heading,
-    say,
-    say_json,
-    steps_on_terminal,
-    tell,
-    wrapped,
-    wrapped_lines,
-)
+from ava_server.cli.terminal import columns, heading, say, say_json, steps_on_terminal, tell, wrapped, wrapped_lines
 
 if TYPE_CHECKING:
     from ava_server.service.checks import Check, CheckFinding, Setup

@@ -14,7 +14,7 @@ import anyio
 from ava_audit.errors import AuditError
 from ava_audit.rows import RunRow
 from ava_audit.store.backend import OlderSchema
-from ava_audit.units import format_usd, micros_from_cents
+from ava_audit.units import counted, format_usd, micros_from_cents
 from ava_roles.errors import RolesError, ToolFailed
 from ava_roles.net.search_engines import Engine, SearchResults
 from ava_server.approval.decide import approval_needs
@@ -23,7 +23,7 @@ from ava_server.budget.run_config import spent_text
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.log_access import note_fetched
 from ava_server.cli.service_client import Approvals, SessionTransport, open_session, propose
-from ava_server.cli.terminal import ReaderGone, counted, someone_there
+from ava_server.cli.terminal import ReaderGone, someone_there
 from ava_server.config.search_engines import ask_engine, search_cost
 from ava_server.config.settings import Settings
 from ava_server.core.errors import AvaError, ConfigError, leaves_of

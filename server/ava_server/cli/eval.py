@@ -13,12 +13,12 @@ import anyio
 import anyio.to_thread
 import typer
 
-from ava_audit.units import micros_from_cents
+from ava_audit.units import counted, micros_from_cents
 from ava_extras import load
 from ava_server.cli.app import USAGE, in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
 from ava_server.cli.options import EndedRunId, Json, absolute_path, parse_cents, roles, tiers
-from ava_server.cli.terminal import counted, present, steps_on_terminal
+from ava_server.cli.terminal import present, steps_on_terminal
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import AvaError, BadInput, leaves_of
 from ava_server.core.shutdown import prepare_to_run

@@ -24,6 +24,7 @@ import typer
 
 from ava_audit.errors import BadQuery
 from ava_audit.rows import RunRow
+from ava_audit.units import counted
 from ava_server.cli import terminal
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_runs, open_log
@@ -39,7 +40,7 @@ from ava_server.cli.options import (
     split_names,
 )
 from ava_server.cli.remote import Connection, chosen_server
-from ava_server.cli.terminal import columns, counted, heading, progress_on_terminal, say, styled, write_lines
+from ava_server.cli.terminal import columns, heading, progress_on_terminal, say, styled, write_lines
 from ava_server.core.commands import advice
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput, Refused

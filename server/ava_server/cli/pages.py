@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
-from ava_audit.units import iso_second
+from ava_audit.units import counted, iso_second
 from ava_extras import require
 from ava_roles.sandbox.sandbox import path_outside
 from ava_server.cli.app import in_event_loop, refuse_in_subagent
@@ -17,7 +17,7 @@ from ava_server.cli.log_access import checked_root, read_settings, record_settin
 from ava_server.cli.options import Json
 from ava_server.cli.remote import given_server
 from ava_server.cli.secret_input import require_person
-from ava_server.cli.terminal import aligned, counted, heading, present, say, someone_there
+from ava_server.cli.terminal import aligned, heading, present, say, someone_there
 from ava_server.config import tokens
 from ava_server.config.role_folders import checkout_here
 from ava_server.config.sign_in import Passkeys, passkey_name

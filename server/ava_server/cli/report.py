@@ -18,12 +18,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ava_audit.rows import INTERRUPTED
-from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc, now_us
+from ava_audit.units import (
+    DAY_US,
+    US_PER_S,
+    cents,
+    counted,
+    day_of,
+    format_duration,
+    format_ts,
+    format_usd,
+    iso_utc,
+    now_us,
+)
 from ava_server.cli import terminal
 from ava_server.cli.log_look import LogLook, NoLog, run_at_once
 from ava_server.cli.options import Everybody, Json, TokenFile, Until, Url, plans
 from ava_server.cli.remote import Connection, chosen_server
-from ava_server.cli.terminal import counted, heading, one_line, place_json, say, say_json, tell, write
+from ava_server.cli.terminal import heading, one_line, place_json, say, say_json, tell, write
 from ava_server.core.commands import advice
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput

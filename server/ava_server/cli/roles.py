@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ava_audit.units import counted
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.errors import RoleFileError, UnknownRole
 from ava_server.cli.log_access import checked_root, read_settings, record_setting
 from ava_server.cli.options import Json
 from ava_server.cli.options import roles as role_names
-from ava_server.cli.terminal import agrees, counted, heading, present, say, someone_there, tell
+from ava_server.cli.terminal import agrees, heading, present, say, someone_there, tell
 from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 from ava_server.core.files import create_file

@@ -18,7 +18,17 @@ import typer
 
 from ava_audit.entries import Entry
 from ava_audit.rows import RunRow
-from ava_audit.units import MICROS_PER_USD, US_PER_S, cents, format_duration, format_ts, format_usd, iso_utc, minutes
+from ava_audit.units import (
+    MICROS_PER_USD,
+    US_PER_S,
+    cents,
+    counted,
+    format_duration,
+    format_ts,
+    format_usd,
+    iso_utc,
+    minutes,
+)
 from ava_roles.wrap import BAR, add_bars, clean, one_line
 from ava_server.approval.plan_summary import plan_size
 from ava_server.budget.held import held_words
@@ -33,7 +43,6 @@ from ava_server.cli.terminal import (
     can_write,
     cells,
     columns,
-    counted,
     cut,
     heading,
     place_json,

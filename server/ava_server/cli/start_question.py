@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import typer
 
-from ava_audit.units import cap_micros, format_usd
+from ava_audit.units import cap_micros, counted, format_usd
 from ava_roles.wrap import add_bars, clean
 from ava_server.approval.decide import FoldedScreen
 from ava_server.cli import terminal
-from ava_server.cli.terminal import aligned, cells, counted, cut, one_line, wrapped_lines
+from ava_server.cli.terminal import aligned, cells, cut, one_line, wrapped_lines
 from ava_server.core.ids import model_words
 
 if TYPE_CHECKING:

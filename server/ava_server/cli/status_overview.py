@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ava_audit.errors import AuditError
 from ava_audit.rows import ASKING
 from ava_audit.store.sqlite import backend_of
-from ava_audit.units import cents, format_bytes, now_us
+from ava_audit.units import cents, counted, format_bytes, now_us
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.log_look import LogLook, NoLog
 from ava_server.cli.records import MemoryTransport, Records
-from ava_server.cli.terminal import counted
 from ava_server.config.credentials import model_settings
 from ava_server.config.settings import Settings, load_settings
 from ava_server.core.data_root import os_user

@@ -254,13 +254,6 @@ def _pieces(word: str, width: int) -> list[str]:
     return pieces
 
 
-def counted(count: int, one: str, many: str = "") -> str:
-    """Return a number with its noun: `1 run`, `2,000 runs`."""
-    if count == 1:
-        return f"1 {one}"
-    return f"{count:,} {many or one + 's'}"
-
-
 def cells(text: str) -> int:
     """Return the most columns that a text takes: wide characters take two, combining ones none.
 

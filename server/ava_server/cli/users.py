@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ava_audit.units import format_usd, iso_second, micros_from_cents, now_us
+from ava_audit.units import counted, format_usd, iso_second, micros_from_cents, now_us
 from ava_server.budget.held import held_words
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, record_setting
 from ava_server.cli.options import Json, TokenFile, Url, absolute_path, parse_cents
 from ava_server.cli.remote import chosen_server
-from ava_server.cli.terminal import Place, aligned, counted, present, say, write
+from ava_server.cli.terminal import Place, aligned, present, say, write
 from ava_server.config import tokens
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput

@@ -164,10 +164,11 @@ class NatsDelivery:
     async def _deliver(self, run_id: str, queue: str, attempt: str) -> bool:
         client = await self._connection()
         stream = client.jetstream(timeout=ANSWER_S)
-        if is_repeat(attempt):
+        repeats = is_repeat(attempt)
+        if repeats:
             self._made.clear()  # somebody may have removed what is needed
         await self._make(stream, queue)
-        if is_repeat(attempt) and await self._waits(stream, run_id, queue):
+        if repeats and await self._waits(stream, run_id, queue):
             return False
         body = json.dumps({"v": FORMAT, "log": self._place.log_id, "run": run_id}).encode()
         headers: dict[str, Any] = {"Nats-Msg-Id": f"{run_id}.{attempt}"}

@@ -50,9 +50,6 @@ class NamedFact:
 
 
 VERDICTS = {"found": "✓ quote found word for word", "near": "≈ quote nearly found", "not_found": "✗ quote NOT found"}
-CUT_SHORT = "The run ended before it handed over a result; this is what it had."
-NO_RESULT = "No result."
-"""The caveat and the summary of a run that was ended: `runs/result.py` writes them."""
 UNCHECKED = "? quote not looked for"
 
 
@@ -121,16 +118,22 @@ class Result:
     @property
     def cut_short(self) -> bool:
         """Whether the run handed over no result, so that Ava collected what it had."""
+        from ava_server.runs.result import CUT_SHORT
+
         return any(caveat.text == CUT_SHORT for caveat in self.caveats)
 
     @property
     def nothing(self) -> bool:
         """Whether there was nothing to collect either."""
+        from ava_server.runs.result import NO_RESULT
+
         return self.cut_short and self.summary.text == NO_RESULT and not self.output
 
     @property
     def caveats_beside_ending(self) -> list[UntrustedText]:
         """The caveats without the one that a sentence on the ending says already."""
+        from ava_server.runs.result import CUT_SHORT
+
         return [caveat for caveat in self.caveats if not self.ended or caveat.text != CUT_SHORT]
 
     @property

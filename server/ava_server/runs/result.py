@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SOURCES = 20
 """Most sources that a result without an answer names."""
+CUT_SHORT = "The run ended before it handed over a result; this is what it had."
+NO_RESULT = "No result."
 JUST_THEN = "The run ended as this was handed over; its form was not checked."
 UNPASSED = "Handed over before, and not taken: the verify command did not pass."
 LOOKED_AT = "Looked at; nothing was concluded from it before the run ended."
@@ -223,7 +225,7 @@ def _sources(history: History) -> tuple[dict[str, str | None], dict[str, str | N
 def _best_answer(history: History, sources: list[str], hide: Hide) -> SubmitArgs:
     """Return the best answer there is: a draft, else the notes, the model's texts, or the sources."""
     words = [text.strip() for text in history.words if text.strip()]
-    caveats = ["The run ended before it handed over a result; this is what it had."]
+    caveats = [CUT_SHORT]
     if sources:
         caveats.append("Read: " + list_names(sources, SOURCES))
     if history.drafts:
@@ -240,4 +242,4 @@ def _best_answer(history: History, sources: list[str], hide: Hide) -> SubmitArgs
     if outputs:
         last = outputs[-1]
         return SubmitArgs(summary="No result; the last tool output is given.", output=last[:4_000], caveats=caveats)
-    return SubmitArgs(summary="No result.", output=None, caveats=caveats)
+    return SubmitArgs(summary=NO_RESULT, output=None, caveats=caveats)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from ava_audit.units import format_usd
+from ava_audit.units import counted, format_usd
 from ava_roles.wrap import clean
-from ava_server.cli.terminal import aligned, counted, cut, one_line
+from ava_server.cli.terminal import aligned, cut, one_line
 from ava_server.core.errors import BadInput
 from ava_server.suites.results import ColumnScore, Comparison, Proportion, Ratio, SuiteResult, TryVerdict, known_tries
 

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 from pydantic import ValidationError
 
-from ava_audit.units import MICROS_PER_CENT, format_usd, now_us
+from ava_audit.units import MICROS_PER_CENT, counted, format_usd, now_us
 from ava_server.approval.channels import PERSON_CHANNELS
 from ava_server.approval.decisions import hourly_shortage
 from ava_server.approval.proposals import MOST_WAITING
@@ -22,7 +22,7 @@ from ava_server.cli.log_access import note_fetched
 from ava_server.cli.results import ENDING_CODES
 from ava_server.cli.run import RunRequest, approve, checked_settings
 from ava_server.cli.service_client import open_service
-from ava_server.cli.terminal import counted, heading, place_json, say, say_json, tell
+from ava_server.cli.terminal import heading, place_json, say, say_json, tell
 from ava_server.cli.wait import FollowedRuns
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.threads import run_async

@@ -11,12 +11,12 @@ import anyio
 from anyio.abc import Process
 
 from support.engines.servers import Engine, delivery_config
+from support.engines.worker_machines import DONE, LEASE_S, WORKER
 from support.model_server import Gate, ModelServer, Say, run_model_server
 from support.postgres import PostgresServer
 from support.processes import end
 from support.runtime import PRICED
 from support.stdio import (
-    AVA,
     Stderr,
     Wire,
     assert_intact,
@@ -29,10 +29,7 @@ from support.stdio import (
     until,
 )
 
-LEASE_S = 3
 LIMITS = "\n[limits]\nrunning = 8\nrunning_per_user = 8\nspawns_per_hour = 100\n"
-DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
-WORKER = (*AVA[:-1], "worker")
 
 
 @asynccontextmanager

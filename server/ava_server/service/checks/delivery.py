@@ -13,7 +13,7 @@ import anyio
 from ava_audit.errors import AuditError
 from ava_audit.store.backend import Kind
 from ava_audit.store.sqlite import backend_of
-from ava_audit.units import format_ts
+from ava_audit.units import counted, format_ts
 from ava_audit.view import View
 from ava_server.service.checks import CheckFinding, Setup
 from ava_server.service.engines import (
@@ -141,7 +141,7 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
         yield CheckFinding("workers", "warning", "no worker is running: approved runs wait", _START, short="no worker")
         return
     shown = "; ".join(map(_worker_words, sorted(workers, key=lambda one: (one.host, one.labels))))
-    count = _counted(len(workers), "worker")
+    count = counted(len(workers), "worker")
     if all(worker.stopping for worker in workers):
         yield CheckFinding("workers", "warning", f"{count}: {shown}; approved runs wait", _START, short="no worker")
     else:
@@ -154,7 +154,7 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
 
 
 def _worker_words(worker: WorkerFacts) -> str:
-    slots = "is stopping and takes no more" if worker.stopping else _counted(worker.slots, "slot")
+    slots = "is stopping and takes no more" if worker.stopping else counted(worker.slots, "slot")
     words = [f"{worker.name} on {worker.host}", slots]
     if worker.labels:
         words.append(f"labels {', '.join(worker.labels)}")
@@ -162,9 +162,5 @@ def _worker_words(worker: WorkerFacts) -> str:
         words.append(f"version {worker.version}")
     words.append(f"last beat {worker.silent_s:.0f} s ago")
     if worker.refused:
-        words.append(f"{_counted(worker.refused, 'offer')} left to the worker that had the run: nothing to do")
+        words.append(f"{counted(worker.refused, 'offer')} left to the worker that had the run: nothing to do")
     return ", ".join(words)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
