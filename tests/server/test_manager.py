@@ -29,6 +29,7 @@ from ava_audit.events import (
     ToolCall,
     ToolResult,
 )
+from ava_audit.store.backend import SHOWN_S
 from ava_audit.view import View
 from ava_server.budget.user_limits import DayCaps
 
@@ -99,7 +100,8 @@ async def test_shows_a_run_without_owner_as_interrupted_and_can_cancel_it(tmp_pa
             left = await lab.run(run_id)
             assert left.last_us is not None and left.claimed_us is not None
             active_s = (left.active_us + left.last_us - left.claimed_us) / 1e6
-            assert checked.runs[0].elapsed_seconds == round(active_s, 1), "nobody works, so its clock stands still"
+            elapsed_s = checked.runs[0].elapsed_seconds
+            assert round(active_s, 1) <= elapsed_s <= round(active_s + SHOWN_S, 1), "it stands still without its owner"
             with anyio.fail_after(3):  # there is nobody whose answer would be waited for
                 answer = await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
             assert answer.status == "cancelled"

@@ -69,10 +69,10 @@ class Screen:
     def text(self) -> str:
         return self._bytes.decode("utf-8", "replace").replace("\r\n", "\n")
 
-    def until(self, text: str, within_s: float = WITHIN_S) -> str:
-        """Read until a text stands on the screen, and return everything."""
+    def until(self, text: str, within_s: float = WITHIN_S, times: int = 1) -> str:
+        """Read until a text has come that many times, and return everything."""
         deadline = time.monotonic() + within_s
-        while text not in self.text:
+        while self.text.count(text) < times:
             assert self._more(deadline), f"{text!r} never came; there was: {self.text}"
         return self.text
 

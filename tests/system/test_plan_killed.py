@@ -20,6 +20,7 @@ from support.sample import sample
 from support.stdio import environment, until
 
 LIST = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "string"}}}}
+CONFIG = f"{PRICED}[limits]\nspawns_per_hour = 1000\n"  # a host approves here, without a person's answer
 
 
 @pytest.mark.slow
@@ -61,9 +62,10 @@ def script(items: int) -> Any:
 async def approved(tmp: Path, server: ModelServer, items: int) -> str:
     """Return the id of an approved plan that nobody has claimed."""
     await anyio.Path(tmp).mkdir()
-    async with open_lab(tmp, server=server, config=PRICED, runs=False, check=False) as lab:
+    async with open_lab(tmp, server=server, config=CONFIG, runs=False, check=False) as lab:
         proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=steps(items))
-        assert (await lab.approve(proposal)).status == "approved"
+        answer = await lab.approve(proposal)
+        assert answer.status == "approved", answer.decisions
         return str(proposal.group_id)
 
 
@@ -85,7 +87,7 @@ def counted_runs(root: Path, plan: str) -> tuple[int, int]:
 
 async def finish(tmp: Path, server: ModelServer, plan: str) -> None:
     """Let another owner end the plan, and compare it with one that was never interrupted."""
-    async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
+    async with open_lab(tmp, server=server, config=CONFIG, check=False) as lab:
         with anyio.fail_after(120):
             row = await lab.ended(plan)
         assert row.state == "success"

@@ -91,6 +91,8 @@ async def test_a_waiting_proposal_does_not_control_the_terminal(tmp_path: Path) 
             await lab.propose(task=f"{EVIL} {number}", context=EVIL, name="EVIL", role="custom", system_prompt=EVIL)
         with run_on_terminal(lab.root, "approve", env={"NO_COLOR": "1"}) as several:
             several.until("Start them?")
+            several.type("m\n")
+            several.until("Start them?", times=2)
             several.type("r\n")
             several.ended()
     harmless(several.text, "approve several")

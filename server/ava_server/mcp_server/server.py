@@ -108,7 +108,13 @@ async def _leave_to_skill(ctx: Ctx, call_next: CallNext) -> HandlerResult:
     if ctx.lifespan_context.transport != "stdio" or not isinstance(result, dict):
         return result
     client = _client_at_handshake(ctx)
-    if client is not None and await anyio.to_thread.run_sync(has_skill, client):
+    if client is None:
+        return result
+    try:
+        knows_ava = await anyio.to_thread.run_sync(has_skill, client)
+    except RuntimeError:  # no more threads can be started: the long instructions do for every host
+        return result
+    if knows_ava:
         from ava_server.render.host_text import INSTRUCTIONS_WITH_SKILL
 
         result["instructions"] = INSTRUCTIONS_WITH_SKILL
