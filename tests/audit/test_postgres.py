@@ -180,6 +180,25 @@ async def test_a_process_that_stops_inside_a_transaction_keeps_others_from_writi
     assert verify_on(tmp_path / "two", url, monkeypatch).ok
 
 
+async def test_a_process_that_stops_inside_a_transaction_keeps_others_from_opening_the_log_for_a_moment_only(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "HELD_S", 1.0)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+
+    async with store.Store.open(tmp_path / "one", url) as one:
+        await write(one, message("before"))
+        with connect_to(url) as stopped:
+            stopped.execute("BEGIN")
+            stopped.execute("SELECT pg_advisory_xact_lock(%s)", (postgres.LOCK,))
+            with anyio.fail_after(20):
+                async with store.Store.open(tmp_path / "two", url) as two:
+                    assert await stored_texts(two) == ["before"]
+            with pytest.raises(psycopg.OperationalError, match="terminating connection"):
+                stopped.execute("COMMIT")
+
+
 async def test_cancelling_the_caller_interrupts_a_read(url: str, tmp_path: Path) -> None:
     def sleep(view: View) -> None:
         list(view.select("SELECT pg_sleep(30)"))
