@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,11 @@ from typing import Any
 import anyio
 import pytest
 from support.agents.lab import SUBMIT, USAGE, agent_config, agent_lab, agent_run, priced_agent, run_agent
-from support.model_server import Fail, Gate, ModelServer, Say, run_model_server
-from support.processes import lives, processes_of_run
-from support.repositories.coding import Untouched, branches, coder_task, project
-from support.repositories.projects import git, write
-from support.runtime import allow_workspace, open_lab, wait_for
-from support.sample import sample
+from support.model_server import Fail, Gate, Say, run_model_server
+from support.processes import processes_of_run
+from support.runtime import open_lab, wait_for
 from support.sandboxes.attacks import needs
-from support.stdio import assert_intact, make_root, read_log, serve_stdio, until
+from support.stdio import until
 
 from ava_audit.events import (
     AgentNote,
@@ -29,8 +24,6 @@ from ava_audit.events import (
     CostUpdate,
     ToolCall,
     ToolResult,
-    UserMessage,
-    WorkChecked,
 )
 from ava_server.agents.metering import HAND_OVER_CALLS
 from ava_server.config.agents import AgentSpec
@@ -266,113 +259,6 @@ async def test_a_message_reaches_the_agent_before_its_result_is_taken(tmp_path: 
         assert result["untrusted_result"]["output"] == "twelve cents", "the second prompt had the message"
 
 
-def adding(operator: str) -> dict[str, Any]:
-    return {"write": "adding.py", "text": f"def add(a, b):\n    return a {operator} b\n"}
-
-
-HANDED: dict[str, Any] = {"ava": "submit_result", "args": {"summary": "Adding adds."}}
-
-
-async def test_a_coders_work_counts_by_what_passes_and_not_by_what_the_agent_says(tmp_path: Path) -> None:
-    needs("bubblewrap")
-    repository = project(tmp_path)
-    untouched = Untouched(repository)
-    outside = {"write": "README.md", "text": "mine\n"}
-    prompts = [[adding("*"), outside, HANDED], [{"say": "It works now."}], [adding("+"), HANDED]]
-    async with agent_lab(tmp_path, [], prompts) as lab:
-        run_id = await lab.start(**agent_run(**coder_task(plan=None)))
-        await lab.ended(run_id, 90)
-        result = await lab.result(run_id)
-        assert result["status"] == "success", result
-        checks = await lab.facts(run_id, WorkChecked)
-        assert [check.verify.passed for check in checks] == [False, False, True]
-        assert result["changes"]["verified"] and branches(repository) == {f"ava/{run_id}": result["changes"]["head"]}
-        assert [each["path"] for each in result["untrusted_result"]["changed"]["files"]] == ["adding.py"]
-    untouched.check()
-
-
-async def test_a_coder_that_never_passes_is_given_up(tmp_path: Path) -> None:
-    needs("bubblewrap")
-    project(tmp_path)
-    async with agent_lab(tmp_path, [], [[adding("*"), HANDED]] * 5) as lab:
-        run_id = await lab.start(**agent_run(**coder_task(plan=None)))
-        await lab.ended(run_id, 90)
-        result = await lab.result(run_id)
-        assert (result["status"], result["stop_reason"]) == ("error", "verification failed 4 times"), result
-
-
-@asynccontextmanager
-async def killable(
-    tmp_path: Path, steps: list[dict[str, Any]]
-) -> AsyncGenerator[tuple[Path, dict[str, Any], ModelServer]]:
-    """A data root whose agent can go on with its session, the arguments of a run, and the model behind it."""
-    folder = tmp_path / "installed"
-    folder.mkdir(parents=True)
-    (tmp_path / "workspace").mkdir()
-    (folder / "script.json").write_text(json.dumps({"prompts": [steps], "resumes": True}))
-    with run_model_server(lambda _request: priced_agent()) as far:
-        config = agent_config(folder, far.base_url, 'background = false\napproval = "ask"\n')
-        root = make_root(tmp_path / "data", config_toml=allow_workspace(config, tmp_path / "workspace"))
-        yield root, agent_run(task="What does it cost?", workspace=str(tmp_path / "workspace")), far
-
-
-async def gone(pids: list[int]) -> None:
-    """Wait until none of these processes lives."""
-    await until(lambda: not any(map(lives, pids)), 5)
-
-
-async def finished_by_another(root: Path, run_id: str) -> None:
-    """Have another server finish a run that its owner has left, and leave nothing behind."""
-    async with serve_stdio(root) as second:
-        found = await second.tool("check_subagent", subagent_id=run_id, wait_seconds=40)
-        assert found["status"] == "success", found
-        await until(lambda: not processes_of_run(run_id) and not (root / "scratch" / run_id).exists(), 5)
-    assert_intact(root)
-
-
-async def test_an_interrupted_run_goes_on_with_the_agents_session(tmp_path: Path) -> None:
-    """Its owner is killed between two calls; what was paid for is not paid for again."""
-    needs("bubblewrap")
-    async with killable(tmp_path, [{"ask": "look"}, {"sleep": 2}, {"ask": "go on"}, SUBMIT]) as (root, spawn, far):
-        async with serve_stdio(root) as first:
-            run_id = await first.start_run(**spawn)
-            await until(lambda: read_log(root, "AssistantMessage", run=run_id)[1:], 20)
-            await anyio.sleep(0.5)
-            pids = processes_of_run(run_id)
-            assert pids
-            first.process.kill()
-        await gone(pids)
-        await finished_by_another(root, run_id)
-        assert len(far.requests) == 2
-    settled = [entry.content["settlement"] for entry in read_log(root, "CostUpdate", run=run_id)]
-    assert settled == ["billed", "billed"]
-
-
-KILLS = [0.15 * number for number in range(1, 21)]
-"""Seconds after the approval: while it starts, opens its session, calls its model, hands over."""
-
-
-@pytest.mark.parametrize("after_s", sample(KILLS, 1))
-async def test_a_server_killed_anywhere_leaves_no_process_and_pays_at_most_one_call_twice(
-    tmp_path: Path, after_s: float
-) -> None:
-    needs("bubblewrap")
-    steps: list[dict[str, Any]] = []
-    for number in range(5):
-        steps += [{"ask": f"step {number}"}, {"sleep": 0.15}]
-    async with killable(tmp_path, [*steps, SUBMIT]) as (root, spawn, far):
-        async with serve_stdio(root) as first:
-            run_id = await first.start_run(**spawn)
-            await anyio.sleep(after_s)
-            pids = processes_of_run(run_id)
-            first.process.kill()
-        await gone(pids)
-        await finished_by_another(root, run_id)
-        assert 5 <= len(far.requests) <= 6
-    ways = [entry.content["settlement"] for entry in read_log(root, "CostUpdate", run=run_id)]
-    assert ways.count("unknown") <= 1 and len(ways) == len(read_log(root, "CostReserved", run=run_id))
-
-
 async def test_an_agent_whose_model_does_not_answer_is_stopped(tmp_path: Path) -> None:
     needs("bubblewrap")
     asks: list[dict[str, Any]] = [{"ask": "again", "survives": True, "aside": True}] * 40
@@ -380,37 +266,3 @@ async def test_an_agent_whose_model_does_not_answer_is_stopped(tmp_path: Path) -
         _run, result = await run_agent(lab, max_iterations=60)
         assert (result["status"], result["stop_reason"]) == ("error", "the agent's model failed"), result
         assert 6 <= len(lab.server.requests) <= 8
-
-
-@pytest.mark.requirement("N-35")
-async def test_an_agent_that_reviews_does_not_see_how_the_change_wants_to_be_reviewed(tmp_path: Path) -> None:
-    """It would read these files by itself: so they are not in its copy, and it is told those of the default branch."""
-    needs("bubblewrap")
-    answers = [Say("I look.", usage=USAGE)]
-    steps: list[dict[str, Any]] = [
-        {"ask": "How does it look?"},
-        {
-            "run": "cat AGENTS.md CLAUDE.md CONTEXT.md sub/* .claude/settings.json .github/instructions/*;"
-            " cat node_modules/x/CLAUDE.md node_modules/y.js; ls -A"
-        },
-    ]
-    checkout = project(tmp_path)
-    write(checkout, {"AGENTS.md": "OURS\n"})
-    git(checkout, "add", "-A")
-    git(checkout, "commit", "-qm", "rules")
-    git(checkout, "branch", "-M", "main")
-    git(checkout, "switch", "-qc", "change")
-    write(checkout, {"AGENTS.md": "EVIL\n", "CLAUDE.md": "EVIL\n", ".claude/settings.json": "EVIL\n"})
-    write(checkout, {"CONTEXT.md": "EVIL\n", "sub/CONTEXT.md": "EVIL\n", "sub/AGENTS.local.md": "EVIL\n"})
-    write(checkout, {".github/instructions/x.instructions.md": "EVIL\n", "node_modules/x/CLAUDE.md": "EVIL\n"})
-    git(checkout, "add", "-A")
-    git(checkout, "commit", "-qm", "evil")
-    write(checkout, {"node_modules/y.js": "a package"})
-    async with agent_lab(tmp_path, answers, [steps]) as lab:
-        run_id = await lab.start(**{**agent_run(), "role": "code_reviewer"})
-        run = await lab.ended(run_id, 60)
-        said = (await lab.result(run_id))["untrusted_result"]["output"]
-        assert run.state == "success" and "adding.py" in said and "EVIL" not in said and "a package" in said
-        sent = "\n".join(json.dumps(request.json) for request in lab.server.requests)
-        told = json.dumps([fact.model_dump(mode="json") for fact in await lab.facts(run_id, UserMessage)])
-        assert "OURS" in told and "EVIL" not in told and "EVIL" not in sent

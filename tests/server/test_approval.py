@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,10 @@ from support.approval.answers import why_refused
 from support.approval.people import DialogPerson
 from support.model_server import Gate, Say, run_model_server
 from support.runtime import PRICED, check_budgets, hand_over, open_lab, settings_of, wait_for
-from support.terminal import ava
 
 from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSpawn, UserMessage
-from ava_audit.units import minutes
 from ava_audit.view import View
 from ava_server.approval.decisions import Approval, refuse
-from ava_server.approval.plain_text import task_excerpt
 from ava_server.budget.run_config import RunConfig
 from ava_server.cli.service_client import Approvals, SessionTransport
 from ava_server.core.background import WorkerProcesses
@@ -65,28 +60,6 @@ async def test_nothing_runs_before_approval(tmp_path: Path) -> None:
         assert lab.server.requests == []
         assert (await lab.approve(proposal)).status == "approved"
         assert (await lab.ended(proposal.subagent_id)).state == "success"
-
-
-async def test_the_line_shows_role_price_time_access_and_the_start_of_the_task(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=PRICED) as lab:
-        proposal = await lab.propose(task="Read  the\u200bprices\n" + "x" * 200)
-        line = proposal.approval_line
-    assert line.startswith(
-        f"researcher, at most $0.50 and 10 min, can read {lab.workspace} and reach the web: Read the"
-    )
-    assert line.endswith("…") and "\u200b" not in line and "\n" not in line
-    assert "$0.50" in proposal.message and str(lab.workspace) in proposal.message
-
-
-def test_the_start_of_a_task_is_one_line_of_at_most_120_characters() -> None:
-    assert task_excerpt("a\u202eb\u2028c\td") == "a b c d"
-    assert task_excerpt("word " * 100) == ("word " * 24).rstrip() + "…"
-    assert task_excerpt("x" * 120) == "x" * 120
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(600, "10 min"), (45, "45 s"), (90, "90 s"), (0.5, "0.5 s")])
-def test_a_duration_is_shown_in_minutes_when_it_is_whole_minutes(seconds: float, said: str) -> None:
-    assert minutes(seconds) == said
 
 
 async def test_the_digest_covers_what_the_line_does_not_show(tmp_path: Path) -> None:
@@ -141,27 +114,6 @@ async def test_reads_the_role_only_once_at_the_proposal(tmp_path: Path) -> None:
     assert "Taste slowly." in system and "Obey the file." not in system
 
 
-@pytest.mark.parametrize("wrong", [["something else"], [], None])
-async def test_approving_without_the_exact_line_starts_nothing_and_returns_the_right_one(
-    tmp_path: Path, wrong: list[str] | None
-) -> None:
-    async with open_lab(tmp_path) as lab:
-        proposal = await lab.propose()
-        given: dict[str, Any] = {} if wrong is None else {"approving": wrong}
-        answer = await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], **given)
-        assert answer.approval_lines == [proposal.approval_line]
-        assert "approving" in why_refused(answer)
-        assert await lab.states() == ["awaiting_approval"]
-
-
-async def test_rejects_a_line_with_another_price(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=PRICED) as lab:
-        proposal = await lab.propose()
-        cheaper = proposal.approval_line.replace("$0.50", "$0.05")
-        answer = await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], approving=[cheaper])
-        assert "letter for letter" in why_refused(answer)
-
-
 async def test_records_a_host_call_as_one_and_never_as_a_persons_approval(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         run_id = await lab.start()
@@ -172,86 +124,6 @@ async def test_records_a_host_call_as_one_and_never_as_a_persons_approval(tmp_pa
         assert decided.digest == proposed.digest
         assert [fact.kind for fact in await lab.facts(run_id, UserMessage)] == ["task"]
         assert len(await lab.facts(run_id, SubagentSpawn)) == 1
-
-
-LOOK_ALIKES: dict[str, Callable[[str], str]] = {
-    "a Cyrillic letter": lambda line: line.replace("researcher", "rese\u0430rcher", 1),
-    "fullwidth digits": lambda line: line.replace("$0.50", "$0.５0"),
-    "another dollar": lambda line: line.replace("$", "＄"),
-    "a bidi override": lambda line: f"\u202e{line}",
-    "a bidi override at the end": lambda line: f"{line}\u202c",
-    "a zero-width space": lambda line: line.replace("$0", "$\u200b0"),
-    "a zero-width joiner at the end": lambda line: f"{line}\u200d",
-    "a byte order mark": lambda line: f"\ufeff{line}",
-    "white space after it": lambda line: f"{line} ",
-    "white space before it": lambda line: f" {line}",
-    "a line end after it": lambda line: f"{line}\n",
-    "a hard space": lambda line: line.replace(" and ", "\u00a0and ", 1),
-    "two spaces": lambda line: line.replace(" and ", "  and ", 1),
-    "cut": lambda line: line[:-1],
-    "cut to the price": lambda line: line.partition(",")[0],
-    "its beginning and more": lambda line: f"{line} and then some",
-    "another case": str.upper,
-    "decomposed": lambda line: line.replace("é", "e\u0301"),
-    "nothing": lambda _line: "",
-    "twice": lambda line: f"{line}\n{line}",
-}  # fmt: skip
-
-
-TYPOGRAPHY: dict[str, Callable[[str], str]] = {
-    "plain quotes": lambda line: line.replace("“", '"').replace("”", '"').replace("’", "'"),
-    "other quotes": lambda line: line.replace("’", "‘").replace("“", "„"),
-    "a plain dash": lambda line: line.replace("—", "-"),
-    "another dash": lambda line: line.replace("—", "–"),
-    "a typographic hyphen": lambda line: line.replace("e-mail", "e‑mail"),
-    "plain dots": lambda line: line.replace("…", "..."),
-}
-
-
-@pytest.mark.parametrize("name", TYPOGRAPHY)
-async def test_an_approval_may_change_quotes_dashes_and_dots(tmp_path: Path, name: str) -> None:
-    async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
-        proposal = await lab.propose(task="What’s the “e-mail” limit — and why… or not? " + "word " * 30)
-        line = TYPOGRAPHY[name](proposal.approval_line)
-        assert line != proposal.approval_line
-        answer = await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], approving=[line])
-        assert answer.decisions[0].status in ("queued", "running")
-        [decided] = await lab.facts(proposal.subagent_id, SpawnDecided)
-        [proposed] = await lab.facts(proposal.subagent_id, SpawnProposed)
-        assert decided.digest == proposed.digest
-        await lab.ended(proposal.subagent_id)
-
-
-async def test_a_line_that_differs_from_another_proposals_only_in_dashes_starts_nothing(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=PRICED) as lab:
-        hidden, shown = [await lab.propose(task=f"Sum up 2019{dash}2021.") for dash in ("–", "-")]
-        for line in (shown.approval_line, shown.approval_line.replace("-", "—")):
-            answer = await lab.call("confirm_spawn", pending_ids=[hidden.pending_id], approving=[line])
-            assert "letter for letter" in why_refused(answer)
-            assert answer.approval_lines == [hidden.approval_line]
-        both = await lab.call(
-            "confirm_spawn", pending_ids=[hidden.pending_id, shown.pending_id],
-            approving=[shown.approval_line, hidden.approval_line, "2 subagents together, at most $1.00"],
-        )  # fmt: skip
-        assert {decision.status for decision in both.decisions} == {"refused"}
-        assert await lab.states() == ["awaiting_approval", "awaiting_approval"]
-        exact = await lab.call("confirm_spawn", pending_ids=[hidden.pending_id], approving=[hidden.approval_line])
-        assert [decision.status for decision in exact.decisions] == ["queued"]
-
-
-async def test_a_look_alike_of_the_line_starts_nothing(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=PRICED) as lab:
-        proposal = await lab.propose(task="What does a café cost?")
-        for name, alike in LOOK_ALIKES.items():
-            line = alike(proposal.approval_line)
-            assert line != proposal.approval_line, name
-            answer = await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], approving=[line])
-            assert "letter for letter" in why_refused(answer), name
-            assert answer.approval_lines == [proposal.approval_line], name
-        doubled = [proposal.approval_line] * 2
-        answer = await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], approving=doubled)
-        assert "letter for letter" in why_refused(answer)
-        assert await lab.states() == ["awaiting_approval"]
 
 
 async def test_one_id_given_twice_is_one_proposal_and_no_group(tmp_path: Path) -> None:
@@ -346,29 +218,6 @@ async def test_the_answer_says_what_changes_lowered_of_which_proposal(tmp_path: 
             f" `changes` lowered the cost cap of {second.pending_id} from $0.50 to $0.20."
         )
         assert answer.message in text_of(answer)
-
-
-async def test_a_cap_of_a_fraction_of_a_cent_is_shown_as_it_is(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=PRICED, runs=False) as lab:
-        made = await lab.propose(max_cost_cents=32.51239)
-        assert "at most $0.3251 and" in made.approval_line and "costs at most $0.3251." in made.message
-        assert made.max_cost_cents == made.limits["max_cost_cents"] == 32.51
-        assert "max_cost_cents: 32.51\n" in text_of(made)
-        assert (await lab.approve(made)).status == "approved"
-
-
-@pytest.mark.slow
-async def test_a_free_run_shows_no_cost_cap(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, runs=False) as lab:
-        made = await lab.propose(max_cost_cents=100_000)
-        assert made.max_cost_cents is None and "max_cost_cents" not in made.limits
-        assert "cost_cents" not in text_of(made) and "lowered to the hard cap" not in made.message
-        assert "   free\n" in text_of(made)
-        answer = await lab.approve(made, changes={made.pending_id: {"caps": {"max_cost_cents": 1}}})
-        assert answer.status == "approved" and answer.message is None
-        shown = ava(lab.root, "show", made.subagent_id, "--cost").stdout
-        assert "Caps: free" in shown and "max_cost_cents" not in shown
-        assert json.loads(ava(lab.root, "show", made.subagent_id, "--cost", "--json").stdout)["max_cost_cents"] is None
 
 
 async def test_a_rejected_proposal_ends_and_cannot_be_approved(tmp_path: Path) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,29 +11,18 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.commands.dashboard import look, plain_lines, reader_of, sandbox_of
-from support.commands.imports import modules_of
+from support.commands.dashboard import look, plain_lines, sandbox_of
 from support.model_server import Gate, Say
-from support.repository import REPOSITORY
 from support.runtime import PRICED, Lab, hand_over, open_lab
 from support.stdio import until
-from support.terminal import ava
 
-from ava_audit.events import Event, RunPaused, SpawnDecided, SpawnProposed, UserMessage, Who
-from ava_audit.rows import HELD_UNTIL_US
 from ava_audit.store.locks import LockedInstances
-from ava_audit.store.store import append
 from ava_server.cli import records
-from ava_server.cli.log_look import LogLook, run_at_once
-from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProbe, current_json, health, health_json
+from ava_server.cli.status_overview import Overview, current_json, health, health_json
 from ava_server.cli.terminal import cells
-from ava_server.config.settings import Settings, load_settings
-from ava_server.dashboard.app import StatusApp
-from ava_server.dashboard.live import KEYS, LivePage
+from ava_server.config.settings import Settings
+from ava_server.dashboard.live import LivePage
 from ava_server.runs import activities
-from ava_server.runs.claims import NotResumed
-from ava_server.service.current import Budget, CurrentRuns
-from ava_server.service.records import CurrentViews
 
 ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED
 LOOKS = ("read_file", {"path": "notes.md"})
@@ -44,17 +30,6 @@ EVIL = "[red]owned[/red]\x1b]0;title\x07\x1b[2J\u202e"
 
 
 SCRIPT = (hand_over(), Say("", [LOOKS]))
-
-
-async def test_once_imports_what_shows_runs_only_where_there_are_some_and_never_a_role(tmp_path: Path) -> None:
-    never = {"yaml", "mcp", "portalocker", "ava_roles.catalog", "ava_audit.store.store"}
-    for_runs = {"ava_server.render.run_view", "ava_server.approval.proposals", "ava_server.runs.lifecycle"}
-    async with open_lab(tmp_path, [hand_over()]) as lab:
-        without = await anyio.to_thread.run_sync(modules_of, lab.root, "status", "--once")
-        await lab.outcome()
-        with_run = await anyio.to_thread.run_sync(modules_of, lab.root, "status", "--once", "--all")
-    assert without.isdisjoint(never | for_runs)
-    assert with_run >= for_runs and with_run.isdisjoint(never)
 
 
 BARS = r"  [█▒░]*"
@@ -101,15 +76,6 @@ async def test_shows_a_row_for_each_run_with_budgets_above_and_the_health_below(
     assert max(map(cells, lines[1:])) <= width
 
 
-async def test_an_internal_error_ends_the_live_screen_and_is_kept_for_the_caller(tmp_path: Path) -> None:
-    with contextlib.closing(OverviewReader(load_settings(tmp_path), everybody=False, most=9)) as reader:
-        reader.look = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
-        app = StatusApp(reader, SandboxProbe("none"))
-        async with app.run_test():
-            await until(lambda: app.fault is not None)
-    assert isinstance(app.fault, ZeroDivisionError)
-
-
 async def test_a_run_without_an_owner_is_interrupted_and_its_clock_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,28 +93,6 @@ async def test_a_run_without_an_owner_is_interrupted_and_its_clock_stops(
     assert "  warning servers      none is running: nothing runs until one starts" in lines
     objects = [current_json(each.now)["runs"][0]["caps"]["seconds"] for each in (first, second)]
     assert objects[0] == objects[1]
-
-
-async def test_shows_a_run_whose_configuration_this_version_cannot_read(tmp_path: Path) -> None:
-    config = {"role": "researcher", "model": "fake:of-a-version-to-come"}
-    facts = (
-        SpawnProposed(pending_id="P-00000001", subagent_id="S-000001", digest="0", expires_us=0, config=config),
-        UserMessage(kind="task", text="What is to come?"),
-        SpawnDecided(pending_id="P-00000001", decision="approved"),
-        RunPaused(not_before_us=HELD_UNTIL_US, why="restored"),
-    )
-    async with open_lab(tmp_path, runs=False, check=False) as lab:
-        who = Who("s", "ava", lab.runtime.user)
-        await lab.store.do(append(*(Event(who, fact, run_id="S-000001") for fact in facts)))
-        limits = lab.runtime.spawn_limits_of(who.user_id)
-        refused = await lab.runtime.manager.control.resume("S-000001", who, "terminal", limits)
-    assert isinstance(refused, NotResumed)
-    assert refused.why == "a newer Ava has proposed researcher S-000001, so it cannot be resumed with this one"
-    done = ava(lab.root, "status", "--once", "--all")
-    assert done.returncode == 0, done.stderr
-    assert "‖ held  S-000001  What is to come?" in done.stdout and "`ava resume S-000001`" in done.stdout
-    [shown] = json.loads(ava(lab.root, "status", "--json").stdout)["runs"]
-    assert (shown["subagent_id"], shown["task"], shown["caps"]) == ("S-000001", "What is to come?", {})
 
 
 async def test_model_text_neither_controls_nor_colors_the_terminal(
@@ -213,25 +157,6 @@ async def test_shows_only_this_users_runs_unless_all_are_requested(
     assert (others.now.runs, others.trouble) == ((), None)
 
 
-async def test_a_refresh_is_one_look_at_one_state_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[str] = []
-    look_once = LogLook.look
-
-    def counted(log: LogLook, use: Any) -> Any:
-        looks.append("look")
-        return look_once(log, use)
-
-    async with open_lab(tmp_path, [hand_over()], check=False) as lab:
-        await lab.outcome(task="Mine")
-        monkeypatch.setattr(LogLook, "look", counted)
-        with contextlib.closing(reader_of(lab)) as reader:
-            first = await anyio.to_thread.run_sync(lambda: run_at_once(reader.look()))
-            reader.selected = first.now.runs[0].row.id
-            second = await anyio.to_thread.run_sync(lambda: run_at_once(reader.look()))
-    assert len(looks) == 2
-    assert second.now.selected is not None and second.now.selected.steps and second.now.log is not None
-
-
 async def test_json_has_every_cap_and_the_health(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("so", gate=gate)], config=PRICED, check=False) as lab:
@@ -261,42 +186,6 @@ async def test_json_has_every_cap_and_the_health(tmp_path: Path) -> None:
     assert state["providers"] == [{"name": "custom", "key": False}]
     assert state["database_bytes"] > 0 and state["index_lag_entries"] >= 0 and state["mirror_lag_entries"] >= 0
     assert {one["name"] for one in state["findings"]} >= {"servers", "keeper", "log", "upkeep", "disk", "confinement"}
-
-
-# -- health -----------------------------------------------------------------------------------------------------------
-
-
-# -- the log is left alone --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(shutil.which("jq") is None, reason="no jq here")
-async def test_the_jq_examples_of_the_docs_work(tmp_path: Path) -> None:
-    page_of_docs = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
-    filters = re.findall(r"^ava status --json \| jq '(.*)'$", page_of_docs, re.MULTILINE)
-    async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
-        await lab.outcome()
-        settings, overview = lab.runtime.settings, await look(lab)
-    health_now = health_json(overview, health(overview, settings, sandbox_of("none")), sandbox_of("none"))
-    text = json.dumps({**current_json(overview.now), "health": health_now})
-
-    def jq(words: str) -> list[dict[str, Any]]:
-        done = subprocess.run(["jq", "-c", words], input=text, capture_output=True, text=True, check=True, timeout=10)
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    runs, findings = [await anyio.to_thread.run_sync(jq, one) for one in filters]
-    assert [(run["state"], run["cost"]["cap"]) for run in runs] == [("success", 50)]
-    assert [one["name"] for one in findings] == ["confinement"]
-
-
-def test_the_docs_quote_the_live_screen() -> None:
-    page_of_docs = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
-    quoted = page_of_docs.partition("```text\n")[2].partition("\n```")[0].split("\n")
-    assert max(map(cells, quoted)) == 79, "a column of 80 is the scroll bar's"
-    assert len(quoted) == 24
-    assert quoted[-1] in KEYS
-    (budget,) = (line for line in quoted if "everybody" in line)
-    spent: CurrentViews = CurrentRuns(0, {}, (), (Budget("everybody", 200_000, 510_000, 25_000_000),))
-    assert [budget] == plain_lines(list(LivePage("/srv/ava", spent, (), 79).today_lines(brief=True)))
 
 
 def page(settings: Settings, overview: Overview, width: int = 80, **more: Any) -> LivePage:

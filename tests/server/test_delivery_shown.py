@@ -4,35 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import anyio
 import pytest
-from support.engines.memory import MemoryDelivery, MemoryEngine
-from support.model_server import Gate, Say
 from support.postgres import free_port
-from support.runtime import DONE, open_lab, wait_for
-from support.told import ToldProcesses
 
-from ava_audit.events import Who
-from ava_audit.store.backend import MARK, Announcement, Kind, LiveInstance, LostInstance
-from ava_audit.units import format_ts, now_us
-from ava_server.budget.user_limits import Slots
-from ava_server.cli.status_lines import remarks
+from ava_audit.store.backend import MARK, Kind
 from ava_server.config.settings import load_settings
 from ava_server.core.errors import ConfigError
-from ava_server.core.ids import AGENT
 from ava_server.delivery import EngineState
-from ava_server.render.run_view import RunView, run_answer, view_run
-from ava_server.runs.claims import claim
-from ava_server.service import engines, runtime
 from ava_server.service.checks import Setup, data, machine
-from ava_server.service.checks.delivery import delivery, engine_finding, lost_findings, worker_findings
+from ava_server.service.checks.delivery import delivery, engine_finding
 from ava_server.service.engines import (
     engine_fault,
-    engine_state,
-    lost_workers,
     open_engine,
-    repeats_among,
-    workers_among,
 )
 
 NATS = '[delivery]\nengine = "nats"\n'
@@ -160,132 +143,3 @@ def test_before_the_first_start_a_data_root_asks_the_engine_and_names_no_file(tm
     (tmp_path / MARK).mkdir()
     (found,) = delivery(Setup({}, settings.paths, settings))
     assert found.text.startswith(f"{tmp_path / MARK} cannot be read (") and "Errno" not in found.text
-
-
-def test_workers_are_shown_with_name_labels_version_beat_and_refusals() -> None:
-    offers = {"labels": ["gpu"], "version": "0.0.1", "runs": 4, "refused": 2}
-    live = [
-        LiveInstance("a", "one", Announcement("worker", offers=offers), 1.2),
-        LiveInstance("b", "two", Announcement("server")),
-    ]
-    workers, versions = worker_findings(workers_among(live))
-    assert workers.text == (
-        "1 worker: a on one, 4 slots, labels gpu, version 0.0.1, last beat 1 s ago,"
-        " 2 offers left to the worker that had the run: nothing to do"
-    )
-    assert versions.state == "warning" and versions.text.startswith("workers run version 0.0.1, and this is")
-    (none,) = worker_findings([])
-    assert none.state == "warning" and "no worker is running" in none.text
-
-
-def test_a_worker_that_is_stopping_has_no_slots_and_no_queues() -> None:
-    offers = {"runs": 4, "stopping": True}
-    (found,) = workers_among([LiveInstance("a", "one", Announcement("worker", offers=offers))])
-    assert list(found.queues) == []
-    (shown,) = worker_findings([found])
-    assert "a on one, is stopping and takes no more" in shown.text and "slot" not in shown.text
-    assert shown.state == "warning" and "Start one" in shown.what_to_do, "nobody takes new runs"
-
-
-async def test_a_lost_worker_is_noted_with_what_became_of_its_runs(tmp_path: Path) -> None:
-    gates = [Gate(), Gate()]
-    async with open_lab(tmp_path, [Say(calls=[DONE], gate=gate) for gate in gates], check=False) as lab:
-        taken, left = await lab.start(), await lab.start()
-        for gate in gates:
-            await wait_for(gate.arrived)
-        row = await lab.run(taken)
-        owner = str(row.instance)
-        lab.runtime.manager.offers.stop_taking()
-        who = Who(row.session_id, AGENT, row.user_id)
-        await lab.store.do(claim(taken, "another", who, frozenset({owner}), Slots(9, 9)))
-        since_us = row.claimed_us or 0
-        lost = [
-            LostInstance(owner, "alpha", "worker", since_us),
-            LostInstance("a server", "beta", "server", since_us),
-            LostInstance("idle", "gamma", "worker", since_us),
-        ]
-        found = await lab.store.read(lambda view: lost_workers(view, lost))
-        first, idle = lost_findings(found)
-        at = format_ts(since_us)[11:]
-        assert first.text == (
-            f"a worker on alpha was silent from {at}; taken over from it: {taken};"
-            f" another worker is about to take over {left}"
-        )
-        assert idle.text == f"a worker on gamma was silent from {at}"
-        assert (first.name, first.state) == ("workers", "note")
-        assert await lab.store.read(lambda view: lost_workers(view, [])) == []
-
-
-async def test_a_running_run_names_its_worker_where_there_are_several(tmp_path: Path) -> None:
-    gate = Gate()
-    async with open_lab(tmp_path, [Say(calls=[DONE], gate=gate)]) as lab:
-        run_id = await lab.start()
-        await wait_for(gate.arrived)
-        row = await lab.run(run_id)
-        owner = str(row.instance)
-
-        async def shown(hosts: dict[str, str]) -> RunView:
-            processes = ToldProcesses(hosts=hosts)
-            return await lab.store.read(lambda view: view_run(view, row, processes, now_us()))
-
-        one = await shown({owner: "alpha"})
-        assert run_answer(one).worker is None and remarks(one) == "" and "worker" not in run_answer(one).status_line
-        two = await shown({owner: "alpha\x07", "another": "beta"})
-        assert remarks(two) == f"on worker {owner} on alpha"
-        assert run_answer(two).worker == f"{owner} on alpha"
-        assert run_answer(two).status_line.endswith(f" · on worker {owner} on alpha")
-        assert (await shown({"a third": "alpha", "another": "beta"})).worker == "", "a server has it"
-        gate.released.set()
-        await lab.ended(run_id)
-
-
-async def test_metrics_have_the_engine_and_a_run_says_that_it_is_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ava_server.http.metrics import render
-
-    engine = MemoryEngine(is_down=True)
-    monkeypatch.setattr(runtime, "open_engine", lambda _settings: engine.delivery())
-    async with open_lab(tmp_path, config='runs_on = "workers"\n', background=True) as lab:
-        text = (await render(lab.runtime)).decode()
-        assert 'ava_delivery_up{engine="memory"} 0.0' in text and "ava_worker_slots 0.0" in text
-        assert "ava_deliveries{" not in text and "ava_deliveries_again" not in text, "nothing is known of them"
-        engine.is_down = False
-        text = (await render(lab.runtime)).decode()
-        assert 'ava_delivery_up{engine="memory"} 1.0' in text and "ava_deliveries_again 0.0" in text
-        assert 'ava_delivery_workers{queue="any"} 0.0' in text
-
-
-class Hangs(MemoryDelivery):
-    """An adapter whose engine takes every question and answers none."""
-
-    async def state(self) -> EngineState:
-        await anyio.sleep_forever()
-        raise AssertionError
-
-
-async def test_an_engine_that_hangs_is_down_and_holds_up_neither_the_metrics_nor_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ava_server.http.metrics import render
-
-    monkeypatch.setattr(engines, "STATE_S", 0.2)
-    monkeypatch.setattr(runtime, "open_engine", lambda _settings: Hangs(MemoryEngine()))
-    async with open_lab(tmp_path, config='runs_on = "workers"\n', background=True) as lab:
-        with anyio.fail_after(10):
-            text = (await render(lab.runtime)).decode()
-            state = await engine_state(lab.runtime.manager.delivery)
-    assert 'ava_delivery_up{engine="memory"} 0.0' in text and "ava_deliveries{" not in text
-    assert state.fault.startswith("memory has not said for ") and engine_finding("memory", state).short == "memory down"
-
-
-def test_repeats_and_queues_are_what_live_processes_announce() -> None:
-    live = [
-        LiveInstance("a", "one", Announcement("server", offers={"repeated": 2})),
-        LiveInstance("b", "two", Announcement("server", offers={"repeated": 1})),
-        LiveInstance("c", "two", Announcement("worker", offers={"labels": ["gpu"]})),
-        LiveInstance("d", "two", Announcement("worker", offers={"labels": [*"abcde"]})),
-    ]
-    assert repeats_among(live) == 3
-    labelled, too_many = workers_among(live)
-    assert list(labelled.queues) == ["plans", "any", "label-gpu"] and list(too_many.queues) == []

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
-import sqlite3
-import sys
 from functools import partial
 from pathlib import Path
-from subprocess import DEVNULL
 
 import anyio
 import anyio.to_thread
-import pytest
 from mcp import Client
 from support.logs.erasing import (
     ARTIFACT,
@@ -27,11 +20,11 @@ from support.logs.erasing import (
     run_erase,
     words_by_file,
 )
-from support.model_server import Gate, Say, Step
-from support.runtime import connect, hand_over, open_lab, text, wait_for
-from support.terminal import COMMAND, ava, environment, run_on_terminal
+from support.model_server import Gate
+from support.runtime import connect, open_lab, text
+from support.terminal import ava
 
-from ava_audit.events import TRANSCRIPT_TYPES, LogErased
+from ava_audit.events import TRANSCRIPT_TYPES
 from ava_audit.search import LogQuery, search
 from ava_audit.view import View
 from ava_server.service.erase import quoting_entries
@@ -118,79 +111,6 @@ async def _one_run(client: Client, tmp: Path) -> str:
     return str(made["subagent_id"])
 
 
-async def test_works_without_a_server_and_says_when_already_erased(tmp_path: Path) -> None:
-    async with open_two_runs(tmp_path) as two:
-        pass
-    assert set(words_by_file(two.root)) == set(PLANTED)
-    copy = two.root / "ava.schema-1.20261129T031000Z.db"
-    copy.touch()
-    first = await run_erase(two.root, two.run_id.removeprefix("S-").upper(), "--yes")
-    assert f"{copy} is the log from before a migration" in first.stdout
-    copy.unlink()
-    again = await run_erase(two.root, two.run_id)
-    assert first.returncode == 0, first.stderr
-    assert first.stdout.splitlines()[0] == f"Data root: {two.root}"
-    assert "Erased for ever" in first.stderr and "Kept" in first.stderr and "Not reached" in first.stderr
-    assert (again.returncode, "was already erased" in again.stderr) == (0, True)
-    assert words_by_file(two.root) == {}
-    await check_log(two.root)
-    db = sqlite3.connect(two.root / "ava.db")
-    facts = [
-        LogErased.model_validate_json(row[0])
-        for row in db.execute("SELECT content FROM events WHERE type = 'LogErased'")
-    ]
-    db.close()
-    assert [(fact.run_id, fact.whole) for fact in facts] == [(two.run_id, True)]
-
-
-@pytest.mark.slow
-async def test_asks_for_confirmation_and_a_no_erases_nothing(tmp_path: Path) -> None:
-    async with open_two_runs(tmp_path) as two:
-        pass
-    root = two.root
-
-    def on_screen(answer: str) -> int:
-        with run_on_terminal(root, "erase", two.run_id) as screen:
-            screen.until("for ever? [y/N]")
-            screen.type(answer)
-            return screen.ended()
-
-    assert await anyio.to_thread.run_sync(on_screen, "\n") == 10
-    piped = await run_erase(root, two.run_id)
-    assert (piped.returncode, "--yes" in piped.stderr) == (2, True)
-    assert set(words_by_file(root)) == set(PLANTED)
-    assert await anyio.to_thread.run_sync(on_screen, "y\n") == 0
-    assert words_by_file(root) == {}
-
-
-async def test_refuses_a_running_run_and_erases_nothing(tmp_path: Path) -> None:
-    gate = Gate()
-    (tmp_path / "workspace").mkdir()
-    async with open_lab(tmp_path, play_words(gate), check=False) as lab:
-        waiting = await lab.propose(task=OTHERS[0])
-        run_id = await lab.start(task=TASK)
-        await wait_for(gate.arrived)
-        entries = await lab.entries(run_id)
-        for given in (run_id, waiting.pending_id):
-            refused = await run_erase(lab.root, given, "--yes")
-            assert (refused.returncode, "has not ended" in refused.stderr) == (2, True)
-            assert "cancel" in refused.stderr
-        assert await lab.entries(run_id) == entries
-        gate.released.set()
-        await lab.ended(run_id)
-        await lab.call("cancel_subagent", pending_id=waiting.pending_id)
-        assert (await run_erase(lab.root, waiting.pending_id, "--yes")).returncode == 0
-    assert words_by_file(lab.root, OTHERS[:1]) == {}
-    assert words_by_file(lab.root, [TASK]) != {}
-
-
-async def test_reports_an_unknown_run_and_an_empty_data_root(tmp_path: Path) -> None:
-    empty = await run_erase(tmp_path / "none", "S-aaaaaa", "--yes")
-    assert (empty.returncode, "no subagent S-aaaaaa" in empty.stderr) == (2, True)
-    assert not (tmp_path / "none").exists()
-    assert (await run_erase(tmp_path, "nonsense", "--yes")).returncode == 2
-
-
 async def test_erases_what_the_orchestrator_wrote_about_a_run_but_not_what_only_names_it(tmp_path: Path) -> None:
     gate = Gate()
     gate.released.set()
@@ -226,72 +146,3 @@ async def test_erases_what_the_orchestrator_wrote_about_a_run_but_not_what_only_
             ("ToolCall", "spawn_subagent"),
             ("ToolResult", "spawn_subagent"),
         ]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="it is killed by a signal")
-async def test_the_next_process_finishes_a_killed_erase(tmp_path: Path) -> None:
-    async with open_two_runs(tmp_path) as two:
-        pass
-    killed = 0
-    for tenths in range(4, 30):  # at another place each time, until one was not killed
-        async with await anyio.open_process(
-            [*COMMAND, "erase", two.run_id, "--yes"], env=environment(two.root), stdout=DEVNULL, stderr=DEVNULL
-        ) as process:
-            with anyio.move_on_after(tenths / 10):
-                await process.wait()
-                break
-            try:
-                os.kill(process.pid, signal.SIGKILL)
-            except ProcessLookupError:  # it has ended in this moment
-                break
-            killed += 1
-    assert killed
-    assert (await run_erase(two.root, two.run_id, "--yes")).returncode == 0
-    assert words_by_file(two.root) == {}
-    await check_log(two.root)
-
-
-WORKSPACE_WORDS = ("numbatlantern", "quollharbour")
-
-
-async def test_the_texts_of_files_are_erased_with_the_run_that_read_them_or_all_at_once(tmp_path: Path) -> None:
-    def searches(path: str) -> list[Step]:
-        return [Say("x", [("search_and_read", {"query": "timetable", "path": path})]), hand_over()]
-
-    async with open_lab(tmp_path, [*searches("one"), *searches("two"), *searches("two")], check=False) as lab:
-        for name, word in zip(("one", "two"), WORKSPACE_WORDS, strict=True):
-            (lab.workspace / name).mkdir()
-            (lab.workspace / name / "a.txt").write_text(f"The timetable of the {word}.")
-        runs: list[str] = []
-        for _ in range(3):  # one after the other: each has its own steps
-            runs.append(await lab.start())
-            await lab.ended(runs[-1])
-        assert set(words_by_file(lab.root, WORKSPACE_WORDS)) == set(WORKSPACE_WORDS)
-        for run_id in runs[:2]:
-            assert (await run_erase(lab.root, run_id, "--yes")).returncode == 0
-        left = words_by_file(lab.root, WORKSPACE_WORDS)
-        assert set(left) == {WORKSPACE_WORDS[1]}, "the third run read it, too"
-        assert any(name.startswith("texts.db") for name in left[WORKSPACE_WORDS[1]])
-        done = await run_erase(lab.root, "--cache", "--yes")
-        assert done.stdout.endswith("Erased: 1 text of files.\n"), done.stderr
-        left = words_by_file(lab.root, WORKSPACE_WORDS)
-        assert not any(name.startswith("texts.db") for names in left.values() for name in names)
-        both = await run_erase(lab.root, runs[2], "--cache", "--yes")
-        assert (both.returncode, "Give either a subagent" in both.stderr) == (2, True)
-
-
-async def test_texts_that_another_machine_kept_are_erased_there_after_the_run(tmp_path: Path) -> None:
-    script = [Say("x", [("search_and_read", {"query": "timetable"})]), hand_over()]
-    async with open_lab(tmp_path, script, check=False) as lab:
-        (lab.workspace / "a.txt").write_text(f"The timetable of the {WORKSPACE_WORDS[0]}.")
-        run_id = await lab.start()
-        await lab.ended(run_id)
-    kept = shutil.copy(lab.root / "texts.db", tmp_path)
-    assert (await run_erase(lab.root, run_id, "--yes")).returncode == 0
-    shutil.copy(kept, lab.root / "texts.db")
-    there = await run_erase(lab.root, run_id, "--yes")
-    assert "already erased" in there.stderr and "nothing is left" not in there.stderr
-    assert there.stdout.endswith("Erased: 1 text of files that only it read.\n")
-    again = await run_erase(lab.root, run_id, "--yes")
-    assert "nothing is left to erase" in again.stderr and "Erased" not in again.stdout

@@ -2,91 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-import anyio
 import pytest
-from mcp_types import ElicitRequestFormParams, ElicitResult
-from support.foreign.origins import ALL, EVIL, SEND, send_mail
-from support.foreign.origins import config as origins
-from support.foreign.servers import write_role
-from support.hosts.elicitation import ERAS, host
-from support.model_server import Gate, Say, Step
+from support.model_server import Gate
 from support.pages.lab_pages import serve_lab_pages
 from support.runs.plan_questions import (
     IDS,
     QUESTION,
-    STEPS,
     ask_and_hand_over,
     logged_answers,
     rows_that_ask,
     start_plan,
-    wait_for_questions,
 )
-from support.runtime import PRICED, hand_over, open_lab
+from support.runtime import PRICED, open_lab
 
-from ava_audit.events import Answered, Asked, Channel, UserMessage
-from ava_audit.store.store import Store
+from ava_audit.events import Asked, Channel
 from ava_audit.units import now_us
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.render.run_view import view_run
-from ava_server.runs.pending_questions import OpenQuestions, pending_question
+from ava_server.runs.pending_questions import pending_question
 from ava_server.service.access import Access, Session
 from ava_server.service.event_hook import _events  # pyright: ignore[reportPrivateUsage]
 from ava_server.service.run_tasks import RunTasks
 from ava_server.service.service import Service, decide
-
-
-@pytest.mark.parametrize("era", ERAS)
-async def test_a_host_asks_its_person_once_for_all_runs_of_a_plan(tmp_path: Path, era: str) -> None:
-    def answers(asked: ElicitRequestFormParams) -> ElicitResult:
-        return ElicitResult(action="accept", content={"choice": "USD"} if QUESTION in asked.message else {})
-
-    async with host(tmp_path, era, answers, ask_and_hand_over()) as at:
-        made = await at.call("spawn_subagent", workspace=str(at.workspace), steps=STEPS)
-        assert (await at.confirm(made))["status"] == "approved"
-        await wait_for_questions(at, made["group_id"], 3)
-        answer = await at.call("check_subagent", group_id=made["group_id"])
-        assert "So do 2 other runs that asked the same." in answer["message"], answer
-        with anyio.fail_after(30):
-            while answer["status"] != "success":
-                answer = await at.call("check_subagent", group_id=made["group_id"], wait_seconds=5)
-        questions = [asked.message for asked in at.person.asked if QUESTION in asked.message]
-        assert len(questions) == 1, "it was asked once"
-        assert f"2 other runs of {made['group_id']} ask the same, and one answer goes to all: " in questions[0]
-        async with Store.open(at.root) as store:
-            rows = await store.read(lambda view: view.plan_runs(made["group_id"]))
-        for row in rows:
-            mine = {"subagent_id": row.id}
-            [asked], [decided] = await at.facts(mine, Asked), await at.facts(mine, Answered)
-            assert (decided.ask_id, decided.decision, decided.channel) == (asked.ask_id, "answered", "elicitation")
-            assert [fact.text for fact in await at.facts(mine, UserMessage) if fact.kind == "answer"] == ["USD"]
-            assert row.id == rows[0].id or row.id in questions[0] or rows[0].id in questions[0]
-
-
-async def test_a_form_that_is_open_is_withdrawn_when_another_run_of_the_plan_is_answered(tmp_path: Path) -> None:
-    async with host(
-        tmp_path, "legacy", lambda _asked: ElicitResult(action="accept", content={}), ask_and_hand_over()
-    ) as at:
-        made = await at.call("spawn_subagent", workspace=str(at.workspace), steps=STEPS)
-        await at.confirm(made)
-        rows = await wait_for_questions(at, made["group_id"], 3)
-
-        async def elsewhere(asked: ElicitRequestFormParams) -> ElicitResult:
-            assert QUESTION in asked.message
-            await at.call("message_subagent", subagent_id=rows[-1].id, message="EUR")
-            await anyio.sleep_forever()
-            raise AssertionError
-
-        at.person.answers = elsewhere
-        answer = await at.call("check_subagent", group_id=made["group_id"])
-        assert "was answered already" in answer["message"], answer
-        with anyio.fail_after(30):
-            while answer["status"] != "success":
-                answer = await at.call("check_subagent", group_id=made["group_id"], wait_seconds=5)
-        assert sum(QUESTION in asked.message for asked in at.person.asked) == 1
 
 
 @pytest.mark.parametrize("channel", ["terminal", "host_call"])
@@ -183,27 +122,3 @@ async def test_single_runs_that_ask_the_same_are_asked_one_by_one(tmp_path: Path
             await lab.logged(run_id, "Asked")
         await lab.call("message_subagent", subagent_id=first, message="EUR")
         assert (await lab.run(second)).asked is not None and await logged_answers(lab, second) == []
-
-
-async def test_a_call_that_sends_something_is_asked_for_each_run(tmp_path: Path) -> None:
-    write_role(tmp_path / "data", ALL)
-    steps = [{"id": name, "role": "guest", "task": "Write to bob@example.org about lunch."} for name in IDS[:2]]
-
-    def script(request: dict[str, Any]) -> Step:
-        calls = sum(each["role"] == "tool" for each in request["messages"])
-        return (Say(calls=[("mcp__lab__inbox", {})]), send_mail(EVIL), hand_over())[min(calls, 2)]
-
-    async with open_lab(tmp_path, script, config=origins()) as lab:
-        plan_id = await start_plan(lab, steps)
-        first, second = await rows_that_ask(lab, plan_id, 2)
-        found = await lab.store.read(lambda view: OpenQuestions(view, now_us()).once([first, second]))
-        assert [one.others for one in found] == [(), ()] and found[0].text == found[1].text
-        service = Service(lab.runtime, Session(user=lab.session.user, transport="memory", channel="terminal"))
-        await decide(service, [found[0].shown], PersonAnswer(True, "yes"))
-        assert (await lab.ended(first.id)).state == "success"
-        assert (await lab.run(second.id)).asked is not None and await logged_answers(lab, second.id) == []
-        await decide(service, [found[1].shown], PersonAnswer(True, "no"))
-        await lab.ended(plan_id)
-        assert SEND in json.dumps([fact.model_dump() for fact in await lab.facts(first.id, Asked)])
-        decided = [decision for row in (first, second) for _ask, decision, _by in await logged_answers(lab, row.id)]
-        assert decided == ["answered", "declined"]

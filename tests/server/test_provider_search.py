@@ -9,12 +9,11 @@ import pytest
 from support.logs.cutting import all_entries, go_on_from
 from support.model_server import Fail, Gate, Raw, Say, Step, run_model_server
 from support.models.search_formats import ANTHROPIC, FORMATS, PROSE, URLS, anthropic_error
-from support.runs.provider_search import CHEAP, KEY, LOOK, TASK, search_config, search_provider, store_key
+from support.runs.provider_search import KEY, LOOK, TASK, search_config, search_provider, store_key
 from support.runtime import PRICED, Lab, check_budgets, hand_over, open_lab, submit, wait_for
 
 from ava_audit.events import CostReserved, CostUpdate, ToolCall, ToolResult
-from ava_audit.units import format_usd, now_us
-from ava_server.approval.proposals import Pending, pending_proposal
+from ava_audit.units import format_usd
 from ava_server.models.base import Bound
 from ava_server.models.prices import UserPrice, find_price, reserve_micros
 from ava_server.models.selection import search_terms
@@ -76,76 +75,6 @@ async def test_the_key_and_the_query_go_to_nobody_else(tmp_path: Path) -> None:
     assert TASK.encode() not in sent.body, "the provider that searches is told the query alone"
 
 
-async def test_a_private_address_among_the_results_is_not_read(tmp_path: Path) -> None:
-    store_key(tmp_path)
-    with run_model_server([Fail(200, {"secret": "of this network"})]) as inside:
-        url = f"http://127.0.0.1:{inside.port}/admin"
-        rows = [{"url": url, "title": "Admin"}]
-        read = Say(calls=[("read_webpages", {"urls": [url]})])
-        with search_provider(Fail(200, FORMATS["anthropic"].with_rows(rows))) as server:
-            async with open_lab(tmp_path, [LOOK, read, hand_over()], config=search_config(server)) as lab:
-                run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
-                await lab.ended(run_id)
-                found, opened, _handed_over = await lab.facts(run_id, ToolResult)
-        assert inside.requests == []
-    assert found.success and url in found.output
-    assert not opened.success and "Not read" in opened.output
-
-
-async def test_a_free_model_whose_searches_cost_is_not_free_in_a_table(tmp_path: Path) -> None:
-    store_key(tmp_path)
-    free = '[prices."custom:test"]\ninput = 0\noutput = 0\n'
-    with search_provider() as server:
-        async with open_lab(tmp_path, [], config=search_config(server, more=free), runs=False) as lab:
-            made = await lab.propose(role="web_crawler", task=TASK, workspace=None, max_cost_cents=50)
-            run = await lab.run(made.subagent_id)
-            limits = lab.runtime.spawn_limits_of(run.user_id)
-            waiting = await lab.store.read(lambda view: pending_proposal(view, run, limits, now_us()))
-    assert isinstance(waiting, Pending) and waiting.summary is not None
-    assert not waiting.free and waiting.summary.limits.startswith("$0.50, "), waiting.summary
-
-
-# -- caps ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("caps", "more", "words"),
-    [
-        ({"max_cost_cents": 1}, "", ("it can take $0.01652", "max_cost_cents has", "a last turn reserved")),
-        ({"max_tokens": 50_000}, "", ("it can take 61,024 tokens", "max_tokens has")),
-        ({}, "[limits]\nuser_daily_cents = 1\n", ("user_daily_cents has",)),
-    ],
-    ids=["cost", "tokens", "day"],
-)
-async def test_a_search_that_does_not_fit_a_cap_is_never_sent(
-    tmp_path: Path, caps: dict[str, Any], more: str, words: tuple[str, ...]
-) -> None:
-    store_key(tmp_path)
-    with search_provider() as server:
-        async with open_lab(tmp_path, [LOOK, hand_over()], config=search_config(server, more=CHEAP + more)) as lab:
-            result = await lab.outcome(role="web_crawler", task=TASK, workspace=None, **caps)
-            told = lab.server.requests[-1].json["messages"][-1]["content"]
-    assert server.requests == [], "nothing is on the wire"
-    assert all(word in told for word in (*words, "no search was made", "say in the caveats")), told
-    assert (result["status"], result["tool_receipts"]["web_search"]) == ("success", {"ok": 0, "failed": 1})
-
-
-async def test_a_last_turn_stays_held_while_a_search_runs(tmp_path: Path) -> None:
-    store_key(tmp_path)
-    gate = Gate()
-    with run_model_server([Fail(200, ANTHROPIC, gate=gate)]) as server:
-        async with open_lab(tmp_path, [LOOK, hand_over()], config=search_config(server, more=PRICED)) as lab:
-            run_id = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=100)
-            await wait_for(gate.arrived)
-            first, search = await lab.facts(run_id, CostReserved)
-            row = await lab.run(run_id)
-            bucket = await lab.store.read(lambda view: view.bucket(run_id))
-            gate.released.set()
-            await lab.ended(run_id)
-    assert first.wrap_micros > 10_000 and search.wrap_micros == row.wrap_micros == first.wrap_micros
-    assert (bucket.held_micros, bucket.spent_micros) == (search.micros + first.wrap_micros, row.cost_micros)
-
-
 async def test_a_search_may_not_use_what_is_held_for_the_last_turn(tmp_path: Path) -> None:
     store_key(tmp_path)
     many = Say(calls=[("web_search", {"query": f"podcast prices {number}"}) for number in range(12)])
@@ -178,29 +107,6 @@ async def test_searches_of_one_answer_go_one_by_one_until_a_cap_is_reached(tmp_p
     money = [entry.fact for entry in entries if isinstance(entry.fact, CostReserved | CostUpdate)]
     kinds = [type(fact).__name__ for fact in money]
     assert kinds == ["CostReserved", "CostUpdate"] * (len(kinds) // 2), "one call is in flight at a time"
-
-
-async def test_concurrent_runs_share_one_cap_for_their_searches(tmp_path: Path) -> None:
-    """Each holds its worst case while it waits for its answer: where both do not fit, the second one waits."""
-    store_key(tmp_path)
-    gate = Gate()
-    with run_model_server([Fail(200, ANTHROPIC, gate=gate), Fail(200, ANTHROPIC)]) as server:
-        day = "[limits]\nuser_daily_cents = 3\n"
-
-        def script(request: dict[str, Any]) -> Step:
-            return LOOK if len(request["messages"]) < 3 else hand_over()
-
-        async with open_lab(tmp_path, script, config=search_config(server, more=CHEAP + day)) as lab:
-            first = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=3)
-            await wait_for(gate.arrived)
-            second = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=3)
-            await lab.logged(second, "MoneyAwaited")
-            assert len(server.requests) == 1
-            gate.released.set()
-            rows = [await lab.ended(run_id) for run_id in (first, second)]
-    assert [row.state for row in rows] == ["success", "success"]
-    assert sum(row.cost_micros for row in rows) <= 30_000
-    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -321,19 +227,6 @@ async def test_a_kill_around_a_search_never_loses_its_cost(tmp_path: Path) -> No
                 result = await lab.result(run_id)
                 assert result["cost_by"]["search"] == sum(micros for _f, micros, _m in settled) / 10_000
                 await lab.store.read(check_budgets)
-
-
-# -- what is approved -----------------------------------------------------------------------------------------------
-
-
-async def test_a_secret_in_a_query_is_hidden_before_it_is_sent(tmp_path: Path) -> None:
-    store_key(tmp_path)
-    look = Say(calls=[("web_search", {"query": f"who has {KEY}"})])
-    with search_provider() as server:
-        async with open_lab(tmp_path, [look, hand_over()], config=search_config(server)) as lab:
-            await lab.outcome(role="web_crawler", task=TASK, workspace=None)
-    (sent,) = server.requests
-    assert KEY.encode() not in sent.body and b"who has" in sent.body
 
 
 def worst(name: str = "anthropic") -> int:

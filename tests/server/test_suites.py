@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import pytest
-from support.approval.past_runs import config
 from support.logs.store import runs_of
 from support.model_server import ModelServer, Say, run_model_server
 from support.runtime import PRICED, open_lab
@@ -23,18 +19,13 @@ from support.stdio import read_log
 from support.terminal import COMMAND, ava, environment, run_on_terminal
 
 from ava_audit.events import CostReserved
-from ava_audit.rows import RunRow
-from ava_audit.units import US_PER_S
 from ava_server.budget.caps import SHARED_CAPS, CapName, CapReached, CapRequest
-from ava_server.core.errors import ConfigError
-from ava_server.evals.case import Case, Sources
+from ava_server.evals.case import Sources
 from ava_server.runs.plan_time import PLAN_TIME_OVER
 from ava_server.runs.reservation import cap_words
 from ava_server.service.access import Session
 from ava_server.service.service import Service
-from ava_server.suites.plan import Cell, Round, frozen_copy, tree_hash
-from ava_server.suites.report import page
-from ava_server.suites.results import ColumnScore, Proportion, Ratio, Score, SuiteResult, TryVerdict, result_of
+from ava_server.suites.results import SuiteResult
 
 PRICES = {"otter": "twelve cents", "whisper": "nine cents", "sphinx": "four cents"}
 USAGE = {"prompt_tokens": 3_000, "completion_tokens": 1_001, "total_tokens": 4_001}
@@ -121,49 +112,6 @@ def test_models_are_columns_and_are_compared_case_by_case(tmp_path: Path, root: 
     assert same.stdout.count("better in 0, worse in 0 (sign test: p = 1.00)") == 2
     wrong = ava(root, "eval", "compare", str(tmp_path / "a.json"), str(suite / "otter.toml"))
     assert wrong.returncode == 2 and "otter.toml is not a result of `ava eval run --json`" in wrong.stderr
-
-
-def test_costs_are_of_tries_with_a_verdict_and_compared_in_the_cases_that_both_columns_have() -> None:
-    def run(cost: int) -> RunRow:
-        return RunRow(
-            "S-1", "P-1", None, "ben", "sess-1", "researcher", None, None, "a:b", config().model_dump_json(), None,
-            "success", "done", None, 0, active_us=cost * US_PER_S, cost_micros=cost,
-        )  # fmt: skip
-
-    def result(*tries: tuple[str, str, int, Sequence[int], bool | None]) -> SuiteResult:
-        cells = [
-            Cell(
-                Case.model_construct(id=case, folder=Path(), task="t", checks=()),
-                column,
-                number,
-                {},
-                f"{case} {column} {number}",
-                1.0,
-            )
-            for case, column, number, _costs, _passed in tries
-        ]
-        runs = {cell.id: [run(cost) for cost in costs] for cell, (*_, costs, _passed) in zip(cells, tries, strict=True)}
-        scores = {
-            cell.id: Score(passed, "") for cell, (*_, passed) in zip(cells, tries, strict=True) if passed is not None
-        }
-        return result_of("suite", "", Round(1, runs), cells, scores)
-
-    found = result(
-        ("cheap", "a", 1, [100], True), ("dear", "a", 1, [900], True),
-        ("cheap", "b", 1, [7, 100], True), ("dear", "b", 1, [80], None), ("dear", "b", 2, [], None),
-    )  # fmt: skip
-    whole, cut = found.columns
-    (compared,) = found.comparisons
-    assert (whole.cost_per_solved.value, cut.cost_per_solved.value, cut.seconds_per_solved.value) == (500, 100, 100)
-    assert (whole.cost_micros, cut.cost_micros, found.cost_micros) == (1_000, 187, 1_187), "what was spent is all of it"
-    assert compared.cases == 1 and compared.before == compared.after == Ratio(100, 100, 100)
-    assert "a $0.0005, 100 %; b $0.0001, 100 %" in page(found)
-    more = result(
-        *(("cheap", "a", number, [100], True) for number in (1, 2, 3)), ("dear", "a", 1, [900], True),
-        ("cheap", "b", 1, [100], True), *(("dear", "b", number, [900], True) for number in (1, 2, 3)),
-    )  # fmt: skip
-    (compared,) = more.comparisons
-    assert compared.before == compared.after and compared.before.value == 500, "another number of tries changes nothing"
 
 
 def test_models_that_are_run_one_after_another_share_a_round_its_money_and_its_results(
@@ -332,103 +280,6 @@ def test_a_finding_names_its_source_by_the_path_and_a_place_in_it() -> None:
 
     assert [failure(url) for url in ("notes.md", "notes.md:3", "notes.md, page 2")] == [None] * 3
     assert all(failure(url) for url in ("notes.mdx", "more/notes.md", "other.md:3"))
-
-
-# -- workspaces -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
-
-
-def test_a_workspace_is_copied_once_and_again_where_somebody_has_changed_the_copy(
-    tmp_path: Path, temporary: Path
-) -> None:
-    files = tmp_path / "files"
-    files.mkdir()
-    (files / "a.py").write_text("one\n")
-    copy, sha = frozen_copy(files, repository=True)
-    assert copy.is_relative_to(temporary) and (copy / "a.py").read_text() == "one\n"
-    head = (copy / ".git" / "refs" / "heads" / "main").read_text()
-    inode = copy.stat().st_ino
-    assert frozen_copy(files, repository=True) == (copy, sha) and copy.stat().st_ino == inode
-    (tmp_path / "changed").mkdir()
-    (tmp_path / "changed" / "a.py").write_text("one\n")
-    assert (frozen_copy(tmp_path / "changed", repository=True)[0] / "a.py").read_text() == "one\n"
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "a.py").write_text("one\n")
-    assert frozen_copy(tmp_path / "more", repository=True)[1] == sha and copy.stat().st_ino == inode
-    (copy / "a.py").write_text("two\n")
-    assert frozen_copy(files, repository=True) == (copy, sha)
-    assert (copy / "a.py").read_text() == "one\n"
-    assert (copy / ".git" / "refs" / "heads" / "main").read_text() == head, "the commit is always the same"
-    (files / "a.py").chmod(0o755)
-    assert frozen_copy(files, repository=False)[1] != sha
-
-
-def test_a_place_that_others_can_write_is_refused(tmp_path: Path, temporary: Path) -> None:
-    place = temporary / f"ava-evals-{os.getuid()}"
-    place.mkdir(mode=0o777)
-    place.chmod(0o777)
-    with pytest.raises(ConfigError, match="is open to others"):
-        frozen_copy(None, repository=False)
-    place.rmdir()
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    place.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="is open to others"):
-        frozen_copy(None, repository=False)
-    assert tree_hash(tmp_path / "elsewhere") == tree_hash(None)
-
-
-# -- the page ---------------------------------------------------------------------------------------------------------
-
-
-class Tags(HTMLParser):
-    """The tags and attributes of a page, and its text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes |= {name for name, _value in attrs}
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-HOSTILE = "</td><script>alert(1)</script><img src=x onerror=alert(1)>\"'\x1b[31m"
-
-
-def test_the_page_shows_hostile_texts_as_text_and_loads_nothing() -> None:
-    share, ratio = Proportion(0.5, 0.1, 0.9, 2), Ratio(200.0, 100.0, None)
-    verdicts = tuple(
-        TryVerdict(case=HOSTILE, column=HOSTILE, number=number, run="S-1", ending="success", passed=passed, why=HOSTILE,
-                cost_micros=100, seconds=1.5)
-        for number, passed in ((1, True), (2, False))
-    )  # fmt: skip
-    column = ColumnScore(
-        name=HOSTILE, tries=2, without=0, solved=1, pass_1=share, pass_all=share, cost_micros=200,
-        cost_per_solved=ratio, seconds_per_solved=ratio, price=("free",),
-    )  # fmt: skip
-    shown = page(SuiteResult(
-        suite=HOSTILE, about=HOSTILE, round=1, tries=2, cost_micros=200, columns=(column,), verdicts=verdicts,
-        notes=(HOSTILE,),
-    ))  # fmt: skip
-    found = Tags()
-    found.feed(shown)
-    assert found.tags.isdisjoint({"script", "img", "link", "iframe", "a", "object"}), found.tags
-    assert found.attributes.isdisjoint({"href", "src", "onerror", "onload"}), found.attributes
-    assert "\x1b" not in shown and "<script>alert(1)</script>" in found.text
-    assert "default-src 'none'" in shown and "http" not in shown.replace("http-equiv", "")
-    assert found.text.count("$0.0002") >= 2 and "1/2" in found.text
 
 
 def test_yes_counts_its_starts_against_the_hourly_limit_before_it_proposes(tmp_path: Path, root: Path) -> None:

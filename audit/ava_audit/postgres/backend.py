@@ -41,6 +41,8 @@ CLOCK_S = 120
 POLL_S = 1.0
 """How often the store looks for commits of other processes that it did not hear of."""
 CONNECT_S = 5
+OPEN_S = 30.0
+"""How long a process that opens the log waits for those that write: longer than a silent one keeps the others out."""
 MAINTAINER = 0x61_76_62
 MAINTAIN_AFTER_S = 3.0
 """The advisory lock of the process that maintains the log, and how often others try to take it."""
@@ -98,8 +100,8 @@ class PostgresBackend:
         refuse_unfit(self._root)
         with self._opened() as (db, conn):
             _refuse_server(conn, self.place)
+            _keep_writers_out(db, conn)
             conn.execute("SET lock_timeout = '30s'")
-            conn.execute("SELECT pg_advisory_lock(%s)", (LOCK,))  # until the connection is closed
             self._refuse_two_logs(fresh, has_schema=db.schema_version() > 0)
             conn.execute("SET statement_timeout = 0")
             copy = _make_or_migrate(db, self.place, older)
@@ -245,6 +247,20 @@ class PostgresBackend:
             expected["function", name] = body
         actual = {(kind, name): state for kind, name, state in db.execute(_OBJECTS)}
         return schema.compare_definitions(expected, actual)
+
+
+def _keep_writers_out(db: PostgresDatabase, conn: psycopg.Connection[Any]) -> None:
+    """Take the lock of writers until the connection is closed. Raises psycopg.Error: others had it for too long."""
+    end = time.monotonic() + OPEN_S
+    while True:
+        try:
+            conn.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
+        except psycopg.errors.LockNotAvailable:
+            if time.monotonic() > end:
+                raise
+            db.end_stuck_writer()
+        else:
+            return
 
 
 def _try_lock(connection: SessionConnection) -> bool:

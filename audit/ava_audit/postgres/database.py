@@ -235,7 +235,7 @@ class PostgresDatabase:
             if not passes(error, self.lost):
                 raise
             if isinstance(error, psycopg.errors.LockNotAvailable):
-                self._end_stuck_writer()
+                self.end_stuck_writer()
             elif self.lost:
                 time.sleep(PAUSE_S)
             raise Busy(f"the Postgres server is not available ({first_line(error)})") from error
@@ -246,7 +246,7 @@ class PostgresDatabase:
             self._changes += 1
         self._seen = self._place.head = head
 
-    def _end_stuck_writer(self) -> None:
+    def end_stuck_writer(self) -> None:
         """End the session of a silent writer: no timeout of the server covers it, as a pipeline counts as active."""
         with contextlib.suppress(psycopg.Error):  # it is another user's, or gone by now
             if self.open().execute(_END_STUCK, (LOCK, HELD_S)).fetchall():

@@ -14,9 +14,11 @@ from typing import Any
 import anyio
 
 from ava_server.core.background import ProcessRecord
+from support.model_server import Say
 from support.repository import REPOSITORY
 from support.stdio import environment
 
+RESULT = Say(calls=[("submit_result", {"summary": "found", "output": "twelve cents", "confidence": 0.5})])
 LATER = "99.0"
 """The version of an Ava with the same schema."""
 ALL = ("logs", "--json", "--last", "100000")

@@ -11,7 +11,7 @@ import anyio
 from anyio.abc import Process
 
 from support.engines.servers import Engine, delivery_config
-from support.engines.worker_machines import DONE, LEASE_S, WORKER
+from support.engines.worker_machines import DONE, LEASE_S, WORKER, wait_until_it_takes_runs
 from support.model_server import Gate, ModelServer, Say, run_model_server
 from support.postgres import PostgresServer
 from support.processes import end
@@ -87,7 +87,7 @@ class Fleet:
             command = [*WORKER, "--database-url", url or self.url, *more]
             process = await anyio.open_process(command, env=env, stderr=stderr.file)
             try:
-                await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=90)
+                await wait_until_it_takes_runs(process, stderr)
                 yield process
             finally:
                 await end(process)

@@ -16,7 +16,9 @@ KINDS = ("none", "nats", "temporal")
 
 def why_missing(kind: str) -> str | None:
     """Why an engine cannot be had here, None if it can."""
-    return None if kind == "none" else {"nats": nats, "temporal": temporal}[kind].missing()
+    if kind == "none":
+        return None
+    return nats.why_missing() if kind == "nats" else temporal.why_missing()
 
 
 @contextmanager

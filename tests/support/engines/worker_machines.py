@@ -115,10 +115,20 @@ async def run_worker(root: Path, url: str, base_url: str, *more: str) -> AsyncGe
         env = {**environment(root), **(model_env(base_url) if base_url else {})}
         process = await anyio.open_process([*WORKER, "--database-url", url, *more], env=env, stderr=stderr.file)
         try:
-            await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=60)
+            await wait_until_it_takes_runs(process, stderr)
             yield process
         finally:
             await end(process)
+
+
+async def wait_until_it_takes_runs(worker: Process, stderr: Stderr) -> None:
+    """Wait until a worker says so. Fails at once, with what it wrote, if it ends instead."""
+
+    def takes_runs() -> bool:
+        assert worker.returncode is None, stderr.text
+        return "takes subagents from the Postgres database" in stderr.text
+
+    await until(takes_runs, within_s=90)
 
 
 def claim_reasons(root: Path, run: str) -> list[tuple[str, str]]:

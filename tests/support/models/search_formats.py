@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+KEY = "sk-search-0123456789abcdef"
+QUERY = "podcast prices & more"
 URLS = ("https://a.example/prices", "https://b.example/")
 PROSE = "Otter costs ten a month, says the model of the provider."
 """What the provider's model writes: nobody else may see it."""

@@ -12,10 +12,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from support.engines.worker_machines import wait_until_it_takes_runs
 from support.log import look_at
 from support.model_server import Gate, run_model_server, slow_answer
 from support.processes import end, environment_of, lives
-from support.stdio import AVA, Stderr, Wire, environment, make_root, model_env, serve_stdio, until
+from support.stdio import AVA, Stderr, Wire, environment, make_root, model_env, serve_stdio
 
 WORDS = 120
 """Characters of the scripted answer's text: it comes for some seconds, and then stands still."""
@@ -75,7 +76,7 @@ async def open_run_elsewhere(database: str, tmp: Path) -> AsyncGenerator[RunElse
                 [AVA[0], "worker", "--stay"], env={**environment(there), **env}, stderr=stderr.file
             )
             stack.push_async_callback(end, worker)
-            await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=60)
+            await wait_until_it_takes_runs(worker, stderr)
         host = await stack.enter_async_context(serve_stdio(root, env=env))
         (tmp / "project").mkdir()
         run = await host.start_run(workspace=str(tmp / "project") if database == "sqlite" else None)
