@@ -237,7 +237,8 @@ def proposal_lines(one: Pending, width: int, *, whole: bool = False) -> list[Que
     lines += [QuestionLine(f"! {text}", "look") for text in topics.get(ATTENTION, ())]
     lines.append(QuestionLine(_what(one, one.summary)))
     lines += map(QuestionLine, topics.get("How much", ()))
-    lines += [QuestionLine(" ".join(topics["Who asked"]))] if "Who asked" in topics else []
+    if "Who asked" in topics:
+        lines.append(QuestionLine(" ".join(topics["Who asked"])))
     for topic, texts in topics.items():
         if topic not in (*FACTS, *FOLDED, ATTENTION, STEPS):
             lines += map(QuestionLine, texts)
@@ -248,10 +249,11 @@ def proposal_lines(one: Pending, width: int, *, whole: bool = False) -> list[Que
         if topic in _TOPICS:
             lines += map(QuestionLine, texts)
     for text in _cut_texts(one):
-        rest = f"\n(The last {text.chars - len(text.text):,} characters are in `ava show`.)"
         lines.append(QuestionLine(f"{text.name.capitalize()}, {text.chars:,} characters:", "first"))
         lines += map(QuestionLine, add_bars(text.text).split("\n"))
-        lines += [QuestionLine(rest)] if text.chars > len(text.text) else []
+        chars_left = text.chars - len(text.text)
+        if chars_left > 0:
+            lines.append(QuestionLine(f"\n(The last {chars_left:,} characters are in `ava show`.)"))
     return [*lines, QuestionLine(f"In one line: {one.approval_line}")]
 
 
