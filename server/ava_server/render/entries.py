@@ -173,10 +173,8 @@ def _what(entry: Entry) -> str:
             words = _result_words(result, by_ava=entry.who.agent_id == AGENT)
             return f"{result.tool} ({_success(result)}) {words}"
         case events.CostUpdate() as update:
-            text = f"turn {update.turn}: {update.tokens} tokens, {_SETTLED[update.settlement]}"
-            if update.overrun:
-                text += ", more than the provider's own limits allow"
-            return text
+            over = ", more than the provider's own limits allow" if update.overrun else ""
+            return f"turn {update.turn}: {update.tokens} tokens, {_SETTLED[update.settlement]}{over}"
         case events.CostReserved() as reserved:
             return f"turn {reserved.turn} attempt {reserved.attempt}: at most {format_usd(reserved.micros)} reserved"
         case events.GuardrailTripped() as tripped:

@@ -203,18 +203,13 @@ def report_of(found: Spending | None, first: int, last: int, user: str | None) -
         name = _day_name(day)
         days.setdefault(name, Sum(name))
     [total] = sums_by(lambda _run: "total") or [Sum("total")]
-    by: dict[str, tuple[Sum, ...]] = {}
-    for what, key in _KEYS.items():
-        if what == "user" and user is not None:
-            continue
-        by[what] = sums_by(key)
     return Report(
         user=user,
         first=first,
         last=last,
         total=total,
         days=tuple(days[day] for day in sorted(days)),
-        by=by,
+        by={what: sums_by(key) for what, key in _KEYS.items() if what != "user" or user is None},
         endings=Counter(run.state for run in ended),
         reasons=tuple(_reasons(failed)),
         errors=spending.errors,

@@ -351,10 +351,8 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
         case Asked() as question:
             return KINDS[question.kind].entry(question)[0]
         case StepChanged() as step:
-            words = f'"{step.step}" {step.state}'
-            if step.why:
-                words += f": {reason_words(step.why)}"
-            return words
+            why = f": {reason_words(step.why)}" if step.why else ""
+            return f'"{step.step}" {step.state}{why}'
         case Answered() as answered:
             return f"{KINDS[answered.kind].noun} {answered.decision} {CHANNELS[answered.channel]}"
         case RunResumed() as resumed:
