@@ -384,18 +384,24 @@ def measure(folder: Path, rounds: int, parts: Sequence[str]) -> Costs:
 def show(report: Report, found: Mapping[int, Costs]) -> None:
     """Show the cost of each thing by size, and how often the last is the one before it."""
     sizes = sorted(found)
-    rows = []
+    rows: list[list[str]] = []
     for what in found[sizes[-1]]:
-        kind = KINDS.get(what)
+        kind = KINDS.get(what)  # None: a person waits for it
         costs = [found[size].get(what) for size in sizes]
         cells = ["" if cost is None else shown(cost, kind) for cost in costs]
-        grew = ""
+        growth = ""
         if len(costs) > 1 and costs[-2] is not None and costs[-1] is not None:
-            wall, cpu = (median(a) / max(1e-9, median(b)) for a, b in pairs(costs[-1], costs[-2]))
-            grew = f"{wall:.2f}"
+            wall, cpu = (median(large) / max(1e-9, median(small)) for large, small in pairs(costs[-1], costs[-2]))
+            growth = f"{wall:.2f}"
             if kind is None:
                 report.figures.append(Figure(f"growth: {what}", min(wall, cpu), "times", GROWTH))
-        rows.append([what, *cells, grew, "yes" if kind is None else "" if kind == "MB" else kind])
+        if kind is None:
+            note = "yes"
+        elif kind == "MB":
+            note = ""
+        else:
+            note = kind
+        rows.append([what, *cells, growth, note])
     columns = ("wall (processor), ms", *(f"{size:,} runs" for size in sizes), "× the one before", "a person waits")
     report.table("Cost by size of the log", columns, rows)
     missed = [figure.figure for figure in report.figures if not figure.reached]

@@ -90,29 +90,37 @@ class CachingServer:
         return replace(say, usage=self._usage(read, written, prompt), gate=Gate(self.first_byte_s))
 
     def _count(self, request: dict[str, Any]) -> tuple[int, int, int]:
+        """Return the tokens of a prompt that the cache had, those that it writes now, and all."""
         blocks = list(blocks_of(request))
-        sizes = [len(text.encode()) // BYTES_PER_TOKEN for text, _ in blocks]
-        ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
-        prefixes = ["\n".join(text for text, _ in blocks[: at + 1]) for at in range(len(blocks))]
         last = len(blocks) - 1
-        marks = [at for at, (_, marked) in enumerate(blocks) if marked]
+        prefixes: list[str] = []  # the text up to each block, and its tokens
+        ends: list[int] = []
+        texts: list[str] = []
+        tokens = 0
+        for text, _is_marked in blocks:
+            texts.append(text)
+            prefixes.append("\n".join(texts))
+            tokens += len(text.encode()) // BYTES_PER_TOKEN
+            ends.append(tokens)
+        marks = [at for at, (_text, is_marked) in enumerate(blocks) if is_marked]
+        lookups: list[int] = []
         match self.provider.matching:
             case "marks":
-                looked = [at for mark in marks for at in range(mark, max(mark - LOOKS_BACK, -1), -1)]
+                for mark in marks:
+                    lookups += range(mark, max(mark - LOOKS_BACK, -1), -1)
             case "breakpoints":
-                marks, looked = sorted({*marks, last}), list(range(len(blocks)))  # only breakpoints are kept
+                marks, lookups = sorted({*marks, last}), list(range(len(blocks)))  # only breakpoints are kept
             case "any":
-                marks = looked = list(range(len(blocks)))
+                marks = lookups = list(range(len(blocks)))
         now = time.monotonic()
-        found = [at for at in looked if self._readable(prefixes[at], now)]
-        read_at = max(found, default=-1)
-        upto = max((at for at in marks if ends[at] >= self.provider.least), default=-1)
-        for at in marks:
-            if ends[at] >= self.provider.least:
-                begins = self._kept.get(prefixes[at], [now + self.first_byte_s])[0]
-                self._kept[prefixes[at]] = [begins, max(begins, now) + KEPT_S]
-        read, written = ends[read_at] if found else 0, ends[upto] if upto >= 0 else 0
-        return read, max(written - read, 0), ends[-1]
+        hits = [at for at in lookups if self._readable(prefixes[at], now)]
+        read = ends[max(hits)] if hits else 0
+        stored = [at for at in marks if ends[at] >= self.provider.least]
+        for at in stored:
+            begins = self._kept.get(prefixes[at], [now + self.first_byte_s])[0]
+            self._kept[prefixes[at]] = [begins, max(begins, now) + KEPT_S]
+        kept = ends[max(stored)] if stored else 0
+        return read, max(kept - read, 0), ends[-1]
 
     def _readable(self, prefix: str, now: float) -> bool:
         begins, until = self._kept.get(prefix, (now + 1, 0.0))
@@ -144,14 +152,21 @@ class CachingServer:
 
 def blocks_of(request: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     """Yield what a prompt is made of, in the order in which it counts, and whether a cache is marked after it."""
-    system = request.get("system") or [{"text": request.get("instructions") or ""}, *google_parts(request)]
+    system = request.get("system")
+    if not system:  # only Anthropic's requests have it
+        system = [{"text": request.get("instructions") or ""}, *google_parts(request)]
     turns = request.get("messages") or request.get("input") or request.get("contents") or []
-    yield from (plain(tool) for tool in request.get("tools") or [])
-    yield from (plain(part) for part in system)
+    for tool in request.get("tools") or []:
+        yield plain(tool)
+    for part in system:
+        yield plain(part)
     for turn in turns:
         content = turn.get("content") or turn.get("parts") or turn
-        for part in content if isinstance(content, list) else [content]:
-            yield plain(part)
+        if isinstance(content, list):
+            for part in content:
+                yield plain(part)
+        else:
+            yield plain(content)
 
 
 def google_parts(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -103,14 +103,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of each question here, a line each")
     given = parser.parse_args()
     file = OWN_FILES.get(given.set, "reader.toml")
-    asked = tomllib.loads((HERE / file).read_text(encoding="utf-8"))
-    questions = [each for each in asked["question"] if given.set in (None, each["set"]) and given.only in each["ask"]]
-    without = [each for each in asked["unanswerable"] if given.set in (None, each["set"]) and given.only in each["ask"]]
+    in_file = tomllib.loads((HERE / file).read_text(encoding="utf-8"))
+    questions: list[dict[str, Any]] = []
+    for question in [*in_file["question"], *in_file["unanswerable"]]:
+        if given.set in (None, question["set"]) and given.only in question["ask"]:
+            questions.append(question)
     missing: set[str] = set()
     counts: Counter[tuple[str, str]] = Counter()
     seconds: list[float] = []
     with tempfile.TemporaryDirectory() as data_root:
-        for question in [*questions, *without]:
+        for question in questions:
             folder = folder_of(question)
             if folder is None:
                 missing.add(question["package"])
@@ -120,36 +122,62 @@ def main() -> None:
             seconds.append(time.monotonic() - began)
             findings, summary = result["untrusted_result"]["findings"], result["untrusted_result"]["summary"]
             refuses = NO_ANSWER in summary.lower() or NOT_KNOWN in summary
-            ending = "" if "file" in question else ", without"
-            kind, groups = question["set"] + ending, groups_of(question)
-            counts.update((group + ending, "asked") for group in groups)
-            counts.update((group + ending, "no answer") for group in groups if refuses)
-            wrong, said = not refuses, "an answer"
-            if "file" in question:
-                place = place_of(question, findings)
-                counts.update((group, "first") for group in groups if place == 1)
-                counts.update((group, "first five") for group in groups if place is not None)
-                wrong, said = place != 1, f"place {place}"
-            print(f"{kind:19} {'no answer' if refuses else said:10} {question['ask']}", flush=True)
+            is_right, outcome = count_answer(counts, question, findings, refuses)
+            kind = question["set"] + ending_of(question)
+            print(f"{kind:19} {outcome:10} {question['ask']}", flush=True)
             if given.json is not None:
                 append_result(given.json, question, refuses, findings)
-            if wrong and given.show:
-                print(
-                    f"    {summary}\n" + "".join(f"    {each['source_url']}: {each['quote']!r}\n" for each in findings)
-                )
+            if given.show and not is_right:
+                print(f"    {summary}")
+                for finding in findings:
+                    print(f"    {finding['source_url']}: {finding['quote']!r}")
+                print()
     print()
-    for kind in dict.fromkeys(group for question in [*questions, *without] for group in groups_of(question)):
-        if whole := counts[kind, "asked"]:
-            print(f"{kind}: among the first five {share(counts[kind, 'first five'], whole)}, first")
-            print(
-                f"  {share(counts[kind, 'first'], whole)}, `no answer found` {share(counts[kind, 'no answer'], whole)}"
-            )
-        if whole := counts[f"{kind}, without", "asked"]:
-            print(f"  without an answer: no claim {share(counts[f'{kind}, without', 'no answer'], whole)}")
+    show_counts(counts, questions)
     if seconds:
         print(f"seconds a question: median {sorted(seconds)[len(seconds) // 2]:.1f}, most {max(seconds):.1f}")
     if missing:
         print(f"skipped, not installed: apt-get install {' '.join(sorted(missing))}")
+
+
+def ending_of(question: dict[str, Any]) -> str:
+    """Return what the groups of a question without an answer end with."""
+    return "" if "file" in question else ", without"
+
+
+def count_answer(
+    counts: Counter[tuple[str, str]], question: dict[str, Any], findings: list[dict[str, Any]], refuses: bool
+) -> tuple[bool, str]:
+    """Count an answer in the groups of its question, and return whether it is right, and in a word what it was.
+
+    A question without an answer is answered rightly by a refusal, one with an answer by the right finding first.
+    """
+    place = place_of(question, findings) if "file" in question else None
+    for group in groups_of(question):
+        counts[group + ending_of(question), "asked"] += 1
+        if refuses:
+            counts[group + ending_of(question), "no answer"] += 1
+        if place == 1:
+            counts[group, "first"] += 1
+        if place is not None:
+            counts[group, "first five"] += 1
+    if "file" not in question:
+        return refuses, "no answer" if refuses else "an answer"
+    return place == 1, "no answer" if refuses else f"place {place}"
+
+
+def show_counts(counts: Counter[tuple[str, str]], questions: list[dict[str, Any]]) -> None:
+    """Print the counts of each group, in the order of the questions."""
+    groups = dict.fromkeys(group for question in questions for group in groups_of(question))
+    for group in groups:
+        answerable = counts[group, "asked"]
+        if answerable:
+            print(f"{group}: among the first five {share(counts[group, 'first five'], answerable)}, first")
+            first = share(counts[group, "first"], answerable)
+            print(f"  {first}, `no answer found` {share(counts[group, 'no answer'], answerable)}")
+        without = counts[f"{group}, without", "asked"]
+        if without:
+            print(f"  without an answer: no claim {share(counts[f'{group}, without', 'no answer'], without)}")
 
 
 if __name__ == "__main__":

@@ -99,23 +99,30 @@ def ways_to_read() -> list[str]:
     found: list[str] = []
     for path, tree in trees():
         for node in ast.walk(tree):
-            if not isinstance(node, ast.ClassDef) or any("Protocol" in ast.unparse(base) for base in node.bases):
+            if not isinstance(node, ast.ClassDef):
                 continue
-            reads = any(
-                isinstance(each, ast.AsyncFunctionDef)
-                and each.name == "read"
-                and any("Query" in ast.unparse(given.annotation or given) for given in each.args.posonlyargs)
-                for each in node.body
-            )
-            views = any(
-                isinstance(each, ast.AnnAssign) and ast.unparse(each.annotation) == "View" for each in node.body
-            )
-            if reads or views:
+            if any("Protocol" in ast.unparse(base) for base in node.bases):
+                continue
+            if any(_reads_query(member) or _holds_view(member) for member in node.body):
                 found.append(f"{node.name} ({path.relative_to(HERE)})")
     return found
 
 
+def _reads_query(member: ast.stmt) -> bool:
+    """Tell whether a member of a class is `async def read` with a parameter that is a query."""
+    if not isinstance(member, ast.AsyncFunctionDef) or member.name != "read":
+        return False
+    parameters = member.args.posonlyargs
+    return any("Query" in ast.unparse(parameter.annotation or parameter) for parameter in parameters)
+
+
+def _holds_view(member: ast.stmt) -> bool:
+    """Tell whether a member of a class is a field of the type `View`."""
+    return isinstance(member, ast.AnnAssign) and ast.unparse(member.annotation) == "View"
+
+
 def twins() -> list[str]:
+    """Return pairs of a class or function for this machine and one for another, told by their names."""
     classes: set[str] = set()
     functions: set[str] = set()
     for _path, tree in trees():
@@ -124,15 +131,17 @@ def twins() -> list[str]:
                 classes.add(node.name)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 functions.add(node.name)
-    found = [f"Local{name[6:]} and {name}" for name in sorted(classes) if name.startswith("Remote")]
-    found = [pair for pair in found if pair.split()[0] in classes]
-    pairs = (("_near", "_far"), ("_here", "_there"), ("open_local", "open_remote"))
+    found: list[str] = []
+    for remote in sorted(classes):
+        local = f"Local{remote.removeprefix('Remote')}"
+        if remote.startswith("Remote") and local in classes:
+            found.append(f"{local} and {remote}")
+    endings = (("_near", "_far"), ("_here", "_there"), ("open_local", "open_remote"))
     for name in sorted(functions):
-        found += [
-            f"{name} and {other}"
-            for near, far in pairs
-            if name.endswith(near) and (other := name[: -len(near)] + far) in functions
-        ]
+        for near, far in endings:
+            other = name.removesuffix(near) + far
+            if name.endswith(near) and other in functions:
+                found.append(f"{name} and {other}")
     return found
 
 

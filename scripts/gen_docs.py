@@ -551,24 +551,30 @@ def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str, bool]]
         if hints[name] is typer.Context:  # typer passes it; users do not
             continue
         kind, info = get_args(hints[name])[:2]
-        default = parameter.default
         if info.hidden:
             continue
+        default = parameter.default
+        text = info.help or ""
         if isinstance(info, typer.models.ArgumentInfo):
-            shown = (info.metavar or name.upper()).strip("[]")
-            many = "..." if get_origin(kind) is list else ""
-            yield (shown if default is inspect.Parameter.empty else f"[{shown}]") + many, info.help or "", False
+            form = (info.metavar or name.upper()).strip("[]")
+            if default is not inspect.Parameter.empty:
+                form = f"[{form}]"
+            if get_origin(kind) is list:
+                form += "..."
+            yield form, text, False
             continue
         # In an annotation, the first positional argument of typer.Option is an option name, though called `default`.
-        named = [word for word in (info.default, *(info.param_decls or ())) if str(word).startswith("-")]
-        names = " ".join(named or [f"--{name.replace('_', '-')}"])
-        value = "" if kind in (bool, bool | None) else f" {info.metavar or _value(kind)}"
-        told = (
-            ""
-            if default in (None, False, inspect.Parameter.empty) or not info.show_default
-            else f" Default: {', '.join(default) if isinstance(default, list) else default}."
-        )
-        yield f"{names}{value}", f"{info.help or ''}{told}".strip(), True
+        words = (info.default, *(info.param_decls or ()))
+        names = [word for word in words if str(word).startswith("-")]
+        if not names:
+            names = [f"--{name.replace('_', '-')}"]
+        form = " ".join(names)
+        if kind not in (bool, bool | None):
+            form += f" {info.metavar or _value(kind)}"
+        if info.show_default and default not in (None, False, inspect.Parameter.empty):
+            shown_default = ", ".join(default) if isinstance(default, list) else default
+            text += f" Default: {shown_default}."
+        yield form, text.strip(), True
 
 
 def _value(kind: Any) -> str:

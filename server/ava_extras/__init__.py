@@ -98,22 +98,32 @@ def install_command(*names: str) -> str:
     except (PackageNotFoundError, ValueError):
         origin = {}
     prefix = Path(sys.prefix)
-    wanted = ",".join(names)
-    if any((in_uv_cache(prefix), (prefix / "uv-receipt.toml").exists())):
+    replaces = False  # pipx and uv's tools are installed again, without the extras that are here
+    if in_uv_cache(prefix) or (prefix / "uv-receipt.toml").exists():
         installer = ["uv", "tool", "install"]
+        replaces = True
     elif (prefix / "pipx_metadata.json").exists():
         installer = ["pipx", "install", "--force"]
+        replaces = True
     elif find_spec("pip") is not None:
         installer = [sys.executable, "-m", "pip", "install"]
     else:
         installer = ["uv", "pip", "install", "--python", sys.executable]
-    if installer[0] == "pipx" or installer[1] == "tool":  # these install again, without the extras that are here
-        wanted = ",".join(name for name in EXTRAS if name in names or has_extra(name))
-    wanted = f"[{wanted}]".replace("[]", "")
-    url, folder = str(origin.get("url", "")), origin.get("dir_info")
+    wanted = list(names)
+    if replaces:
+        wanted = [name for name in EXTRAS if name in names or has_extra(name)]
+    extras = f"[{','.join(wanted)}]" if wanted else ""
+    folder = origin.get("dir_info")
+    url = str(origin.get("url", ""))
     if folder is not None:
-        source = ["-e"] if folder.get("editable") else []
-        return shlex.join([*installer, *source, f"{unquote(urlsplit(url).path)}{wanted}"])
-    if version := origin.get("vcs_info"):
+        path = unquote(urlsplit(url).path)
+        if folder.get("editable"):
+            installer.append("-e")
+        return shlex.join([*installer, f"{path}{extras}"])
+    version = origin.get("vcs_info")
+    if version:
         url = f"{version['vcs']}+{url}@{version['commit_id']}"
-    return shlex.join([*installer, f"{_PACKAGE}{wanted}" + (f" @ {url}" if url else "")])
+    requirement = f"{_PACKAGE}{extras}"
+    if url:
+        requirement += f" @ {url}"
+    return shlex.join([*installer, requirement])

@@ -114,9 +114,14 @@ def _report(findings: Iterable[CheckFinding], asked: Sequence[CheckFinding], *, 
     findings = sorted(findings, key=lambda finding: WORST_FIRST.index(finding.state))
     if every:
         return [_lines(finding.title, finding) for finding in findings]
-    shown = [finding for finding in findings if finding.state != "ok" or finding.what_to_do or finding in asked]
-    lines = [_lines(_common_name(names), finding) for names, finding in _joined(shown)]
-    works = dict.fromkeys(finding.title for finding in findings if finding not in shown)
+    in_full: list[CheckFinding] = []
+    works: dict[str, None] = {}  # titles, each once
+    for finding in findings:
+        if finding.state != "ok" or finding.what_to_do or finding in asked:
+            in_full.append(finding)
+        else:
+            works[finding.title] = None
+    lines = [_lines(_common_name(names), finding) for names, finding in _joined(in_full)]
     if works:
         lines.append(_indented("ok", f"{' · '.join(works)} (`ava doctor --all` tells more)"))
     return lines

@@ -369,19 +369,24 @@ def _write(change: Change) -> None:
 
 
 def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, only_print: bool, report: Report) -> None:
+    """Allow the tools that start and spend nothing in the host's rules; `allow` None asks the person first."""
     from ava_server.hosts.change import QUIET_TOOLS, change_to_allow
 
-    rules = host.tool_rules
     if allow is False:
         return
+    rules = host.tool_rules
     quiet = [host.quiet] if host.quiet else []
-    if rules is None and allow:  # it was asked for, and only the person can do it
-        report.to_do += quiet
+    if rules is None:  # only the person can do it
+        if allow:
+            report.to_do += quiet
+        else:
+            report.more += quiet
         return
-    if rules is None or not (rules.needed or allow):
+    if not rules.needed and not allow:
         report.more += quiet
         return
-    if not (allow or only_print or someone_there()):
+    is_answerable = allow or only_print or someone_there()
+    if not is_answerable:
         how = "--allow-tools allows those that start and spend nothing"
         report.more.append(f"{host.title} asks before each of Ava's tools; {how}.")
         return

@@ -297,11 +297,12 @@ def _plan_screen(plan: PlanSum, at_us: int) -> None:
     say(f"Runs: {len(plan.runs)} ({', '.join(endings)})")
     _table("Run", ("state", "cost", "turns", "active"), [_run_row(plan, run, at_us) for run in plan.runs])
     failed = [run for run in plan.runs if run.ended and run.state not in NOT_FAILED]
-    if failed:
-        say("\nWhat failed:")
+    if not failed:
+        return
+    say("\nWhat failed:")
     for run in failed:
-        why = one_line(reason_words(run.stop_reason or "")) or NO_REASON
-        say(f"  {run.id} {state_words(run.state)}: {why}")
+        reason = one_line(reason_words(run.stop_reason or "")) or NO_REASON
+        say(f"  {run.id} {state_words(run.state)}: {reason}")
         say(f"      {advice(f'ava show {run.id}')}")
 
 

@@ -270,19 +270,26 @@ def turn_lines(turns: Sequence[Turn], width: int) -> list[str]:
     spans = [span for turn in turns for span in turn.spans]
     begin_us = min((span.begin_us for span in spans), default=0)
     end_us = max((span.end_us for span in spans), default=0)
-    room = width - sum(_TURN_WIDTHS) - len("  ")
-    bar = min(room // 3, _MOST_BAR) if room // 3 >= _LEAST_BAR else 0
-    left = room - (bar + len("  ") if bar else 0)
-    head = _in_columns(_TURN_HEAD) + ("when".ljust(bar + 2) if bar else "")
-    lines = [_sums_of_time(spans, begin_us, end_us), (head + _TOOL_HEAD * (left >= _LEAST_CALLS)).rstrip()]
+    calls_columns = width - sum(_TURN_WIDTHS) - len("  ")
+    bar_columns = 0
+    if calls_columns // 3 >= _LEAST_BAR:
+        bar_columns = min(calls_columns // 3, _MOST_BAR)
+        calls_columns -= bar_columns + len("  ")
+    shows_calls = calls_columns >= _LEAST_CALLS
+    head = _in_columns(_TURN_HEAD)
+    if bar_columns:
+        head += "when".ljust(bar_columns + 2)
+    if shows_calls:
+        head += _TOOL_HEAD
+    lines = [_sums_of_time(spans, begin_us, end_us), head.rstrip()]
     for turn in turns:
         cost = f"${turn.cost_micros / MICROS_PER_USD:.4f}" if turn.cost_micros else "-"
         figures = (f"{turn.number}", cost, _time(turn.took_us("model")), _time(turn.took_us("tools")))
         line = _in_columns(figures)
-        if bar:
-            line += _drawn_time(waterfall(turn.spans, begin_us, end_us, bar)) + "  "
-        if left >= _LEAST_CALLS:
-            line += cut(_called(turn), left)
+        if bar_columns:
+            line += _drawn_time(waterfall(turn.spans, begin_us, end_us, bar_columns)) + "  "
+        if shows_calls:
+            line += cut(_called(turn), calls_columns)
         lines.append(line.rstrip())
     return lines
 
@@ -423,13 +430,21 @@ def source_screen(run: RunRow, opened: OpenedSource) -> list[str]:
         lines += _in_bars(f'"{opened.quote}"', width)
     if opened.named:
         lines += ["Source, as the subagent names it:", *_in_bars(opened.named, width)]
-    said = " ".join(filter(None, (f"{verdict_words(opened.verdict)}." if opened.quote else "", opened.note)))
-    lines += wrapped_lines(said, width) if said else []
+    remarks: list[str] = []
+    if opened.quote:
+        remarks.append(f"{verdict_words(opened.verdict)}.")
+    if opened.note:
+        remarks.append(opened.note)
+    if remarks:
+        lines += wrapped_lines(" ".join(remarks), width)
     if not opened.has_text:
         return lines
-    read = f"Read by {opened.tool} (entry {opened.event}):"
-    place = ", ".join(filter(None, (opened.location or "several sources", opened.place)))
-    lines += ["", read, *_in_bars(place, width), *wrapped_lines(opened.now_words, width)]
+    place = opened.location or "several sources"
+    if opened.place:
+        place += f", {opened.place}"
+    lines += ["", f"Read by {opened.tool} (entry {opened.event}):"]
+    lines += _in_bars(place, width)
+    lines += wrapped_lines(opened.now_words, width)
     if opened.missing:
         lines += ["Not in the text that was read:", *_in_bars(opened.missing, width)]
     return [*lines, "", *_text_lines(opened.window(AROUND_LINES, AROUND_CHARS), width)]
@@ -515,19 +530,25 @@ def price_text(price: Price) -> str:
 
 
 def _table(costs: Costs) -> Iterable[str]:
+    """Yield the head, a row for each attempt at a turn, and their sums."""
     tries = Counter(attempt.turn for attempt in costs.attempts)
+    sums = dict.fromkeys(_TOKENS, 0)
     yield _row(*_HEAD)
     for attempt in costs.attempts:
-        turn = f"{attempt.turn}.{attempt.attempt}" if tries[attempt.turn] > 1 else f"{attempt.turn}"
+        turn = f"{attempt.turn}"
+        if tries[attempt.turn] > 1:
+            turn += f".{attempt.attempt}"
         cost, share = "-", "-"
         if attempt.settlement:
             cost, share = format_usd(attempt.micros), _share(attempt.micros, costs.micros)
-        usage = attempt.usage
-        tokens = ["-"] * len(_TOKENS) if usage is None else [str(getattr(usage, name)) for name in _TOKENS]
+        tokens = ["-"] * len(_TOKENS)
+        if attempt.usage is not None:
+            counts = {name: getattr(attempt.usage, name) for name in _TOKENS}
+            tokens = [str(count) for count in counts.values()]
+            for name, count in counts.items():
+                sums[name] += count
         yield cut(f"{_row(turn, *tokens, cost, share)} {_note(attempt)}".rstrip(), _COST_COLUMNS)
-    used = [attempt.usage for attempt in costs.attempts if attempt.usage is not None]
-    sums = (str(sum(getattr(usage, name) for usage in used)) for name in _TOKENS)
-    yield _row("all", *sums, format_usd(costs.micros), _share(costs.micros, costs.micros))
+    yield _row("all", *map(str, sums.values()), format_usd(costs.micros), _share(costs.micros, costs.micros))
 
 
 def _row(*cells: str) -> str:
@@ -563,15 +584,18 @@ def _outputs(costs: Costs) -> Iterable[str]:
 
 
 def _sums(run: RunRow, costs: Costs) -> Iterable[str]:
-    parts = ", ".join(f"{name} {format_usd(micros)}" for name, micros in costs.cost_by.items()) or "nothing"
-    yield from ("", *wrapped_lines(f"Spent on: {parts}", _COST_COLUMNS))
+    parts = [f"{name} {format_usd(micros)}" for name, micros in costs.cost_by.items()]
+    yield ""
+    yield from wrapped_lines(f"Spent on: {', '.join(parts) or 'nothing'}", _COST_COLUMNS)
     yield f"Retries: {format_usd(costs.cost_by.get('retries', 0))}"
     yield f"Planning: {format_usd(costs.cost_by.get('plan', 0))}"
     if "search" in costs.cost_by:
         yield f"Web searches: {format_usd(costs.cost_by['search'])}"
     unknown = costs.unknown
-    of_them = f", the most that it can be, for {counted(len(unknown), 'attempt')}" if unknown else ""
-    yield f"Unknown: {format_usd(sum(attempt.micros for attempt in unknown))}{of_them}"
+    line = f"Unknown: {format_usd(sum(attempt.micros for attempt in unknown))}"
+    if unknown:
+        line += f", the most that it can be, for {counted(len(unknown), 'attempt')}"
+    yield line
     cache = costs.cache
     net = cache.saved - cache.premium
     if cache.saved or cache.premium:

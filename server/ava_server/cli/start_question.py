@@ -237,7 +237,8 @@ def proposal_lines(one: Pending, width: int, *, whole: bool = False) -> list[Que
     lines += [QuestionLine(f"! {text}", "look") for text in topics.get(ATTENTION, ())]
     lines.append(QuestionLine(_what(one, one.summary)))
     lines += map(QuestionLine, topics.get("How much", ()))
-    lines += [QuestionLine(" ".join(topics["Who asked"]))] if "Who asked" in topics else []
+    if "Who asked" in topics:
+        lines.append(QuestionLine(" ".join(topics["Who asked"])))
     for topic, texts in topics.items():
         if topic not in (*FACTS, *FOLDED, ATTENTION, STEPS):
             lines += map(QuestionLine, texts)
@@ -248,10 +249,11 @@ def proposal_lines(one: Pending, width: int, *, whole: bool = False) -> list[Que
         if topic in _TOPICS:
             lines += map(QuestionLine, texts)
     for text in _cut_texts(one):
-        rest = f"\n(The last {text.chars - len(text.text):,} characters are in `ava show`.)"
         lines.append(QuestionLine(f"{text.name.capitalize()}, {text.chars:,} characters:", "first"))
         lines += map(QuestionLine, add_bars(text.text).split("\n"))
-        lines += [QuestionLine(rest)] if text.chars > len(text.text) else []
+        chars_left = text.chars - len(text.text)
+        if chars_left > 0:
+            lines.append(QuestionLine(f"\n(The last {chars_left:,} characters are in `ava show`.)"))
     return [*lines, QuestionLine(f"In one line: {one.approval_line}")]
 
 
@@ -275,16 +277,19 @@ def folded_words(one: Pending, *, in_row: int | None = None) -> str:
         kind = text.name.partition(" of ")[0]
         by_kind.setdefault(kind, []).append(text)
     for kind, texts in by_kind.items():
-        shown = [_shown_chars(one, text, in_row) for text in texts]
-        left = counted(sum(text.chars for text in texts) - sum(shown), "character")
         name = texts[0].name if len(texts) == 1 else f"{kind} of {len(texts)} steps"
-        more = " more" if any(shown) else ""
-        parts.append(f"{name}, {left}{more}")
-    topics = {topic: texts for topic, texts in one.topics.items() if topic in _TOPICS}
-    if topics:
-        names = [_TOPICS[topic] for topic in topics]
-        sentences = counted(sum(map(len, topics.values())), "sentence")
-        parts.append(f"{_listed(names)}, {sentences}")
+        total = sum(text.chars for text in texts)
+        shown = sum(_shown_chars(one, text, in_row) for text in texts)
+        more = " more" if shown else ""
+        parts.append(f"{name}, {counted(total - shown, 'character')}{more}")
+    names: list[str] = []
+    sentences = 0
+    for topic, texts_of_topic in one.topics.items():
+        if topic in _TOPICS:
+            names.append(_TOPICS[topic])
+            sentences += len(texts_of_topic)
+    if names:
+        parts.append(f"{_listed(names)}, {counted(sentences, 'sentence')}")
     parts.append("the line that is approved")
     return "; ".join(parts)
 
@@ -397,26 +402,26 @@ class _Table:
     def __init__(self, waiting: Sequence[Pending], width: int) -> None:
         self._width = width
         proposals = [(one, one.summary) for one in waiting if one.summary is not None]
-        summaries = [summary for _one, summary in proposals]
-        self._striking, compared = _compared(summaries)
+        self._striking, compared = _compared([summary for _one, summary in proposals])
         names_client = width >= NARROW and any(one.client for one, _summary in proposals)
         cells_of = [("", "", "at most", "can", "asked by" if names_client else "")]
         for number, (one, summary) in enumerate(proposals, 1):
             cells_of.append(self._cells(number, one, summary))
         heads = aligned(cells_of, right=(2,))
-        beside = _beside(heads, width, LEAST_TASK)
+        task_column = _beside(heads, width, LEAST_TASK)  # 0: the task stands below
         self._indent = " " * len(f"!  {len(proposals)}  ")
         self._price = len(self._indent) + max(cells(cell[2]) for cell in cells_of)
-        self.head = _head(heads[0], beside)
+        self.head = _head(heads[0], task_column)
         self.rows: list[list[QuestionLine]] = []
         self.folded: list[str] = []
         for number, (head, (one, summary)) in enumerate(zip(heads[1:], proposals, strict=True), 1):
-            room = width - (beside or len(self._indent))
-            task, shown = _task_in_row(summary, room)
-            lines = [f"{_padded(head, beside)}{task}"] if beside else [head, f"{self._indent}{task}"]
+            task, shown = _task_in_row(summary, width - (task_column or len(self._indent)))
             emphasis: Emphasis = "look" if number in self._striking else ""
-            first, *below = lines
-            self.rows.append([QuestionLine(first, emphasis, self._price), *map(QuestionLine, below)])
+            if task_column:
+                row = [QuestionLine(f"{_padded(head, task_column)}{task}", emphasis, self._price)]
+            else:
+                row = [QuestionLine(head, emphasis, self._price), QuestionLine(f"{self._indent}{task}")]
+            self.rows.append(row)
             self.folded.append(folded_words(one, in_row=shown) if can_fold(one) else "")
         self.notes = self._notes(proposals, compared)
 
@@ -525,17 +530,23 @@ def _compared(rows: Sequence[ProposalSummary]) -> tuple[set[int], list[str]]:
     """
     from ava_server.approval.reach import POWERS, SERIOUS
 
-    everyone: list[str] = []
-    some: dict[str, list[int]] = {}
+    of_all: list[str] = []
+    of_some: dict[str, list[int]] = {}
     for power in POWERS:
-        held = [number for number, row in enumerate(rows, 1) if power in row.powers]
-        if 0 < len(held) < len(rows):
-            some[power] = held
-        elif held and power in SERIOUS:
-            everyone.append(power)
-    serious = {number for number, row in enumerate(rows, 1) if SERIOUS.intersection(row.powers)}
-    remarks = [f"! All of them can {', '.join(everyone)}."] if everyone else []
-    if some:
-        apart = (f"{power} ({', '.join(map(str, held))})" for power, held in some.items())
-        remarks.append(f"{'! ' * bool(SERIOUS & some.keys())}Only some of them can {', '.join(apart)}.")
-    return serious or {number for held in some.values() for number in held}, remarks
+        numbers = [number for number, row in enumerate(rows, 1) if power in row.powers]
+        if 0 < len(numbers) < len(rows):
+            of_some[power] = numbers
+        elif numbers and power in SERIOUS:
+            of_all.append(power)
+    lines: list[str] = []
+    if of_all:
+        lines.append(f"! All of them can {', '.join(of_all)}.")
+    if of_some:
+        mark = "! " if SERIOUS & of_some.keys() else ""
+        powers = [f"{power} ({', '.join(map(str, numbers))})" for power, numbers in of_some.items()]
+        lines.append(f"{mark}Only some of them can {', '.join(powers)}.")
+    striking = {number for number, row in enumerate(rows, 1) if SERIOUS.intersection(row.powers)}
+    if not striking:
+        for numbers in of_some.values():
+            striking.update(numbers)
+    return striking, lines

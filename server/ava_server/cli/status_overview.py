@@ -264,8 +264,12 @@ def _providers(providers: Mapping[str, bool]) -> CheckFinding:
 def health_json(
     overview: Overview, findings: Iterable[CheckFinding], confined: Sandbox | Unavailable | None
 ) -> dict[str, Any]:
+    kind = None
+    if isinstance(confined, Unavailable):
+        kind = f"unavailable: {confined.why}"
+    elif confined is not None:
+        kind = confined.kind
     log = overview.now.log
-    kind = f"unavailable: {confined.why}" if isinstance(confined, Unavailable) else confined and confined.kind
     return {
         "servers": overview.processes,
         "keeper": overview.keeper,
@@ -308,18 +312,19 @@ def run_json(run: RunView) -> dict[str, Any]:
 
     caps: dict[str, Any] = {}
     for cap in run.caps:
-        money = cap.name == "cost"
-        used, most, held = (value / 10_000 if money else value for value in (cap.used, cap.most, cap.held))
-        caps["cost_cents" if money else cap.name] = {
-            "used": round(used, 4),
-            "cap": most if cap.most > 0 else None,
-            **({"held": held} if money else {}),
-        }
-    waits = run.wait.for_people() if run.wait is not None and run.wait.cause != "approval" else ""
-    return {
+        if cap.name == "cost":  # from micro-USD to cents
+            most = cap.most / 10_000 if cap.most > 0 else None
+            caps["cost_cents"] = {"used": round(cap.used / 10_000, 4), "cap": most, "held": cap.held / 10_000}
+        else:
+            caps[cap.name] = {"used": round(cap.used, 4), "cap": cap.most if cap.most > 0 else None}
+    fields = {
         **run_answer(run).model_dump(mode="json", exclude_none=True),
         "task": run.task,
         "user": run.row.user_id,
         "caps": caps,
-        **({"waits": waits} if waits else {}),
     }
+    if run.wait is not None and run.wait.cause != "approval":
+        waits = run.wait.for_people()
+        if waits:
+            fields["waits"] = waits
+    return fields

@@ -131,23 +131,29 @@ class Page:
     def health_lines(self, *, brief: bool = False) -> Iterator[Text]:
         """A brief line has the worst state and a word on each."""
         if brief:
-            found = sorted(self.health, key=lambda one: WORST_FIRST.index(one.state) if one.state in _BAD else 9)
-            state: State = found[0].state if found[0].state in _BAD else "ok"
-            words = "".join(f" · {_works(one)}" for one in found if one.short)
+            state: State = "ok"
+            bad = [finding.state for finding in self.health if finding.state in _BAD]
+            if bad:
+                state = min(bad, key=WORST_FIRST.index)
+            by_state = sorted(self.health, key=lambda one: WORST_FIRST.index(one.state) if one.state in _BAD else 9)
+            words = "".join(f" · {_works(finding)}" for finding in by_state if finding.short)
             yield joined(("Health: ", "bold"), (state, _HEALTH[state]), words)
             return
         yield joined(("Health (ava doctor tells more):", "bold"))
         works: list[str] = []
-        for one in sorted(self.health, key=lambda one: WORST_FIRST.index(one.state)):
-            if one.state == "ok" and one.name not in _IN_FULL:
-                works.append(_works(one))
+        for finding in sorted(self.health, key=lambda one: WORST_FIRST.index(one.state)):
+            if finding.state == "ok" and finding.name not in _IN_FULL:
+                works.append(_works(finding))
                 continue
-            text, *more = wrapped_lines(plain(one.text), max(self.width - _HEALTH_INDENT, 20))
-            yield joined("  ", (f"{one.state:<8}", _HEALTH[one.state]), f"{one.title:<12} {text}")
-            yield from (joined(" " * _HEALTH_INDENT + line.strip()) for line in more)
-        for number, line in enumerate(wrapped_lines(" · ".join(works), max(self.width - _STATE_INDENT, 20))):
+            text, *more = wrapped_lines(plain(finding.text), max(self.width - _HEALTH_INDENT, 20))
+            yield joined("  ", (f"{finding.state:<8}", _HEALTH[finding.state]), f"{finding.title:<12} {text}")
+            for line in more:
+                yield joined(" " * _HEALTH_INDENT + line.strip())
+        state_cell = f"{'ok':<8}"
+        for line in wrapped_lines(" · ".join(works), max(self.width - _STATE_INDENT, 20)):
             if line:
-                yield joined("  ", ("ok      " if number == 0 else " " * 8, _HEALTH["ok"]), line.strip())
+                yield joined("  ", (state_cell, _HEALTH["ok"]), line.strip())
+            state_cell = " " * 8
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 

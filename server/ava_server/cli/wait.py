@@ -105,19 +105,22 @@ async def wait_for(server: Connection | None, ids: list[str], within_s: float | 
 
 
 async def _show_ended(records: Records, seen: Sequence[RunView], as_json: bool) -> int:
-    """Put on record that the results were shown, and return the worst exit code."""
+    """Show the runs' results, put on record that they were shown, and return the worst exit code."""
     found = [await records.record(run.row.id) for run in seen]
-    expired = [one for one, run in zip(found, seen, strict=True) if run.over and not one.row.ended]
     if as_json:
-        answers = answers_json(one.answer for one in found)
+        answers = answers_json(record.answer for record in found)
         terminal.say_json({**terminal.place_json(records.place), "runs": answers})
     else:
-        ended = [one.answer for one in found if one.row.ended]
+        ended = [record.answer for record in found if record.row.ended]
         if ended:
             show_results(ended)
-        lines = [f"{label(one.row)}: its proposal {one.row.pending_id} has expired." for one in expired]
-        if lines:
-            say("\n\n".join(["", *lines] if ended else lines))
+        expired: list[str] = []
+        for record, run in zip(found, seen, strict=True):
+            if run.over and not record.row.ended:
+                expired.append(f"{label(record.row)}: its proposal {record.row.pending_id} has expired.")
+        if expired:
+            text = "\n\n".join(expired)
+            say(f"\n\n{text}" if ended else text)
     await records.note_shown("ava wait", found)
     return max(_code(run) for run in seen)
 
@@ -234,15 +237,18 @@ def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
     from ava_server.render.run_view import cost_of
 
     is_live = progress.width is not None
-    rows = [("", "run", "what", "time", "turn", "cost", "now")] if is_live else []
-    waits: list[str] = []
-    room = WHAT_COLUMNS
+    rows: list[tuple[str, ...]] = []
+    what_columns = WHAT_COLUMNS
     if progress.width is not None:
-        room = min(room, progress.width // 4)
+        rows.append(("", "run", "what", "time", "turn", "cost", "now"))
+        what_columns = min(what_columns, progress.width // 4)
+    waits: list[str] = []
     for run in seen:
         mark = progress.spinner if is_live and run.row.state == RUNNING else ""
-        what = terminal.cut(run.row.name or f"{run.row.role}: {run.task}", room)
-        turn = _turn_of(run) if is_live else f"turn {_turn_of(run)}"
+        what = terminal.cut(run.row.name or f"{run.row.role}: {run.task}", what_columns)
+        turn = _turn_of(run)
+        if not is_live:  # there is no head that says so
+            turn = f"turn {turn}"
         doing = run.doing
         if is_live and run.wait is not None and run.wait.cause not in ("money", "queue", "owner"):
             doing = state_words(run.state)  # what a person can do about it is below the table, uncut
@@ -322,15 +328,22 @@ class FollowedRuns:
         """Let the plans end whose last runs have: a command that goes at once would leave that to another process."""
         store, manager = self._runtime.store, self._runtime.manager
 
-        def left(view: View) -> list[str]:
-            runs = [view.run(run_id) for run_id in self._run_ids]
-            plan_ids = {run.plan_id for run in runs if run is not None and run.plan_id is not None}
-            plans = [view.run(plan_id) for plan_id in plan_ids]
-            return [plan.id for plan in plans if plan is not None and not plan.ended and manager.owns(plan.id)]
+        def own_open_plans(view: View) -> list[str]:
+            plan_ids: set[str] = set()
+            for run_id in self._run_ids:
+                run = view.run(run_id)
+                if run is not None and run.plan_id is not None:
+                    plan_ids.add(run.plan_id)
+            open_plans: list[str] = []
+            for plan_id in plan_ids:
+                plan = view.run(plan_id)
+                if plan is not None and not plan.ended and manager.owns(plan.id):
+                    open_plans.append(plan.id)
+            return open_plans
 
         with anyio.move_on_after(PLAN_END_S):
             seen = store.head
-            while await store.read(left):
+            while await store.read(own_open_plans):
                 seen = await store.wait_for_entry_after(seen)
 
     async def _on_signals(self, signals: AsyncIterator[int], tasks: anyio.abc.TaskGroup) -> None:
@@ -420,19 +433,21 @@ class FollowedRuns:
 
         manager = self._runtime.manager
         here = [row for row in running if not self._driven_elsewhere or row.instance == manager.instance]
-        they, them = ("it", "it") if len(here) == 1 else ("they", "them")
         if not here:
-            return f"If left, {'it' if len(running) == 1 else 'they'} will go on."
+            they = "it" if len(running) == 1 else "they"
+            return f"If left, {they} will go on."
+        they, them = ("it", "it") if len(here) == 1 else ("they", "them")
         if len(here) < len(running):
             they = f"{' and '.join(row.id for row in here)} (the others go on)"
         resume = ", ".join(f"`ava resume {row.id}`" for row in here)
-        why = next(filter(None, [manager.why_not_worker(row.id) for row in here]), "")
-        if why:
-            return (
-                f"If left, {they} will be interrupted until you continue {them} with {resume}, or an Ava server of this"
-                f" user with the same endpoint and keys takes {them} over. No worker runs {them}, because"
-                f" {why.rstrip('.')}."
-            )
+        for row in here:
+            why = manager.why_not_worker(row.id)
+            if why:
+                return (
+                    f"If left, {they} will be interrupted until you continue {them} with {resume}, or an Ava server of"
+                    f" this user with the same endpoint and keys takes {them} over. No worker runs {them}, because"
+                    f" {why.rstrip('.')}."
+                )
         if await anyio.to_thread.run_sync(seems_held, self._runtime.settings.paths.worker_lock):
             return (
                 f"If left, {they} will be interrupted, and the worker that is running takes {them} over if it has the"
@@ -512,8 +527,8 @@ async def deliver(
     from ava_server.render.plan_view import whole_plans
 
     records = Records(MemoryTransport(runtime.settings.paths, runtime.store, runtime.instances))
-    found = [await records.record(run_id) for run_id in run_ids]
-    answers = [one.answer for one in found]
+    runs = [await records.record(run_id) for run_id in run_ids]
+    answers = [run.answer for run in runs]
     saved = await _save_all(runtime, answers, artifacts)
     if out is None and not as_json:
         show_results(answers, saved=saved)
@@ -523,15 +538,23 @@ async def deliver(
             terminal.write(text)
         else:
             await anyio.to_thread.run_sync(_write_out, out, text)
-            for one in found:
-                (tell if as_json else say)(f"{label(one.row)} {state_words(one.row.state)}: written to {out}")
+            write_line = tell if as_json else say
+            for run in runs:
+                write_line(f"{label(run.row)} {state_words(run.row.state)}: written to {out}")
         for copied in saved.values():
             tell("\n".join(copied.lines()))
     plans = await runtime.store.read(lambda view: [view.run(plan_id) for plan_id in whole_plans(view, run_ids)])
-    for row in [*(one.row for one in found), *filter(None, plans)]:
+    rows = [run.row for run in runs]
+    rows += [plan for plan in plans if plan is not None]
+    for row in rows:
         await note_fetched(runtime.store, session, command, row)
-    faults = CONFIGURATION if any(each.faults for each in saved.values()) else 0
-    return next((code for one in found if (code := exit_code(one.row))), faults)
+    for run in runs:
+        code = exit_code(run.row)
+        if code:
+            return code
+    if any(copied.faults for copied in saved.values()):
+        return CONFIGURATION
+    return 0
 
 
 async def _save_all(runtime: Runtime, answers: Sequence[RunAnswer], artifacts: Path | None) -> dict[str, SavedFiles]:

@@ -372,15 +372,19 @@ class StatusApp(App[int]):
     def _draw(self) -> None:
         if self.lost:
             return self.end_soon(_HUNG_UP)
-        if self.behind or not self.is_running or not self._screen_stack:  # it ends
+        is_ending = self.behind or not self.is_running or not self._screen_stack
+        if is_ending:
             return None
         if isinstance(self.screen, TextScreen):
             return self.screen.draw()
-        settings = self.reader.settings
-        root = named_root(settings.paths)
-        head = [*([joined(f"Data root: {root}")] if root else []), joined(self._trouble() or "Looking …")]
+        head: list[Text] = []
         foot: list[Text] = []
-        if self._overview is not None:
+        if self._overview is None:
+            root = named_root(self.reader.settings.paths)
+            if root:
+                head.append(joined(f"Data root: {root}"))
+            head.append(joined(self._trouble() or "Looking …"))
+        else:
             page = self._keep_selection(self.page(self.size.width - 1))  # the scroll bar's
             live = page.live(self.size.height - self._filter.display)
             head, self._rows, foot = live.head, live.rows, live.foot
@@ -390,8 +394,8 @@ class StatusApp(App[int]):
                 self._shown[name] = text
                 self._main[name].update(text)
         ids = ["" if row.run is None else row.run.row.id for row in self._rows]
-        at = ids.index(self._selected) if self._selected in ids else 0
-        self.call_after_refresh(self._list.scroll_to_region, Region(0, at, 1, 1), animate=False)
+        selected_line = ids.index(self._selected) if self._selected in ids else 0
+        self.call_after_refresh(self._list.scroll_to_region, Region(0, selected_line, 1, 1), animate=False)
         return None
 
     def _trouble(self) -> str:

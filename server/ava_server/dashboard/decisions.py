@@ -97,20 +97,26 @@ async def why_withdrawn(decision: DecisionQuestion, reader: OverviewReader) -> s
 async def _approval(kind: Kind, run: RunRow, reader: OverviewReader) -> DecisionQuestion:
     """Return the question whether a proposal starts, or a run near a cap gets more; or whether neither happens."""
     approves = kind == "approve"
-    proposal: Pending | None = None
+    folds: Pending | None = None
     if run.state == WAITING:
         [proposal] = (await reader.decisions.send(WAITING_DECISIONS, id=[run.id])).proposals
-        shown, text = proposal.shown, f"{proposal.message}\n\n{proposal.approval_line}"
+        shown = proposal.shown
         title = f"{kind.capitalize()} {proposal.pending_id}"
+        text = f"{proposal.message}\n\n{proposal.approval_line}"
         question, done = ("Start it?", "approved") if approves else ("Reject it?", "rejected")
+        if approves and can_fold(proposal):
+            folds = proposal
     else:
         more = await _more(run, reader)
-        shown, text, title = more.shown, more.message, f"{more.id}: {more.heading}"
-        declines = "Decline it, so that the run hands in what it has?"
-        question, done = ("Raise the cap?", "raised") if approves else (declines, "declined")
-    declined, pin = f"Nothing was {done}; it still waits.", approves and await _takes_pin(shown, reader)
-    folds = proposal if approves and proposal is not None and can_fold(proposal) else None
-    return DecisionQuestion(kind, run, title, text, question, shown, declined, pin, folds)
+        shown = more.shown
+        title = f"{more.id}: {more.heading}"
+        text = more.message
+        question, done = "Decline it, so that the run hands in what it has?", "declined"
+        if approves:
+            question, done = "Raise the cap?", "raised"
+    takes_pin = approves and await _takes_pin(shown, reader)
+    declined = f"Nothing was {done}; it still waits."
+    return DecisionQuestion(kind, run, title, text, question, shown, declined, takes_pin, folds)
 
 
 async def _more(run: RunRow, reader: OverviewReader) -> PendingQuestion:

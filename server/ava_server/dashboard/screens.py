@@ -329,16 +329,22 @@ class QuestionScreen(TextScreen):
         if self._busy:
             return None
         if self._asks_pin:
-            return self._carry_out(self._answer, answer) if answer else self.say("No PIN is typed yet.")
+            if not answer:
+                return self.say("No PIN is typed yet.")
+            return self._carry_out(self._answer, answer)
         if self._folded and answer.lower() in MORE:
             self._folded, self.keys = False, QuestionScreen.keys
             self.status.drop_keys()  # what was typed before the rest is on the screen does not count
             self.draw()
             self.call_after_refresh(self._begin)
             return None
-        if self._decision.words and not (self._decision.pin and self._decision.agrees(answer)):
-            return self._carry_out(answer, "") if answer else self.say("Nothing is typed yet.")
-        if not self._decision.agrees(answer):
+        agrees = self._decision.agrees(answer)
+        is_text = bool(self._decision.words) and not (self._decision.pin and agrees)
+        if is_text:
+            if not answer:
+                return self.say("Nothing is typed yet.")
+            return self._carry_out(answer, "")
+        if not agrees:
             return self.action_back()
         if self._room.scroll_offset.y < self._room.max_scroll_y:
             return self.say("Read it to its end first, with Page Down or the arrow keys.", failed=True)

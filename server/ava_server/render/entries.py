@@ -163,51 +163,72 @@ def is_trouble(entry: Entry) -> bool:
 
 
 def _what(entry: Entry) -> str:
+    """Return what an entry says, in one text; the caller redacts and shortens it."""
     match entry.fact:
         case None:
             return "(erased)"
         case events.ToolCall(tool=tool, args=args):
             return f"{tool} {arguments_text(args)}"
         case events.ToolResult() as result:
-            return f"{result.tool} ({_success(result)}) {_result_words(result, by_ava=entry.who.agent_id == AGENT)}"
-        case events.CostUpdate() as spent:
-            over = ", more than the provider's own limits allow" if spent.overrun else ""
-            return f"turn {spent.turn}: {spent.tokens} tokens, {_SETTLED[spent.settlement]}{over}"
+            words = _result_words(result, by_ava=entry.who.agent_id == AGENT)
+            return f"{result.tool} ({_success(result)}) {words}"
+        case events.CostUpdate() as update:
+            over = ", more than the provider's own limits allow" if update.overrun else ""
+            return f"turn {update.turn}: {update.tokens} tokens, {_SETTLED[update.settlement]}{over}"
+        case events.CostReserved() as reserved:
+            return f"turn {reserved.turn} attempt {reserved.attempt}: at most {format_usd(reserved.micros)} reserved"
         case events.GuardrailTripped() as tripped:
-            what = _GUARDRAILS.get(tripped.guardrail, tripped.guardrail)
-            return f"{what}: {f'{tripped.tool}, ' if tripped.tool else ''}{_TRIPPED[tripped.action]}"
-        case events.CostReserved() as held:
-            return f"turn {held.turn} attempt {held.attempt}: at most {format_usd(held.micros)} reserved"
-        case events.AgentRequest() as asked:
-            left_out = f", without {', '.join(asked.dropped)}" if asked.dropped else ""
-            return f"turn {asked.turn}: {asked.model}, {len(asked.items)} new messages after {asked.known}{left_out}"
+            guardrail = _GUARDRAILS.get(tripped.guardrail, tripped.guardrail)
+            tool = f"{tripped.tool}, " if tripped.tool else ""
+            return f"{guardrail}: {tool}{_TRIPPED[tripped.action]}"
+        case events.AgentRequest() as request:
+            text = f"turn {request.turn}: {request.model}, {len(request.items)} new messages after {request.known}"
+            if request.dropped:
+                text += f", without {', '.join(request.dropped)}"
+            return text
+        case events.UserMessage() as message:
+            return f"({message.kind}) {message.text}"
+        case events.AssistantMessage(rejected=str(rejected)):
+            return refused_words(rejected)
+        case events.AssistantMessage() as message:
+            calls = ", ".join(_tool_name(str(call.get("name"))) for call in message.calls)
+            if not calls:
+                return message.text
+            return f"{message.text} → {calls}"
+        case events.SettingsChanged() as changed:
+            return f"{changed.setting}: {json.dumps(changed.before)} → {json.dumps(changed.after)}"
+        case events.ErrorOccurred() as error:
+            return f"{error.kind}: {error.error}"
+        case fact:
+            return _run_step_words(fact, entry.run_id or "")
+
+
+def _run_step_words(fact: events.Fact, run_id: str) -> str:
+    """Return what an entry says about a run's proposal, decision, start or end; of any other kind, its search text."""
+    match fact:
+        case events.SpawnProposed() as proposed:
+            text = f"{proposed.pending_id} {proposed.config.get('role', '')} {proposed.subagent_id}"
+            task_id = proposed.config.get("task_id")
+            if task_id:
+                text += f", task_id {task_id}"
+            return text
+        case events.SpawnDecided() as decided:
+            where = WAYS[decided.channel].where if decided.channel else ""
+            text = f"{decided.pending_id} {run_id} {decided.decision} {where}".rstrip()
+            if decided.folded:
+                text += f"; not on the screen: {decided.folded}"
+            return text
         case events.SubagentSpawn() as spawn:
             return f"{spawn.role} {named(spawn.subagent_id, spawn.name)}: {spawn.task}"
+        case events.CancelRequested() as request:
+            text = f"{request.subagent_id} by {request.by}"
+            if request.reason:
+                text += f": {request.reason}"
+            return text
         case events.SubagentComplete() as done:
             cost = format_usd(micros_from_cents(done.cost_cents))
             return f"{done.subagent_id} {done.status} {done.tokens} tokens, {cost}, {done.duration:g} s: {done.summary}"
-        case events.SettingsChanged() as changed:
-            return f"{changed.setting}: {json.dumps(changed.before)} → {json.dumps(changed.after)}"
-        case events.SpawnProposed() as proposed:
-            about = f"{proposed.config.get('role', '')} {proposed.subagent_id}"
-            task_id = proposed.config.get("task_id")
-            return f"{proposed.pending_id} {about}{f', task_id {task_id}' if task_id else ''}"
-        case events.SpawnDecided() as decided:
-            where = WAYS[decided.channel].where if decided.channel else ""
-            how = f"{decided.pending_id} {entry.run_id or ''} {decided.decision} {where}".rstrip()
-            return f"{how}; not on the screen: {decided.folded}" if decided.folded else how
-        case events.CancelRequested() as asked:
-            return f"{asked.subagent_id} by {asked.by}{f': {asked.reason}' if asked.reason else ''}"
-        case events.ErrorOccurred() as error:
-            return f"{error.kind}: {error.error}"
-        case events.UserMessage() as said:
-            return f"({said.kind}) {said.text}"
-        case events.AssistantMessage(rejected=str(refused)):
-            return refused_words(refused)
-        case events.AssistantMessage() as answer:
-            calls = ", ".join(_tool_name(str(call.get("name"))) for call in answer.calls)
-            return f"{answer.text}{f' → {calls}' if calls else ''}"
-        case fact:
+        case _:
             return fact.search_text()
 
 

@@ -96,22 +96,24 @@ class StepView:
         parts: list[str] = [self.state]
         if self.items > 1:
             parts.append(f"{self.runs['done']:,} of {self.items:,} done")
-        for what, number in self.runs.items():
-            if what != "done" and number:
-                parts.append(f"{number:,} {what}")
+        for state, number in self.runs.items():
+            if state != "done" and number:
+                parts.append(f"{number:,} {state}")
         if self.items == 1:
             parts += [run_id for run_id, _state in self.run_ids]
         if self.cost_micros:
             parts.append(format_usd(self.cost_micros))
         if self.state == "waiting" and self.needs:
             parts.append(f"after {', '.join(self.needs)}")
-        whys: list[str] = []
+        text = f"{self.id}: {', '.join(parts)}"
+        reasons: list[str] = []
         if self.why:
-            whys.append(self.why)
+            reasons.append(self.why)
         if self.blocker:
-            whys.append(f"waits: {self.blocker}")
-        why = f" ({'; '.join(whys)})" if whys else ""
-        return f"{self.id}: {', '.join(parts)}{why}"
+            reasons.append(f"waits: {self.blocker}")
+        if reasons:
+            text += f" ({'; '.join(reasons)})"
+        return text
 
 
 @dataclass(frozen=True)
@@ -254,26 +256,30 @@ def without_given(view: View, plan: RunRow, result: dict[str, Any], session_id: 
     if not isinstance(untrusted.get("output"), dict):
         return result
     output: dict[str, Any] = untrusted["output"]
-    before = _given_at(view, plan.id, plan.result_seq, session_id)
-    whole: dict[str, str] = {}
-    items: set[str] = set()
-    for row in view.step_runs(plan.id):
-        at = _given_at(view, row.id, row.result_seq, session_id)
-        if at is None or (before is not None and at > before):
+    plan_given_at = _given_at(view, plan.id, plan.result_seq, session_id)
+    run_of_step: dict[str, str] = {}  # steps of one run, whose result the session has
+    item_runs: set[str] = set()  # the same of steps with a run for each item
+    for run in view.step_runs(plan.id):
+        given_at = _given_at(view, run.id, run.result_seq, session_id)
+        if given_at is None:
             continue
-        if row.item is None:
-            whole[row.step] = row.id
+        if plan_given_at is not None and given_at > plan_given_at:
+            continue
+        if run.item is None:
+            run_of_step[run.step] = run.id
         else:
-            items.add(row.id)
-    if not (whole or items):
+            item_runs.add(run.id)
+    if not run_of_step and not item_runs:
         return result
-    lists = {step.id for step in config_of(plan.config).steps if step.foreach is not None}
+    list_steps = {step.id for step in config_of(plan.config).steps if step.foreach is not None}
     shortened: dict[str, Any] = {}
     for step, value in output.items():
-        if step in whole and value is not None:
-            shortened[step] = GIVEN.format(whole[step])
-        elif step in lists and value is not None:
-            shortened[step] = [_item_without(one, items) for one in value]
+        if value is None:
+            shortened[step] = None
+        elif step in run_of_step:
+            shortened[step] = GIVEN.format(run_of_step[step])
+        elif step in list_steps:
+            shortened[step] = [_item_without(item, item_runs) for item in value]
         else:
             shortened[step] = value
     return {**result, "untrusted_result": {**untrusted, "output": shortened}}
@@ -295,29 +301,33 @@ def _given_at(view: View, run_id: str, result_seq: int | None, session_id: str) 
 def _view_step(
     view: View, step: StepConfig, progress: StepProgress, rows: list[StepRunRow], *, ended: bool
 ) -> StepView:
-    state: StepShown = "waiting"
-    if progress.state == "begun":
-        state = "running"
-    elif progress.state is not None:
-        state = progress.state
+    """Return a step as it is shown. `ended`: the plan has ended, so a step that has not is failed or skipped."""
+    has_begun = progress.state is not None
+    state: StepShown
     if ended and not progress.over:  # the plan was cancelled or given up
         state = "failed" if rows else "skipped"
-    begun = progress.state is not None
-    told = sorted(rows, key=lambda row: (row.state in WHOLE, row.item or 0))[:MOST_RUNS]
+    elif progress.state is None:
+        state = "waiting"
+    elif progress.state == "begun":
+        state = "running"
+    else:
+        state = progress.state
+    listed = sorted(rows, key=lambda row: (row.state in WHOLE, row.item or 0))[:MOST_RUNS]
+    asking = [row.id for row in listed if _shown(row) == "waiting for a person"]
     return StepView(
         id=step.id,
         role=step.config.role,
         needs=step.needs,
         state=state,
-        items=progress.items if begun else step.at_most,
+        items=progress.items if has_begun else step.at_most,
         left_out=progress.left_out,
         runs=Counter(_shown(row) for row in rows),
         cost_micros=_cost(step, rows),
         why=progress.why,
         blocker=_blocker(view, rows),
-        run_ids=tuple((row.id, row.state) for row in told),
-        more_runs=len(rows) - len(told),
-        asking=tuple(row.id for row in told if _shown(row) == "waiting for a person"),
+        run_ids=tuple((row.id, row.state) for row in listed),
+        more_runs=len(rows) - len(listed),
+        asking=tuple(asking),
         begins_us=_began_us(rows),
         ends_us=None if state == "running" else _ended_us(rows),
     )

@@ -166,46 +166,54 @@ def _day_name(day: int) -> str:
 
 
 def report_of(found: Spending | None, first: int, last: int, user: str | None) -> Report:
-    """None is a log that does not exist yet. Days are counted from 1970, UTC."""
+    """Return the report on the days `first` to `last`, counted from 1970 in UTC, of one user or of all.
+
+    `found` is None where the log does not exist yet.
+    """
     from ava_audit.totals import Spending
 
-    found = found or Spending(None, (), {}, ())
-    runs = found.runs
+    spending = found or Spending(None, (), {}, ())
+    runs = spending.runs
     ended: list[RunFacts] = []
     for run in runs.values():
         if run.ended_us is not None and first <= run.ended_us // DAY_US <= last:
             ended.append(run)
-    begins = last if found.first_us is None else found.first_us // DAY_US
+    failed = [run for run in ended if run.state not in NOT_FAILED]
 
     def sums(ended_key: Callable[[RunFacts], str], spent_key: Callable[[DaySpending], str]) -> dict[str, Sum]:
-        made = _Sums()
-        for each in found.spent:
-            made[spent_key(each)].spend(each)
+        """Add up ended runs and spending under the names that the two keys give them."""
+        sums_by_name = _Sums()
+        for spent in spending.spent:
+            sums_by_name[spent_key(spent)].spend(spent)
         for run in ended:
-            made[ended_key(run)].end(run)
-        return made
+            sums_by_name[ended_key(run)].end(run)
+        return sums_by_name
 
-    def by(key: Callable[[RunFacts], str]) -> tuple[Sum, ...]:
-        made = sums(key, lambda each: key(runs[each.run_id]))
-        return tuple(sorted(made.values(), key=lambda one: (-one.cost, -one.ended, one.name)))
+    def sums_by(key: Callable[[RunFacts], str]) -> tuple[Sum, ...]:
+        """Add up by a property of the run, the most expensive first."""
+        by_name = sums(key, lambda spent: key(runs[spent.run_id]))
+        return tuple(sorted(by_name.values(), key=lambda one: (-one.cost, -one.ended, one.name)))
 
-    # An entry whose clock was set back can lie before the log's first one.
-    days = sums(lambda run: _day_name(_ended_us(run) // DAY_US), lambda each: _day_name(each.day))
-    for day in range(max(first, min(begins, last)), last + 1):
+    days = sums(lambda run: _day_name(_ended_us(run) // DAY_US), lambda spent: _day_name(spent.day))
+    log_begins = last
+    if spending.first_us is not None:
+        # An entry whose clock was set back can lie before the log's first one.
+        log_begins = min(spending.first_us // DAY_US, last)
+    for day in range(max(first, log_begins), last + 1):
         name = _day_name(day)
         days.setdefault(name, Sum(name))
-    [total] = by(lambda _run: "total") or [Sum("total")]
+    [total] = sums_by(lambda _run: "total") or [Sum("total")]
     return Report(
         user=user,
         first=first,
         last=last,
         total=total,
         days=tuple(days[day] for day in sorted(days)),
-        by={what: by(key) for what, key in _KEYS.items() if what != "user" or user is None},
+        by={what: sums_by(key) for what, key in _KEYS.items() if what != "user" or user is None},
         endings=Counter(run.state for run in ended),
-        reasons=tuple(_reasons(run for run in ended if run.state not in NOT_FAILED)),
-        errors=found.errors,
-        others=found.others,
+        reasons=tuple(_reasons(failed)),
+        errors=spending.errors,
+        others=spending.others,
     )
 
 
@@ -255,21 +263,24 @@ class Share:
 def shares_of(found: Spending, report: Report, what: str, most: int) -> list[Share]:
     """Return the parts (`what`: `role`, `model` or `user`) of each period's cost, the largest first.
 
-    Those after the first `most` are together.
+    Beyond `most` parts, the smallest are added up as one, which counts among the `most`.
     """
     key = _KEYS[what]
     names = [one.name for one in report.by[what] if one.cost]
-    own = names if len(names) <= most else names[: most - 1]
+    separate = names
+    if len(names) > most:
+        separate = names[: most - 1]
     place_of = {period.name: place for place, period in enumerate(report.periods)}
-    costs = {name: [0] * len(place_of) for name in own}
+    costs = {name: [0] * len(place_of) for name in separate}
     others = [0] * len(place_of)
     for spent in found.spent:
         name = key(found.runs[spent.run_id])
-        day = _day_name(spent.day)
-        period = day if day in place_of else day[: len("2026-01")]
+        period = _day_name(spent.day)
+        if period not in place_of:  # the periods are months
+            period = period[: len("2026-01")]
         costs.get(name, others)[place_of[period]] += spent.cost_micros
-    shares = [Share(_part_name(what, name), tuple(each)) for name, each in costs.items()]
-    if len(own) < len(names):
+    shares = [Share(_part_name(what, name), tuple(by_period)) for name, by_period in costs.items()]
+    if len(separate) < len(names):
         shares.append(Share(ALL_OTHERS, tuple(others)))
     return shares
 

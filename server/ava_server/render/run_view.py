@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -71,9 +71,9 @@ def add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: int
         value = result.get(field)
         setattr(answer, field, None if value is False else value)  # 0 is a figure, and equal to False
     untrusted = Untrusted.model_validate(result["untrusted_result"])
-    text = _output_text(untrusted)
+    output = _output_text(untrusted)
     if offset:
-        untrusted = Untrusted(warning=untrusted.warning, output=text)
+        untrusted = Untrusted(warning=untrusted.warning, output=output[offset:])
     else:
         answer.tool_receipts = result.get("tool_receipts")
         answer.cost_by = result.get("cost_by") or None
@@ -81,21 +81,18 @@ def add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: int
         answer.changes = result.get("changes")
     answer.untrusted_result = untrusted
     if room is None:
-        if offset:
-            untrusted.output = text[offset:]
         return
     _shorten(answer, untrusted, room)
-    left = room
+    room_left = room
     for part in (untrusted.summary, untrusted.caveats, untrusted.findings):
-        left -= json_chars(part)
-    for known in (untrusted.error_text, untrusted.changed, answer.changes):
-        if known:
-            left -= json_chars(known)
-    end = offset + fitting(text[offset : offset + room], max(left, LEAST_ROOM // 2))
-    is_cut = end < len(text)
-    if offset or is_cut:
-        untrusted.output = text[offset:end]
-        answer.cursor = str(end) if is_cut else None
+        room_left -= json_chars(part)
+    for optional in (untrusted.error_text, untrusted.changed, answer.changes):
+        if optional:
+            room_left -= json_chars(optional)
+    end = offset + fitting(output[offset : offset + room], max(room_left, LEAST_ROOM // 2))
+    if end < len(output):
+        untrusted.output = output[offset:end]
+        answer.cursor = str(end)
 
 
 def _output_text(untrusted: Untrusted) -> str:
@@ -278,11 +275,13 @@ class Wait:
         return text
 
     def _for_people(self) -> str:
+        run = self.run
         match self.cause:
             case "approval":
-                return f"a person has to approve it ({self.run.pending_id})"
+                return f"a person has to approve it ({run.pending_id})"
             case "limit":
-                return _joined("paused", pause_words(self.run), "" if self.served else _NO_SERVER)
+                server = "" if self.served else _NO_SERVER
+                return _joined("paused", pause_words(run), server)
             case "extension" | "answer":
                 if self.question is not None:
                     return self.question.for_people
@@ -290,15 +289,18 @@ class Wait:
             case "money":
                 return f"waits for {self.blocker}"
             case "queue":
-                place = "starts at once" if self.position is None else f"number {self.position} in the queue"
-                return _joined(place, self.blocker if self.served else _NO_SERVER)
+                place = "starts at once"
+                if self.position is not None:
+                    place = f"number {self.position} in the queue"
+                why = self.blocker if self.served else _NO_SERVER
+                return _joined(place, why)
             case "owner":
                 return _joined(_NO_OWNER, self.blocker or "the next Ava server of this user resumes it")
             case "resume":
-                return f"{_NO_OWNER}; resume it with `ava resume {self.run.id}`"
+                return f"{_NO_OWNER}; resume it with `ava resume {run.id}`"
             case "held":
-                how = f"resume it with `ava resume {self.run.id}`"
-                return f"restored or imported; {how}, or end it with `ava cancel {self.run.id}`"
+                resume = f"resume it with `ava resume {run.id}`"
+                return f"restored or imported; {resume}, or end it with `ava cancel {run.id}`"
 
 
 @dataclass(frozen=True)
@@ -473,8 +475,10 @@ def _shown_clock_us(view: View, run: RunRow, state: str, processes: Processes, n
 def _shown_too_much_us(view: View, run: RunRow, most_us: int) -> int:
     """Return how much longer the last owner's clock may have been shown than it counted; 0 unless it was taken over."""
     entry = view.last_entry(run.id, "RunClaimed")
-    claim = entry.fact if entry is not None else None
-    if entry is None or not isinstance(claim, RunClaimed) or claim.reason != "takeover":
+    if entry is None or not isinstance(entry.fact, RunClaimed):
+        return 0
+    claim = entry.fact
+    if claim.reason != "takeover":
         return 0
     last_entry = "SELECT max(ts_us) FROM events WHERE run_id = ? AND generation = ?"
     ((wrote_us,),) = view.select(last_entry, run.id, run.generation - 1)
@@ -502,46 +506,43 @@ def view_run(
     knows more than the log. With `result` the result of an ended run is read too, with `task` the beginning of its
     task. `questions`: what runs ask a person, where the caller looks at several runs.
     """
-    plan = _plan(view, run)
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
     state = state_now(run, proposal, processes.alive, now_us)
+    plan = _plan(view, run)
     at_us = _shown_clock_us(view, run, state, processes, now_us)
-    handed_in, erased = None, False
-    if result:
-        handed_in, erased = _result(view, run)
     caps, free = _caps(view, run, at_us, plan)
     if questions is None:
         questions = OpenQuestions(view, now_us)
-    wait = _wait(view, run, state, now_us, served, manager, questions)
-    activity = ends_with_host = ""
-    if state == RUNNING:
-        money = awaited_money(view, run, processes.alive)
-        if money is not None:
-            wait = Wait("money", run, blocker=money)
-        else:
-            activity = activity_of(run, processes, manager)
-        ends_with_host = _ends_with_host(view, run)
-    asked_by_runs: tuple[PendingQuestion, ...] = ()
-    if run.is_plan:
-        asked_by_runs = tuple(questions.once(view.asking_runs(run.id)))
-    return RunView(
+    shown = RunView(
         row=run,
         state=state,
         at_us=at_us,
         caps=caps,
         free=free,
-        wait=wait,
-        activity=activity,
+        wait=_wait(view, run, state, now_us, served, manager, questions),
         last_tool=_last_tool(view, run) if run.state == RUNNING else None,
         expires_us=proposal.expires_us if proposal is not None else None,
-        result=handed_in,
-        erased=erased,
-        ends_with_host=ends_with_host,
         task=_task(view, run) if task else "",
         plan=plan,
-        asked_by_runs=asked_by_runs,
-        worker=_worker_of(run, processes) if state == RUNNING else "",
     )
+    if result:
+        handed_in, erased = _result(view, run)
+        shown = replace(shown, result=handed_in, erased=erased)
+    if run.is_plan:
+        shown = replace(shown, asked_by_runs=tuple(questions.once(view.asking_runs(run.id))))
+    if state == RUNNING:
+        return _with_work(shown, view, processes, manager)
+    return shown
+
+
+def _with_work(shown: RunView, view: View, processes: Processes, manager: Manager | None) -> RunView:
+    """Add what a running run does, or that it waits for money, and who has it."""
+    run = shown.row
+    shown = replace(shown, ends_with_host=_ends_with_host(view, run), worker=_worker_of(run, processes))
+    money = awaited_money(view, run, processes.alive)
+    if money is not None:
+        return replace(shown, wait=Wait("money", run, blocker=money))
+    return replace(shown, activity=activity_of(run, processes, manager))
 
 
 def _task(view: View, run: RunRow) -> str:
@@ -649,16 +650,20 @@ def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owne
         stop_reason=run.stop_reason,
         model=run.model,
         worker=shown.worker or None,
-        status=run.state if shown.erased else None,
+        ends_with_host=shown.ends_with_host or None,
     )
+    if shown.erased:
+        answer.status = run.state
     if run.state == WAITING:
         answer.pending_id = run.pending_id
-        answer.expires_at = iso_utc(shown.expires_us) if shown.expires_us is not None else None
+        if shown.expires_us is not None:
+            answer.expires_at = iso_utc(shown.expires_us)
     if wait is not None:
-        answer.waits_for, answer.queue_position = wait.for_tools(), wait.position
-        answer.not_before = iso_utc(wait.until_us) if wait.until_us is not None else None
+        answer.waits_for = wait.for_tools()
+        answer.queue_position = wait.position
+        if wait.until_us is not None:
+            answer.not_before = iso_utc(wait.until_us)
         answer.untrusted_question = shown.asks or None
-    answer.ends_with_host = shown.ends_with_host or None
     if shown.plan is not None:
         answer.group_id = run.id
         answer.plan = shown.plan.as_json

@@ -66,14 +66,17 @@ def draw(periods: Sequence[str], series: Sequence[Series], words: Callable[[floa
     top = _round_up(max(sums, default=0))
     if not top:
         return None
+    labels_each = len(periods) <= EACH_DAY
     columns: list[Column] = []
     for place, period in enumerate(periods):
         from_end = len(periods) - 1 - place
-        has_label = len(periods) <= EACH_DAY or from_end % 7 == 0
+        label = ""
+        if labels_each or from_end % 7 == 0:
+            label = _label(period, month=place == 0 or not labels_each)
         columns.append(
             Column(
                 words=_column_words(period, place, series, words),
-                label=_label(period, month=place == 0 or len(periods) > EACH_DAY) if has_label else "",
+                label=label,
                 minor=len(periods) > 12 and from_end % MINOR != 0,
                 bars=_bars(place, series, top),
             )

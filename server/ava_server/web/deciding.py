@@ -87,36 +87,38 @@ class Deciding(PagePart):
         return Response(status_code=204, headers={"HX-Redirect": page_of("", ids)})
 
     async def decide(self, request: Request) -> Response:
-        """Exactly as they were shown."""
+        """Approve or reject proposals, exactly as they were shown."""
         visitor, form = await _sent(request)
-        given = dict(zip(form.all("id"), form.all("digest"), strict=False))
+        ids, digests = form.all("id"), form.all("digest")
+        digest_of = dict(zip(ids, digests, strict=False))
         try:
-            shown = [Shown("start", parse_id("pending_id", one, "id"), digest) for one, digest in given.items()]
-            if not shown or len(form.all("digest")) != len(form.all("id")):
+            shown = [Shown("start", parse_id("pending_id", one, "id"), digest) for one, digest in digest_of.items()]
+            if not shown or len(digests) != len(ids):
                 raise BadInput("the form names no proposal")
             if form.one("decision") not in ("approve", "reject"):
                 raise BadInput("the form says neither approve nor reject")
             approve = form.one("decision") == "approve"
             _refuse_others(visitor, [one.id for one in shown])
-            answer = await self._approval(visitor, form, shown) if approve else PersonAnswer(False)
+            answer = PersonAnswer(False)
+            if approve:
+                answer = await self._approval(visitor, form, shown)
             decided = await decide(self._service(visitor, agreed=approve), shown, answer)
             if decided.reasons:
                 raise Refused(" ".join(decided.reasons))
         except (AvaError, AuditError, RolesError) as error:
-            return await self._proposals(request, list(given), self._context.text_of(error))
+            return await self._proposals(request, list(digest_of), self._context.text_of(error))
         if visitor.session.only and not approve:
-            return await self._proposals(request, list(given))
-        row = await self._context.store.read(lambda view: view.proposal(shown[0].id))
-        done = "approved" if approve else "rejected"
-        if len(shown) > 1 or row is None:
-            to = "/"
-        else:
-            to = _where_after(row.run_id, done, form)
+            return await self._proposals(request, list(digest_of))
+        proposal = await self._context.store.read(lambda view: view.proposal(shown[0].id))
+        to = "/"
+        if len(shown) == 1 and proposal is not None:
+            to = _where_after(proposal.run_id, "approved" if approve else "rejected", form)
         if not visitor.session.only:
             return go_to(to)
         # Who came by a link has just proven who they are: from now on they see all of their pages.
         site, user = self._context.site, self._context.runtime.user
-        return signed_in(site, await anyio.to_thread.run_sync(lambda: site.sessions.open(user, terminal=True)), to)
+        session = await anyio.to_thread.run_sync(lambda: site.sessions.open(user, terminal=True))
+        return signed_in(site, session, to)
 
     async def _approval(self, visitor: Visitor, form: Form, shown: Sequence[Shown]) -> PersonAnswer:
         """Return an approval, once it is what was shown, and everything that it takes was given."""
@@ -153,34 +155,42 @@ class Deciding(PagePart):
         )
 
     async def _proposals(self, request: Request, ids: Sequence[str], said: str = "") -> Response:
+        """Show proposals, to be decided on together. `said`: why a decision was refused."""
         visitor = reader_of(request)
         if not 1 <= len(ids) <= MOST_TOGETHER:
             raise BadInput(f"mark 1 to {MOST_TOGETHER} proposals on the overview")
         found = await self._found(visitor, ids, reading=True)
-        rows: list[RunRow] = []
+        runs: list[RunRow] = []
         waiting: list[Pending] = []
         closed: list[tuple[RunRow, str]] = []
-        for row, one in found:
+        for run, one in found:
             if isinstance(one, Pending):
-                rows.append(row)
+                runs.append(run)
                 waiting.append(one)
             else:
-                closed.append((row, one))
-        own = all(row.user_id == visitor.user for row, _one in found)
-        several = len(waiting) > 1
+                closed.append((run, one))
+        together = note = ""
+        if len(waiting) > 1:
+            together = together_line(waiting, None, None)
+            note = together_note(waiting, None)
+        own = all(run.user_id == visitor.user for run, _one in found)
+        means = None
+        if waiting and own:
+            means = await self._context.authority.needs(visitor, ids=ids)
         values = {
             "waiting": waiting,
             "attention": ATTENTION,
             "topics": {one.pending_id: topics_of(one) for one in waiting},
             "closed": closed,
-            "fields": _fields(rows),
-            "together": together_line(waiting, None, None) if several else "",
-            "note": together_note(waiting, None) if several else "",
+            "fields": _fields(runs),
+            "together": together,
+            "note": note,
             "own": own,
-            "means": await self._context.authority.needs(visitor, ids=ids) if waiting and own else None,
+            "means": means,
             "said": said,
         }
-        return self._context.show(request, "proposals.html", values, 409 if said else 200)
+        status = 409 if said else 200
+        return self._context.show(request, "proposals.html", values, status)
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 

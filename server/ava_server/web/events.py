@@ -163,30 +163,36 @@ class Events(PagePart):
         return [Route("/events", self.show), Route("/events/news", self.news), Route("/events/{seq}", self.one)]
 
     async def show(self, request: Request) -> Response:
+        """Show a page of the log; where a field of the filter cannot be understood, say which, and show no entries."""
         visitor = reader_of(request)
-        asked, problem = lenient(request.query_params, visitor), ""
-        found, rows = EntryPage((), None, 0), list[EventRow]()
+        asked = lenient(request.query_params, visitor)
+        found = EntryPage((), None, 0)
+        rows: list[EventRow] = []
+        problem = ""
         try:
             asked = asked_of(request.query_params, visitor)
             found = await self._search(await self._query(asked, visitor))
             rows = await self._context.store.read(lambda view: rows_of(view, found.entries))
         except BadInput as error:
             problem = str(error)
-        live = not problem and asked.before is None and not asked["until"]
-        older: dict[str, Any] = {"before": found.next, "upto": asked.upto or found.upto, "at": asked.at_us}
+        older = ""
+        if found.next is not None:
+            older = asked.address(before=found.next, upto=asked.upto or found.upto, at=asked.at_us)
+        is_live = not problem and asked.before is None and not asked["until"]
         values = {
             "asked": asked,
             "problem": problem,
             "rows": rows,
             "short_types": ("error", *SHORT_TYPES),
-            "types": sorted(FACTS, key=lambda each: EVENT_NAMES[each]),
+            "types": sorted(FACTS, key=lambda name: EVENT_NAMES[name]),
             "type_names": EVENT_NAMES,
             "zone": "" if self._context.site.local else "UTC",
-            "older": asked.address(**older) if found.next is not None else "",
-            "news": asked.address("/events/news", after=found.upto) if live else "",
-            "stream": "/stream" if live else None,
+            "older": older,
+            "news": asked.address("/events/news", after=found.upto) if is_live else "",
+            "stream": "/stream" if is_live else None,
         }
-        return self._context.show(request, "events.html", values, 400 if problem else 200)
+        status = 400 if problem else 200
+        return self._context.show(request, "events.html", values, status)
 
     async def news(self, request: Request) -> Response:
         visitor = reader_of(request)
@@ -219,22 +225,29 @@ class Events(PagePart):
 
     async def _query(self, asked: EventsQuery, visitor: Visitor) -> LogQuery:
         """Return a query of own entries, or of a visible run. Raises BadInput if a field cannot be understood."""
-        zone = None if self._context.site.local else UTC
+        runs: tuple[str, ...] = ()
         users = () if asked.everybody else (visitor.user,)
         if asked["user"]:
             if not asked.everybody and asked["user"] != visitor.user:
                 raise BadInput("user: the entries of other users need ?all and the right to see them")
             users = (asked["user"],)
-        runs: tuple[str, ...] = ()
-        if asked["run"]:
-            runs, users = (await self._run(asked["run"], visitor),), ()
+        if asked["run"]:  # who may see a run sees its entries, whoever wrote them
+            runs = (await self._run(asked["run"], visitor),)
+            users = ()
+        types: tuple[str, ...] = ()
+        without: tuple[str, ...] = BOOKKEEPING
+        if asked["type"]:
+            types = (asked["type"],)
+        if asked["type"] or asked.bookkeeping:
+            without = ()
+        zone = None if self._context.site.local else UTC
         since_us, until_us = read_span(asked["since"] or None, asked["until"] or None, asked.at_us, zone)
         return LogQuery(
             agents=await self._agents(asked, visitor),
             users=users,
             runs=runs,
-            types=(asked["type"],) if asked["type"] else (),
-            without=() if asked.bookkeeping or asked["type"] else BOOKKEEPING,
+            types=types,
+            without=without,
             since_us=since_us,
             until_us=until_us,
             search=asked["q"] or None,
@@ -335,28 +348,30 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
             if decided.folded:
                 words += f"; not on the screen: {decided.folded}"
             return words
-        case Asked() as asked:
-            return KINDS[asked.kind].entry(asked)[0]
-        case StepChanged() as changed:
-            why = f": {reason_words(changed.why)}" if changed.why else ""
-            return f'"{changed.step}" {changed.state}{why}'
+        case Asked() as question:
+            return KINDS[question.kind].entry(question)[0]
+        case StepChanged() as step:
+            why = f": {reason_words(step.why)}" if step.why else ""
+            return f'"{step.step}" {step.state}{why}'
         case Answered() as answered:
             return f"{KINDS[answered.kind].noun} {answered.decision} {CHANNELS[answered.channel]}"
         case RunResumed() as resumed:
             return CHANNELS[resumed.channel]
-        case CostUpdate() as spent:
-            cost = f", {format_usd(entry.cost_micros)}" if entry.cost_micros else ""
-            return f"turn {spent.turn}: {spent.tokens:,} tokens{cost}{SETTLED_WORDS[spent.settlement]}"
+        case CostUpdate() as update:
+            words = f"turn {update.turn}: {update.tokens:,} tokens"
+            if entry.cost_micros:
+                words += f", {format_usd(entry.cost_micros)}"
+            return words + SETTLED_WORDS[update.settlement]
         case SubagentComplete() as done:
-            called = named(done.subagent_id, names.get(done.subagent_id))
-            return f"{called} {state_words(done.status)}: {done.summary}"
+            run_name = named(done.subagent_id, names.get(done.subagent_id))
+            return f"{run_name} {state_words(done.status)}: {done.summary}"
         case ToolResult() as result if is_carried(entry):
             run_id = entry.run_id or ""
             return f"{result.tool} has given the host the result of {named(run_id, names.get(run_id))}"
         case ToolResult() if entry.who.agent_id == AGENT:
             return what_happened(entry, names).partition(" <subagent_result")[0]  # the run's own entry has it
-        case UserMessage() as said:
-            return said.text
+        case UserMessage() as message:
+            return message.text
         case RunEnded(status="superseded"):
             return "replaced by a newer proposal"
         case RunEnded() as ended:

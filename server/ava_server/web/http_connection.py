@@ -230,13 +230,10 @@ else:
             version = parser.get_http_version()
             hosts = sum(name == b"host" for name, _value in self.headers)
             codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
-            if (
-                not self.url.startswith(b"/")
-                or b"#" in self.url
-                or (version, hosts) not in (("1.1", 1), ("1.0", 1), ("1.0", 0))
-                or codings not in ([], [b"chunked"])
-                or (codings and version == "1.0")
-            ):
+            is_plain_path = self.url.startswith(b"/") and b"#" not in self.url
+            names_one_host = (version, hosts) in (("1.1", 1), ("1.0", 1), ("1.0", 0))
+            has_clear_length = not codings or (codings == [b"chunked"] and version != "1.0")
+            if not (is_plain_path and names_one_host and has_clear_length):
                 raise ValueError("ambiguous")
             if parser.should_upgrade():
                 self._upgrade = self._is_whole

@@ -602,18 +602,22 @@ def _event(fact: events.Fact) -> Detail:
             return Detail("person", MESSAGE_NAMES[fact.kind], text)
         case events.SpawnDecided():
             how = CHANNELS.get(fact.channel or fact.decision, "")
+            title = f"{state_words(fact.decision).capitalize()} {how}".rstrip()
             folded = f"Not on the screen: {fact.folded}" if fact.folded else ""
-            return Detail("ask", f"{state_words(fact.decision).capitalize()} {how}".rstrip(), folded)
+            return Detail("ask", title, folded)
         case events.ErrorOccurred():
             text = "\n".join(filter(None, (fact.error, fact.what_to_do)))
             return Detail("error", f"Error: {fact.kind}", text, failed=True)
         case events.GuardrailTripped():
-            where = f" ({fact.tool})" if fact.tool else ""
-            times = f", {fact.count} times" if fact.count else ""
-            what = f"Guardrail {state_words(fact.guardrail)}{where} {_GUARDRAILS[fact.action]}{times}"
+            title = f"Guardrail {state_words(fact.guardrail)}"
+            if fact.tool:
+                title += f" ({fact.tool})"
+            title += f" {_GUARDRAILS[fact.action]}"
+            if fact.count:
+                title += f", {fact.count} times"
             if fact.action == "told":
-                return Detail("note", what)
-            return Detail("error", what, failed=True)
+                return Detail("note", title)
+            return Detail("error", title, failed=True)
         case events.Asked():
             return Detail("ask", *KINDS[fact.kind].entry(fact))
         case events.Answered():
@@ -627,22 +631,29 @@ def _event(fact: events.Fact) -> Detail:
 def _ending(fact: events.Fact) -> Detail:
     match fact:
         case events.StepChanged():
-            why = f": {reason_words(fact.why)}" if fact.why else ""
-            return Detail("note", f'Step "{fact.step}" {fact.state}{why}', failed=fact.state == "failed")
+            title = f'Step "{fact.step}" {fact.state}'
+            if fact.why:
+                title += f": {reason_words(fact.why)}"
+            return Detail("note", title, failed=fact.state == "failed")
         case events.RunPaused():
             return Detail("ask", f"Paused: {fact.why}")
         case events.MoneyAwaited():
             return Detail("ask", money_wait_words(fact).capitalize())
         case events.RunResumed():
-            return Detail("ask", f"Resumed {CHANNELS[fact.channel]}{', from a live process' if fact.force else ''}")
+            title = f"Resumed {CHANNELS[fact.channel]}"
+            if fact.force:
+                title += ", from a live process"
+            return Detail("ask", title)
         case events.SubagentComplete():
             failed = fact.status not in ("success", "cancelled")
             return Detail("end", f"Result: {state_words(fact.status)}", fact.summary, failed)
         case events.RunEnded(status="superseded"):
             return Detail("end", "Replaced by a newer proposal")
         case events.RunEnded():
-            why = f": {reason_words(fact.stop_reason)}" if fact.stop_reason else ""
-            return Detail("end", f"Ended as {state_words(fact.status)}{why}", failed=fact.severity != "info")
+            title = f"Ended as {state_words(fact.status)}"
+            if fact.stop_reason:
+                title += f": {reason_words(fact.stop_reason)}"
+            return Detail("end", title, failed=fact.severity != "info")
         case events.Unknown():
             return Detail("note", f"{fact.name}, which a newer Ava wrote", json.dumps(fact.content, ensure_ascii=False))
         case _:
