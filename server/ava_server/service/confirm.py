@@ -156,7 +156,7 @@ class Confirmations(Operations):
         return _refused_resumption(run, NOT_AGREED[reply.action], self._access.adapt_text(advice))
 
     async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], caller: CallContext) -> ConfirmOutcome:
-        """Approve, once the person at the client has agreed; where it can ask nobody, its call is the approval."""
+        """Approve after the person at the client has agreed. If the client can ask nobody, its call is the approval."""
         changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
         _refuse_ineffective(args, ids, changes)
         approval = Approval(
