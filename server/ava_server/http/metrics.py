@@ -291,18 +291,13 @@ class Families:
         yield _gauge("ava_user_day_cap_usd", "What a user may spend in a UTC day.", ("user",), caps)
 
     def _calls(self) -> Iterator[Metric]:
-        yield from self._model_calls()
-        yield from self._tool_calls()
-
-    def _model_calls(self) -> Iterator[Metric]:
-        calls = Counter[LabelNames]()
-        retries = Counter[LabelNames]()
+        calls, retries = Counter[LabelNames](), Counter[LabelNames]()
         took: dict[LabelNames, Counted] = {}
         for (model, settlement, attempt), counted in self._entry_counts.of("CostUpdate").items():
             provider = self._provider(model)
             calls[provider, self._model(model or ""), str(settlement)] += counted.entries
             is_retry = (attempt or 1) > 1
-            retries[provider,] += counted.entries if is_retry else 0  # a provider without retries is listed with 0
+            retries[provider,] += counted.entries if is_retry else 0
             took[provider,] = took.get((provider,), NO_COUNT).plus(*counted)
         text = "Attempts of model calls, by settlement; unknown ones may have been billed."
         yield _counter("ava_model_calls", text, ("provider", "model", "settlement"), calls)
@@ -313,10 +308,8 @@ class Families:
             errors[self._provider(model), str(kind or "erased")] += counted.entries
         text = f"Failed model calls, and internal errors of Ava (internal).{_SINCE}"
         yield _counter("ava_model_errors", text, ("provider", "kind"), errors)
-
-    def _tool_calls(self) -> Iterator[Metric]:
         outcomes = Counter[LabelNames]()
-        took: dict[LabelNames, Counted] = {}
+        took = {}
         for (_model, tool, success, unusable), counted in self._entry_counts.of("ToolResult").items():
             name = tool or OTHER
             if tool is None:

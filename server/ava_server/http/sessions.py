@@ -53,21 +53,21 @@ class Sessions(StreamableHTTPSessionManager):
         self.forwarder: Forwarder | None = None
 
     async def answer(self, user: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request to `/mcp`: here, or through the server that has its session."""
         headers = Headers(scope=scope)
         session = headers.get(MCP_SESSION_ID_HEADER)
         version = headers.get(MCP_PROTOCOL_VERSION_HEADER)
-        has_sessions = version is None or version in HANDSHAKE_PROTOCOL_VERSIONS  # as the SDK decides it
-        opens_session = has_sessions and session is None
-        if opens_session and self._count_of(user) >= SESSIONS_OF_USER:
+        # By the SDK's rules.
+        has_sessions = version is None or version in HANDSHAKE_PROTOCOL_VERSIONS
+        if has_sessions and session is None and self._count_of(user) >= SESSIONS_OF_USER:
             sentence = (
                 f"{SESSIONS_OF_USER} sessions of {user} are open, which is the limit. A client ends its session with"
                 f" DELETE; an idle one ends after {IDLE_S / 60:.0f} min."
             )
             await too_many(sentence, _AGAIN_S)(scope, receive, send)
             return
-        if has_sessions and session is not None and session not in self._server_instances:
-            passed_on = await self._pass_on(session, scope, receive, send)
+        is_here = session is None or session in self._server_instances
+        if has_sessions and session is not None and not is_here and self.forwarder is not None:
+            passed_on = await self.forwarder.pass_on(session, scope, receive, send)
             if passed_on:
                 return
         try:
@@ -75,12 +75,6 @@ class Sessions(StreamableHTTPSessionManager):
         except Exception as error:
             if not _session_ended(error):
                 raise
-
-    async def _pass_on(self, session: str, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Have the server that has the session answer; False if no other server is known to have it."""
-        if self.forwarder is None:
-            return False
-        return await self.forwarder.pass_on(session, scope, receive, send)
 
     def _count_of(self, user: str) -> int:
         return sum(owner["subject"] == user for owner in self._session_owners.values())

@@ -202,7 +202,7 @@ def _run_text(view: View, run: RunRow, processes: Processes) -> str:
 
 
 def _roles(runtime: Runtime, session: Session, catalog: Catalog) -> dict[str, Any]:
-    """Return the roles and the tiers, each with the model that it means here now, and its price. Blocking."""
+    """Return the roles, each with the model that it means here now and its price, and the tiers. Blocking."""
     from ava_server.hosts.launching import key_advice
     from ava_server.models.listing import ResolvedModel, model_json, resolve_models
     from ava_server.models.selection import TIERS
@@ -213,10 +213,10 @@ def _roles(runtime: Runtime, session: Session, catalog: Catalog) -> dict[str, An
         names = dict.fromkeys((*TIERS, *(role.model for role in catalog.roles)))
         for model in resolve_models(runtime.credentials.models, runtime.settings.where, names):
             resolved[model.wanted] = model
-    except AvaError as error:  # the roles are shown also if no model can be resolved
+    except AvaError as error:  # which roles there are does not depend on keys
         problems.append(str(error))
 
-    def model_now(name: str) -> dict[str, Any]:
+    def now(name: str) -> dict[str, Any]:
         if name not in resolved:
             return {}
         error = resolved[name].error
@@ -225,37 +225,23 @@ def _roles(runtime: Runtime, session: Session, catalog: Catalog) -> dict[str, An
             advice = key_advice(error.needs_key, session.client, remote=session.remote)
         return model_json(resolved[name], advice)
 
-    roles: list[dict[str, Any]] = []
-    for role in catalog.roles:
-        facts = {
-            "name": role.name,
-            "description": role.description,
-            "tools": list(role.tools),
-            "model": role.model,
-            "tier": role.model if role.model in TIERS else None,
-            "now": model_now(role.model),
-            "timeout": role.timeout_s,
-            "max_cost_cents": role.max_cost_cents,
-            "source": role.source,
-            "ignored": list(role.ignored_keys),
-        }
-        roles.append(facts)
-    untrusted_files: list[dict[str, Any]] = []
-    for untrusted in catalog.untrusted:
-        facts = {
-            "name": untrusted.name if untrusted.role else None,
-            "file": untrusted.file.source,
-            "why": untrusted.why,
-            "what_to_do": untrusted.what_to_do,
-        }
-        untrusted_files.append(facts)
     return {
-        "roles": roles,
-        "tiers": {tier: model_now(tier) for tier in TIERS},
+        "roles": [
+            {"name": role.name, "description": role.description, "tools": list(role.tools), "model": role.model,
+             "tier": role.model if role.model in TIERS else None, "now": now(role.model),
+             "timeout": role.timeout_s, "max_cost_cents": role.max_cost_cents, "source": role.source,
+             "ignored": list(role.ignored_keys)}
+            for role in catalog.roles
+        ],
+        "tiers": {tier: now(tier) for tier in TIERS},
         "problems": problems,
         "notes": list(catalog.notes),
-        "untrusted": untrusted_files,
-    }
+        "untrusted": [
+            {"name": untrusted.name if untrusted.role else None, "file": untrusted.file.source, "why": untrusted.why,
+             "what_to_do": untrusted.what_to_do}
+            for untrusted in catalog.untrusted
+        ],
+    }  # fmt: skip
 
 
 async def _artifact(runtime: Runtime, run_id: str, name: str) -> str:

@@ -54,10 +54,7 @@ def quoting_entries(view: View, run: RunRow) -> tuple[int, ...]:
 
 
 def _entries_of_plan(view: View, run: RunRow) -> Iterator[int]:
-    """Yield the `seq` of entries that carry the result of a plan's run: the plan's result, and tasks of later steps.
-
-    Entries whose content was erased are left out.
-    """
+    """Yield the `seq` of what carries the result of a plan's run: the plan's result, and the tasks of later steps."""
     if run.step is None or run.plan_id is None:
         return
     result = view.last_entry(run.plan_id, "SubagentComplete")
@@ -67,11 +64,9 @@ def _entries_of_plan(view: View, run: RunRow) -> Iterator[int]:
         other = view.run(row.id)
         if other is None or other.task_seq is None:
             continue
-        context_from = json.loads(other.config).get("context_from") or ()
-        if all(earlier.get("id") != run.id for earlier in context_from):
-            continue
+        earlier = json.loads(other.config).get("context_from") or ()
         task = view.entry(other.task_seq)
-        if task is not None and task.content is not None:
+        if task is not None and task.content is not None and any(one.get("id") == run.id for one in earlier):
             yield task.seq
 
 

@@ -41,12 +41,10 @@ class LogReader(Operations):
             agents = (run.id,)
         elif args.search is None and args.types is None:
             agents = (AGENT,)
-        # A cursor keeps the times of the first page, since "1h" would mean another hour on each page.
+        # All pages use the times of the first: "1h" would mean another hour on each.
         digest = _query_digest(args)
-        if args.cursor is None:
-            place = _Place(None, None, *read_span(args.since, args.until, at_us))
-        else:
-            read_span(args.since, args.until, at_us)  # a wrong time is refused on every page
+        place = _Place(None, None, *read_span(args.since, args.until, at_us))
+        if args.cursor is not None:
             place = _parse_cursor(args.cursor, digest)
         query = LogQuery(
             agents=agents,
@@ -66,13 +64,11 @@ class LogReader(Operations):
             raise BadInput(f"types: {error}") from error
         names = await self._store.read(lambda view: names_of(view, page.entries))
         lines = self._fitting_lines(page.entries, names)
-        all_fit = len(lines) == len(page.entries)
-        older_than = page.next if all_fit else page.entries[len(lines) - 1].seq
-        cursor: str | None = None
-        if older_than is not None:
-            cursor = _format_cursor(replace(place, before=older_than, upto=place.upto or page.upto), digest)
-        oldest_first = lines[::-1]
-        return LogAnswer(status="entries", untrusted_entries=oldest_first, cursor=cursor)
+        older = page.next if len(lines) == len(page.entries) else page.entries[len(lines) - 1].seq
+        cursor = None
+        if older is not None:
+            cursor = _format_cursor(replace(place, before=older, upto=place.upto or page.upto), digest)
+        return LogAnswer(status="entries", untrusted_entries=lines[::-1], cursor=cursor)
 
     def _fitting_lines(self, entries: Sequence[Entry], names: Mapping[str, str]) -> list[str]:
         """Return the lines of as many entries as fit into one answer, at least one."""
