@@ -85,27 +85,38 @@ class PersonAnswer:
 
 
 def tool_call(shown: Sequence[Shown], answer: PersonAnswer) -> tuple[str, dict[str, Any]]:
-    """Return the call that carries out a decision: the tool and its arguments; what a run asks has none."""
-    [one, *_others] = shown
-    match one.kind:
+    """Return the tool that carries out a person's decision, and its arguments.
+
+    Several things that are shown together are all proposals. Raises ValueError for a request of a run (`extend`,
+    `answer`), which the service decides without a tool.
+    """
+    first = shown[0]
+    arguments: dict[str, Any]
+    match first.kind:
         case "start":
-            given = {"pending_ids": [each.id for each in shown], "decision": "approve" if answer.agrees else "reject"}
-            lines = {} if answer.lines is None else {"approving": list(answer.lines)}
-            return "confirm_spawn", {**given, **lines, **answer.limits}
+            arguments = {"pending_ids": [proposal.id for proposal in shown], "decision": "reject"}
+            if answer.agrees:
+                arguments["decision"] = "approve"
+            if answer.lines is not None:
+                arguments["approving"] = list(answer.lines)
+            arguments.update(answer.limits)
+            return "confirm_spawn", arguments
         case "resume":
-            return "confirm_spawn", {"pending_ids": [one.id], "approving": [one.line]}
+            return "confirm_spawn", {"pending_ids": [first.id], "approving": [first.line]}
         case "cancel":
-            reason = {} if answer.words is None else {"reason": answer.words}
-            return "cancel_subagent", {"subagent_id": one.id, **reason}
+            arguments = {"subagent_id": first.id}
+            if answer.words is not None:
+                arguments["reason"] = answer.words
+            return "cancel_subagent", arguments
         case "send":
-            return "message_subagent", {"subagent_id": one.id, "message": answer.words}
+            return "message_subagent", {"subagent_id": first.id, "message": answer.words}
         case "extend" | "answer":
             raise ValueError("what a run asks is decided by the service, not by a tool")
 
 
 @dataclass(frozen=True)
 class Decided:
-    """What came of a decision: the answer of the call, for programs, and what people need of it."""
+    """The outcome of a decision: `fields` is the answer of the call, and the properties are what people need of it."""
 
     fields: Mapping[str, Any]
 
@@ -116,20 +127,25 @@ class Decided:
 
     @property
     def text(self) -> str:
-        """The same in a sentence; empty without one."""
+        """The outcome in a sentence; empty if the answer has none."""
         return str(self.fields.get("message") or "")
 
     @property
     def reasons(self) -> list[str]:
-        """Why not, once each; that another one was refused only counts alone."""
-        refused = (one.get("refused_because") for one in self.fields.get("decisions", ()))
-        reasons = list(dict.fromkeys(why for why in refused if why is not None))
-        return [why for why in reasons if why != OTHER_REFUSED] or reasons
+        """The different reasons of the refusals. "Another one was refused" is left out if there is a real reason."""
+        reasons: dict[str, None] = {}
+        for decision in self.fields.get("decisions", ()):
+            why = decision.get("refused_because")
+            if why is not None:
+                reasons[why] = None
+        real_reasons = [why for why in reasons if why != OTHER_REFUSED]
+        return real_reasons or list(reasons)
 
     def expect(self, status: str, otherwise: str) -> None:
-        """Raise Refused, whose text begins with `otherwise` and has the reasons, unless this came of it."""
+        """Raise Refused unless the decision has this status. The error begins with `otherwise` and has the reasons."""
         if self.status != status:
-            raise Refused(f"{otherwise}: {'; '.join(self.reasons) or self.status}.")
+            why = "; ".join(self.reasons) or self.status
+            raise Refused(f"{otherwise}: {why}.")
 
 
 # -- who may approve --------------------------------------------------------------------------------------------------
@@ -165,9 +181,13 @@ Where = Literal["host", "terminal", "browser", "token"]
 
 @dataclass(frozen=True)
 class Needs:
-    """What a person has to give for an approval: the PIN, a passkey, either of them; or why they cannot give one.
+    """What a person has to give for an approval.
 
-    With `new_pin` there is no PIN yet, and the person chooses one with the approval.
+    Attributes:
+        pin: The approval PIN; with `passkey`, either of the two.
+        passkey: A passkey; with `pin`, either of the two.
+        new_pin: A PIN that the person chooses with this approval, because none is set yet.
+        refusal: Why nobody can approve here; None if somebody can.
     """
 
     pin: bool = False
@@ -215,8 +235,11 @@ def approval_needs(
         return Needs(pin=pin, passkey=passkey)
     if scope:
         return Needs()
+    is_local_browser = where == "browser" and scope is None
     if policy == "human":
-        if scope is None and where == "browser":
+        if is_local_browser:
             return Needs(new_pin=True)
         return Needs(refusal=NO_MEANS)
-    return Needs(refusal=NOT_FROM_TERMINAL if where == "browser" and not from_terminal else None)
+    if is_local_browser and not from_terminal:
+        return Needs(refusal=NOT_FROM_TERMINAL)
+    return Needs()

@@ -59,18 +59,22 @@ def bound_of(values: Sequence[float]) -> float:
 
 
 def with_estimate(config: RunConfig, past: Iterable[PastRun]) -> RunConfig:
-    """Return a configuration with its estimate; without enough runs its minutes stay the role's, within its timeout."""
-    most = 1 if config.base_url is None else max(1, math.ceil(config.timeout_s / 60))
-    low, high = config.estimated_minutes
+    """Return a configuration with an estimate of its time and costs, from similar runs of the past.
+
+    Without enough of these it has no estimate, and the minutes of its role. The minutes stay within its timeout;
+    without a `base_url`, as for the offline reader, they are at most one.
+    """
+    least_minutes, most_minutes = config.estimated_minutes
     estimate: Estimate | None = None
     similar = _similar(config, past)
     if similar is not None:
         group, runs, left_out = similar
         time_cap_us = int(config.timeout_s * 1e6)
         times = [run.us for run in runs]
-        within = [min(us, time_cap_us) for us in times]
-        low = max(1, int(-bound_of([-us for us in within])) // MINUTE_US)
-        high = max(1, math.ceil(bound_of(within) / MINUTE_US))
+        capped_times = [min(us, time_cap_us) for us in times]
+        low_us = -bound_of([-us for us in capped_times])
+        least_minutes = max(1, int(low_us) // MINUTE_US)
+        most_minutes = max(1, math.ceil(bound_of(capped_times) / MINUTE_US))
         half_micros = most_micros = None
         if not config.free:
             costs = [run.micros or 0 for run in runs]
@@ -85,11 +89,15 @@ def with_estimate(config: RunConfig, past: Iterable[PastRun]) -> RunConfig:
             half_us=_below(median(times), time_cap_us),
             most_us=_below(bound_of(times), time_cap_us),
         )
-    return config.model_copy(update={"estimated_minutes": (min(low, most), min(high, most)), "estimate": estimate})
+    limit = 1
+    if config.base_url is not None:
+        limit = max(1, math.ceil(config.timeout_s / 60))
+    minutes = (min(least_minutes, limit), min(most_minutes, limit))
+    return config.model_copy(update={"estimated_minutes": minutes, "estimate": estimate})
 
 
 def _below(value: float, cap: int) -> int | None:
-    """Return a value rounded up; None where it reaches the cap."""
+    """Return a value rounded up; None if it reaches the cap."""
     if value < cap:
         return math.ceil(value)
     return None

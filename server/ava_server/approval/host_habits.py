@@ -55,16 +55,25 @@ def _read_field(field: FieldInfo, value: Any, *, is_optional: bool) -> Any:
     if is_optional and not _is_given(value):
         return _NOTHING
     kind = _kind_of(field.annotation)
-    if get_origin(kind) is list and isinstance(value, str):
-        of_objects = _is_object(_kind_of(get_args(kind)[0]))
-        value = _read_objects(value) if of_objects else _read_list(value)
-    elif _is_object(kind) and isinstance(value, str):
-        value = _read_object(value)
-    elif kind in (int, float, bool) and isinstance(value, str):
-        value = _read_plain(value)
+    if isinstance(value, str):
+        value = _read_text(kind, value)
     if is_optional and value is None:
         return _NOTHING
     return _read_members(kind, value)
+
+
+def _read_text(kind: Any, text: str) -> Any:
+    """Return the list, object, number or boolean that a host gave as text; the text itself for any other field."""
+    if get_origin(kind) is list:
+        [member, *_others] = get_args(kind)
+        if _is_object(_kind_of(member)):
+            return _read_objects(text)
+        return _read_list(text)
+    if _is_object(kind):
+        return _read_object(text)
+    if kind in (int, float, bool):
+        return _read_plain(text)
+    return text
 
 
 def _read_list(text: str) -> Any:

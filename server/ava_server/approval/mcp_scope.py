@@ -22,41 +22,46 @@ MOST_CHARS = 60_000
 def resolve_mcp_scope(
     role: Role, servers: Mapping[str, ServerEntry], listings: Mapping[str, ToolListing]
 ) -> tuple[McpScope, tuple[str, ...]]:
-    """Return the MCP tools that a role gets, and the names of those that it needs.
+    """Return the MCP tools that a role gets, and the MCP tools that it needs, as its `needs` names them.
 
     A tool that is not annotated as read-only has to be named in full; a pattern does not bring it.
     """
-    if not any(server_of(name) is not None for name in role.tools):
+    if all(server_of(pattern) is None for pattern in role.tools):
         return McpScope(role), ()
     granted: dict[str, OfferedTool] = {}
     absent: dict[str, str] = {}
     unreachable: set[str] = set()
     names: list[str] = []
     size = 0
-    for word in role.tools:
-        server = server_of(word)
-        if server is None:
-            names.append(word)
+    for pattern in role.tools:
+        server = server_of(pattern)
+        if server is None:  # a tool of Ava's own
+            names.append(pattern)
             continue
         listing = listings.get(server)
         if server not in servers or listing is None or listing.fault:
             unreachable.add(server)
-        offered, why = _find_tools(word, role, servers.get(server), listing)
+        offered, why_absent = _find_tools(pattern, role, servers.get(server), listing)
         for tool in offered:
             size += len(tool.description) + len(json.dumps(tool.parameters))
             has_room = len(granted) < MOST_TOOLS and size <= MOST_CHARS
             if tool.name not in granted and not has_room:
-                why = f"a run has at most {MOST_TOOLS} foreign tools, of {MOST_CHARS:,} characters; name fewer"
+                why_absent = f"a run has at most {MOST_TOOLS} foreign tools, of {MOST_CHARS:,} characters; name fewer"
                 break
             granted[tool.name] = tool
             names.append(tool.name)
-        if why:
-            absent[word] = why
-            names.append(word)
-    own_needs = tuple(need for need in role.needs if server_of(need) is None)
-    foreign_needs = tuple(need for need in role.needs if server_of(need))
-    expanded_role = role.model_copy(update={"tools": tuple(dict.fromkeys(names)), "needs": own_needs})
-    return McpScope(expanded_role, granted, absent, servers, frozenset(unreachable)), foreign_needs
+        if why_absent:
+            absent[pattern] = why_absent
+            names.append(pattern)
+    own_needs: list[str] = []
+    foreign_needs: list[str] = []
+    for need in role.needs:
+        if server_of(need) is None:
+            own_needs.append(need)
+        else:
+            foreign_needs.append(need)
+    expanded_role = role.model_copy(update={"tools": tuple(dict.fromkeys(names)), "needs": tuple(own_needs)})
+    return McpScope(expanded_role, granted, absent, servers, frozenset(unreachable)), tuple(foreign_needs)
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,10 @@ class McpScope:
 
     Attributes:
         role: The role, with each pattern replaced by the names of its tools.
-        absent: By pattern or name, why it brings no tools.
-        unreachable: The servers of which nothing can be used now.
+        granted: The tools that it gets, by their full name.
+        absent: Why a pattern or a name brings no tools, or only some of them.
+        servers: The configured servers, by name.
+        unreachable: The servers of which no tool can be used now.
     """
 
     role: Role
@@ -76,7 +83,7 @@ class McpScope:
     unreachable: frozenset[str] = frozenset()
 
     def tools(self) -> Mapping[str, Tool]:
-        """Return the granted tools, to be described and not called."""
+        """Return the granted tools for their descriptions. They have no connection, so they cannot be called."""
         no_servers = RunMcpServers()
         tools: dict[str, Tool] = {}
         for name, offered in self.granted.items():
@@ -94,6 +101,7 @@ class McpScope:
         return list(dict.fromkeys(names))
 
     def _matching(self, word: str) -> list[str]:
+        """Return the tools that a pattern brings; if it brings none, the absent names that overlap with it."""
         if server_of(word) is None:
             return [word]
         granted = [name for name, tool in self.granted.items() if covers(word, name, tool.tool)]
@@ -106,28 +114,34 @@ class McpScope:
         return absent or [word]
 
     def check_servers(self, wanted: Sequence[str]) -> None:
-        """Raise ToolMissing where none of the servers of the wanted tools can be used now."""
-        words = [name for name in wanted if server_of(name) is not None]
-        if not words or any(server_of(name) not in self.unreachable for name in words):
+        """Raise ToolMissing if some of the wanted tools are MCP tools, and all their servers are unreachable."""
+        foreign = [name for name in wanted if server_of(name) is not None]
+        if not foreign:
             return
-        why = "; ".join(dict.fromkeys(self.absent[name] for name in words))
+        if any(server_of(name) not in self.unreachable for name in foreign):
+            return
+        why = "; ".join(dict.fromkeys(self.absent[name] for name in foreign))
         raise ToolMissing(
             f"{self.role.name} works with MCP servers, and none of them can be used now: {why}. Try again in half a"
             " minute, since a server may be slow the first time; `ava doctor` shows each",
-            words[0],
+            foreign[0],
         )
 
     def check_need(self, need: str, tools: Sequence[str]) -> None:
-        """Raise ToolMissing where an MCP tool that is needed is not there, Refused where the call blocked it."""
-        if any(name in tools and covers(need, name, tool.tool) for name, tool in self.granted.items()):
-            return
+        """Check that one of a run's tools is the needed MCP tool.
+
+        Raises ToolMissing if its server does not offer it, Refused if the call excluded it.
+        """
+        for name, tool in self.granted.items():
+            if name in tools and covers(need, name, tool.tool):
+                return
         why = self.absent.get(need)
         if why is None:
             raise excluded(self.role, need)
         raise ToolMissing(f"{self.role.name} needs {need}, and {why}; see `ava doctor`, or use another role", need)
 
     def uses(self, tools: Sequence[str]) -> dict[str, ForeignUse]:
-        """Return what is approved of each server: its address or program, its rights, and its tools' definitions."""
+        """Return, by server, what a person approves: its address or program, its rights, and its tools' definitions."""
         uses: dict[str, ForeignUse] = {}
         for name, tool in self.granted.items():
             if name not in tools:
@@ -157,22 +171,22 @@ def excluded(role: Role, need: str) -> Refused:
 def _find_tools(
     word: str, role: Role, entry: ServerEntry | None, listing: ToolListing | None
 ) -> tuple[list[OfferedTool], str]:
-    """Return the tools of a role's pattern or name, or why there are none."""
+    """Return the tools that a role's pattern or name brings, or why it brings none."""
     server = server_of(word)
     if entry is None or listing is None:
         return [], f"no MCP server {server} is configured here ([mcp_servers.{server}] in config.toml)"
     if listing.fault:
         return [], f"the MCP server {server} {listing.fault}"
 
-    def matches(tool: OfferedTool) -> bool:
-        denied = any(covers(each, tool.name, tool.tool) for each in role.denied)
-        return covers(word, tool.name, tool.tool) and not denied
-
-    matching = list(filter(matches, listing.tools))
+    matching: list[OfferedTool] = []
+    for tool in listing.tools:
+        is_denied = any(covers(pattern, tool.name, tool.tool) for pattern in role.denied)
+        if covers(word, tool.name, tool.tool) and not is_denied:
+            matching.append(tool)
     if is_wildcard(word):
-        reading = [tool for tool in matching if not tool.fault and not tool.changes]
-        if reading:
-            return reading, ""
+        read_only = [tool for tool in matching if not tool.fault and not tool.changes]
+        if read_only:
+            return read_only, ""
         return [], (
             f"no such tool of the MCP server {server} says that it only reads;"
             " a role has to name a tool that can change things in full"

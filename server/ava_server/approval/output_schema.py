@@ -136,6 +136,7 @@ def _why_refused(schema: Mapping[str, Any]) -> str | None:
 
 
 def _why_part_refused(path: _Path, part: Any, subschemas: Mapping[_Path, Any], *, draft4: bool) -> str | None:
+    """Return why a subschema cannot be used, whatever is below it; None if it can."""
     if not isinstance(part, dict):
         return None
     keys = cast("dict[str, Any]", part)
@@ -144,8 +145,11 @@ def _why_part_refused(path: _Path, part: Any, subschemas: Mapping[_Path, Any], *
             return f"{key} is not offered: {why}"
     if keys.get("format") == "regex":
         return "format regex is not offered; leave it out"
-    only_at_top = ("$schema", "$id", "id") if draft4 else ("$schema", "$id")
-    if path and any(key in keys for key in only_at_top):
+    only_at_top = {"$schema", "$id"}
+    if draft4:
+        only_at_top.add("id")
+    is_top = not path
+    if not is_top and not only_at_top.isdisjoint(keys):
         return "$schema and $id may only stand at the top; leave them out here"
     if "$ref" in keys and _target(keys["$ref"]) not in subschemas:
         return f"$ref {str(keys['$ref'])[:80]!r} leads to no subschema of this schema; write #/$defs/NAME"
@@ -227,7 +231,7 @@ def _parts(part: Any) -> Iterator[tuple[_Path, Any]]:
 
 
 def _move_references(part: Any, at: str) -> Any:
-    """Return a schema whose references into itself lead below `at`."""
+    """Return a schema that can stand at `at` in another one: its references to itself begin with `at`."""
     if not isinstance(part, dict):
         return part
     moved: dict[str, Any] = {}

@@ -67,26 +67,39 @@ def plan_line(config: RunConfig, texts: Texts) -> str:
 
 
 def plan_reach(steps: Sequence[tuple[RunConfig, Collection[ToolSpec]]]) -> str:
-    """Return what the runs of several steps may read, reach and change together."""
+    """Return what the runs of several steps may read, reach and change, as if one run could do it all.
+
+    Steps with different folders or repositories, or with an agent that is not Ava's, are told one after the other.
+    """
     configs = [config for config, _specs in steps]
-    folders = {config.workspace for config in configs} - {None}
-    codings = [config.coding for config in configs if config.coding is not None]
-    if len(folders) > 1 or len(codings) > 1 or any(config.foreign for config in configs):
-        return _separate_reach(configs)
+    folders: set[str] = set()
+    namespaces: list[tuple[str, ...]] = []
+    has_foreign_agent = False
+    for config in configs:
+        if config.workspace is not None:
+            folders.add(config.workspace)
+        if config.coding is not None:
+            namespaces.append(config.coding.namespace)
+        if config.foreign:
+            has_foreign_agent = True
+    if has_foreign_agent or len(folders) > 1 or len(namespaces) > 1:
+        return separate_reach(configs)
     tools: dict[str, ToolSpec] = {}
-    readers: list[RunConfig] = []  # those whose tools read pages of the web, not only results of a search
+    web_readers: list[RunConfig] = []  # with a tool that reads pages; a search alone does not count
     for config, specs in steps:
-        own = [spec for spec in specs if not spec.results]
-        tools.update((spec.name, spec) for spec in own)
-        if any(spec.network and not spec.search for spec in own):
-            readers.append(config)
+        for spec in specs:
+            if spec.results:
+                continue
+            tools[spec.name] = spec
+            if spec.network and not spec.search:
+                web_readers.append(config)
     together = RunReach(
         workspace=next(iter(folders), None),
         earlier=_earlier_runs(configs),
         confinement=_weakest_confinement(configs),
         network=any(config.network for config in configs),
-        namespace=codings[0].namespace if codings else (),
-        hosts=_hosts_of(readers),
+        namespace=next(iter(namespaces), ()),
+        hosts=_hosts_of(web_readers),
         git_folder=_first_git_folder(configs),
     )
     return reach(tools.values(), together)
@@ -99,30 +112,36 @@ def _first_git_folder(configs: Iterable[RunConfig]) -> str:
     return ""
 
 
-def _separate_reach(configs: Iterable[RunConfig]) -> str:
-    """Return the different reaches of steps, one after the other."""
+def separate_reach(configs: Iterable[RunConfig]) -> str:
+    """Return the different reaches of runs, one after the other: `can read /a; read /b`."""
     first, *others = dict.fromkeys(config.reach for config in configs)
     return "; ".join([first, *(words.removeprefix("can ") for words in others)])
 
 
 def _earlier_runs(configs: Iterable[RunConfig]) -> int:
-    """Return how many earlier runs steps read; the results that steps hand over are no such runs."""
-    earlier = {run.id for config in configs for run in config.context_from}
-    return len([run for run in earlier if run.startswith("S-")])
+    """Return how many earlier runs the steps read. Results that one step hands to another do not count."""
+    run_ids: set[str] = set()
+    for config in configs:
+        run_ids.update(run.id for run in config.context_from if run.id.startswith("S-"))
+    return len(run_ids)
 
 
 def _weakest_confinement(configs: Iterable[RunConfig]) -> str:
-    confined = [config.confinement for config in configs if config.confinement != "none needed"]
-    if "none" in confined:
+    """Return `none` if one of the runs is not confined, else the first confinement; empty if no run needs one."""
+    confinements = [config.confinement for config in configs if config.confinement != "none needed"]
+    if "none" in confinements:
         return "none"
-    return confined[0] if confined else ""
+    return next(iter(confinements), "")
 
 
 def _hosts_of(networked: Sequence[RunConfig]) -> tuple[str, ...]:
-    """Return the only hosts that steps may read from the web; empty where one of them may read every one."""
-    if not all(config.hosts for config in networked):
-        return ()
-    return tuple(dict.fromkeys(host for config in networked for host in config.hosts))
+    """Return the only web hosts that steps may read. Empty if one of the steps may read every host."""
+    hosts: dict[str, None] = {}
+    for config in networked:
+        if not config.hosts:
+            return ()
+        hosts.update(dict.fromkeys(config.hosts))
+    return tuple(hosts)
 
 
 def plan_rows(config: RunConfig, texts: Texts, day: DayLeft, client: str = "") -> tuple[SummaryRow, ...]:

@@ -35,12 +35,12 @@ class ResolvedStep:
 
 @dataclass(frozen=True)
 class KnownWork:
-    """What an earlier plan has done of a step.
+    """What an earlier plan has already done of a step.
 
     Attributes:
-        reused: The runs whose results count.
-        repeats: The runs with effects outside that would be done again.
-        items: The length of the step's list, where that is known already.
+        reused: The runs whose results are used again.
+        repeats: Runs with effects outside Ava that would happen a second time.
+        items: The length of the list that the step goes through; None if it has no list, or its length is not known.
     """
 
     reused: tuple[ReusedRun, ...] = ()
@@ -48,12 +48,14 @@ class KnownWork:
     items: int | None = None
 
     def at_most(self, approved: int) -> int:
-        """Return the greatest number of the step's runs, those included that are reused."""
-        return approved if self.items is None else min(approved, self.items)
+        """Return the greatest number of the step's runs, including the reused ones."""
+        if self.items is None:
+            return approved
+        return min(approved, self.items)
 
 
 def earlier_of(step: PlannedStep, by_id: dict[str, PlannedStep]) -> tuple[EarlierRun, ...]:
-    """Return a placeholder for each step whose results a step gets: its runs are known only when they start."""
+    """Return a placeholder for each step whose results this step reads. The real runs exist only once they start."""
     names: set[str] = set()
     for source in step.inputs:
         if source.step != ITEM:
@@ -73,12 +75,12 @@ def resolve_plan(
 ) -> tuple[RunConfig, Texts]:
     """Return the configuration of a plan, and its texts.
 
-    Without `max_cost_cents` its cost cap is the sum of the caps of its runs; without `timeout` it has as long as its
-    longest chain of steps may take. `asked`: the arguments of the call without texts, for a retry. `known`: what an
-    earlier plan has done of each step.
+    Without `max_cost_cents` the cost cap is the sum of the caps of its runs. Without `timeout` the time is that of its
+    longest chain of steps, rounded up to hours, at most 30 days. `asked` has the arguments of the call without texts,
+    for a retry. `known` has what an earlier plan has done, by step id.
 
     Raises:
-        BadInput: A cap buys no useful work.
+        BadInput: The cost cap is too low for useful work in one of the steps.
     """
     works = [known.get(one.step.id, KnownWork()) for one in resolved]
     most_micros = _cost_cap(args, resolved, works)
@@ -105,7 +107,7 @@ def resolve_plan(
 
 
 def _cost_cap(args: PlanArgs, resolved: Sequence[ResolvedStep], works: Sequence[KnownWork]) -> int:
-    """Return the cost cap of a plan, in micro-USD. Raises BadInput: it buys no useful work for one of its steps."""
+    """Return the cost cap of a plan, in micro-USD. Raises BadInput if it buys no useful work for one of its steps."""
     paid: list[tuple[ResolvedStep, int]] = []
     for one, work in zip(resolved, works, strict=True):
         if not one.config.free:
@@ -185,26 +187,60 @@ def _step_config(one: ResolvedStep, most_micros: int, timeout_s: float | None, k
 
 
 def _new_runs(one: ResolvedStep, known: KnownWork) -> int:
+    """Return the greatest number of a step's runs that still have to be paid."""
     return known.at_most(one.step.at_most) - len(known.reused)
 
 
 def _minutes_of(steps: Sequence[StepConfig]) -> tuple[int, int]:
-    """Return how many minutes a plan is likely to take at least and at most, by its roles."""
-    low = longest_path_s(steps, {step.id: step.config.estimated_minutes[0] for step in steps})
-    high = longest_path_s(steps, {step.id: step.config.estimated_minutes[1] for step in steps})
-    return round(low), round(high)
+    """Return the least and the most minutes that a plan is likely to take, by the estimates of its roles."""
+    least: dict[str, float] = {}
+    most: dict[str, float] = {}
+    for step in steps:
+        least[step.id], most[step.id] = step.config.estimated_minutes
+    # The function adds along the longest chain of steps, in the unit that it gets.
+    return round(longest_path_s(steps, least)), round(longest_path_s(steps, most))
 
 
 # -- an approval that takes away --------------------------------------------------------------------------------------
 
 
 def change_plan(config: RunConfig, requested: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return what an approval changes of a plan's configuration, or why it cannot.
+    """Return the fields that an approval changes in a plan's configuration, or a sentence on why it cannot.
 
-    `requested` has lower `max_cost_micros` and `timeout_s`, `blocked_tools` that no step has any more, and steps to
-    `drop`; what needs a dropped step goes with it.
+    `requested` may have lower `max_cost_micros` and `timeout_s`, `blocked_tools` to take from every step, and steps to
+    `drop`. Steps that need a dropped step are dropped too.
     """
-    changes: dict[str, Any] = {}
+    changes = _lowered_caps(config, requested)
+    if isinstance(changes, str):
+        return changes
+    steps = config.steps
+    dropped = requested.get("drop") or ()
+    if dropped:
+        remaining = _drop_steps(steps, dropped)
+        if isinstance(remaining, str):
+            return remaining
+        steps = remaining
+    blocked = requested.get("blocked_tools") or ()
+    if blocked:
+        restricted = _block_tools(steps, blocked)
+        if isinstance(restricted, str):
+            return restricted
+        steps = restricted
+    if dropped or blocked:
+        changes["steps"] = [step.model_dump(mode="json", exclude_none=True) for step in steps]
+    cost_cap = changes.get(COST.field, config.max_cost_micros)
+    for step in steps:
+        if not step.config.free and cost_cap < step.config.least_micros:
+            return (
+                f"changes: a cost cap of {COST.text(cost_cap)} buys no useful work for step {step.id} with"
+                f" {step.config.model}; give {format_usd(step.config.least_micros)} or more"
+            )
+    return changes
+
+
+def _lowered_caps(config: RunConfig, requested: Mapping[str, Any]) -> dict[str, Any] | str:
+    """Return the caps that an approval lowers in a plan, or why it cannot."""
+    lowered: dict[str, Any] = {}
     for cap in CAPS:
         if cap.field not in requested:
             continue
@@ -215,39 +251,39 @@ def change_plan(config: RunConfig, requested: Mapping[str, Any]) -> dict[str, An
                 f"changes: {cap.argument} would be raised, and an approval only lowers; propose it again with"
                 " spawn_subagent"
             )
-        changes[cap.field] = requested[cap.field]
-    steps = list(config.steps)
-    dropped = requested.get("drop") or ()
-    unknown = [name for name in dropped if name not in {step.id for step in steps}]
-    if unknown:
-        return f"changes: it has no step {unknown[0][:60]!r} to drop; it has {', '.join(step.id for step in steps)}"
-    if dropped:
-        gone = set(dropped)
-        for step in steps:  # each comes after what it needs
-            if not gone.isdisjoint(step.needs):
-                gone.add(step.id)
-        steps = [step for step in steps if step.id not in gone]
-        if not steps:
-            return "changes: without these steps nothing is left; reject it instead"
-    blocked = requested.get("blocked_tools") or ()
-    known = {name for step in steps for name in step.config.tools}
-    unknown = [name for name in blocked if name not in known]
-    if unknown:
-        return f"changes: no step has a tool {unknown[0][:60]!r} to block; they have {', '.join(sorted(known))}"
-    if blocked:
-        steps = [_without_tools(step, blocked) for step in steps]
-    if dropped or blocked:
-        changes["steps"] = [step.model_dump(mode="json", exclude_none=True) for step in steps]
-    most = changes.get(COST.field, config.max_cost_micros)
+        lowered[cap.field] = requested[cap.field]
+    return lowered
+
+
+def _drop_steps(steps: tuple[StepConfig, ...], names: Collection[str]) -> tuple[StepConfig, ...] | str:
+    """Return the steps that remain without these and all that need them, or why they cannot be dropped."""
+    known = [step.id for step in steps]
+    for name in names:
+        if name not in known:
+            return f"changes: it has no step {name[:60]!r} to drop; it has {', '.join(known)}"
+    dropped = set(names)
+    remaining: list[StepConfig] = []
+    for step in steps:  # a step comes after all that it needs
+        if not dropped.isdisjoint(step.needs):
+            dropped.add(step.id)
+        if step.id not in dropped:
+            remaining.append(step)
+    if not remaining:
+        return "changes: without these steps nothing is left; reject it instead"
+    return tuple(remaining)
+
+
+def _block_tools(steps: tuple[StepConfig, ...], blocked: Collection[str]) -> tuple[StepConfig, ...] | str:
+    """Return the steps without these tools, or why they cannot be blocked."""
+    known: set[str] = set()
     for step in steps:
-        if not step.config.free and most < step.config.least_micros:
-            return (
-                f"changes: a cost cap of {COST.text(most)} buys no useful work for step {step.id} with"
-                f" {step.config.model}; give {format_usd(step.config.least_micros)} or more"
-            )
-    return changes
-
-
-def _without_tools(step: StepConfig, blocked: Collection[str]) -> StepConfig:
-    tools = tuple(name for name in step.config.tools if name not in blocked)
-    return step.model_copy(update={"config": step.config.model_copy(update={"tools": tools})})
+        known.update(step.config.tools)
+    for name in blocked:
+        if name not in known:
+            return f"changes: no step has a tool {name[:60]!r} to block; they have {', '.join(sorted(known))}"
+    restricted: list[StepConfig] = []
+    for step in steps:
+        tools = tuple(name for name in step.config.tools if name not in blocked)
+        config = step.config.model_copy(update={"tools": tools})
+        restricted.append(step.model_copy(update={"config": config}))
+    return tuple(restricted)

@@ -267,18 +267,26 @@ class ProposalLinks(Protocol):
 
 
 def question(checked: CheckedApproval) -> Question:
-    """Return the question. Both ends have the price and the task of each: a small window shows only one of them."""
-    parts = [_proposal_part(member, checked.day) for member in checked.members]
+    """Return the question that asks a person to approve proposals.
+
+    Its beginning and its end both have the price and the task of each: a small window shows only one of them.
+    """
+    is_several = checked.plan_cap is not None
+    parts: list[str] = []
+    lines: list[str] = []
     if checked.plan_cap is not None:
-        numbered = (f"{number}. {part}" for number, part in enumerate(parts, 1))
-        parts = [_several_part(checked, checked.plan_cap), *numbered]
+        parts.append(_several_part(checked, checked.plan_cap))
+    for number, member in enumerate(checked.members, 1):
+        part = _proposal_part(member, checked.day)
+        parts.append(f"{number}. {part}" if is_several else part)
+        lines.append(_line(number, member, checked))
+    parts.append("\n".join(lines))
+    parts.append("Start them?" if is_several else "Start it?")
+    text = "\n\n".join(parts).replace("\n", " \n")
     fields = _fields(checked)
-    parts.append("\n".join(_line(number, member, checked) for number, member in enumerate(checked.members, 1)))
-    parts.append("Start it?" if len(checked.members) == 1 else "Start them?")
-    text = " \n".join("\n\n".join(parts).split("\n"))
     if not fields:
         return Question(text, fields)
-    whose = "its" if checked.plan_cap is None else "their"
+    whose = "their" if is_several else "its"
     return Question(
         text,
         fields,
@@ -288,15 +296,20 @@ def question(checked: CheckedApproval) -> Question:
 
 
 def _proposal_part(member: ProposalChange, day: DayLeft) -> str:
+    """Return what the person is shown of one proposal, and the tools that the approval takes away."""
     message = proposal_message(member.changed, member.texts, day)
-    without = sorted(_tools_of(member.config) - _tools_of(member.changed))
-    return f"{message}\nTaken away: {', '.join(without)}." if without else message
+    blocked = sorted(_tools_of(member.config) - _tools_of(member.changed))
+    if blocked:
+        message += f"\nTaken away: {', '.join(blocked)}."
+    return message
 
 
 def _tools_of(config: RunConfig) -> set[str]:
-    if not config.steps:
-        return set(config.tools)
-    return {name for step in config.steps for name in step.config.tools}
+    """Return the tools of a run, or of all steps of a plan."""
+    tools = set(config.tools)
+    for step in config.steps:
+        tools.update(step.config.tools)
+    return tools
 
 
 def _line(number: int, member: ProposalChange, checked: CheckedApproval) -> str:

@@ -278,13 +278,16 @@ _SHOWN_FROM = 4_096
 
 
 def sentence_of(model: type[Arguments], error: Any) -> str:
-    """Return what is wrong with one argument, from pydantic's error, and what to write instead."""
+    """Return a sentence on what is wrong with one argument, from pydantic's error, and what to write instead."""
     tool = model.tool
     loc = [str(part) for part in error["loc"]]
-    field, kind = ".".join(loc), str(error["type"])
+    field = ".".join(loc)
+    kind = str(error["type"])
     value: Any = error.get("input")
-    if field.startswith("changes") and (len(loc) == 1 or not loc[1].lower().startswith("p-")):
-        return f"{field}: {show_value(value)} was given; use the pending_id as key: {CHANGES_FORM}."
+    if field.startswith("changes"):
+        has_pending_id = len(loc) > 1 and loc[1].lower().startswith("p-")
+        if not has_pending_id:
+            return f"{field}: {show_value(value)} was given; use the pending_id as key: {CHANGES_FORM}."
     if kind == "extra_forbidden":
         return f"{field}: {_unknown(model, loc, value)}"
     if kind == "missing":
@@ -294,10 +297,14 @@ def sentence_of(model: type[Arguments], error: Any) -> str:
     if kind == "literal_error":
         return f"{field}: {show_value(value)} is not one of {error['ctx']['expected']}; give one of these."
     is_infinite = isinstance(value, float) and not math.isfinite(value)
-    if kind == "finite_number" or is_infinite:
+    if is_infinite or kind == "finite_number":
         return f"{field}: {show_value(value)} is not a finite number; give a plain one."
-    word = next((text for start, text in _KINDS.items() if kind.startswith(start)), "another kind of value")
-    return f"{field}: {show_value(value)} was given where {word} belongs; give {word}."
+    expected = "another kind of value"
+    for start, words in _KINDS.items():
+        if kind.startswith(start):
+            expected = words
+            break
+    return f"{field}: {show_value(value)} was given where {expected} belongs; give {expected}."
 
 
 _KINDS = {

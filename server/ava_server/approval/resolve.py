@@ -14,7 +14,7 @@ from ava_roles.role import Role
 from ava_roles.sandbox.command_workspace import find_agent
 from ava_roles.sandbox.git_folders import only
 from ava_roles.sandbox.paths import folder_identity
-from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Unavailable
+from ava_roles.sandbox.sandbox import INSTALL_BUBBLEWRAP, Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
 from ava_roles.skills import installed_skill, is_installed
 from ava_roles.tool import ToolSpec
@@ -74,12 +74,14 @@ def resolve_run_config(
 ) -> tuple[RunConfig, Texts]:
     """Return the complete configuration of a spawn. May import price tables: call it in a thread.
 
-    `earlier`: the ended runs that `context_from` names. `degraded`: tools that the role needs may be missing; tools
-    that the call blocks may not. `is_step`: of a plan: its runs can read the results of `earlier`, whatever its role.
+    `earlier` are the ended runs that `context_from` names. With `degraded`, a run may lack tools that its role needs
+    and this installation does not have; it may not lack those that the call blocks. With `is_step` it is a step of a
+    plan, whose runs can read the results of `earlier` whatever their role.
 
     Raises:
         BadInput: An argument is invalid.
         Refused: It may not or cannot be run here; the text says what to do.
+        ToolMissing: A tool that the role needs is missing, and `degraded` is false.
     """
     context.settings.refuse_off("set it to true to spawn again")
     try:
@@ -126,16 +128,7 @@ class _Resolution:
     def resolve(self, degraded: bool) -> tuple[RunConfig, Texts]:
         args, role = self._args, self._role
         found = self._tool_resolution.find()
-        if self._earlier and not self._is_step and not any(spec.results for spec in specs_of(found.names, self._tools)):
-            raise BadInput(
-                f"context_from: {role.name} cannot read results without {READ_RESULT}; leave it among its tools"
-            )
-        lacks = self._check_needs(found, degraded)
-        # With other tools to work with, the role is not without its purpose: the proposal says what is missing.
-        can_work = self._agent is not None or self._tool_resolution.have(found.names, "reads", "commands")
-        if not degraded and not can_work:
-            self._foreign.check_servers(found.unavailable)
-        self._tool_resolution.refuse_idle(found.names)
+        lacks = self._check_tools(found, degraded)
         texts = _texts(args, role)
         if args.output_schema is not None:
             fault = check_schema(args.output_schema)
@@ -147,19 +140,40 @@ class _Resolution:
             self._check_agent(self._agent, choice, found)
             found = replace(found, names=self._besides_its_own(found.names))
         is_offline = choice.wire == "offline"
-        skills, not_installed = ((), ()) if is_offline else self._skills(found.names)
+        skills: tuple[SkillUse, ...] = ()
+        missing_skills: tuple[str, ...] = ()
+        if not is_offline:
+            skills, missing_skills = self._skills(found.names)
         if not skills:
             found = _without_tools(found, {READ_SKILL.name})
         project = self._project_files(found, choice)
-        shown = [ProjectText(path=file.path, text=self._context.hide(file.text)) for file in project.files]
-        texts = texts.model_copy(update={"project": tuple(shown)})
-        if is_offline:  # it uses no memory
+        project_texts = [ProjectText(path=file.path, text=self._context.hide(file.text)) for file in project.files]
+        texts = texts.model_copy(update={"project": tuple(project_texts)})
+        if is_offline:  # the offline reader uses no memory
             found = _without_tools(found, self._tool_resolution.memory)
             self._refuse_offline(found)
-        return self._assemble(choice, key_command, found, lacks, project, skills, not_installed), texts
+        return self._assemble(choice, key_command, found, lacks, project, skills, missing_skills), texts
+
+    def _check_tools(self, found: FoundTools, degraded: bool) -> tuple[str, ...]:
+        """Check that a run can work with these tools, and return those that its role needs and lacks.
+
+        Raises BadInput, Refused, or ToolMissing if a needed tool is missing and `degraded` is false.
+        """
+        reads_results = any(spec.results for spec in specs_of(found.names, self._tools))
+        if self._earlier and not self._is_step and not reads_results:
+            raise BadInput(
+                f"context_from: {self._role.name} cannot read results without {READ_RESULT}; leave it among its tools"
+            )
+        lacks = self._check_needs(found, degraded)
+        # With other tools the role can still do its work, and the proposal says which servers are missing.
+        can_work = self._agent is not None or self._tool_resolution.have(found.names, "reads", "commands")
+        if not degraded and not can_work:
+            self._foreign.check_servers(found.unavailable)
+        self._tool_resolution.refuse_idle(found.names)
+        return lacks
 
     def _check_needs(self, found: FoundTools, degraded: bool) -> tuple[str, ...]:
-        """Return the tools that the role needs and lacks. Raises ToolMissing if one is missing, and may not be."""
+        """Return the tools that the role needs and lacks. Raises ToolMissing for the first, unless `degraded`."""
         lacks: list[str] = []
         for need in (*self._foreign_needs, *self._role.needs):
             try:
@@ -209,20 +223,20 @@ class _Resolution:
 
     def _project_files(self, found: FoundTools, choice: Choice) -> ProjectFiles:
         """Return the project's own instructions, as far as the run gets them."""
-        wanted = self._role.project_instructions
+        granted = self._role.project_instructions
         requested = self._args.project_instructions
         folder = found.scope.workspace
-        if requested and not wanted:
+        if requested and not granted:
             raise BadInput(
                 f"project_instructions: only a role file grants them, and {self._role.name} has false; leave it out"
             )
-        if not wanted or requested is False:
+        if not granted or requested is False:
             return ProjectFiles()
         if folder is None or choice.wire == "offline":
             return ProjectFiles()
-        if wanted == "base":
+        if granted == "base":
             return read_base_files(Path(folder), self._context.home, only(found.scope.git_folder))
-        if self._agent is not None:  # it reads them in its folder itself
+        if self._agent is not None:  # another agent reads them in its folder itself
             return ProjectFiles()
         try:
             return read_project_files(Path(folder), found.scope.namespace)
@@ -247,15 +261,22 @@ class _Resolution:
         return workspace
 
     def _refuse_offline(self, found: FoundTools) -> None:
+        """Raise BadInput or Refused if the offline reader, which only quotes passages, cannot do what is asked."""
         args, role, folder = self._args, self._role, self._workspace.path
-        needs_key = None if is_configured(self._context.models) else "openrouter"
-        if found.coding is not None or role.needs_model:
-            does = "changes files" if found.coding is not None else "needs a language model"
+        if is_configured(self._context.models):
+            needs_key = None
             how = "leave `model` out, or name one that is configured"
-            if needs_key:
-                how = "give a key, or a local endpoint such as Ollama's in AVA_MODEL_BASE_URL with AVA_MODEL"
+        else:
+            needs_key = "openrouter"
+            how = "give a key, or a local endpoint such as Ollama's in AVA_MODEL_BASE_URL with AVA_MODEL"
+        needs_model = ""
+        if found.coding is not None:
+            needs_model = "changes files"
+        elif role.needs_model:
+            needs_model = "needs a language model"
+        if needs_model:
             raise Refused(
-                f"{role.name} {does}, and no language model is used (the offline reader only finds and quotes"
+                f"{role.name} {needs_model}, and no language model is used (the offline reader only finds and quotes"
                 f" passages); set a model: {how}",
                 needs_key=needs_key,
             )
@@ -285,21 +306,33 @@ class _Resolution:
                 f"{title} asks its model in the format {' or '.join(agent.wires)}, and {choice.name} is asked in"
                 f" {choice.wire}; name another model, or another runner"
             )
-        if found.sandbox is None or isinstance(found.sandbox, Unavailable) or found.sandbox.kind != "bubblewrap":
-            why = found.sandbox.why if isinstance(found.sandbox, Unavailable) else "the sandbox here is another one"
-            raise Refused(
-                f"{title} runs only in bubblewrap, so that it reaches nothing else: {why}; {INSTALL_BUBBLEWRAP}"
-            )
+        self._check_bubblewrap(title, found.sandbox)
         try:
             find_agent(agent.command[0], self._workspace.path)
         except ToolFailed as error:
-            hint = f" (npm install -g {agent.npm})" if agent.npm else ""
+            hint = ""
+            if agent.npm:
+                hint = f" (npm install -g {agent.npm})"
             raise Refused(f"{error}{hint}; `ava agents` shows what is there") from error
-        if role.network or self._secrets(found.names):
-            what = "the network for commands" if role.network else "secrets"
-            raise Refused(f"role {role.name} uses {what}, and {title} gets none; use runner: in-process")
+        withheld = ""
+        if role.network:
+            withheld = "the network for commands"
+        elif self._secrets(found.names):
+            withheld = "secrets"
+        if withheld:
+            raise Refused(f"role {role.name} uses {withheld}, and {title} gets none; use runner: in-process")
         if self._args.plan:
             raise BadInput(f"plan: {title} plans by itself; leave it out")
+
+    @staticmethod
+    def _check_bubblewrap(title: str, sandbox: Sandbox | Unavailable | None) -> None:
+        """Raise Refused unless bubblewrap confines the other agent."""
+        why = "the sandbox here is another one"
+        if isinstance(sandbox, Unavailable):
+            why = sandbox.why
+        elif sandbox is not None and sandbox.kind == "bubblewrap":
+            return
+        raise Refused(f"{title} runs only in bubblewrap, so that it reaches nothing else: {why}; {INSTALL_BUBBLEWRAP}")
 
     def _assemble(
         self,

@@ -38,8 +38,11 @@ class FoundTools:
     """The tools that a run can have, and what decided about them.
 
     Attributes:
-        unavailable: Those that were wanted besides.
-        sandbox: What confines its commands, or why nothing does; None where it wants none.
+        names: The tools that it can have.
+        unavailable: The tools that were wanted and that it cannot have.
+        sandbox: What confines its commands, or why nothing does; None if it runs no commands.
+        coding: What it may change in a repository; None if it changes none.
+        scope: What it may read and reach.
     """
 
     names: tuple[str, ...]
@@ -50,7 +53,7 @@ class FoundTools:
 
     @property
     def commands_note(self) -> str:
-        """Why its commands cannot be confined, and what to do; empty where they can, or it wants none."""
+        """Why its commands cannot be confined, and what to do. Empty if they can be, or it runs none."""
         if not isinstance(self.sandbox, Unavailable):
             return ""
         return f"{self.sandbox.why}; {self.sandbox.what_to_do}"
@@ -92,23 +95,34 @@ class ToolResolution:
 
     def find(self) -> FoundTools:
         """Return the tools that the run can have. Blocks. Raises BadInput, Refused."""
-        role, context, folder = self._role, self._context, self._workspace.path
+        role, context = self._role, self._context
         wanted = self._wanted_tools()
-        commands = self._agent is not None or self.have(wanted, "commands")
-        networked = self.have(wanted, "network") or (role.network and commands)
-        # With network access, only where the call itself gave the folder.
-        files_open = folder is not None and (self._workspace.given or not networked)
+        runs_commands = self._agent is not None or self.have(wanted, "commands")
+        reaches_network = self.have(wanted, "network")
+        if role.network and runs_commands:
+            reaches_network = True
+        # A run that could send files away sees only a folder that the call itself names.
+        may_see_folder = self._workspace.given or not reaches_network
+        files_open = may_see_folder and self._workspace.path is not None
         changes = changes_files(wanted)
-        sandbox = sandbox_for(commands or changes, context.sandbox, files_open=files_open)
+        sandbox = sandbox_for(runs_commands or changes, context.sandbox, files_open=files_open)
         coding = None
         if changes:
-            where = self._workspace, sandbox, context.home
-            coding = resolve_coding(self._args, role, *where, files_open=files_open, git_folder=self._git_folder)
+            coding = resolve_coding(
+                self._args,
+                role,
+                self._workspace,
+                sandbox,
+                context.home,
+                files_open=files_open,
+                git_folder=self._git_folder,
+            )
         else:
             refuse_coding(self._args, role)
         names = self._usable(wanted, files_open=files_open, commands=not isinstance(sandbox, Unavailable))
         unavailable = tuple(name for name in wanted if name not in names)
-        return FoundTools(names, unavailable, sandbox, coding, self._scope(names, coding, files_open=files_open))
+        scope = self._scope(names, coding, files_open=files_open)
+        return FoundTools(names, unavailable, sandbox, coding, scope)
 
     def have(self, names: Iterable[str], *flags: str) -> bool:
         """Tell whether one of these tools exists and has one of these flags."""
@@ -116,7 +130,7 @@ class ToolResolution:
         return any(getattr(spec, flag) for spec in specs for flag in flags)
 
     def check_need(self, need: str, found: FoundTools) -> None:
-        """Raise ToolMissing where a tool that the role needs is not there, Refused where the call excludes it."""
+        """Raise ToolMissing if the run lacks a tool that its role needs, Refused if the call excludes the tool."""
         role = self._role
         if need in found.names:
             return
@@ -136,21 +150,22 @@ class ToolResolution:
         raise ToolMissing(f"{role.name} needs {why}", need)
 
     def refuse_idle(self, tools: Sequence[str]) -> None:
-        """Raise Refused where the run has no tool to work with."""
+        """Raise Refused if the run has no tool to work with."""
         if self._only == [RECALL] and RECALL not in tools:
             raise Refused("memory has no notes to work with; write one with `ava memory add NAME`, or give more tools")
-        works = self._to_work_with()
-        enough = {*works, READ_RESULT}
-        if self._only and RECALL in self._only:  # every role has memory, so it counts only where the call asks for it
+        role_tools = self._to_work_with()
+        enough = {*role_tools, READ_RESULT}  # any of these is enough to work with
+        if self._only and RECALL in self._only:  # every role has memory, so it counts only if the call asks for it
             enough.add(RECALL)
-        if enough.isdisjoint(tools) and (works or self._only):
+        expects_tools = bool(role_tools or self._only)
+        if expects_tools and enough.isdisjoint(tools):
             raise Refused(
                 f"{self._role.name} would have nothing to work with: none of the requested tools is available."
                 f" Files: {self._no_files()}"
             )
 
     def files_note(self, scope: RunReach) -> str:
-        """Return why a role that reads files sees none here; empty for any other."""
+        """Return why a role that reads files sees none in this run. Empty if it sees some, or reads none."""
         if scope.workspace or not self.have(self._role.tools, "files"):
             return ""
         return self._no_files()
@@ -166,9 +181,13 @@ class ToolResolution:
                 " role's tools, or name some"
             )
         left_out = {*blocked, *self._pointless()}
-        wanted = [name for name in role.tools if name not in left_out and (only is None or name in only)]
-        reads_results = self._is_step and bool(self._earlier)
-        if reads_results and READ_RESULT not in wanted and READ_RESULT not in left_out:
+        wanted: list[str] = []
+        for name in role.tools:
+            is_allowed = only is None or name in only
+            if is_allowed and name not in left_out:
+                wanted.append(name)
+        # A step reads the results of earlier steps, whatever tools its role has.
+        if self._is_step and self._earlier and READ_RESULT not in {*wanted, *left_out}:
             wanted.append(READ_RESULT)
         return tuple(wanted)
 
@@ -192,7 +211,10 @@ class ToolResolution:
         return pointless
 
     def _usable(self, wanted: Sequence[str], *, files_open: bool, commands: bool) -> tuple[str, ...]:
-        """Return the tools that this run can have: file tools only where it may read files, commands in a sandbox."""
+        """Return the tools that this run can have: file tools if `files_open`, tools that run commands if `commands`.
+
+        Memory needs notes, and a foreign tool must be among the tools of its server.
+        """
         usable: list[str] = []
         for name in wanted:
             if name in self.memory and not self._context.notes:
@@ -201,48 +223,60 @@ class ToolResolution:
                 usable.append(name)
             elif name in self._tools:
                 spec = self._tools[name].spec
-                if (files_open or not spec.files) and (commands or not spec.commands):
+                lacks_files = spec.files and not files_open
+                lacks_commands = spec.commands and not commands
+                if not lacks_files and not lacks_commands:
                     usable.append(name)
         return tuple(usable)
 
     def _to_work_with(self) -> list[str]:
+        """Return the role's tools that do its work: those that read something or run commands."""
         specs = [self._tools[name].spec for name in self._role.tools if name in self._tools]
         return [spec.name for spec in specs if spec.reads or spec.commands]
 
     def _scope(self, names: Sequence[str], coding: Coding | None, *, files_open: bool) -> RunReach:
+        """Return what a run with these tools may read and reach."""
         is_agent = self._agent is not None
-        commands = is_agent or coding is not None or self.have(names, "commands")
+        runs_commands = is_agent or coding is not None or self.have(names, "commands")
+        uses_files = is_agent or self.have(names, "files", "commands")
         workspace = None
         git_folder = ""
-        if files_open and (is_agent or self.have(names, "files", "commands")):
+        if files_open and uses_files:
             workspace = str(self._workspace.path)
-            if commands:
+            if runs_commands:
                 git_folder = self._git_folder()
         sandbox = None
-        if commands or self.have(names, "program"):
+        if runs_commands or self.have(names, "program"):
             sandbox = self._context.sandbox()
         return RunReach(
             workspace=workspace,
             git_folder=git_folder,
             earlier=len(self._earlier),
             confinement=confinement_of(sandbox),
-            network=self._role.network and commands,
+            network=self._role.network and runs_commands,
             namespace=() if coding is None else coding.namespace,
             hosts=self._role.hosts or self._context.settings.fetch.hosts,
         )
 
     def _git_folder(self) -> str:
-        """Return the git folder of the workspace's checkout, if it lies outside of that; else empty. Raises Refused."""
-        settings, remote, folder = self._context.settings, self._context.remote_roots, self._workspace.path
-        accept = git_folder_rule(
-            settings.workspace.roots or None if remote is None else remote,
-            data_root=settings.data_root,
-            home=self._context.home,
-            allow=settings.named_folders if remote is None else remote,
-            owner=remote is None,
-        )
+        """Return the git folder of the workspace's checkout if it lies outside the checkout, else an empty string.
+
+        Raises Refused if it may not or cannot be read.
+        """
+        folder = self._workspace.path
         if folder is None:
             return ""
+        settings = self._context.settings
+        remote = self._context.remote_roots
+        if remote is None:
+            roots = settings.workspace.roots or None
+            allow = settings.named_folders
+        else:
+            roots = remote
+            allow = remote
+        accept = git_folder_rule(
+            roots, data_root=settings.data_root, home=self._context.home, allow=allow, owner=remote is None
+        )
         try:
             return git_folder_of(folder, self._context.home, accept)
         except NoGitFolder as error:
@@ -251,7 +285,7 @@ class ToolResolution:
             raise Refused(f"workspace: the git folder of {folder} cannot be read ({error.strerror})") from error
 
     def _why_missing(self, need: str, sandbox: Sandbox | Unavailable | None) -> str | None:
-        """Return which tool, or what for it, is missing and what would help; None where the call has excluded it."""
+        """Return what is missing for a needed tool and what would help; None if the call excluded the tool."""
         is_own = need in self._role.tools
         if need == READ_RESULT and is_own:
             return "results of earlier subagents; name them in context_from"
@@ -275,4 +309,5 @@ class ToolResolution:
 
 def names_pages(args: SpawnArgs) -> bool:
     """Tell whether the task or its context has an address of a page."""
-    return _URL.search(" ".join(part for part in (args.task, args.context) if part)) is not None
+    texts = [text for text in (args.task, args.context) if text]
+    return any(_URL.search(text) for text in texts)

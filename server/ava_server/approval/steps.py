@@ -248,7 +248,7 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _plan_step(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFaults) -> PlannedStep:
-    """Return a step with its edges; what is wrong with them goes to `faults`."""
+    """Return a step with the steps that it needs and reads. Errors are added to `faults`."""
     for field in _FIXED:
         if _has_reference(getattr(step, field), by_id):
             faults.add(step.id, f"{field}: a result of another step may stand in task alone; write plain text here")
@@ -271,13 +271,16 @@ def _plan_step(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFaults
     for name in step.after or ():
         if _check_known(step.id, "after", name, by_id, faults):
             needed.add(name)
-    run = step.model_dump(exclude_unset=True, exclude={"id", "after", "foreach", "at_most", "if_fails"})
+    at_most = 1
+    if foreach is not None and step.at_most:
+        at_most = step.at_most
+    arguments = step.model_dump(exclude_unset=True, exclude={"id", "after", "foreach", "at_most", "if_fails"})
     return PlannedStep(
         id=step.id,
-        args=SpawnArgs(**run, name=step.id),
+        args=SpawnArgs(**arguments, name=step.id),
         inputs=inputs,
         foreach=foreach,
-        at_most=(step.at_most or 1) if foreach is not None else 1,
+        at_most=at_most,
         needs=tuple(name for name in by_id if name in needed),
         if_fails=step.if_fails,
     )

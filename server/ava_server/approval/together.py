@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ava_audit.events import Channel, Event, SpawnDecided, SpawnProposed, UserMessage, Who
 from ava_audit.units import MICROS_PER_CENT
+from ava_server.approval.plan_summary import separate_reach
 from ava_server.approval.plans import LONGEST_S, plan_config
 from ava_server.approval.proposals import spawn_fact
 from ava_server.approval.steps import ITEM
@@ -78,50 +79,51 @@ class Together:
 def plan_of(
     members: Sequence[StartedTogether], ids: tuple[str, str], cap_micros: int, timeout_s: float | None
 ) -> Together:
-    """Return proposals as the plan with these ids: its own `P-…`, and `G-…`.
+    """Return proposals as one plan.
 
-    `timeout_s`: None for a plan that may take as long as a plan can.
+    `ids` are the plan's own `P-…` and `G-…`. Without `timeout_s` the plan may take as long as any plan can.
     """
-    names = _step_ids([member.config.name or member.config.role for member in members])
-    steps = tuple(
-        StepConfig(id=name, config=_without_texts(member.config), run=member.run_id)
-        for name, member in zip(names, members, strict=True)
-    )
-    asked: dict[str, object] = {"max_cost_cents": cap_micros / MICROS_PER_CENT}
-    if timeout_s is not None:
-        asked["timeout"] = timeout_s
-    reaches = list(dict.fromkeys(member.config.reach for member in members))
+    step_ids = _step_ids([member.config.name or member.config.role for member in members])
+    steps: list[StepConfig] = []
+    step_texts: list[Texts] = []
+    for step_id, member in zip(step_ids, members, strict=True):
+        steps.append(StepConfig(id=step_id, config=_without_texts(member.config), run=member.run_id))
+        step_texts.append(member.texts.model_copy(update={"step": step_id}))
+    arguments: dict[str, object] = {"max_cost_cents": cap_micros / MICROS_PER_CENT}
+    if timeout_s is None:
+        timeout_s = LONGEST_S
+    else:
+        arguments["timeout"] = timeout_s
     config = plan_config(
         steps,
         max_cost_micros=cap_micros,
-        timeout_s=LONGEST_S if timeout_s is None else timeout_s,
-        reach="; ".join([reaches[0], *(reach.removeprefix("can ") for reach in reaches[1:])]),
+        timeout_s=timeout_s,
+        reach=separate_reach([member.config for member in members]),
         background=any(member.config.background for member in members),
-        asked=asked,
+        asked=arguments,
     )
-    texts = Texts(
-        task=f"{len(members)} subagents, approved together.",
-        steps=tuple(
-            member.texts.model_copy(update={"step": name}) for name, member in zip(names, members, strict=True)
-        ),
-    )
-    return Together(*ids, members[0].session_id, config, texts, tuple(names))
+    texts = Texts(task=f"{len(members)} subagents, approved together.", steps=tuple(step_texts))
+    pending_id, plan_id = ids
+    return Together(pending_id, plan_id, members[0].session_id, config, texts, tuple(step_ids))
 
 
 def _without_texts(config: RunConfig) -> RunConfig:
-    """Return a configuration without its long texts: all of it is with the run that was proposed."""
+    """Return a configuration without its long texts: the member's own proposal has them already."""
     return config.model_copy(update={"role_text": "", "foreign": {}})
 
 
 def _step_ids(names: Sequence[str]) -> list[str]:
-    """Return an id for each name: in a-z, 0-9 and _, with a number where another has it already."""
-    ids = [ITEM]  # has another meaning in a plan
+    """Return a different id for each name, of a-z, 0-9 and _: an id that is taken gets a number, as in `scout_2`."""
+    ids: list[str] = []
     for name in names:
-        plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:STEP_ID_CHARS] or "subagent"
-        step_id, number = plain, 1
-        while step_id in ids:
+        plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:STEP_ID_CHARS]
+        if not plain:
+            plain = "subagent"
+        step_id = plain
+        number = 1
+        while step_id in ids or step_id == ITEM:  # a plan's templates use ITEM for an item of a list
             number += 1
             ending = f"_{number}"
             step_id = plain[: STEP_ID_CHARS - len(ending)] + ending
         ids.append(step_id)
-    return ids[1:]
+    return ids

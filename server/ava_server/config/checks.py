@@ -188,35 +188,43 @@ def cents(name: str, dollars: str) -> int:
 
 
 def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:
-    """Raise ConfigError for a key or a password among settings, unshown; an MCP server may have `{{secret:NAME}}`."""
+    """Raise ConfigError if a setting holds a key or a password, which the error does not show.
+
+    `{{secret:NAME}}` is allowed, and `{secret}` in `agents`: they only name the place of a secret.
+    """
     for path, value in leaves(data):
-        last = path[len(path) - 1]
-        if PLACEHOLDER.search(str(value)) or (path[0] == "agents" and value == "{secret}"):  # a secret of each run
+        table = path[0]
+        is_placeholder = PLACEHOLDER.search(str(value)) or (table == "agents" and value == "{secret}")
+        if is_placeholder:
             continue
+        has_secret_name = _SECRET_NAME.search(path[-1])
         name = setting_name(path)
-        if path[0] == "mcp_servers":
-            if _SECRET_NAME.search(last) or _is_key(value):
+        if table == "mcp_servers":
+            if has_secret_name or _looks_like_key(value):
                 raise ConfigError(
                     f"{origin}: {name} holds a secret, which does not belong in settings. "
                     "Store it with `ava secret set NAME` and write {{secret:NAME}} instead."
                 )
-        elif _SECRET_NAME.search(last) and path[0] != "prices":
-            if path[0] == "providers" and len(path) > 2:
-                provider = path[1]
-            else:
-                provider = re.sub(r"[_-]?(?:api)?[_-]?(?:key|token|secret)\Z", "", last.lower()) or "PROVIDER"
+        elif has_secret_name and table != "prices":
             raise ConfigError(
                 f"{origin}: {name} is a key, which does not belong in settings. "
-                f"Remove it and use `ava key set {provider}`."
+                f"Remove it and use `ava key set {_provider_of_key(path)}`."
             )
-        elif _is_key(value):
+        elif _looks_like_key(value):
             raise ConfigError(
                 f"{origin}: the value of {name} looks like a key or contains a password, which does not belong in"
                 f" settings. Use `ava key set PROVIDER` for a key, {variable(path)} for an address."
             )
 
 
-def _is_key(value: object) -> bool:
+def _provider_of_key(path: tuple[str, ...]) -> str:
+    """Return the provider to which a key among the settings seems to belong, for `ava key set`."""
+    if path[0] == "providers" and len(path) > 2:
+        return path[1]
+    return re.sub(r"[_-]?(?:api)?[_-]?(?:key|token|secret)\Z", "", path[-1].lower()) or "PROVIDER"
+
+
+def _looks_like_key(value: object) -> bool:
     return isinstance(value, str) and bool(key_shapes().find_shapes(value))
 
 
@@ -239,8 +247,12 @@ def leaves(data: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[t
 def refuse_looser(
     environment: Mapping[str, Any], variables: Mapping[Place, str], before: BaseModel, after: BaseModel, config: str
 ) -> None:
-    """Raise ConfigError for variables that are file-only, or loosen a limit of `config.toml` or the default."""
-    for path in dict.fromkeys(path for path, _ in leaves(environment)):
+    """Raise ConfigError if a variable sets what only the file may set, or loosens a limit.
+
+    `before` has the settings of `config.toml` and the defaults, `after` also those of the environment.
+    """
+    paths = [path for path, _value in leaves(environment)]
+    for path in dict.fromkeys(paths):  # each item of a list has the path of the list
         name = variable_of(path, variables)
         if path[0] in FILE_ONLY:
             raise ConfigError(f"{name} is set in the environment, but {path[0]} is only allowed in {config}. Unset it.")
@@ -254,7 +266,8 @@ def refuse_looser(
                 " Pages go only through a proxy that the file names: set it there, without a password. The variable may"
                 " add user and password to it; otherwise unset it."
             )
-        if path == _HOSTS and not old and new and _at(before, ("approval",)) == "auto":
+        names_first_hosts = path == _HOSTS and new and not old
+        if names_first_hosts and _at(before, ("approval",)) == "auto":
             raise ConfigError(
                 f"{name} names hosts, and {config} none. Under approval = auto only fetch.hosts there, or a role file,"
                 " may name those from which pages are read without a question. Set it there, or unset the variable."
@@ -349,13 +362,18 @@ def variable_of(path: Place, variables: Mapping[Place, str]) -> str:
 def settings_error(
     error: ValidationError, model: type[BaseModel], origin: str | None, variables: Mapping[Place, str] | None = None
 ) -> ConfigError:
-    """Return the error for an invalid setting; no origin means the environment, with its `variables`."""
+    """Return the error for an invalid setting.
+
+    `origin` is the file that has it. Without one it is from the environment, whose `variables` say which has it.
+    """
     faults = error.errors(include_url=False)
     first = faults[0]
     path = tuple(str(part) for part in first["loc"])
     if variables and variable_of(path[:-1], variables) in variables.values():  # a variable has the table as JSON
         origin = variable_of(path, variables)
-    place = f"{origin}: {setting_name(path)}" if origin else variable(path)
+    place = variable(path)
+    if origin:
+        place = f"{origin}: {setting_name(path)}"
     if not path:
         text = f"{origin or 'The environment'} does not fit; needed is {_what_is_allowed(dict(first))}."
     elif first["type"] == "extra_forbidden":

@@ -480,35 +480,33 @@ def limits_of(configured: Configured) -> dict[str, Any]:
 
 
 def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings of `config.toml`, overridden by the environment; nothing is created.
+    """Return the settings of `config.toml`, overridden by the environment. Creates no file or folder.
 
-    `data_root` is instead of AVA_DATA_ROOT. Raises ConfigError if one is invalid, unknown, a key, or loosened by the
+    `data_root` replaces AVA_DATA_ROOT. Raises ConfigError if a setting is invalid, unknown, a key, or loosened by the
     environment.
     """
-    env = os.environ if env is None else env
+    if env is None:
+        env = os.environ
     root = find_data_root(data_root, env)
     in_file = read_config(root.config)
     checks.refuse_secrets(in_file, str(root.config))
     in_env, variables = checks.environment_tree(env, Configured)
+    daily_cents = _daily_cents(env)
+    try:
+        base = Configured.model_validate(in_file)
+    except ValidationError as wrong:
+        raise checks.settings_error(wrong, Configured, str(root.config)) from None
     own: dict[str, Any] = {
         "model_base_url": env.get("AVA_MODEL_BASE_URL", "").strip() or None,
         "model_api_key": env.get("AVA_MODEL_API_KEY", "").strip() or None,
         "model": env.get("AVA_MODEL", "").strip() or None,
         "default_workspace": env.get("AVA_WORKSPACE", "").strip() or None,
         "from_environment": {path: checks.variable_of(path, variables) for path, _value in checks.leaves(in_env)},
+        "data_root": root.path,
+        "for_everybody": limits_of(base),
+        "roots_in_file": base.workspace.roots,
     }
-    daily = env.get("AVA_DAILY_USD", "").strip()
-    if not daily and env.get("AVA_HOST") == BUNDLE:
-        daily = BUNDLE_DAILY_USD
-    daily_cents = None
-    if daily:
-        daily_cents = checks.cents("AVA_DAILY_USD", daily)
     try:
-        base = Configured.model_validate(in_file)
-    except ValidationError as wrong:
-        raise checks.settings_error(wrong, Configured, str(root.config)) from None
-    try:
-        own |= {"data_root": root.path, "for_everybody": limits_of(base), "roots_in_file": base.workspace.roots}
         settings = Settings.model_validate({**merge(in_file, in_env), **own})
     except ValidationError as wrong:
         raise checks.settings_error(wrong, Configured, None, variables) from None
@@ -520,8 +518,18 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
     return settings.model_copy(update={"limits": limits, "daily_cents": daily_cents, "user_limit_cents": limit})
 
 
+def _daily_cents(env: Mapping[str, str]) -> int | None:
+    """Return the day's limit of AVA_DAILY_USD, in cents, or that of the desktop bundle; None without either."""
+    dollars = env.get("AVA_DAILY_USD", "").strip()
+    if not dollars and env.get("AVA_HOST") == BUNDLE:
+        dollars = BUNDLE_DAILY_USD
+    if not dollars:
+        return None
+    return checks.cents("AVA_DAILY_USD", dollars)
+
+
 def read_config(path: Path) -> dict[str, Any]:
-    """Nothing without a file. Raises ConfigError if it cannot be read, or is not TOML."""
+    """Return the settings of a file, none without a file. Raises ConfigError if it cannot be read, or is not TOML."""
     try:
         if path.is_fifo():  # reading it would wait forever
             raise ConfigError(f"{path} is a pipe, not a file of settings. Put a file there, or remove it.")

@@ -399,19 +399,23 @@ def change_to_allow(host: Host, name: str, config: Path, place: UserPlace) -> Ch
 
 
 def change_to_forget(host: Host, name: str, config: Path, place: UserPlace) -> Change | None:
-    """Return the change that removes exactly these rules, to the text from before if nobody changed that.
+    """Return the change that removes the rules that Ava added for its quiet tools; None if the host has no such rules.
 
-    Raises ConfigError if the file cannot be read or changed; it is left alone.
+    If nobody has changed the file since, it gets back its text from before. Nothing is removed if one of the rules is
+    missing, because then they were not added together. Raises ConfigError if the file cannot be read or changed.
     """
     if host.tool_rules is None:
         return None
     rules = host.tool_rules
     file = _read(host.tool_rules, config, place)
     before = file.text
-    our_rules = rules.of(name, QUIET_TOOLS)
-    if not all(_stands(file, rule) or _has_other_value(file, rule) for rule in our_rules):
-        return Change(file.path, file.target, before, before)  # what is there was not added with the others
-    removed = [rule for rule in our_rules if _stands(file, rule)]
+    unchanged = Change(file.path, file.target, before, before)
+    removed: list[Rule] = []
+    for rule in rules.of(name, QUIET_TOOLS):
+        if _stands(file, rule):
+            removed.append(rule)
+        elif not _has_other_value(file, rule):
+            return unchanged
     for rule in removed:
         where: Steps = rule.place
         items = file.get(where)
@@ -419,7 +423,7 @@ def change_to_forget(host: Host, name: str, config: Path, place: UserPlace) -> C
             where = (*where, items.index(rule.value))
         file.remove(where)
     if before == file.text:
-        return Change(file.path, file.target, before, before)
+        return unchanged
 
     def add(earlier: Configuration) -> bool:
         return bool(_add(earlier, rules, name))

@@ -307,7 +307,10 @@ class Configuration:
 
     @classmethod
     def read(cls, path: Path, form: Format, *, to_change: bool = True) -> Configuration:
-        """A missing file is empty. `to_change`: this user must own it and be able to write it. Raises ConfigError."""
+        """Read a host's file; a missing one is empty.
+
+        Raises ConfigError if it cannot be read or, with `to_change`, does not belong to this user or is read-only.
+        """
         try:
             target = path
             if path.is_symlink():
@@ -319,10 +322,12 @@ class Configuration:
             status = target.stat()
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"{path} is not a file; it was left alone.")
-            if to_change and not is_own(status):
-                raise ConfigError(f"{path} belongs to another user; it was left alone. Run this as that user.")
-            if to_change and not (status.st_mode & stat.S_IWUSR and os.access(target, os.W_OK)):
-                raise ConfigError(f"{path} is read-only; it was left alone. Make it writable and try again.")
+            if to_change:
+                if not is_own(status):
+                    raise ConfigError(f"{path} belongs to another user; it was left alone. Run this as that user.")
+                is_writable = status.st_mode & stat.S_IWUSR and os.access(target, os.W_OK)
+                if not is_writable:
+                    raise ConfigError(f"{path} is read-only; it was left alone. Make it writable and try again.")
             return cls(path, target, target.read_bytes().decode(), form)
         except UnicodeDecodeError:
             raise ConfigError(f"{path} is not UTF-8 text; it was left alone.") from None

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -472,15 +471,20 @@ class Authentication:
 
     def _header_refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """Return a refusal for a wrong Host, a foreign Origin, or headers that could be smuggled; else None."""
-        names = {name for name, _value in scope["headers"]}
-        if sum(map(len, chain.from_iterable(scope["headers"]))) > HEADER_BYTES:
+        size = 0
+        names: set[bytes] = set()
+        for name, value in scope["headers"]:
+            size += len(name) + len(value)
+            names.add(name)
+        if size > HEADER_BYTES:
             return error_response(431, f"The headers are longer than {HEADER_BYTES:,} bytes.", {"Connection": "close"})
         if {b"transfer-encoding", b"content-length"} <= names:
-            # A proxy may have used one and we the other: then we would read the rest as another request (smuggling).
+            # If a proxy went by one header and this server by the other, the rest of the body would be read as another
+            # request (smuggling).
             return error_response(400, "Send Content-Length or Transfer-Encoding, not both.", {"Connection": "close"})
         hosts = headers.getlist("host")
-        proxied = self._reach.trusts(_peer(scope))
-        if proxied:
+        from_proxy = self._reach.trusts(_peer(scope))
+        if from_proxy:
             forwarded_host = _last(headers, "x-forwarded-host")
             if forwarded_host:
                 hosts = [forwarded_host]
@@ -488,14 +492,15 @@ class Authentication:
             return error_response(
                 421, "Unknown host name (Host header). The person who runs the server can set it with --public-url."
             )
-        if not all(self._reach.allows_origin(origin, hosts[0]) for origin in headers.getlist("origin")):
-            return error_response(
-                403,
-                "Requests from pages of that origin are not allowed (Origin header): it must be this server's, and the"
-                " one in the Host header, which a proxy has to pass on.",
-            )
-        secure = self._reach.base_url.startswith("https://")
-        if proxied and secure and _last(headers, "x-forwarded-proto").lower() == "http":
+        for origin in headers.getlist("origin"):
+            if not self._reach.allows_origin(origin, hosts[0]):
+                return error_response(
+                    403,
+                    "Requests from pages of that origin are not allowed (Origin header): it must be this server's, and"
+                    " the one in the Host header, which a proxy has to pass on.",
+                )
+        needs_https = from_proxy and self._reach.base_url.startswith("https://")
+        if needs_https and _last(headers, "x-forwarded-proto").lower() == "http":
             return error_response(403, "Use https: over http the token can be read on the way.")
         return None
 

@@ -81,9 +81,9 @@ class Reach:
         return port != 0 and parts.hostname in self.names
 
     def allows_origin(self, header: str, host: str) -> bool:
-        """Tell whether an Origin header is this server's, and that of the Host header.
+        """Tell whether an Origin header names this server, under the name in the Host header.
 
-        Another program on this machine may have the origin `[::1]`, so the port counts.
+        The port counts too: another program on this machine may have the same host name, such as `[::1]`.
         """
         if not _is_plain(header):
             return False
@@ -99,9 +99,10 @@ class Reach:
             return False
         if self._is_public_origin(origin.scheme, origin.hostname, port):
             return True  # a proxy may leave the port out of Host, so it is not compared
-        if origin.hostname not in self._own_names or origin.scheme != "http" or port != self.port:
+        if origin.scheme != "http" or origin.hostname not in self._own_names:
             return False
-        return (host_parts.port or PORTS["http"]) == self.port
+        host_port = host_parts.port or PORTS["http"]
+        return port == self.port == host_port
 
     def _is_public_origin(self, scheme: str, hostname: str | None, port: int | None) -> bool:
         if not self.public_url:

@@ -129,43 +129,55 @@ class RunChecks(Operations):
         processes = self._runtime.processes_now()
         user = None if self._session.audits else self._session.user
 
-        def query(view: View) -> tuple[list[RunAnswer], str]:
+        def query(view: View) -> tuple[list[RunAnswer], bool, str]:
             unended = view.runs(user=user, states=UNENDED, expired_before_us=hour_ago_us, listed=True, limit=LISTED)
+            ended = view.runs(user=user, ended_since_us=hour_ago_us, listed=True)
             news = self._access.news(view, processes)
             caller.news[:] = [news]
-            rows = unended[::-1]  # the newest first: an answer may not carry them all
-            rows += view.runs(user=user, ended_since_us=hour_ago_us, listed=True)[::-1]
-            rows += [row for row in news.ended if row.ended_us and row.ended_us < hour_ago_us]
+            # The newest come first, since an answer may have no room for all.
+            rows = [*reversed(unended), *reversed(ended)]
+            for row in news.ended:  # results that were never fetched
+                if row.ended_us and row.ended_us < hour_ago_us:
+                    rows.append(row)
             questions = OpenQuestions(view, at_us)
-            rows = questions.first_of_each(rows)
-            runs = [view_run(view, row, processes, at_us, result=False, questions=questions) for row in rows]
-            brief = sum(run.state == WAITING for run in runs) > EXPLAINED
-            answers = [self._answer(run, by_pin=self._by_pin(view, run), brief=brief) for run in runs]
-            return answers, self._others_sentence(view, at_us)
+            runs: list[RunView] = []
+            waiting = 0
+            for row in questions.first_of_each(rows):
+                run = view_run(view, row, processes, at_us, result=False, questions=questions)
+                runs.append(run)
+                if run.state == WAITING:
+                    waiting += 1
+            many_wait = waiting > EXPLAINED
+            answers = [self._answer(run, by_pin=self._by_pin(view, run), brief=many_wait) for run in runs]
+            return answers, many_wait, self._others_sentence(view, at_us)
 
-        listed, others = await self._store.read(query, short=True)  # a thread reads it where there is much to list
+        # `short`: it is read in a thread only if there is much to list.
+        listed, many_wait, others = await self._store.read(query, short=True)
         runs, message = fit_runs(listed)
-        if sum(run.state == WAITING for run in listed) > EXPLAINED:
-            how = self._access.adapt_text(_SEVERAL_WAIT)
-            message = with_advice(how, message or "")
+        if many_wait:
+            message = with_advice(self._access.adapt_text(_SEVERAL_WAIT), message or "")
         if not runs:
             message = "No subagents: none waits, runs, or ended in the last 60 minutes."
         sentences = [sentence for sentence in (message, others) if sentence]
         return CheckAnswer(status="list", message=" ".join(sentences) or None, runs=runs)
 
     def _others_sentence(self, view: View, at_us: int) -> str:
-        """Say how many runs a list leaves out, only on the data root's machine: there, anybody may see them."""
+        """Return a sentence on the runs of other users, which a list leaves out.
+
+        It is empty for an auditor, who sees all, and over HTTP: only people at this machine may know of the others.
+        """
         if self._session.audits or self._session.remote:
             return ""
         return others_words(view.unended_of_others(self._session.user, at_us))
 
     def _run_of_call(self, view: View, args: CheckArgs) -> RunRow:
-        """Raises BadInput if there is none."""
+        """Return the plan or the run that a call names. Raises BadInput if there is none."""
         if args.group_id is not None:
             return self._access.plan_in(view, args.group_id, reading=True)
         return self._access.run_in(view, args.subagent_id or "", "subagent_id", reading=True)
 
     async def answers(self, rows: list[RunRow]) -> list[RunAnswer]:
+        """Return runs, as they are now, in the form of the tools' answers."""
         processes = self._runtime.processes_now()
 
         def query(view: View) -> list[RunAnswer]:
@@ -181,16 +193,19 @@ class RunChecks(Operations):
         for row in rows:
             run = view_run(view, row, processes, at_us, manager=self._runtime.manager)
             runs.append(self._without_known_results(view, run))
-        room = room_for(sum(row.ended for row in rows))
+        ended = [row for row in rows if row.ended]
+        room = room_for(len(ended))
         answers = [self._answer(run, by_pin=self._by_pin(view, run), offset=offset, room=room) for run in runs]
         for answer in answers:
-            if answer.error and answer.error.get("kind") == "auth" and answer.model:  # its log knows of no host
+            lacks_key = answer.error is not None and answer.error.get("kind") == "auth"
+            if lacks_key and answer.error and answer.model:
+                # How to give a key depends on the host, which the log does not know.
                 provider = answer.model.partition(":")[0]
                 answer.error["what_to_do"] = self._access.key_advice(provider)
         return answers
 
     def _without_known_results(self, view: View, run: RunView) -> RunView:
-        """Return a plan without the results that this session has had: no model is told the same twice."""
+        """Return a plan without the results that this session has already got, so that no model reads them twice."""
         if run.plan is None or run.result is None:
             return run
         return replace(run, result=without_given(view, run.row, run.result, self._session.id))
@@ -198,7 +213,11 @@ class RunChecks(Operations):
     def _answer(
         self, run: RunView, *, by_pin: bool, brief: bool = False, offset: int = 0, room: int | None = None
     ) -> RunAnswer:
-        """Return a run for this session; an auditor reads whose it is. A brief one does not say how to approve it."""
+        """Return a run in the form of a tool's answer, for this session.
+
+        An auditor also reads whose run it is. With `brief`, a proposal does not say how to approve it; with `by_pin`,
+        it says that no tool can. `offset` and `room` are for a long output: where it begins, and its characters.
+        """
         owned = self._access.owns(run.row)
         answer = run_answer(run, offset=offset, room=room, owner=not owned)
         if owned and run.state == WAITING:
@@ -212,8 +231,10 @@ class RunChecks(Operations):
         if answer.waits_for:
             answer.waits_for = self._access.adapt_text(answer.waits_for)
         if answer.changes and answer.changes["to_merge"]:
-            to_see = self._access.adapt_text(f"`ava show {run.row.id} --diff`").strip("`")
-            answer.changes = {**answer.changes, "to_see": None if self._session.remote else to_see}
+            to_see: str | None = None
+            if not self._session.remote:
+                to_see = self._access.adapt_text(f"`ava show {run.row.id} --diff`").strip("`")
+            answer.changes = {**answer.changes, "to_see": to_see}
         return answer
 
     async def _bring_branches(self, rows: list[RunRow], answers: list[RunAnswer]) -> None:
@@ -232,9 +253,10 @@ class RunChecks(Operations):
         return not approval_needs("host", policy).nothing
 
     async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:
-        """Wait until all of these have ended or wait for something else, or the time is over.
+        """Wait until each of these runs has ended or waits for something, or until the time is over.
 
-        `progress` gets a line on what one of them is doing: changes within a second, and one every few seconds anyway.
+        Returns the runs as they are then. `progress` gets a line on what one of them is doing: a new line within a
+        second, the same one every few seconds.
         """
         ids = frozenset(run_ids)
         last_line = ""

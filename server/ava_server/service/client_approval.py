@@ -51,7 +51,7 @@ class ClientApprovals(Operations):
         self._pages = PageDecisions(access)
 
     async def decide(self, approval: Approval, caller: CallContext) -> ConfirmOutcome | None:
-        """Approve what the person agrees to; None where this client can ask nobody.
+        """Ask the person, and approve what they agree to. Return None if this client can ask nobody.
 
         Raises:
             BadInput: What is in the form cannot be used.
@@ -78,21 +78,19 @@ class ClientApprovals(Operations):
         elsewhere = await outcomes(self._store, shown, limits)
         if elsewhere:
             return await self._decided_elsewhere(approval, elsewhere)
-        if reply is None or reply.action != "accept":
-            action: NotAgreed = "cancel"
-            if reply is not None and reply.action != "accept":
-                action = reply.action
-            refused = tuple(member.refused(NOT_AGREED[action]) for member in checked.members)
-            return ConfirmOutcome(refused, not_agreed=action)
-        if await self._access.needs_pin(approval.pending_ids):  # it was set while the question was open
+        if reply is None:
+            return _not_agreed(checked, "cancel")
+        if reply.action != "accept":
+            return _not_agreed(checked, reply.action)
+        if await self._access.needs_pin(approval.pending_ids):  # the PIN was set while the question was open
             return await self._pages.decide(approval, caller)
         agreed = apply_reply(checked, approval, reply)
         return await self._store.do(approve(agreed, self._session.who, "elicitation", limits))
 
     async def _decided_elsewhere(self, approval: Approval, elsewhere: Mapping[str, str]) -> ConfirmOutcome:
-        """Return what the log has of proposals of which some were decided while their question was open.
+        """Return the state in the log of proposals of which some were decided while their question was open.
 
-        `elsewhere`: what became of those, in sentences.
+        `elsewhere` says in a sentence, by pending id, how each of those was decided.
         """
         user = self._session.user
         at_us = now_us()
@@ -126,7 +124,7 @@ class ClientApprovals(Operations):
         return await self._store.read(query)
 
     async def _check(self, approval: Approval) -> CheckedApproval | ConfirmOutcome:
-        """Return an approval that can be given now, or else its refusal."""
+        """Return the approval if it can be given now, or its refusal, which is then in the log."""
         who = self._session.who
         limits = self._runtime.spawn_limits_of(self._session.user)
         at_us = now_us()
@@ -136,16 +134,24 @@ class ClientApprovals(Operations):
         return checked
 
 
+def _not_agreed(checked: CheckedApproval, action: NotAgreed) -> ConfirmOutcome:
+    """Return the outcome of a question to which the person did not agree; the proposals still wait."""
+    decisions = tuple(member.refused(NOT_AGREED[action]) for member in checked.members)
+    return ConfirmOutcome(decisions, not_agreed=action)
+
+
 def not_started_next(outcome: ConfirmOutcome, again: str = CONFIRM_AGAIN) -> str:
     """Return what a caller does after a decision that started nothing; `again` says how the person is asked again."""
     if outcome.page is not None:
         return next_step(outcome, again)
     if outcome.not_agreed:
         ids = " ".join(decision.pending_id for decision in outcome.decisions)
-        waits = "the proposal still waits" if len(outcome.decisions) == 1 else "the proposals still wait"
-        then = NEXT_STEPS[outcome.not_agreed].format(again=again)
-        return f"Nothing was started, and {waits}. {then}. {NOT_ASKED.format(ids=ids)}."
-    before = [decision.before for decision in outcome.decisions if decision.before]
-    if before:
-        return f"Nothing new was started: {'; '.join(before)}."
+        waiting = "the proposal still waits"
+        if len(outcome.decisions) != 1:
+            waiting = "the proposals still wait"
+        next_step_text = NEXT_STEPS[outcome.not_agreed].format(again=again)
+        return f"Nothing was started, and {waiting}. {next_step_text}. {NOT_ASKED.format(ids=ids)}."
+    started_before = [decision.before for decision in outcome.decisions if decision.before]
+    if started_before:
+        return f"Nothing new was started: {'; '.join(started_before)}."
     return "Nothing was started."

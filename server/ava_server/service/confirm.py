@@ -156,7 +156,7 @@ class Confirmations(Operations):
         return _refused_resumption(run, NOT_AGREED[reply.action], self._access.adapt_text(advice))
 
     async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], caller: CallContext) -> ConfirmOutcome:
-        """Approve, once the person at the client has agreed; where it can ask nobody, its call is the approval."""
+        """Approve after the person at the client has agreed. If the client can ask nobody, its call is the approval."""
         changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
         _refuse_ineffective(args, ids, changes)
         approval = Approval(
@@ -191,9 +191,12 @@ class Confirmations(Operations):
             status = "approved"
             next_step = started_next(started[0], outcome.plan_id)
         else:
-            any_or_all = any if args.decision == "reject" else all
-            rejected = any_or_all(one.status == "rejected" for one in outcome.decisions)
-            status = "rejected" if rejected else "refused"
+            rejected = [one for one in outcome.decisions if one.status == "rejected"]
+            if args.decision == "reject":
+                is_rejected = bool(rejected)
+            else:  # the person who was asked to approve has rejected all of them
+                is_rejected = len(rejected) == len(outcome.decisions)
+            status = "rejected" if is_rejected else "refused"
             next_step = not_started_next(outcome)
         answer = ConfirmAnswer(
             status=status,
@@ -208,21 +211,22 @@ class Confirmations(Operations):
         return answer
 
     async def _decisions(self, args: ConfirmArgs, outcome: ConfirmOutcome, caller: CallContext) -> list[OneDecision]:
-        """Return the decisions as an answer has them; an expired proposal that was approved is made again."""
+        """Return the decisions in the form of the answer. An expired proposal that was to be approved is renewed."""
         ids = [one.subagent_id for one in outcome.decisions if one.subagent_id]
         rows = {row.id: row for row in await self._access.rows(ids)}
         decisions: list[OneDecision] = []
         for one in outcome.decisions:
+            why = one.refused_because
+            if why:
+                why = self._access.adapt_text(why)
             decision = OneDecision(
-                pending_id=one.pending_id,
-                subagent_id=one.subagent_id,
-                status=one.status,
-                refused_because=one.refused_because and self._access.adapt_text(one.refused_because),
+                pending_id=one.pending_id, subagent_id=one.subagent_id, status=one.status, refused_because=why
             )
             decisions.append(decision)
             row = rows.get(one.subagent_id or "")
             if row is not None:
-                decision.name, decision.task_id = row.name, row.task_id
+                decision.name = row.name
+                decision.task_id = row.task_id
             if one.expired and one.subagent_id and args.decision == "approve":
                 if self._session.belongs_to_person:
                     decision.refused_because = "it expired before it was approved; propose it again"
@@ -231,23 +235,25 @@ class Confirmations(Operations):
         return decisions
 
     async def _wait_for(self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress) -> None:
+        """Wait until the started runs have ended, at most `wait_s`, and add their states and results to the answer."""
         try:
             until = time.monotonic() + wait_s
             rows = await self._checks.wait(started, wait_s, progress)
             if answer.group_id is not None and all(row.ended for row in rows):
-                # An answer that has all results also says how the plan ended: that is no news afterwards.
+                # The plan ends a moment after its last run. An answer with all results should have its end too, so
+                # that no later call mentions it as news.
                 left_s = min(until - time.monotonic(), PLAN_END_S)
                 await self._checks.wait([answer.group_id], max(left_s, 0.0), progress)
             shown_runs = await self._checks.answers(rows)
-        except AuditError as error:  # it is approved: it must not be proposed and paid for again
+        except AuditError as error:  # say that it is approved, so that nobody proposes and pays for it again
             _add_message(answer, f"Approved; its state cannot be read at the moment: {error}")
             return
+        by_id = {run.subagent_id: run for run in shown_runs}
         for decision in answer.decisions:
-            for run in shown_runs:
-                if run.subagent_id == decision.subagent_id:
-                    decision.status = run.state
-                    decision.queue_position = run.queue_position
-                    break
+            run = by_id.get(decision.subagent_id or "")
+            if run is not None:
+                decision.status = run.state
+                decision.queue_position = run.queue_position
         ended = [run for run, row in zip(shown_runs, rows, strict=True) if row.ended]
         if ended:
             fitting, message = fit_runs(ended)
@@ -289,12 +295,15 @@ def _seconds_left(args: ConfirmArgs, began: float, most_s: float) -> float:
 
 
 def _caps_of(changes: Changes) -> dict[str, Any]:
-    caps = stored_caps(changes.caps.model_dump(exclude_none=True)) if changes.caps else {}
+    """Return the changes of one proposal as an approval takes them: caps in the units of a run's configuration."""
+    requested: dict[str, Any] = {}
+    if changes.caps:
+        requested.update(stored_caps(changes.caps.model_dump(exclude_none=True)))
     if changes.blocked_tools:
-        caps["blocked_tools"] = list(changes.blocked_tools)
+        requested["blocked_tools"] = list(changes.blocked_tools)
     if changes.drop:
-        caps["drop"] = list(changes.drop)
-    return caps
+        requested["drop"] = list(changes.drop)
+    return requested
 
 
 def _refuse_changes_of_started(args: ConfirmArgs, run: RunRow) -> None:

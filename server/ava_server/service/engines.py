@@ -192,7 +192,14 @@ def workers_among(instances: Sequence[LiveInstance]) -> list[WorkerFacts]:
 
 @dataclass(frozen=True)
 class LostWorker:
-    """A worker that ended without saying so: the runs that others took over from it, and those that wait for that."""
+    """A worker that ended without a word in the log.
+
+    Attributes:
+        host: The machine that it ran on.
+        seen_us: When it was last known to run.
+        taken_over: The runs that other workers took over from it.
+        left: Its runs that still wait for another worker.
+    """
 
     host: str
     seen_us: int
@@ -201,27 +208,26 @@ class LostWorker:
 
 
 def lost_workers(view: View, lost: Sequence[LostInstance]) -> list[LostWorker]:
-    """Return the workers among lost instances, with what became of their runs."""
-    workers = [each for each in lost if each.kind == "worker"]
+    """Return the workers among lost instances, with the runs that others took over and those that still wait."""
+    workers = [instance for instance in lost if instance.kind == "worker"]
     if not workers:
         return []
-    since_us = min(each.seen_us for each in workers)
+    since_us = min(worker.seen_us for worker in workers)
     taken_over: defaultdict[str, list[str]] = defaultdict(list)
     for run_id in _claimed_since(view, since_us):
-        claims = [each.fact for each in view.entries(run_id, 0, ("RunClaimed",)) if isinstance(each.fact, RunClaimed)]
+        facts = [entry.fact for entry in view.entries(run_id, 0, ("RunClaimed",))]
+        claims = [fact for fact in facts if isinstance(fact, RunClaimed)]
         for before, after in pairwise(claims):
             if after.reason == "takeover":
                 taken_over[before.instance].append(run_id)
-    running = view.runs(states=(RUNNING,), limit=-1)
-    return [
-        LostWorker(
-            worker.host,
-            worker.seen_us,
-            tuple(taken_over[worker.name]),
-            tuple(row.id for row in running if row.instance == worker.name),
-        )
-        for worker in workers
-    ]
+    left: defaultdict[str | None, list[str]] = defaultdict(list)
+    for run in view.runs(states=(RUNNING,), limit=-1):
+        left[run.instance].append(run.id)
+    lost_with_runs: list[LostWorker] = []
+    for worker in workers:
+        taken = tuple(taken_over[worker.name])
+        lost_with_runs.append(LostWorker(worker.host, worker.seen_us, taken, tuple(left[worker.name])))
+    return lost_with_runs
 
 
 def _claimed_since(view: View, since_us: int) -> list[str]:

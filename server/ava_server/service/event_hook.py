@@ -110,7 +110,11 @@ def _events(after: int, upto: int) -> Query[list[tuple[dict[str, Any], bool]]]:
 
 
 def _event(view: View, entry: Entry) -> dict[str, Any] | None:
-    """Return the event of an entry; None for what no longer waits, and for the end of a proposal that never ran."""
+    """Return the event of an entry.
+
+    None for a question or a proposal that no longer waits, and for the end of a run of a plan or of a proposal that
+    never ran.
+    """
     run = view.run(entry.run_id or "")
     proposal = view.proposal(run.pending_id) if run is not None else None
     if run is None or proposal is None:
@@ -120,16 +124,17 @@ def _event(view: View, entry: Entry) -> dict[str, Any] | None:
         question = pending_question(view, run, now_us())
         if state is None:
             return None
-        if question is not None and not question.first:  # the run that asked the same before has this event
+        if question is not None and not question.first:  # another run asked the same before, and has this event
             return None
         return {**_fields(view, run, state), "status": state, **_question_fields(question)}
-    if entry.type != "RunEnded":
-        if proposal.state == WAITING:
-            return _fields(view, run, "awaiting_approval")
+    if entry.type == "RunEnded":
+        is_of_plan = run.step is not None  # the end of the plan is the event, not that of each run
+        if proposal.state == "approved" and not is_of_plan:
+            return _fields(view, run, "ended")
         return None
-    if run.step is not None:  # a plan's runs are news with the plan
-        return None
-    return _fields(view, run, "ended") if proposal.state == "approved" else None
+    if proposal.state == WAITING:
+        return _fields(view, run, "awaiting_approval")
+    return None
 
 
 def _fields(view: View, run: RunRow, event: str) -> dict[str, Any]:

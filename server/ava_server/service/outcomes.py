@@ -112,27 +112,26 @@ async def ask_until(decided: Callable[[], Awaitable[object]], ask: Callable[[], 
 
 
 def lowered_limits(view: View, rows: Sequence[ProposalRow]) -> Iterator[str]:
-    """Yield a sentence for each limit that the person lowered when they approved runs."""
-    cost_micros = 0
+    """Yield a sentence for each limit that the person lowered when they approved these proposals."""
+    members_micros = 0
     plan_id: str | None = None
     for row in rows:
-        proposed: SpawnProposed | None = None
-        decided: SpawnDecided | None = None
-        for entry in view.entries(row.run_id, 0, ("SpawnProposed", "SpawnDecided")):
-            if proposed is None and isinstance(entry.fact, SpawnProposed):
-                proposed = entry.fact
-            if decided is None and isinstance(entry.fact, SpawnDecided):
-                decided = entry.fact
+        facts = [entry.fact for entry in view.entries(row.run_id, 0, ("SpawnProposed", "SpawnDecided"))]
+        proposed = next((fact for fact in facts if isinstance(fact, SpawnProposed)), None)
+        decided = next((fact for fact in facts if isinstance(fact, SpawnDecided)), None)
         if proposed is None or decided is None:
             continue
         before = RunConfig.model_validate(proposed.config)
-        of = f" of {row.pending_id}" if len(rows) > 1 else ""
+        of = ""
+        if len(rows) > 1:
+            of = f" of {row.pending_id}"
         for field, value in decided.changes.items():
             cap = CAP_OF_FIELD.get(field)
             if cap is not None and value < cap.of(before):
                 yield lowered_words("The person", cap, cap.of(before), value, of=of)
-        cost_micros += decided.changes.get(COST.field, before.max_cost_micros)
+        members_micros += decided.changes.get(COST.field, before.max_cost_micros)
         plan_id = decided.group_id
+    # Several proposals became one plan, whose cap was the sum of theirs unless the person lowered it.
     plan = view.plan_caps(plan_id)
-    if plan is not None and 0 < plan.cap_micros < cost_micros:
-        yield lowered_words("The person", COST, cost_micros, plan.cap_micros, of=" of the plan")
+    if plan is not None and 0 < plan.cap_micros < members_micros:
+        yield lowered_words("The person", COST, members_micros, plan.cap_micros, of=" of the plan")

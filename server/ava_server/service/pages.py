@@ -103,9 +103,10 @@ class PageDecisions(Operations):
         checked = await self._store.read(lambda view: check_approval(view, approval, who, "browser", limits, at_us))
         if isinstance(checked, Outcome):
             all_wait = all(row.state == WAITING for row in await self._proposals(ids))
-            if all_wait or not pages.knows(question, self._session.opened):
-                return await self._store.do(refuse(approval, who, "browser", limits))
-            return await self._outcome(ids, "silent", question.url)  # decided since the page was opened
+            was_opened = pages.knows(question, self._session.opened)
+            if was_opened and not all_wait:  # the person has decided since the page was opened
+                return await self._outcome(ids, "silent", question.url)
+            return await self._store.do(refuse(approval, who, "browser", limits))
 
         async def until_decided() -> None:
             await self._until_decided(ids, caller.progress, f" at {question.url}")
@@ -138,7 +139,7 @@ class PageDecisions(Operations):
     # -- links in answers ---------------------------------------------------------------------------------------------
 
     async def show_first(self, answer: SpawnAnswer, caller: CallContext) -> None:
-        """Add the link with which a person decides; the log has the answer without it, because of its code."""
+        """Add the link with which a person decides to an answer that is in the log: its code must not be there."""
         links = caller.asking.links
         if links is None or answer.status != WAITING:
             return
@@ -153,7 +154,10 @@ class PageDecisions(Operations):
             answer.next = f"{answer.next}{_LATER_LINK.format(subagent_id=answer.subagent_id)}"
 
     async def show_new(self, answer: Answer, caller: CallContext) -> None:
-        """Add a new link for proposals whose last one is of no use to an answer; the log has it without it."""
+        """Add new links to an answer, for proposals whose last link was used or has expired.
+
+        The answer is in the log already, since the codes of links must not be there.
+        """
         links = caller.asking.links
         if links is None:
             return
@@ -174,7 +178,7 @@ class PageDecisions(Operations):
                 answer.message = with_advice(answer.message or "", sentence)
 
     async def _renew(self, ids: Sequence[str], caller: CallContext, need: LinkNeed) -> None:
-        """Make a new link for the answer, where proposals wait for the person and their last one is of no use.
+        """Make a new link for the answer if proposals wait for the person and their last link was used or has expired.
 
         Raises AvaError or OSError if the pages cannot be served.
         """
@@ -196,7 +200,7 @@ class PageDecisions(Operations):
         return [row for row in rows if row is not None and row.user_id == self._session.user]
 
     async def _until_decided(self, ids: Sequence[str], progress: Progress, where: str = "") -> None:
-        """Return when all were decided, or one of them can no longer start; report progress meanwhile."""
+        """Wait until all proposals are decided, or one of them can no longer start. Report progress meanwhile."""
         while True:
             head = self._store.head
             rows = await self._proposals(ids)
@@ -213,9 +217,9 @@ class PageDecisions(Operations):
                 await anyio.sleep(LOOK_EVERY_S)
 
     async def _outcome(self, ids: Sequence[str], ended: NotAgreed, page: str) -> ConfirmOutcome:
-        """Return what the log has of these proposals; what the client has answered does not count.
+        """Return the decisions that the log has of these proposals, whatever the client says of the page.
 
-        `ended`: how the wait for the person ended. `page`: the address of the proposals; empty for none.
+        `ended` says how the wait for the person ended; `page` is the address of the proposals, empty for none.
         """
         user = self._session.user
         at_us = now_us()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -41,12 +42,31 @@ class PlanResolver(Operations):
     ) -> tuple[RunConfig, Texts, ResolveContext]:
         """Return a plan's configuration and texts, and the context of its first step.
 
-        `before`: the plan from which it goes on.
+        `before` is the earlier plan that this one continues: results of its unchanged steps are used again.
 
         Raises:
             BadInput: Names up to ten steps that cannot run as they are, each with what to do; or nothing is left to do.
             Refused: They take too long to check.
         """
+        resolved, first_context = await self._resolve_steps(args, steps, caller)
+        background = first_context.background
+        arguments = args.model_dump(exclude_unset=True, exclude={"steps", "rationale", "ask", "retry_of", "again"})
+        config, texts = resolve_plan(args, resolved, background=background, asked=arguments)
+        if before is None:
+            return config, texts, first_context
+        known = await _EarlierPlan(self._access, before, config, texts, args).known_work()
+        if all(_is_done(known[step.id], step) for step in steps):
+            raise BadInput(
+                f"retry_of: every step of {label(before)} is done and unchanged, so there is nothing to run; name"
+                " steps in `again` to run them anew"
+            )
+        config, texts = resolve_plan(args, resolved, background=background, asked=arguments, known=known)
+        return config, texts, first_context
+
+    async def _resolve_steps(
+        self, args: PlanArgs, steps: Sequence[PlannedStep], caller: CallContext
+    ) -> tuple[list[ResolvedStep], ResolveContext]:
+        """Return the resolved steps, and the context of the first. Raises BadInput with all faults at once, Refused."""
         contexts: dict[tuple[Any, ...], ResolveContext] = {}
         resolved: list[ResolvedStep] = []
         faults = StepFaults()
@@ -63,25 +83,15 @@ class PlanResolver(Operations):
                         faults.add(step.id, error)
         except TimeoutError:
             raise Refused(f"the steps were not checked within {RESOLVE_S:g} s: a folder or a server is slow") from None
-        unknown = [name for name in args.again or () if name not in by_id]
-        if unknown:
-            faults.add_of_plan(f"again: there is no step {unknown[0][:60]!r}; there are {', '.join(by_id)}")
+        for name in args.again or ():
+            if name not in by_id:
+                faults.add_of_plan(f"again: there is no step {name[:60]!r}; there are {', '.join(by_id)}")
+                break
         faults.refuse()
-        first = contexts[_context_key(steps[0])]
-        arguments = args.model_dump(exclude_unset=True, exclude={"steps", "rationale", "ask", "retry_of", "again"})
-        config, texts = resolve_plan(args, resolved, background=first.background, asked=arguments)
-        if before is not None:
-            known = await _EarlierPlan(self._access, before, config, texts, args).known_work()
-            if all(_is_done(work, by_id[name]) for name, work in known.items()):
-                raise BadInput(
-                    f"retry_of: every step of {label(before)} is done and unchanged, so there is nothing to run; name"
-                    " steps in `again` to run them anew"
-                )
-            config, texts = resolve_plan(args, resolved, background=first.background, asked=arguments, known=known)
-        return config, texts, first
+        return resolved, contexts[_context_key(steps[0])]
 
     async def before(self, retry_of: str) -> RunRow:
-        """Return the plan that `retry_of` names. Raises BadInput if there is none, or it has not ended."""
+        """Return the ended plan that `retry_of` names. Raises BadInput if it names no plan, or one that goes on."""
         run = await self._access.run(retry_of, "retry_of")
         if not run.is_plan:
             raise BadInput(f"retry_of: {label(run)} is not a plan, and steps were given; leave one of the two out")
@@ -108,7 +118,10 @@ class PlanResolver(Operations):
     async def _context(
         self, step: PlannedStep, contexts: dict[tuple[Any, ...], ResolveContext], caller: CallContext
     ) -> ResolveContext:
-        """Return the context in which a step is resolved: one for all with its role, model and folder."""
+        """Return the context in which a step is resolved. Steps with the same role, model, runner and folder share it.
+
+        `contexts` has those that were made already, and gets the new one.
+        """
         key = _context_key(step)
         if key not in contexts:
             session = self._session
@@ -157,45 +170,54 @@ class _EarlierPlan(Operations):
         self._inputs = PlanInputs(self._runtime.render_result, self._runtime.day_caps)
 
     async def known_work(self) -> dict[str, KnownWork]:
-        """Return what is known of each step of the proposed plan, by its id."""
+        """Return, by step id, what the earlier plan has done of each step of the proposed plan."""
         known: dict[str, KnownWork] = {}
         done: set[str] = set()  # the steps of which every run is done and unchanged
         for step in self._config.steps:
             if done.issuperset(step.needs):
                 work = await self._work_of(step, known)
-            else:  # its inputs are not known yet
-                work = await self._store.read(lambda view, of=step: KnownWork(repeats=self._repeats(view, of, 1)))  # type: ignore[misc]
+            else:  # an earlier step runs again, so the inputs of this one are not known yet
+                work = await self._store.read(partial(self._changed_work, step=step))
             known[step.id] = work
             if _is_done(work, step):
                 done.add(step.id)
         return known
 
+    def _changed_work(self, view: View, step: StepConfig) -> KnownWork:
+        """Return the work of a step of which nothing is reused: only the runs that would happen a second time."""
+        return KnownWork(repeats=self._repeats(view, step, 1))
+
     async def _work_of(self, step: StepConfig, known: Mapping[str, KnownWork]) -> KnownWork:
+        """Return what the earlier plan has done of a step whose inputs are known; `known` is that of earlier steps."""
         proposed = self._with_reused(known)
-        user = self._session.user
         setup = self._runtime.run_setup
         texts = self._texts[step.id]
-        marker = await anyio.to_thread.run_sync(setup.marker, user, step.config, texts)
+        mark_of_run = await anyio.to_thread.run_sync(setup.marker, self._session.user, step.config, texts)
+        texts = texts.model_copy(update={"task": task_with_names(step, texts)})
 
         def query(view: View) -> KnownWork:
             log = PlanLog(view, self._before, self._inputs, now_us(), str, proposed)
-            length = log.items(step) if step.foreach is not None else None
-            if isinstance(length, str):
-                return KnownWork()
-            items: list[int | None] = [None]
-            if length is not None:
+            length: int | None = None
+            items: list[int | None] = [None]  # a step without a list has one run, which has no item
+            if step.foreach is not None:
+                counted = log.items(step)
+                if isinstance(counted, str):  # why there is no list
+                    return KnownWork()
+                length = counted
                 items = list(range(1, min(length, step.at_most) + 1))
-            candidates = [] if step.id in self._again else self._candidates(view, step)
-            by_mark = {_mark_of(view, row): row for row in candidates}  # the last one, of several with one mark
-            own = texts.model_copy(update={"task": task_with_names(step, texts)})
+            reusable: dict[str | None, StepRunRow] = {}
+            if step.id not in self._again:
+                for row in self._candidates(view, step):
+                    reusable[_mark_of(view, row)] = row
             reused: list[ReusedRun] = []
-            for item in items if candidates else ():
-                inputs = log.inputs_of(step, item)
-                earlier = [run.id for run in step.config.context_from] + [row.id for row in inputs.runs]
-                mark = marker(own, inputs.texts, earlier)
-                same = by_mark.get(mark) if mark is not None else None
-                if same is not None:
-                    reused.append(ReusedRun(id=same.id, item=item, ended_us=same.ended_us or 0))
+            if reusable:
+                for item in items:
+                    inputs = log.inputs_of(step, item)
+                    earlier = [run.id for run in step.config.context_from] + [row.id for row in inputs.runs]
+                    mark = mark_of_run(texts, inputs.texts, earlier)
+                    if mark is not None and mark in reusable:  # the same texts, inputs and configuration
+                        row = reusable[mark]
+                        reused.append(ReusedRun(id=row.id, item=item, ended_us=row.ended_us or 0))
             repeats = self._repeats(view, step, len(items) - len(reused))
             return KnownWork(tuple(reused), repeats, length)
 
@@ -218,6 +240,7 @@ class _EarlierPlan(Operations):
         return [row for row in rows if ended_well(row, step.config, result_of(view, row))]
 
     def _ended_runs(self, view: View, step: StepConfig) -> list[StepRunRow]:
+        """Return the ended runs of the earlier plan's step, and those that it reused itself."""
         rows = [row for row in view.step_runs(self._before.id) if row.step == step.id and row.ended]
         for earlier in config_of(self._before.config).steps:
             if earlier.id == step.id:
@@ -225,8 +248,8 @@ class _EarlierPlan(Operations):
         return rows
 
     def _repeats(self, view: View, step: StepConfig, left: int) -> tuple[str, ...]:
-        """Return runs with effects outside, some of which the step would do again in its `left` runs."""
-        if not left or not changes_outside(step.config):
+        """Return the earlier runs of a step with effects outside Ava, if its `left` new runs would have them again."""
+        if left == 0 or not changes_outside(step.config):
             return ()
         return tuple(row.id for row in self._ended_runs(view, step) if row.started_us is not None)
 
@@ -237,6 +260,7 @@ def _is_done(work: KnownWork, step: PlannedStep | StepConfig) -> bool:
 
 
 def _mark_of(view: View, row: StepRunRow) -> str | None:
+    """Return the mark of a run, which another run has only if all that it works with is the same."""
     entry = view.last_entry(row.id, "RunStarted")
     if entry is None or not isinstance(entry.fact, RunStarted):
         return None

@@ -52,24 +52,30 @@ class Mentions:
 
 
 def mentions_in(access: Access, news: News, shown: Sequence[str] = ()) -> Mentions:
-    """Return what an answer mentions of the news, without the runs that it shows anyway.
+    """Return what an answer mentions of the news, at most `NOTICES` lines, without the runs that it shows anyway.
 
-    First come runs that wait for a person, to allow them more or to answer, and interrupted ones. Then those that ended
-    and whose result was not fetched yet, of this workspace first; one that ended more than an hour ago, perhaps while
-    no host was open, is mentioned once in a session.
+    First come runs that wait for a person, to allow them more or to answer, and interrupted ones. Then ended runs whose
+    result was not fetched yet, those of this workspace first. A run that ended more than an hour ago, perhaps while no
+    host was open, is mentioned once in a session.
     """
+    hour_ago_us = news.at_us - HOUR_US
+    days_ago_us = news.at_us - MENTIONED_DAYS * 24 * HOUR_US
     notices = [Notice(row) for row in news.asking if row.id not in shown]
     for row in news.interrupted:
         notices.append(Notice(row, interrupted_us=news.at_us - (row.last_us or 0)))
-    for row in sorted(news.ended, key=lambda row: not access.is_here(row)):
-        age_us = HOUR_US if row.id in access.session.mentioned else MENTIONED_DAYS * 24 * HOUR_US
-        if row.id not in shown and (row.ended_us or 0) >= news.at_us - age_us:
+    here = [row for row in news.ended if access.is_here(row)]
+    elsewhere = [row for row in news.ended if not access.is_here(row)]
+    for row in here + elsewhere:
+        was_mentioned = row.id in access.session.mentioned
+        oldest_us = hour_ago_us if was_mentioned else days_ago_us
+        if row.id not in shown and (row.ended_us or 0) >= oldest_us:
             notices.append(Notice(row))
     notices = notices[:NOTICES]
 
     once: set[str] = set()
     for notice in notices:
-        if 0 < (notice.row.ended_us or 0) < news.at_us - HOUR_US:
+        ended_us = notice.row.ended_us
+        if ended_us and ended_us < hour_ago_us:
             once.add(notice.row.id)
     lines = [access.adapt_text(notice.text()) for notice in notices]
     return Mentions(lines or None, frozenset(once))
@@ -91,7 +97,7 @@ class CallRecord:
 
     @property
     def is_undone(self) -> bool:
-        """Whether nothing of a call that decides is in the log, nor on its way there: so nothing was decided."""
+        """Whether a call that decides has decided nothing: nothing of it is in the log, or on its way there."""
         return WHEN[self.tool] == "with" and not self._written
 
     async def start(self) -> None:
@@ -102,18 +108,19 @@ class CallRecord:
             self._post()
 
     async def begin(self) -> None:
-        """Write the call to the log now, unless it is there: something outside of the log is about to happen."""
+        """Write the call to the log unless it is there already. Do so before anything happens outside the log."""
         if not self._written:
             await self.do(append())
 
     def end(self, text: str, *, success: bool) -> None:
-        """Write an answer, and the call unless it is there, without waiting."""
+        """Write an answer without waiting for the log, and the call with it unless it is there already."""
         self._post(self._result(text, ms_since(self._began), success=success))
 
     async def do(self, command: Command[T], answer_of: Callable[[T], Answer | None] | None = None) -> T:
-        """Run a command in one transaction with the call, unless it is written, and its answer, if it has one.
+        """Run a command, and return its value.
 
-        `answer_of` makes the answer from the command's value, or returns None.
+        One transaction also writes the call, unless it is written already, and the answer that `answer_of` makes from
+        the value; it may return None for no answer yet.
         """
         mentions = Mentions(None, frozenset())
         if answer_of is not None:
@@ -123,7 +130,8 @@ class CallRecord:
 
         def result(value: T) -> tuple[Event, ...]:
             nonlocal answer
-            answer = answer_of(value) if answer_of is not None else None
+            if answer_of is not None:
+                answer = answer_of(value)
             if answer is None:
                 return ()
             answer.notices = mentions.lines
@@ -140,14 +148,15 @@ class CallRecord:
                 self._written = True
                 await self._store.do(call)
             raise
-        self._written, self.answer = True, answer
+        self._written = True
+        self.answer = answer
         self._session.mentioned |= mentions.once
         return value
 
     async def finish(self, answer: Answer, news: News | None, *, reachable: bool) -> None:
-        """Add the news to an answer, and record it; without waiting, if the log could not be reached.
+        """Add the news to an answer, and record it. If the log is not `reachable`, do not wait until it is recorded.
 
-        `news` is None where the handler has not read them.
+        `news` is None if the handler has not read them.
         """
         if news is None:
             news = await self._store.look(self._access.news)
@@ -158,8 +167,9 @@ class CallRecord:
 
         failed = answer.status == FAILED
         states = {} if failed else _poll_states(answer)
-        if states and all(self._session.seen.get(run_id) == state for run_id, state in states.items()):
-            return  # a poll without news
+        changed = [run_id for run_id, state in states.items() if self._session.seen.get(run_id) != state]
+        if states and not changed:
+            return  # a poll that learned nothing is not recorded
         text = text_of(answer)
         if isinstance(answer, LogAnswer) and not failed:  # what was read is in the log already
             text = f"{len(answer.untrusted_entries)} entries"

@@ -179,10 +179,19 @@ def _read_finding(view: View, *, run_id: str, number: int) -> _LoggedFinding:
     findings: list[dict[str, Any]] = result["untrusted_result"].get("findings") or []
     if not 1 <= number <= len(findings):
         raise BadInput(_no_such(run, number, len(findings)))
-    checked = {quote.get("finding"): quote for quote in result.get("quotes_checked") or ()}
-    quote: dict[str, Any] = checked.get(number, {})
-    entries = [one for one in view.entries(run.id, types=("ToolResult",)) if one.generation is not None]
-    outputs = [(one.seq, one.fact) for one in entries if isinstance(one.fact, ToolResult)]
+    quote: dict[str, Any] = {}
+    for checked in result.get("quotes_checked") or ():
+        if checked.get("finding") == number:
+            quote = checked
+    outputs: list[tuple[int, ToolResult]] = []
+    has_erased = False
+    for output in view.entries(run.id, types=("ToolResult",)):
+        if output.generation is None:
+            continue
+        if isinstance(output.fact, ToolResult):
+            outputs.append((output.seq, output.fact))
+        else:
+            has_erased = True
     return _LoggedFinding(
         run=run,
         number=number,
@@ -191,7 +200,7 @@ def _read_finding(view: View, *, run_id: str, number: int) -> _LoggedFinding:
         verdict=str(quote.get("verdict") or ""),
         event=quote.get("event"),
         outputs=outputs,
-        erased=len(outputs) < len(entries),
+        erased=has_erased,
     )
 
 

@@ -276,28 +276,30 @@ class Spawns(Operations):
         """Propose what was resolved, a run or a plan; `fresh` is as for `_propose`."""
         session = self._session
         record = caller.record
-        candidates = new_pairs("group_id" if config.steps else "subagent_id")
+        is_plan = bool(config.steps)
+        candidates = new_pairs("group_id" if is_plan else "subagent_id")
         travel = self._runtime.run_setup.travel
         if travel.is_possible:
             await record.begin()
             config = await travel.send_input(config, [run_id for _pending_id, run_id in candidates])
+        # Somebody is asked anyway about a plan, in a terminal, and where the proposal replaces an expired one.
+        is_asked_anyway = is_plan or session.transport == "terminal" or fresh
         offer = _Offer(
             asking=caller.asking,
             policy=context.policy,
-            # A terminal asks anyway, and a plan never starts without a question.
-            starts=context.policy == "auto" and session.transport != "terminal" and not fresh and not config.steps,
+            starts=context.policy == "auto" and not is_asked_anyway,
             as_task=caller.asking.as_task and not fresh,
             needs_key=config.model == OFFLINE and not is_configured(context.models),
         )
         asks_now = ask and caller.asking.answerer(context.policy) == "client"
         limits = self._runtime.limits_under(context.policy, session.user)
         command = propose(config, texts, session.who, candidates, limits, policy=context.policy, retry_of=retry_of)
-        is_final = not (offer.starts or asks_now or fresh)
-        value = await self._record_offer(record, offer, command, is_final=is_final)
-        if isinstance(value, str):
+        answer_changes_later = offer.starts or asks_now or fresh
+        recorded = await self._record_offer(record, offer, command, is_final=not answer_changes_later)
+        if isinstance(recorded, str):  # why it was refused
             await self._release(config, candidates, "")
-            raise Refused(value)
-        proposal, answer = value
+            raise Refused(recorded)
+        proposal, answer = recorded
         await self._release(config, candidates, proposal.subagent_id)
         self._runtime.proposed.set()
         if offer.starts:
@@ -572,6 +574,7 @@ def auto_start_refusal(config: RunConfig, tools: Mapping[str, Tool]) -> str | No
 
 
 def _effect_refusal(specs: Sequence[ToolSpec]) -> str | None:
+    """Return which tools could change something outside Ava; None if none could."""
     commands = [spec.name for spec in specs if spec.commands]
     if commands:
         return f"it may run commands; with blocked_tools {commands} it goes without"
@@ -582,24 +585,24 @@ def _effect_refusal(specs: Sequence[ToolSpec]) -> str | None:
 
 
 def _leak_refusal(config: RunConfig, specs: Sequence[ToolSpec]) -> str | None:
-    """Return why money that is not counted, or something private that a run reads, could leave this machine."""
+    """Return why a run could spend money that is not counted, or send something private away; None if it cannot."""
     if config.search_micros and config.search_call is None:
         return "its web searches cost money, which the ceilings do not count"
     web_tools = [spec for spec in specs if spec.network]
     if web_tools:
         if config.workspace or config.context_from:
             return "it reads what is yours and reaches the web"
-        memory = [spec.name for spec in specs if spec.memory]
-        if memory:
-            return f"it reads the notes in memory and reaches the web (blocked_tools: {', '.join(memory)})"
+        memory_tools = [spec.name for spec in specs if spec.memory]
+        if memory_tools:
+            return f"it reads the notes in memory and reaches the web (blocked_tools: {', '.join(memory_tools)})"
     if any(config.secrets.values()):
         return "it may send a secret"
-    pages = [spec.name for spec in web_tools if not spec.search]
-    if pages and not config.hosts:
+    page_tools = [spec.name for spec in web_tools if not spec.search]
+    if page_tools and not config.hosts:
         return (
-            f"{', '.join(pages)} could send what the task says to any address; name the allowed hosts (`hosts` in the"
-            " role file, or [fetch] hosts in config.toml)"
+            f"{', '.join(page_tools)} could send what the task says to any address; name the allowed hosts (`hosts` in"
+            " the role file, or [fetch] hosts in config.toml)"
         )
-    if config.workspace and not config.workspace_named:  # then a person who sees the path has to decide
+    if config.workspace and not config.workspace_named:  # a person who sees the path has to decide
         return f"only the call says that it may read {config.workspace} ([workspace] roots in config.toml)"
     return None

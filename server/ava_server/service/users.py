@@ -71,7 +71,7 @@ class AddedUser(BaseModel):
 
 
 class UnendedRun(BaseModel):
-    """A run of a removed user that goes on; `max_cost_cents` is None for a free one."""
+    """A run of a removed user that goes on. `max_cost_cents` is None for a free run."""
 
     subagent_id: str
     state: str
@@ -102,9 +102,9 @@ class Removed:
 
 
 async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]:
-    """Return everyone who has a token, limits or runs.
+    """Return this machine's user and everyone who has a token, limits or runs.
 
-    `store`: the log; None where there is none yet.
+    `store` is None if there is no log yet.
 
     Raises:
         ConfigError: The tokens or the PIN's file cannot be read.
@@ -112,8 +112,8 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
     """
     at_us = now_us()
     known = await anyio.to_thread.run_sync(tokens.read_tokens, settings.paths.tokens_file)
-    of_tokens = [token.user for token in known.values() if not token.expired(at_us)]
-    names = {os_user(), *settings.users, *of_tokens}
+    token_users = [token.user for token in known.values() if not token.expired(at_us)]  # one for each token
+    names = {os_user(), *settings.users, *token_users}
     pin = PinFile(settings.paths.approval_file)
     has_pin = await anyio.to_thread.run_sync(lambda: pin.is_set)
 
@@ -128,7 +128,10 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
             figures[name] = _Figures(bucket, running[name], waiting[name])
         return figures
 
-    figures = dict.fromkeys(names, _Figures(Bucket(""), 0, 0)) if store is None else await store.read(query)
+    if store is None:
+        figures = dict.fromkeys(names, _Figures(Bucket(""), 0, 0))
+    else:
+        figures = await store.read(query)
     users: list[UserFacts] = []
     for name, of_user in sorted(figures.items()):
         own = user_limits.user_settings(settings, name)
@@ -142,7 +145,7 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
                 running=of_user.running,
                 running_limit=user_limits.running(settings, name),
                 waiting=of_user.waiting,
-                tokens=of_tokens.count(name),
+                tokens=token_users.count(name),
                 workspaces=[str(folder) for folder in own.workspaces],
                 roles=None if own.roles is None else list(own.roles),
                 approval=policy,
@@ -186,15 +189,18 @@ async def add_user(
     ends_us: int | None,
     changed: Change,
 ) -> tuple[tokens.Token, str]:
-    """Create a token of the user's name, set the limits that are given, and return the token and its text.
+    """Create a token of the user's name and set the given limits. Return the token, and its text, shown only now.
 
     Raises BadInput if the name is taken, or something is invalid; ConfigError if a file cannot be read or written.
     """
     name = tokens.token_name(user)
     known = await anyio.to_thread.run_sync(tokens.read_tokens, root.tokens_file)
-    limited = await anyio.to_thread.run_sync(read_users, root)
-    passkeys = await anyio.to_thread.run_sync(Passkeys(root.passkeys).of, user)  # they would count for the new user
-    if user in limited or name in known or passkeys or any(token.user == user for token in known.values()):
+    users_with_limits = await anyio.to_thread.run_sync(read_users, root)
+    passkeys = await anyio.to_thread.run_sync(Passkeys(root.passkeys).of, user)
+    users_with_token = {token.user for token in known.values()}
+    # What is left of an earlier user of this name would count for the new one.
+    is_taken = name in known or user in users_with_token or user in users_with_limits or bool(passkeys)
+    if is_taken:
         raise BadInput(
             f"There is a user {user} already. `ava user limit {user}` changes the limits, and `ava token create NAME"
             f" --user {user}` adds a token. If it is another person, first run `ava user remove {user}`."
@@ -207,7 +213,7 @@ async def add_user(
 
 
 async def limit_user(root: DataRoot, user: str, limits: Mapping[str, Any], changed: Change) -> None:
-    """Set limits of a user; the others stay. Servers take them over within seconds.
+    """Set the given limits of a user and keep the others. Running servers follow within seconds.
 
     Raises:
         BadInput: A limit does not exist.
@@ -222,14 +228,15 @@ async def limit_user(root: DataRoot, user: str, limits: Mapping[str, Any], chang
 async def remove_user(root: DataRoot, user: str, changed: Change, *, keep_limits: bool = False) -> Removed:
     """Revoke a user's tokens and remove their passkeys and limits, so that a new user of that name inherits nothing.
 
-    `keep_limits`: leave the limits. Who may remove limits could also add the user again without them.
+    `keep_limits` leaves the limits, for callers who must not lift them by removing the user and adding them again.
 
     Raises:
-        BadInput: There is none of these.
+        BadInput: The user has nothing to remove.
         ConfigError: A file cannot be read or written.
     """
     known = await anyio.to_thread.run_sync(tokens.read_tokens, root.tokens_file)
     limited = user in await anyio.to_thread.run_sync(read_users, root)
+    removes_limits = limited and not keep_limits
     revoked: list[tokens.Token] = []
     for name in [token.name for token in known.values() if token.user == user]:
         token = await anyio.to_thread.run_sync(tokens.revoke_token, root.tokens_file, name)
@@ -238,16 +245,18 @@ async def remove_user(root: DataRoot, user: str, changed: Change, *, keep_limits
             await changed(f"tokens.{name}", token.on_record(), None)
     passkeys = Passkeys(root.passkeys)
     removed: list[Passkey] = []
-    for each in await anyio.to_thread.run_sync(passkeys.of, user):
-        passkey = await anyio.to_thread.run_sync(passkeys.remove, user, each.name)
-        if passkey is not None:
-            removed.append(passkey)
-            await changed(f"passkeys.{passkey.name}", passkey.on_record(), None)
-    if limited and not keep_limits:
+    for passkey in await anyio.to_thread.run_sync(passkeys.of, user):
+        removed_passkey = await anyio.to_thread.run_sync(passkeys.remove, user, passkey.name)
+        if removed_passkey is not None:
+            removed.append(removed_passkey)
+            await changed(f"passkeys.{removed_passkey.name}", removed_passkey.on_record(), None)
+    if removes_limits:
         places: dict[Place, Any] = {("users", user): None}
         [before] = await anyio.to_thread.run_sync(lambda: change_users(root, places))
         await changed(f"users.{user}", before, None)
-    if not (revoked or removed or (limited and not keep_limits)):
-        why = "only limits, which a person on the server removes" if limited else "no token, no passkey and no limits"
-        raise BadInput(f"{user} has {why} here; `ava user list` shows all users")
-    return Removed(revoked, removed, limited)
+    if revoked or removed or removes_limits:
+        return Removed(revoked, removed, limited)
+    why = "no token, no passkey and no limits"
+    if limited:
+        why = "only limits, which a person on the server removes"
+    raise BadInput(f"{user} has {why} here; `ava user list` shows all users")
