@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from importlib import resources
@@ -83,11 +83,7 @@ class PostgresBackend:
             "connect_timeout": CONNECT_S, "application_name": "ava", **NETWORK,
             **{key: value for key, value in parameters.items() if value is not None},
         }  # fmt: skip
-        host = parameters.get("host") or parameters.get("hostaddr") or "this machine"
-        if parameters.get("port"):
-            host = f"{host}:{parameters['port']}"
-        name = parameters.get("dbname") or parameters.get("user") or ""
-        self.place = f"the Postgres database {name} on {host}"
+        self.place = _describe_database(parameters)
 
     def __repr__(self) -> str:
         return f"PostgresBackend({self.place})"
@@ -301,6 +297,16 @@ def _copy_schema(db: PostgresDatabase, version: int) -> str:
         if table not in _OF_PROCESSES:
             db.execute(f"CREATE TABLE {name}.{table} AS TABLE ava.{table}")
     return name
+
+
+def _describe_database(parameters: Mapping[str, Any]) -> str:
+    """Return a database's name and host for messages, by the parts of its address; without a user or a password."""
+    host = parameters.get("host") or parameters.get("hostaddr") or "this machine"
+    port = parameters.get("port")
+    if port:
+        host = f"{host}:{port}"
+    name = parameters.get("dbname") or parameters.get("user") or ""
+    return f"the Postgres database {name} on {host}"
 
 
 def _refuse_server(conn: psycopg.Connection[Any], place: str) -> None:

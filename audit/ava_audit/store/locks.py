@@ -111,9 +111,12 @@ def lock_fault(folder: Path) -> NoLocks | None:
 def network_file_system(path: Path) -> str | None:
     """Return the type of the network file system that holds a path; None on a local disk, or where not Linux."""
     try:
-        return _network_kind(mount_table(), path.resolve())
+        mount_point, file_system = _mount_of(mount_table(), path.resolve())
     except UnsupportedSystem:
         return None
+    if file_system == "9p" and mount_point == Path("/"):
+        return None  # a sandbox whose whole disk is 9p: all its processes share one kernel
+    return file_system if _is_network_type(file_system) else None
 
 
 def mount_table() -> str:
@@ -126,23 +129,28 @@ def mount_table() -> str:
     raise UnsupportedSystem(errno.ENOSYS, "not on this system", str(_MOUNTS))
 
 
-def _network_kind(mounts: str, path: Path) -> str | None:
-    place, kind = Path("/"), ""
+def _mount_of(mounts: str, path: Path) -> tuple[Path, str]:
+    """Return the mount point that holds a path, and its type of file system; `/` and an empty type if none does."""
+    mount_point = Path("/")
+    file_system = ""
     for line in mounts.splitlines():
-        before, separator, after = line.partition(" - ")
-        fields = before.split(" ")
+        mount_fields, separator, type_fields = line.partition(" - ")
+        fields = mount_fields.split(" ")
         if not separator or len(fields) < 5:
             continue
         point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4]))
         # A later mount on the same point hides the earlier one.
-        if path.is_relative_to(point) and len(point.parts) >= len(place.parts):
-            place, kind = point, after.split(" ")[0]
-    if kind == "9p" and place == Path("/"):
-        return None  # a sandbox whose whole disk is 9p: all its processes share one kernel
-    family, _, driver = kind.partition(".")
+        if path.is_relative_to(point) and len(point.parts) >= len(mount_point.parts):
+            mount_point = point
+            file_system = type_fields.split(" ")[0]
+    return mount_point, file_system
+
+
+def _is_network_type(file_system: str) -> bool:
+    family, _, driver = file_system.partition(".")
     if family in ("fuse", "fuseblk"):
-        return kind if driver in _NETWORK_FUSE else None
-    return kind if family in _NETWORK else None
+        return driver in _NETWORK_FUSE
+    return family in _NETWORK
 
 
 log = logging.getLogger("ava.locks")

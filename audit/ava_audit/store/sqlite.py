@@ -84,11 +84,16 @@ class SqliteBackend:
                 lock.close()
                 raise
         except (OSError, sqlite3.Error) as error:
-            why = disk_fault(error, self.path) or f"{error}; fix that"
-            why = f"{error}; {DAMAGED}" if is_damaged(error) else f"{why}, or choose another AVA_DATA_ROOT"
+            why = self._explain_open_failure(error)
             raise StoreUnavailable(f"the log in {self._root} cannot be opened: {why}") from error
         self._lock = lock
         return None if copy is None else str(copy)
+
+    def _explain_open_failure(self, error: OSError | sqlite3.Error) -> str:
+        if is_damaged(error):
+            return f"{error}; {DAMAGED}"
+        why = disk_fault(error, self.path) or f"{error}; fix that"
+        return f"{why}, or choose another AVA_DATA_ROOT"
 
     def _make_or_migrate(self, db: SqliteDatabase, older: OlderSchema) -> Path | None:
         """Make the tables of a new log, or migrate an older one; return the copy from before a migration.
