@@ -159,8 +159,10 @@ class _Reader(RtfText):
             if text is not None:
                 self._text(text)
             elif word is not None:
-                number = int(number_text) if number_text else None
-                if word == b"bin":
+                number = None
+                if number_text:
+                    number = int(number_text)
+                if word == b"bin":  # that many bytes of a binary object follow
                     position += max(number or 0, 0)
                 else:
                     self._word(word.decode("ascii"), number)
@@ -395,18 +397,23 @@ class _Reader(RtfText):
     def _end_field(self) -> None:
         ended = self._fields.pop()
         words = ended.instruction.split()
-        kind = words[0].upper() if words else ""
+        name = ""
+        if words:
+            name = words[0].upper()
         link = _LINK_FIELD.match(ended.instruction)
-        if kind == "FORMCHECKBOX":
-            self._state.flow.line.append("☒" if ended.is_checked() else "☐")
-        elif kind == "FORMDROPDOWN":
+        if name == "FORMCHECKBOX":
+            mark = "☐"
+            if ended.is_checked():
+                mark = "☒"
+            self._state.flow.line.append(mark)
+        elif name == "FORMDROPDOWN":
             self._state.flow.line.append(ended.choice())
         elif link:
             address = link[1] or link[2]
             if address:  # otherwise it leads to a place in the document
                 self._say_address(address[:ADDRESS_CHARS], ended.at)
         elif self._said == ended.said:  # it has no result
-            self._name_field(kind)
+            self._name_field(name)
 
     def _name_field(self, kind: str) -> None:
         if kind and kind not in _NOTHING_SHOWN:

@@ -191,16 +191,19 @@ class _Reader(PartReader):
             self._emitted += 1
             self._hidden_words += len(drawn_text(element).split())
             return
-        outer, self._is_title = self._is_title, placeholder in _TITLES
-        self._describe(attribute_of(properties, "descr"), "picture" if kind == "p:pic" else "shape")
+        outer_is_title = self._is_title
+        self._is_title = placeholder in _TITLES
+        is_picture = kind == "p:pic"
+        noun = "picture" if is_picture else "shape"
+        self._describe(attribute_of(properties, "descr"), noun)
         first = len(self._blocks)
         self._numbers.clear()
         self._inside(element)
         lines = self._blocks[first:]
         if kind == "p:sp" and len(lines) > 1:  # the lines of one shape belong together
             self._blocks[first:] = ["\n".join(lines)]
-        self._is_title = outer
-        if kind == "p:pic":
+        self._is_title = outer_is_title
+        if is_picture:
             self._emitted += 1
             self._pictures += 1
 

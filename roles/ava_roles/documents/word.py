@@ -378,17 +378,19 @@ class _Reader(FlowReader):
         self._inside(element)
         self._end_field(simple)
 
-    def _end_field(self, of: _Field) -> None:
-        instruction = "".join(of.instruction)
+    def _end_field(self, field: _Field) -> None:
+        instruction = "".join(field.instruction)
         words = instruction.split()
-        kind = words[0].upper() if words else ""
-        address = _LINK_FIELD.match(instruction)
-        if address:
-            self._say_address(address[1] or address[2], self._result_start(of))
-        elif kind == "MACROBUTTON":
+        name = ""
+        if words:
+            name = words[0].upper()
+        link = _LINK_FIELD.match(instruction)
+        if link:
+            self._say_address(link[1] or link[2], self._result_start(field))
+        elif name == "MACROBUTTON":
             self._say(" ".join(words[2:]))
-        elif not self._instructions and not self._has_value(of):
-            self._name_field(kind)
+        elif not self._instructions and not self._has_value(field):
+            self._name_field(name)
 
     def _name_field(self, kind: str) -> None:
         if kind and kind not in _NOTHING_SHOWN:

@@ -89,11 +89,12 @@ class _Book:
                 self._missing.append(f"{len(sheets) - number:,} more sheets, which are not read: {titles}")
                 unread = True
                 break
-            suffix = "" if sheet.state == "visible" else " (hidden)"
-            place = f"sheet {sheet.title}{suffix}"
+            heading = f"sheet {sheet.title}"
+            if sheet.state != "visible":
+                heading += " (hidden)"
             text, is_complete = self._sheet_text(sheet)
-            parts.append(Part(place, text))
-            self._room.tables -= len(place) + len("[]\n\n\n")
+            parts.append(Part(heading, text))
+            self._room.tables -= len(heading) + len("[]\n\n\n")
             if not is_complete:
                 unread = True
         names = self._defined_names()
@@ -222,24 +223,28 @@ class _Book:
         if unread:
             phrases: list[str] = []
             for noun, count in unread.items():
-                phrases.append(f"{count} {noun}" if count == 1 else f"{count} {noun}s")
+                plural = "" if count == 1 else "s"
+                phrases.append(f"{count} {noun}{plural}")
             verb = "is" if unread.total() == 1 else "are"
             self._missing.append(f"sheet {sheet.title} has {' and '.join(phrases)}, which {verb} not read")
         return beside
 
     def _comments(self, part: str, title: str) -> Iterator[tuple[str, str]]:
+        """Yield the cell and the text of each comment in a part of the file."""
         sheets: Any = import_module("openpyxl.comments.comment_sheet")
         parsed: Any = sheets.CommentSheet.from_tree(self._xml(part))
-        for number, (place, comment) in enumerate(parsed.comments):
+        for number, (cell, comment) in enumerate(parsed.comments):
             if number == MOST_NOTES * 10 or self._room.spent:
                 self._missing.append(f"more than {number:,} comments in sheet {title}")
                 return
             author = one_line(str(comment.author or ""))
-            heading = "comment" if author.lower() in ("", "none") else f"comment by {author}"
+            heading = "comment"
+            if author.lower() not in ("", "none"):
+                heading = f"comment by {author}"
             text = one_line(str(comment.text or "").removeprefix(f"{comment.author}:"))
             shown = f"[{heading}: {text}]"
             self._room.tables -= len(shown) + len("; at XFD1048576\n")
-            yield place, shown
+            yield cell, shown
 
     def _read_drawing(self, part: str, beside: _Beside, unread: Counter[str]) -> None:
         tree = self._xml(part)

@@ -239,16 +239,20 @@ _KIND_WORDS = {"folder": "/", "link": "  (link, not followed)", "other": "  (not
 
 
 def _list_folder(name: str, entries: list[FolderEntry], args: ReadFileArgs) -> ToolOutput:
-    first = args.offset - 1
-    most = min(args.limit or _LISTED_ENTRIES, _LISTED_ENTRIES)
-    part = entries[first : first + most]
-    lines = [f"{shown(name) or '.'} (folder): {len(entries):,} entries", ""]
-    for entry in part:
-        what = _KIND_WORDS.get(entry.kind) or f"  {entry.size:,} bytes"
-        lines.append(f"{shown(entry.name)}{what}")
-    if first + len(part) < len(entries):
-        lines.append(f"\n[goes on: offset {first + len(part) + 1}]")
-    return ToolOutput("\n".join(lines), count=len(part), sources=(Source(name or "."),))
+    limit = _LISTED_ENTRIES
+    if args.limit:
+        limit = min(args.limit, _LISTED_ENTRIES)
+    start = args.offset - 1
+    listed = entries[start : start + limit]
+    end = start + len(listed)
+    folder = name or "."
+    lines = [f"{shown(folder)} (folder): {len(entries):,} entries", ""]
+    for entry in listed:
+        suffix = _KIND_WORDS.get(entry.kind) or f"  {entry.size:,} bytes"
+        lines.append(f"{shown(entry.name)}{suffix}")
+    if end < len(entries):
+        lines.append(f"\n[goes on: offset {end + 1}]")
+    return ToolOutput("\n".join(lines), count=len(listed), sources=(Source(folder),))
 
 
 _MAX_FILES = 200

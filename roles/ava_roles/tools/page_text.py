@@ -455,12 +455,17 @@ class _Reader:
 
     def _start_item(self, values: dict[str, str]) -> None:
         """Count an item; its number is shown before its text."""
-        inner = self._lists[-1] if self._lists else OpenList()
+        inner = OpenList()
+        if self._lists:
+            inner = self._lists[-1]
         self._label = ""
         if self._keep_lines or not inner.step:
             return
         own_number = INTEGER.match(values.get("value", ""))
-        inner.number = int(own_number[1]) if own_number else inner.number + inner.step
+        if own_number:
+            inner.number = int(own_number[1])
+        else:
+            inner.number += inner.step
         self._label = f"{NUMERALS[inner.numeral](inner.number)}. "
 
     # -- tables --
