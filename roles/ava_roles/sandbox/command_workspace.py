@@ -359,17 +359,19 @@ class CopiedWorkspace:
     def _notes(
         self, project: Path, report: CopyReport, dependencies: Sequence[str], tools: Toolchains, scratch: PurePosixPath
     ) -> str:
-        place = shown(str(project))
+        folder = shown(str(project))
         if report.whole:
-            of = "of the checkout, without what git ignores and without .git" if report.git else "of the folder"
+            source = "the folder"
+            if report.git:
+                source = "the checkout, without what git ignores and without .git"
             notes = [
-                f"it works in a fresh copy of {place}: {report.files:,} files {of}",
+                f"it works in a fresh copy of {folder}: {report.files:,} files of {source}",
                 "what it changes is thrown away",
             ]
         else:
-            what = f"more than {FOLDER_FILES:,} files or {FOLDER_BYTES // 1_000_000} MB"
+            size = f"more than {FOLDER_FILES:,} files or {FOLDER_BYTES // 1_000_000} MB"
             notes = [
-                f"it works in {place} itself, which is too large to be copied ({what}): nothing can be written",
+                f"it works in {folder} itself, which is too large to be copied ({size}): nothing can be written",
                 f"write to {scratch} instead",
             ]
         notes += read_only_note(dependencies)

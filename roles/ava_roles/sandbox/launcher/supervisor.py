@@ -297,10 +297,13 @@ class _Supervisor:
             signal.set_wakeup_fd(-1)
             for number, stream in enumerate(self._streams):
                 os.dup2(stream, number)
-            exec_command(self._spec, status_at, self._relay.options if self._relay else ())
+            relay_options = self._relay.options if self._relay else ()
+            exec_command(self._spec, status_at, relay_options)
         except BaseException as error:
-            what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else repr(error)
-            os.write(failure_at, what.encode())
+            failure = repr(error)
+            if isinstance(error, OSError):
+                failure = f"{error.filename}: {error.strerror}"
+            os.write(failure_at, failure.encode())
         finally:
             os._exit(125)
 
@@ -363,5 +366,9 @@ class _Supervisor:
         code = os.waitstatus_to_exitcode(self._status)
         if self._spec.kind == "bubblewrap" and '"exit-code"' not in bubblewrap_status:
             return f"failed bubblewrap ended with {code} before the command began"
-        code = _SIGNALLED - code if code < 0 else code
-        return f"signal {code}" if _SIGNALLED < code <= _SIGNALLED + signal.NSIG else f"exited {code}"
+        if code < 0:
+            code = _SIGNALLED - code
+        was_signalled = _SIGNALLED < code <= _SIGNALLED + signal.NSIG
+        if was_signalled:
+            return f"signal {code}"
+        return f"exited {code}"
