@@ -256,6 +256,7 @@ def _among(view: View, conditions: Conditions, low: int, high: int, limit: int) 
 
 
 def _bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:
+    """Return which entries a query can match: those after the first `seq`, up to the second."""
     high = head
     if query.upto_seq is not None:
         high = min(high, query.upto_seq)

@@ -37,9 +37,8 @@ class PostgresDocuments:
                 "SELECT name, version, text FROM documents WHERE NOT EXISTS"
                 " (SELECT 1 FROM unnest(%s::text[], %s::bigint[]) AS known (n, v) WHERE n = name AND v = version)"
             )
-            return {
-                name: (version, text) for name, version, text in conn.execute(sql, (list(known), [*known.values()]))
-            }
+            rows = conn.execute(sql, (list(known), list(known.values())))
+            return {name: (version, text) for name, version, text in rows}
 
         return self._run(query)
 

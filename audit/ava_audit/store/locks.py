@@ -169,9 +169,10 @@ class WriteLock:
 
     @contextmanager
     def held(self, within_s: float = math.inf) -> Generator[None]:
-        """Hold the lock: in turn, or with `within_s` out of turn. If its holder dies it is free; if it is stopped, not.
+        """Hold the lock: wait for it in turn, or with `within_s` seconds out of turn.
 
-        Raises TimeoutError: others have held it all the time; NoLocks: it cannot be held here.
+        The lock of a process that dies is free at once; a process that was only stopped (Ctrl-Z) keeps it. Raises
+        TimeoutError if others held it for `within_s`; NoLocks if the file system has no locks.
         """
         _wait_for(self._path, self._file, within_s)
         try:
@@ -361,18 +362,18 @@ class LockMembership:
 async def keep_renewing(membership: Membership, every_s: float, within_s: float) -> None:
     """Renew a membership every `every_s` seconds until cancelled; log a failure once."""
     limiter = anyio.CapacityLimiter(1)
-    failed = False
+    is_failing = False
     while True:
         await anyio.sleep(every_s)
         try:
             with anyio.fail_after(within_s):
                 await anyio.to_thread.run_sync(membership.renew, limiter=limiter, abandon_on_cancel=True)
-            failed = False
+            is_failing = False
         except (StoreUnavailable, OSError, RuntimeError) as error:  # RuntimeError: no more threads can be started
-            if not failed:
+            if not is_failing:
                 why = str(error) or type(error).__name__
                 log.warning("others will take over the runs of this process: %s", why)
-            failed = True
+            is_failing = True
 
 
 class LockedInstances:
@@ -551,12 +552,12 @@ class ActivityFile:
         self._removed = False
 
     def write(self, activities: Mapping[str, str]) -> None:
-        """Replace the file's content; if it cannot be written, show nothing."""
+        """Replace the file's content. If that fails, the checksum is wrong, and readers show nothing."""
         body = json.dumps(dict(activities)).encode()
         with self._lock:
             if self._removed or (self._file is None and not activities):
                 return
-            # It never shrinks: what is shown no longer is overwritten, and blocks that a disk has given are kept.
+            # The file never shrinks: a full disk cannot take back its blocks, and blanks overwrite old activities.
             blocks = math.ceil((len(body) + _CHECKSUM) / _BLOCK)
             self._size = max(self._size, blocks * _BLOCK)
             body = body.ljust(self._size - _CHECKSUM)

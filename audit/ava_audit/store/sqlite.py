@@ -304,11 +304,15 @@ class LogLocation:
 
 
 def backend_of(root: Path, url: str | None = None) -> Backend:
-    """Return the database of a data root's log. `url` None looks in environment and `config.toml`; empty: embedded.
+    """Return the database of a data root's log: Postgres at `url`, or SQLite if that is empty.
+
+    With `url` None, the environment and `config.toml` have the address.
 
     Raises DataRootRefused if the address is invalid, or the log of this data root is elsewhere.
     """
-    address = database_url(root) if url is None else url.strip()
+    if url is None:
+        url = database_url(root)
+    address = url.strip()
     if address:
         try:
             backend: Backend = load("postgres").PostgresBackend(root, address)
@@ -365,4 +369,6 @@ def database_url(root: Path) -> str:
         return ""
     except (OSError, ValueError) as error:
         raise DataRootRefused(f"{path} cannot be read: {type(error).__name__}; `ava doctor` tells more") from None
-    return url.strip() if isinstance(url, str) else ""
+    if not isinstance(url, str):
+        return ""
+    return url.strip()

@@ -104,8 +104,9 @@ class FlowReader(PartReader):
             text = f"{'#' * heading} {label.lstrip()}{' '.join(text.split())}"
         elif text:
             text = label + text
-        after, self._after = self._after, []
-        for block in (text, *after):
+        blocks = [text, *self._after]
+        self._after = []
+        for block in blocks:
             self._add(block)
 
     def _add(self, block: str) -> None:

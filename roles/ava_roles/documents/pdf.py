@@ -200,7 +200,10 @@ class _Pdf:
             self.lacks[_LETTERS].append(number)
 
     def _has_long_string(self, text_page: Any, chars: int) -> bool:
-        """Tell whether one piece of a page's text is so long that PDFium may have cut it: two samples are of it."""
+        """Tell whether one piece of a page's text is so long that PDFium may have cut it.
+
+        Samples are taken at half of that length: two of them in the same piece mean that it is that long.
+        """
         last_address = None
         for index in range(0, chars, _LONG_STRING // 2):
             piece = self._raw.FPDFText_GetTextObject(text_page, index)
@@ -265,7 +268,9 @@ class _Pdf:
                 self._note_marks(number)
             return ""
         author = _line(_string(raw.FPDFAnnot_GetStringValue, note, b"T"))
-        return f"[comment by {author}] {text}" if author else f"[comment] {text}"
+        if not author:
+            return f"[comment] {text}"
+        return f"[comment by {author}] {text}"
 
     def _note_marks(self, number: int) -> None:
         if number not in self.lacks[_MARKS]:

@@ -127,7 +127,8 @@ class RtfText:
     def _flush_bytes(self) -> None:
         if not self._bytes:
             return
-        written, state = bytes(self._bytes), self._state
+        written = bytes(self._bytes)
+        state = self._state
         self._bytes.clear()
         if state.in_fonts:
             font_name = written.decode("latin-1").strip(" ;")

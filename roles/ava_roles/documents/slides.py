@@ -242,15 +242,18 @@ class _Reader(PartReader):
 
     def _number(self, level: int, numbers: Any) -> str:
         """Count an item of a level, and return its number as the scheme `numbers` writes it."""
-        kind = attribute_of(numbers, "type")
-        last_kind, count = self._numbers.get(level, ("", 0))
-        count = count + 1 if last_kind == kind else number_of(numbers, "startAt", 1)
-        self._numbers[level] = kind, count
+        scheme = attribute_of(numbers, "type")
+        last_scheme, count = self._numbers.get(level, ("", 0))
+        if scheme == last_scheme:
+            count += 1
+        else:
+            count = number_of(numbers, "startAt", 1)
+        self._numbers[level] = scheme, count
         for ending, (before, after) in _ENDS.items():
-            if kind.endswith(ending):
-                numeral = NUMERALS[_NUMBERS.get(kind.removesuffix(ending), "decimal")]
+            if scheme.endswith(ending):
+                numeral = NUMERALS[_NUMBERS.get(scheme.removesuffix(ending), "decimal")]
                 return f"{before}{numeral(count)}{after}"
-        return NUMERALS[_NUMBERS.get(kind, "decimal")](count)
+        return NUMERALS[_NUMBERS.get(scheme, "decimal")](count)
 
     def _run(self, element: Any) -> None:
         self._inside(element)

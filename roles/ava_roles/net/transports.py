@@ -310,7 +310,10 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
                     raise self._refused(_LOGIN)
                 return response
         except httpx2.ProxyError as error:
-            raise self._refused(int(str(error)[:3])) if str(error)[:3].isdigit() else error from None
+            status = str(error)[:3]
+            if status.isdigit():
+                raise self._refused(int(status)) from None
+            raise error from None
         except httpx2.TransportError as error:
             if not progress.opening or "certificate verify failed" in str(error):
                 raise

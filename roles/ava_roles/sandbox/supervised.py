@@ -107,7 +107,8 @@ class SupervisedSandbox:
                 stdout, stdout_at = _pipe(PipeReader, ours, theirs)
                 stderr, stderr_at = _pipe(PipeReader, ours, theirs)
                 if not command.stdin:  # programs such as rg would read a pipe
-                    stdin_at, stderr_at = os.open(os.devnull, os.O_RDONLY), stdout_at
+                    stdin_at = os.open(os.devnull, os.O_RDONLY)
+                    stderr_at = stdout_at
                     theirs.callback(os.close, stdin_at)
                 descriptors = (spec_at, server_at, report_at, stdin_at, stdout_at, stderr_at)
                 try:

@@ -505,9 +505,9 @@ def _list_files(heading: str, sentences: Mapping[str, str]) -> str:
 
 
 def _describe_unread(texts: FolderTexts) -> str:
-    """Say what was not read and might have the answer; empty if everything with text for anybody was read.
+    """Say which files were not read although they might have the answer; empty if there are none.
 
-    A picture or a program has no such text.
+    Pictures and programs do not count: they have no text.
     """
     if texts.is_whole:
         return ""
@@ -517,9 +517,11 @@ def _describe_unread(texts: FolderTexts) -> str:
         reasons_by_path[path] = f"{end} not read"
     if reasons_by_path:
         path, reason = next(iter(reasons_by_path.items()))
+        example = f"{shown(path)}: {reason}"
         others = len(reasons_by_path) - 1
-        more = f", and {others:,} more" if others else ""
-        sentences.append(f"{shown(path)}: {reason}{more}.")
+        if others:
+            example += f", and {others:,} more"
+        sentences.append(f"{example}.")
     return " ".join(sentences)
 
 

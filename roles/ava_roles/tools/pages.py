@@ -127,14 +127,17 @@ class TableBudget:
         return self.room <= 0 or self.late
 
     def clean_row(self, row: Iterable[str]) -> list[str]:
-        """Return the cells of a row, without empty ones at its end; the clock is looked at for each of them."""
+        """Return the cells of a row, without empty ones at its end; stop where characters or time are used up.
+
+        There may be one cell more than `MAX_COLUMNS`, which shows that the row has more.
+        """
         cells: list[str] = []
-        room = self.room
+        chars_left = self.room
         for cell in islice(row, MAX_COLUMNS + 1):
-            if room <= 0 or self.late:
+            if chars_left <= 0 or self.late:
                 break
             cells.append(_clean_cell(cell))
-            room -= len(cells[-1]) + len(_BETWEEN_CELLS)
+            chars_left -= len(cells[-1]) + len(_BETWEEN_CELLS)
         while cells and not cells[-1]:
             cells.pop()
         return cells

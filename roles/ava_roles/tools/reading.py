@@ -406,6 +406,11 @@ class FolderReader:
     def _rank_kept(
         self, path: str, text: KeptText, query: Query, candidates: dict[int, set[int]] | None, ranking: PassageRanking
     ) -> None:
+        """Rank the passages of a kept text; those that cannot match only count towards the average length.
+
+        `candidates` has the numbers of the passages with a word of the query by text; None means all. A text whose path
+        matches is ranked as a whole.
+        """
         numbers: list[int] | None = None
         if candidates is not None and not any(query.matches(path).counts):
             numbers = sorted(candidates.get(text.id, ()))

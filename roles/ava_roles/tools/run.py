@@ -259,7 +259,10 @@ def _find_note(memory: Memory, name: str) -> Note:
 
 
 def _list_notes(notes: list[Note], unreadable: int, hide: Callable[[str], str]) -> str:
-    lines = [f"{_count(notes)}:" if notes else "There are no notes."]
+    heading = "There are no notes."
+    if notes:
+        heading = f"{_count(notes)}:"
+    lines = [heading]
     for note in notes:
         title = hide(note.first_line)
         if len(title) > TITLE_CHARS:

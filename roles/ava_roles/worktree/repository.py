@@ -472,7 +472,8 @@ class ProtectedPaths:
 def find_protected_paths(git: Git, commit: str, tree: Path | None) -> ProtectedPaths:
     """Return the protected paths of a commit.
 
-    `tree` was just written from it: which files seem changed is stored. With None, what was stored then is used.
+    `tree` is a folder into which git has just written the commit: the files that git nevertheless reports as changed
+    are stored in the git directory. With `tree` None, the stored ones are used.
     """
     files = CommitFiles.of(git, commit)
     pointers: list[str] = []

@@ -153,13 +153,14 @@ class Trees:
         for name in (*rules, *others):
             if cache_of(name) is None:
                 undone.append(f"{shown(name)} (removed)")
-        parts: list[str] = []
+        sentences: list[str] = []
         if undone:
-            where = list_names([*map(shown, self.spec.namespace)])
-            parts.append(f"only {where} may be changed, and this was undone: {list_names(undone)}")
+            namespace = list_names(list(map(shown, self.spec.namespace)))
+            sentences.append(f"only {namespace} may be changed, and this was undone: {list_names(undone)}")
         if removed:
-            parts.append(f"removed, because it cannot be in a worktree: {list_names([*map(shown, removed)])}")
-        return "; ".join(parts)
+            names = list_names(list(map(shown, removed)))
+            sentences.append(f"removed, because it cannot be in a worktree: {names}")
+        return "; ".join(sentences)
 
     def free_space(self) -> None:
         """Remove the ignored files of the worktree, and the home of its commands: neither is part of the work."""

@@ -320,14 +320,16 @@ def reset_signals() -> None:
 
 
 def _count_tasks(uid: int) -> int:
+    """Return how many threads the processes of a user have."""
     count = 0
     for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                if os.stat(f"/proc/{name}").st_uid == uid:
-                    count += len(os.listdir(f"/proc/{name}/task"))
-            except OSError:  # the process has ended
-                continue
+        if not name.isdecimal():
+            continue
+        try:
+            if os.stat(f"/proc/{name}").st_uid == uid:
+                count += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:  # the process has ended
+            continue
     return count
 
 
