@@ -100,7 +100,9 @@ class PostgresBackend:
             conn.execute("SET statement_timeout = 0")
             copy = _make_or_migrate(db, self.place, older)
             self._claim(conn)
-        return None if copy is None else f"the schema {copy} of {self.place}"
+        if copy is None:
+            return None
+        return f"the schema {copy} of {self.place}"
 
     @contextmanager
     def _opened(self) -> Generator[tuple[PostgresDatabase, psycopg.Connection[Any]]]:
@@ -260,7 +262,10 @@ def _commits(db: PostgresDatabase) -> list[Commit]:
 
 
 def _make_or_migrate(db: PostgresDatabase, place: str, older: OlderSchema) -> str | None:
-    """Return the name of the schema with the copy from before a migration. The caller holds the lock."""
+    """Make the tables of a new log, or migrate an older one; the caller holds the lock.
+
+    Returns the name of the schema with the copy from before a migration, None if there is no copy.
+    """
     version = db.schema_version()
     if not schema.needs_migration(version, place, older) and version > 0:
         return None

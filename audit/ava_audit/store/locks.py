@@ -89,9 +89,10 @@ def refuse_unfit(root: Path) -> None:
 
 
 def lock_fault(folder: Path) -> NoLocks | None:
-    """Return the error of the locks in a folder if it has none, by trying both kinds on a file without a name.
+    """Return an error if the file system of a folder has no locks, which SQLite reports only as `database is locked`.
 
-    SQLite says only `database is locked` then. Without an answer (a full disk, a folder that cannot be written), None.
+    Both kinds of locks are tried on a file without a name. Returns None if they work, and if that file cannot be made
+    (a full disk, a read-only folder).
     """
     if sys.platform == "win32":
         return None
@@ -612,7 +613,7 @@ def _bytes_of(path: Path, within_s: float = math.inf) -> bytes | None:
 
 
 def activities_in(shown: bytes | str) -> Iterator[tuple[str, str]]:
-    """Yield the runs that a process shows, each with what it does; nothing of what is not of this form."""
+    """Yield the id of each run in a process's file of activities, with the text; skip whatever has another form."""
     try:
         activities: object = json.loads(shown)
     except (ValueError, RecursionError):

@@ -138,7 +138,7 @@ class _Reader:
                 self._part(each, blocks, depth + 1)
 
     def _alternatives(self, parts: list[Message], blocks: list[str] | None, depth: int) -> None:
-        """Read the forms of a body: the plain one, and others unless they only repeat it."""
+        """Read the alternatives of a body: the plain text, and of the others those that do not only repeat it."""
         plain_texts: dict[Message, str] = {}
         for part in parts:
             if part.get_content_type() == "text/plain":
@@ -151,7 +151,10 @@ class _Reader:
                 self._part(part, blocks, depth + 1)
             elif part.get_content_type() != "text/plain":
                 is_repeated = bool(plain_texts) and self._repeats(part, plain_words)
-                self._part(part, None if is_repeated else blocks, depth + 1)
+                if is_repeated:
+                    self._part(part, None, depth + 1)
+                else:
+                    self._part(part, blocks, depth + 1)
 
     def _repeats(self, part: Message, plain_words: set[str]) -> bool:
         """Tell whether a part has pages, and they add little to the plain form."""

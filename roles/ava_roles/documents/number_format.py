@@ -81,6 +81,7 @@ def plain_number(value: float) -> str:
 
 
 def _show(value: float, code: str, epoch_1904: bool) -> str:
+    """Return a number as a format code shows it. Raises ValueError for a negative date."""
     section, needs_sign = _section(value, code)
     tokens = _tokens(section)
     kinds = {token.kind for token in tokens}
@@ -158,8 +159,10 @@ def _show_digits(value: Decimal, tokens: Sequence[_Token]) -> str:
 
 
 def _show_general(value: Decimal, tokens: Sequence[_Token]) -> str:
-    is_integer = value % 1 == 0
-    number = plain_number(int(value) if is_integer else float(value))
+    if value % 1 == 0:
+        number = plain_number(int(value))
+    else:
+        number = plain_number(float(value))
     shown: list[str] = []
     for token in tokens:
         if token == _AT or token.kind == "general":

@@ -261,7 +261,7 @@ class _Reader(RtfText):
             self._fields[-1].form[name] = number or 0
 
     def _begin_destination(self, name: str) -> bool:
-        """Enter a group that is more than text; return False if its first word says nothing of the kind."""
+        """Prepare for a group whose first word says that it is not plain text; return False for any other word."""
         if name in _SKIPPED:
             self._state.skips = True
         elif name in self._FLOWS:

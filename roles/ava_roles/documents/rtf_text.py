@@ -213,7 +213,8 @@ class RtfText:
         flow = self._state.flow
         self._end_inner_table(flow)
         text = self._take_paragraph(flow)
-        after, flow.after = flow.after, []
+        after = flow.after
+        flow.after = []
         if len(flow.cells) <= MAX_COLUMNS:
             flow.cells.append("\n".join(filter(None, (*flow.in_cell, text, *after))))
         elif text or after or flow.in_cell:

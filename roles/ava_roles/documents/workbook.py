@@ -46,7 +46,7 @@ def read_xlsx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
     with open_office_file(data, "workbook", ".xlsx") as archive:
         if "xl/workbook.bin" in archive.namelist():
             raise ToolFailed("this workbook cannot be read: it is in a binary format; ask for a copy saved as .xlsx")
-    with warnings.catch_warnings():  # they are about what openpyxl could not write again
+    with warnings.catch_warnings():  # openpyxl warns of what it could not write again, which nobody asks it to do
         warnings.simplefilter("ignore")
         reader = _reader(data)
         reader.read()
@@ -163,6 +163,7 @@ class _Book:
         return True
 
     def _show_cell(self, cell: dict[str, Any]) -> str:
+        """Return a cell's value as the workbook shows it, in one line; dates without a time as YYYY-MM-DD."""
         value = cell["value"]
         if value is None:
             return ""
@@ -198,7 +199,10 @@ class _Book:
     # -- what is beside the cells -------------------------------------------------------------------------------------
 
     def _read_beside(self, sheet: _Sheet) -> _Beside:
-        """Return what the other parts of a sheet have: comments, text boxes, and what can only be named."""
+        """Return a sheet's comments, links and text boxes, which other parts of the file have.
+
+        Pictures, charts, embedded files and form controls are only counted, in a phrase of `self._missing`.
+        """
         relationship: Any = import_module("openpyxl.packaging.relationship")
         names = set(self._archive.namelist())
         path = relationship.get_rels_path(sheet.path)

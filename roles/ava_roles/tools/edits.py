@@ -76,7 +76,11 @@ def nearest(text: str, old: str) -> list[str]:
 
 
 def _candidates(lines: Sequence[str], tokens_of_lines: Sequence[Sequence[str]]) -> list[int]:
-    """Return the lines at which the text with these tokens may begin, none close to another."""
+    """Return the lines at which a text with these tokens most likely begins, the best first, none close to another.
+
+    Each token that a line shares with the text votes for the line where the text would then begin; long and rare tokens
+    count more.
+    """
     positions: dict[str, list[int]] = {token: [] for token in chain.from_iterable(tokens_of_lines)}
     for number, line in enumerate(lines):
         for token in set(_tokens(line)) & positions.keys():

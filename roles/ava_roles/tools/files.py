@@ -487,9 +487,9 @@ _NOT_UTF8 = "Not in UTF-8"
 
 
 def _list_files(heading: str, sentences: Mapping[str, str]) -> str:
-    """Return a heading, and a line for each file of which there is something to say; at most five, then how many more.
+    """Return a heading and a line for each file with a sentence, at most five, then how many more there are.
 
-    `sentences`: what there is to say, by the file's path; an empty one is left out.
+    `sentences` has them by path; files with an empty one are left out. Without any sentence the text is empty.
     """
     lines = [f"\n- {shown(path)}: {sentence}" for path, sentence in sentences.items() if sentence]
     if not lines:

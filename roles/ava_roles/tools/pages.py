@@ -38,6 +38,10 @@ class WebPage:
 
 
 def read_html(html: str, url: str) -> WebPage:
+    """Return the text of a page: its article if that is found and long enough, else all of its text.
+
+    Of a page with very many tags, only the beginning is read. The note says what is missing.
+    """
     if html.count("<") > _MAX_TAGS:
         page = read_page_text(html[:_HUGE_CHARS], url)
         notes = ["it is very large: this is its beginning, without headings and links", *_gaps(page)]
@@ -47,7 +51,9 @@ def read_html(html: str, url: str) -> WebPage:
     if has_extra("documents"):
         article = load("documents").read_article(page.html, url)
     text = article.text
-    notes = [article.note] if article.note else []
+    notes = []
+    if article.note:
+        notes.append(article.note)
     if len(text) < SHORT_CHARS:
         if len(page.text) > len(text):
             text = page.text

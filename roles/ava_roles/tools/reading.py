@@ -278,11 +278,12 @@ class FolderReader:
         Words count in a file's name, and in the headings of a text as far as the time allows.
         """
         until = time.monotonic() + headings_s
-        looks = len(waiting) > _BATCH  # fewer are read at once
+        needs_headings = len(waiting) > _BATCH  # fewer are read at once, in whatever order
         chances: dict[str, int] = {}
         for entry in waiting:
             counts = query.matches(entry.name).counts
-            if looks and format_of(entry.name) is None and time.monotonic() < until:
+            is_text = format_of(entry.name) is None
+            if needs_headings and is_text and time.monotonic() < until:
                 in_headings = query.matches("\n".join(self._headings(entry))).counts
                 counts = [in_name + in_text for in_name, in_text in zip(counts, in_headings, strict=True)]
             chances[entry.name] = sum(count > 0 for count in counts)
