@@ -462,7 +462,9 @@ class OpenReader(FlowReader):
                 size = self._size
                 text = "\n".join(self._blocks_of(cell))
                 self._size = size  # the table is counted as a whole
-            repeats = count_of(cell, "number-columns-repeated") if self._tables == 1 else 1
+            repeats = 1
+            if self._tables == 1:  # a table within a cell shows each of its cells once
+                repeats = count_of(cell, "number-columns-repeated")
             yield from [text] * min(repeats, MAX_COLUMNS + 1)
 
     _HANDLERS: ClassVar[dict[str, Callable[[OpenReader, Any], None]]] = {

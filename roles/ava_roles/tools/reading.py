@@ -76,16 +76,20 @@ _LOOSE_CHARS = 50_000_000
 
 
 def passages_of(text: Extracted, hide: Callable[[str], str] = str) -> list[FilePassage]:
-    """Return the passages of a file with secrets hidden: whole texts are hidden, before they are cut.
+    """Return the passages of a file. Secrets are hidden in the whole text, before it is cut into passages.
 
-    What has no place of its own, such as a page, is named by its lines in the text that `read_file` shows.
+    A part without a place of its own, unlike a page or a sheet, is named by its lines in the text that `read_file`
+    shows.
     """
     if not any(part.place for part in text.parts):
         return list(split_passages(hide(text.text())))
     passages: list[FilePassage] = []
     first = 1
     for part in text.hidden(hide):
-        passages += _passages_of_part(part) if part.place else split_passages(part.text, first)
+        if part.place:
+            passages += _passages_of_part(part)
+        else:
+            passages += split_passages(part.text, first)
         first += len(split_lines(Extracted((part,)).text())) + 1
     return passages
 
