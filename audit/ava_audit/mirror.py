@@ -105,7 +105,10 @@ class Mirror:
                 note = partial(note_mirrored, after=batch.after, upto=batch.upto, before=batch.sizes, sizes=sizes)
                 noted = await self._store.maintain(note)
                 damaged = await anyio.to_thread.run_sync(self._find_wrong_lengths, sizes)
-                await self._repair(damaged if noted else sizes)
+                if noted:
+                    await self._repair(damaged)
+                else:
+                    await self._repair(sizes)
                 if noted and batch.is_last:
                     return
 

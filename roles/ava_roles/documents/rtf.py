@@ -424,7 +424,10 @@ class _Reader(RtfText):
         line = self._state.flow.line
         words = "".join(line[start:]).strip()
         if words not in (address, address.removeprefix("mailto:"), address.rstrip("/")):
-            line.append(f" ({address})" if words else address)
+            if words:
+                line.append(f" ({address})")
+            else:
+                line.append(address)
 
     # -- properties -------------------------------------------------------------------------------------------
 
@@ -480,7 +483,10 @@ class _Reader(RtfText):
         self._codec = self._state.codec = codec
 
     def _set_page(self, number: int | None) -> None:
-        self._set_codec("utf-8" if number == 65001 else f"cp{number}")
+        if number == 65001:
+            self._set_codec("utf-8")
+        else:
+            self._set_codec(f"cp{number}")
 
     def _set_charset(self, number: int) -> None:
         if number == 2:

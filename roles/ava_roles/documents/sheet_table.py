@@ -146,7 +146,10 @@ def spans_of(rows: Iterable[int]) -> list[str]:
             spans.append([row, row])
     shown: list[str] = []
     for first, last in spans[:MOST_NOTES]:
-        shown.append(str(first) if first == last else f"{first} to {last}")
+        if first == last:
+            shown.append(str(first))
+        else:
+            shown.append(f"{first} to {last}")
     if len(spans) > MOST_NOTES:
         shown.append("and more")
     return shown

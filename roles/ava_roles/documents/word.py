@@ -219,7 +219,10 @@ class _Reader(FlowReader):
             self._hidden_words += len(text.split())
         elif not self._instructions:
             self._said += 1
-            self._line.append(with_symbols(text, self._font) if self._font else text)
+            if self._font:
+                self._line.append(with_symbols(text, self._font))
+            else:
+                self._line.append(text)
 
     def _inside_brackets(self, element: Any, before: str, after: str) -> None:
         start, emitted = len(self._line), self._emitted
@@ -339,7 +342,10 @@ class _Reader(FlowReader):
         """Add the address of a link whose words begin at `start`, unless they are the address."""
         words = "".join(self._line[start : start + _LINK_PIECES]).strip()
         if words not in (address, address.removeprefix("mailto:"), address.removesuffix("/")):
-            self._say(f" ({address[:ADDRESS_CHARS]})" if words else address[:ADDRESS_CHARS])
+            if words:
+                self._say(f" ({address[:ADDRESS_CHARS]})")
+            else:
+                self._say(address[:ADDRESS_CHARS])
 
     def _field_mark(self, element: Any) -> None:
         kind = value_of(element, "fldCharType")
@@ -413,7 +419,10 @@ class _Reader(FlowReader):
             state = child(box, "w:checked")
             if state is None:
                 state = child(box, "w:default")
-            self._say("☒" if is_on(state) else "☐")
+            if is_on(state):
+                self._say("☒")
+            else:
+                self._say("☐")
         elif choices is not None:
             self._say(_chosen_entry(choices))
 

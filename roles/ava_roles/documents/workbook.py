@@ -391,7 +391,10 @@ def _describe_hidden(parser: Any) -> Iterator[str]:
             continue
         first = column_letters(int(size["min"]))
         last = column_letters(min(int(size.get("max", size["min"])), LAST_COLUMN))
-        spans.append(first if first == last else f"{first} to {last}")
+        if first == last:
+            spans.append(first)
+        else:
+            spans.append(f"{first} to {last}")
     if len(spans) > MOST_NOTES:
         spans[MOST_NOTES:] = ["and more"]
     if spans:

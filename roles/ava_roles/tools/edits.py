@@ -338,7 +338,10 @@ def _write(edits: Edits, args: WriteFileArgs, hide: Callable[[str], str]) -> Too
     except NotThere:
         existing = None
     decoded = decode(existing or b"")
-    _refuse_redaction_marks(args.content, decoded.text if decoded is not None else "", name)
+    old_text = ""
+    if decoded is not None:
+        old_text = decoded.text
+    _refuse_redaction_marks(args.content, old_text, name)
     data = args.content.encode()
     if existing is None:
         edits.write(name, data)

@@ -156,7 +156,13 @@ class Extracted:
 
     def text(self) -> str:
         """Return all parts as one text, each below its place."""
-        return "\n\n".join(f"[{part.place}]\n{part.text}" if part.place else part.text for part in self.parts)
+        blocks: list[str] = []
+        for part in self.parts:
+            if part.place:
+                blocks.append(f"[{part.place}]\n{part.text}")
+            else:
+                blocks.append(part.text)
+        return "\n\n".join(blocks)
 
     def hidden(self, hide: Callable[[str], str]) -> list[Part]:
         """Return the parts with their secrets hidden, even one that continues on the next page.

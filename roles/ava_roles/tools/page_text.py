@@ -515,7 +515,10 @@ class _Reader:
             self._repeated += len(text)
             if self._repeated > len(self._html):
                 return
-            self._parts.append(f" | {text}" if self._after_cell else text)
+            if self._after_cell:
+                self._parts.append(f" | {text}")
+            else:
+                self._parts.append(text)
             self._after_cell = True
             table.column += 1
 
